@@ -1,0 +1,70 @@
+"""regraft: a pattern-matching graph-rewrite framework for PyTorch with a compiler of its own.
+
+    compiled = torch.compile(model, backend="regraft")
+    with regraft.coverage() as cov:
+        compiled(**inputs)
+    print(cov)
+
+Public names are imported on first use (PEP 562), so that `import regraft` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .compiler.backend import backend
+    from .compiler.check import check
+    from .compiler.explain import explain
+    from .compiler.options import OptionError, Options
+    from .patterns import default_rules
+    from .rewrites.coverage import Coverage, coverage
+    from .rewrites.reason import Reason
+    from .rewrites.rule import Rule, register_pattern
+    from .rewrites.ruleset import RuleSet
+
+_HOMES = {
+    "backend": ".compiler.backend",
+    "explain": ".compiler.explain",
+    "OptionError": ".compiler.options",
+    "Options": ".compiler.options",
+    "default_rules": ".patterns",
+    "check": ".compiler.check",
+    "Coverage": ".rewrites.coverage",
+    "coverage": ".rewrites.coverage",
+    "Reason": ".rewrites.reason",
+    "register_pattern": ".rewrites.rule",
+    "Rule": ".rewrites.rule",
+    "RuleSet": ".rewrites.ruleset",
+}
+
+__all__ = [
+    "Coverage",
+    "OptionError",
+    "Options",
+    "Reason",
+    "Rule",
+    "RuleSet",
+    "__version__",
+    "backend",
+    "check",
+    "coverage",
+    "default_rules",
+    "explain",
+    "register_pattern",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

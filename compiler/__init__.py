@@ -1,0 +1,1 @@
+"""The compiler: capture, normal form, stages, code generation and run time; it knows all rooms."""

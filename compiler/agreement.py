@@ -1,0 +1,76 @@
+"""Do two programs give the same results? A loose check, before one of them is chosen for its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+TOLERANCE = 1e-2
+HALF_TOLERANCE = 5e-2
+
+
+def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = True) -> str:
+    """What tells two lists of results apart, or an empty string where they agree to within rounding.
+
+    Loose on purpose: it is to catch a wrong program before it is chosen, and proves none right. The bound on the error
+    of a tensor is relative to its own largest value, plus a tenth of that relative to the largest value of all: where
+    gradients are zero but for rounding, they have nothing of their own to compare with.
+
+    Args:
+        found: results of the program in doubt.
+        expected: results of the original.
+        values: compare values too, not metadata alone.
+    """
+    if len(found) != len(expected):
+        return f"{len(found)} results instead of {len(expected)}"
+    tensors = [leaf for leaf in expected if isinstance(leaf, torch.Tensor)] if values else []
+    largest = max(map(_largest, tensors), default=0.0)
+    differences = (_difference(a, b, largest, values) for a, b in zip(found, expected, strict=True))
+    return next(filter(None, differences), "")
+
+
+def _difference(found: Any, expected: Any, largest: float, values: bool) -> str:
+    if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        same = type(found) is type(expected) and found == expected
+        return "" if same else f"{_brief(found)} instead of {_brief(expected)}"
+    for name in ("shape", "dtype", "device"):
+        if getattr(found, name) != getattr(expected, name):
+            return f"{name} {getattr(found, name)} instead of {getattr(expected, name)}"
+    return _value_difference(found, expected, largest) if values else ""
+
+
+def _brief(result: Any) -> str:
+    return "a tensor" if isinstance(result, torch.Tensor) else repr(result)[:80]
+
+
+def _value_difference(found: torch.Tensor, expected: torch.Tensor, largest: float) -> str:
+    if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
+        return "" if torch.equal(found, expected) else "integer values differ"
+    tolerance = TOLERANCE if torch.finfo(expected.dtype).eps < 1e-6 else HALF_TOLERANCE
+    found, expected = _comparable(found), _comparable(expected)
+    if not torch.equal(found.isnan(), expected.isnan()):
+        return "NaN in other places"
+    finite = expected.isfinite() & found.isfinite()
+    if not torch.equal(found[~finite].nan_to_num(), expected[~finite].nan_to_num()):
+        return "infinities in other places"
+    error = _largest(found[finite] - expected[finite])
+    own = _largest(expected)
+    if error <= tolerance * own + 0.1 * tolerance * largest:
+        return ""
+    return f"relative error {error / own if own else float('inf'):.2g}, more than {tolerance:g}"
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Real and at least single precision: what every device can compare."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.dtype.is_complex else tensor
+    return real.to(torch.promote_types(real.dtype, torch.float32) if real.dtype.itemsize > 1 else torch.float32)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude."""
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) or tensor.numel() == 0:
+        return 0.0
+    magnitude = _comparable(tensor).abs()
+    return float(magnitude.nan_to_num(nan=0.0, posinf=0.0).max())

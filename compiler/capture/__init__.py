@@ -1,0 +1,82 @@
+"""Capture: Dynamo's graph of Python calls becomes ONE graph of ATen calls, before autograd.
+
+    torch.nn.functional.linear(x, w)          aten.linear(x, w)
+    q.mT, q @ k, q.softmax(-1)           ->   aten.transpose, aten.matmul, aten.softmax.int
+    with torch.autocast(...): x @ w           aten.to(x, bf16), aten.to(w, bf16), aten.matmul
+
+Nothing is decomposed: `linear`, `matmul`, `softmax`, `dropout`, `layer_norm`, `gelu`, `batch_norm` are single nodes, with
+symbolic sizes in ``meta["val"]`` and the user's source in ``meta["stack_trace"]`` and ``meta["nn_module_stack"]``.
+
+The graph means what Dynamo's meant: writes to inputs and buffers, aliases, grad mode, inference mode, random numbers and
+the user's own derivatives all stay, so that AOTAutograd may take it in the place of Dynamo's. Only autocast is gone: its
+casts are nodes. Higher-order operators (`cond`, `flex_attention`, custom autograd functions, ...) keep Dynamo's subgraphs
+untouched; the body of `torch.utils.checkpoint` is captured like the rest.
+
+Where that can't be promised, Dynamo's graph itself comes back, with a reason.
+
+    __init__.py   capture, Captured
+    screen.py     what is refused before tracing
+    retrace.py    running Dynamo's graph on fake tensors while ATen calls are recorded
+    autocast.py   implicit casts made explicit
+    finish.py     from the recording to a graph that takes the place of Dynamo's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from ...rewrites.reason import Reason
+from .finish import flat_outputs
+from .retrace import RefusedError, retrace
+from .screen import screen
+
+__all__ = ["Captured", "capture"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What `capture` hands on.
+
+    Args:
+        graph_module: the ATen graph, or Dynamo's where `fallback` says why; its output is a flat tuple.
+        example_inputs: as given.
+        fallback: why the graph could not be captured, or None.
+        restore: gives a flat tuple of results the structure that the program's own results have.
+    """
+
+    graph_module: fx.GraphModule
+    example_inputs: Sequence[Any]
+    fallback: Reason | None = None
+    restore: Callable[[Sequence[Any]], Any] | None = None
+
+
+def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
+    """Re-trace what Dynamo hands to a backend to ATen calls. Never raises; never changes `gm`.
+
+    Args:
+        gm: Dynamo's graph, or any `torch.fx.GraphModule` whose inputs are positional.
+        example_inputs: one per placeholder: tensors (real ones) and symbolic numbers.
+
+    Returns:
+        The captured graph, with the inputs, outputs and attributes of `gm` in the order of `gm`; or `gm` itself
+        (but for results that were not a flat tuple) and the reason.
+    """
+    flat, restore = flat_outputs(gm)
+    refusal = screen(flat, example_inputs)
+    if refusal is not None:
+        return Captured(flat, example_inputs, refusal, restore)
+    try:
+        return Captured(retrace(flat, example_inputs), example_inputs, None, restore)
+    except RefusedError as refused:
+        return Captured(flat, example_inputs, refused.reason, restore)
+    except Exception as error:  # Whatever tracing may raise, Dynamo's graph is still right.
+        return Captured(flat, example_inputs, _failed(error), restore)
+
+
+def _failed(error: Exception) -> Reason:
+    message = next(iter(str(error).strip().splitlines()), "")
+    return Reason("trace-failed", f"tracing to ATen raised {type(error).__name__}: {message[:300]}")

@@ -1,0 +1,78 @@
+"""Does the recorded run agree with what Dynamo saw? A net under everything that tracing could silently change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.reason import Reason
+from .. import torch_compat
+
+_FACTS = ("dtype", "device", "layout", "requires_grad", "ndim")
+
+
+class Derivatives:
+    """Watches the autograd graph grow, for derivatives that a recording of forward calls would lose."""
+
+    def __init__(self) -> None:
+        self._seen: set[Any] = set()
+
+    def accept(self, values: Any) -> None:
+        """Take the history of `values` as it is."""
+        self._new(values)
+
+    def check(self, values: Any, node: fx.Node) -> Reason | None:
+        """The refusal where making `values` used a derivative of the user's own."""
+        custom = [fn for fn in self._new(values) if torch_compat.is_custom_function(fn)]
+        if not custom:
+            return None
+        message = f"{node.name} runs the autograd function {type(custom[0]).__name__.removesuffix('Backward')}"
+        return Reason("custom-derivative", message, (node,))
+
+    def _new(self, values: Any) -> list[Any]:
+        leaves = torch_compat.tree_leaves(values)
+        pending = [leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        found = []
+        while pending:
+            fn = pending.pop()
+            if fn is not None and fn not in self._seen:
+                self._seen.add(fn)
+                found.append(fn)
+                pending.extend(parent for parent, _ in fn.next_functions)
+        return found
+
+
+def disagreement(node: fx.Node, value: Any) -> Reason | None:
+    """How what a node of Dynamo's gave under the recorder differs from what it gave to Dynamo, or None.
+
+    Args:
+        node: a placeholder, compared as it is at the end of the run, or the output.
+        value: the value now.
+    """
+    if node.op != "output":
+        return _difference(node, value)
+    sources = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    pairs = ((s, v) for s, v in zip(sources, values, strict=True) if isinstance(s, fx.Node))
+    return next((reason for s, v in pairs if (reason := _difference(s, v)) is not None), None)
+
+
+def _difference(node: fx.Node, value: Any) -> Reason | None:
+    expected = node.meta.get("example_value")
+    if not isinstance(expected, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return None
+    for fact in _FACTS:
+        if getattr(expected, fact) != getattr(value, fact):
+            return _refusal(node, fact, getattr(expected, fact), getattr(value, fact))
+    # Only plain numbers: comparing symbols would put guards on them.
+    sizes = zip(expected.shape, value.shape, strict=True)
+    if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes):
+        return _refusal(node, "shape", expected.shape, value.shape)
+    return None
+
+
+def _refusal(node: fx.Node, fact: str, expected: Any, found: Any) -> Reason:
+    message = f"tracing to ATen changed the {fact} of {node.name}"
+    return Reason("changed-result", message, (node,), expected=str(expected), found=str(found))

@@ -1,0 +1,127 @@
+"""Autocast made explicit: the casts that it would do become nodes, and the graph needs no autocast any more.
+
+    autocast(bf16):  linear(x: f32, w: f32) -> bf16    ->    linear(to(x, bf16), to(w, bf16)) -> bf16
+
+Rules must see the types that an operator really computes in. A linear that reads float32 and returns bfloat16 because of
+a mode is no linear to any of them, and what a rule puts in its place would not be cast.
+
+An operator that autocast knows has a kernel of its own for it, which casts the arguments and calls the operator again
+with autocast off; running that kernel records the casts. An operator that is made of others (`einsum`, `lstm`, ...) may hide
+one that autocast knows: where its parts come out otherwise under autocast, it is recorded as its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import torch_compat
+
+SOURCE_META = ("stack_trace", "nn_module_stack")
+
+
+class ExplicitAutocast(dict):
+    """A decomposition table for the recorder: the decomposition of every operator, while autocast is on.
+
+    Args:
+        table: decompositions that hold with and without autocast.
+    """
+
+    def __init__(self, table: dict[Any, Callable[..., Any]]) -> None:
+        super().__init__(table)
+        self._as_is: Any = None
+
+    def __contains__(self, target: object) -> bool:
+        if not torch_compat.autocast_on():
+            return super().__contains__(target)
+        if self._as_is is target:
+            self._as_is = None
+            return False
+        return True
+
+    def __getitem__(self, target: Any) -> Callable[..., Any]:
+        if super().__contains__(target):
+            return super().__getitem__(target)
+        return lambda *args, **kwargs: self._call(target, args, kwargs)
+
+    def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key = torch_compat.autocast_kernel(target, _devices(args, kwargs))
+        if key is not None:
+            return torch_compat.run_kernel(target, key, args, kwargs)
+        if torch_compat.is_composite(target) and _casts_inside(target, args, kwargs):
+            return target.decompose(*args, **kwargs)
+        self._as_is = target  # The recorder asks again on this call, and records it now.
+        return target(*args, **kwargs)
+
+
+def _devices(args: Any, kwargs: Any) -> list[str]:
+    leaves = torch_compat.tree_leaves((args, kwargs))
+    return list(dict.fromkeys(leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)))
+
+
+def _casts_inside(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether autocast casts something inside a composite operator."""
+    if target._schema.is_mutable:
+        return False  # Views made in place and the like: running one for a try would not be harmless.
+    with torch_compat.not_recorded(), torch_compat.quiet_fakes():
+        under = _parts(target, args, kwargs)
+        if not any(call[0] is torch.ops.aten._to_copy.default for call in under):
+            return False
+        with torch_compat.autocast_off():
+            return _parts(target, args, kwargs) != under
+
+
+def _parts(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, ...]]:
+    with _Log() as log:
+        try:
+            target(*args, **kwargs)
+        except Exception as error:  # Without the casts, types may not go together.
+            return [(type(error),)]
+    return log.calls
+
+
+class _Log(TorchDispatchMode):
+    """Lists the operators below autograd and the types of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        leaves = torch_compat.tree_leaves(out)
+        self.calls.append((func, *(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))))
+        return out
+
+
+def wrap_without_autocast(graph: fx.Graph) -> None:
+    """Switch autocast off inside a graph that will be traced where it is on.
+
+        linear, ..., output   ->   _enter_autocast(device, enabled=False), linear, ..., _exit_autocast, output
+    """
+    devices = [d for d in _autocast_devices() if torch.is_autocast_enabled(d)]
+    calls = [n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+    if not devices or not calls:
+        return
+    enter, leave = torch_compat.AUTOCAST_SCOPE
+    with graph.inserting_before(calls[0]):
+        entered = [_scope(graph, enter, (d, torch.get_autocast_dtype(d), False, None)) for d in devices]
+    with graph.inserting_before(graph.output_node()):
+        exits = [_scope(graph, leave, (node,)) for node in reversed(entered)]
+    for node in (*entered, *exits):
+        node.meta |= {k: calls[0].meta[k] for k in SOURCE_META if k in calls[0].meta}
+
+
+def _scope(graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+    node = graph.call_function(target, args)
+    node.meta["val"] = None
+    return node
+
+
+def _autocast_devices() -> list[str]:
+    accelerator = torch.accelerator.current_accelerator()
+    return ["cpu"] if accelerator is None else ["cpu", accelerator.type]

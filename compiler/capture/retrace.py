@@ -1,0 +1,186 @@
+"""Running Dynamo's graph on fake tensors of its own shapes while every ATen call is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.reason import Reason
+from .. import torch_compat
+from .audit import Derivatives, disagreement
+from .autocast import ExplicitAutocast
+from .finish import finish, may_write
+from .screen import refused_call
+
+
+class RefusedError(Exception):
+    """Tracing came upon something that a recorded graph would not keep."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.message)
+        self.reason = reason
+
+
+def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
+    """Record `gm` as ATen calls before autograd.
+
+    The fake tensors live in a mode of their own that shares Dynamo's symbols: AOTAutograd makes its own fakes later, and
+    must not meet ours, whose metadata the traced program may have changed.
+
+    Raises:
+        RefusedError: the recording would not mean what `gm` means.
+        Exception: whatever torch raises on graphs that it can't trace.
+    """
+    context = torch_compat.tracing_context()
+    shape_env = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
+    mode = torch_compat.new_fake_mode(shape_env)
+    with torch_compat.borrowed_context(mode), torch_compat.forget_new_symbols_on_error(shape_env):
+        return _record(gm, [_fake(value, mode) for value in example_inputs], mode)
+
+
+def _fake(value: Any, mode: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    fake = torch_compat.fake_of(value, mode)
+    if fake is None:
+        raise RefusedError(Reason("unknown-input", "Dynamo has no sizes for an input tensor"))
+    return fake
+
+
+def _record(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) -> fx.GraphModule:
+    """Record `gm` on fakes of `mode`; also used for the bodies of higher-order operators."""
+    retracer = Retracer(gm, mode)
+    with mode, torch_compat.replaced_tensors(gm, retracer.attributes):
+        recording = torch_compat.trace_before_dispatch(retracer.record, inputs)
+    if retracer.refusal is not None:
+        raise RefusedError(retracer.refusal)
+    finished, refusal = finish(recording, gm)
+    if refusal is not None:
+        raise RefusedError(refusal)
+    return finished
+
+
+class Retracer(fx.Interpreter):
+    """Calls what a Dynamo graph calls, under the recorder; keeps by hand what the recorder would lose.
+
+    Args:
+        module: Dynamo's graph.
+        fake_mode: the fake tensor mode of its inputs.
+
+    After the run, `refusal` says why the recording is of no use, or is None.
+    """
+
+    def __init__(self, module: fx.GraphModule, fake_mode: Any) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self.refusal: Reason | None = None
+        self.attributes = _fakes_of_attributes(module, fake_mode)
+        self._fake_mode = fake_mode
+        self._derivatives = Derivatives()
+        self._scopes: dict[int, fx.Node] = {}
+
+    def record(self, *inputs: Any) -> Any:
+        """The function to trace: run the graph, with attributes and autocast prepared."""
+        recorder = torch_compat.recorder()
+        self._tracer = recorder.tracer
+        recorder.decomposition_table = ExplicitAutocast(recorder.decomposition_table)
+        self._adopt_attributes()
+        self._inputs = inputs
+        self._derivatives.accept(inputs)
+        return self.run(*inputs)
+
+    def _adopt_attributes(self) -> None:
+        """Parameters and buffers of the module become `get_attr` nodes by their own names."""
+        for kind in ("_parameters", "_buffers", "_modules"):
+            getattr(self._tracer.root, kind).update(getattr(self.module, kind))
+        for name, fake in self.attributes.items():
+            torch_compat.track(fake, self._tracer.graph.get_attr(name), self._tracer)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one of Dynamo's nodes; data-dependent sizes keep the names they have in its graph."""
+        result = super().run_node(n)
+        torch_compat.rename_unbacked(self._fake_mode, n, result)
+        if n.op in ("call_function", "call_method", "call_module"):
+            kept = isinstance(n.target, torch_compat.HigherOrderOperator)
+            self._refuse(self._derivatives.accept(result) if kept else self._derivatives.check(result, n))
+        if n.op == "output":
+            self._refuse(disagreement(n, result))
+            for node, value in zip(self._placeholders(), self._inputs, strict=True):
+                self._refuse(disagreement(node, value))
+        return result
+
+    def _placeholders(self) -> list[fx.Node]:
+        return [n for n in self.graph.nodes if n.op == "placeholder"]
+
+    def _refuse(self, reason: Reason | None) -> None:
+        self.refusal = reason if self.refusal is None else self.refusal
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function, under the recorder but where the recorder would lose its meaning."""
+        if isinstance(target, torch_compat.HigherOrderOperator):
+            return self._keep(target, args, kwargs)
+        if target in torch_compat.AUTOCAST_SCOPE:
+            with torch_compat.no_function_modes():  # The casts are recorded, so the scope need not be.
+                return target(*args, **kwargs)
+        if target in torch_compat.INFERENCE_SCOPE:
+            return self._keep_scope(target, args)
+        return super().call_function(target, args, kwargs)
+
+    def _keep_scope(self, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Enter or leave a scope, and record that: the recorder knows of grad mode, but not of inference mode."""
+        scope = target(*args)
+        nodes = tuple(self._scopes.get(id(arg), arg) for arg in args)
+        node = self._tracer.create_node("call_function", target, nodes, {})
+        node.meta["val"] = None
+        self._scopes[id(scope)] = node
+        return scope
+
+    def _keep(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a higher-order operator unrecorded, and record the call of it, with Dynamo's own subgraphs."""
+        if target is torch_compat.CHECKPOINT:
+            args = (self._captured_body(args[0], args[1:]), *args[1:])
+        node_args, node_kwargs = torch_compat.tree_map(self._proxy_of, (args, kwargs))
+        proxy = self._tracer.create_proxy("call_function", target, node_args, node_kwargs)
+        with torch_compat.not_recorded():
+            result = target(*args, **kwargs)
+        return torch_compat.track(result, proxy.node, self._tracer)
+
+    def _captured_body(self, body: fx.GraphModule, inputs: tuple[Any, ...]) -> fx.GraphModule:
+        """The body of an activation checkpoint, captured too, if that is safe; else as it is.
+
+        Selective checkpointing asks the user's policy about every operator, and must see his own.
+        """
+        if "_checkpoint_context_fn" in body.meta or any(refused_call(n) is not None for n in body.graph.nodes):
+            return body
+        try:
+            with torch_compat.not_recorded():
+                captured = _record(body, inputs, self._fake_mode)
+        except RefusedError:
+            return body
+        if may_write(captured):
+            return body  # Tracing has run it, and `_keep` will again: what it writes must be written once.
+        self.submodules[self._name_of(body)] = captured
+        return captured
+
+    def _proxy_of(self, leaf: Any) -> Any:
+        if isinstance(leaf, fx.GraphModule):
+            name = self._name_of(leaf)
+            self._tracer.root.add_module(name, leaf)
+            return fx.Proxy(self._tracer.graph.get_attr(name), self._tracer)
+        proxy = self._tracer.unwrap_proxy(leaf)
+        if isinstance(proxy, torch.Tensor):
+            raise RefusedError(Reason("untracked-tensor", "a higher-order operator reads a tensor that no node made"))
+        return proxy
+
+    def _name_of(self, body: fx.GraphModule) -> str:
+        """The name of a subgraph in Dynamo's module, where the captured one of a checkpoint takes its place."""
+        return next(name for name, module in self.submodules.items() if module is body)
+
+
+def _fakes_of_attributes(module: torch.nn.Module, mode: Any) -> dict[str, torch.Tensor]:
+    """Fakes of parameters and buffers by qualified name; tied ones share a fake."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in named}

@@ -1,0 +1,108 @@
+"""What capture refuses before it traces: inputs and calls whose meaning recorded ATen calls would lose.
+
+Recording sees what reaches torch's dispatcher. A Python function that changes the state of the process or of autograd
+(streams, hooks, `.data`, `torch.func` transforms, functions that Dynamo was told not to look into) leaves no trace there,
+and would silently be dropped. So what is known to be nothing but dispatcher calls is listed; the rest is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.reason import Reason
+from .. import torch_compat
+
+# Functions of these modules do nothing but call operators and compute sizes.
+_MODULES = frozenset(
+    """
+    torch torch.functional torch.nn.functional torch.linalg torch.special torch.fft torch._tensor torch._refs torch._prims
+    torch._C._nn torch._C._linalg torch._C._fft torch._C._special torch._C._sparse torch._jit_internal torch._VF
+    _operator math builtins
+    """.split()
+)
+# Exceptions to that rule, by name: state of the process, and what autograd would not find again in a recorded graph.
+_STATEFUL = frozenset(
+    """
+    backward register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ set_data compile vmap seed
+    manual_seed use_deterministic_algorithms setattr exec eval print open input
+    """.split()
+)
+_STATEFUL_PREFIXES = ("set_default", "set_rng", "set_float32", "set_num", "set_flush", "set_warn", "_set_")
+_ATTRIBUTES = frozenset(["data", "grad", "grad_fn", "_base", "_version"])
+
+
+def screen(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason | None:
+    """Why `gm` must not be traced on these inputs, or None."""
+    if torch_compat.functorch_active():
+        return Reason("functorch-active", "compiled inside a torch.func transform")
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    if len(placeholders) != len(example_inputs):
+        return Reason("arity", f"{len(placeholders)} placeholders for {len(example_inputs)} inputs")
+    pairs = zip(placeholders, example_inputs, strict=True)
+    reasons = itertools.chain(itertools.starmap(_refused_input, pairs), map(refused_call, gm.graph.nodes))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _refused_input(node: fx.Node, value: Any) -> Reason | None:
+    if isinstance(value, torch.Tensor):
+        return _refused_tensor(node, value)
+    if value is None or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return None
+    if isinstance(value, (int, float, bool)):
+        return Reason("number-input", f"input {node.name} is a Python number: tracing would fix its value", (node,))
+    if torch_compat.is_backward_state(value):
+        return Reason("backward-state", "the graph carries backward hooks for compiled autograd", (node,))
+    return Reason("object-input", f"input {node.name} is a {type(value).__name__}", (node,))
+
+
+def _refused_tensor(node: fx.Node, value: torch.Tensor) -> Reason | None:
+    if torch_compat.is_fake(value):
+        return Reason("fake-input", f"input {node.name} is a fake tensor of a mode that is not ours", (node,))
+    if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return None
+    return Reason("tensor-subclass", f"input {node.name} is a {type(value).__name__}", (node,))
+
+
+def refused_call(node: fx.Node) -> Reason | None:
+    """Why a node of Dynamo's must not be traced, or None."""
+    if node.op == "call_method":
+        return _refusal(node, f"Tensor.{node.target}") if _is_stateful(str(node.target)) else None
+    if node.op != "call_function" or _is_plain(node.target, node.args):
+        return None
+    return _refusal(node, f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__name__', node.target)}")
+
+
+def _refusal(node: fx.Node, name: str) -> Reason:
+    if "_functorch" in name:
+        return Reason("functorch-transform", f"{name} belongs to a torch.func transform", (node,))
+    return Reason("opaque-call", f"{name} may do more than call operators", (node,))
+
+
+def _is_plain(target: Any, args: Sequence[Any]) -> bool:
+    """Whether a call leaves all its effects in the operators that it calls, or is handled by name in `retrace.py`."""
+    if isinstance(target, (*torch_compat.OPERATORS, torch_compat.HigherOrderOperator)) or target in torch_compat.SCOPES:
+        return True
+    if target is getattr:
+        return args[1] not in _ATTRIBUTES
+    name = getattr(target, "__name__", "")
+    if isinstance(target, torch_compat.TENSOR_METHODS):
+        return not _is_stateful(name)
+    module = _module(target)
+    return (module in _MODULES or module.startswith("torch.fx.")) and not _is_stateful(name)
+
+
+def _module(target: Any) -> str:
+    if getattr(operator, getattr(target, "__name__", ""), None) is target:
+        return "_operator"
+    return getattr(target, "__module__", None) or ""
+
+
+def _is_stateful(name: str) -> bool:
+    return name in _STATEFUL or name.startswith(_STATEFUL_PREFIXES)
+

@@ -1,0 +1,138 @@
+"""The property test that every rule carries: derived from its pattern, its candidates and its samples, with no further code.
+
+For each sample, hypothesis draws sizes (0 and 1 among them), dtypes, layouts and values (NaN and inf among them). The
+pattern is captured and rewritten by the real driver; the rewritten program must
+
+    match          wherever sizes are ordinary
+    agree          error against float64 no worse than the contract allows, forward and gradients
+    keep NaN       where the rule's policy says so
+    keep the draw  where the rule promises eager's random stream
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..rewrites.driver import Settings, rewrite
+from ..rewrites.pattern import choosing
+from ..rewrites.profit import Always
+from ..rewrites.record import GraphRecord
+from ..rewrites.rule import Rule
+from ..rewrites.sample import Sample
+from .backend import resolve_rules
+from .check_inputs import Drawn, build, draw
+from .compare import Disagreement, compare
+from .normal import LOWERED_FORM, NORMAL_FORM
+from .torch_compat import capture_function
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A counterexample: what was drawn, and what went wrong."""
+
+    rule: str
+    candidate: str
+    sample: Sample
+    drawn: Drawn
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}/{self.candidate}: {self.problem}\n  with {self.sample}\n  drawn {self.drawn}"
+
+
+@dataclass
+class CheckResult:
+    """What `check` found; `runs` counts compared programs, `declined` those that the rule rightly did not match."""
+
+    rule: str
+    runs: int = 0
+    declined: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures and self.runs > 0
+
+    def __str__(self) -> str:
+        head = f"{self.rule}: {'ok' if self.ok else 'FAILED'} ({self.runs} compared, {self.declined} declined)"
+        return "\n".join([head, *map(str, self.failures)])
+
+
+def check(rule: Rule | str, *, examples: int = 50, seed: int = 0) -> CheckResult:
+    """Run the property test of one rule.
+
+    Args:
+        rule: a rule or the name of one.
+        examples: how many programs to draw for each candidate; every sample gets its share.
+        seed: the same seed draws the same programs.
+
+    Returns:
+        The result; `ok` where no counterexample was found. At most one failure per candidate and sample is kept,
+        made as small as halving sizes and plainer choices can make it.
+    """
+    (chosen,) = resolve_rules((rule,))
+    result = CheckResult(chosen.name)
+    each = max(1, -(-examples // len(chosen.samples)))
+    for candidate in chosen.candidates:
+        alone = replace(chosen, candidates=(candidate,))
+        for number, sample in enumerate(chosen.samples):
+            source = random.Random(f"{seed} {candidate.name} {number}")
+            _check_sample(alone, sample, [draw(source, sample, plain=i == 0) for i in range(each)], result)
+    return result
+
+
+def _check_sample(rule: Rule, sample: Sample, drawn: list[Drawn], result: CheckResult) -> None:
+    for one in drawn:
+        problem = _problem(rule, sample, one, result)
+        if problem is None:
+            continue
+        smallest = one.shrunk(lambda d: _problem(rule, sample, d, CheckResult(rule.name)) is not None)
+        final = _problem(rule, sample, smallest, CheckResult(rule.name)) or problem
+        result.failures.append(Failure(rule.name, rule.candidates[0].name, sample, smallest, final))
+        return
+
+
+def _problem(rule: Rule, sample: Sample, drawn: Drawn, result: CheckResult) -> str | None:
+    """What is wrong with the rewritten program on one drawn example, or None."""
+    operands = build(rule, sample, drawn)
+
+    def program(*given: Any) -> Any:
+        with choosing(dict(sample.tags)):
+            return rule.pattern(*given)
+
+    rewritten, record = _rewritten(rule, program, operands, drawn)
+    if not record.applied:
+        result.declined += 1
+        reasons = "; ".join(m.message for m in record.near_misses) or "no operator fits"
+        unusable = all(m.code == "kernel-unavailable" for m in record.near_misses) and bool(record.near_misses)
+        return f"did not match: {reasons}" if drawn.ordinary and not unusable else None
+    result.runs += 1
+    found: Disagreement | None = compare(rule, program, rewritten, operands, drawn)
+    return None if found is None else str(found)
+
+
+def _rewritten(
+    rule: Rule, program: Callable[..., Any], operands: list[Any], drawn: Drawn
+) -> tuple[Callable[..., Any], GraphRecord]:
+    graph_module, places = capture_function(program, operands, dynamic=drawn.dynamic)
+    record = GraphRecord(rule.name)
+    settings = Settings(
+        stage=rule.stage,
+        normal_form=NORMAL_FORM if rule.stage == "forward" else LOWERED_FORM,
+        oracle=Always(),
+        training=drawn.training,
+        keep_stream=rule.numerics.random != "distribution",
+        verify="structure",
+        near_miss_depth=0,
+    )
+    rewrite(graph_module, [rule], settings, record)
+
+    def run(*given: Any) -> Any:
+        return graph_module(*(given[i] for i in places))
+
+    return run, record

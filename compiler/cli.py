@@ -1,0 +1,336 @@
+"""The `regraft` command: report, explain, rules, check.
+
+Exit codes: 0 all is well; 1 a finding (wrong results, a regression, a rule that fails its check); 2 a usage error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .._version import __version__
+
+if TYPE_CHECKING:
+    from ..rewrites.report.document import Report
+    from ..rewrites.rule import Rule
+    from .examine import Plan
+    from .targets import Choices, Target
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    help="Pattern-matching graph rewrites for PyTorch: did it match? is it right? was it worth it?",
+)  # fmt: skip
+errors = Console(stderr=True)
+
+Layers = Annotated[int | None, typer.Option(min=1, help="Layers of each stack (default: the model's own).")]
+Mask = Annotated[bool, typer.Option("--mask", help="Give a padding mask.")]
+Train = Annotated[bool, typer.Option("--train", help="Training mode: forward and backward, dropout on.")]
+DType = Annotated[Literal["float32", "bfloat16", "float16", "float64"], typer.Option(help="Parameters and inputs.")]
+Batch = Annotated[int, typer.Option(min=1, help="Rows.")]
+Seq = Annotated[int | None, typer.Option(min=1, help="Tokens of a row (default: 128, or what the model takes).")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the transformers configuration.")
+]
+TARGET = "hf:TYPE (any transformers model type), path.py:factory or module:factory"
+
+
+def main() -> None:
+    """Run the command; the entry point of the console script and of `python -m regraft`."""
+    app(prog_name="regraft")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"regraft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def report(
+    targets: Annotated[
+        list[str] | None, typer.Argument(metavar="[TARGET]...", help=f"{TARGET}. [default: hf:bert --mask]")
+    ] = None,
+    layers: Layers = None,
+    mask: Mask = False,
+    train: Train = False,
+    dtype: DType = "float32",
+    batch: Batch = 1,
+    seq: Seq = None,
+    device: Device = "cpu",
+    settings: Settings = None,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
+    profit: Annotated[
+        Literal["measured", "always", "never"],
+        typer.Option(help="Apply legal matches where measured to pay, everywhere or nowhere."),
+    ] = "measured",
+    verify: Annotated[
+        Literal["off", "structure", "live"],
+        typer.Option(help="Check each rewrite: the graph, or both sides on live inputs."),
+    ] = "off",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads for eager and compiled code alike.")] = None,
+    json_path: Annotated[Path, typer.Option("--json", help="The report as data.")] = Path("regraft-report.json"),
+    html_path: Annotated[Path, typer.Option("--html", help="The report as a page.")] = Path("regraft-report.html"),
+    no_time: Annotated[bool, typer.Option("--no-time", help="Compile and compare, but do not time.")] = False,
+    diff: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="OLD NEW", help="Compare two JSON reports instead; exit code 1 if worse."),
+    ] = None,
+) -> None:
+    """Compile models; say what matched and why not, whether results agree with eager, and how fast they are."""
+    with _usage_errors():
+        if diff is not None:
+            raise typer.Exit(_diff(*diff))
+        from .examine import Plan
+
+        chosen = _choices(layers, mask or not targets, train, dtype, batch, seq, device, settings)
+        options = {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
+        plan = Plan(options, dynamic=dynamic or None, timed=not no_time)
+        made = _examined(targets or ["hf:bert"], chosen, plan, threads)
+        _shown(made, json_path, html_path)
+    raise typer.Exit(0 if made.right else 1)
+
+
+@app.command()
+def explain(
+    rule: Annotated[str, typer.Argument(help="A rule; `regraft rules` lists them.")],
+    target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
+    layers: Layers = None,
+    mask: Mask = False,
+    train: Train = False,
+    dtype: DType = "float32",
+    batch: Batch = 1,
+    seq: Seq = None,
+    device: Device = "cpu",
+    settings: Settings = None,
+) -> None:
+    """Say where a rule matches a model, and where it does not: how far it got, what it expected, what it found."""
+    import torch
+
+    from .. import explain as explained
+
+    with _usage_errors():
+        _rules_named(rule, families=False)
+        loaded = _loaded(target, _choices(layers, mask, train, dtype, batch, seq, device, settings))
+        with _progress() as progress:
+            progress(f"matching {rule} in {target}", 0.5)
+            with torch.set_grad_enabled(train):
+                explanation = explained(rule, loaded.model, *loaded.args, **loaded.kwargs)
+    typer.echo(str(explanation))
+
+
+@app.command()
+def rules(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RULE]...", help="Rules or families to show in full. [default: a list of all]"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As data, on standard output.")] = False,
+) -> None:
+    """List the default rules with their contracts."""
+    with _usage_errors():
+        facts = [_facts(rule) for rule in _chosen_rules(names)]
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+    elif names:
+        typer.echo("\n\n".join(_described(fact) for fact in facts))
+    else:
+        _console().print(_rule_table(facts))
+
+
+def _described(fact: dict[str, Any]) -> str:
+    """A rule in full, as text."""
+    alternatives = "; ".join(f"{tag}: {', '.join(labels)}" for tag, labels in fact["tags"].items())
+    lines = {
+        "": f"family {fact['family']}, stage {fact['stage']}",
+        "numerics": f"{fact['numerics']}; NaN: {fact['nan']}",
+        "replacements": ", ".join(fact["candidates"]),
+        "alternatives": alternatives or "none",
+    }
+    text = "\n".join(f"  {name}: {value}" if name else f"  {value}" for name, value in lines.items())
+    return f"{fact['name']}\n{text}\n\n{textwrap.indent(fact['doc'], '  ')}"
+
+
+def _rule_table(facts: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("rule", "family", "stage", "numerics", "NaN", "what it does"):
+        table.add_column(column, no_wrap=column in ("rule", "family", "stage"))
+    for fact in facts:
+        cells = [fact[key] for key in ("name", "family", "stage", "numerics", "nan")]
+        table.add_row(*map(escape, [*cells, fact["doc"].split("\n\n")[0].replace("\n", " ")]))
+    return table
+
+
+@app.command()
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[RULE]...", help="Rules or families. [default: all]")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=1, help="Random inputs to try for each rule.")] = 50,
+) -> None:
+    """Run the property tests of rules: does the replacement compute what the pattern computes?"""
+    from .. import check as checked
+
+    with _usage_errors():
+        chosen = _chosen_rules(names)
+    results = {}
+    with _progress() as progress:
+        for number, rule in enumerate(chosen):
+            progress(f"checking {rule.name}", number / len(chosen))
+            results[rule.name] = checked(rule, examples=examples)
+    failed = [name for name, result in results.items() if not result.ok]
+    for name, result in results.items():
+        typer.echo(f"ok      {name}" if result.ok else f"FAILED  {name}\n{result}")
+    typer.echo(f"{len(results) - len(failed)} passed, {len(failed)} failed")
+    raise typer.Exit(1 if failed else 0)
+
+
+class UsageError(ValueError):
+    """An argument that names nothing; the message says what there is."""
+
+
+def _console() -> Console:
+    """Standard output; a file or pipe has no width of its own, and tables want more than rich's 80 columns."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=120)
+
+
+@contextlib.contextmanager
+def _usage_errors() -> Iterator[None]:
+    """A usage error is one line and exit code 2; anything else is a fault, with its traceback."""
+    from ..rewrites.report.document import ReportError
+    from .options import OptionError
+    from .targets import TargetError
+
+    try:
+        yield
+    except (UsageError, TargetError, OptionError, ReportError) as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A progress bar on standard error, if that is a terminal: tell it what is being done, and which part is behind."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda doing, done: progress.update(task, description=escape(doing), completed=done)
+
+
+def _choices(
+    layers: int | None,
+    mask: bool,
+    train: bool,
+    dtype: str,
+    batch: int,
+    seq: int | None,
+    device: str,
+    settings: list[str] | None,
+) -> Choices:
+    import torch
+
+    from .targets import Choices
+
+    config = dict(_setting(text) for text in settings or ())
+    return Choices(layers, mask, train, getattr(torch, dtype), batch, seq, device, config)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text!r}: expected KEY=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _loaded(target: str, choices: Choices) -> Target:
+    from .targets import load
+
+    with _progress() as progress:
+        progress(f"building {target}", 0.0)
+        return load(target, choices)
+
+
+def _examined(targets: Sequence[str], choices: Choices, plan: Plan, threads: int | None) -> Report:
+    import torch
+
+    from ..rewrites.report.document import Report
+    from .examine import examine
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    entries = []
+    for target in targets:
+        loaded = _loaded(target, choices)
+        with _progress() as progress:
+            entries.append(examine(loaded, plan, progress))
+    return Report(entries)
+
+
+def _shown(made: Report, *paths: Path) -> None:
+    from ..rewrites.report.text import report_view
+
+    _console().print(report_view(made))
+    written = [str(made.write(path)) for path in paths]
+    typer.echo(f"\nwritten: {', '.join(written)}")
+
+
+def _diff(old: Path, new: Path) -> int:
+    from ..rewrites.diff import compare
+    from ..rewrites.report.document import Report
+
+    found = compare(Report.read(old), Report.read(new))
+    typer.echo(str(found))
+    return found.exit_code
+
+
+def _default_rules() -> list[Rule]:
+    from .. import default_rules
+
+    return list(default_rules())
+
+
+def _chosen_rules(names: Sequence[str] | None) -> list[Rule]:
+    """The rules or families of these names; all where none is given."""
+    return [rule for name in names for rule in _rules_named(name)] if names else _default_rules()
+
+
+def _rules_named(name: str, families: bool = True) -> list[Rule]:
+    found = [rule for rule in _default_rules() if name == rule.name or (families and name == rule.family)]
+    if found:
+        return found
+    known = [rule.name for rule in _default_rules()]
+    close = difflib.get_close_matches(name, known, n=3)
+    hint = f"; did you mean {', '.join(close)}?" if close else f"; there are: {', '.join(known) or 'none'}"
+    raise UsageError(f"there is no rule {name!r}{hint}")
+
+
+def _facts(rule: Rule) -> dict[str, Any]:
+    tags = {tag: list(labels) for tag, labels in rule.tags.items()}
+    shown = {name: str(getattr(rule, name)) for name in ("name", "family", "stage", "numerics", "nan", "doc")}
+    return shown | {"candidates": [c.name for c in rule.candidates], "tags": tags}

@@ -1,0 +1,129 @@
+"""Reuse of dead memory: a pointwise result may be written over an operand that nobody reads again.
+
+    mm = aten.mm.default(x, w)                   mm = aten.mm.default(x, w)
+    add = aten.add.Tensor(mm, bias)        ->    add = aten.add_.Tensor(mm, bias)
+    del mm                                       del mm
+
+Only memory that the wrapper itself made is written over, and only where the result has the operand's very dtype, shape
+and strides, so that the same kernel runs over the same addresses in the same order and gives the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from ..rewrites.graph import val
+from ..rewrites.layout import same_layout
+from ..rewrites.symbolic import hint, known_equal
+from . import torch_compat
+from .aliasing import Aliases, Buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Pointwise operators with an in-place form that computes the same bits.
+_UNARY = ("exp", "gelu", "neg", "relu", "sigmoid", "silu", "tanh")
+_BINARY = ("add", "div", "mul", "sub")
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """A result written over one of its operands: call `target` instead, with ``out=operand`` where `out` says so."""
+
+    operand: fx.Node
+    target: Any
+    out: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What is written over what, and the peak of bytes that a call allocates, without and with it.
+
+    Sizes that are symbolic count with their example values; inputs and constants don't count.
+    """
+
+    reuses: dict[fx.Node, Reuse]
+    peak_before: int
+    peak_after: int
+
+
+def plan_memory(graph: fx.Graph) -> MemoryPlan:
+    """Decide, in the graph's order, which results are written over dead operands."""
+    aliases = Aliases(graph)
+    reuses: dict[fx.Node, Reuse] = {}
+    if not _uses_streams(graph):
+        for node in graph.nodes:
+            reuse = next((r for r in _candidates(node) if _is_legal(node, r.operand, aliases)), None)
+            if reuse is not None:
+                reuses[node] = reuse
+    return MemoryPlan(reuses, _peak(aliases, {}), _peak(aliases, reuses))
+
+
+def _uses_streams(graph: fx.Graph) -> bool:
+    """Dead in program order is not dead on the device where the user's own streams run side by side."""
+    return any(getattr(node.target, "namespace", "") == "streams" for node in graph.nodes)
+
+
+def _candidates(node: fx.Node) -> Iterator[Reuse]:
+    """In-place over the first operand; over the second by ``out=``, which keeps the operands' order (NaN bits)."""
+    namespace, name, overload = torch_compat.operator_path(node.target) or ("", "", "")
+    if namespace != "aten" or name not in _UNARY + _BINARY or overload.endswith("out") or not node.args:
+        return
+    in_place = getattr(getattr(torch.ops.aten, f"{name}_"), overload, None)
+    if isinstance(node.args[0], fx.Node) and in_place is not None:
+        yield Reuse(node.args[0], in_place)
+    if overload == "Tensor" and len(node.args) > 1 and isinstance(node.args[1], fx.Node):
+        yield Reuse(node.args[1], getattr(torch.ops.aten, name).out, out=True)
+
+
+def _is_legal(node: fx.Node, operand: fx.Node, aliases: Aliases) -> bool:
+    buffer = aliases.of(operand)
+    if buffer is None or not buffer.ours or buffer.last != aliases.position[node]:
+        return False
+    # A second operand that overlaps the first, yet is not it, would be read after it was written.
+    if any(aliases.of(other) is buffer for other in node.all_input_nodes if other is not operand):
+        return False
+    return _same_memory(val(operand), val(node))
+
+
+def _same_memory(old: Any, new: Any) -> bool:
+    """Whether `new` fits over `old` byte for byte, and `old` is all of its memory rather than a part."""
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or old.dtype.is_complex:
+        return False
+    if old.layout != torch.strided or new.layout != torch.strided or old.device != new.device:
+        return False
+    whole = old.untyped_storage().nbytes()
+    return same_layout(old, new) and known_equal(old.numel() * old.dtype.itemsize, whole)
+
+
+def _peak(aliases: Aliases, reuses: dict[fx.Node, Reuse]) -> int:
+    """The most bytes live at once: a buffer lives from its first member to its last read, outputs to the end."""
+    sizes = {id(buffer): _bytes(buffer) for buffer in aliases.buffers()}
+    starts = {buffer.first: buffer for buffer in aliases.buffers()}
+    ends: dict[int, list[Buffer]] = {}
+    for buffer in aliases.buffers():
+        ends.setdefault(buffer.last, []).append(buffer)
+    taken = {aliases.position[node]: aliases.of(reuse.operand) for node, reuse in reuses.items()}
+    live = peak = 0
+    for position in aliases.position.values():
+        if position in starts and position not in taken:
+            live += sizes[id(starts[position])]
+        peak = max(peak, live)
+        live -= sum(sizes[id(b)] for b in ends.get(position, ()) if b is not taken.get(position))
+    return peak
+
+
+def _bytes(buffer: Buffer) -> int:
+    """Bytes of memory that the call allocates for a buffer: none for inputs and constants."""
+    if any(node.op in ("placeholder", "get_attr") for node in buffer.members):
+        return 0
+    tensors = [val(node) for node in buffer.members if isinstance(val(node), torch.Tensor)]
+    return max((_storage_bytes(t) for t in tensors if t.layout == torch.strided), default=0)
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    return int(hint(tensor.untyped_storage().nbytes()) or 0)

@@ -1,0 +1,117 @@
+"""Normal form: one spelling per meaning, by small named respellings on a mirror of the graph.
+
+Scores of an attention come out as
+
+    matmul(q, kT); [mul(_, scale)]; [add(_, bias)] [where.ScalarOther(keep, _, fill)]; softmax.int(_, -1);
+    [to(_, dtype)]; [dropout(_, p, True)]; matmul(_, v)
+
+with `scale` a number or 0-d tensor, each part at most once where it can be, products always `matmul`, probabilities always
+on the left, reorderings `permute`, regroupings `reshape`, broadcasts `expand`.
+
+`NORMAL_FORM` is for graphs captured before autograd, `LOWERED_FORM` for those after it. Order matters only between
+respellings of one operator: the first that applies is taken.
+"""
+
+from __future__ import annotations
+
+from ...rewrites.respell import Respelling
+from . import (
+    casts,
+    dropout,
+    einsum,
+    heads,
+    logic,
+    lowered,
+    masks,
+    matmul,
+    moves,
+    pointwise,
+    scale,
+    softmax,
+    views,
+)
+
+VIEWS: tuple[Respelling, ...] = (
+    views.identity,
+    views.permutation,
+    views.regrouping,
+    views.only_entry,
+    views.broadcast,
+    views.neutral,
+    moves.broadcast_above_permute,
+    moves.broadcast_above_ones,
+    moves.split_below_permute,
+    moves.merge_above_permute,
+)
+
+LOGIC: tuple[Respelling, ...] = (
+    logic.negation,
+    logic.connective,
+    logic.conjunction,
+    logic.known_operand,
+    logic.comparison_of_flags,
+    logic.flag_cast,
+    logic.complement,
+)
+
+SCORES: tuple[Respelling, ...] = (
+    casts.cast_name,
+    casts.cast_there_and_back,
+    casts.softmax_in_own_type,
+    casts.cast_below_views,
+    softmax.softmax_name,
+    softmax.safe_softmax,
+    softmax.exponent_of_log_softmax,
+    softmax.exponent_over_logsumexp,
+    softmax.exponents_over_sum,
+    dropout.inactive_dropout,
+    dropout.native_dropout,
+    dropout.handwritten_dropout,
+    dropout.dropped_ones,
+    scale.division_as_product,
+    scale.factor_last,
+    scale.scale_of_scaled,
+    scale.scale_of_sum,
+    scale.negated_scores,
+    masks.fill_as_where,
+    masks.fill_on_the_right,
+    masks.two_masks,
+    masks.whole_mask,
+    masks.added_nothing,
+    masks.multiplied_mask,
+    masks.difference_as_sum,
+    masks.scores_first,
+    masks.one_bias,
+    masks.clamp_of_bias,
+    pointwise.number_added,
+    pointwise.number_minus,
+    pointwise.lower_bound,
+    pointwise.square,
+    moves.implied_broadcast,
+    moves.broadcast_above_elementwise,
+)
+
+PRODUCTS: tuple[Respelling, ...] = (
+    einsum.einsum_as_product,
+    matmul.product,
+    matmul.product_with_bias,
+    matmul.equal_ranks,
+    scale.scale_after_product,
+    moves.implied_batch,
+    matmul.probabilities_left,
+    matmul.transposed_product,
+    heads.repeated_heads,
+    heads.repeated_whole,
+    heads.split_above_product,
+    heads.split_above_elementwise,
+    heads.merge_below_product,
+    heads.merge_below_elementwise,
+    heads.permute_below_elementwise,
+    heads.transpose_above_elementwise,
+)
+
+NORMAL_FORM: tuple[Respelling, ...] = (*VIEWS, *LOGIC, *SCORES, *PRODUCTS)
+
+LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, lowered.addmm_as_linear, lowered.mm_as_linear, lowered.linear_of_rows)
+
+__all__ = ["LOWERED_FORM", "NORMAL_FORM"]

@@ -1,0 +1,64 @@
+"""Casts: one `to(x, dtype)`, and none around a softmax that computes in a wider type by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import dtype, is_tensor, sees, shape, val
+from ...rewrites.respell import respelling
+from . import build
+from .reading import is_float
+
+aten = torch.ops.aten
+
+
+@respelling("aten.to", "aten._to_copy", "aten.type_as", "aten.float", "aten.half", "aten.bfloat16", "aten.double")
+def cast_name(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """to(x, device, dtype), _to_copy(x, dtype), type_as(x, y)  ->  to(x, dtype), where only the dtype changes."""
+    x = node.args[0]
+    if not is_tensor(x) or val(x).device != val(node).device or val(x).layout != val(node).layout:
+        return None
+    if node.target is aten.to.dtype and node.args == (x, dtype(node)) and not node.kwargs:
+        return None
+    return build.cast(edit, node, x, dtype(node))
+
+
+@respelling("aten.to")
+def cast_there_and_back(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """to(to(x, wider), dtype)  ->  to(x, dtype), which is `x` where that is its own type."""
+    inner = node.args[0]
+    if node.target is not aten.to.dtype or not sees(node, inner, "aten.to") or not is_tensor(inner.args[0]):
+        return None
+    if not build.widens(dtype(inner.args[0]), dtype(inner)) or val(inner).device != val(inner.args[0]).device:
+        return None
+    return build.cast(edit, node, inner.args[0], dtype(node))
+
+
+@respelling("aten.to")
+def softmax_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """to(softmax(to(x, float32), -1), x's dtype)  ->  softmax(x, -1), which computes in float32 anyway."""
+    soft = node.args[0]
+    if node.target is not aten.to.dtype or not sees(node, soft, "aten.softmax"):
+        return None
+    wide = soft.args[0]
+    if not sees(soft, wide, "aten.to") or not is_float(wide.args[0]) or dtype(wide.args[0]) != dtype(node):
+        return None
+    if not build.widens(dtype(node), dtype(soft)):
+        return None
+    return edit.call(aten.softmax.int, wide.args[0], -1)
+
+
+@respelling("aten.to")
+def cast_below_views(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """to(reshape(x), dtype)  ->  reshape(to(x, dtype)); also permute."""
+    view = node.args[0]
+    if node.target is not aten.to.dtype or not sees(node, view, "aten.reshape", "aten.permute"):
+        return None
+    if not is_float(view) or not is_float(node):
+        return None
+    inner = build.cast(edit, node, view.args[0], dtype(node))
+    if view.target is aten.permute.default:
+        return build.permute(edit, node, inner, view.args[1])
+    return build.reshape(edit, node, inner, shape(node))

@@ -1,0 +1,103 @@
+"""Einsum: a product of two operands is `matmul` between views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import rank, shape
+from ...rewrites.respell import respelling
+from ...rewrites.symbolic import known_equal, product
+from . import build
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Letters:
+    """The letters of a product by role, each in the order of the output (contracted ones in the order of the left)."""
+
+    batch: str
+    left: str
+    right: str
+    contracted: str
+
+
+@respelling("aten.einsum")
+def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """einsum("bqhd,bkhd->bhqk", q, k)  ->  matmul(permute(q, [0, 2, 1, 3]), permute(k, [0, 2, 3, 1]))."""
+    parsed = _parse(node)
+    if parsed is None:
+        return None
+    (a, b), terms, out = node.args[1], parsed[0], parsed[1]
+    roles = _roles(terms[0], terms[1], out)
+    sizes = _sizes(zip(terms, (a, b), strict=True))
+    if roles is None or sizes is None:
+        return None
+    keep = not roles.batch and len(roles.right) <= 1
+    left = _view(node, edit, a, terms[0], [roles.batch, roles.left, roles.contracted], sizes, spread=keep)
+    right = _view(node, edit, b, terms[1], [roles.batch, roles.contracted, roles.right], sizes)
+    whole = roles.batch + roles.left + roles.right
+    result = edit.call(aten.matmul.default, left, right)
+    result = build.reshape(edit, node, result, [sizes[c] for c in whole])
+    return build.permute(edit, node, result, [whole.index(c) for c in out])
+
+
+def _parse(node: fx.Node) -> tuple[list[str], str] | None:
+    """Operand letters and output letters of an einsum of two operands, an ellipsis spelled out; None for other forms."""
+    operands = node.args[1]
+    equation = node.args[0].replace(" ", "")
+    if len(operands) != 2 or equation.count("->") != 1 or not isinstance(equation, str):
+        return None
+    inputs, out = equation.split("->")
+    terms = inputs.split(",")
+    hidden = [rank(x) - len(t.replace("...", "")) for x, t in zip(operands, terms, strict=True) if "..." in t]
+    if hidden and len(set(hidden)) > 1:
+        return None
+    spare = "".join(c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation)[: hidden[0] if hidden else 0]
+    terms = [t.replace("...", spare) for t in terms]
+    out = out.replace("...", spare)
+    if any(len(set(t)) < len(t) for t in (*terms, out)):
+        return None
+    return terms, out
+
+
+def _roles(a: str, b: str, out: str) -> Letters | None:
+    """The role of each letter, or None where one is summed in a single operand or nothing is contracted."""
+    contracted = "".join(c for c in a if c in b and c not in out)
+    batch = "".join(c for c in out if c in a and c in b)
+    left = "".join(c for c in out if c in a and c not in b)
+    right = "".join(c for c in out if c in b and c not in a)
+    if not contracted or len(a) != len(batch + left + contracted) or len(b) != len(batch + right + contracted):
+        return None
+    return Letters(batch, left, right, contracted)
+
+
+def _sizes(operands: Any) -> dict[str, Any] | None:
+    """The size of each letter; None where an operand broadcasts a size of 1."""
+    sizes: dict[str, Any] = {}
+    for term, x in operands:
+        for letter, size in zip(term, shape(x), strict=True):
+            if not known_equal(sizes.setdefault(letter, size), size):
+                return None
+    return sizes
+
+
+def _view(
+    node: fx.Node, edit: Editor, x: fx.Node, term: str, roles: list[str], sizes: dict[str, Any], spread: bool = False
+) -> fx.Node:
+    """`x` with its letters in the order of `roles`: batch letters apart, the letters of each other role as one dimension.
+
+    With `spread`, the letters of the second role stay apart too.
+    """
+    order = [term.index(c) for c in "".join(roles)]
+    permuted = build.permute(edit, node, x, order)
+    batch, first, second = roles
+    apart = batch + first if spread and first else batch
+    merged = [second] if spread and first else [first, second]
+    target = [sizes[c] for c in apart] + [product(sizes[c] for c in letters) for letters in merged]
+    return build.reshape(edit, node, permuted, target)

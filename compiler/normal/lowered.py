@@ -1,0 +1,48 @@
+"""Products with weights after autograd: `linear` again, whatever decompositions made of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, is_number, rank, sees, shape
+from ...rewrites.respell import respelling
+from ...rewrites.symbolic import same_shape
+
+aten = torch.ops.aten
+
+
+@respelling("aten.addmm")
+def addmm_as_linear(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """addmm(b, x, permute(w, [1, 0]))  ->  linear(x, w, b)."""
+    values = arguments(node)
+    bias, x, weight = node.args[:3]
+    if node.target is not aten.addmm.default or rank(bias) != 1:
+        return None
+    if not is_number(values["beta"]) or values["beta"] != 1 or values["alpha"] != 1:
+        return None
+    if not sees(node, weight, "aten.permute"):
+        return None
+    return edit.call(aten.linear.default, x, weight.args[0], bias)
+
+
+@respelling("aten.mm")
+def mm_as_linear(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """mm(x, permute(w, [1, 0]))  ->  linear(x, w)."""
+    x, weight = node.args[:2]
+    if node.target is not aten.mm.default or not sees(node, weight, "aten.permute"):
+        return None
+    return edit.call(aten.linear.default, x, weight.args[0])
+
+
+@respelling("aten.reshape")
+def linear_of_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """reshape(linear(reshape(x, [B * S, D]), w, b), [B, S, N])  ->  linear(x, w, b)."""
+    inner = node.args[0]
+    if not sees(node, inner, "aten.linear") or not sees(node, inner.args[0], "aten.reshape"):
+        return None
+    x = inner.args[0].args[0]
+    if rank(inner) != 2 or not same_shape([*shape(x)[:-1], shape(inner)[-1]], shape(node)):
+        return None
+    return edit.call(aten.linear.default, x, *inner.args[1:])

@@ -1,0 +1,171 @@
+"""Masks: what is done to scores is `add(scores, bias)` or `where(keep, scores, fill)`, whichever way it was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, dtype, is_tensor, sees
+from ...rewrites.respell import respelling
+from . import build
+from .logic import are_opposite, negated
+from .reading import holds_product, is_bool, is_float, is_literal, like, uniform
+
+aten = torch.ops.aten
+
+_MASKED = -1e4  # a fill this low takes a score out of a softmax
+
+
+@respelling("aten.masked_fill")
+def fill_as_where(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """masked_fill(s, drop, v)  ->  where(logical_not(drop), s, v)."""
+    scores, drop, fill = node.args
+    if not like(node, scores) or not is_bool(drop):
+        return None
+    return _where(edit, negated(edit, node, drop), scores, fill)
+
+
+def _where(edit: Editor, keep: fx.Node, scores: fx.Node, fill: Any) -> fx.Node:
+    known = uniform(fill)
+    if known is not None:
+        return edit.call(aten.where.ScalarOther, keep, scores, known)
+    if isinstance(fill, fx.Node) and not is_tensor(fill):
+        return edit.call(aten.where.ScalarOther, keep, scores, fill)
+    return edit.call(aten.where.self, keep, scores, fill)
+
+
+@respelling("aten.where")
+def fill_on_the_right(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """where(keep, s, full(-inf)), where(drop, -inf, s)  ->  where.ScalarOther(keep, s, -inf)."""
+    if len(node.args) != 3:
+        return None
+    keep, a, b = node.args
+    if node.target is aten.where.ScalarOther:
+        return None
+    if is_tensor(a) and uniform(a) is None and like(node, a) and uniform(b) is not None:
+        return _where(edit, keep, a, b)
+    if is_tensor(b) and uniform(b) is None and like(node, b) and uniform(a) is not None:
+        return _where(edit, negated(edit, node, keep), b, a)
+    return None
+
+
+@respelling("aten.where")
+def two_masks(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """where(c1, where(c2, s, f), f)  ->  where(logical_and(c1, c2), s, f)."""
+    if node.target is not aten.where.ScalarOther:
+        return None
+    outer, inner, fill = node.args
+    if not sees(node, inner, "aten.where") or inner.target is not aten.where.ScalarOther:
+        return None
+    if inner.args[2] != fill or not like(node, inner.args[1]):
+        return None
+    return edit.call(aten.where.ScalarOther, edit.call(aten.logical_and.default, outer, inner.args[0]), *inner.args[1:])
+
+
+@respelling("aten.where")
+def whole_mask(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """where(all true, s, f)  ->  s."""
+    return node.args[1] if len(node.args) == 3 and uniform(node.args[0]) == 1 and like(node, node.args[1]) else None
+
+
+@respelling("aten.add")
+def added_nothing(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """add(s, zeros(...))  ->  s."""
+    for x, other in (node.args[:2], node.args[1::-1]):
+        if is_tensor(other) and uniform(other) == 0 and like(node, x) and is_float(x):
+            return x
+    return None
+
+
+@respelling("aten.sub")
+def difference_as_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """sub(scores, m, alpha)  ->  add(scores, mul(m, -alpha))."""
+    scores, term, alpha = node.args[0], node.args[1], arguments(node).get("alpha", 1)
+    if not is_tensor(scores) or not holds_product(scores) or not is_literal(alpha) or not is_float(node):
+        return None
+    if is_literal(term):
+        return edit.call(aten.add.Tensor, scores, -term * alpha)
+    return edit.call(aten.add.Tensor, scores, build.scaled(edit, term, -alpha)) if is_float(term) else None
+
+
+@respelling("aten.add")
+def scores_first(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """add(m, scores)  ->  add(scores, m); add(s, m, alpha)  ->  add(s, mul(m, alpha))."""
+    a, b, alpha = node.args[0], node.args[1], arguments(node).get("alpha", 1)
+    if not is_literal(alpha) or not is_float(node):
+        return None
+    if alpha != 1 and is_float(b):
+        return edit.call(aten.add.Tensor, a, build.scaled(edit, b, alpha))
+    if alpha != 1 or not holds_product(b) or holds_product(a) or not is_tensor(b):
+        return None
+    return edit.call(aten.add.Tensor, b, a)
+
+
+@respelling("aten.add")
+def one_bias(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """add(add(scores, m1), m2)  ->  add(scores, add(m1, m2)); of two products, the first to come are the scores."""
+    inner, term = node.args[0], node.args[1]
+    if not sees(node, inner, "aten.add") or not is_float(term) or holds_product(term) or not holds_product(inner):
+        return None
+    scores, bias = inner.args[:2]
+    if not is_float(bias) or holds_product(bias) or not like(node, scores) or _has_alpha(node, inner):
+        return None
+    if dtype(bias) != dtype(term):
+        return None
+    return edit.call(aten.add.Tensor, scores, edit.call(aten.add.Tensor, bias, term))
+
+
+def _has_alpha(*nodes: fx.Node) -> bool:
+    return any(arguments(n).get("alpha", 1) != 1 for n in nodes)
+
+
+@respelling("aten.add")
+def multiplied_mask(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """s * b + (1 - b) * fill  ->  where(b, s, fill), for `b` of zeros and ones and a fill that masks."""
+    for a, b in (node.args[:2], node.args[1::-1]):
+        found = _selected(node, a, b)
+        if found is not None:
+            keep, scores, fill = found
+            return edit.call(aten.where.ScalarOther, keep, scores, fill)
+    return None
+
+
+def _selected(node: fx.Node, kept: Any, filled: Any) -> tuple[fx.Node, fx.Node, float] | None:
+    """(keep, scores, fill) of `mul(scores, keep)` and `mul(1 - keep, fill)`."""
+    if not sees(node, kept, "aten.mul") or not sees(node, filled, "aten.mul") or not like(node, kept):
+        return None
+    fill = uniform(filled.args[1])
+    if fill is None or fill > _MASKED or not is_tensor(kept.args[1]):
+        return None
+    for scores, mask in (kept.args, kept.args[::-1]):
+        if _is_complement(node, filled.args[0], mask) and like(node, scores):
+            return _condition(mask), scores, fill
+    return None
+
+
+def _is_complement(user: fx.Node, complement: Any, mask: Any) -> bool:
+    """Whether both are casts of booleans, and one is the negation of the other."""
+    if not all(sees(user, x, "aten.to") and is_bool(x.args[0]) for x in (complement, mask)):
+        return False
+    return are_opposite(user, complement.args[0], mask.args[0])
+
+
+def _condition(mask: fx.Node) -> fx.Node:
+    return mask.args[0]
+
+
+@respelling("aten.clamp_min", "aten.clamp", "aten.maximum")
+def clamp_of_bias(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """clamp_min(add(scores, m), lowest)  ->  add(scores, clamp_min(m, lowest)), for the lowest number of the type."""
+    inner, floor = node.args[0], uniform(node.args[1]) if len(node.args) > 1 else None
+    if floor is None or not is_float(node) or arguments(node).get("max") is not None or not like(node, inner):
+        return None
+    if floor > torch.finfo(dtype(node)).min or not sees(node, inner, "aten.add") or not is_float(inner.args[1]):
+        return None
+    scores, bias = inner.args[:2]
+    if not holds_product(scores) or holds_product(bias):
+        return None
+    return edit.call(aten.add.Tensor, scores, edit.call(aten.clamp_min.default, bias, floor))

@@ -1,0 +1,234 @@
+"""Questions that several respellings ask about a value: is it a number, a constant, attention scores, probabilities?
+
+Nothing here changes a graph or adds a guard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.graph import arguments, dtype, is_number, is_tensor, op_name, rank, sees, shape, val
+from ...rewrites.symbolic import SYMBOLIC, known_equal, same_shape
+
+Number = int | float
+Factor = Any  # a Python number, a symbolic one, a node holding one, or a 0-d tensor node
+
+VIEWS = ("aten.permute", "aten.reshape", "aten.expand")
+
+# Spellings of a view that `views.py` will make one of VIEWS; walks meet them before it does.
+_VIEW_SPELLINGS = (
+    "aten.view", "aten.transpose", "aten.unsqueeze", "aten.squeeze", "aten.t", "aten._unsafe_view", "aten.contiguous",
+    "aten.clone", "aten.alias", "aten.flatten", "aten.unflatten", "aten.slice", "aten.select", "aten.expand_as",
+    "aten.mT", "aten.swapaxes", "aten.movedim", "aten.detach",
+)  # fmt: skip
+CASTS = ("aten.to", "aten._to_copy", "aten.type_as")
+
+# Elementwise operations that may stand between scores and softmax, or between probabilities and their product.
+UNARY = (
+    "aten.tanh", "aten.neg", "aten.exp", "aten.clamp", "aten.clamp_min", "aten.clamp_max", "aten.relu", "aten.sigmoid",
+    "aten.nan_to_num", "aten.abs", "aten.sqrt", "aten.square",
+)  # fmt: skip
+BINARY = ("aten.add", "aten.sub", "aten.rsub", "aten.mul", "aten.div", "aten.maximum", "aten.minimum")
+SELECT = ("aten.where", "aten.masked_fill")
+DROPOUT = ("aten.dropout", "aten.native_dropout")
+POINTWISE = (*UNARY, *BINARY, *SELECT, *CASTS)
+_CHAIN = (*POINTWISE, *VIEWS, *_VIEW_SPELLINGS, *DROPOUT)
+
+PRODUCTS = ("aten.matmul", "aten.bmm", "aten.baddbmm", "aten.einsum")
+SOFTMAXES = ("aten.softmax", "aten._softmax", "aten.special_softmax", "aten._safe_softmax")
+
+
+def is_literal(value: Any) -> bool:
+    """Whether a value is a plain Python number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value scales a tensor as a whole: a number of any kind, or a tensor of one element."""
+    return is_number(value) or (is_tensor(value) and all(known_equal(s, 1) for s in shape(value)))
+
+
+def is_float(node: Any) -> bool:
+    """Whether a node is a tensor of a real floating type."""
+    return is_tensor(node) and dtype(node).is_floating_point
+
+
+def is_bool(node: Any) -> bool:
+    return is_tensor(node) and dtype(node) == torch.bool
+
+
+def like(node: fx.Node, other: Any) -> bool:
+    """Whether two tensor nodes have equal shape, dtype and device, for all values of their symbols."""
+    if not is_tensor(node) or not is_tensor(other):
+        return False
+    a, b = val(node), val(other)
+    return a.dtype == b.dtype and a.device == b.device and same_shape(a.shape, b.shape)
+
+
+def last(node: fx.Node, dim: Any) -> bool:
+    """Whether `dim` names the last dimension of `node`."""
+    return isinstance(dim, int) and dim in (-1, rank(node) - 1)
+
+
+def uniform(value: Any, depth: int = 8) -> Number | None:
+    """The number that all elements of a value are known to equal, or None.
+
+        full([2, 3], -inf), expand(scalar_tensor(-inf), ...), zeros(...) * 2 + 1   ->   the number
+    """
+    if is_literal(value):
+        return value
+    if not is_tensor(value) or depth == 0 or "opaque" in value.meta:
+        return None
+    constant = _constant(value)
+    if constant is not None:
+        return constant
+    name = op_name(value)
+    reader = _UNIFORM.get(name)
+    return None if reader is None else _plain(reader(value, depth - 1))
+
+
+def _plain(value: Any) -> Number | None:
+    if isinstance(value, bool):
+        return int(value)
+    return value if is_literal(value) else None
+
+
+def _constant(node: fx.Node) -> Number | None:
+    """The value of a one-element tensor that was a constant when the graph was captured."""
+    tensor = getattr(val(node), "constant", None)
+    if tensor is None or tensor.numel() != 1 or tensor.dtype.is_complex:
+        return None
+    return _plain(tensor.item())
+
+
+def _filled(name: str) -> Callable[[fx.Node, int], Any]:
+    return lambda node, depth: arguments(node)[name]
+
+
+def _through(node: fx.Node, depth: int) -> Any:
+    return uniform(node.args[0], depth)
+
+
+def _cast(node: fx.Node, depth: int) -> Any:
+    inner = uniform(node.args[0], depth)
+    if inner is None or dtype(node) == torch.bool or not (is_float(node) or float(inner).is_integer()):
+        return None if inner is None or dtype(node) != torch.bool else int(inner != 0)
+    return inner
+
+
+def _pair(operation: Callable[[Any, Any], Any]) -> Callable[[fx.Node, int], Any]:
+    def read(node: fx.Node, depth: int) -> Any:
+        values = arguments(node)
+        a, b = (uniform(v, depth) for v in list(values.values())[:2])
+        if a is None or b is None or not is_float(node) or values.get("rounding_mode"):
+            return None
+        return operation(a, b * values.get("alpha", 1))
+
+    return read
+
+
+def _single(operation: Callable[[float], float]) -> Callable[[fx.Node, int], Any]:
+    def read(node: fx.Node, depth: int) -> Any:
+        inner = uniform(node.args[0], depth)
+        return operation(inner) if inner is not None and inner > 0 and is_float(node) else None
+
+    return read
+
+
+_UNIFORM: dict[str, Callable[[fx.Node, int], Any]] = {
+    "aten.zeros": lambda node, depth: 0,
+    "aten.new_zeros": lambda node, depth: 0,
+    "aten.zeros_like": lambda node, depth: 0,
+    "aten.ones": lambda node, depth: 1,
+    "aten.new_ones": lambda node, depth: 1,
+    "aten.ones_like": lambda node, depth: 1,
+    "aten.full": _filled("fill_value"),
+    "aten.full_like": _filled("fill_value"),
+    "aten.new_full": _filled("fill_value"),
+    "aten.scalar_tensor": _filled("s"),
+    "aten.to": _cast,
+    "aten._to_copy": _cast,
+    "aten.type_as": _cast,
+    "aten.mul": _pair(lambda a, b: a * b),
+    "aten.add": _pair(lambda a, b: a + b),
+    "aten.sub": _pair(lambda a, b: a - b),
+    "aten.rsub": _pair(lambda a, b: b - a),
+    "aten.div": _pair(lambda a, b: a / b if b else None),
+    "aten.neg": lambda node, depth: None if (inner := uniform(node.args[0], depth)) is None else -inner,
+    "aten.sqrt": _single(math.sqrt),
+    "aten.rsqrt": _single(lambda x: 1 / math.sqrt(x)),
+    "aten.reciprocal": _single(lambda x: 1 / x),
+    "aten.lift_fresh": _through,
+    "aten.lift_fresh_copy": _through,
+    **dict.fromkeys((*VIEWS, *_VIEW_SPELLINGS), _through),
+}
+
+
+def factor_of(value: Any) -> Factor | None:
+    """`value` as a factor: a plain number where it is known to be one, else itself where it is a scalar, else None."""
+    known = uniform(value)
+    if known is not None and (is_literal(value) or is_scalar(value)):
+        return known
+    return value if is_scalar(value) else None
+
+
+def holds_product(node: Any) -> bool:
+    """Whether a batched product of two computed values is found below elementwise operations and views: scores."""
+    return _reaches(node, "holds_product", _is_batched_product)
+
+
+def holds_softmax(node: Any) -> bool:
+    """Whether a softmax is found below elementwise operations, dropout and views: probabilities."""
+    return _reaches(node, "holds_softmax", lambda n: op_name(n) in SOFTMAXES)
+
+
+def _is_batched_product(node: fx.Node) -> bool:
+    name = op_name(node)
+    if name not in PRODUCTS:
+        return False
+    if name == "aten.einsum":
+        return len(node.args[1]) == 2 and all(rank(x) >= 3 for x in node.args[1])
+    operands = node.args[1:3] if name == "aten.baddbmm" else node.args[:2]
+    return all(is_tensor(x) and rank(x) >= 3 for x in operands)
+
+
+def _reaches(node: Any, memo: str, found: Callable[[fx.Node], bool]) -> bool:
+    """Depth-first through `_CHAIN`; the answer is kept in the node's metadata, for respelling does not change it."""
+    if not isinstance(node, fx.Node):
+        return False
+    if memo not in node.meta:
+        node.meta[memo] = found(node) or (
+            op_name(node) in _CHAIN
+            and "opaque" not in node.meta
+            and any(_reaches(n, memo, found) for n in node.all_input_nodes if is_tensor(n))
+        )
+    return node.meta[memo]
+
+
+def reduction(user: fx.Node, node: Any, *names: str) -> tuple[fx.Node, int] | None:
+    """(input, dim) where `node` is one of the reductions `names` over one dimension that stays as size 1, else None.
+
+        sum(x, [d], keepdim=True)   or   reshape(sum(x, [d]), [..., 1, ...])   ->   (x, d)
+    """
+    inner = node.args[0] if sees(user, node, "aten.reshape", "aten.unsqueeze", "aten.view") else node
+    if op_name(inner) == "getitem" and inner.args[1] == 0:
+        inner = inner.args[0]
+    if not sees(user, inner, *names) or not is_tensor(inner.args[0]):
+        return None
+    x, dims = inner.args[0], arguments(inner).get("dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    if not isinstance(dims, (list, tuple)) or len(dims) != 1 or arguments(inner).get("dtype") not in (None, dtype(x)):
+        return None
+    dim = dims[0] % rank(x)
+    kept = [1 if d == dim else s for d, s in enumerate(shape(x))]
+    return (x, dim) if same_shape(shape(node), kept) else None
+
+
+def symbolic(value: Any) -> bool:
+    """Whether a number is symbolic, raw or held by a node."""
+    return isinstance(val(value), SYMBOLIC)

@@ -1,0 +1,135 @@
+"""Scale: one multiplication by a scalar, `mul(x, factor)`, placed after the product.
+
+A factor is a Python number where it is known to be one, else a symbolic number or a 0-d tensor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape
+from ...rewrites.respell import respelling
+from . import build
+from .reading import CASTS, VIEWS, Factor, factor_of, holds_product, is_float, is_literal, is_scalar, like
+
+aten = torch.ops.aten
+
+
+@respelling("aten.div", "aten.true_divide")
+def division_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """div(x, 8.0)  ->  mul(x, 0.125), for every scalar divisor."""
+    values = arguments(node)
+    x, divisor = node.args[0], factor_of(node.args[1])
+    if values.get("rounding_mode") or divisor is None or not is_float(x) or not like(node, x):
+        return None
+    factor = build.inverse(edit, divisor)
+    return None if factor is None else build.scaled(edit, x, factor)
+
+
+@respelling("aten.mul", "aten.multiply")
+def factor_last(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """mul(s, x), mul.Scalar(x, s), mul(x, a known constant)  ->  mul(x, s) with `s` a number or 0-d."""
+    x, other = node.args[0], node.args[1]
+    if not (is_float(x) and like(node, x) and factor_of(other) is not None and not _both_scalars(x, other)):
+        x, other = other, x
+        if not (is_float(x) and like(node, x) and factor_of(other) is not None) or is_scalar(x):
+            return None
+    factor = factor_of(other)
+    settled = node.target is aten.mul.Tensor and node.args == (x, factor)
+    if settled and not (is_tensor(factor) and rank(factor) > 0):
+        return None
+    return build.scaled(edit, x, factor)
+
+
+def _both_scalars(x: fx.Node, other: object) -> bool:
+    return is_scalar(x) and is_tensor(other) and not is_scalar(other)
+
+
+@respelling("aten.mul")
+def scale_of_scaled(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """mul(mul(x, a), b)  ->  mul(x, a * b)."""
+    inner, outer = node.args[0], scale_of(node)
+    if outer is None or not sees(node, inner, "aten.mul"):
+        return None
+    factor = scale_of(inner)
+    if factor is None or not _combine(factor, outer):
+        return None
+    return build.scaled(edit, inner.args[0], build.times(edit, factor, outer))
+
+
+def _combine(a: Factor, b: Factor) -> bool:
+    """Numbers always combine; tensors do where they have one type (their product is then exact to rounding)."""
+    tensors = [f for f in (a, b) if is_tensor(f)]
+    return all(dtype(t) == dtype(tensors[0]) and dtype(t).is_floating_point for t in tensors)
+
+
+def scale_of(node: fx.Node) -> Factor | None:
+    """`s` of a node `mul(x, s)` that keeps the type and shape of `x`, else None."""
+    if op_name(node) != "aten.mul" or not like(node, node.args[0]) or not is_float(node):
+        return None
+    return factor_of(node.args[1])
+
+
+@respelling("aten.matmul")
+def scale_after_product(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """matmul(mul(q, s), k), matmul(q, permute(mul(k, s))), neg for s = -1  ->  mul(matmul(q, k), s)."""
+    for position in (0, 1):
+        path = _path_to_scale(node, node.args[position])
+        if path is None:
+            continue
+        factor = -1 if op_name(path[-1]) == "aten.neg" else scale_of(path[-1])
+        args = list(node.args)
+        args[position] = _rebuilt(node, edit, path)
+        return build.scaled(edit, edit.call(aten.matmul.default, *args), factor)
+    return None
+
+
+def _path_to_scale(user: fx.Node, node: fx.Node) -> list[fx.Node] | None:
+    """Views and casts from `node` down to a multiplication by a scalar (last), or None."""
+    path = [node]
+    while sees(user, path[-1], *VIEWS, *CASTS):
+        if not is_float(path[-1].args[0]):
+            return None
+        path.append(path[-1].args[0])
+    end = path[-1]
+    if not sees(user, end, "aten.mul", "aten.neg") or (op_name(end) == "aten.mul" and scale_of(end) is None):
+        return None
+    return path
+
+
+def _rebuilt(user: fx.Node, edit: Editor, path: list[fx.Node]) -> fx.Node:
+    """The views and casts of `path` over what its last node scales."""
+    x = path[-1].args[0]
+    for view in reversed(path[:-1]):
+        name = op_name(view)
+        if name == "aten.permute":
+            x = build.permute(edit, user, x, view.args[1])
+        elif name == "aten.reshape":
+            x = build.reshape(edit, user, x, shape(view))
+        elif name == "aten.expand":
+            x = build.expand(edit, user, x, shape(view))
+        else:
+            x = build.cast(edit, user, x, dtype(view))
+    return x
+
+
+@respelling("aten.mul")
+def scale_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """mul(add(scores, m), s)  ->  add(mul(scores, s), mul(m, s))."""
+    inner, factor = node.args[0], scale_of(node)
+    if factor is None or not sees(node, inner, "aten.add") or arguments(inner).get("alpha", 1) != 1:
+        return None
+    scores, term = inner.args[:2]
+    if not is_tensor(term) or not is_float(term) or not holds_product(scores) or not like(inner, scores):
+        return None
+    if is_literal(factor) and factor == 0:
+        return None
+    return edit.call(aten.add.Tensor, build.scaled(edit, scores, factor), build.scaled(edit, term, factor))
+
+
+@respelling("aten.neg")
+def negated_scores(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """neg(scores)  ->  mul(scores, -1)."""
+    return build.scaled(edit, node.args[0], -1) if holds_product(node.args[0]) and is_float(node) else None

@@ -1,0 +1,97 @@
+"""Softmax: every spelling is `softmax(x, -1)`, over the last dimension, without a dtype of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, dtype, op_name, rank, sees, shape
+from ...rewrites.respell import respelling
+from ...rewrites.symbolic import known_equal
+from . import build
+from .reading import is_float, last, like, reduction
+
+aten = torch.ops.aten
+
+_SOFTMAX = ("aten.softmax", "aten._softmax", "aten.special_softmax")
+_LOG_SOFTMAX = ("aten.log_softmax", "aten._log_softmax", "aten.special_log_softmax")
+
+
+@respelling(*_SOFTMAX, *_LOG_SOFTMAX)
+def softmax_name(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """_softmax(x, 3, False), special.softmax(x, 3), softmax(x, 3, dtype=float32)  ->  softmax(to(x, float32), -1)."""
+    x, dim = node.args[0], node.args[1]
+    target = aten.softmax.int if op_name(node) in _SOFTMAX else aten.log_softmax.int
+    if not isinstance(dim, int) or not is_float(x) or rank(x) == 0:
+        return None
+    if node.target is target and node.args[1:] == (-1,) and not node.kwargs:
+        return None
+    return _over(node, edit, build.cast(edit, node, x, dtype(node)), dim, target)
+
+
+def _over(node: fx.Node, edit: Editor, x: fx.Node, dim: int, target: torch._ops.OpOverload) -> fx.Node:
+    """softmax(x, d)  ->  permute(softmax(permute(x, d to the end), -1), back)."""
+    if last(x, dim):
+        return edit.call(target, x, -1)
+    order = list(range(rank(x)))
+    order[dim], order[-1] = order[-1], order[dim]
+    inner = edit.call(target, build.permute(edit, node, x, order), -1)
+    return build.permute(edit, node, inner, order)
+
+
+@respelling("aten.exp")
+def exponent_of_log_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """exp(log_softmax(x, -1))  ->  softmax(x, -1)."""
+    inner = node.args[0]
+    if not sees(node, inner, "aten.log_softmax") or inner.args[1:] != (-1,):
+        return None
+    return edit.call(aten.softmax.int, inner.args[0], -1)
+
+
+@respelling("aten.exp")
+def exponent_over_logsumexp(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """exp(x - logsumexp(x, [d], keepdim=True))  ->  softmax(x, d)."""
+    inner = node.args[0]
+    if not sees(node, inner, "aten.sub") or arguments(inner).get("alpha", 1) != 1:
+        return None
+    x, total = inner.args[:2]
+    over = reduction(node, total, "aten.logsumexp")
+    if over is None or over[0] is not x:
+        return None
+    return _over(node, edit, x, over[1], aten.softmax.int)
+
+
+@respelling("aten.div", "aten.mul")
+def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """exp(x - m) / sum(exp(x - m), [d], keepdim=True)  ->  softmax(x, d), with any or no `m` that is constant along `d`."""
+    exponents, total = node.args[0], node.args[1]
+    if op_name(node) == "aten.mul":
+        if not sees(node, total, "aten.reciprocal"):
+            return None
+        total = total.args[0]
+    if not sees(node, exponents, "aten.exp") or arguments(node).get("rounding_mode") or not like(node, exponents):
+        return None
+    over = reduction(node, total, "aten.sum")
+    if over is None or over[0] is not exponents:
+        return None
+    return _over(node, edit, _unshifted(node, exponents.args[0], over[1]), over[1], aten.softmax.int)
+
+
+def _unshifted(user: fx.Node, x: fx.Node, dim: int) -> fx.Node:
+    """`y` where `x` is `y - m` with `m` the maximum (or anything else) along `dim`."""
+    if not sees(user, x, "aten.sub") or arguments(x).get("alpha", 1) != 1:
+        return x
+    y, shift = x.args[:2]
+    if not like(x, y) or not isinstance(shift, fx.Node) or rank(shift) != rank(y):
+        return x
+    return y if known_equal(shape(shift)[dim], 1) and not known_equal(shape(y)[dim], 1) else x
+
+
+@respelling("aten._safe_softmax")
+def safe_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """_safe_softmax(x, 3)  ->  _safe_softmax(x, -1); it is not softmax: fully masked rows give 0."""
+    x, dim = node.args[0], node.args[1]
+    if dim == -1 or not last(x, dim) or arguments(node).get("dtype") not in (None, dtype(x)):
+        return None
+    return edit.call(aten._safe_softmax.default, x, -1)

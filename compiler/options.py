@@ -1,0 +1,135 @@
+"""Options of one compilation: one frozen, typed object, and the few environment variables, read here and nowhere else.
+
+`Options.parse` is strict: what it does not know it refuses, and says what it does know. Environment variables:
+
+    REGRAFT_CACHE_DIR      where measured decisions are kept (default: $XDG_CACHE_HOME/regraft or ~/.cache/regraft)
+    REGRAFT_DISABLE_CACHE  1 keeps decisions in memory only
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+Profit = Literal["measured", "always", "never"]
+Verify = Literal["off", "structure", "live"]
+NanPolicy = Literal["eager", "safe"]
+RngPolicy = Literal["eager", "statistical"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "mode": get_args(Mode),
+    "profit": get_args(Profit),
+    "verify": get_args(Verify),
+    "nan": get_args(NanPolicy),
+    "rng": get_args(RngPolicy),
+}
+_FALSE = ("", "0", "false", "no", "off")
+
+
+class OptionError(ValueError):
+    """An unknown option, mode or value; the message lists the valid ones."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one `torch.compile(..., backend="regraft")` was asked for.
+
+    Args:
+        mode: as for `torch.compile`.
+        profit: apply legal matches where measured to pay (``"measured"``), everywhere (``"always"``), or only count
+            them (``"never"``).
+        verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` also runs both sides of each rewrite
+            on the user's inputs and reports the difference. True means ``"structure"``, False ``"off"``.
+        rules: names, rules or rule sets to use, in order, as given; None means the default rules.
+        nan: ``"eager"`` keeps eager's result for fully masked rows (NaN stays NaN); ``"safe"`` allows finite ones.
+        rng: ``"eager"`` keeps eager's random stream; ``"statistical"`` allows another of equal distribution.
+    """
+
+    mode: Mode = "default"
+    profit: Profit = "measured"
+    verify: Verify = "off"
+    rules: tuple[Any, ...] | None = None
+    nan: NanPolicy = "eager"
+    rng: RngPolicy = "eager"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            _check_choice(name, getattr(self, name), choices)
+        if self.rules is not None and not isinstance(self.rules, tuple):
+            raise OptionError(f"option 'rules' must be a tuple or None, not {type(self.rules).__name__}")
+
+    @classmethod
+    def parse(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
+        """The options of one call; `mode` may come in either argument.
+
+        Raises:
+            OptionError: an unknown option or value, or two different modes.
+        """
+        if not isinstance(options, Mapping | None):
+            raise OptionError(f"options must be a dict of option names to values, not {type(options).__name__}")
+        given = dict(options or {})
+        _check_names(given)
+        if mode is not None and given.setdefault("mode", mode) != mode:
+            raise OptionError(f"mode={mode!r} contradicts options={{'mode': {given['mode']!r}}}: give one of them")
+        if isinstance(given.get("verify"), bool):
+            given["verify"] = "structure" if given["verify"] else "off"
+        if "rules" in given:
+            given["rules"] = _rules(given["rules"])
+        return cls(**given)
+
+    def key(self) -> str:
+        """The options as text for cache keys: equal options give equal text, in every process."""
+        rules = None if self.rules is None else [_rule_key(rule) for rule in self.rules]
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | {"rules": rules}
+        return ";".join(f"{name}={value}" for name, value in sorted(values.items()))
+
+
+def cache_dir() -> Path | None:
+    """Where measured decisions are kept on disk, or None where the environment turns that off."""
+    if os.environ.get("REGRAFT_DISABLE_CACHE", "").strip().lower() not in _FALSE:
+        return None
+    given = os.environ.get("REGRAFT_CACHE_DIR")
+    if given:
+        return Path(given).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "regraft"
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    valid = tuple(f.name for f in fields(Options))
+    for name in given:
+        if name not in valid:
+            raise OptionError(f"unknown option {name!r}{_suggestion(name, valid)}; valid options: {', '.join(valid)}")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if isinstance(value, str) and value in choices:
+        return
+    kind = "mode" if name == "mode" else f"value for option {name!r}:"
+    raise OptionError(f"unknown {kind} {value!r}{_suggestion(value, choices)}; valid: {', '.join(choices)}")
+
+
+def _suggestion(value: Any, choices: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(value), list(choices), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _rules(value: Any) -> tuple[Any, ...] | None:
+    """One rule or rule set stands for a tuple of itself; what the items mean is the registry's business."""
+    if value is None or isinstance(value, tuple):
+        return value
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _rule_key(rule: Any) -> str:
+    """A rule's content hash where it has one, so that an edited rule under its old name gives another key."""
+    if isinstance(rule, str):
+        return rule
+    name = getattr(rule, "name", type(rule).__name__)
+    digest = getattr(rule, "digest", None)
+    return f"{name}@{digest}" if digest else str(name)

@@ -1,0 +1,188 @@
+"""The kernels that can compute scaled dot-product attention, as candidates of the attention rule.
+
+Each takes the rule's operands as they were matched, brings them into the kernel's form (4-D, one mask, contiguous head
+dim) and calls the kernel itself rather than `scaled_dot_product_attention`, whose own choice depends on what tracing sees.
+
+A row whose scores are all -inf, or NaN, is NaN in eager code but often 0 in a kernel. Kernels also return the logarithm of
+each row's sum, which is finite exactly where the row is sound: multiplying by ``1 + 0 * logsumexp`` keeps eager's NaN, in
+the result and in the gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..rewrites.effects import wants_gradient
+from ..rewrites.graph import is_tensor, shape, val
+from ..rewrites.matcher import Binding
+from ..rewrites.reason import Reason
+from ..rewrites.rule import Candidate
+from ..rewrites.symbolic import known, known_equal
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The operands of a match, as the pattern names them (tensors, numbers, or None for what it left out)."""
+
+    query: Any
+    key_t: Any
+    value: Any
+    scale: Any
+    row_scale: Any
+    bias: Any
+    keep: Any
+    fill: Any
+    p: Any
+    causal: bool
+    nan: bool
+    compute: torch.dtype
+    result: torch.dtype
+
+    @property
+    def batch(self) -> Any:
+        """The leading dims of the result."""
+        inputs = (self.query, self.key_t, self.value, self.bias, self.keep, self.row_scale)
+        return torch.broadcast_shapes(*(t.shape[:-2] for t in inputs if t is not None))
+
+    def scaled_query(self) -> tuple[torch.Tensor, float]:
+        """query in the compute dtype, and what is left of the scale as a number for the kernel."""
+        query, factor = self.query.to(self.compute), 1.0
+        if isinstance(self.scale, (int, float)):
+            factor = float(self.scale)
+        elif self.scale is not None:
+            query = (query * _one_element(self.scale)).to(self.compute)
+        if self.row_scale is not None:
+            query = (query * self.row_scale).to(self.compute)
+        return query, factor
+
+    def mask(self) -> torch.Tensor | None:
+        return merge_masks(self.bias, self.keep, self.fill, self.compute)
+
+    def four_dims(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]:
+        """4-D query, key, value and mask, and the scale as a number; no mask where it is known to be causal."""
+        query, factor = self.scaled_query()
+        mask = None if self.causal else self.mask()
+        tensors = (query, self.key_t.transpose(-2, -1).to(self.compute), self.value.to(self.compute))
+        query, key, value = (_four_dims(t, self.batch) for t in tensors)
+        return query, key, value, None if mask is None else _mask_four_dims(mask, self.batch), factor
+
+    def restore(self, out: torch.Tensor) -> torch.Tensor:
+        """A kernel's 4-D result in the shape and dtype that the product of weights and value had."""
+        out = out.to(self.result)
+        return out if len(self.batch) == 2 else out.reshape(*self.batch, *out.shape[-2:])
+
+
+def _one_element(scale: Any) -> Any:
+    return scale.reshape(()) if isinstance(scale, torch.Tensor) and scale.dim() else scale
+
+
+def merge_masks(bias: Any, keep: Any, fill: Any, dtype: torch.dtype) -> torch.Tensor | None:
+    """One additive mask from an additive and a boolean one.
+
+    A finite fill becomes the lowest number, which absorbs any score: a row with nothing to keep stays uniform, as in eager
+    code, and elsewhere its weight is zero as before.
+    """
+    if keep is None:
+        return bias
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    low = fill if fill == -float("inf") else torch.finfo(wide).min
+    added = torch.where(keep, torch.zeros((), dtype=wide, device=keep.device), low)
+    return added if bias is None else bias + added
+
+
+def _four_dims(x: torch.Tensor, batch: Any) -> torch.Tensor:
+    """``(*batch, rows, columns)`` as ``(outer, inner, rows, columns)``, with the last dim contiguous."""
+    x = x.expand(*batch, *x.shape[-2:])
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    while x.dim() < 4:
+        x = x.unsqueeze(0)
+    return x.flatten(0, -4) if x.dim() > 4 else x
+
+
+def _mask_four_dims(mask: torch.Tensor, batch: Any) -> torch.Tensor:
+    while mask.dim() < max(4, len(batch) + 2):
+        mask = mask.unsqueeze(0)
+    if mask.dim() == 4:
+        return mask
+    return mask.expand(*batch, *mask.shape[-2:]).flatten(0, -4)
+
+
+def keep_nan(out: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
+    """`out` with NaN in the rows (..., rows) whose `logsumexp` is not finite."""
+    sound = logsumexp * 0 + 1
+    return out * sound.unsqueeze(-1).to(out.dtype)
+
+
+def flash_cpu(*operands: Any, **derived: Any) -> torch.Tensor:
+    """PyTorch's CPU flash kernel."""
+    attention = Attention(*operands, **derived)
+    q, k, v, mask, factor = attention.four_dims()
+    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, attention.causal, attn_mask=mask, scale=factor)
+    return attention.restore(keep_nan(out, logsumexp) if attention.nan else out)
+
+
+def math_kernel(*operands: Any, **derived: Any) -> torch.Tensor:
+    """Two products and a softmax, as eager code has them, with dropout from eager's own random stream."""
+    attention = Attention(*operands, **derived)
+    query, factor = attention.scaled_query()
+    scores = torch.matmul(query, attention.key_t.to(attention.compute))
+    scores = scores if factor == 1.0 else scores * factor
+    mask = attention.mask()
+    scores = scores if mask is None else scores + mask
+    weights = torch.softmax(scores, -1).to(attention.compute)
+    if attention.p is not None:
+        weights = torch.dropout(weights, attention.p, True)
+    return torch.matmul(weights, attention.value.to(attention.compute)).to(attention.result)
+
+
+# -- when a kernel can be used
+
+
+def refused(kernel: str, why: str, match: Binding, *names: str) -> Reason:
+    return Reason("kernel-unavailable", f"{kernel}: {why}", tuple(match.operands[n] for n in names or ("query",)))
+
+
+def device_of(match: Binding) -> str:
+    return str(val(match.operands["query"]).device.type)
+
+
+def needs_gradient(match: Binding, name: str) -> bool:
+    operand = match.operands.get(name)
+    return is_tensor(operand) and wants_gradient(operand)
+
+
+def sizes_positive(match: Binding) -> bool:
+    return all(known(s >= 1) for n in ("query", "key_t", "value") for s in shape(match.operands[n]))
+
+
+def flash_cpu_applies(match: Binding) -> Reason | None:
+    """The kernel divides by sizes, and knows neither dropout nor gradients of a mask nor a value of another width."""
+    name = "flash"
+    if device_of(match) != "cpu":
+        return refused(name, "not on a CPU", match)
+    if not sizes_positive(match):
+        return refused(name, "a size may be zero", match, "query", "key_t")
+    if not known_equal(shape(match.operands["query"])[-1], shape(match.operands["value"])[-1]):
+        return refused(name, "value has another head size than query", match, "value")
+    if "p" in match.operands:
+        return refused(name, "no dropout", match)
+    if needs_gradient(match, "bias"):
+        return refused(name, "the mask needs gradients", match, "bias")
+    return None
+
+
+def math_applies(match: Binding) -> Reason | None:
+    return None
+
+
+CANDIDATES: tuple[Candidate, ...] = (
+    Candidate("flash", flash_cpu, flash_cpu_applies),
+    Candidate("math", math_kernel, math_applies),
+)
+

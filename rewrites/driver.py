@@ -1,0 +1,309 @@
+"""The driver: finds matches of a rule set in a graph, asks whether each is legal and worth it, and applies it.
+
+Only the driver changes a program. It works on a mirror in normal form, rule by rule, until nothing changes, and then
+commits what rules made. If anything goes wrong the program stays as it was, and the record says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from .effects import wants_gradient
+from .graph import is_pure, is_random, op_name, val
+from .index import Index
+from .legality import Found, veto
+from .live import observe, watch
+from .matcher import Failure, Matcher
+from .mirror import Mirror
+from .profit import Always, Decision, Oracle, Question
+from .reason import Reason, site_of
+from .record import Evidence, Fallback, GraphRecord, Match, NearMiss
+from .respell import Normalizer, Respelling
+from .rule import Candidate, Rule
+from .ruleset import RuleSet
+from .splice import insert, is_operand, subgraph, trace
+from .symbolic import assume
+from .verifier import verify_graph, verify_rewrite
+
+logger = logging.getLogger("regraft")
+
+_APPLICATIONS_PER_NODE = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run a driver.
+
+    Args:
+        stage: only rules of this stage run.
+        normal_form: respellings that the mirror is kept in.
+        oracle: decides what is worth it.
+        training: gradients flow through the graph.
+        keep_stream: random numbers must be eager's own.
+        verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` compares both sides when the program runs.
+        policy: options that derived values may read, e.g. ``{"nan": "eager"}``; part of every question's key.
+        near_miss_depth: how many operators must have matched for a near miss to be told; 0 tells of every rule.
+    """
+
+    stage: Literal["forward", "lowered"] = "forward"
+    normal_form: Sequence[Respelling] = ()
+    oracle: Oracle = field(default_factory=Always)
+    training: bool = False
+    keep_stream: bool = True
+    verify: Literal["off", "structure", "live"] = "off"
+    policy: tuple[tuple[str, str], ...] = ()
+    near_miss_depth: int = 2
+
+
+def rewrite(graph_module: fx.GraphModule, rules: RuleSet | Iterable[Rule], settings: Settings, record: GraphRecord) -> bool:
+    """Rewrite `graph_module` in place where `rules` match; tell `record` everything. Returns whether anything changed."""
+    chosen = [r for r in rules if r.stage == settings.stage]
+    if not chosen:
+        return False
+    backup = _backup(graph_module)
+    start = time.perf_counter()
+    try:
+        return _Run(graph_module, chosen, settings, record).run()
+    except Exception as error:  # the user's program must survive any fault of ours
+        if settings.verify != "off":
+            raise
+        logger.warning("regraft: rewriting failed, the graph runs as it was written: %s", error, exc_info=True)
+        graph_module.graph = backup
+        record.applied = [m for m in record.applied if m.stage != settings.stage]
+        reason = Reason("rewrite-failed", f"{type(error).__name__}: {error}")
+        record.fallbacks.append(Fallback.of(f"rewrite-{settings.stage}", reason))
+        return False
+    finally:
+        key = f"rewrite-{settings.stage}"
+        record.seconds[key] = record.seconds.get(key, 0.0) + time.perf_counter() - start
+
+
+def _backup(graph_module: fx.GraphModule) -> fx.Graph:
+    graph = fx.Graph(graph_module)
+    renamed: dict[fx.Node, fx.Node] = {}
+    output = graph.graph_copy(graph_module.graph, renamed, return_output_node=True)
+    if output is not None:
+        value, old = output  # type: ignore[misc]
+        graph.output(value).meta = dict(old.meta)
+    graph._codegen = graph_module.graph._codegen
+    return graph
+
+
+class _Run:
+    """One run of the driver over one graph."""
+
+    def __init__(self, graph_module: fx.GraphModule, rules: list[Rule], settings: Settings, record: GraphRecord) -> None:
+        self.graph_module = graph_module
+        self.settings = settings
+        self.record = record
+        self.mirror = Mirror(graph_module)
+        self.normalizer = Normalizer(self.mirror, settings.normal_form)
+        self.rules = rules
+        self.policy = dict(settings.policy)
+        self.applied: Counter[str] = Counter()
+        self.refused: dict[tuple[str, fx.Node], Failure] = {}
+        self.settled: set[tuple[str, fx.Node]] = set()
+        self.dead_draws: set[fx.Node] = set()
+        self.limit = _APPLICATIONS_PER_NODE * (len(graph_module.graph.nodes) + 10)
+
+    def run(self) -> bool:
+        self._normalize()
+        while self._sweep():
+            self._normalize()
+        self._tell_near_misses()
+        if not self.applied:
+            return False
+        self.mirror.commit(self.dead_draws)
+        if self.settings.verify != "off":
+            verify_graph(self.graph_module.graph)
+        self.graph_module.recompile()
+        return True
+
+    def _normalize(self) -> None:
+        self.normalizer.run()
+        if self.normalizer.stopped is not None:
+            self.record.fallbacks.append(Fallback.of("normal-form", self.normalizer.stopped))
+        for node in reversed(list(self.mirror.graph.nodes)):
+            if not node.users and is_pure(node):
+                self.mirror.graph.erase_node(node)
+
+    def _sweep(self) -> bool:
+        """Try every rule at every node once; whether anything was rewritten."""
+        index = Index(self.rules, self.mirror.graph)
+        before = self.applied.total()
+        for node in reversed(list(self.mirror.graph.nodes)):
+            for rule in index.candidates(node):
+                if node._erased:
+                    break
+                if (rule.name, node) not in self.settled and node.meta.get("regraft_rule") != rule.name:
+                    self._try(rule, node)
+        return self.applied.total() > before
+
+    def _try(self, rule: Rule, node: fx.Node) -> None:
+        if self.applied[rule.name] > self.limit:
+            return
+        matcher = Matcher(rule)
+        for binding in matcher.match(node):
+            found = Found(rule, binding, tuple(_output_nodes(rule, binding, node)))
+            reason = veto(found, self.mirror, keep_stream=self.settings.keep_stream)
+            if reason is not None:
+                matcher.failure = Failure(rule.size, reason, node)
+                continue
+            self.refused.pop((rule.name, node), None)
+            self._settle(found)
+            return
+        if matcher.failure is not None:
+            self.refused[rule.name, node] = matcher.failure
+
+    def _settle(self, found: Found) -> None:
+        """A legal match: decide, then apply or decline it, once."""
+        rule, root = found.rule, found.root
+        self.settled.add((rule.name, root))
+        derived = {name: derive(found.binding, self.policy) for name, derive in rule.derived.items()}
+        usable, excluded = _usable(rule, found)
+        if not usable:
+            self.refused[rule.name, root] = Failure(rule.size, excluded[-1], root)
+            return
+        decision = self._decide(found, usable, derived)
+        if decision.chosen is None:
+            self.record.declined.append(_match(found, "", decision.evidence))
+            return
+        entry = _match(found, decision.chosen, decision.evidence)
+        candidate = next(c for c in usable if c.name == decision.chosen)
+        self._apply(found, candidate, derived)
+        self.record.applied.append(entry)
+        self.applied[rule.name] += 1
+        if self.applied[rule.name] > self.limit:
+            reason = Reason("rule-loops", f"rule {rule.name} applied {self.limit} times in one graph and was stopped")
+            self.record.fallbacks.append(Fallback.of("rewrite", reason))
+
+    def _decide(self, found: Found, usable: list[Candidate], derived: dict[str, Any]) -> Decision:
+        operands = found.operands()
+        if found.rule.profitable and isinstance(self.settings.oracle, Always) is False and len(usable) == 1:
+            if type(self.settings.oracle).__name__ != "Never":
+                return Decision(usable[0].name, Evidence(note="never costs more"))
+        inputs = [_example(o) if is_operand(o) else o for o in operands]
+        key = f"{found.rule.digest} {found.binding.tag_names()} {sorted(derived.items())} {self.settings.policy}"
+        question = Question(
+            rule=found.rule.name,
+            key=key,
+            inputs=inputs,
+            original=subgraph(found.nodes, operands, found.outputs),
+            candidates={c.name: partial(_call, c.function, derived) for c in usable},
+            training=self.settings.training,
+        )
+        return self.settings.oracle.decide(question)
+
+    def _apply(self, found: Found, candidate: Candidate, derived: dict[str, Any]) -> None:
+        assume(found.binding.assumed)
+        operands = found.operands()
+        traced = trace(partial(_call, candidate.function, derived), operands)
+        place = _place(found)
+        first, last = found.span()
+        outputs = insert(self.mirror, self.normalizer.editor, traced, operands, place, found.rule.name)
+        if self.settings.verify == "structure":
+            verify_rewrite(found, outputs)
+        for node in found.draws():
+            self.dead_draws.update(s for s in self.mirror.sources(node) if is_random(s))
+        for old, new in zip(found.outputs, outputs, strict=True):
+            new.meta["span"] = (first, last)
+            fitted = self._observed(found, old, new)
+            self.normalizer.substitute(old, fitted)
+
+    def _observed(self, found: Found, old: fx.Node, new: fx.Node) -> fx.Node:
+        """With live verification, keep the original and compare when the program runs."""
+        if self.settings.verify != "live" or found.draws():
+            return new
+        with self.normalizer.editor.at(old, found.rule.name):
+            return observe(self.normalizer.editor, found, old, new, watch(self.record))
+
+    def _tell_near_misses(self) -> None:
+        by_name = {rule.name: rule for rule in self.rules}
+        for (name, node), failure in self.refused.items():
+            if failure.depth >= self.settings.near_miss_depth:
+                self.record.near_misses.append(_near_miss(by_name[name], node, failure))
+        if self.settings.near_miss_depth == 0:
+            present = {op_name(n) for n in self.mirror.graph.nodes}
+            self.record.near_misses.extend(_absent(r, present) for r in self.rules if not r.required <= present)
+
+
+def _example(node: fx.Node) -> Any:
+    """The metadata of an operand, requiring gradients where they flow."""
+    value = val(node)
+    if not (isinstance(value, torch.Tensor) and wants_gradient(node)):
+        return value
+    return value.detach().requires_grad_()
+
+
+def _call(function: Callable[..., Any], derived: dict[str, Any], *operands: Any) -> Any:
+    return function(*operands, **derived)
+
+
+def _usable(rule: Rule, found: Found) -> tuple[list[Candidate], list[Reason]]:
+    usable, excluded = [], []
+    for candidate in rule.candidates:
+        reason = candidate.applies(found.binding)
+        if reason is None:
+            usable.append(candidate)
+        else:
+            excluded.append(reason)
+    return usable, excluded
+
+
+def _output_nodes(rule: Rule, binding: Any, root: fx.Node) -> list[fx.Node]:
+    """The nodes of the pattern's outputs, through the alternatives that the match took."""
+    return [root, *(_term_node(t, binding) for t in rule.outputs[1:])]
+
+
+def _term_node(term: Any, binding: Any) -> fx.Node:
+    while id(term) not in binding.nodes:
+        label = dict(binding.tags)[term.tag]
+        term = dict(term.options)[label]
+    return binding.nodes[id(term)]
+
+
+def _place(found: Found) -> fx.Node:
+    """Where to insert: the root; with several outputs, the first of them that comes after every operand."""
+    if len(found.outputs) == 1:
+        return found.root
+    operands = [o for o in found.operands() if is_operand(o)]
+    return min(found.outputs) if all(o < min(found.outputs) for o in operands) else max(found.outputs)
+
+
+def _match(found: Found, candidate: str, evidence: Evidence) -> Match:
+    root = found.root
+    nodes = tuple(n.name for n in found.nodes)
+    return Match(
+        found.rule.name, found.rule.family, found.rule.stage, candidate, found.binding.tag_names(), nodes,
+        site_of(root), _module(root), evidence,
+    )  # fmt: skip
+
+
+def _near_miss(rule: Rule, node: fx.Node, failure: Failure) -> NearMiss:
+    reason = failure.reason
+    return NearMiss(
+        rule.name, rule.family, reason.code, reason.message, reason.expected, reason.found, failure.depth, rule.size,
+        reason.site, site_of(node), _module(node),
+    )  # fmt: skip
+
+
+def _absent(rule: Rule, present: set[str]) -> NearMiss:
+    """The near miss of a rule that needs an operator which the graph does not have at all."""
+    missing = ", ".join(sorted(op.removeprefix("aten.") for op in rule.required - present))
+    message = f"the graph has no {missing}, without which {rule.name} cannot match"
+    return NearMiss(rule.name, rule.family, "operators-missing", message, missing, "none", 0, rule.size)
+
+
+def _module(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack")
+    return list(stack.values())[-1][0] if stack else ""
+

@@ -1,0 +1,147 @@
+"""The one way to change a graph.
+
+An `Editor` inserts calls with inferred metadata and provenance, redirects users, and tells a listener what became new, so
+that drivers can revisit it. It refuses changes of shape or dtype: a rewrite that would alter what users see is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from .effects import pass_gradient
+from .graph import is_pure, nodes_in, op_name, val
+from .sizes import SizeTable
+from .symbolic import same_shape
+
+PROVENANCE = ("stack_trace", "nn_module_stack", "region", "span", "regraft_rule")
+
+
+class RewriteError(RuntimeError):
+    """A rewrite broke an invariant of the graph; names the rule and the nodes."""
+
+
+class Editor:
+    """Edits one graph.
+
+    Args:
+        sizes: turns symbolic sizes in arguments into nodes.
+        listener: called with every node that is created or whose inputs change.
+    """
+
+    def __init__(self, graph: fx.Graph, sizes: SizeTable, listener: Callable[[fx.Node], None] | None = None) -> None:
+        self.graph = graph
+        self._sizes = sizes
+        self.edits = 0
+        self._listener = listener or (lambda node: None)
+        self._here: fx.Node | None = None
+        self._rule: str | None = None
+
+    @contextmanager
+    def at(self, node: fx.Node, rule: str | None = None) -> Iterator[None]:
+        """Insert before `node` and inherit its provenance; `rule` is stamped on what is made (a rewrite, not a respelling)."""
+        before = self._here, self._rule
+        self._here, self._rule = node, rule or node.meta.get("regraft_rule")
+        try:
+            with self.graph.inserting_before(node):
+                yield
+        finally:
+            self._here, self._rule = before
+
+    @contextmanager
+    def at_current(self, source: fx.Node) -> Iterator[None]:
+        """Keep the place set by `at`, but take provenance and rule from `source`, a node of a mirror."""
+        before = self._here, self._rule
+        self._here, self._rule = source, source.meta.get("regraft_rule")
+        try:
+            yield
+        finally:
+            self._here, self._rule = before
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Insert `target(*args, **kwargs)` at the place set by `at`; its metadata comes from running it on fake tensors."""
+        if self._here is None:
+            raise RewriteError("call() outside of at()")
+        node = self.graph.call_function(target, self._sizes.resolve(args), self._sizes.resolve(kwargs))
+        self._adopt(node)
+        node.meta["val"] = infer(node)
+        pass_gradient(node)
+        self._listener(node)
+        return node
+
+    def copy(self, node: fx.Node, rename: Callable[[fx.Node], Any]) -> fx.Node:
+        """Insert a copy of `node` from another graph, its inputs mapped by `rename`, its metadata kept."""
+        new = self.graph.node_copy(node, rename)
+        meta = dict(node.meta)
+        self._adopt(new)
+        new.meta["val"] = meta.get("val")
+        pass_gradient(new)
+        self._listener(new)
+        return new
+
+    def attribute(self, name: str, value: Any) -> fx.Node:
+        """Insert a read of the constant tensor that the program holds as attribute `name`."""
+        node = self.graph.create_node("get_attr", name)
+        self._adopt(node)
+        node.meta["val"] = value
+        return node
+
+    def _adopt(self, node: fx.Node) -> None:
+        assert self._here is not None
+        node.meta = {k: self._here.meta[k] for k in PROVENANCE if k in self._here.meta}
+        if self._rule is not None:
+            node.meta["regraft_rule"] = self._rule
+        self.edits += 1
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Redirect every user of `old` to `new`, which must have its shape and dtype; `old` stays, perhaps dead."""
+        require_same_meta(old, new)
+        if old is new:
+            return
+        for user in list(old.users):
+            if user is not new:
+                user.replace_input_with(old, new)
+                self._listener(user)
+        self.edits += 1
+
+    def erase_dead(self, start: fx.Node) -> list[fx.Node]:
+        """Erase `start` and whatever only it kept alive, as far as it is pure; returns what was erased."""
+        erased, todo = [], [start]
+        while todo:
+            node = todo.pop()
+            if node.users or node._erased or not is_pure(node):
+                continue
+            todo.extend(node.all_input_nodes)
+            self.graph.erase_node(node)
+            erased.append(node)
+        return erased
+
+
+def infer(node: fx.Node) -> Any:
+    """The metadata of a call, by running it on the fake tensors of its inputs."""
+    args, kwargs = fx.node.map_arg(node.args, val), fx.node.map_arg(node.kwargs, val)
+    modes = [v.fake_mode for n in nodes_in([node.args, node.kwargs]) if hasattr(v := val(n), "fake_mode")]
+    if not modes:
+        return node.target(*args, **kwargs)
+    with modes[0]:
+        return node.target(*args, **kwargs)
+
+
+def require_same_meta(old: fx.Node, new: fx.Node) -> None:
+    """Raise `RewriteError` unless both nodes have the same shape, dtype and device."""
+    a, b = val(old), val(new)
+    if not isinstance(a, torch.Tensor):
+        return
+    if not isinstance(b, torch.Tensor) or not same_shape(a.shape, b.shape) or a.dtype != b.dtype or a.device != b.device:
+        rule = new.meta.get("regraft_rule", "a rewrite")
+        raise RewriteError(f"{rule} replaced {op_name(old)} {_meta(a)} by {op_name(new)} {_meta(b)}")
+
+
+def _meta(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    return f"{value.dtype}{list(value.shape)} on {value.device}"

@@ -1,0 +1,152 @@
+"""What a graph does beside computing values: writes, randomness, modes. Facts that veto unsafe matches for every rule.
+
+Graphs captured before autograd are not functional: an in-place op may change a value between the place where a match read
+it and the place where a replacement would. `Effects` finds such values once per graph; matchers treat them as leaves and
+the driver refuses what would move a read or a random draw across an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .graph import is_random, nodes_in, op_name, val
+from .reason import Reason
+
+_GRAD_MODE = "_set_grad_enabled"
+_ENTER, _EXIT = "_enter_autocast", "_exit_autocast"
+
+
+def storages(node: Any) -> set[int]:
+    """Identities of the storages behind a node's tensors; aliases share them."""
+    found = set()
+    for value in _tensors(val(node)):
+        try:
+            found.add(value.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # sparse and other layouts have none
+            continue
+    return found
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in _tensors(v)]
+    return []
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a call writes to."""
+    target = node.target
+    if node.op != "call_function":
+        return list(node.all_input_nodes) if node.op in ("call_module", "call_method") else []
+    if not isinstance(target, torch._ops.OpOverload):
+        return list(node.all_input_nodes) if isinstance(target, torch._ops.HigherOrderOperator) else []
+    if not target._schema.is_mutable:
+        return []
+    out: list[fx.Node] = []
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        out.extend(nodes_in(given))
+    return out
+
+
+def wants_gradient(node: fx.Node) -> bool:
+    """Whether gradients flow through a node: set on inputs by `mark_gradients`, and passed on by what uses them."""
+    return bool(node.meta.get("wants_gradient"))
+
+
+def pass_gradient(node: fx.Node) -> None:
+    """Note on a new call whether gradients flow through it, from its inputs."""
+    flows = any(wants_gradient(n) for n in node.all_input_nodes) and op_name(node) != "aten.detach"
+    values = _tensors(val(node))
+    node.meta["wants_gradient"] = flows and any(v.is_floating_point() or v.is_complex() for v in values)
+
+
+def mark_gradients(graph: fx.Graph, inputs: Sequence[bool]) -> None:
+    """Note on every node whether gradients flow through it; `inputs` says it of the placeholders, in order."""
+    given = iter(inputs)
+    enabled = True
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            node.meta["wants_gradient"] = next(given, False)
+        elif node.op == "get_attr":
+            node.meta["wants_gradient"] = bool(getattr(_attribute(node), "requires_grad", False))
+        elif op_name(node) == _GRAD_MODE:
+            enabled = bool(node.args[0])
+        elif enabled:
+            pass_gradient(node)
+
+
+def _attribute(node: fx.Node) -> Any:
+    owner: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        owner = getattr(owner, part, None)
+    return owner
+
+
+class Effects:
+    """Effects of one graph, by position in its order. Built once; the graph's original nodes keep their positions."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        self.random = [i for node, i in self.position.items() if node.op == "call_function" and is_random(node)]
+        self._writes: dict[int, list[tuple[int, fx.Node]]] = {}
+        self._regions(graph)
+        for node, i in self.position.items():
+            for target in written(node):
+                for storage in storages(target):
+                    self._writes.setdefault(storage, []).append((i, node))
+
+    def _regions(self, graph: fx.Graph) -> None:
+        """Number the grad-mode and autocast regions, so that nodes of different ones are never merged."""
+        state: tuple[Any, ...] = ()
+        open_regions: dict[fx.Node, tuple[Any, ...]] = {}
+        numbers: dict[tuple[Any, ...], int] = {(): 0}
+        for node in graph.nodes:
+            name = op_name(node)
+            if name == _GRAD_MODE:
+                state = (*(s for s in state if s[0] != _GRAD_MODE), (_GRAD_MODE, node.args[0]))
+            elif name == _ENTER:
+                open_regions[node] = state
+                state = (*state, (_ENTER, str(node.args)))
+            elif name == _EXIT:
+                state = open_regions.get(node.args[0], state) if isinstance(node.args[0], fx.Node) else state
+            node.meta["region"] = numbers.setdefault(state, len(numbers))
+
+    def writer_between(self, node: fx.Node, first: int, last: int) -> fx.Node | None:
+        """A call that writes to memory of `node` at a position in ``(first, last)``, or None."""
+        if not self._writes:
+            return None
+        for storage in storages(node):
+            for position, writer in self._writes.get(storage, ()):
+                if first < position < last:
+                    return writer
+        return None
+
+    def unstable(self, node: fx.Node) -> fx.Node | None:
+        """A call after `node` that writes to its memory, or None: such a value must not be looked through."""
+        if not self._writes or node not in self.position:
+            return None
+        return self.writer_between(node, self.position[node], len(self.position))
+
+    def draws_between(self, first: int, last: int, own: set[int]) -> bool:
+        """Whether random numbers other than the positions `own` are drawn in ``(first, last)``."""
+        return any(first < p < last and p not in own for p in self.random)
+
+
+def moved_read(node: fx.Node, writer: fx.Node) -> Reason:
+    """The refusal for a read that would cross a write."""
+    return Reason(
+        "mutated-between",
+        f"{node.name} is written in place by {writer.name} before the replacement could read it",
+        (writer, node),
+        expected="no write between the match and its inputs' last read",
+        found=op_name(writer),
+    )

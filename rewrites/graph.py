@@ -1,0 +1,146 @@
+"""Reading FX graphs of ATen operations: operator names, arguments by schema, metadata.
+
+Nothing here changes a graph; `editor.py` does that.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+_SYMBOLIC = {
+    operator.mul: "mul", operator.add: "add", operator.sub: "sub", operator.truediv: "truediv", operator.pow: "pow",
+    operator.neg: "neg", operator.floordiv: "floordiv",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=None)
+def packet_name(target: Any) -> str:
+    """Name of an operator without its overload, e.g. ``"aten.matmul"``; ``"getitem"`` and ``"sym.mul"`` for Python's."""
+    if isinstance(target, torch._ops.OpOverload):
+        return f"{target.namespace}.{target._schema.name.split('::')[-1]}"
+    if target is operator.getitem:
+        return "getitem"
+    if target in _SYMBOLIC:
+        return f"sym.{_SYMBOLIC[target]}"
+    return getattr(target, "__name__", str(target))
+
+
+def op_name(node: Any) -> str:
+    """`packet_name` of a call node; the node's kind (``"placeholder"``, ...) otherwise; ``""`` for what is no node."""
+    if not isinstance(node, fx.Node):
+        return ""
+    return packet_name(node.target) if node.op == "call_function" else node.op
+
+
+def sees(user: fx.Node | None, node: Any, *names: str) -> bool:
+    """Whether `node` is a call of one of the operators `names` that `user` may look through.
+
+    A node that later writes can change (see `effects.py`), or that ran under another autocast or grad mode than its user,
+    is a leaf: its value may be read but not recomputed elsewhere.
+    """
+    if op_name(node) not in names or "opaque" in node.meta:
+        return False
+    return user is None or user.meta.get("region") == node.meta.get("region")
+
+
+@lru_cache(maxsize=None)
+def _parameters(target: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple((a.name, a.default_value) for a in target._schema.arguments)
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """All arguments of an ATen call by the names of its schema, defaults filled in; a copy, free to change."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {str(i): a for i, a in enumerate(node.args)} | node.kwargs
+    values = {}
+    for position, (name, default) in enumerate(_parameters(node.target)):
+        if position < len(node.args):
+            values[name] = node.args[position]
+        else:
+            values[name] = node.kwargs.get(name, default)
+    return values
+
+
+def val(node: Any) -> Any:
+    """The metadata value of a node (a fake tensor, a symbolic number, a tuple of them), or the constant itself."""
+    return node.meta.get("val") if isinstance(node, fx.Node) else node
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def shape(node: fx.Node) -> tuple[Any, ...]:
+    """Sizes of a tensor node, each an int or a SymInt."""
+    return tuple(val(node).shape)
+
+
+def rank(node: fx.Node) -> int:
+    return val(node).dim()
+
+
+def dtype(node: fx.Node) -> torch.dtype:
+    return val(node).dtype
+
+
+def is_number(value: Any) -> bool:
+    """A Python or symbolic number, or a node that holds one (bool excluded)."""
+    value = val(value)
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
+
+
+def nodes_in(value: Any) -> Iterator[fx.Node]:
+    """Every node inside an argument, depth first, through lists, tuples, dicts and slices."""
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from nodes_in(item)
+    elif isinstance(value, dict):
+        yield from nodes_in(list(value.values()))
+    elif isinstance(value, slice):
+        yield from nodes_in([value.start, value.stop, value.step])
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a call draws from the random stream (dropout with p = 0 or in eval draws nothing)."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if op_name(node) in ("aten.dropout", "aten.native_dropout"):
+        p, train = node.args[1], node.args[2] if len(node.args) > 2 else True
+        return bool(train) and p != 0
+    if op_name(node) == "aten.scaled_dot_product_attention":
+        p = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return p != 0
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Whether a dead call may be erased: no writes, no randomness, no state of the process changed."""
+    if node.op == "get_attr":
+        return True
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        schema = node.target._schema
+        return not schema.is_mutable and not is_random(node) and bool(schema.returns)
+    return node.target is operator.getitem or node.target in _SYMBOLIC or is_number(node.meta.get("val"))
+
+
+def describe(value: Any) -> str:
+    """One operand as a person would write it: ``softmax: bfloat16[2, 12, s0, s0]``, a constant, or a symbolic size."""
+    if not isinstance(value, fx.Node):
+        return str(value)
+    meta = value.meta.get("val")
+    name = op_name(value).removeprefix("aten.")
+    if not isinstance(meta, torch.Tensor):
+        return f"{name}: {meta}"
+    sizes = ", ".join(map(str, meta.shape))
+    return f"{name}: {str(meta.dtype).removeprefix('torch.')}[{sizes}]"

@@ -1,0 +1,100 @@
+"""Strides after a rewrite: a replacement may lay its result out differently, and some users care.
+
+    aten.view(x)  with x no longer viewable   ->   aten.reshape(x)
+    output(x), x.add_(), as_strided(x), ...   ->   the old layout restored by one copy
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from .editor import infer
+from .graph import is_tensor, op_name, val
+from .symbolic import hint, same_shape
+
+aten = torch.ops.aten
+
+_STRIDE_SENSITIVE = {
+    "aten.as_strided", "aten.view_as_real", "aten.view_as_complex", "aten.set_", "aten.as_strided_", "aten._reshape_alias",
+    "aten.stride", "aten.is_contiguous", "aten.storage_offset",
+}  # fmt: skip
+
+
+def same_layout(a: Any, b: Any) -> bool:
+    """Whether two fake tensors have equal shape, strides and dtype."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return True
+    return same_shape(a.shape, b.shape) and same_shape(_strides(a), _strides(b)) and a.dtype == b.dtype
+
+
+def _strides(value: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(value.stride()) if value.layout == torch.strided else ()
+
+
+def adapt_users(graph: fx.Graph, changed: list[fx.Node]) -> None:
+    """Re-infer metadata downstream of nodes whose layout changed, until nothing differs."""
+    if not changed:
+        return
+    dirty = set(changed)
+    for node in graph.nodes:
+        inputs = [n for n in node.all_input_nodes if n in dirty]
+        if not inputs or node in dirty:
+            continue
+        if _needs_old_layout(node):
+            for source in inputs:
+                node.replace_input_with(source, _restored(graph, node, source))
+            continue
+        old = val(node)
+        new = _reinfer(node)
+        if not same_layout(old, new):
+            node.meta["val"] = new
+            node.meta.setdefault("regraft_layout", old)
+            dirty.add(node)
+
+
+def _needs_old_layout(node: fx.Node) -> bool:
+    if node.op != "call_function" or op_name(node) in _STRIDE_SENSITIVE:
+        return True
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    return target.namespace not in ("aten", "prims", "mkldnn") or target._schema.is_mutable
+
+
+def _reinfer(node: fx.Node) -> Any:
+    try:
+        return infer(node)
+    except (RuntimeError, ValueError):
+        if op_name(node) != "aten.view":
+            raise
+        node.target = aten.reshape.default
+        return infer(node)
+
+
+def _restored(graph: fx.Graph, user: fx.Node, source: fx.Node) -> fx.Node:
+    like = source.meta.get("regraft_layout")
+    if like is None or same_layout(like, val(source)):
+        return source
+    with graph.inserting_before(user):
+        return restore_layout(graph, source, like)
+
+
+def restore_layout(graph: fx.Graph, source: fx.Node, like: torch.Tensor) -> fx.Node:
+    """A copy of `source` in the layout of `like`, inserted at the graph's current place.
+
+    The order of the strides is enough: what rules replace is dense.
+
+        x, like with strides of dims (0, 2, 1)   ->   permute(contiguous(permute(x, [0, 2, 1])), [0, 2, 1])
+    """
+    strides = [hint(s) or 0 for s in _strides(like)]
+    order = sorted(range(like.dim()), key=lambda d: -strides[d])
+    back = [order.index(d) for d in range(like.dim())]
+    node = source
+    for target, args in ((aten.permute.default, (order,)), (aten.contiguous.default, ()), (aten.permute.default, (back,))):
+        node = graph.call_function(target, (node, *args))
+        node.meta = {k: v for k, v in source.meta.items() if k not in ("val", "regraft_layout")}
+        node.meta["val"] = infer(node)
+    return node if is_tensor(node) else source

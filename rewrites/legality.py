@@ -1,0 +1,98 @@
+"""Is a match legal? The questions that every rule must pass, whatever its own guards say.
+
+    inner values used elsewhere    refused, or kept alive for their other users
+    reads moved across a write     refused
+    draws moved across a draw      refused where eager's random stream is promised
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from .effects import moved_read
+from .graph import describe, is_random, is_tensor, nodes_in
+from .matcher import Binding
+from .mirror import Mirror
+from .reason import Reason
+from .rule import Rule
+
+
+@dataclass(frozen=True)
+class Found:
+    """A complete match: the rule, what it bound, and the mirror nodes of the pattern's outputs, root first."""
+
+    rule: Rule
+    binding: Binding
+    outputs: tuple[fx.Node, ...]
+
+    @property
+    def root(self) -> fx.Node:
+        return self.outputs[0]
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """The matched nodes in the order of the graph."""
+        matched = set(self.binding.matched)
+        return [n for n in self.root.graph.nodes if n in matched] if len(matched) > 64 else _ordered(matched)
+
+    def operands(self) -> list[object]:
+        """The bound operands in the pattern's order, None for parts left out."""
+        return [self.binding.operands.get(v.name) for v in self.rule.variables]
+
+    def span(self) -> tuple[int, int]:
+        """First and last position of the real code that this match stands for."""
+        spans = [n.meta["span"] for n in self.binding.matched if "span" in n.meta]
+        return min(a for a, _ in spans), max(b for _, b in spans)
+
+    def draws(self) -> list[fx.Node]:
+        return [n for n in self.binding.matched if n.op == "call_function" and is_random(n)]
+
+
+def _ordered(nodes: set[fx.Node]) -> list[fx.Node]:
+    return sorted(nodes)
+
+
+def veto(found: Found, mirror: Mirror, *, keep_stream: bool) -> Reason | None:
+    """Why a match must not be applied, or None."""
+    return _escapes(found) or _moves_a_read(found, mirror) or _moves_a_draw(found, mirror, keep_stream)
+
+
+def _escapes(found: Found) -> Reason | None:
+    if found.rule.escapes == "keep":
+        return None
+    inside = set(found.binding.matched)
+    for node in found.binding.matched:
+        if node in found.outputs:
+            continue
+        for user in node.users:
+            if user not in inside:
+                message = f"{describe(node)} is also used by {describe(user)}, so it must be computed anyway"
+                nodes = (node, user)
+                return Reason("inner-value-escapes", message, nodes, "no other use of inner values", describe(user))
+    return None
+
+
+def _moves_a_read(found: Found, mirror: Mirror) -> Reason | None:
+    first, last = found.span()
+    for node in nodes_in(list(found.binding.operands.values())):
+        writer = mirror.effects.writer_between(node, first, last) if is_tensor(node) else None
+        if writer is not None:
+            return moved_read(node, writer)
+    return None
+
+
+def _moves_a_draw(found: Found, mirror: Mirror, keep_stream: bool) -> Reason | None:
+    draws = found.draws()
+    if not draws or not keep_stream:
+        return None
+    if any(n.meta.get("redrawn") for n in draws) or found.rule.numerics.random == "distribution":
+        message = "the replacement would draw other random numbers than eager (option rng='statistical' allows that)"
+        return Reason("random-stream-changes", message, tuple(draws))
+    own = {p for n in draws for p in range(n.meta["span"][0], n.meta["span"][1] + 1)}
+    first = min(n.meta["span"][0] for n in draws)
+    if mirror.effects.draws_between(first, found.span()[1], own):
+        message = "other random numbers are drawn between this match's draw and its end"
+        return Reason("random-order-changes", message, tuple(draws))
+    return None

@@ -1,0 +1,35 @@
+"""What measured numbers depend on: versions, processor, accelerator, threads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import platform
+from pathlib import Path
+
+from .._version import __version__
+
+
+def environment() -> dict[str, str]:
+    """This process in words, by name, for the head of a report."""
+    import torch
+
+    return {
+        "regraft": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "cpu": cpu_model(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+@functools.cache
+def cpu_model() -> str:
+    """The processor's name, e.g. ``"AMD EPYC 9654 96-Core Processor"``."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()

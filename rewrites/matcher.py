@@ -1,0 +1,291 @@
+"""Matching a rule's pattern at one place of a graph, with backtracking.
+
+Guards run as soon as the variables they name are bound; a refusal sends the search back to the last alternative. The
+deepest failure is kept: it is the near miss that an explanation shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from .dims import Mismatch, unify
+from .graph import arguments, describe, is_number, is_tensor, op_name, rank, sees, val
+from .pattern import Anything, Call, Choice, Swapped, Term, Variable, root_ops
+from .reason import Reason
+from .symbolic import known_equal
+
+if TYPE_CHECKING:
+    from .rule import Rule
+
+COMMUTATIVE = frozenset(
+    f"aten.{name}" for name in ("add", "mul", "maximum", "minimum", "logical_and", "logical_or", "eq", "ne")
+)
+_DIM_ARGUMENTS = frozenset(("dim", "dims", "dim0", "dim1"))
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a (partial) match has bound: operands, dims, the node of each term, tags, and equalities it assumes."""
+
+    operands: dict[str, Any] = field(default_factory=dict)
+    dims: dict[str, Any] = field(default_factory=dict)
+    nodes: dict[int, fx.Node] = field(default_factory=dict)
+    tags: tuple[tuple[str, str], ...] = ()
+    assumed: tuple[tuple[Any, Any], ...] = ()
+
+    @property
+    def matched(self) -> list[fx.Node]:
+        """The nodes matched by operators of the pattern, each once."""
+        return list(dict.fromkeys(self.nodes.values()))
+
+    def tag_names(self) -> tuple[str, ...]:
+        """The tags as text: the name of an optional part that is there, ``tag:label`` for an alternative."""
+        return tuple(t if label == "yes" else f"{t}:{label}" for t, label in self.tags if label != "no")
+
+
+@dataclass
+class Failure:
+    """The deepest point that matching reached at one root."""
+
+    depth: int
+    reason: Reason
+    site: fx.Node
+
+
+class Matcher:
+    """Matches one rule at one node: ``Matcher(rule).match(node)``; afterwards `failure` tells why not."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.failure: Failure | None = None
+
+    def match(self, root: fx.Node) -> Iterator[Binding]:
+        """All matches rooted at `root` (the pattern's first output), most preferred first."""
+        outputs = self.rule.outputs
+        for binding in self._unify(outputs[0], root, Binding(), None):
+            yield from self._rest(outputs[1:], binding)
+
+    def _rest(self, outputs: Sequence[Any], binding: Binding) -> Iterator[Binding]:
+        """Match further outputs through the operands that they share with what is bound."""
+        if not outputs:
+            reason = self._late_guards(binding)
+            if reason is None:
+                yield binding
+            else:
+                self._fail(binding, reason, binding.matched[0])
+            return
+        for node in self._candidates(outputs[0], binding):
+            for extended in self._unify(outputs[0], node, binding, None):
+                yield from self._rest(outputs[1:], extended)
+
+    def _candidates(self, term: Any, binding: Binding) -> list[fx.Node]:
+        frontier = [n for t in _inputs(term) if (n := _node_of(t, binding)) is not None]
+        return [u for n in frontier for u in n.users if op_name(u) in root_ops(term)]
+
+    # -- one term against one value
+
+    def _unify(self, term: Any, value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
+        if isinstance(term, Variable):
+            yield from self._variable(term, value, binding, user)
+        elif isinstance(term, Call):
+            yield from self._call(term, value, binding, user)
+        elif isinstance(term, Choice):
+            for label, option in term.options:
+                tagged = replace(binding, tags=(*binding.tags, (term.tag, label)))
+                yield from self._unify(option, value, tagged, user)
+        elif isinstance(term, Anything):
+            yield binding
+        elif isinstance(term, (list, tuple)):
+            yield from self._sequence(term, value, binding, user)
+        elif _same_constant(term, value):
+            yield binding
+        else:
+            self._mismatch(binding, repr(term), value, user)
+
+    def _sequence(self, terms: Sequence[Any], value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
+        if not isinstance(value, (list, tuple)) or len(value) != len(terms):
+            self._mismatch(binding, repr(list(terms)), value, user)
+            return
+        yield from self._all(list(zip(terms, value, strict=True)), binding, user)
+
+    def _all(self, pairs: list[tuple[Any, Any]], binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
+        if not pairs:
+            yield binding
+            return
+        for extended in self._unify(*pairs[0], binding, user):
+            yield from self._all(pairs[1:], extended, user)
+
+    def _call(self, term: Call, value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
+        known = binding.nodes.get(id(term))
+        if known is not None:
+            if known is value:
+                yield binding
+            else:
+                self._mismatch(binding, f"the same {term!r} as before", value, user)
+            return
+        if not sees(user, value, term.op):
+            self._unseen(term, value, binding, user)
+            return
+        entered = replace(binding, nodes={**binding.nodes, id(term): value})
+        for pairs in _argument_pairs(term, value):
+            yield from self._all(pairs, entered, value)
+
+    def _variable(self, term: Variable, value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
+        if term.name in binding.operands:
+            if _same_operand(binding.operands[term.name], value):
+                yield binding
+            else:
+                self._mismatch(binding, f"{term.name} = {describe(binding.operands[term.name])}", value, user)
+            return
+        if not (_is_scalar(value) if term.number else is_tensor(value)):
+            self._mismatch(binding, f"{term.name}: a {'number' if term.number else 'tensor'}", value, user)
+            return
+        bound = replace(binding, operands={**binding.operands, term.name: value})
+        spec = self.rule.dims.get(term.name)
+        if spec is not None:
+            unified = unify(spec, val(value).shape, binding.dims)
+            if isinstance(unified, Mismatch):
+                self._fail(binding, _dim_reason(term.name, unified, value), user)
+                return
+            bound = replace(bound, dims=unified[0], assumed=binding.assumed + unified[1])
+        reason = self._guards(term.name, bound)
+        if reason is None:
+            yield bound
+        else:
+            self._fail(bound, reason, user)
+
+    # -- guards and failures
+
+    def _guards(self, name: str, binding: Binding) -> Reason | None:
+        """Run the guards whose last variable has just been bound."""
+        for guard in self.rule.guards:
+            if name in guard.needs and not guard.late and all(n in binding.operands for n in guard.needs):
+                reason = guard(binding)
+                if reason is not None:
+                    return reason
+        return None
+
+    def _late_guards(self, binding: Binding) -> Reason | None:
+        """Run the guards that look at the whole match, or that name a part which this match left out."""
+        for guard in self.rule.guards:
+            ran = not guard.late and all(n in binding.operands for n in guard.needs)
+            if ran or any(n not in binding.operands for n in guard.requires):
+                continue
+            reason = guard(binding)
+            if reason is not None:
+                return reason
+        return None
+
+    def _unseen(self, term: Call, value: Any, binding: Binding, user: fx.Node | None) -> None:
+        opaque = value.meta.get("opaque") if isinstance(value, fx.Node) and op_name(value) == term.op else None
+        if opaque is not None:
+            self._fail(binding, opaque, user)
+        else:
+            self._mismatch(binding, term.op.removeprefix("aten."), value, user)
+
+    def _mismatch(self, binding: Binding, expected: str, value: Any, user: fx.Node | None) -> None:
+        if self.failure is not None and len(binding.nodes) < self.failure.depth:
+            return
+        nodes = tuple(n for n in (value, user) if isinstance(n, fx.Node))
+        found = describe(value)
+        reason = Reason("pattern-differs", f"expected {expected}, found {found}", nodes, expected, found)
+        self._fail(binding, reason, user)
+
+    def _fail(self, binding: Binding, reason: Reason, site: fx.Node | None) -> None:
+        depth = len(binding.nodes)
+        better = self.failure is None or depth > self.failure.depth
+        tie = self.failure is not None and depth == self.failure.depth
+        guard_over_shape = tie and self.failure.reason.code == "pattern-differs" != reason.code  # type: ignore[union-attr]
+        if site is not None and (better or guard_over_shape):
+            self.failure = Failure(depth, reason, site)
+
+
+def _argument_pairs(term: Call, node: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
+    """Ways to pair a term's arguments with a call's: one, or two where the operator commutes."""
+    given = arguments(node)
+    names = list(given)
+    wanted = dict(zip(names, term.args, strict=False)) | dict(term.kwargs)
+    rest = [(d, given[n]) for n, d in _defaults(node).items() if n not in wanted]
+    if any(n not in given for n in wanted) or not all(_same_constant(d, v) for d, v in rest):
+        return
+    pairs = [(_adapt(name, w, node), given[name]) for name, w in wanted.items()]
+    yield pairs
+    if term.op in COMMUTATIVE and len(pairs) >= 2:
+        (a, x), (b, y), *more = pairs
+        yield [(a, y), (b, x), *more]
+
+
+def _defaults(node: fx.Node) -> dict[str, Any]:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {}
+    return {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
+
+
+def _adapt(name: str, wanted: Any, node: fx.Node) -> Any:
+    """Dims are compared as the operator sees them: -1 and the last dim are one."""
+    first = next((a for a in node.args if is_tensor(a)), None)
+    if first is None:
+        return wanted
+    if isinstance(wanted, Swapped):
+        return wanted.dims(rank(first))
+    if name in _DIM_ARGUMENTS and isinstance(wanted, int) and not isinstance(wanted, bool):
+        return _Dim(wanted, rank(first))
+    return wanted
+
+
+@dataclass(frozen=True)
+class _Dim:
+    dim: int
+    rank: int
+
+    def __repr__(self) -> str:
+        return f"dim={self.dim}"
+
+
+def _same_constant(a: Any, b: Any) -> bool:
+    if isinstance(a, Term):
+        return False
+    if isinstance(a, _Dim):
+        return isinstance(b, int) and a.dim % a.rank == b % a.rank
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_same_constant, a, b))
+    b = val(b)
+    if isinstance(b, torch.Tensor) or isinstance(a, bool) is not isinstance(b, bool):
+        return False
+    if isinstance(a, float) and isinstance(b, (int, float)) and math.isfinite(a):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return known_equal(a, b) if is_number(a) and is_number(b) else type(a) is type(b) and a == b
+
+
+def _is_scalar(value: Any) -> bool:
+    return is_number(value) or (is_tensor(value) and all(known_equal(s, 1) for s in val(value).shape))
+
+
+def _same_operand(a: Any, b: Any) -> bool:
+    if isinstance(a, fx.Node) or isinstance(b, fx.Node):
+        return a is b
+    return _same_constant(a, b)
+
+
+def _dim_reason(name: str, mismatch: Mismatch, value: Any) -> Reason:
+    message = f"{name} should have {mismatch.expected}, but has {mismatch.found}"
+    nodes = (value,) if isinstance(value, fx.Node) else ()
+    return Reason("dims-differ", message, nodes, mismatch.expected, f"{mismatch.found} in {describe(value)}")
+
+
+def _inputs(term: Any) -> list[Any]:
+    if isinstance(term, Choice):
+        return [t for _, option in term.options for t in _inputs(option)]
+    return [*term.args, *(v for _, v in term.kwargs)] if isinstance(term, Call) else []
+
+
+def _node_of(term: Any, binding: Binding) -> fx.Node | None:
+    found = binding.operands.get(term.name) if isinstance(term, Variable) else binding.nodes.get(id(term))
+    return found if isinstance(found, fx.Node) else None
+

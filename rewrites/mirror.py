@@ -1,0 +1,151 @@
+"""A working copy of a graph, in which spelling can be removed without changing what runs.
+
+Normal form moves scales, casts and views about; done to the program itself, that would change the numbers of code that no
+rule matches. So it is done to a mirror: a second graph in which every value of the real one has a representative. Rules
+match and rewrite there. `commit` then carries over only what a rule made; the rest of the program stays as it was written.
+
+    real:    scores = matmul(mul(q, 0.125), kT);  ...;  out = matmul(p, v)
+    mirror:  mul(matmul(q, kT), 0.125)            ...   sdpa(q, k, v, scale=0.125)      <- a rule fired here
+    commit:  out = sdpa(q, k, v, scale=0.125)           the scaled q is dead, and erased
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from .effects import Effects, moved_read, storages
+from .editor import Editor, RewriteError
+from .graph import is_pure, is_random, is_tensor, val
+from .layout import adapt_users, same_layout
+from .sizes import SizeTable
+
+
+class Mirror:
+    """The mirror of `graph_module`'s graph.
+
+    Attributes:
+        graph: the mirror, free to be edited through `editor()`.
+        effects: facts about the real graph.
+        image: the mirror node that stands for each real node.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.owner = graph_module
+        self.real = graph_module.graph
+        self.effects = Effects(self.real)
+        self.graph = fx.Graph(graph_module)
+        self.image: dict[fx.Node, fx.Node] = {}
+        self._images_of: dict[fx.Node, list[fx.Node]] = {}
+        for node, position in self.effects.position.items():
+            self._reflect(node, position)
+        self.sizes = SizeTable(self.graph)
+
+    def _reflect(self, node: fx.Node, position: int) -> None:
+        copy = self.graph.node_copy(node, self.image.__getitem__)
+        copy.meta = {k: v for k, v in node.meta.items() if k != "regraft_rule"}
+        copy.meta["span"] = (position, position)
+        writer = self.effects.unstable(node)
+        if writer is not None:
+            copy.meta["opaque"] = moved_read(node, writer)
+        self.image[node] = copy
+        self._images_of[copy] = [node]
+
+    def replaced(self, old: fx.Node, new: fx.Node) -> None:
+        """Note that the mirror node `new` now stands for everything `old` stood for."""
+        sources = self._images_of.pop(old, [])
+        for node in sources:
+            self.image[node] = new
+        kept = self._images_of.setdefault(new, [])
+        kept.extend(sources)
+        kept.sort(key=self.effects.position.__getitem__)
+
+    def sources(self, node: fx.Node) -> list[fx.Node]:
+        """The real nodes that `node` stands for, in order."""
+        return self._images_of.get(node, [])
+
+    def commit(self, dead_draws: set[fx.Node] | None = None) -> list[fx.Node]:
+        """Carry what rules made over to the real graph; returns the new nodes there.
+
+        Args:
+            dead_draws: random calls whose draw now happens inside a rewrite, and that are erased for it.
+        """
+        made = _Commit(self).run()
+        _erase_dead(self.real, dead_draws or set())
+        return made
+
+
+class _Commit:
+    """One pass over the real graph, replacing each value whose image a rule has rewritten."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        self._sizes = SizeTable(mirror.real)
+        self._editor = Editor(mirror.real, self._sizes)
+        self._settled: dict[fx.Node, fx.Node] = {}
+        self._rewritten: dict[fx.Node, bool] = {}
+        self._made: list[fx.Node] = []
+        self._changed: list[fx.Node] = []
+
+    def run(self) -> list[fx.Node]:
+        for node, _ in sorted(self._mirror.effects.position.items(), key=lambda item: item[1]):
+            image = self._mirror.image[node]
+            if node.op == "output" or not self._is_rewritten(image):
+                self._settled.setdefault(image, node)
+                self._sizes.note(node)
+                continue
+            self._replace(node, image)
+        adapt_users(self._mirror.real, self._changed)
+        return self._made
+
+    def _is_rewritten(self, image: fx.Node) -> bool:
+        """Whether the expression of `image`, down to values the real graph has, holds a node made by a rule."""
+        if image not in self._rewritten:
+            self._rewritten[image] = "regraft_rule" in image.meta or any(
+                self._is_rewritten(n) for n in image.all_input_nodes if not self._mirror.sources(n)
+            )
+        return self._rewritten[image]
+
+    def _replace(self, node: fx.Node, image: fx.Node) -> None:
+        with self._editor.at(node, image.meta.get("regraft_rule")):
+            new = self._settled.get(image) or self._emit(image)
+            new = self._fit(node, new)
+        self._settled[image] = new
+        if new is node:
+            return
+        if not same_layout(val(node), val(new)):
+            new.meta.setdefault("regraft_layout", val(node))
+            self._changed.append(new)
+        node.replace_all_uses_with(new)
+
+    def _fit(self, node: fx.Node, new: fx.Node) -> fx.Node:
+        """Where the original was fresh memory and the replacement is a view of an input, copy."""
+        if not is_tensor(new):
+            return new
+        outside = {s for n in node.all_input_nodes for s in storages(n)}
+        if storages(new) & outside and not storages(node) & outside and self._mirror.effects.writer_between(new, -1, 1 << 60):
+            return self._editor.call(torch.ops.aten.clone.default, new)
+        return new
+
+    def _emit(self, image: fx.Node) -> fx.Node:
+        if image in self._settled:
+            return self._settled[image]
+        if image.op == "get_attr":
+            self._settled[image] = self._editor.attribute(str(image.target), val(image))
+            return self._settled[image]
+        if image.op != "call_function":
+            raise RewriteError(f"{image.name} ({image.op}) has no counterpart before {self._made[-1:]}")
+        inputs = {n: self._emit(n) for n in image.all_input_nodes}
+        with self._editor.at_current(image):
+            args = fx.node.map_arg(image.args, inputs.__getitem__)
+            kwargs = fx.node.map_arg(dict(image.kwargs), inputs.__getitem__)
+            new = self._editor.call(image.target, *args, **kwargs)
+        self._settled[image] = new
+        self._made.append(new)
+        return new
+
+
+def _erase_dead(graph: fx.Graph, dead_draws: set[fx.Node]) -> None:
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (is_pure(node) or (node in dead_draws and is_random(node))):
+            graph.erase_node(node)

@@ -1,0 +1,65 @@
+"""The question "is it worth it?", apart from "is it right?".
+
+The driver asks an `Oracle` once per legal match; who answers, and from what measurements, is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .record import Evidence
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which of several programs with equal meaning should run?
+
+    Args:
+        rule: name of the asking rule.
+        key: what the answer depends on beside machine and inputs, as text (the rule's content hash, tags, constants).
+        inputs: fake tensors (real metadata: shape, strides, dtype, device, requires_grad), numbers or symbolic sizes, in the
+            order in which the programs take them.
+        original: the matched code as a callable of `inputs`.
+        candidates: the replacements as callables of `inputs`, by name, in order of preference.
+        training: gradients flow through: time forward and backward.
+    """
+
+    rule: str
+    key: str
+    inputs: Sequence[Any]
+    original: Callable[..., Any]
+    candidates: Mapping[str, Callable[..., Any]]
+    training: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`chosen` is a candidate's name, or None to keep the original; `evidence` says why."""
+
+    chosen: str | None
+    evidence: Evidence
+
+
+class Oracle(Protocol):
+    """Answers questions of profit."""
+
+    def decide(self, question: Question) -> Decision:
+        """Choose a candidate, or none of them."""
+        ...
+
+
+class Always:
+    """Takes the first candidate everywhere: what is legal is applied (for tests and coverage runs)."""
+
+    def decide(self, question: Question) -> Decision:
+        first = next(iter(question.candidates))
+        return Decision(first, Evidence(note="profit='always': applied wherever legal"))
+
+
+class Never:
+    """Applies nothing: legal matches are only counted."""
+
+    def decide(self, question: Question) -> Decision:
+        return Decision(None, Evidence(note="profit='never': counted only"))

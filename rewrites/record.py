@@ -1,0 +1,111 @@
+"""What one compilation did, as plain data: the rows behind coverage tables, JSON files and explanations.
+
+Records hold no graph nodes, so that they can outlive the graphs they tell of, be compared and be written to disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .reason import Reason, Site
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why a candidate was chosen or a match declined.
+
+    Args:
+        times: seconds of each candidate's median run, by candidate name; ``"original"`` is the unrewritten code.
+        source: ``"measured"``, ``"cache"`` (measured earlier on this machine), or ``"option"`` (`profit` said so).
+        note: one sentence where times do not tell the whole story.
+    """
+
+    times: dict[str, float] = field(default_factory=dict)
+    source: str = "option"
+    note: str = ""
+
+    def gain(self, candidate: str) -> float | None:
+        """How many times faster than the original `candidate` was measured, or None."""
+        original, chosen = self.times.get("original"), self.times.get(candidate)
+        return original / chosen if original and chosen else None
+
+
+@dataclass(frozen=True)
+class Match:
+    """A legal match, applied or declined.
+
+    Args:
+        rule: the rule's name; `family` its family, e.g. ``"attention"``.
+        stage: ``"forward"`` or ``"lowered"``.
+        candidate: the replacement that was chosen, e.g. ``"flash"``; empty where declined.
+        tags: the alternatives and optional parts the match took, e.g. ``("scale", "mask:additive")``.
+        nodes: names of the replaced nodes.
+        site: the user's source line of the match's root.
+        module: qualified name of the module instance it comes from.
+        evidence: measurements behind the decision.
+    """
+
+    rule: str
+    family: str
+    stage: str
+    candidate: str = ""
+    tags: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    site: Site | None = None
+    module: str = ""
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """The deepest partial match of a rule at one root that did not become a match.
+
+    `depth` of `size` is how many of the pattern's operations had matched.
+    """
+
+    rule: str
+    family: str
+    code: str
+    message: str
+    expected: str
+    found: str
+    depth: int
+    size: int
+    site: Site | None = None
+    root: Site | None = None
+    module: str = ""
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Something that was left to a slower but correct path, and why."""
+
+    stage: str
+    code: str
+    message: str
+    site: Site | None = None
+
+    @classmethod
+    def of(cls, stage: str, reason: Reason) -> Fallback:
+        return cls(stage, reason.code, reason.message, reason.site)
+
+
+@dataclass
+class GraphRecord:
+    """Everything that happened to one graph: filled in by the stages, read by coverage.
+
+    `kind` is ``"inference"`` or ``"training"``; `seconds` is wall time by stage; `errors` maps a rule's name to the
+    relative errors its live comparisons showed (option ``verify="live"``).
+    """
+
+    name: str
+    kind: str = "inference"
+    nodes: int = 0
+    applied: list[Match] = field(default_factory=list)
+    declined: list[Match] = field(default_factory=list)
+    near_misses: list[NearMiss] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, list[float]] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,62 @@
+"""Records as JSON and back. What JSON cannot say (infinity, NaN) is written as text, so that any reader can load it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..reason import Site
+from ..record import Evidence, Fallback, GraphRecord, Match, NearMiss
+
+
+def encode(value: Any) -> Any:
+    """Plain data for `json.dump`: dataclasses become objects, tuples lists, other things their text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def decode_graph(data: Mapping[str, Any]) -> GraphRecord:
+    """The inverse of `encode` for one graph; `details` come back as plain data."""
+    return GraphRecord(
+        name=data["name"],
+        kind=data["kind"],
+        nodes=data["nodes"],
+        applied=[_match(item) for item in data["applied"]],
+        declined=[_match(item) for item in data["declined"]],
+        near_misses=[_near_miss(item) for item in data["near_misses"]],
+        fallbacks=[_fallback(item) for item in data["fallbacks"]],
+        seconds=dict(data["seconds"]),
+        errors={rule: [float(error) for error in errors] for rule, errors in data["errors"].items()},
+        details=dict(data["details"]),
+    )
+
+
+def _match(data: Mapping[str, Any]) -> Match:
+    evidence = None if data["evidence"] is None else _evidence(data["evidence"])
+    changed = {"tags": tuple(data["tags"]), "nodes": tuple(data["nodes"])}
+    return Match(**{**data, **changed, "site": _site(data["site"]), "evidence": evidence})
+
+
+def _evidence(data: Mapping[str, Any]) -> Evidence:
+    return Evidence(**{**data, "times": {name: float(seconds) for name, seconds in data["times"].items()}})
+
+
+def _near_miss(data: Mapping[str, Any]) -> NearMiss:
+    return NearMiss(**{**data, "site": _site(data["site"]), "root": _site(data["root"])})
+
+
+def _fallback(data: Mapping[str, Any]) -> Fallback:
+    return Fallback(**{**data, "site": _site(data["site"])})
+
+
+def _site(data: Mapping[str, Any] | None) -> Site | None:
+    return None if data is None else Site(**data)

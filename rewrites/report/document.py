@@ -1,0 +1,159 @@
+"""The report as a file: what was compiled where, what the rules did, and whether it was right and worth it.
+
+Schema, version 1::
+
+    {"schema": "regraft-report", "version": 1,
+     "environment": {"regraft": ..., "torch": ..., "python": ..., "device": ..., "cpu": ..., "threads": ...},
+     "targets": [{"name": "hf:bert", "choices": {"layers": "2", "mask": ""}, "graphs": [GraphRecord, ...],
+                  "outcome": Outcome | null}]}
+
+A `regraft.coverage()` block is a report of one target; both are read, compared and rendered by the same code.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..machine import environment
+from .codec import decode_graph, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..record import GraphRecord
+
+SCHEMA = "regraft-report"
+VERSION = 1
+
+
+class ReportError(ValueError):
+    """A file that is no report, or that this version cannot read or write."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A compiled target held against eager.
+
+    Args:
+        error: relative error of the outputs, ``|compiled - eager| / |eager|`` in the 2-norm, worst output.
+        tolerance: the largest error that counts as right for this dtype.
+        compile_seconds: wall time of the first call.
+        gradient_error: the same error over all gradients; None outside training.
+        eager_seconds: median of a call; `compiled_seconds` likewise, the two taking turns. None where not timed.
+        rounds: timed calls of each.
+    """
+
+    error: float
+    tolerance: float
+    compile_seconds: float
+    gradient_error: float | None = None
+    eager_seconds: float | None = None
+    compiled_seconds: float | None = None
+    rounds: int = 0
+
+    @property
+    def right(self) -> bool:
+        """Whether outputs and gradients are within tolerance (NaN is not)."""
+        return all(error <= self.tolerance for error in (self.error, self.gradient_error) if error is not None)
+
+    @property
+    def speed(self) -> float | None:
+        """How many times faster than eager; None where not timed."""
+        return self.eager_seconds / self.compiled_seconds if self.eager_seconds and self.compiled_seconds else None
+
+
+@dataclass
+class Entry:
+    """One target of a report: its graphs and, where it was run against eager, what was measured."""
+
+    name: str = ""
+    graphs: list[GraphRecord] = field(default_factory=list)
+    choices: dict[str, str] = field(default_factory=dict)
+    outcome: Outcome | None = None
+
+    @property
+    def label(self) -> str:
+        """The name with its choices, e.g. ``"hf:bert --layers 2 --mask"``: the key by which reports are compared."""
+        return " ".join([self.name or "coverage", *(f"--{k} {v}".strip() for k, v in sorted(self.choices.items()))])
+
+
+@dataclass
+class Report:
+    """Targets that were compiled in one environment."""
+
+    entries: list[Entry]
+    environment: dict[str, str] = field(default_factory=environment)
+
+    @property
+    def right(self) -> bool:
+        """Whether every target that was held against eager agrees with it."""
+        return all(entry.outcome.right for entry in self.entries if entry.outcome is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        head = {"schema": SCHEMA, "version": VERSION, "environment": self.environment}
+        return {**head, "targets": [encode(entry) for entry in self.entries]}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Report:
+        """The inverse of `to_json`.
+
+        Raises:
+            ReportError: the data is no report, or of an unknown version.
+        """
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise ReportError(f"this is no regraft report: expected an object with schema {SCHEMA!r}")
+        if data.get("version") != VERSION:
+            raise ReportError(
+                f"report version {data.get('version')!r} is unknown; this regraft reads version {VERSION}"
+            )
+        try:
+            return cls([_entry(item) for item in data["targets"]], dict(data["environment"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ReportError(f"the report is damaged: {type(error).__name__}: {error}") from error
+
+    @classmethod
+    def read(cls, path: str | Path) -> Report:
+        """The report in a JSON file.
+
+        Raises:
+            ReportError: the file is missing, or holds no report.
+        """
+        try:
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ReportError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ReportError(f"{path}: {error}") from error
+
+    def write(self, path: str | Path) -> Path:
+        """Write the report to `path`, as JSON or HTML by its suffix, and return the path.
+
+        Raises:
+            ReportError: another suffix.
+        """
+        path = Path(path)
+        if path.suffix not in (".json", ".html"):
+            raise ReportError(f"cannot write {path.name}: the suffix chooses the form, .json or .html")
+        path.write_text(self._rendered(path.suffix), encoding="utf-8")
+        return path
+
+    def _rendered(self, suffix: str) -> str:
+        if suffix == ".json":
+            return json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
+        from .html import render
+
+        return render(self)
+
+
+def _entry(data: Mapping[str, Any]) -> Entry:
+    outcome = None if data["outcome"] is None else _outcome(data["outcome"])
+    return Entry(data["name"], [decode_graph(g) for g in data["graphs"]], dict(data["choices"]), outcome)
+
+
+def _outcome(data: Mapping[str, Any]) -> Outcome:
+    values: dict[str, Any] = {name: float(value) if isinstance(value, str) else value for name, value in data.items()}
+    return Outcome(**values)

@@ -1,0 +1,128 @@
+"""Rows and groups for tables, computed from the records of compiled graphs."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from ..record import Fallback, GraphRecord, Match, NearMiss
+
+T = TypeVar("T")
+
+
+@dataclass
+class RuleRow:
+    """What one rule did.
+
+    Args:
+        rule: the rule's name; `family` its family.
+        applied: matches that were applied; `declined`: legal, but not worth it.
+        near_misses: partial matches by reason code.
+        seconds: time spent on the rule while compiling, where the driver recorded it (`details["rule_seconds"]`).
+        gain: median measured speed over the original, of applied matches that were measured; None where none was.
+        error: largest relative error that a live comparison showed; None where none was made.
+        candidates: how often each replacement was chosen.
+    """
+
+    rule: str
+    family: str
+    applied: int = 0
+    declined: int = 0
+    near_misses: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    gain: float | None = None
+    error: float | None = None
+    candidates: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def legal(self) -> int:
+        """Matches that were legal, applied or not: unlike `applied`, it does not depend on the machine's speed."""
+        return self.applied + self.declined
+
+
+@dataclass(frozen=True)
+class Group(Generic[T]):
+    """Equal findings at one source line (of equal layers, as a rule), shown once: the first of them, and how many."""
+
+    first: T
+    count: int
+
+
+def rule_rows(graphs: Sequence[GraphRecord]) -> list[RuleRow]:
+    """One row a rule that matched or nearly matched in `graphs`: most applied first, then by name."""
+    rows: dict[str, RuleRow] = {}
+    for graph in graphs:
+        _count(rows, graph)
+    for row in rows.values():
+        row.gain = _gain([match for graph in graphs for match in graph.applied if match.rule == row.rule])
+    return sorted(rows.values(), key=lambda row: (-row.applied, -row.declined, row.rule))
+
+
+def _count(rows: dict[str, RuleRow], graph: GraphRecord) -> None:
+    def row(item: Match | NearMiss) -> RuleRow:
+        return rows.setdefault(item.rule, RuleRow(item.rule, item.family))
+
+    for match in graph.applied:
+        row(match).applied += 1
+        row(match).candidates[match.candidate] += 1
+    for match in graph.declined:
+        row(match).declined += 1
+    for miss in graph.near_misses:
+        row(miss).near_misses[miss.code] += 1
+    for rule, seconds in graph.details.get("rule_seconds", {}).items():
+        if rule in rows:
+            rows[rule].seconds += seconds
+    for rule, errors in graph.errors.items():
+        if rule in rows and errors:
+            rows[rule].error = max([*errors, rows[rule].error or 0.0])
+
+
+def _gain(matches: Iterable[Match]) -> float | None:
+    gains = [gain for m in matches if m.evidence is not None and (gain := m.evidence.gain(m.candidate)) is not None]
+    return statistics.median(gains) if gains else None
+
+
+def stage_seconds(graphs: Iterable[GraphRecord]) -> dict[str, float]:
+    """Seconds of compilation by stage, summed over `graphs`, in the order in which the stages ran."""
+    total: dict[str, float] = {}
+    for graph in graphs:
+        for stage, seconds in graph.seconds.items():
+            total[stage] = total.get(stage, 0.0) + seconds
+    return total
+
+
+def miss_groups(graphs: Iterable[GraphRecord]) -> list[Group[NearMiss]]:
+    """Near misses grouped by rule, reason and source line; those that came closest to a match first."""
+    groups = _grouped(
+        (miss for graph in graphs for miss in graph.near_misses),
+        key=lambda m: (m.rule, m.code, m.message, m.expected, m.found, m.depth, m.site),
+    )
+    return sorted(groups, key=lambda g: (-_reached(g.first), -g.count, g.first.rule))
+
+
+def _reached(miss: NearMiss) -> float:
+    return miss.depth / miss.size if miss.size else 0.0
+
+
+def declined_groups(graphs: Iterable[GraphRecord]) -> list[Group[Match]]:
+    """Declined matches grouped by rule and source line, most frequent first."""
+    groups = _grouped((match for graph in graphs for match in graph.declined), key=lambda m: (m.rule, m.tags, m.site))
+    return sorted(groups, key=lambda g: (-g.count, g.first.rule))
+
+
+def fallback_groups(graphs: Iterable[GraphRecord]) -> list[Group[Fallback]]:
+    """Fallbacks grouped by stage, reason and source line, most frequent first."""
+    groups = _grouped((fallback for graph in graphs for fallback in graph.fallbacks), key=lambda f: f)
+    return sorted(groups, key=lambda g: (-g.count, g.first.stage, g.first.code))
+
+
+def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[Group[T]]:
+    first: dict[Hashable, T] = {}
+    count: Counter[Hashable] = Counter()
+    for item in items:
+        first.setdefault(key(item), item)
+        count[key(item)] += 1
+    return [Group(item, count[k]) for k, item in first.items()]

@@ -1,0 +1,102 @@
+"""Small named rewrites that give one meaning one spelling, run on a mirror to a fixpoint.
+
+A respelling looks at one node and returns the node that should stand in its place, or None. It must keep the value up to
+rounding; it never runs on the program itself (see `mirror.py`), so it need not pay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from .editor import Editor
+from .graph import op_name
+from .mirror import Mirror
+from .reason import Reason
+
+Step = Callable[[fx.Node, Editor], fx.Node | None]
+
+_EDITS_PER_NODE = 40
+
+
+@dataclass(frozen=True)
+class Respelling:
+    """A named step of normal form: `step(node, edit)` for nodes whose operator is among `ops`."""
+
+    name: str
+    ops: tuple[str, ...]
+    step: Step
+    doc: str = ""
+
+
+def respelling(*ops: str) -> Callable[[Step], Respelling]:
+    """Declare a respelling of the operators `ops` (``"aten.mul"``, ...); its name is the function's."""
+
+    def declare(step: Step) -> Respelling:
+        return Respelling(step.__name__, ops, step, (step.__doc__ or "").strip())
+
+    return declare
+
+
+class Normalizer:
+    """Keeps a mirror in normal form: `run` after it is made, and again after each batch of rewrites.
+
+    Attributes:
+        counts: how often each respelling applied.
+        stopped: why it gave up early, where respellings undo each other.
+    """
+
+    def __init__(self, mirror: Mirror, steps: Iterable[Respelling]) -> None:
+        self.mirror = mirror
+        self.counts: Counter[str] = Counter()
+        self.stopped: Reason | None = None
+        self._steps: dict[str, list[Respelling]] = {}
+        for step in steps:
+            for op in step.ops:
+                self._steps.setdefault(op, []).append(step)
+        self._todo: dict[fx.Node, None] = dict.fromkeys(n for n in mirror.graph.nodes if op_name(n) in self._steps)
+        self.editor = Editor(mirror.graph, mirror.sizes, self._revisit)
+
+    def _revisit(self, node: fx.Node) -> None:
+        """A new or changed node, and its users (whose patterns may look at it), are to be looked at again."""
+        for other in (node, *node.users):
+            if op_name(other) in self._steps:
+                self._todo.setdefault(other)
+
+    def run(self) -> None:
+        """Apply respellings until none applies."""
+        limit = _EDITS_PER_NODE * (len(self.mirror.graph.nodes) + 10)
+        while self._todo and self.stopped is None:
+            node = next(iter(self._todo))
+            del self._todo[node]
+            if node._erased or "opaque" in node.meta:
+                continue
+            if not node.users:
+                self.editor.erase_dead(node)
+                continue
+            self._visit(node)
+            if self.editor.edits > limit:
+                name, count = self.counts.most_common(1)[0]
+                self.stopped = Reason("respelling-loops", f"{name} applied {count} times and was stopped", (node,))
+
+    def _visit(self, node: fx.Node) -> None:
+        for step in self._steps.get(op_name(node), ()):
+            with self.editor.at(node):
+                new = step.step(node, self.editor)
+            if new is None or new is node:
+                continue
+            self.counts[step.name] += 1
+            self.substitute(node, new)
+            return
+
+    def substitute(self, old: fx.Node, new: fx.Node) -> None:
+        """Let `new` stand for `old` in the mirror, and erase what is dead."""
+        if "span" in old.meta and "span" in new.meta:
+            (a, b), (c, d) = old.meta["span"], new.meta["span"]
+            new.meta["span"] = (min(a, c), max(b, d))
+        self.editor.replace(old, new)
+        self.mirror.replaced(old, new)
+        self.editor.erase_dead(old)

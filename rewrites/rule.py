@@ -1,0 +1,293 @@
+"""Rules: a pattern with everything that makes it safe to use, as data with a name.
+
+    @register_pattern("relu_twice", family="pointwise", replacement=torch.relu, samples=[Sample(x=T("N"))], numerics=EXACT)
+    def relu_twice(x):
+        return torch.relu(torch.relu(x))
+
+Declaring a rule enables nothing: rules run where a `RuleSet` that holds them is given to the driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from .dims import DimSpec
+from .matcher import Binding
+from .pattern import PatternError, Variable, record_function, required_ops, root_ops, size, tags_of
+from .reason import Reason
+from .sample import Sample
+
+Stage = Literal["forward", "lowered"]
+NanPolicy = Literal["same", "safe"]
+Escapes = Literal["refuse", "keep"]
+
+# computes a value from a match and the options' policies (`{"nan": "eager", ...}`)
+Derive = Callable[[Binding, Mapping[str, str]], Any]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What a rule promises about rounding.
+
+    Args:
+        exact: the same bits.
+        slack: otherwise, how many times eager's own error against float64 the error may be.
+        random: ``"none"`` draws nothing; ``"stream"`` draws what eager draws, in its order; ``"distribution"`` only draws alike.
+    """
+
+    exact: bool = False
+    slack: float = 2.0
+    random: Literal["none", "stream", "distribution"] = "none"
+
+    def __str__(self) -> str:
+        text = "exact" if self.exact else f"error <= {self.slack:g} x eager's"
+        return text if self.random == "none" else f"{text}, random: {self.random}"
+
+
+EXACT = Numerics(exact=True)
+ROUNDING = Numerics()
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition of legality over operands: gives None to accept, or the `Reason` to refuse.
+
+    It runs as soon as all operands that it names are bound. Where a match leaves one out, the guard does not run if it
+    `requires` that operand; if its parameter has a default, it runs at the end with the default. The parameter name
+    ``match`` stands for the whole `Binding`, and makes it run at the end.
+    """
+
+    function: Callable[..., Reason | None]
+    needs: tuple[str, ...]
+    requires: tuple[str, ...]
+    late: bool = False
+
+    def __call__(self, binding: Binding) -> Reason | None:
+        given = {n: binding.operands[n] for n in self.needs if n in binding.operands}
+        if self.late:
+            given["match"] = binding
+        verdict = self.function(**given)
+        if verdict is not None and not isinstance(verdict, Reason):
+            raise TypeError(f"guard {self.function.__name__} gave {verdict!r}: it must give None (accept) or a Reason")
+        return verdict
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute what the pattern computes.
+
+    Args:
+        name: e.g. ``"flash"``; shown in reports.
+        function: takes the pattern's parameters by name (None where the match left one out), then the derived values.
+        applies: gives None, or why this candidate cannot be used for a match.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    applies: Callable[[Binding], Reason | None] = lambda binding: None
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A declared rewrite. See `register_pattern` for the fields."""
+
+    name: str
+    family: str
+    stage: Stage
+    pattern: Callable[..., Any]
+    variables: tuple[Variable, ...]
+    outputs: tuple[Any, ...]
+    candidates: tuple[Candidate, ...]
+    guards: tuple[Guard, ...]
+    dims: Mapping[str, DimSpec]
+    derived: Mapping[str, Derive]
+    numerics: Numerics
+    nan: NanPolicy
+    escapes: Escapes
+    samples: tuple[Sample, ...]
+    profitable: bool
+    tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def doc(self) -> str:
+        return inspect.cleandoc(self.pattern.__doc__ or "")
+
+    @cached_property
+    def roots(self) -> frozenset[str]:
+        return root_ops(self.outputs[0])
+
+    @cached_property
+    def required(self) -> frozenset[str]:
+        return frozenset().union(*(required_ops(o) for o in self.outputs))
+
+    @cached_property
+    def size(self) -> int:
+        return size(self.outputs)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of what the rule is made of: its functions' source and its contract."""
+        functions = [self.pattern, *(c.function for c in self.candidates), *(c.applies for c in self.candidates)]
+        functions += [*(g.function for g in self.guards), *self.derived.values()]
+        text = "\n".join([self.name, self.stage, str(self.numerics), self.nan, self.escapes, *map(_source, functions)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"<Rule {self.name} ({self.family}, {self.stage})>"
+
+
+def _source(function: Callable[..., Any]) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        code = getattr(function, "__code__", None)
+        return code.co_code.hex() if code else repr(getattr(function, "__name__", type(function).__name__))
+
+
+_declared: dict[str, Rule] = {}
+
+
+def declared(name: str) -> Rule:
+    """The rule of that name.
+
+    Raises:
+        KeyError: no such rule is declared; the message lists those that are.
+    """
+    if name not in _declared:
+        raise KeyError(f"no rule named {name!r} is declared; there are: {', '.join(sorted(_declared)) or 'none'}")
+    return _declared[name]
+
+
+def register_pattern(
+    name: str,
+    *,
+    replacement: Callable[..., Any] | Sequence[Candidate],
+    samples: Sequence[Sample],
+    family: str = "user",
+    stage: Stage = "forward",
+    guards: Sequence[Callable[..., Reason | None]] = (),
+    dims: Mapping[str, str] | None = None,
+    numbers: Sequence[str] = (),
+    derived: Mapping[str, Derive] | None = None,
+    numerics: Numerics = ROUNDING,
+    nan: NanPolicy = "same",
+    escapes: Escapes = "refuse",
+    profitable: bool = False,
+) -> Callable[[Callable[..., Any]], Rule]:
+    """Declare a rule; decorates the pattern function and gives the `Rule`.
+
+    Args:
+        name: unique identifier, used in reports, options, tests and node metadata.
+        replacement: a function of the pattern's parameters, or `Candidate`s among which measurement chooses.
+        samples: inputs from which its property test is derived; at least one.
+        family: what reports sum it under, e.g. ``"attention"``.
+        stage: ``"forward"`` matches before autograd, ``"lowered"`` after it.
+        guards: functions of some of the pattern's parameters that give None or a `Reason`.
+        dims: named dims by parameter, e.g. ``{"q": "... S D", "k": "... T D"}``; equal names must be equal sizes.
+        numbers: the parameters that bind numbers rather than tensors.
+        derived: functions of a match and of the options' policies; the replacement gets their values by keyword.
+        numerics: the contract about rounding and randomness.
+        nan: ``"same"``: NaN and inf come out where eager has them. ``"safe"``: the replacement may turn NaN into numbers.
+        escapes: what to do where an inner value of the match has other users: ``"refuse"``, or ``"keep"`` the original for them.
+        profitable: True where the replacement never costs more, so that nothing need be measured.
+
+    Raises:
+        PatternError: the declaration is wrong; the message says what and what would be right.
+    """
+
+    def declare(pattern: Callable[..., Any]) -> Rule:
+        parameters = _parameters(pattern, name)
+        variables = tuple(Variable(p, p in numbers) for p in parameters)
+        _require_known(name, "numbers", numbers, parameters)
+        _require_known(name, "dims", dims or {}, parameters)
+        outputs = record_function(pattern, variables)
+        if not root_ops(outputs[0]):
+            raise PatternError(f"rule {name!r}: every alternative of its first output must be computed by an operator")
+        rule = Rule(
+            name=name, family=family, stage=stage, pattern=pattern, variables=variables, outputs=outputs,
+            candidates=_candidates(name, replacement, parameters, tuple(derived or {})),
+            guards=tuple(_guard(name, g, parameters) for g in guards),
+            dims={n: DimSpec.parse(d) for n, d in (dims or {}).items()}, derived=dict(derived or {}),
+            numerics=numerics, nan=nan, escapes=escapes, samples=tuple(samples), profitable=profitable,
+            tags=tags_of(outputs),
+        )  # fmt: skip
+        _require_samples(rule)
+        if name in _declared and _source(_declared[name].pattern) != _source(pattern):
+            raise PatternError(f"rule {name!r} is declared already, in {_declared[name].pattern.__module__}: names are unique")
+        _declared[name] = rule
+        return rule
+
+    return declare
+
+
+def _parameters(function: Callable[..., Any], name: str) -> tuple[str, ...]:
+    parameters = inspect.signature(function).parameters.values()
+    for p in parameters:
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            raise PatternError(f"rule {name!r}: {function.__name__}() takes *{p.name}; parameters must be named one by one")
+    return tuple(p.name for p in parameters)
+
+
+def _require_known(rule: str, what: str, names: Iterable[str], parameters: Sequence[str]) -> None:
+    for name in names:
+        if name not in parameters:
+            raise PatternError(f"rule {rule!r}: {what} names {name!r}, but the pattern has {', '.join(parameters)}")
+
+
+def _guard(rule: str, function: Callable[..., Any], parameters: Sequence[str]) -> Guard:
+    wanted = inspect.signature(function).parameters
+    operands = tuple(p for p in wanted if p != "match")
+    _require_known(rule, f"guard {function.__name__}()", operands, parameters)
+    required = tuple(p for p in operands if wanted[p].default is inspect.Parameter.empty)
+    return Guard(function, operands, required, "match" in wanted)
+
+
+def _candidates(
+    rule: str, replacement: Callable[..., Any] | Sequence[Candidate], parameters: Sequence[str], derived: Sequence[str]
+) -> tuple[Candidate, ...]:
+    found = (Candidate("replacement", replacement),) if callable(replacement) else tuple(replacement)
+    if not found:
+        raise PatternError(f"rule {rule!r} has no replacement")
+    for candidate in found:
+        _require_signature(rule, candidate, parameters, derived)
+    return found
+
+
+def _require_signature(rule: str, candidate: Candidate, parameters: Sequence[str], derived: Sequence[str]) -> None:
+    """A replacement takes the pattern's parameters in its order (or ``*operands``), and derived values by keyword (or ``**derived``)."""
+    try:
+        have = inspect.signature(candidate.function).parameters.values()
+    except ValueError:  # builtins such as torch.relu show no signature
+        return
+    positional = [p.name for p in have if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    keywords = {p.name for p in have if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    gathers = any(p.kind == p.VAR_POSITIONAL for p in have)
+    if any(p.kind == p.VAR_KEYWORD for p in have):
+        keywords |= set(derived)
+    takes = [*positional[: len(parameters)]] if not gathers else list(parameters)
+    if takes != list(parameters) or not set(derived) <= keywords or set(positional[len(parameters) :]) - set(derived):
+        wanted = ", ".join([*parameters, *(["*", *derived] if derived else [])])
+        raise PatternError(
+            f"rule {rule!r}: replacement {candidate.name!r} takes ({', '.join(p.name for p in have)}), "
+            f"but the pattern and its derived values give ({wanted})"
+        )
+
+
+def _require_samples(rule: Rule) -> None:
+    if not rule.samples:
+        raise PatternError(f"rule {rule.name!r} has no samples: its property test needs at least one")
+    names = {v.name for v in rule.variables}
+    for sample in rule.samples:
+        unknown = set(sample.operands) - names
+        if unknown:
+            raise PatternError(f"rule {rule.name!r}: a sample gives {sorted(unknown)}, which the pattern does not take")
+        for tag, label in sample.tags.items():
+            if label not in rule.tags.get(tag, ()):
+                known = {t: list(ls) for t, ls in rule.tags.items()}
+                raise PatternError(f"rule {rule.name!r}: a sample takes {tag}={label}, but the pattern has {known}")

@@ -1,0 +1,46 @@
+"""Declared inputs of a rule, from which its property test is derived.
+
+    Sample(q=T("B H S D"), k=T("B H T D"), scale=0.3, tags={"scale": "yes"})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+DEFAULT_SIZES = {"B": 2, "H": 3, "S": 5, "T": 7, "D": 8, "E": 8, "N": 6, "M": 4, "K": 8}
+
+
+@dataclass(frozen=True)
+class T:
+    """A tensor operand of a sample.
+
+    Args:
+        dims: names or fixed sizes, e.g. ``"B 1 S T"``; empty for a 0-d tensor.
+        values: ``"normal"`` numbers; ``"mask"``: 0 and -inf; ``"bool"``: mostly True; ``"positive"`` numbers.
+        dtype: fixed dtype, or None to follow the test's dtype.
+        gradient: whether gradients flow to it in training checks.
+    """
+
+    dims: str
+    values: Literal["normal", "mask", "bool", "positive"] = "normal"
+    dtype: torch.dtype | None = None
+    gradient: bool = True
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(int(d) if d.isdigit() else sizes[d] for d in self.dims.split())
+
+
+class Sample:
+    """One set of operands (`T`s and numbers), and the alternatives of the pattern that they belong to."""
+
+    def __init__(self, *, tags: Mapping[str, str] | None = None, sizes: Mapping[str, int] | None = None, **operands: Any):
+        self.operands = operands
+        self.tags = dict(tags or {})
+        self.sizes = DEFAULT_SIZES | dict(sizes or {})
+
+    def __repr__(self) -> str:
+        return f"Sample({', '.join(f'{k}={v!r}' for k, v in self.operands.items())}, tags={self.tags})"

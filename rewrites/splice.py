@@ -1,0 +1,98 @@
+"""Turning a chosen replacement into nodes of the mirror.
+
+The replacement is traced on the metadata of the matched operands, so its nodes come with metadata of their own, and
+inserted where the match's root stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from .editor import Editor, RewriteError
+from .graph import val
+from .mirror import Mirror
+
+
+def is_operand(value: Any) -> bool:
+    """Whether an operand is passed as an input (a node), rather than baked in (a constant or a part left out)."""
+    return isinstance(value, fx.Node)
+
+
+def trace(function: Callable[..., Any], operands: Sequence[Any]) -> fx.GraphModule:
+    """The ATen graph, before autograd, of `function` on operands: nodes by their metadata, constants as they are."""
+    places = [i for i, o in enumerate(operands) if is_operand(o)]
+
+    def run(*values: Any) -> Any:
+        given = list(operands)
+        for i, value in zip(places, values, strict=True):
+            given[i] = value
+        return function(*given)
+
+    inputs = [val(operands[i]) for i in places]
+    modes = [v.fake_mode for v in inputs if hasattr(v, "fake_mode")]
+    if not modes:
+        raise RewriteError("a replacement needs at least one tensor operand with metadata")
+    with modes[0]:
+        return make_fx(run, pre_dispatch=True, _allow_non_fake_inputs=True)(*inputs)
+
+
+def insert(
+    mirror: Mirror, editor: Editor, traced: fx.GraphModule, operands: Sequence[Any], root: fx.Node, rule: str
+) -> list[fx.Node]:
+    """Insert `traced` before `root`; returns the nodes of its outputs.
+
+    Raises:
+        RewriteError: an output is no tensor of the graph.
+    """
+    given = iter([o for o in operands if is_operand(o)])
+    placed: dict[fx.Node, Any] = {}
+    with editor.at(root, rule):
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                placed[node] = next(given)
+            elif node.op == "get_attr":
+                placed[node] = _constant(mirror, traced, node, editor)
+            elif node.op == "call_function":
+                placed[node] = editor.copy(node, placed.__getitem__)
+            elif node.op == "output":
+                return [_output(o, placed, rule) for o in _outputs(node)]
+    raise RewriteError(f"{rule}: the replacement has no output")
+
+
+def _outputs(node: fx.Node) -> list[Any]:
+    return list(node.args[0]) if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
+
+
+def _output(value: Any, placed: dict[fx.Node, Any], rule: str) -> fx.Node:
+    if not isinstance(value, fx.Node):
+        raise RewriteError(f"{rule}: the replacement returns {value!r}, which is no tensor of the graph")
+    return placed[value]
+
+
+def _constant(mirror: Mirror, traced: fx.GraphModule, node: fx.Node, editor: Editor) -> fx.Node:
+    """A tensor made while tracing becomes an attribute of the program, under a free name."""
+    value = getattr(traced, str(node.target))
+    count = 0
+    while hasattr(mirror.owner, f"_regraft_constant{count}"):
+        count += 1
+    setattr(mirror.owner, f"_regraft_constant{count}", value)
+    return editor.attribute(f"_regraft_constant{count}", node.meta.get("val", value))
+
+
+def subgraph(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> Callable[..., Any]:
+    """The matched code as a callable of its operands (constants among them are ignored)."""
+    graph = fx.Graph()
+    placed: dict[fx.Node, fx.Node] = {}
+    for i, operand in enumerate(operands):
+        placeholder = graph.placeholder(f"operand_{i}")
+        if is_operand(operand):
+            placed[operand] = placeholder
+    for node in nodes:
+        placed[node] = graph.node_copy(node, placed.__getitem__)
+    graph.output(tuple(placed[o] for o in outputs) if len(outputs) > 1 else placed[outputs[0]])
+    return fx.GraphModule(torch.nn.Module(), graph)

@@ -1,0 +1,64 @@
+"""Equality of sizes and numbers that may be symbolic: proven, refuted, or true under a guard.
+
+A guard is an assumption that the compiled program rests on: evaluating it makes Dynamo check it before each later call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def known(condition: Any) -> bool:
+    """Whether a condition holds for every value of its symbols, with no guard added."""
+    return statically_known_true(condition) if isinstance(condition, torch.SymBool) else bool(condition)
+
+
+def known_equal(a: Any, b: Any) -> bool:
+    """Whether two numbers are equal for every value of their symbols, with no guard added."""
+    if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC):
+        return known(a == b)
+    return bool(a == b)
+
+
+def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes are known to be equal, size by size."""
+    return len(a) == len(b) and all(map(known_equal, a, b))
+
+
+def hint(value: Any) -> Any:
+    """The number itself, or the example value behind a symbolic one; None where there is no example."""
+    if not isinstance(value, SYMBOLIC):
+        return value
+    node = value.node
+    return node.hint if node.has_hint() else None
+
+
+def holds_on_example(a: Any, b: Any) -> bool:
+    """Whether two numbers are equal on the example inputs, so that a guard could assume it."""
+    left, right = hint(a), hint(b)
+    return left is not None and left == right
+
+
+def assume(equalities: Iterable[tuple[Any, Any]]) -> None:
+    """Emit a guard for each equality; it must hold on the example."""
+    for a, b in equalities:
+        if not known_equal(a, b) and not bool(a == b):
+            raise AssertionError(f"assumed {a} == {b}, which does not hold on the example inputs")
+
+
+def concrete(value: Any) -> bool:
+    """Whether a number has no symbols."""
+    return not isinstance(value, SYMBOLIC)
+
+
+def product(sizes: Iterable[Any]) -> Any:
+    result: Any = 1
+    for size in sizes:
+        result = result * size
+    return result

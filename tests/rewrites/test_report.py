@@ -1,0 +1,120 @@
+import re
+
+import pytest
+from support.records import SOFTMAX, attention, escape, graph
+
+from regraft.rewrites.record import Evidence, GraphRecord, Match
+from regraft.rewrites.report.document import Entry, Outcome, Report, ReportError
+from regraft.rewrites.report.html import render
+from regraft.rewrites.report.summary import declined_groups, miss_groups, rule_rows, stage_seconds
+from regraft.rewrites.report.text import SHOWN, evidence_line, place, plain, report_view
+
+ENVIRONMENT = {"torch": "2.13", "cpu": "some <cpu>"}
+RIGHT = Outcome(error=2e-7, tolerance=1e-4, compile_seconds=3.0, eager_seconds=0.2, compiled_seconds=0.1, rounds=9)
+WRONG = Outcome(error=2e-7, tolerance=1e-4, compile_seconds=3.0, gradient_error=float("nan"))
+
+
+def report(*outcomes: Outcome | None) -> Report:
+    return Report(
+        [Entry("hf:bert", [graph(2)], {"mask": "", "layers": "2"}, outcome) for outcome in outcomes], ENVIRONMENT
+    )
+
+
+def test_outcome():
+    assert RIGHT.right and RIGHT.speed == pytest.approx(2.0)
+    assert not WRONG.right and WRONG.speed is None
+    assert not Outcome(error=float("nan"), tolerance=1.0, compile_seconds=0).right
+    assert report(RIGHT, None).right and not report(RIGHT, WRONG).right
+
+
+def test_label_reads_like_the_command_line():
+    assert report(None).entries[0].label == "hf:bert --layers 2 --mask"
+    assert Entry().label == "coverage"
+
+
+def test_equal_layers_are_grouped():
+    twelve = graph(0, near_misses=[escape(layer) for layer in range(12)])
+    (group,) = miss_groups([twelve])
+    assert group.count == 12 and group.first == escape(0)
+    assert [g.count for g in declined_groups([graph(), graph()])] == [2]
+
+
+def test_closest_near_misses_come_first():
+    def near(depth: int, rule: str):
+        return type(escape())(rule, "f", "c", "m", "", "", depth, 10, SOFTMAX)
+
+    record = GraphRecord("g", near_misses=[near(2, "far"), near(9, "close"), near(5, "middle")])
+    assert [group.first.rule for group in miss_groups([record])] == ["close", "middle", "far"]
+
+
+def test_gain_is_the_median_of_what_was_measured():
+    matches = [attention(original=speed * 1e-3, flash=1e-3) for speed in (1, 2, 30)]
+    matches.append(Match("sdpa", "attention", "forward", "flash", evidence=Evidence(note="always")))
+    (row, *_) = rule_rows([graph(0, applied=matches, declined=[])])
+    assert row.gain == pytest.approx(2.0) and row.applied == 4
+
+
+def test_stage_seconds_add_up_in_order():
+    assert list(stage_seconds([graph(), graph()]).items()) == [("capture", 1.0), ("generate", 0.5)]
+
+
+def test_text_answers_the_three_questions():
+    text = plain(report_view(report(RIGHT, WRONG)))
+    assert re.search(r"Did it match\? +attention 2 applied; 1 declined; 1 near miss; 1 fallback; 1 graph", text)
+    assert re.search(r"Is it right\? +relative error 2.0e-07 against eager; within 1e-04", text)
+    assert re.search(
+        r"Was it worth it\? +eager 200.00 ms, regraft 100.00 ms: 2.00x \(medians of 9\); first call 3.0 s", text
+    )
+    assert "nan in the gradients; NOT within 1e-04" in text
+    assert "capture 0.50 s, generate 0.25 s" in text
+
+
+def test_text_keeps_brackets():
+    record = graph(0, near_misses=[escape()], declined=[])
+    record.near_misses[0] = type(escape())("r", "f", "code", "[bold] is text", "", "x[0]", 1, 2)
+    text = plain(report_view(Report([Entry("t", [record])], {})))
+    assert "[bold] is text" in text and "x[0]" in text
+
+
+def test_long_tables_are_cut_and_say_so():
+    misses = [type(escape())(f"rule{i}", "f", "c", "m", "", "", 1, 2) for i in range(SHOWN + 3)]
+    text = plain(report_view(Report([Entry("t", [GraphRecord("g", near_misses=misses)])], {})))
+    assert "and 3 more" in text
+
+
+def test_small_pieces():
+    assert evidence_line(None) == ""
+    assert evidence_line(Evidence(note="always")) == "always"
+    assert place(None) == "" and place(SOFTMAX).startswith("models/bert.py:128\n")
+
+
+def test_page_is_self_contained_and_escaped():
+    page = render(report(RIGHT, WRONG, None))
+    assert not re.findall(r"(?:src|href)=|https?://|@import|url\(", page)
+    assert "some &lt;cpu&gt;" in page and "output[1] &lt;b&gt;" in page
+    assert "prefers-color-scheme: dark" in page
+    assert page.count("<section>") == 3 and "2.00× eager" in page and "not timed" in page
+    assert "def call(x):" in page, "the generated code is shown"
+
+
+def test_page_of_nothing():
+    assert "No rule matched" in render(Report([Entry("t", [GraphRecord("g")])], {}))
+
+
+def test_report_file_round_trip(tmp_path):
+    made = report(RIGHT, WRONG, None)
+    back = Report.read(made.write(tmp_path / "r.json"))
+    assert repr(back) == repr(made)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "regraft-report"}', "\udcff"])
+def test_unreadable_files(tmp_path, text):
+    file = tmp_path / "r.json"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ReportError, match=r"r\.json"):
+        Report.read(file)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ReportError, match="cannot read"):
+        Report.read(tmp_path / "none.json")
