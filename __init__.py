@@ -22,38 +22,58 @@ if TYPE_CHECKING:
     from .compiler.options import OptionError, Options
     from .patterns import default_rules
     from .rewrites.coverage import Coverage, coverage
+    from .rewrites.pattern import PatternError, choose, optional
     from .rewrites.reason import Reason
-    from .rewrites.rule import Rule, register_pattern
+    from .rewrites.rule import EXACT, ROUNDING, Candidate, Numerics, Rule, register_pattern
     from .rewrites.ruleset import RuleSet
+    from .rewrites.sample import Sample, T
 
 _HOMES = {
     "backend": ".compiler.backend",
+    "check": ".compiler.check",
     "explain": ".compiler.explain",
     "OptionError": ".compiler.options",
     "Options": ".compiler.options",
     "default_rules": ".patterns",
-    "check": ".compiler.check",
     "Coverage": ".rewrites.coverage",
     "coverage": ".rewrites.coverage",
+    "PatternError": ".rewrites.pattern",
+    "choose": ".rewrites.pattern",
+    "optional": ".rewrites.pattern",
     "Reason": ".rewrites.reason",
-    "register_pattern": ".rewrites.rule",
+    "Candidate": ".rewrites.rule",
+    "EXACT": ".rewrites.rule",
+    "Numerics": ".rewrites.rule",
+    "ROUNDING": ".rewrites.rule",
     "Rule": ".rewrites.rule",
+    "register_pattern": ".rewrites.rule",
     "RuleSet": ".rewrites.ruleset",
+    "Sample": ".rewrites.sample",
+    "T": ".rewrites.sample",
 }
 
 __all__ = [
+    "EXACT",
+    "ROUNDING",
+    "Candidate",
     "Coverage",
+    "Numerics",
     "OptionError",
     "Options",
+    "PatternError",
     "Reason",
     "Rule",
     "RuleSet",
+    "Sample",
+    "T",
     "__version__",
     "backend",
     "check",
+    "choose",
     "coverage",
     "default_rules",
     "explain",
+    "optional",
     "register_pattern",
 ]
 

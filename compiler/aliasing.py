@@ -132,19 +132,19 @@ def _sources(node: fx.Node) -> tuple[list[fx.Node], bool]:
         return [], True
     if packet_name(node.target) == "aten._unsafe_view":
         return list(node.all_input_nodes), True
-    aliased = _annotated(node)
+    aliased = _annotated(node, node.target)
     if aliased:
         return aliased, True
     # What gives no tensor can't alias: sizes, assertions, numbers read from tensors.
     return (list(node.all_input_nodes), False) if _holds_tensors(node) else ([], True)
 
 
-def _annotated(node: fx.Node) -> list[fx.Node]:
+def _annotated(node: fx.Node, target: OpOverload) -> list[fx.Node]:
     """Arguments that the schema says are viewed or written; trusted for ATen and prims, whose schemas are tested."""
-    if node.target.namespace not in ("aten", "prims"):
+    if target.namespace not in ("aten", "prims"):
         return []
     found: list[fx.Node] = []
-    for position, name in aliasing_arguments(node.target):
+    for position, name in aliasing_arguments(target):
         found.extend(nodes_in(node.args[position] if position < len(node.args) else node.kwargs.get(name)))
     return found
 

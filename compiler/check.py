@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ..rewrites.driver import Settings, rewrite
+from ..rewrites.effects import mark_gradients
 from ..rewrites.pattern import choosing
 from ..rewrites.profit import Always
 from ..rewrites.record import GraphRecord
@@ -82,7 +83,7 @@ def check(rule: Rule | str, *, examples: int = 50, seed: int = 0) -> CheckResult
         alone = replace(chosen, candidates=(candidate,))
         for number, sample in enumerate(chosen.samples):
             source = random.Random(f"{seed} {candidate.name} {number}")
-            _check_sample(alone, sample, [draw(source, sample, plain=i == 0) for i in range(each)], result)
+            _check_sample(alone, sample, [draw(source, chosen, sample, plain=i == 0) for i in range(each)], result)
     return result
 
 
@@ -99,6 +100,13 @@ def _check_sample(rule: Rule, sample: Sample, drawn: list[Drawn], result: CheckR
 
 def _problem(rule: Rule, sample: Sample, drawn: Drawn, result: CheckResult) -> str | None:
     """What is wrong with the rewritten program on one drawn example, or None."""
+    try:
+        return _difference(rule, sample, drawn, result)
+    except Exception as error:  # a counterexample like any other, to be shrunk and shown
+        return f"raised {type(error).__name__}: {error}"
+
+
+def _difference(rule: Rule, sample: Sample, drawn: Drawn, result: CheckResult) -> str | None:
     operands = build(rule, sample, drawn)
 
     def program(*given: Any) -> Any:
@@ -120,6 +128,7 @@ def _rewritten(
     rule: Rule, program: Callable[..., Any], operands: list[Any], drawn: Drawn
 ) -> tuple[Callable[..., Any], GraphRecord]:
     graph_module, places = capture_function(program, operands, dynamic=drawn.dynamic)
+    mark_gradients(graph_module.graph, [drawn.training and operands[i].requires_grad for i in places])
     record = GraphRecord(rule.name)
     settings = Settings(
         stage=rule.stage,

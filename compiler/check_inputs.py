@@ -32,8 +32,8 @@ class Drawn:
 
     @property
     def ordinary(self) -> bool:
-        """Whether the rule has to match: nothing empty."""
-        return all(size > 0 for _, size in self.sizes)
+        """Whether the rule has to match: nothing empty, and nothing so small that it might as well be a scalar."""
+        return all(size > 1 for _, size in self.sizes)
 
     def _plainer(self) -> Iterator[Drawn]:
         for i, (name, size) in enumerate(self.sizes):
@@ -56,8 +56,8 @@ class Drawn:
         return current
 
 
-def draw(source: random.Random, sample: Sample, *, plain: bool) -> Drawn:
-    """Draw an example; a `plain` one has the sample's own sizes and nothing odd."""
+def draw(source: random.Random, rule: Rule, sample: Sample, *, plain: bool) -> Drawn:
+    """Draw an example; a `plain` one has the sample's own sizes and nothing odd. Only what runs before autograd is trained."""
     names = sorted({d for t in sample.operands.values() if isinstance(t, T) for d in t.dims.split() if not d.isdigit()})
     sizes = tuple((n, sample.sizes[n]) for n in names)
     if plain:
@@ -69,7 +69,7 @@ def draw(source: random.Random, sample: Sample, *, plain: bool) -> Drawn:
         source.choice(_DTYPES),
         source.choice(["contiguous", "transposed", "sliced", "expanded"]),
         source.choice(["plain", "plain", "large", "nan", "inf", "masked-row"]),
-        source.random() < 0.5,
+        rule.stage == "forward" and source.random() < 0.5,
         source.random() < 0.3,
         source.randrange(1 << 30),
     )

@@ -127,9 +127,8 @@ def _rules(value: Any) -> tuple[Any, ...] | None:
 
 
 def _rule_key(rule: Any) -> str:
-    """A rule's content hash where it has one, so that an edited rule under its old name gives another key."""
+    """Rules and rule sets go by their content, so that an edited rule under its old name gives another key."""
     if isinstance(rule, str):
         return rule
     name = getattr(rule, "name", type(rule).__name__)
-    digest = getattr(rule, "digest", None)
-    return f"{name}@{digest}" if digest else str(name)
+    return f"{name}@{getattr(rule, 'digest', '')}"

@@ -189,8 +189,9 @@ def _unpacked(node: fx.Node) -> list[fx.Node]:
         return users
     outputs = node.meta.get("val")
     count = len(outputs) if isinstance(outputs, (tuple, list)) else -1
-    users.sort(key=lambda user: user.args[1])
-    return users if [user.args[1] for user in users] == list(range(count)) else []
+    parts: dict[Any, fx.Node] = {user.args[1]: user for user in users}
+    all_once = len(users) == count and set(parts) == set(range(count))
+    return [parts[i] for i in range(count)] if all_once else []
 
 
 def _is_item_of(user: fx.Node, node: fx.Node) -> bool:

@@ -3,8 +3,8 @@
 Each takes the rule's operands as they were matched, brings them into the kernel's form (4-D, one mask, contiguous head
 dim) and calls the kernel itself rather than `scaled_dot_product_attention`, whose own choice depends on what tracing sees.
 
-A row whose scores are all -inf, or NaN, is NaN in eager code but often 0 in a kernel. Kernels also return the logarithm of
-each row's sum, which is finite exactly where the row is sound: multiplying by ``1 + 0 * logsumexp`` keeps eager's NaN, in
+A row whose scores are all -inf, or NaN, is NaN in eager code but may be finite in a kernel. Where the mask could empty a
+row, or the kernel hides NaN in query, the result is multiplied by a factor per row that is 1 or NaN: eager's NaN stays, in
 the result and in the gradients.
 """
 
@@ -39,7 +39,8 @@ class Attention:
     fill: Any
     p: Any
     causal: bool
-    nan: bool
+    nan: str
+    empty_rows: bool
     compute: torch.dtype
     result: torch.dtype
 
@@ -113,18 +114,41 @@ def _mask_four_dims(mask: torch.Tensor, batch: Any) -> torch.Tensor:
     return mask.expand(*batch, *mask.shape[-2:]).flatten(0, -4)
 
 
-def keep_nan(out: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
-    """`out` with NaN in the rows (..., rows) whose `logsumexp` is not finite."""
-    sound = logsumexp * 0 + 1
-    return out * sound.unsqueeze(-1).to(out.dtype)
+def row_factor(query: torch.Tensor | None, mask: torch.Tensor | None, empty_rows: bool) -> torch.Tensor | None:
+    """1 for sound rows and NaN for rows that are NaN in eager code, shape (..., rows or 1, 1); None where all are sound.
+
+    Args:
+        query: (..., rows, size), or None where the kernel shows NaN in query by itself.
+        mask: additive, (..., rows or 1, columns).
+        empty_rows: whether the mask could hold a row of -inf.
+    """
+    factor = None
+    if query is not None:
+        wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
+        factor = query.sum(-1, keepdim=True, dtype=wide) * 0 + 1
+    if mask is not None and empty_rows:
+        dead = mask.amax(-1, keepdim=True) == -torch.inf
+        alive = torch.where(dead, torch.nan, 1.0)
+        factor = alive if factor is None else factor * alive
+    return factor
+
+
+def keep_nan(attention: Attention, out: torch.Tensor, query: Any, mask: Any, *, shows_nan: bool) -> torch.Tensor:
+    """`out` with eager's NaN rows, where the policy asks for them."""
+    if attention.nan == "safe":
+        return out
+    factor = row_factor(None if shows_nan else query, mask, attention.empty_rows)
+    return out if factor is None else out * factor.to(out.dtype)
 
 
 def flash_cpu(*operands: Any, **derived: Any) -> torch.Tensor:
     """PyTorch's CPU flash kernel."""
     attention = Attention(*operands, **derived)
     q, k, v, mask, factor = attention.four_dims()
-    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, attention.causal, attn_mask=mask, scale=factor)
-    return attention.restore(keep_nan(out, logsumexp) if attention.nan else out)
+    out, _ = aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, attention.causal, attn_mask=mask, scale=factor
+    )
+    return attention.restore(keep_nan(attention, out, q, mask, shows_nan=mask is not None))
 
 
 def math_kernel(*operands: Any, **derived: Any) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, val
+from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, val
 from ..rewrites.symbolic import SYMBOLIC
 
 _MOST_ELEMENTS = 1 << 22
@@ -75,3 +75,70 @@ def is_causal(mask: Any) -> bool:
     value = value.cpu()
     kept, masked = value[lower.expand_as(value)], value[~lower.expand_as(value)]
     return bool((kept == 0).all()) and bool((masked <= -1e4).all())
+
+
+def may_empty_rows(bias: Any, keep: Any, fill: Any) -> bool:
+    """Whether a row of scores could be masked out altogether by -inf, which makes it NaN in eager code."""
+    if bias is None and keep is None:
+        return False
+    known = [evaluate(m) for m in (bias, keep) if m is not None]
+    if all(value is not None for value in known):
+        return _empties_rows(bias, keep, fill)
+    if keep is not None and (bias is not None or fill == -float("inf")):
+        return True
+    return bias is not None and not _is_finite(bias)
+
+
+def _empties_rows(bias: Any, keep: Any, fill: Any) -> bool:
+    total: Any = 0.0 if bias is None else evaluate(bias)
+    if keep is not None:
+        total = total + torch.where(evaluate(keep), 0.0, float(fill))  # type: ignore[arg-type]
+    return bool(torch.as_tensor(total).amax(-1).eq(-float("inf")).any()) if total.numel() else False
+
+
+_KEEPS_FINITE = ("aten.reshape", "aten.permute", "aten.expand", "aten.slice", "aten.unsqueeze", "aten.view")
+_FROM_CONSTANTS = ("aten.zeros", "aten.ones", "aten.zeros_like", "aten.ones_like")
+
+
+def _is_finite(node: Any) -> bool:
+    """Whether every entry is known to be finite: selections among, and products of, finite constants and flags."""
+    if isinstance(node, (int, float)):
+        return abs(node) < float("inf")
+    if not is_tensor(node) or "opaque" in node.meta:
+        return False
+    name, args = op_name(node), node.args
+    if not val(node).dtype.is_floating_point:
+        return True
+    if name in _FROM_CONSTANTS:
+        return True
+    if name in ("aten.full", "aten.full_like", "aten.scalar_tensor"):
+        return _is_finite(args[-1] if name == "aten.scalar_tensor" else args[1])
+    if name == "aten.where" and len(args) == 3:
+        return _is_finite(args[1]) and _is_finite(args[2])
+    if name in _KEEPS_FINITE:
+        return _is_finite(args[0])
+    if name == "aten.to":
+        return _is_finite(args[0]) and not _narrows(args[0], node)
+    if name == "aten.mul":  # (1 - flags) * -10000
+        return all(_is_finite(a) for a in args[:2]) and any(_is_flag(a) for a in args[:2])
+    return _is_flag(node)
+
+
+def _is_flag(node: Any) -> bool:
+    """Whether a float tensor is made of 0 and 1: a cast of booleans, or one minus such."""
+    if not is_tensor(node) or "opaque" in node.meta:
+        return False
+    if val(node).dtype == torch.bool:
+        return True
+    name, args = op_name(node), node.args
+    if name == "aten.to" or name in _KEEPS_FINITE:
+        return _is_flag(args[0])
+    if name == "aten.rsub":
+        return args[1] == 1 and _is_flag(args[0])
+    return False
+
+
+def _narrows(source: Any, node: Any) -> bool:
+    """Whether a cast may overflow."""
+    a, b = val(source).dtype, val(node).dtype
+    return a.is_floating_point and torch.finfo(b).max < torch.finfo(a).max

@@ -18,7 +18,8 @@ import torch
 from torch import fx
 
 from .effects import wants_gradient
-from .graph import is_pure, is_random, op_name, val
+from .functional import functionalize_temporaries
+from .graph import is_pure, op_name, val
 from .index import Index
 from .legality import Found, veto
 from .live import observe, watch
@@ -95,6 +96,9 @@ def _backup(graph_module: fx.GraphModule) -> fx.Graph:
         value, old = output  # type: ignore[misc]
         graph.output(value).meta = dict(old.meta)
     graph._codegen = graph_module.graph._codegen
+    for old, new in renamed.items():
+        if hasattr(old, "_dynamo_source"):  # Dynamo's note on where an input comes from
+            new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]
     return graph
 
 
@@ -105,6 +109,7 @@ class _Run:
         self.graph_module = graph_module
         self.settings = settings
         self.record = record
+        functionalize_temporaries(graph_module.graph)
         self.mirror = Mirror(graph_module)
         self.normalizer = Normalizer(self.mirror, settings.normal_form)
         self.rules = rules
@@ -213,7 +218,7 @@ class _Run:
         if self.settings.verify == "structure":
             verify_rewrite(found, outputs)
         for node in found.draws():
-            self.dead_draws.update(s for s in self.mirror.sources(node) if is_random(s))
+            self.dead_draws.update(node.meta.get("draws", ()))
         for old, new in zip(found.outputs, outputs, strict=True):
             new.meta["span"] = (first, last)
             fitted = self._observed(found, old, new)

@@ -7,7 +7,8 @@ that drivers can revisit it. It refuses changes of shape or dtype: a rewrite tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -109,11 +110,14 @@ class Editor:
         self.edits += 1
 
     def erase_dead(self, start: fx.Node) -> list[fx.Node]:
-        """Erase `start` and whatever only it kept alive, as far as it is pure; returns what was erased."""
+        """Erase `start` and whatever only it kept alive; returns what was erased.
+
+        Only what is pure, or a random draw that another node stands for now (``meta["moved"]``).
+        """
         erased, todo = [], [start]
         while todo:
             node = todo.pop()
-            if node.users or node._erased or not is_pure(node):
+            if node.users or node._erased or not (is_pure(node) or "moved" in node.meta):
                 continue
             todo.extend(node.all_input_nodes)
             self.graph.erase_node(node)
@@ -124,11 +128,19 @@ class Editor:
 def infer(node: fx.Node) -> Any:
     """The metadata of a call, by running it on the fake tensors of its inputs."""
     args, kwargs = fx.node.map_arg(node.args, val), fx.node.map_arg(node.kwargs, val)
-    modes = [v.fake_mode for n in nodes_in([node.args, node.kwargs]) if hasattr(v := val(n), "fake_mode")]
-    if not modes:
+    with _fake_mode(node):
         return node.target(*args, **kwargs)
-    with modes[0]:
-        return node.target(*args, **kwargs)
+
+
+def _fake_mode(node: fx.Node) -> AbstractContextManager[Any]:
+    """The fake mode of a call's inputs, or of the graph's where the call makes a tensor from nothing."""
+    for source in chain(nodes_in([node.args, node.kwargs]), node.graph.nodes):
+        mode = getattr(val(source), "fake_mode", None)
+        if mode is not None:
+            return mode
+        if source.op == "output":
+            break
+    return nullcontext()
 
 
 def require_same_meta(old: fx.Node, new: fx.Node) -> None:

@@ -55,8 +55,16 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node]) -> None:
             dirty.add(node)
 
 
+_KERNELS = ("aten._scaled_dot_product", "aten._flash_attention", "aten._efficient_attention", "aten._cudnn_attention", "mkldnn.")
+
+
+def is_kernel(node: fx.Node) -> bool:
+    """Whether a call trusts its inputs to have the strides that it was chosen for (some kernels do not check)."""
+    return op_name(node).startswith(_KERNELS)
+
+
 def _needs_old_layout(node: fx.Node) -> bool:
-    if node.op != "call_function" or op_name(node) in _STRIDE_SENSITIVE:
+    if node.op != "call_function" or op_name(node) in _STRIDE_SENSITIVE or is_kernel(node):
         return True
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):

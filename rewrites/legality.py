@@ -90,8 +90,8 @@ def _moves_a_draw(found: Found, mirror: Mirror, keep_stream: bool) -> Reason | N
     if any(n.meta.get("redrawn") for n in draws) or found.rule.numerics.random == "distribution":
         message = "the replacement would draw other random numbers than eager (option rng='statistical' allows that)"
         return Reason("random-stream-changes", message, tuple(draws))
-    own = {p for n in draws for p in range(n.meta["span"][0], n.meta["span"][1] + 1)}
-    first = min(n.meta["span"][0] for n in draws)
+    own = {mirror.effects.position[real] for n in draws for real in n.meta.get("draws", ())}
+    first = min(own, default=min(n.meta["span"][0] for n in draws))
     if mirror.effects.draws_between(first, found.span()[1], own):
         message = "other random numbers are drawn between this match's draw and its end"
         return Reason("random-order-changes", message, tuple(draws))

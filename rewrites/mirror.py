@@ -17,7 +17,7 @@ from torch import fx
 from .effects import Effects, moved_read, storages
 from .editor import Editor, RewriteError
 from .graph import is_pure, is_random, is_tensor, val
-from .layout import adapt_users, same_layout
+from .layout import adapt_users, is_kernel, restore_layout, same_layout
 from .sizes import SizeTable
 
 
@@ -45,6 +45,8 @@ class Mirror:
         copy = self.graph.node_copy(node, self.image.__getitem__)
         copy.meta = {k: v for k, v in node.meta.items() if k != "regraft_rule"}
         copy.meta["span"] = (position, position)
+        if node.op == "call_function" and is_random(node):
+            copy.meta["draws"] = (node,)
         writer = self.effects.unstable(node)
         if writer is not None:
             copy.meta["opaque"] = moved_read(node, writer)
@@ -136,6 +138,10 @@ class _Commit:
         if image.op != "call_function":
             raise RewriteError(f"{image.name} ({image.op}) has no counterpart before {self._made[-1:]}")
         inputs = {n: self._emit(n) for n in image.all_input_nodes}
+        if is_kernel(image):
+            for source, traced in zip(image.all_input_nodes, image.meta.get("traced_inputs", ()), strict=False):
+                if is_tensor(source) and not same_layout(val(inputs[source]), traced):
+                    inputs[source] = restore_layout(self._mirror.real, inputs[source], traced)
         with self._editor.at_current(image):
             args = fx.node.map_arg(image.args, inputs.__getitem__)
             kwargs = fx.node.map_arg(dict(image.kwargs), inputs.__getitem__)

@@ -72,8 +72,8 @@ class Normalizer:
         while self._todo and self.stopped is None:
             node = next(iter(self._todo))
             del self._todo[node]
-            if node._erased or "opaque" in node.meta:
-                continue
+            if node._erased or "opaque" in node.meta or "regraft_rule" in node.meta:
+                continue  # what a rule made keeps its spelling: the kernel may rest on a layout
             if not node.users:
                 self.editor.erase_dead(node)
                 continue

@@ -59,6 +59,7 @@ def insert(
                 placed[node] = _constant(mirror, traced, node, editor)
             elif node.op == "call_function":
                 placed[node] = editor.copy(node, placed.__getitem__)
+                placed[node].meta["traced_inputs"] = [val(n) for n in node.all_input_nodes]
             elif node.op == "output":
                 return [_output(o, placed, rule) for o in _outputs(node)]
     raise RewriteError(f"{rule}: the replacement has no output")

@@ -19,19 +19,19 @@ class Derivatives:
     def __init__(self) -> None:
         self._seen: set[Any] = set()
 
-    def accept(self, values: Any) -> None:
-        """Take the history of `values` as it is."""
-        self._new(values)
+    def lost(self, values: Any, node: fx.Node) -> Reason | None:
+        """The refusal where a call made `values` with a derivative of the user's own.
 
-    def check(self, values: Any, node: fx.Node) -> Reason | None:
-        """The refusal where making `values` used a derivative of the user's own."""
-        custom = [fn for fn in self._new(values) if torch_compat.is_custom_function(fn)]
-        if not custom:
+        Operators are recorded as they are, so that autograd finds their derivatives again, the user's too.
+        """
+        custom = [fn for fn in self.extend(values) if torch_compat.is_custom_function(fn)]
+        if not custom or isinstance(node.target, (*torch_compat.OPERATORS, torch_compat.HigherOrderOperator)):
             return None
         message = f"{node.name} runs the autograd function {type(custom[0]).__name__.removesuffix('Backward')}"
         return Reason("custom-derivative", message, (node,))
 
-    def _new(self, values: Any) -> list[Any]:
+    def extend(self, values: Any) -> list[Any]:
+        """The nodes of the autograd graph behind `values` that were not there before."""
         leaves = torch_compat.tree_leaves(values)
         pending = [leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor)]
         found = []

@@ -78,6 +78,8 @@ class Retracer(fx.Interpreter):
         self.extra_traceback = False
         self.refusal: Reason | None = None
         self.attributes = _fakes_of_attributes(module, fake_mode)
+        # The real ones, before fakes take their places for the run.
+        self._registered = {kind: dict(getattr(module, kind)) for kind in ("_parameters", "_buffers", "_modules")}
         self._fake_mode = fake_mode
         self._derivatives = Derivatives()
         self._scopes: dict[int, fx.Node] = {}
@@ -89,13 +91,13 @@ class Retracer(fx.Interpreter):
         recorder.decomposition_table = ExplicitAutocast(recorder.decomposition_table)
         self._adopt_attributes()
         self._inputs = inputs
-        self._derivatives.accept(inputs)
+        self._derivatives.extend(inputs)
         return self.run(*inputs)
 
     def _adopt_attributes(self) -> None:
         """Parameters and buffers of the module become `get_attr` nodes by their own names."""
-        for kind in ("_parameters", "_buffers", "_modules"):
-            getattr(self._tracer.root, kind).update(getattr(self.module, kind))
+        for kind, registered in self._registered.items():
+            getattr(self._tracer.root, kind).update(registered)
         for name, fake in self.attributes.items():
             torch_compat.track(fake, self._tracer.graph.get_attr(name), self._tracer)
 
@@ -104,8 +106,7 @@ class Retracer(fx.Interpreter):
         result = super().run_node(n)
         torch_compat.rename_unbacked(self._fake_mode, n, result)
         if n.op in ("call_function", "call_method", "call_module"):
-            kept = isinstance(n.target, torch_compat.HigherOrderOperator)
-            self._refuse(self._derivatives.accept(result) if kept else self._derivatives.check(result, n))
+            self._refuse(self._derivatives.lost(result, n))
         if n.op == "output":
             self._refuse(disagreement(n, result))
             for node, value in zip(self._placeholders(), self._inputs, strict=True):
@@ -146,6 +147,7 @@ class Retracer(fx.Interpreter):
         proxy = self._tracer.create_proxy("call_function", target, node_args, node_kwargs)
         with torch_compat.not_recorded():
             result = target(*args, **kwargs)
+        proxy.node.meta["val"] = None  # Until it is found to return something.
         return torch_compat.track(result, proxy.node, self._tracer)
 
     def _captured_body(self, body: fx.GraphModule, inputs: tuple[Any, ...]) -> fx.GraphModule:

@@ -38,6 +38,7 @@ VIEWS: tuple[Respelling, ...] = (
     views.only_entry,
     views.broadcast,
     views.neutral,
+    views.lone_part,
     moves.broadcast_above_permute,
     moves.broadcast_above_ones,
     moves.split_below_permute,
@@ -50,6 +51,7 @@ LOGIC: tuple[Respelling, ...] = (
     logic.conjunction,
     logic.known_operand,
     logic.comparison_of_flags,
+    logic.comparison_of_positions,
     logic.flag_cast,
     logic.complement,
 )
@@ -75,6 +77,7 @@ SCORES: tuple[Respelling, ...] = (
     scale.negated_scores,
     masks.fill_as_where,
     masks.fill_on_the_right,
+    masks.choice_of_constants,
     masks.two_masks,
     masks.whole_mask,
     masks.added_nothing,
@@ -93,6 +96,7 @@ SCORES: tuple[Respelling, ...] = (
 
 PRODUCTS: tuple[Respelling, ...] = (
     einsum.einsum_as_product,
+    einsum.einsum_as_permute,
     matmul.product,
     matmul.product_with_bias,
     matmul.equal_ranks,

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, is_number, is_tensor, rank, sees, shape, val
 from ...rewrites.symbolic import known_equal, same_shape
-from .reading import Factor, is_literal, symbolic, uniform
+from .reading import Factor, is_literal, uniform
 
 aten = torch.ops.aten
 
@@ -87,8 +88,10 @@ def scaled(edit: Editor, x: fx.Node, factor: Factor) -> fx.Node:
 
 def times(edit: Editor, a: Factor, b: Factor) -> Factor:
     """The product of two factors, a number where both are numbers."""
+    if is_literal(a) and is_literal(b):
+        return a * b
     if is_number(a) and is_number(b):
-        return _number(a) * _number(b)
+        return edit.call(operator.mul, a, b)
     if is_number(a):
         a, b = b, a
     return scaled(edit, a, b)
@@ -99,10 +102,6 @@ def inverse(edit: Editor, factor: Factor) -> Factor | None:
     known = uniform(factor)
     if known is not None:
         return 1.0 / known if known != 0 else None
-    if symbolic(factor):
-        return 1.0 / val(factor)
+    if is_number(factor):
+        return edit.call(operator.truediv, 1.0, factor)
     return edit.call(aten.reciprocal.default, factor)
-
-
-def _number(value: Any) -> Any:
-    return val(value) if isinstance(value, fx.Node) else value

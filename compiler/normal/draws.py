@@ -1,7 +1,7 @@
 """Random draws that respelling moves: the new call stands for the old one, which must not stay beside it.
 
-    meta["draws"]    of a dropout in the mirror: the mirror's original random calls that it stands for
-    meta["redrawn"]  True where it draws other numbers than these did, from the same distribution
+    meta["draws"]    of a random call in the mirror: the calls of the real graph whose draw it makes
+    meta["redrawn"]  True where it draws other numbers than these do, from the same distribution
     meta["moved"]    of a random call that another one stands for: dead, and free to be erased from the mirror
 """
 
@@ -15,11 +15,6 @@ from torch import fx
 from ...rewrites.editor import Editor
 
 aten = torch.ops.aten
-
-
-def draws_of(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The original random calls that a random call stands for."""
-    return node.meta.get("draws", (node,))
 
 
 def moved_dropout(edit: Editor, dropout: fx.Node, x: Any) -> fx.Node:
@@ -36,7 +31,7 @@ def redrawn_dropout(edit: Editor, draw: fx.Node, x: fx.Node, p: float) -> fx.Nod
 
 def standing_for(new: fx.Node, old: fx.Node, redrawn: bool) -> fx.Node:
     """Note on both that `new` draws instead of `old`."""
-    new.meta["draws"] = draws_of(old)
+    new.meta["draws"] = old.meta.get("draws", ())
     if redrawn or old.meta.get("redrawn"):
         new.meta["redrawn"] = True
     old.meta["moved"] = True

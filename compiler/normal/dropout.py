@@ -35,7 +35,7 @@ def native_dropout(node: fx.Node, edit: Editor) -> fx.Node | None:
     x, p, train = call.args
     if train is False:
         return x
-    if train is not True or any(user.args[1] != 0 for user in call.users) or len(call.users) > 1:
+    if train is not True or any(user is not node and user.users for user in call.users):
         return None
     return standing_for(edit.call(aten.dropout.default, x, p, True), call, redrawn=False)
 

@@ -47,6 +47,18 @@ def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     return build.permute(edit, node, result, [whole.index(c) for c in out])
 
 
+@respelling("aten.einsum")
+def einsum_as_permute(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """einsum("ijbn->bnij", x)  ->  permute(x, [2, 3, 0, 1])."""
+    equation, operands = node.args[0].replace(" ", ""), node.args[1]
+    if len(operands) != 1 or equation.count("->") != 1 or "." in equation:
+        return None
+    term, out = equation.split("->")
+    if sorted(term) != sorted(out) or len(set(term)) < len(term):
+        return None
+    return build.permute(edit, node, operands[0], [term.index(c) for c in out])
+
+
 def _parse(node: fx.Node) -> tuple[list[str], str] | None:
     """Operand letters and output letters of an einsum of two operands, an ellipsis spelled out; None for other forms."""
     operands = node.args[1]

@@ -97,7 +97,7 @@ def unmerged(groups: list[Group], merged: Sequence[Any], full: Sequence[Any], si
     result: list[Any] = []
     for group in groups:
         if not group.old:
-            result.extend([1] * len(group.new) if result else [])
+            result.extend([1] * len(group.new) if result or not offset else [])
             continue
         if group.old[0] < offset:
             continue

@@ -18,7 +18,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, rank, sees, shape
 from ...rewrites.respell import respelling
-from ...rewrites.symbolic import same_shape
+from ...rewrites.symbolic import known_equal, same_shape
 from . import build
 from .draws import moved_dropout
 from .groups import Group, inverted, keeps_last, regroup, unmerged
@@ -222,7 +222,6 @@ def repeated_whole(node: fx.Node, edit: Editor) -> fx.Node | None:
     counts = [1] * -missing + list(counts) if missing < 0 else list(counts)
     unit, wide = [], []
     for size, count in zip(sizes, counts, strict=True):
-        once = not isinstance(count, torch.SymInt) and count == 1
-        unit += [size] if once else [1, size]
-        wide += [size] if once else [count, size]
+        unit += [size] if known_equal(size, 1) or known_equal(count, 1) else [1, size]
+        wide += [count] if known_equal(size, 1) else [size] if known_equal(count, 1) else [count, size]
     return build.reshape(edit, node, build.expand(edit, node, build.reshape(edit, node, x, unit), wide), shape(node))

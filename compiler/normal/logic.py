@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import dtype, is_tensor, op_name, sees
+from ...rewrites.graph import dtype, is_tensor, op_name, sees, shape, val
 from ...rewrites.respell import respelling
 from . import build
 from .reading import is_bool, is_literal, like, uniform
@@ -88,34 +88,47 @@ def connective(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.logical_and", "aten.logical_or")
 def known_operand(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """logical_and(m, all true), logical_or(m, all false)  ->  m."""
+    """logical_and(m, all true), logical_or(m, all false)  ->  m, broadcast where need be."""
     unit = 1 if op_name(node) == "aten.logical_and" else 0
     for x, other in (node.args, node.args[::-1]):
-        if uniform(other) == unit and is_bool(x) and like(node, x):
-            return x
+        if uniform(other) == unit and is_bool(x):
+            return build.expand(edit, node, x, shape(node))
     return None
 
 
-@respelling("aten.logical_and", "aten.mul")
+@respelling("aten.mul")
 def conjunction(node: fx.Node, edit: Editor) -> fx.Node | None:
     """mul(a, b) on booleans  ->  logical_and(a, b)."""
     a, b = node.args[:2]
-    if op_name(node) != "aten.mul" or not (is_bool(a) and is_bool(b)):
+    if not (is_bool(a) and is_bool(b)):
         return None
     return edit.call(aten.logical_and.default, a, b)
 
 
 @respelling(*_COMPARE)
 def comparison_of_flags(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """mask == 0, mask.to(float) > 0.5, mask != 0 for booleans  ->  logical_not(mask) or mask."""
+    """mask == 0, mask.to(float) > 0.5, where(mask, 0, -inf) == 0 for booleans  ->  mask or logical_not(mask)."""
     x, bound = node.args[0], uniform(node.args[1])
-    flags = _flags(node, x) if bound is not None and is_tensor(x) else None
-    if flags is None or not like(node, flags):
+    choice = _choice(node, x) if bound is not None and is_tensor(x) else None
+    if choice is None:
         return None
-    no, yes = (_COMPARE[op_name(node)](value, bound) for value in (0, 1))
-    if yes and not no:
-        return flags
-    return negated(edit, node, flags) if no and not yes else None
+    flags, no, yes = choice
+    when_no, when_yes = (_COMPARE[op_name(node)](value, bound) for value in (no, yes))
+    if when_yes == when_no:
+        return None
+    mask = flags if when_yes else negated(edit, node, flags)
+    return build.expand(edit, node, mask, shape(node))
+
+
+def _choice(user: fx.Node, x: fx.Node) -> tuple[fx.Node, float, float] | None:
+    """(flags, value where false, value where true) of a tensor that two numbers make up."""
+    flags = _flags(user, x)
+    if flags is not None:
+        return flags, 0, 1
+    if not sees(user, x, "aten.where") or len(x.args) != 3:
+        return None
+    yes, no = uniform(x.args[1]), uniform(x.args[2])
+    return None if yes is None or no is None else (x.args[0], no, yes)
 
 
 def _flags(user: fx.Node, x: fx.Node) -> fx.Node | None:
@@ -123,6 +136,19 @@ def _flags(user: fx.Node, x: fx.Node) -> fx.Node | None:
     if is_bool(x):
         return x
     return x.args[0] if sees(user, x, "aten.to", "aten._to_copy") and is_bool(x.args[0]) else None
+
+
+@respelling("aten.ge", "aten.gt", "aten.lt")
+def comparison_of_positions(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """arange(n) >= 0  ->  all true; arange(n) < 0  ->  all false."""
+    x, bound = node.args[0], uniform(node.args[1])
+    while sees(node, x, "aten.reshape", "aten.permute", "aten.expand"):
+        x = x.args[0]
+    if bound is None or not sees(node, x, "aten.arange") or x.target is not aten.arange.default or dtype(x).is_floating_point:
+        return None
+    if bound > (-1 if op_name(node) == "aten.gt" else 0):
+        return None
+    return edit.call(aten.full.default, list(shape(node)), op_name(node) != "aten.lt", dtype=torch.bool, device=val(node).device)
 
 
 @respelling("aten.to", "aten._to_copy")

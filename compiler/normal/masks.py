@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, dtype, is_tensor, sees
+from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape, val
 from ...rewrites.respell import respelling
 from . import build
 from .logic import are_opposite, negated
-from .reading import holds_product, is_bool, is_float, is_literal, like, uniform
+from .reading import directness, holds_product, is_bool, is_float, is_literal, like, uniform
 
 aten = torch.ops.aten
 
@@ -50,6 +51,26 @@ def fill_on_the_right(node: fx.Node, edit: Editor) -> fx.Node | None:
     if is_tensor(b) and uniform(b) is None and like(node, b) and uniform(a) is not None:
         return _where(edit, negated(edit, node, keep), b, a)
     return None
+
+
+@respelling("aten.where")
+def choice_of_constants(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """where(keep, zeros([S, T]), full(-inf)), where(keep, 0.0, -inf)  ->  where.ScalarOther(keep, zeros([]), -inf)."""
+    if len(node.args) != 3:
+        return None
+    keep, yes, no = node.args[0], uniform(node.args[1]), uniform(node.args[2])
+    settled = node.target is aten.where.ScalarOther and is_tensor(node.args[1]) and rank(node.args[1]) == 0
+    if yes is None or no is None or settled or not is_float(node) or val(keep).device != val(node).device:
+        return None
+    if not all(_fits(value, dtype(node)) for value in (yes, no)):
+        return None
+    unit = edit.call(aten.full.default, [], yes, dtype=dtype(node), device=val(node).device)
+    return build.expand(edit, node, edit.call(aten.where.ScalarOther, keep, unit, no), shape(node))
+
+
+def _fits(value: float, kind: torch.dtype) -> bool:
+    """Whether a number stays finite, or was infinite already, in a type."""
+    return math.isinf(value) or abs(value) <= torch.finfo(kind).max
 
 
 @respelling("aten.where")
@@ -93,27 +114,30 @@ def difference_as_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.add")
 def scores_first(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """add(m, scores)  ->  add(scores, m); add(s, m, alpha)  ->  add(s, mul(m, alpha))."""
+    """add(m, scores)  ->  add(scores, m); add(s, m, alpha)  ->  add(s, mul(m, alpha)).
+
+    Of two terms that hold a product, the one that is little else comes first; of equal ones, the first.
+    """
     a, b, alpha = node.args[0], node.args[1], arguments(node).get("alpha", 1)
     if not is_literal(alpha) or not is_float(node):
         return None
-    if alpha != 1 and is_float(b):
-        return edit.call(aten.add.Tensor, a, build.scaled(edit, b, alpha))
-    if alpha != 1 or not holds_product(b) or holds_product(a) or not is_tensor(b):
+    if alpha != 1:
+        return edit.call(aten.add.Tensor, a, build.scaled(edit, b, alpha)) if is_float(b) else None
+    if not is_tensor(b) or directness(b) <= directness(a):
         return None
     return edit.call(aten.add.Tensor, b, a)
 
 
 @respelling("aten.add")
 def one_bias(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """add(add(scores, m1), m2)  ->  add(scores, add(m1, m2)); of two products, the first to come are the scores."""
+    """add(add(scores, m1), m2)  ->  add(scores, add(m1, m2))."""
     inner, term = node.args[0], node.args[1]
-    if not sees(node, inner, "aten.add") or not is_float(term) or holds_product(term) or not holds_product(inner):
+    if not sees(node, inner, "aten.add") or not is_float(term) or _has_alpha(node, inner):
         return None
     scores, bias = inner.args[:2]
-    if not is_float(bias) or holds_product(bias) or not like(node, scores) or _has_alpha(node, inner):
+    if not is_float(bias) or not like(node, scores) or dtype(bias) != dtype(term):
         return None
-    if dtype(bias) != dtype(term):
+    if not holds_product(scores) or directness(scores) < max(directness(bias), directness(term)):
         return None
     return edit.call(aten.add.Tensor, scores, edit.call(aten.add.Tensor, bias, term))
 

@@ -6,19 +6,23 @@ Nothing here changes a graph or adds a guard.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 
 from ...rewrites.graph import arguments, dtype, is_number, is_tensor, op_name, rank, sees, shape, val
-from ...rewrites.symbolic import SYMBOLIC, known_equal, same_shape
+from ...rewrites.symbolic import known_equal, same_shape
 
 Number = int | float
 Factor = Any  # a Python number, a symbolic one, a node holding one, or a 0-d tensor node
 
 VIEWS = ("aten.permute", "aten.reshape", "aten.expand")
+
+_CONSTANT = re.compile(r"_tensor_constant\d+$")  # what tracing names a tensor literal of the program
 
 # Spellings of a view that `views.py` will make one of VIEWS; walks meet them before it does.
 _VIEW_SPELLINGS = (
@@ -80,8 +84,8 @@ def uniform(value: Any, depth: int = 8) -> Number | None:
 
         full([2, 3], -inf), expand(scalar_tensor(-inf), ...), zeros(...) * 2 + 1   ->   the number
     """
-    if is_literal(value):
-        return value
+    if isinstance(value, (bool, int, float)):
+        return _plain(value)
     if not is_tensor(value) or depth == 0 or "opaque" in value.meta:
         return None
     constant = _constant(value)
@@ -101,7 +105,9 @@ def _plain(value: Any) -> Number | None:
 def _constant(node: fx.Node) -> Number | None:
     """The value of a one-element tensor that was a constant when the graph was captured."""
     tensor = getattr(val(node), "constant", None)
-    if tensor is None or tensor.numel() != 1 or tensor.dtype.is_complex:
+    if tensor is None and node.op == "get_attr" and _CONSTANT.match(str(node.target)):
+        tensor = getattr(node.graph.owning_module, str(node.target), None)
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or tensor.dtype.is_complex or isinstance(tensor, FakeTensor):
         return None
     return _plain(tensor.item())
 
@@ -172,7 +178,7 @@ _UNIFORM: dict[str, Callable[[fx.Node, int], Any]] = {
 def factor_of(value: Any) -> Factor | None:
     """`value` as a factor: a plain number where it is known to be one, else itself where it is a scalar, else None."""
     known = uniform(value)
-    if known is not None and (is_literal(value) or is_scalar(value)):
+    if known is not None:
         return known
     return value if is_scalar(value) else None
 
@@ -180,6 +186,22 @@ def factor_of(value: Any) -> Factor | None:
 def holds_product(node: Any) -> bool:
     """Whether a batched product of two computed values is found below elementwise operations and views: scores."""
     return _reaches(node, "holds_product", _is_batched_product)
+
+
+def is_scaled_product(node: Any) -> bool:
+    """Whether a value is a batched product itself, or a scalar multiple or cast of one."""
+    while isinstance(node, fx.Node) and "opaque" not in node.meta:
+        if _is_batched_product(node):
+            return True
+        if op_name(node) not in ("aten.mul", "aten.div", *CASTS) or (len(node.args) > 1 and is_tensor(node.args[1])):
+            return False
+        node = node.args[0]
+    return False
+
+
+def directness(node: Any) -> int:
+    """How directly a term of a sum is scores: 2 for a scaled product, 1 for what contains one, 0 for a bias."""
+    return 2 if is_scaled_product(node) else int(holds_product(node))
 
 
 def holds_softmax(node: Any) -> bool:
@@ -227,8 +249,3 @@ def reduction(user: fx.Node, node: Any, *names: str) -> tuple[fx.Node, int] | No
     dim = dims[0] % rank(x)
     kept = [1 if d == dim else s for d, s in enumerate(shape(x))]
     return (x, dim) if same_shape(shape(node), kept) else None
-
-
-def symbolic(value: Any) -> bool:
-    """Whether a number is symbolic, raw or held by a node."""
-    return isinstance(val(value), SYMBOLIC)

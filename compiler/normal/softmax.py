@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, dtype, op_name, rank, sees, shape
+from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal
 from . import build
@@ -52,14 +54,22 @@ def exponent_of_log_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
 @respelling("aten.exp")
 def exponent_over_logsumexp(node: fx.Node, edit: Editor) -> fx.Node | None:
     """exp(x - logsumexp(x, [d], keepdim=True))  ->  softmax(x, d)."""
-    inner = node.args[0]
-    if not sees(node, inner, "aten.sub") or arguments(inner).get("alpha", 1) != 1:
-        return None
-    x, total = inner.args[:2]
-    over = reduction(node, total, "aten.logsumexp")
+    x, total = _difference(node, node.args[0])
+    over = None if total is None else reduction(node, total, "aten.logsumexp")
     if over is None or over[0] is not x:
         return None
     return _over(node, edit, x, over[1], aten.softmax.int)
+
+
+def _difference(user: fx.Node, node: Any) -> tuple[fx.Node | None, fx.Node | None]:
+    """(x, m) of `sub(x, m)` or `add(x, mul(m, -1))`."""
+    if not sees(user, node, "aten.sub", "aten.add") or arguments(node).get("alpha", 1) != 1:
+        return None, None
+    x, term = node.args[:2]
+    if op_name(node) == "aten.sub":
+        return (x, term) if is_tensor(x) and is_tensor(term) else (None, None)
+    negative = sees(user, term, "aten.mul") and term.args[1] == -1
+    return (x, term.args[0]) if negative else (None, None)
 
 
 @respelling("aten.div", "aten.mul")
@@ -80,10 +90,8 @@ def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 def _unshifted(user: fx.Node, x: fx.Node, dim: int) -> fx.Node:
     """`y` where `x` is `y - m` with `m` the maximum (or anything else) along `dim`."""
-    if not sees(user, x, "aten.sub") or arguments(x).get("alpha", 1) != 1:
-        return x
-    y, shift = x.args[:2]
-    if not like(x, y) or not isinstance(shift, fx.Node) or rank(shift) != rank(y):
+    y, shift = _difference(user, x)
+    if y is None or shift is None or not like(x, y) or rank(shift) != rank(y):
         return x
     return y if known_equal(shape(shift)[dim], 1) and not known_equal(shape(y)[dim], 1) else x
 

@@ -136,3 +136,10 @@ def neutral(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     unit = 0 if op_name(node) in ("aten.add", "aten.sub") else 1
     return x if other == unit else None
+
+
+@respelling("aten.cat", "aten.concat", "aten.concatenate")
+def lone_part(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """cat([x, an empty tensor of one dimension]), cat([x])  ->  x; an empty key cache is such a tensor."""
+    parts = [p for p in node.args[0] if not (rank(p) == 1 and known_equal(shape(p)[0], 0))]
+    return parts[0] if len(parts) == 1 and like(node, parts[0]) else None

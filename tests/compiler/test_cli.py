@@ -1,5 +1,6 @@
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,11 +65,10 @@ def run(*args: str, code: int = 0):
 def test_report_writes_both_files_and_answers():
     out = run("report", "small.py:model").output
     assert "Did it match?" in out and "attention 1 applied" in out
-    assert "error 0.0e+00" in out and "Was it worth it?" in out and "1.00" in out or "x (medians" in out
+    assert "error 0.0e+00" in out and "Was it worth it?" in out and "x (medians of" in out
     (entry,) = Report.read("regraft-report.json").entries
     assert entry.label == "small.py:model" and entry.outcome.speed
-    with open("regraft-report.html") as page:
-        assert "small.py:model" in page.read()
+    assert "small.py:model" in Path("regraft-report.html").read_text()
 
 
 def test_report_options(tmp_path):

@@ -146,7 +146,7 @@ def inputs():
 
 
 def layout(tensor):
-    """Dtype, shape and strides; the stride of a dim of size 1 means nothing, and fake tensors differ there from real."""
+    """Dtype, shape and strides; strides of dims of size 1 mean nothing, and fake ones differ from real ones."""
     return tensor.dtype, tensor.shape, [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1]
 
 

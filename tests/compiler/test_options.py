@@ -81,7 +81,7 @@ def test_direct_construction_is_checked_too():
 @dataclass
 class FakeRule:
     name: str
-    content_hash: str | None = None
+    digest: str
 
 
 def test_key_tells_options_and_rule_contents_apart():

@@ -67,21 +67,23 @@ def test_masked_families(model_type, config, inputs):
     ("model_type", "key"), [("vit", "pixel_values"), ("swin", "pixel_values"), ("wav2vec2", "input_values")]
 )
 def test_families_without_tokens(model_type, key):
-    small = {"vit": {**TINY, "image_size": 32}, "swin": {"embed_dim": 24, "image_size": 64}, "wav2vec2": TINY}[
-        model_type
-    ]
+    small = {
+        "vit": {**TINY, "image_size": 32},
+        "swin": {"embed_dim": 24, "image_size": 128, "window_size": 4},
+        "wav2vec2": TINY,
+    }[model_type]
     assert key in tiny(model_type, config=small).kwargs
 
 
 def test_no_padding_mask_for_images():
     with pytest.raises(TargetError, match="takes no padding mask"):
-        tiny("swin", mask=True, config={"embed_dim": 24, "image_size": 64})
+        tiny("swin", mask=True, config={"embed_dim": 24, "image_size": 128, "window_size": 4})
 
 
 def test_layers_of_stages_and_parts():
     from transformers import CLIPConfig, LlamaConfig, SwinConfig
 
-    assert _fewer_layers(SwinConfig(), 2)["depths"] == [2, 2, 2, 2]
+    assert _fewer_layers(SwinConfig(), 2)["depths"] == (2, 2, 2, 2)
     parts = _fewer_layers(CLIPConfig(), 3)
     assert parts["text_config"].num_hidden_layers == parts["vision_config"].num_hidden_layers == 3
     assert _fewer_layers(LlamaConfig(), 1)["num_hidden_layers"] == 1

@@ -1,0 +1,92 @@
+"""In-place calls on temporaries, as the functional calls that they might as well be.
+
+    scores = matmul(q, k);  div_(scores, 8)   ->   div(matmul(q, k), 8)        nobody else sees `scores` afterwards
+
+Values stay the same bits. Writes that anyone could observe (to inputs, to what has other aliases in use) stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from .editor import infer
+from .effects import storages
+from .graph import is_tensor, op_name, val
+from .layout import same_layout
+
+
+def functionalize_temporaries(graph: fx.Graph) -> int:
+    """Replace in-place calls on temporaries; returns how many. Metadata stays as it is."""
+    inplace = [n for n in graph.nodes if _writes_self(n)]
+    if not inplace:
+        return 0
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    memory = {node: storages(node) for node in graph.nodes}  # before any change: metadata is renewed on the way
+    aliases = _aliases(memory)
+    return sum(_functionalize(node, position, [aliases[m] for m in memory[node]]) for node in inplace)
+
+
+def _writes_self(node: fx.Node) -> bool:
+    """Whether a call writes to its first argument, and to nothing else, and returns it."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    written = [a.alias_info is not None and a.alias_info.is_write for a in node.target._schema.arguments]
+    return node.target.namespace == "aten" and bool(written) and written[0] and not any(written[1:]) and is_tensor(node)
+
+
+def _aliases(memory: dict[fx.Node, set[int]]) -> dict[int, list[fx.Node]]:
+    found: dict[int, list[fx.Node]] = {}
+    for node, owned in memory.items():
+        for storage in owned:
+            found.setdefault(storage, []).append(node)
+    return found
+
+
+def _functionalize(node: fx.Node, position: dict[fx.Node, int], aliases: list[list[fx.Node]]) -> bool:
+    """`aliases`: for each storage of `node`, the nodes that share it, in order."""
+    target = _functional(node.target)
+    if target is None or len(aliases) != 1 or not _is_temporary(node, position, aliases[0]):
+        return False
+    inplace, node.target = node.target, target
+    try:
+        fits = same_layout(infer(node), val(node))
+    except (RuntimeError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        node.target = inplace
+        return False
+    for other in aliases[0]:
+        if position[other] >= position[node]:
+            _refresh(other)
+    return True
+
+
+def _functional(inplace: Any) -> Any | None:
+    """``aten.div`` for ``aten.div_``, with the same overload and parameters."""
+    name = inplace._schema.name.split("::")[-1]
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    target = getattr(packet, inplace._overloadname, None)
+    if target is None:
+        return None
+    ours, theirs = ([a.name for a in t._schema.arguments] for t in (target, inplace))
+    return target if ours == theirs else None
+
+
+def _is_temporary(node: fx.Node, position: dict[fx.Node, int], aliases: list[fx.Node]) -> bool:
+    """Whether nobody reads the written memory later except through `node`, and it is no input's."""
+    here = position[node]
+    for other in aliases:
+        if other.op != "call_function":
+            return False
+        if position[other] < here and any(position[user] > here for user in other.users):
+            return False
+    return True
+
+
+def _refresh(node: fx.Node) -> None:
+    """New metadata, because the value now has memory of its own."""
+    if node.op == "call_function" and op_name(node) != "getitem":
+        node.meta["val"] = infer(node)
