@@ -3,8 +3,8 @@
     captured graph  ->  inference graph                          where no gradient is asked for
                     ->  joint graph  ->  forward graph, backward graph
 
-The forward hands what the backward needs to it as extra outputs. What is handed over is the cheapest cut that computes
-nothing twice: a view is made again from its base, everything else is kept, as eager keeps it.
+The forward hands what the backward needs to it as extra outputs: by default all of it, as eager does, for as calls of
+their own recomputed ops only cost time. What the user marked by activation checkpointing is recomputed as asked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from torch import fx
 
-from ..rewrites.graph import is_tensor
 from . import torch_compat
 
 GraphKind = Literal["inference", "forward", "backward"]
@@ -24,7 +23,11 @@ RULE = "regraft_rule"
 
 
 def differentiate(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], compile_graph: CompileGraph
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_graph: CompileGraph,
+    *,
+    recompute: bool = False,
 ) -> Callable[..., Any]:
     """Compile a graph with its derivatives.
 
@@ -35,6 +38,8 @@ def differentiate(
             forward and then the backward graph; the backward may be compiled as late as at its first run. It returns a
             boxed callable: one list of inputs in, which it empties, and a tuple out. Writes to inputs are `copy_` nodes
             at the end of the graph.
+        recompute: let the backward compute pointwise results again where less is kept then (minimum cut). Pays where
+            they are fused into the kernels that read them.
 
     Returns:
         A callable of the graph's inputs, for Dynamo.
@@ -54,34 +59,8 @@ def differentiate(
         inference=compiler("inference"),
         forward=compiler("forward"),
         backward=compiler("backward"),
-        partition=partition,
+        recompute=recompute,
     )
-
-
-def partition(joint: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split a joint graph into forward and backward by minimum cut, recomputing nothing that costs time.
-
-    Recomputing pays where it is fused into the kernel that needs it; as calls of their own, recomputed ops are only
-    slower. What the user marked by activation checkpointing is recomputed as asked.
-    """
-    marked = [node for node in joint.graph.nodes if "recompute" not in node.meta and _computes(node)]
-    for node in marked:
-        torch_compat.mark_saved(node)
-    halves = torch_compat.min_cut_partition(joint, joint_inputs, **options)
-    # The marks have done their work; left in place they would show in every printed graph.
-    names = {node.name for node in marked}
-    for node in (*halves[0].graph.nodes, *halves[1].graph.nodes):
-        if node.name in names:
-            node.meta.pop("recompute", None)
-    return halves
-
-
-def _computes(node: fx.Node) -> bool:
-    """Whether a call reads tensors to make tensors; constants such as `full` and `arange` are cheap to make again."""
-    if node.op != "call_function" or not isinstance(node.target, torch_compat.OpOverload):
-        return False
-    makes = any(is_tensor(n) for n in (node, *node.users))
-    return makes and any(is_tensor(n) for n in node.all_input_nodes)
 
 
 def _pack_rules(graph_module: fx.GraphModule) -> None:

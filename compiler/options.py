@@ -47,7 +47,8 @@ class Options:
             on the user's inputs and reports the difference. True means ``"structure"``, False ``"off"``.
         rules: names, rules or rule sets to use, in order, as given; None means the default rules.
         nan: ``"eager"`` keeps eager's result for fully masked rows (NaN stays NaN); ``"safe"`` allows finite ones.
-        rng: ``"eager"`` keeps eager's random stream; ``"statistical"`` allows another of equal distribution.
+        rng: ``"statistical"`` lets fused kernels draw dropout from their own stream, of equal distribution;
+            ``"eager"`` keeps eager's own numbers and declines what would draw others.
     """
 
     mode: Mode = "default"
@@ -55,7 +56,7 @@ class Options:
     verify: Verify = "off"
     rules: tuple[Any, ...] | None = None
     nan: NanPolicy = "eager"
-    rng: RngPolicy = "eager"
+    rng: RngPolicy = "statistical"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -96,35 +96,23 @@ def aot_compile(
     inference: Callable[..., Any],
     forward: Callable[..., Any],
     backward: Callable[..., Any],
-    partition: Callable[..., Any],
+    recompute: bool,
 ) -> Callable[..., Any]:
-    """Functionalize and differentiate by AOTAutograd, and compile each graph with the compiler of its kind."""
+    """Functionalize and differentiate by AOTAutograd, and compile each graph with the compiler of its kind.
+
+    `recompute` splits forward from backward by minimum cut, rather than as eager would.
+    """
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     compiler = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=partition,
+        partition_fn=min_cut_rematerialization_partition if recompute else default_partition,
         keep_inference_input_mutations=True,
     )
     return compiler(graph_module, example_inputs)
-
-
-def min_cut_partition(
-    joint: fx.GraphModule, joint_inputs: Any, **options: Any
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """AOTAutograd's minimum-cut split of a joint graph into forward and backward."""
-    from functorch.compile import min_cut_rematerialization_partition
-
-    return min_cut_rematerialization_partition(joint, joint_inputs, **options)
-
-
-def mark_saved(node: fx.Node) -> None:
-    """Tell the partitioner never to recompute `node`."""
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def bare_calls(namespace: str, *names: str) -> SimpleNamespace:
@@ -198,11 +186,21 @@ def trace_before_dispatch(function: Callable[..., Any], inputs: Sequence[Any]) -
 def recorder() -> Any:
     """The tracing mode of `trace_before_dispatch`, to be asked inside the traced function.
 
-    It has a `tracer` (nodes, proxies) and a `decomposition_table`.
+    It has a `tracer` (nodes, proxies).
     """
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     return get_proxy_mode()
+
+
+def wrap_decompositions(recorder: Any, wrap: Callable[[Any], Any]) -> None:
+    """Replace the recorder's table of decompositions for the rest of a recording."""
+    from torch.fx.experimental import proxy_tensor
+
+    if hasattr(recorder, "decomposition_table"):
+        recorder.decomposition_table = wrap(recorder.decomposition_table)
+    else:  # up to torch 2.12 the table is global, and set back when the recording ends
+        proxy_tensor.CURRENT_DECOMPOSITION_TABLE = wrap(proxy_tensor.CURRENT_DECOMPOSITION_TABLE)
 
 
 def track(value: Any, node: fx.Node, tracer: Any) -> Any:
@@ -278,7 +276,9 @@ def fake_of(tensor: torch.Tensor, fake_mode: Any) -> torch.Tensor | None:
     return fake_mode.from_tensor(tensor, symbolic_context=symbols, source=symbols.tensor_source, trace=False)
 
 
-def replaced_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+def replaced_tensors(
+    module: torch.nn.Module, tensors: dict[str, torch.Tensor]
+) -> contextlib.AbstractContextManager[Any]:
     """Put `tensors` in the place of a module's parameters and buffers of these qualified names, until exit."""
     from torch.nn.utils import stateless
 
@@ -303,6 +303,13 @@ def forget_new_symbols_on_error(shape_env: Any) -> Iterator[None]:
         if hasattr(shape_env, "pending_fresh_unbacked_symbols"):
             shape_env.pending_fresh_unbacked_symbols[:] = pending
         raise
+
+
+def saved_tensor_hooks_off() -> contextlib.AbstractContextManager[Any]:
+    """Keep the user's saved-tensor hooks (offloading to the CPU, say) away from the fakes of a trace."""
+    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
+
+    return _disable_saved_tensors_hooks_during_tracing()
 
 
 def functorch_active() -> bool:
@@ -377,9 +384,22 @@ def is_subclass(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
-def rename(node: fx.Node, name: str) -> None:
-    """Give a node a name, or the nearest that is free in its graph."""
-    node._rename(name)
+def adopt_name(node: fx.Node, source: fx.Node) -> None:
+    """Give a placeholder the name of another graph's, and the place in the user's program that Dynamo has it from."""
+    node._rename(source.name)
+    node.target = source.target
+    if hasattr(source, "_dynamo_source"):
+        node._dynamo_source = source._dynamo_source  # type: ignore[attr-defined]
+
+
+def has_plain_signature(graph: fx.Graph) -> bool:
+    """Whether the inputs and outputs of a graph are its placeholders and its output node, not trees of them."""
+    return type(graph._codegen) is fx.CodeGen
+
+
+def returns_nothing(target: OpOverload) -> bool:
+    """Whether an operator has no results, and so must be called for its effect."""
+    return not target._schema.returns
 
 
 def attribute(module: torch.nn.Module, qualified_name: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..rewrites.effects import wants_gradient
 from ..rewrites.graph import describe, dtype, is_tensor, op_name, rank, shape, val
 from ..rewrites.matcher import Binding
 from ..rewrites.pattern import cast, choose, optional
@@ -21,8 +22,9 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import known_equal
-from .attention_kernels import CANDIDATES
-from .masks import is_causal, may_empty_rows
+from .attention_cuda import CUDA_KERNELS
+from .attention_kernels import CPU_KERNELS, MATH_KERNEL
+from .masks import is_causal_match, may_empty_rows
 
 _LEAST_FILL = -1e4
 
@@ -129,16 +131,17 @@ def nan_policy(match: Binding, policy: Mapping[str, str]) -> str:
 def empty_rows(match: Binding, policy: Mapping[str, str]) -> bool:
     """Whether the mask could leave nothing of a row."""
     bias, keep, fill = (match.operands.get(n) for n in ("bias", "keep", "fill"))
-    return not causal(match, policy) and may_empty_rows(bias, keep, val(fill))
+    return not is_causal_match(match) and may_empty_rows(bias, keep, val(fill))
 
 
 def causal(match: Binding, policy: Mapping[str, str]) -> bool:
     """Whether the mask is known to be the causal one, so that kernels need none."""
-    bias, keep = match.operands.get("bias"), match.operands.get("keep")
-    rows, columns = shape(match.operands["query"])[-2], shape(match.operands["key_t"])[-1]
-    if (bias is None) == (keep is None) or not known_equal(rows, columns):
-        return False
-    return is_causal(keep if bias is None else bias)
+    return is_causal_match(match)
+
+
+def training(match: Binding, policy: Mapping[str, str]) -> bool:
+    """Whether gradients flow through the attention."""
+    return any(wants_gradient(o) for o in match.operands.values() if is_tensor(o))
 
 
 _QKV = {"query": T("B H S D"), "key_t": T("B H D T"), "value": T("B H T E")}
@@ -175,7 +178,7 @@ SAMPLES = (
 @register_pattern(
     "sdpa",
     family="attention",
-    replacement=CANDIDATES,
+    replacement=[*CPU_KERNELS, *CUDA_KERNELS, MATH_KERNEL],
     samples=SAMPLES,
     guards=(
         matrices, floating, masks_fit, keeps_are_boolean, bias_is_floating, fill_masks, row_scale_is_per_row,
@@ -183,7 +186,7 @@ SAMPLES = (
     ),
     dims={"query": "... S D", "key_t": "... D T", "value": "... T E"},
     numbers=("scale", "fill", "p"),
-    derived={"causal": causal, "nan": nan_policy, "empty_rows": empty_rows, "compute": compute_dtype, "result": result_dtype},
+    derived={"causal": causal, "nan": nan_policy, "empty_rows": empty_rows, "training": training, "compute": compute_dtype, "result": result_dtype},
     numerics=Numerics(slack=4.0, random="stream"),
     nan="same",
 )  # fmt: skip

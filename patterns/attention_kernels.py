@@ -10,6 +10,7 @@ the result and in the gradients.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,7 @@ class Attention:
     causal: bool
     nan: str
     empty_rows: bool
+    training: bool
     compute: torch.dtype
     result: torch.dtype
 
@@ -169,6 +171,7 @@ def math_kernel(*operands: Any, **derived: Any) -> torch.Tensor:
 
 
 def refused(kernel: str, why: str, match: Binding, *names: str) -> Reason:
+    """The reason for which a kernel is no candidate for a match; `names` are the operands to blame."""
     return Reason("kernel-unavailable", f"{kernel}: {why}", tuple(match.operands[n] for n in names or ("query",)))
 
 
@@ -176,37 +179,36 @@ def device_of(match: Binding) -> str:
     return str(val(match.operands["query"]).device.type)
 
 
-def needs_gradient(match: Binding, name: str) -> bool:
-    operand = match.operands.get(name)
-    return is_tensor(operand) and wants_gradient(operand)
+def wants_mask_gradient(match: Binding) -> bool:
+    bias = match.operands.get("bias")
+    return is_tensor(bias) and wants_gradient(bias)
 
 
 def sizes_positive(match: Binding) -> bool:
     return all(known(s >= 1) for n in ("query", "key_t", "value") for s in shape(match.operands[n]))
 
 
-def flash_cpu_applies(match: Binding) -> Reason | None:
+def head_size(match: Binding) -> Any:
+    """The size of a head where query and value agree on it, else None."""
+    size = shape(match.operands["query"])[-1]
+    return size if known_equal(size, shape(match.operands["value"])[-1]) else None
+
+
+def flash_cpu_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     """The kernel divides by sizes, and knows neither dropout nor gradients of a mask nor a value of another width."""
     name = "flash"
     if device_of(match) != "cpu":
         return refused(name, "not on a CPU", match)
     if not sizes_positive(match):
         return refused(name, "a size may be zero", match, "query", "key_t")
-    if not known_equal(shape(match.operands["query"])[-1], shape(match.operands["value"])[-1]):
+    if head_size(match) is None:
         return refused(name, "value has another head size than query", match, "value")
     if "p" in match.operands:
         return refused(name, "no dropout", match)
-    if needs_gradient(match, "bias"):
+    if wants_mask_gradient(match):
         return refused(name, "the mask needs gradients", match, "bias")
     return None
 
 
-def math_applies(match: Binding) -> Reason | None:
-    return None
-
-
-CANDIDATES: tuple[Candidate, ...] = (
-    Candidate("flash", flash_cpu, flash_cpu_applies),
-    Candidate("math", math_kernel, math_applies),
-)
-
+CPU_KERNELS = (Candidate("flash", flash_cpu, flash_cpu_applies),)
+MATH_KERNEL = Candidate("math", math_kernel)

@@ -45,7 +45,7 @@ def onednn(x: Any, weight: Any, bias: Any, *, activation: str) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, post_op, [], algorithm)
 
 
-def onednn_applies(match: Binding) -> Reason | None:
+def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     """oneDNN: CPU tensors of a dtype it computes in, none of them empty."""
     x, weight = match.operands["x"], match.operands["weight"]
     if val(x).device.type != "cpu" or not torch.backends.mkldnn.is_available():

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, val
-from ..rewrites.symbolic import SYMBOLIC
+from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, shape, val
+from ..rewrites.matcher import Binding
+from ..rewrites.symbolic import SYMBOLIC, known_equal
 
 _MOST_ELEMENTS = 1 << 22
 
@@ -75,6 +76,13 @@ def is_causal(mask: Any) -> bool:
     value = value.cpu()
     kept, masked = value[lower.expand_as(value)], value[~lower.expand_as(value)]
     return bool((kept == 0).all()) and bool((masked <= -1e4).all())
+
+
+def is_causal_match(match: Binding) -> bool:
+    """Whether the match's only mask is known to be causal."""
+    masks = [match.operands[n] for n in ("bias", "keep") if n in match.operands]
+    square = known_equal(shape(match.operands["query"])[-2], shape(match.operands["key_t"])[-1])
+    return len(masks) == 1 and square and is_causal(masks[0])
 
 
 def may_empty_rows(bias: Any, keep: Any, fill: Any) -> bool:

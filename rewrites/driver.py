@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from .effects import wants_gradient
-from .functional import functionalize_temporaries
+from .functional import functionalize_temporaries, remove_inactive_dropout
 from .graph import is_pure, op_name, val
 from .index import Index
 from .legality import Found, veto
@@ -109,7 +109,8 @@ class _Run:
         self.graph_module = graph_module
         self.settings = settings
         self.record = record
-        functionalize_temporaries(graph_module.graph)
+        if functionalize_temporaries(graph_module.graph) + remove_inactive_dropout(graph_module.graph):
+            graph_module.recompile()
         self.mirror = Mirror(graph_module)
         self.normalizer = Normalizer(self.mirror, settings.normal_form)
         self.rules = rules
@@ -174,7 +175,7 @@ class _Run:
         rule, root = found.rule, found.root
         self.settled.add((rule.name, root))
         derived = {name: derive(found.binding, self.policy) for name, derive in rule.derived.items()}
-        usable, excluded = _usable(rule, found)
+        usable, excluded = _usable(found, self.policy)
         if not usable:
             self.refused[rule.name, root] = Failure(rule.size, excluded[-1], root)
             return
@@ -253,10 +254,10 @@ def _call(function: Callable[..., Any], derived: dict[str, Any], *operands: Any)
     return function(*operands, **derived)
 
 
-def _usable(rule: Rule, found: Found) -> tuple[list[Candidate], list[Reason]]:
+def _usable(found: Found, policy: Mapping[str, str]) -> tuple[list[Candidate], list[Reason]]:
     usable, excluded = [], []
-    for candidate in rule.candidates:
-        reason = candidate.applies(found.binding)
+    for candidate in found.rule.candidates:
+        reason = candidate.applies(found.binding, policy)
         if reason is None:
             usable.append(candidate)
         else:

@@ -1,8 +1,9 @@
-"""In-place calls on temporaries, as the functional calls that they might as well be.
+"""Simplifications of a captured graph that keep every bit and every alias of the program.
 
     scores = matmul(q, k);  div_(scores, 8)   ->   div(matmul(q, k), 8)        nobody else sees `scores` afterwards
+    dropout(x, p, train=False)                ->   x
 
-Values stay the same bits. Writes that anyone could observe (to inputs, to what has other aliases in use) stay as they are.
+Writes that anyone could observe (to inputs, to what has other aliases in use) stay as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import fx
 
 from .editor import infer
 from .effects import storages
-from .graph import is_tensor, op_name, val
+from .graph import is_random, is_tensor, op_name, val
 from .layout import same_layout
 
 
@@ -27,6 +28,15 @@ def functionalize_temporaries(graph: fx.Graph) -> int:
     memory = {node: storages(node) for node in graph.nodes}  # before any change: metadata is renewed on the way
     aliases = _aliases(memory)
     return sum(_functionalize(node, position, [aliases[m] for m in memory[node]]) for node in inplace)
+
+
+def remove_inactive_dropout(graph: fx.Graph) -> int:
+    """``dropout(x, p, train=False)  ->  x``, which is what eager code returns; autograd's tracing would copy. How many."""
+    inactive = [n for n in graph.nodes if op_name(n) == "aten.dropout" and not is_random(n)]
+    for node in inactive:
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    return len(inactive)
 
 
 def _writes_self(node: fx.Node) -> bool:

@@ -67,8 +67,26 @@ class Normalizer:
                 self._todo.setdefault(other)
 
     def run(self) -> None:
-        """Apply respellings until none applies."""
+        """Apply respellings until none applies.
+
+        Respellings look several nodes deep, so everything is looked at once more after the last change.
+        """
         limit = _EDITS_PER_NODE * (len(self.mirror.graph.nodes) + 10)
+        edits = -1
+        while self.stopped is None and edits != self.editor.edits:
+            edits = self.editor.edits
+            self._drain(limit)
+            if edits != self.editor.edits:
+                self._sweep()
+
+    def _sweep(self) -> None:
+        """Queue every node; what respellings remembered about it (``meta["memo"]``) may have changed."""
+        for node in self.mirror.graph.nodes:
+            node.meta.pop("memo", None)
+            if op_name(node) in self._steps:
+                self._todo.setdefault(node)
+
+    def _drain(self, limit: int) -> None:
         while self._todo and self.stopped is None:
             node = next(iter(self._todo))
             del self._todo[node]

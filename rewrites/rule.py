@@ -85,12 +85,12 @@ class Candidate:
     Args:
         name: e.g. ``"flash"``; shown in reports.
         function: takes the pattern's parameters by name (None where the match left one out), then the derived values.
-        applies: gives None, or why this candidate cannot be used for a match.
+        applies: gives None, or why this candidate cannot be used for a match under the options' policies.
     """
 
     name: str
     function: Callable[..., Any]
-    applies: Callable[[Binding], Reason | None] = lambda binding: None
+    applies: Callable[[Binding, Mapping[str, str]], Reason | None] = lambda match, policy: None
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,20 +4,20 @@
     q.mT, q @ k, q.softmax(-1)           ->   aten.transpose, aten.matmul, aten.softmax.int
     with torch.autocast(...): x @ w           aten.to(x, bf16), aten.to(w, bf16), aten.matmul
 
-Nothing is decomposed: `linear`, `matmul`, `softmax`, `dropout`, `layer_norm`, `gelu`, `batch_norm` are single nodes, with
-symbolic sizes in ``meta["val"]`` and the user's source in ``meta["stack_trace"]`` and ``meta["nn_module_stack"]``.
+Nothing is decomposed: `linear`, `matmul`, `softmax`, `dropout`, `layer_norm`, `gelu`, `batch_norm` are single nodes,
+with symbolic sizes in ``meta["val"]`` and the user's source in ``meta["stack_trace"]`` and ``meta["nn_module_stack"]``.
 
-The graph means what Dynamo's meant: writes to inputs and buffers, aliases, grad mode, inference mode, random numbers and
-the user's own derivatives all stay, so that AOTAutograd may take it in the place of Dynamo's. Only autocast is gone: its
-casts are nodes. Higher-order operators (`cond`, `flex_attention`, custom autograd functions, ...) keep Dynamo's subgraphs
-untouched; the body of `torch.utils.checkpoint` is captured like the rest.
+The graph means what Dynamo's meant: writes to inputs and buffers, aliases, grad mode, inference mode, random numbers
+and the user's own derivatives all stay, so that AOTAutograd may take it in the place of Dynamo's. Only autocast is gone:
+its casts are nodes. Higher-order operators (`cond`, `flex_attention`, custom autograd functions, ...) keep Dynamo's
+subgraphs untouched; the body of `torch.utils.checkpoint` is captured like the rest.
 
 Where that can't be promised, Dynamo's graph itself comes back, with a reason.
 
-    __init__.py   capture, Captured
     screen.py     what is refused before tracing
     retrace.py    running Dynamo's graph on fake tensors while ATen calls are recorded
     autocast.py   implicit casts made explicit
+    audit.py      does the recorded run agree with what Dynamo saw?
     finish.py     from the recording to a graph that takes the place of Dynamo's
 """
 
@@ -30,7 +30,7 @@ from typing import Any
 from torch import fx
 
 from ...rewrites.reason import Reason
-from .finish import flat_outputs
+from .outputs import flat_outputs
 from .retrace import RefusedError, retrace
 from .screen import screen
 
@@ -45,7 +45,8 @@ class Captured:
         graph_module: the ATen graph, or Dynamo's where `fallback` says why; its output is a flat tuple.
         example_inputs: as given.
         fallback: why the graph could not be captured, or None.
-        restore: gives a flat tuple of results the structure that the program's own results have.
+        restore: gives a flat tuple of results the structure of the program's own; None where that is a flat tuple, as
+            it always is under Dynamo.
     """
 
     graph_module: fx.GraphModule
@@ -59,11 +60,11 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
 
     Args:
         gm: Dynamo's graph, or any `torch.fx.GraphModule` whose inputs are positional.
-        example_inputs: one per placeholder: tensors (real ones) and symbolic numbers.
+        example_inputs: one per placeholder: real tensors and symbolic numbers.
 
     Returns:
-        The captured graph, with the inputs, outputs and attributes of `gm` in the order of `gm`; or `gm` itself
-        (but for results that were not a flat tuple) and the reason.
+        The captured graph, whose inputs, outputs and attributes are those of `gm`, in the same order; or `gm` itself
+        (but for results that were no flat tuple) and the reason.
     """
     flat, restore = flat_outputs(gm)
     refusal = screen(flat, example_inputs)

@@ -2,12 +2,12 @@
 
     autocast(bf16):  linear(x: f32, w: f32) -> bf16    ->    linear(to(x, bf16), to(w, bf16)) -> bf16
 
-Rules must see the types that an operator really computes in. A linear that reads float32 and returns bfloat16 because of
-a mode is no linear to any of them, and what a rule puts in its place would not be cast.
+Rules must see the types that an operator really computes in. A linear that reads float32 and returns bfloat16 because
+of a mode is no linear to any of them, and what a rule puts in its place would not be cast.
 
 An operator that autocast knows has a kernel of its own for it, which casts the arguments and calls the operator again
-with autocast off; running that kernel records the casts. An operator that is made of others (`einsum`, `lstm`, ...) may hide
-one that autocast knows: where its parts come out otherwise under autocast, it is recorded as its parts.
+with autocast off; running that kernel records the casts. An operator that is made of others (`einsum`, `lstm`, ...) may
+hide one that autocast knows: where its parts come out otherwise under autocast, it is recorded as its parts.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _devices(args: Any, kwargs: Any) -> list[str]:
 
 def _casts_inside(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether autocast casts something inside a composite operator."""
-    if target._schema.is_mutable:
+    if torch_compat.is_mutable(target):
         return False  # Views made in place and the like: running one for a try would not be harmless.
     with torch_compat.not_recorded(), torch_compat.quiet_fakes():
         under = _parts(target, args, kwargs)
@@ -101,7 +101,7 @@ class _Log(TorchDispatchMode):
 def wrap_without_autocast(graph: fx.Graph) -> None:
     """Switch autocast off inside a graph that will be traced where it is on.
 
-        linear, ..., output   ->   _enter_autocast(device, enabled=False), linear, ..., _exit_autocast, output
+    linear, ..., output   ->   _enter_autocast(device, enabled=False), linear, ..., _exit_autocast, output
     """
     devices = [d for d in _autocast_devices() if torch.is_autocast_enabled(d)]
     calls = [n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output")]

@@ -12,7 +12,8 @@ from ...rewrites.reason import Reason
 from .. import torch_compat
 from .audit import Derivatives, disagreement
 from .autocast import ExplicitAutocast
-from .finish import finish, may_write
+from .effects import may_write
+from .finish import finish
 from .screen import refused_call
 
 
@@ -27,8 +28,8 @@ class RefusedError(Exception):
 def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
     """Record `gm` as ATen calls before autograd.
 
-    The fake tensors live in a mode of their own that shares Dynamo's symbols: AOTAutograd makes its own fakes later, and
-    must not meet ours, whose metadata the traced program may have changed.
+    The fake tensors live in a mode of their own that shares Dynamo's symbols: AOTAutograd makes its own fakes later,
+    and must not meet ours, whose metadata the traced program may have changed.
 
     Raises:
         RefusedError: the recording would not mean what `gm` means.
@@ -37,7 +38,8 @@ def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule
     context = torch_compat.tracing_context()
     shape_env = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
     mode = torch_compat.new_fake_mode(shape_env)
-    with torch_compat.borrowed_context(mode), torch_compat.forget_new_symbols_on_error(shape_env):
+    quiet = torch_compat.saved_tensor_hooks_off()
+    with quiet, torch_compat.borrowed_context(mode), torch_compat.forget_new_symbols_on_error(shape_env):
         return _record(gm, [_fake(value, mode) for value in example_inputs], mode)
 
 
@@ -78,8 +80,6 @@ class Retracer(fx.Interpreter):
         self.extra_traceback = False
         self.refusal: Reason | None = None
         self.attributes = _fakes_of_attributes(module, fake_mode)
-        # The real ones, before fakes take their places for the run.
-        self._registered = {kind: dict(getattr(module, kind)) for kind in ("_parameters", "_buffers", "_modules")}
         self._fake_mode = fake_mode
         self._derivatives = Derivatives()
         self._scopes: dict[int, fx.Node] = {}
@@ -88,7 +88,7 @@ class Retracer(fx.Interpreter):
         """The function to trace: run the graph, with attributes and autocast prepared."""
         recorder = torch_compat.recorder()
         self._tracer = recorder.tracer
-        recorder.decomposition_table = ExplicitAutocast(recorder.decomposition_table)
+        torch_compat.wrap_decompositions(recorder, ExplicitAutocast)
         self._adopt_attributes()
         self._inputs = inputs
         self._derivatives.extend(inputs)
@@ -96,8 +96,8 @@ class Retracer(fx.Interpreter):
 
     def _adopt_attributes(self) -> None:
         """Parameters and buffers of the module become `get_attr` nodes by their own names."""
-        for kind, registered in self._registered.items():
-            getattr(self._tracer.root, kind).update(registered)
+        for name, value in _own_attributes(self.module):
+            setattr(self._tracer.root, name, value)  # No constant of the recording may take the name.
         for name, fake in self.attributes.items():
             torch_compat.track(fake, self._tracer.graph.get_attr(name), self._tracer)
 
@@ -180,6 +180,11 @@ class Retracer(fx.Interpreter):
     def _name_of(self, body: fx.GraphModule) -> str:
         """The name of a subgraph in Dynamo's module, where the captured one of a checkpoint takes its place."""
         return next(name for name, module in self.submodules.items() if module is body)
+
+
+def _own_attributes(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    return [*tensors, *module.named_children()]
 
 
 def _fakes_of_attributes(module: torch.nn.Module, mode: Any) -> dict[str, torch.Tensor]:

@@ -1,8 +1,8 @@
 """What capture refuses before it traces: inputs and calls whose meaning recorded ATen calls would lose.
 
 Recording sees what reaches torch's dispatcher. A Python function that changes the state of the process or of autograd
-(streams, hooks, `.data`, `torch.func` transforms, functions that Dynamo was told not to look into) leaves no trace there,
-and would silently be dropped. So what is known to be nothing but dispatcher calls is listed; the rest is refused.
+(streams, hooks, `.data`, `torch.func` transforms, functions that Dynamo was told not to look into) leaves no trace
+there, and would silently be dropped. So what is known to be nothing but dispatcher calls is listed; the rest is refused.
 """
 
 from __future__ import annotations
@@ -20,18 +20,15 @@ from .. import torch_compat
 
 # Functions of these modules do nothing but call operators and compute sizes.
 _MODULES = frozenset(
-    """
-    torch torch.functional torch.nn.functional torch.linalg torch.special torch.fft torch._tensor torch._refs torch._prims
-    torch._C._nn torch._C._linalg torch._C._fft torch._C._special torch._C._sparse torch._jit_internal torch._VF
-    _operator math builtins
-    """.split()
+    ["torch", "torch.functional", "torch.nn.functional", "torch.linalg", "torch.special", "torch.fft", "torch._tensor"]
+    + ["torch._refs", "torch._prims", "torch._jit_internal", "torch._VF", "_operator", "math", "builtins"]
+    + [f"torch._C._{part}" for part in ("nn", "linalg", "fft", "special", "sparse")]
 )
 # Exceptions to that rule, by name: state of the process, and what autograd would not find again in a recorded graph.
 _STATEFUL = frozenset(
-    """
-    backward register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ set_data compile vmap seed
-    manual_seed use_deterministic_algorithms setattr exec eval print open input
-    """.split()
+    ["backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "set_data"]
+    + ["compile", "vmap", "seed", "manual_seed", "use_deterministic_algorithms"]
+    + ["setattr", "exec", "eval", "print", "open", "input"]
 )
 _STATEFUL_PREFIXES = ("set_default", "set_rng", "set_float32", "set_num", "set_flush", "set_warn", "_set_")
 _ATTRIBUTES = frozenset(["data", "grad", "grad_fn", "_base", "_version"])
@@ -105,4 +102,3 @@ def _module(target: Any) -> str:
 
 def _is_stateful(name: str) -> bool:
     return name in _STATEFUL or name.startswith(_STATEFUL_PREFIXES)
-

@@ -30,11 +30,16 @@ def permute(edit: Editor, user: fx.Node, x: fx.Node, dims: Sequence[int]) -> fx.
         x, dims = x.args[0], [inner[d] for d in dims]
     if dims == sorted(dims):
         return x
+    if not reorders(x, dims):
+        return reshape(edit, user, x, [shape(x)[d] for d in dims])
+    return edit.call(aten.permute.default, x, dims)
+
+
+def reorders(x: fx.Node, dims: Sequence[int]) -> bool:
+    """Whether a permutation changes the order of elements: moving dimensions of size 1 does not."""
     sizes = shape(x)
     moved = [d for d in dims if not known_equal(sizes[d], 1)]
-    if moved == sorted(moved):
-        return reshape(edit, user, x, [sizes[d] for d in dims])
-    return edit.call(aten.permute.default, x, dims)
+    return moved != sorted(moved)
 
 
 def swap_last(edit: Editor, user: fx.Node, x: fx.Node) -> fx.Node:

@@ -1,8 +1,8 @@
 """Random draws that respelling moves: the new call stands for the old one, which must not stay beside it.
 
-    meta["draws"]    of a random call in the mirror: the calls of the real graph whose draw it makes
-    meta["redrawn"]  True where it draws other numbers than these do, from the same distribution
-    meta["moved"]    of a random call that another one stands for: dead, and free to be erased from the mirror
+meta["draws"]    of a random call in the mirror: the calls of the real graph whose draw it makes
+meta["redrawn"]  True where it draws other numbers than these do, from the same distribution
+meta["moved"]    of a random call that another one stands for: dead, and free to be erased from the mirror
 """
 
 from __future__ import annotations

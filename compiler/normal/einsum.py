@@ -60,7 +60,7 @@ def einsum_as_permute(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _parse(node: fx.Node) -> tuple[list[str], str] | None:
-    """Operand letters and output letters of an einsum of two operands, an ellipsis spelled out; None for other forms."""
+    """Letters of both operands and of the result, an ellipsis spelled out; None for other forms of einsum."""
     operands = node.args[1]
     equation = node.args[0].replace(" ", "")
     if len(operands) != 2 or equation.count("->") != 1 or not isinstance(equation, str):
@@ -102,7 +102,7 @@ def _sizes(operands: Any) -> dict[str, Any] | None:
 def _view(
     node: fx.Node, edit: Editor, x: fx.Node, term: str, roles: list[str], sizes: dict[str, Any], spread: bool = False
 ) -> fx.Node:
-    """`x` with its letters in the order of `roles`: batch letters apart, the letters of each other role as one dimension.
+    """`x` with its letters in the order of `roles`: batch letters apart, those of each other role as one dimension.
 
     With `spread`, the letters of the second role stay apart too.
     """

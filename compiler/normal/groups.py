@@ -1,7 +1,7 @@
 """How a reshape regroups dimensions.
 
-    [2, 3, 4, 5] -> [6, 4, 5]      groups ([0, 1] -> [0]), ([2] -> [1]), ([3] -> [2])      a merge
-    [6, 4] -> [2, 3, 4]            groups ([0] -> [0, 1]), ([1] -> [2])                    a split
+[2, 3, 4, 5] -> [6, 4, 5]      groups ([0, 1] -> [0]), ([2] -> [1]), ([3] -> [2])      a merge
+[6, 4] -> [2, 3, 4]            groups ([0] -> [0, 1]), ([1] -> [2])                    a split
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def unmerged(groups: list[Group], merged: Sequence[Any], full: Sequence[Any], si
         full: the shape with these split.
         sizes: of the operand; it may have fewer dimensions than `merged`.
 
-        merged [B*H, S, T], full [B, H, S, T]:   [B*H, 1, T] -> [B, H, 1, T];   [1, S, T] -> [1, 1, S, T];   [S, T] stays
+        merged [B*H, S, T], full [B, H, S, T]:   [B*H, 1, T] -> [B, H, 1, T],   [1, S, T] -> [1, 1, S, T],   [S, T]
     """
     offset = len(merged) - len(sizes)
     result: list[Any] = []

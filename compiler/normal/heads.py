@@ -3,9 +3,9 @@
     q, k [B*H, S, D]:  matmul -> view [B, H, S, T] -> + mask -> view [B*H, S, T] -> softmax -> matmul -> view
     becomes            matmul [B, H, S, T] -> + mask -> softmax -> matmul, all in four dimensions
 
-A reshape that splits moves up through products, softmax and elementwise operations, one that merges moves down; where they
-meet they cancel. Only chains of scores and probabilities are touched. Dropout draws its numbers in memory order, so it
-commutes with a reshape but not with a permute.
+A reshape that splits moves up through products, softmax and elementwise operations, one that merges moves down; where
+they meet they cancel. Only chains of scores and probabilities are touched. Dropout draws its numbers in memory order,
+so it commutes with a reshape but not with a permute.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def split_above_product(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.reshape")
 def split_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """reshape(add(scores, m), [B, H, S, T])  ->  add(reshape(scores), reshape(m)); also softmax, where, dropout, casts."""
+    """reshape(add(scores, m), [B, H, S, T])  ->  add(reshape(scores), reshape(m)); also softmax, dropout, ..."""
     inner = node.args[0]
     if not sees(node, inner, *_ELEMENTWISE) or not _is_scores(inner) or not _can_move(inner, keeps_one_user=True):
         return None
@@ -69,7 +69,11 @@ def merge_below_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not is_tensor(node) or not _can_move(node):
         return None
     for operand in node.args:
-        if not sees(node, operand, "aten.reshape") or not _is_scores(operand) or not same_shape(shape(operand), shape(node)):
+        if (
+            not sees(node, operand, "aten.reshape")
+            or not _is_scores(operand)
+            or not same_shape(shape(operand), shape(node))
+        ):
             continue
         groups = _merges(operand, 1)
         if groups is None:
@@ -80,7 +84,7 @@ def merge_below_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _splits(inner: fx.Node, node: fx.Node, kept: int) -> list[Group] | None:
-    """Groups of the reshape `inner` -> `node` if it only splits (or adds and drops ones) before the last `kept` dims."""
+    """Groups of the reshape `inner` -> `node` if it only splits, adds or drops ones, before the last `kept` dims."""
     groups = regroup(shape(inner), shape(node))
     if groups is None or not all(g.is_split for g in groups):
         return None
@@ -105,7 +109,9 @@ def _can_move(node: fx.Node, keeps_one_user: bool = False) -> bool:
     return True
 
 
-def _regrouped(node: fx.Node, edit: Editor, call: fx.Node, groups: list[Group], sizes: tuple[Any, ...]) -> fx.Node | None:
+def _regrouped(
+    node: fx.Node, edit: Editor, call: fx.Node, groups: list[Group], sizes: tuple[Any, ...]
+) -> fx.Node | None:
     """`call` over operands in the shape `sizes`, which `groups` splits from the shape of `call`."""
     operands: list[Any] = []
     for operand in call.args:
@@ -132,7 +138,8 @@ def _like_call(edit: Editor, call: fx.Node, args: list[Any]) -> fx.Node:
 def merge_below_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     """matmul(reshape(p, [B*H, S, T]), v)  ->  reshape(matmul(p, reshape(v, [B, H, T, D])), [B*H, S, D]).
 
-    For probabilities, and for two operands that merge the same dimensions. Repeated heads (a merge over an `expand`) stay.
+    For probabilities, and for two operands that merge the same dimensions. Repeated heads, a merge over an `expand`,
+    stay.
     """
     a, b = node.args
     if not sees(node, a, "aten.reshape") or sees(node, a.args[0], "aten.expand") or min(rank(a), rank(b)) < 3:
@@ -212,7 +219,7 @@ def repeated_heads(node: fx.Node, edit: Editor) -> fx.Node | None:
 def repeated_whole(node: fx.Node, edit: Editor) -> fx.Node | None:
     """repeat(x, [1, n, 1])  ->  reshape(expand(reshape(x, [s0, 1, s1, s2]), [s0, n, s1, s2])).
 
-        repeat(x[B, 1, T], [1, n, 1])  ->  expand(x, [B, n, T])
+    repeat(x[B, 1, T], [1, n, 1])  ->  expand(x, [B, n, T])
     """
     x, counts = node.args
     if any(isinstance(c, fx.Node) for c in counts):

@@ -33,7 +33,7 @@ def negated(edit: Editor, user: fx.Node, mask: fx.Node) -> fx.Node:
 
 
 def _opposite(edit: Editor, user: fx.Node, mask: fx.Node) -> fx.Node | None:
-    """not x -> x;   a > b -> a <= b (integers);   a == b -> a != b;   a or b -> not a and not b;   None for the rest."""
+    """not x -> x, a > b -> a <= b (integers), a == b -> a != b, a or b -> not a and not b; None for the rest."""
     if sees(user, mask, "aten.logical_not", "aten.bitwise_not") and is_bool(mask.args[0]):
         return mask.args[0]
     if sees(user, mask, *_OPPOSITE) and _has_opposite(mask):
@@ -144,11 +144,18 @@ def comparison_of_positions(node: fx.Node, edit: Editor) -> fx.Node | None:
     x, bound = node.args[0], uniform(node.args[1])
     while sees(node, x, "aten.reshape", "aten.permute", "aten.expand"):
         x = x.args[0]
-    if bound is None or not sees(node, x, "aten.arange") or x.target is not aten.arange.default or dtype(x).is_floating_point:
+    if (
+        bound is None
+        or not sees(node, x, "aten.arange")
+        or x.target is not aten.arange.default
+        or dtype(x).is_floating_point
+    ):
         return None
     if bound > (-1 if op_name(node) == "aten.gt" else 0):
         return None
-    return edit.call(aten.full.default, list(shape(node)), op_name(node) != "aten.lt", dtype=torch.bool, device=val(node).device)
+    return edit.call(
+        aten.full.default, list(shape(node)), op_name(node) != "aten.lt", dtype=torch.bool, device=val(node).device
+    )
 
 
 @respelling("aten.to", "aten._to_copy")

@@ -9,31 +9,30 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_number, rank, sees, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import same_shape
+from . import build
 
 aten = torch.ops.aten
 
 
 @respelling("aten.addmm")
 def addmm_as_linear(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """addmm(b, x, permute(w, [1, 0]))  ->  linear(x, w, b)."""
+    """addmm(b, x, w)  ->  linear(x, permute(w, [1, 0]), b)."""
     values = arguments(node)
     bias, x, weight = node.args[:3]
     if node.target is not aten.addmm.default or rank(bias) != 1:
         return None
     if not is_number(values["beta"]) or values["beta"] != 1 or values["alpha"] != 1:
         return None
-    if not sees(node, weight, "aten.permute"):
-        return None
-    return edit.call(aten.linear.default, x, weight.args[0], bias)
+    return edit.call(aten.linear.default, x, build.swap_last(edit, node, weight), bias)
 
 
 @respelling("aten.mm")
 def mm_as_linear(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """mm(x, permute(w, [1, 0]))  ->  linear(x, w)."""
+    """mm(x, w)  ->  linear(x, permute(w, [1, 0]))."""
     x, weight = node.args[:2]
-    if node.target is not aten.mm.default or not sees(node, weight, "aten.permute"):
+    if node.target is not aten.mm.default:
         return None
-    return edit.call(aten.linear.default, x, weight.args[0])
+    return edit.call(aten.linear.default, x, build.swap_last(edit, node, weight))
 
 
 @respelling("aten.reshape")

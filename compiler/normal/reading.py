@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -47,7 +47,7 @@ PRODUCTS = ("aten.matmul", "aten.bmm", "aten.baddbmm", "aten.einsum")
 SOFTMAXES = ("aten.softmax", "aten._softmax", "aten.special_softmax", "aten._safe_softmax")
 
 
-def is_literal(value: Any) -> bool:
+def is_literal(value: Any) -> TypeGuard[int | float]:
     """Whether a value is a plain Python number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -63,6 +63,7 @@ def is_float(node: Any) -> bool:
 
 
 def is_bool(node: Any) -> bool:
+    """Whether a node is a boolean tensor."""
     return is_tensor(node) and dtype(node) == torch.bool
 
 
@@ -82,7 +83,7 @@ def last(node: fx.Node, dim: Any) -> bool:
 def uniform(value: Any, depth: int = 8) -> Number | None:
     """The number that all elements of a value are known to equal, or None.
 
-        full([2, 3], -inf), expand(scalar_tensor(-inf), ...), zeros(...) * 2 + 1   ->   the number
+    full([2, 3], -inf), expand(scalar_tensor(-inf), ...), zeros(...) * 2 + 1   ->   the number
     """
     if isinstance(value, (bool, int, float)):
         return _plain(value)
@@ -107,7 +108,12 @@ def _constant(node: fx.Node) -> Number | None:
     tensor = getattr(val(node), "constant", None)
     if tensor is None and node.op == "get_attr" and _CONSTANT.match(str(node.target)):
         tensor = getattr(node.graph.owning_module, str(node.target), None)
-    if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or tensor.dtype.is_complex or isinstance(tensor, FakeTensor):
+    if (
+        not isinstance(tensor, torch.Tensor)
+        or tensor.numel() != 1
+        or tensor.dtype.is_complex
+        or isinstance(tensor, FakeTensor)
+    ):
         return None
     return _plain(tensor.item())
 
@@ -220,22 +226,23 @@ def _is_batched_product(node: fx.Node) -> bool:
 
 
 def _reaches(node: Any, memo: str, found: Callable[[fx.Node], bool]) -> bool:
-    """Depth-first through `_CHAIN`; the answer is kept in the node's metadata, for respelling does not change it."""
+    """Depth-first through `_CHAIN`; the answer is remembered in the node's metadata until the next sweep."""
     if not isinstance(node, fx.Node):
         return False
-    if memo not in node.meta:
-        node.meta[memo] = found(node) or (
+    memos = node.meta.setdefault("memo", {})
+    if memo not in memos:
+        memos[memo] = found(node) or (
             op_name(node) in _CHAIN
             and "opaque" not in node.meta
             and any(_reaches(n, memo, found) for n in node.all_input_nodes if is_tensor(n))
         )
-    return node.meta[memo]
+    return memos[memo]
 
 
 def reduction(user: fx.Node, node: Any, *names: str) -> tuple[fx.Node, int] | None:
     """(input, dim) where `node` is one of the reductions `names` over one dimension that stays as size 1, else None.
 
-        sum(x, [d], keepdim=True)   or   reshape(sum(x, [d]), [..., 1, ...])   ->   (x, d)
+    sum(x, [d], keepdim=True)   or   reshape(sum(x, [d]), [..., 1, ...])   ->   (x, d)
     """
     inner = node.args[0] if sees(user, node, "aten.reshape", "aten.unsqueeze", "aten.view") else node
     if op_name(inner) == "getitem" and inner.args[1] == 0:

@@ -74,7 +74,7 @@ def _difference(user: fx.Node, node: Any) -> tuple[fx.Node | None, fx.Node | Non
 
 @respelling("aten.div", "aten.mul")
 def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """exp(x - m) / sum(exp(x - m), [d], keepdim=True)  ->  softmax(x, d), with any or no `m` that is constant along `d`."""
+    """exp(x - m) / sum(exp(x - m), [d], keepdim=True)  ->  softmax(x, d), with any `m` constant along `d`, or none."""
     exponents, total = node.args[0], node.args[1]
     if op_name(node) == "aten.mul":
         if not sees(node, total, "aten.reciprocal"):

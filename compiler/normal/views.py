@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
+from ...rewrites.effects import wants_gradient
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape, val
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal
@@ -36,8 +37,9 @@ def permutation(node: fx.Node, edit: Editor) -> fx.Node | None:
     if dims is None or not is_tensor(x) or dtype(x).is_complex:
         return None
     settled = node.target is aten.permute.default and list(node.args[1]) == dims
-    new = build.permute(edit, node, x, dims)
-    return None if settled and new.target is aten.permute.default and new.args == node.args else new
+    if settled and not sees(node, x, "aten.permute") and build.reorders(x, dims):
+        return None
+    return build.permute(edit, node, x, dims)
 
 
 def _order(node: fx.Node) -> list[int] | None:
@@ -123,7 +125,7 @@ def identity(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not like(node, x) or val(node).layout != val(x).layout:
         return None
     name = op_name(node)
-    if name == "aten.detach" and val(x).requires_grad:
+    if name == "aten.detach" and wants_gradient(x):
         return None
     return x if name != "aten.view" or node.target is aten.view.default else None
 

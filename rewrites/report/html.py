@@ -33,5 +33,11 @@ def _environment() -> jinja2.Environment:
         declined_groups=summary.declined_groups,
         fallback_groups=summary.fallback_groups,
     )
-    env.filters.update(counted=text.counted, evidence=text.evidence_line, right=text.right_line, worth=text.worth_line)
+    env.filters.update(
+        counted=text.counted,
+        matched=text.matched_line,
+        evidence=text.evidence_line,
+        right=text.right_line,
+        worth=text.worth_line,
+    )
     return env

@@ -6,7 +6,8 @@ A report answers three questions: did it match, is it right, was it worth it?
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -19,7 +20,7 @@ from .summary import RuleRow, declined_groups, fallback_groups, miss_groups, rul
 
 if TYPE_CHECKING:
     from ..reason import Site
-    from ..record import Evidence, GraphRecord
+    from ..record import Evidence, GraphRecord, Match
     from .document import Entry, Outcome, Report
 
 SHOWN = 8
@@ -61,17 +62,16 @@ def answers(entry: Entry) -> Table:
 
 
 def matched_line(graphs: Sequence[GraphRecord]) -> str:
-    """`attention 12, linear 73 applied; 3 declined; 4 near misses; 0 fallbacks; 1 graph`."""
-    families: dict[str, int] = {}
-    for match in (match for graph in graphs for match in graph.applied):
-        families[match.family] = families.get(match.family, 0) + 1
-    applied = ", ".join(f"{family} {count}" for family, count in families.items()) or "nothing"
-    declined = sum(len(graph.declined) for graph in graphs)
-    misses = sum(len(graph.near_misses) for graph in graphs)
-    fallbacks = sum(len(graph.fallbacks) for graph in graphs)
-    counts = [counted(declined, "declined", "declined"), counted(misses, "near miss", "near misses")]
-    counts += [counted(fallbacks, "fallback"), counted(len(graphs), "graph")]
-    return f"{applied} applied; {'; '.join(counts)}"
+    """`attention 12, linear 72 applied; linear 2 declined; 4 near misses; 0 fallbacks; 1 graph`."""
+    applied = _by_family(match for graph in graphs for match in graph.applied)
+    declined = _by_family(match for graph in graphs for match in graph.declined)
+    misses = counted(sum(len(graph.near_misses) for graph in graphs), "near miss", "near misses")
+    fallbacks = counted(sum(len(graph.fallbacks) for graph in graphs), "fallback")
+    return f"{applied} applied; {declined} declined; {misses}; {fallbacks}; {counted(len(graphs), 'graph')}"
+
+
+def _by_family(matches: Iterable[Match]) -> str:
+    return ", ".join(f"{family} {count}" for family, count in Counter(m.family for m in matches).items()) or "none"
 
 
 def counted(number: int, one: str, many: str = "") -> str:

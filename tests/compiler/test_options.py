@@ -14,7 +14,7 @@ def test_defaults():
     opts = Options.parse(None, None)
     assert opts == Options()
     assert (opts.mode, opts.profit, opts.verify, opts.rules) == ("default", "measured", "off", None)
-    assert (opts.nan, opts.rng) == ("eager", "eager")
+    assert (opts.nan, opts.rng) == ("eager", "statistical")
     with pytest.raises(FrozenInstanceError):
         opts.mode = "max-autotune"
 

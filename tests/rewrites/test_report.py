@@ -60,7 +60,7 @@ def test_stage_seconds_add_up_in_order():
 
 def test_text_answers_the_three_questions():
     text = plain(report_view(report(RIGHT, WRONG)))
-    assert re.search(r"Did it match\? +attention 2 applied; 1 declined; 1 near miss; 1 fallback; 1 graph", text)
+    assert re.search(r"Did it match\? +attention 2 applied; linear 1 declined; 1 near miss; 1 fallback; 1 graph", text)
     assert re.search(r"Is it right\? +relative error 2.0e-07 against eager; within 1e-04", text)
     assert re.search(
         r"Was it worth it\? +eager 200.00 ms, regraft 100.00 ms: 2.00x \(medians of 9\); first call 3.0 s", text

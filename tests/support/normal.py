@@ -57,7 +57,9 @@ def _term(value: Any, names: dict[fx.Node, str]) -> str:
     if not isinstance(value, fx.Node):
         return str(value)
     if value not in names:
-        given = [_term(a, names) for a in value.args] + [f"{k}={_term(v, names)}" for k, v in value.kwargs.items() if v is not None]
+        given = [_term(a, names) for a in value.args] + [
+            f"{k}={_term(v, names)}" for k, v in value.kwargs.items() if v is not None
+        ]
         target = value.target if value.op == "get_attr" else op_name(value).removeprefix("aten.")
         names[value] = f"{target}({', '.join(given)})"
     return names[value]

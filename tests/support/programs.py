@@ -1,7 +1,7 @@
 """Random programs out of what attention is made of, for property tests: a list of numbers is a program.
 
-Each step takes the current value and one number, from which it picks dims, sizes and operands; all are total, so that any
-list of steps runs.
+Each step takes the current value and one number, from which it picks dims, sizes and operands; all are total, so that
+any list of steps runs.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _left(x: Tensor, n: int, more: Operands) -> Tensor:
 
 def _scores(x: Tensor, n: int, more: Operands) -> Tensor:
     other = more.take(lambda: torch.randn([*map(int, x.shape[:-2]), 4, int(x.shape[-1])], dtype=x.dtype))
-    letters = "abcdef"[: x.dim() - 2]
+    letters = "abcefg"[: x.dim() - 2]
     ways = (
         lambda: x @ other.mT,
         lambda: torch.einsum(f"{letters}sd,{letters}td->{letters}st", x, other),
@@ -124,7 +124,14 @@ def _scale(x: Tensor, n: int, more: Operands) -> Tensor:
 
 def _bias(x: Tensor, n: int, more: Operands) -> Tensor:
     m = more.take(lambda: torch.randn(_broadcastable(x, n), dtype=x.dtype))
-    ways = (lambda: x + m, lambda: m + x, lambda: x - m, lambda: (x + m) * 0.5, lambda: torch.add(x, m, alpha=0.5), lambda: x * m)
+    ways = (
+        lambda: x + m,
+        lambda: m + x,
+        lambda: x - m,
+        lambda: (x + m) * 0.5,
+        lambda: torch.add(x, m, alpha=0.5),
+        lambda: x * m,
+    )
     return ways[n % len(ways)]()
 
 
@@ -133,7 +140,7 @@ def _mask(x: Tensor, n: int, more: Operands) -> Tensor:
     ways = (
         lambda: x.masked_fill(m, -1e5), lambda: torch.where(m, x, -1e5), lambda: torch.where(m, -1e5, x),
         lambda: x.masked_fill(~m, -1e5), lambda: x.masked_fill(m == 0, -1e5), lambda: x + torch.where(m, 0.0, -1e5),
-        lambda: x * m.to(x.dtype) + (1 - m.to(x.dtype)) * -1e5, lambda: x.masked_fill(m | ~m.mT.mT, -1e5) if m.dim() > 1 else x,
+        lambda: x * m.to(x.dtype) + (1 - m.to(x.dtype)) * -1e5, lambda: x.masked_fill(m | ~m, -1e5) + x,
         lambda: x + (1.0 - m.to(x.dtype)) * -1e5, lambda: x.masked_fill(m.expand(x.shape).clone(), -1e5),
     )  # fmt: skip
     return ways[n % len(ways)]()
@@ -146,8 +153,8 @@ def _pointwise(x: Tensor, n: int, more: Operands) -> Tensor:
 
 
 STEPS = (
-    _permute, _split, _merge, _unsqueeze, _expand, _repeat, _right, _left, _scores, _softmax, _softmax, _scale, _scale, _bias,
-    _mask, _mask, _pointwise,
+    _permute, _split, _merge, _unsqueeze, _expand, _repeat, _right, _left, _scores, _softmax, _softmax, _scale, _scale,
+    _bias, _mask, _mask, _pointwise,
 )  # fmt: skip
 
 

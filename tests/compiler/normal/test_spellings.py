@@ -32,10 +32,6 @@ def merged(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, *x.shape[-2:])
 
 
-def bernoulli_free(*names: str) -> None:
-    """Kept for symmetry."""
-
-
 SCALES = {
     "div": lambda q, k: (q @ k.mT) / math.sqrt(D),
     "mul": lambda q, k: (q @ k.mT) * SCALE,
@@ -103,7 +99,7 @@ SOFTMAXES = {
     "by hand": _by_hand,
     "by hand with max": lambda x: (e := (x - x.max(-1, keepdim=True).values).exp()) / e.sum(dim=-1, keepdim=True),
     "by hand with max detached": lambda x: (e := (x - x.amax(3, True).detach()).exp()) / e.sum(3, True),
-    "by hand without max": lambda x: x.exp() / x.exp().sum(-1, keepdim=True) if False else (e := x.exp()) / e.sum(-1, True),
+    "by hand without max": lambda x: (e := x.exp()) / e.sum(-1, True),
     "by hand, unsqueezed": lambda x: (e := x.exp()) / e.sum(-1).unsqueeze(-1),
     "by hand, None": lambda x: (e := x.exp()) / e.sum(-1)[..., None],
     "by hand, reciprocal": lambda x: (e := x.exp()) * e.sum(-1, keepdim=True).reciprocal(),
@@ -153,7 +149,7 @@ MASKS = {
     "where the other way": lambda s, m: torch.where(~m, NEVER, s),
     "where of an expanded mask": lambda s, m: torch.where(m.expand(B, H, S, T), s, NEVER),
     "not not": lambda s, m: s.masked_fill(~(~(~m)), NEVER),
-    "twice": lambda s, m: s.masked_fill(~m, NEVER) if False else torch.where(m & torch.ones_like(m), s, NEVER),
+    "and all true": lambda s, m: torch.where(m & torch.ones_like(m), s, NEVER),
     "cast and compared": lambda s, m: s.masked_fill(m.float() < 0.5, NEVER),
     "int and compared": lambda s, m: s.masked_fill(m.long() != 1, NEVER),
     "1 - mask": lambda s, m: s.masked_fill((1 - m.long()).bool(), NEVER),
@@ -196,9 +192,9 @@ BIASES = {
     "sub of a negation": lambda s, m: s - (m * -1),
     "expanded": lambda s, m: s + m.expand(B, H, S, T),
     "in two halves": lambda s, m: s + m + torch.zeros(S, T),
-    "with heads merged": lambda s, m: (
-        s.view(B * H, S, T) + m.expand(B, H, S, T).reshape(B * H, S, T)
-    ).view(B, H, S, T),
+    "with heads merged": lambda s, m: (s.view(B * H, S, T) + m.expand(B, H, S, T).reshape(B * H, S, T)).view(
+        B, H, S, T
+    ),
     "in five dims": lambda s, m: (s.view(1, B, H, S, T) + m.unsqueeze(0)).view(B, H, S, T),
     "contiguous": lambda s, m: s + m.contiguous(),
 }

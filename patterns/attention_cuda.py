@@ -1,0 +1,127 @@
+"""The CUDA kernels for scaled dot-product attention: cuDNN, flash and memory-efficient.
+
+All return the result first. Under policy ``rng="statistical"`` they draw dropout from their own counter-based stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..rewrites.graph import dtype, shape
+from ..rewrites.matcher import Binding
+from ..rewrites.reason import Reason
+from ..rewrites.rule import Candidate
+from ..rewrites.symbolic import known, known_equal
+from .attention_kernels import Attention, device_of, head_size, keep_nan, refused, sizes_positive, wants_mask_gradient
+from .masks import is_causal_match
+
+aten = torch.ops.aten
+
+_HALF = (torch.float16, torch.bfloat16)
+_ALIGNMENT = 8  # elements of the innermost dim that the kernels load at once
+_CUDNN_HEAD = 128
+_FLASH_HEAD = 256
+
+
+def _like(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    """The mask in query's dtype, finite entries kept finite."""
+    if mask is None or mask.dtype == query.dtype:
+        return mask
+    low = torch.finfo(query.dtype).min
+    return torch.where(mask == -torch.inf, mask, mask.clamp(min=low)).to(query.dtype)
+
+
+def cudnn(*operands: Any, **derived: Any) -> torch.Tensor:
+    """cuDNN's fused attention."""
+    attention = Attention(*operands, **derived)
+    q, k, v, mask, factor = attention.four_dims()
+    mask = _like(mask, q)
+    out = aten._scaled_dot_product_cudnn_attention(
+        q, k, v, mask, attention.training, attention.p or 0.0, attention.causal, False, scale=factor
+    )[0]
+    return attention.restore(keep_nan(attention, out, q, mask, shows_nan=True))
+
+
+def flash(*operands: Any, **derived: Any) -> torch.Tensor:
+    """FlashAttention-2, which takes no mask but the causal one."""
+    attention = Attention(*operands, **derived)
+    q, k, v, _, factor = attention.four_dims()
+    out = aten._scaled_dot_product_flash_attention(q, k, v, attention.p or 0.0, attention.causal, False, scale=factor)[0]
+    return attention.restore(keep_nan(attention, out, q, None, shows_nan=True))
+
+
+def efficient(*operands: Any, **derived: Any) -> torch.Tensor:
+    """The memory-efficient kernel, whose mask must be spread over the scores with aligned rows."""
+    attention = Attention(*operands, **derived)
+    q, k, v, mask, factor = attention.four_dims()
+    mask = _like(mask, q)
+    spread = None if mask is None else _aligned(mask).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    out = aten._scaled_dot_product_efficient_attention(
+        q, k, v, spread, attention.training, attention.p or 0.0, attention.causal, scale=factor
+    )[0]
+    return attention.restore(keep_nan(attention, out, q, mask, shows_nan=True))
+
+
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """The same mask with rows that start at aligned addresses, as a view of a wider one where need be."""
+    columns = mask.shape[-1]
+    if columns == 1 or columns % (2 * _ALIGNMENT) == 0:
+        return mask.contiguous()
+    padded = torch.nn.functional.pad(mask, (0, 2 * _ALIGNMENT - columns % (2 * _ALIGNMENT)))
+    return padded[..., :columns]
+
+
+def _basics(name: str, match: Binding, policy: Mapping[str, str], dtypes: tuple[torch.dtype, ...]) -> Reason | None:
+    query = match.operands["query"]
+    if device_of(match) != "cuda":
+        return refused(name, "not on a CUDA device", match)
+    if not sizes_positive(match):
+        return refused(name, "a size may be zero", match, "query", "key_t")
+    if dtype(match.matched[0]) not in dtypes:
+        return refused(name, f"not for {dtype(query)}", match)
+    if head_size(match) is None or not known(head_size(match) % _ALIGNMENT == 0):
+        return refused(name, f"the head size is not one multiple of {_ALIGNMENT}", match, "query", "value")
+    if "p" in match.operands and policy.get("rng") == "eager":
+        return refused(name, "it draws dropout from another random stream than eager (option rng='statistical')", match)
+    return None
+
+
+def cudnn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
+    """Half precision, heads of at most 128, more than one row."""
+    reason = _basics("cudnn", match, policy, _HALF)
+    if reason is not None:
+        return reason
+    if not known(head_size(match) <= _CUDNN_HEAD):
+        return refused("cudnn", f"heads wider than {_CUDNN_HEAD}", match)
+    if known_equal(shape(match.operands["query"])[-2], 1) or known_equal(shape(match.operands["key_t"])[-1], 1):
+        return refused("cudnn", "one row only", match)
+    if wants_mask_gradient(match):
+        return refused("cudnn", "the mask needs gradients", match, "bias")
+    return None
+
+
+def flash_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
+    """Half precision and no mask, unless it is known to be causal (which the kernel is told)."""
+    reason = _basics("flash", match, policy, _HALF)
+    if reason is not None:
+        return reason
+    if not known(head_size(match) <= _FLASH_HEAD):
+        return refused("flash", f"heads wider than {_FLASH_HEAD}", match)
+    masks = [n for n in ("bias", "keep") if n in match.operands]
+    if masks and not is_causal_match(match):
+        return refused("flash", "it takes no mask", match, *masks)
+    return None
+
+
+def efficient_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
+    return _basics("efficient", match, policy, (*_HALF, torch.float32))
+
+
+CUDA_KERNELS = (
+    Candidate("cudnn", cudnn, cudnn_applies),
+    Candidate("flash", flash, flash_applies),
+    Candidate("efficient", efficient, efficient_applies),
+)

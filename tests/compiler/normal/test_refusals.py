@@ -1,0 +1,138 @@
+"""What normal form must leave alone, and what it must note where it moves a random draw."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from support.normal import form, normalized, text, traced
+from torch import fx
+
+from regraft.compiler.normal import LOWERED_FORM
+from regraft.rewrites.effects import mark_gradients
+from regraft.rewrites.graph import is_random, op_name
+
+ATTENTION = "matmul(softmax(matmul(%0, permute(%1, [0, 1, 3, 2])), -1), %2)"
+
+
+def qkv(*, square: bool = False) -> tuple[torch.Tensor, ...]:
+    keys = 6 if square else 10
+    return torch.randn(2, 4, 6, 8), torch.randn(2, 4, keys, 8), torch.randn(2, 4, keys, 8)
+
+
+def draws(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op == "call_function" and is_random(n)]
+
+
+def test_softmax_over_other_dims_is_another_program() -> None:
+    inputs = qkv(square=True)
+    for dim in (0, 1, 2):
+
+        def attend(q, k, v):
+            return (q @ k.mT).softmax(dim) @ v  # noqa: B023
+
+        assert form(attend, *inputs) != ATTENTION
+
+
+def test_wrong_permutations_are_another_program() -> None:
+    q, k, v = (torch.randn(2, 6, 6, 6) for _ in range(3))
+    got = form(lambda q, k, v: (q.permute(0, 2, 1, 3) @ k.permute(0, 2, 3, 1)).softmax(-1) @ v, q, k, v)
+    assert got == "matmul(softmax(matmul(permute(%0, [0, 2, 1, 3]), permute(%1, [0, 2, 3, 1])), -1), %2)"
+
+
+def test_a_mask_that_may_hold_fractions_stays_a_product() -> None:
+    mask = torch.rand(6, 10)
+    got = form(lambda q, k, v, m: ((q @ k.mT) * m + (1 - m) * -1e4).softmax(-1) @ v, *qkv(), mask)
+    assert "where" not in got
+
+
+def test_an_eps_in_the_sum_keeps_the_exponents() -> None:
+    assert "softmax" not in form(lambda x: (e := x.exp()) / (e.sum(-1, keepdim=True) + 1e-6), torch.randn(3, 4))
+
+
+def test_integer_arithmetic_keeps_its_types() -> None:
+    assert form(lambda x: x / 2, torch.arange(4)) == "div(%0, 2)"
+    assert form(lambda x: torch.div(x, 2.0, rounding_mode="floor"), torch.randn(4)) == "div(%0, 2, rounding_mode=floor)"
+    assert form(lambda x: x.view(torch.int32), torch.randn(4)) == "view(%0, torch.int32)"
+
+
+def test_detach_is_kept_where_it_stops_a_gradient() -> None:
+    for wanted, expected in ((True, "mul(detach(%0), 2)"), (False, "mul(%0, 2)")):
+        module = traced(lambda x: x.detach() * 2, torch.randn(3))
+        mark_gradients(module.graph, [wanted])
+        assert text(normalized(module).graph) == expected
+
+
+def test_values_written_later_are_not_looked_through() -> None:
+    def update(q, k, v):
+        scaled = q * 0.5
+        scores = scaled @ k.mT
+        view = scaled.view(-1)
+        scaled.add_(1)
+        return scores.softmax(-1) @ v, view
+
+    graph = normalized(traced(update, *qkv())).graph
+    (product,) = [n for n in graph.nodes if op_name(n) == "aten.matmul" and op_name(n.args[0]) == "aten.mul"]
+    assert "opaque" in product.args[0].meta
+
+
+def test_a_moved_draw_stands_for_the_original() -> None:
+    def attend(q, k, v):
+        p = F.dropout((q @ k.mT).softmax(-1).view(8, 6, 10), 0.5)
+        return p.view(2, 4, 6, 10) @ v
+
+    module = traced(attend, *qkv())
+    graph = normalized(module).graph
+    (old,), (new,) = draws(module.graph), draws(graph)
+    assert new.meta["draws"] == (old,)
+    assert not new.meta.get("redrawn")
+    assert tuple(new.meta["val"].shape) == (2, 4, 6, 10)
+
+
+def test_a_draw_with_two_uses_is_not_made_twice() -> None:
+    def attend(q, k, v):
+        p = F.dropout((q @ k.mT).softmax(-1).view(8, 6, 10), 0.5)
+        return p.view(2, 4, 6, 10) @ v, p
+
+    assert len(draws(normalized(traced(attend, *qkv())).graph)) == 1
+
+
+def test_a_draw_is_not_permuted() -> None:
+    def attend(q, k, v):
+        p = F.dropout(torch.einsum("bhqd,bhkd->bqhk", q, k).softmax(-1), 0.5)
+        return torch.einsum("bqhk,bhkd->bqhd", p, v)
+
+    (draw,) = draws(normalized(traced(attend, *qkv())).graph)
+    assert tuple(draw.meta["val"].shape) == (2, 6, 4, 10)
+
+
+def test_a_handwritten_dropout_is_redrawn_and_says_so() -> None:
+    module = traced(lambda x: x * (torch.rand_like(x) > 0.25) / 0.75, torch.randn(3, 4))
+    graph = normalized(module).graph
+    (new,) = draws(graph)
+    assert op_name(new) == "aten.dropout"
+    assert new.meta["redrawn"]
+    assert new.meta["draws"] == tuple(draws(module.graph))
+
+
+def test_a_mask_used_twice_is_not_redrawn() -> None:
+    def twice(x, y):
+        mask = (torch.rand_like(x) > 0.25) / 0.75
+        return x * mask, y * mask
+
+    graph = normalized(traced(twice, torch.randn(3, 4), torch.randn(3, 4))).graph
+    assert [op_name(n) for n in draws(graph)] == ["aten.rand_like"]
+
+
+def test_lowered_products_are_linear_again() -> None:
+    aten = torch.ops.aten
+
+    def lowered(x, w, b):
+        rows = aten.view.default(x, [6, 8])
+        return aten.view.default(aten.addmm.default(b, rows, aten.t.default(w)), [2, 3, 4])
+
+    def unbiased(x, w):
+        return aten.mm.default(x, aten.permute.default(w, [1, 0]))
+
+    inputs = torch.randn(2, 3, 8), torch.randn(4, 8), torch.randn(4)
+    assert text(normalized(traced(lowered, *inputs), LOWERED_FORM).graph) == "linear(%0, %1, %2)"
+    assert text(normalized(traced(unbiased, inputs[0][0], inputs[1]), LOWERED_FORM).graph) == "linear(%0, %1)"

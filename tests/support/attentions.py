@@ -1,0 +1,196 @@
+"""Inputs and spellings of scaled dot-product attention that several tests share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+
+B, H, S, T, D = 2, 4, 6, 10, 8
+SCALE = 1 / math.sqrt(D)
+LOWEST = torch.finfo(torch.float32).min
+INF = float("inf")
+
+
+def normal(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Normal numbers that depend on the sizes and the seed only."""
+    generator = torch.Generator().manual_seed(seed + sum(sizes))
+    return torch.randn(sizes, generator=generator).to(dtype)
+
+
+def qkv(rows: int = S, columns: int = T, dtype: torch.dtype = torch.float32, heads: int = H) -> tuple[Tensor, ...]:
+    """query, key and value with (batch, heads, rows or columns, head size)."""
+    sizes = ((B, heads, rows, D), (B, heads, columns, D), (B, heads, columns, D))
+    return tuple(normal(*s, dtype=dtype, seed=i) for i, s in enumerate(sizes))
+
+
+def keeps(*sizes: int) -> Tensor:
+    """A boolean mask that leaves something in every row."""
+    generator = torch.Generator().manual_seed(7)
+    mask = torch.rand(sizes, generator=generator) > 0.4
+    mask[..., 0] = True
+    return mask
+
+
+def additive(keep: Tensor, fill: float = -INF, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A boolean mask as one to add."""
+    return torch.zeros(keep.shape, dtype=dtype).masked_fill(~keep, fill)
+
+
+def attend(scores: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(scores, -1) @ v
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q @ k.transpose(-2, -1) / math.sqrt(D), v)
+
+
+def by_hand(x: Tensor) -> Tensor:
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def merged(x: Tensor) -> Tensor:
+    return x.reshape(-1, *x.shape[-2:])
+
+
+def _repeated(x: Tensor, n: int = 2) -> Tensor:
+    b, h, s, d = x.shape
+    return x[:, :, None].expand(b, h, n, s, d).reshape(b, h * n, s, d)
+
+
+def _projected(x: Tensor) -> Tensor:
+    """(batch, length, heads * size) as heads."""
+    return x.view(x.shape[0], x.shape[1], H, D).transpose(1, 2)
+
+
+def _slopes(s: int, t: int) -> Tensor:
+    slopes = 2.0 ** -torch.arange(1, H + 1).float()
+    distance = torch.arange(t)[None, :] - torch.arange(s)[:, None]
+    return slopes[:, None, None] * distance
+
+
+def _bool_bias(m: Tensor) -> Tensor:
+    return torch.zeros(m.shape).masked_fill(m.logical_not(), -INF)
+
+
+BIAS = additive(keeps(B, 1, S, T))
+KEEP = keeps(B, 1, S, T)
+SQUARE = keeps(S, T)
+
+# name -> (function, inputs); all are one attention
+SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "plain": (plain, qkv()),
+    "scale on query": (lambda q, k, v: attend((q * SCALE) @ k.mT, v), qkv()),
+    "scale on key": (lambda q, k, v: attend(q @ (k * SCALE).transpose(-2, -1), v), qkv()),
+    "no scale": (lambda q, k, v: attend(q @ k.mT, v), qkv()),
+    "einsum": (
+        lambda q, k, v: torch.einsum("bhst,bhtd->bhsd", (torch.einsum("bhsd,bhtd->bhst", q, k) * SCALE).softmax(-1), v),
+        qkv(),
+    ),
+    "einsum, heads third": (
+        lambda q, k, v: torch.einsum("bhqk,bkhd->bqhd", (torch.einsum("bqhd,bkhd->bhqk", q, k) * SCALE).softmax(-1), v),
+        tuple(x.transpose(1, 2).contiguous() for x in qkv()),
+    ),
+    "log_softmax and exp": (lambda q, k, v: (q @ k.mT * SCALE).log_softmax(-1).exp() @ v, qkv()),
+    "exp and sum by hand": (lambda q, k, v: by_hand(q @ k.mT * SCALE) @ v, qkv()),
+    "additive mask after scale": (lambda q, k, v, m: attend((q @ k.mT) * SCALE + m, v), (*qkv(), BIAS)),
+    "additive mask after div": (lambda q, k, v, m: attend((q @ k.mT) / math.sqrt(D) + m, v), (*qkv(), BIAS)),
+    "additive mask first": (lambda q, k, v, m: attend(m + (q * SCALE) @ k.mT, v), (*qkv(), BIAS)),
+    "additive mask in place": (lambda q, k, v, m: attend((q @ k.mT).mul_(SCALE).add_(m), v), (*qkv(), BIAS)),
+    "additive finite mask": (
+        lambda q, k, v, m: attend(q @ k.mT * SCALE + (1.0 - m.float()) * LOWEST, v),
+        (*qkv(), KEEP),
+    ),
+    "masked_fill (S, T)": (lambda q, k, v, m: attend((q @ k.mT * SCALE).masked_fill(~m, -INF), v), (*qkv(), SQUARE)),
+    "masked_fill in place": (
+        lambda q, k, v, m: attend((q @ k.mT * SCALE).masked_fill_(m == 0, -INF), v),
+        (*qkv(), SQUARE.long()),
+    ),
+    "where (S, T)": (lambda q, k, v, m: attend(torch.where(m, q @ k.mT * SCALE, -INF), v), (*qkv(), SQUARE)),
+    "where tensor": (
+        lambda q, k, v, m: attend(torch.where(m, q @ k.mT * SCALE, torch.tensor(-INF)), v),
+        (*qkv(), KEEP),
+    ),
+    "where lowest": (lambda q, k, v, m: attend(torch.where(m, q @ k.mT * SCALE, LOWEST), v), (*qkv(), KEEP)),
+    "where added": (
+        lambda q, k, v, m: attend(q @ k.mT * SCALE + torch.where(m, 0.0, -INF), v),
+        (*qkv(), KEEP),
+    ),
+    "bias from flags": (lambda q, k, v, m: attend(q @ k.mT * SCALE + _bool_bias(m), v), (*qkv(), KEEP)),
+    "two masks": (
+        lambda q, k, v, a, b: attend((q @ k.mT * SCALE + a).masked_fill(~b, -INF), v),
+        (*qkv(), additive(keeps(B, 1, 1, T)), SQUARE),
+    ),
+    "ALiBi": (lambda q, k, v: attend(q @ k.mT * SCALE + _slopes(q.shape[2], k.shape[2]), v), qkv()),
+    "ALiBi given": (lambda q, k, v, m: attend(q @ k.mT * SCALE + m, v), (*qkv(), _slopes(S, T))),
+    "3-D bmm": (
+        lambda q, k, v: torch.bmm(F.softmax(torch.bmm(q, k.transpose(1, 2)) * SCALE, dim=-1), v),
+        tuple(merged(x) for x in qkv()),
+    ),
+    "3-D bmm of heads": (
+        lambda q, k, v: torch.bmm(F.softmax(torch.bmm(merged(q) * SCALE, merged(k).mT), -1), merged(v)).view(q.shape),
+        qkv(),
+    ),
+    "baddbmm with mask": (
+        lambda q, k, v, m: torch.bmm(torch.baddbmm(m, q, k.transpose(1, 2), alpha=SCALE).softmax(-1), v),
+        (*(merged(x) for x in qkv()), normal(B * H, S, T)),
+    ),
+    "baddbmm with mask, beta": (
+        lambda q, k, v, m: torch.bmm(torch.baddbmm(m, q, k.transpose(1, 2), beta=0.5, alpha=SCALE).softmax(-1), v),
+        (*(merged(x) for x in qkv()), normal(B * H, 1, T)),
+    ),
+    "0-d tensor": (lambda q, k, v: attend(q @ k.mT * torch.tensor(SCALE), v), qkv()),
+    "0-d tensor given": (lambda q, k, v, s: attend(q @ k.mT * s, v), (*qkv(), torch.tensor(SCALE))),
+    "0-d divisor given": (lambda q, k, v, s: attend(q @ k.mT / s, v), (*qkv(), torch.tensor(1 / SCALE))),
+    "one entry given": (lambda q, k, v, s: attend(q @ k.mT * s, v), (*qkv(), torch.tensor([SCALE]))),
+    "scale per head": (lambda q, k, v, s: attend(q @ k.mT * s, v), (*qkv(), normal(H, 1, 1).abs())),
+    "all-zero mask": (lambda q, k, v: attend(q @ k.mT * SCALE + torch.zeros(S, T), v), qkv()),
+    "scores transposed": (lambda q, k, v: attend((k @ q.mT).mT * SCALE, v), qkv()),
+    "softmax transposed": (lambda q, k, v: (k @ q.mT * SCALE).softmax(-2).mT @ v, qkv()),
+    "result transposed": (lambda q, k, v: (v.mT @ (q @ k.mT * SCALE).softmax(-1).mT).mT, qkv()),
+    "softmax in float32": (
+        lambda q, k, v: F.softmax(q @ k.mT * SCALE, dim=-1, dtype=torch.float32).to(q.dtype) @ v,
+        qkv(),
+    ),
+    "contiguous and clone": (
+        lambda q, k, v: attend((q.contiguous() @ k.mT.contiguous()).clone() * SCALE, v.clone()),
+        qkv(),
+    ),
+    "projections": (
+        lambda q, k, v: plain(_projected(q), _projected(k), _projected(v)).transpose(1, 2).reshape(B, S, H * D),
+        (normal(B, S, H * D), normal(B, T, H * D, seed=1), normal(B, T, H * D, seed=2)),
+    ),
+    "heads merged, mask over heads": (
+        lambda q, k, v, m: torch.bmm(
+            ((merged(q) @ merged(k).mT * SCALE).view(B, H, S, T) + m).view(B * H, S, T).softmax(-1), merged(v)
+        ),
+        (*qkv(), BIAS),
+    ),
+    "2-D": (plain, (normal(S, D), normal(T, D, seed=1), normal(T, D, seed=2))),
+    "5-D": (
+        lambda q, k, v: plain(q.unflatten(0, (1, B)), k.unflatten(0, (1, B)), v.unflatten(0, (1, B))),
+        qkv(),
+    ),
+    "GQA repeat_interleave": (
+        lambda q, k, v: plain(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)),
+        (qkv()[0], *qkv(heads=H // 2)[1:]),
+    ),
+    "GQA expand": (lambda q, k, v: plain(q, _repeated(k), _repeated(v)), (qkv()[0], *qkv(heads=H // 2)[1:])),
+    "GQA grouped": (
+        lambda q, k, v: plain(q.unflatten(1, (H // 2, 2)), k.unsqueeze(2), v.unsqueeze(2)).flatten(1, 2),
+        (qkv()[0], *qkv(heads=H // 2)[1:]),
+    ),
+    "MQA broadcast": (plain, (qkv()[0], *qkv(heads=1)[1:])),
+    "one row": (plain, qkv(rows=1)),
+    "one column": (plain, qkv(columns=1)),
+    "one row, masked": (lambda q, k, v, m: attend(q @ k.mT * SCALE + m, v), (*qkv(rows=1), additive(keeps(B, 1, 1, T)))),
+    "dropout in eval": (lambda q, k, v: F.dropout((q @ k.mT * SCALE).softmax(-1), 0.5, False) @ v, qkv()),
+    "dropout of 0": (lambda q, k, v: F.dropout((q @ k.mT * SCALE).softmax(-1), 0.0, True) @ v, qkv()),
+    "value of another width": (plain, (*qkv()[:2], normal(B, H, T, D + 4))),
+}  # fmt: skip
