@@ -81,7 +81,7 @@ class Compilation:
         with self._timed("differentiate"):
             compiled = differentiate(captured.graph_module, captured.example_inputs, self._compile_graph)
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
-        return compiled
+        return compiled if captured.restore is None else _restored(compiled, captured.restore)
 
     def _compile_graph(self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind) -> Callable[..., Any]:
         """Compile one graph after differentiation."""
@@ -114,6 +114,15 @@ class Compilation:
         finally:
             spent = time.perf_counter() - start
             self.record.seconds[stage] = self.record.seconds.get(stage, 0.0) + spent
+
+
+def _restored(compiled: Callable[..., Any], restore: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
+    """`compiled`, its flat results in the structure of the program's own."""
+
+    def run(*inputs: Any) -> Any:
+        return restore(compiled(*inputs))
+
+    return run
 
 
 def _requires_grad(value: Any) -> bool:

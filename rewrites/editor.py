@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 
 from .effects import pass_gradient
 from .graph import is_pure, nodes_in, op_name, val
@@ -128,7 +129,7 @@ class Editor:
 def infer(node: fx.Node) -> Any:
     """The metadata of a call, by running it on the fake tensors of its inputs."""
     args, kwargs = fx.node.map_arg(node.args, val), fx.node.map_arg(node.kwargs, val)
-    with _fake_mode(node):
+    with _fake_mode(node), enable_python_dispatcher():
         return node.target(*args, **kwargs)
 
 

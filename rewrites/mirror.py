@@ -101,9 +101,12 @@ class _Commit:
         return self._made
 
     def _is_rewritten(self, image: fx.Node) -> bool:
-        """Whether the expression of `image`, down to values the real graph has, holds a node made by a rule."""
+        """Whether the expression of `image`, down to values the real graph has, holds a node made by a rule.
+
+        An erased image has no user left in the mirror, so the real value is dead or used as it was written.
+        """
         if image not in self._rewritten:
-            self._rewritten[image] = "regraft_rule" in image.meta or any(
+            self._rewritten[image] = (not image._erased and "regraft_rule" in image.meta) or any(
                 self._is_rewritten(n) for n in image.all_input_nodes if not self._mirror.sources(n)
             )
         return self._rewritten[image]

@@ -8,9 +8,9 @@ Nothing is decomposed: `linear`, `matmul`, `softmax`, `dropout`, `layer_norm`, `
 with symbolic sizes in ``meta["val"]`` and the user's source in ``meta["stack_trace"]`` and ``meta["nn_module_stack"]``.
 
 The graph means what Dynamo's meant: writes to inputs and buffers, aliases, grad mode, inference mode, random numbers
-and the user's own derivatives all stay, so that AOTAutograd may take it in the place of Dynamo's. Only autocast is gone:
-its casts are nodes. Higher-order operators (`cond`, `flex_attention`, custom autograd functions, ...) keep Dynamo's
-subgraphs untouched; the body of `torch.utils.checkpoint` is captured like the rest.
+and the user's own derivatives all stay, so that AOTAutograd may take it in the place of Dynamo's. Only autocast is
+gone: its casts are nodes. Higher-order operators (`cond`, `flex_attention`, custom autograd functions, ...) keep
+Dynamo's subgraphs untouched; the body of `torch.utils.checkpoint` is captured like the rest.
 
 Where that can't be promised, Dynamo's graph itself comes back, with a reason.
 

@@ -98,30 +98,29 @@ class _Log(TorchDispatchMode):
         return out
 
 
+def enabled_scopes() -> list[tuple[Any, ...]]:
+    """What autocast is on for: the arguments that enter it, by device."""
+    return [(device, torch.get_autocast_dtype(device), True, None) for device in _enabled_devices()]
+
+
 def wrap_without_autocast(graph: fx.Graph) -> None:
     """Switch autocast off inside a graph that will be traced where it is on.
 
     linear, ..., output   ->   _enter_autocast(device, enabled=False), linear, ..., _exit_autocast, output
     """
-    devices = [d for d in _autocast_devices() if torch.is_autocast_enabled(d)]
     calls = [n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
-    if not devices or not calls:
+    if not calls or not _enabled_devices():
         return
     enter, leave = torch_compat.AUTOCAST_SCOPE
     with graph.inserting_before(calls[0]):
-        entered = [_scope(graph, enter, (d, torch.get_autocast_dtype(d), False, None)) for d in devices]
+        entered = [graph.call_function(enter, (d, dtype, False, cache)) for d, dtype, _, cache in enabled_scopes()]
     with graph.inserting_before(graph.output_node()):
-        exits = [_scope(graph, leave, (node,)) for node in reversed(entered)]
-    for node in (*entered, *exits):
-        node.meta |= {k: calls[0].meta[k] for k in SOURCE_META if k in calls[0].meta}
+        left = [graph.call_function(leave, (node,)) for node in reversed(entered)]
+    for node in (*entered, *left):
+        node.meta |= {"val": None} | {k: calls[0].meta[k] for k in SOURCE_META if k in calls[0].meta}
 
 
-def _scope(graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
-    node = graph.call_function(target, args)
-    node.meta["val"] = None
-    return node
-
-
-def _autocast_devices() -> list[str]:
+def _enabled_devices() -> list[str]:
     accelerator = torch.accelerator.current_accelerator()
-    return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    return [device for device in devices if torch.is_autocast_enabled(device)]

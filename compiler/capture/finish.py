@@ -46,15 +46,10 @@ def _attributes(recording: fx.GraphModule, gm: fx.GraphModule) -> dict[str, Any]
 
 
 def _adopt_placeholders(graph: fx.Graph, original: fx.Graph) -> None:
-    pairs = zip(_placeholders(graph), _placeholders(original), strict=True)
-    for node, source in pairs:
+    for node, source in zip(graph.find_nodes(op="placeholder"), original.find_nodes(op="placeholder"), strict=True):
         torch_compat.adopt_name(node, source)
         node.type = source.type
         node.meta = {k: v for k, v in source.meta.items() if k not in _WORKING_META} | node.meta
-
-
-def _placeholders(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in graph.nodes if n.op == "placeholder"]
 
 
 def _flatten_output(graph: fx.Graph) -> None:

@@ -11,7 +11,7 @@ from torch import fx
 from ...rewrites.reason import Reason
 from .. import torch_compat
 from .audit import Derivatives, disagreement
-from .autocast import ExplicitAutocast
+from .autocast import ExplicitAutocast, enabled_scopes
 from .effects import may_write
 from .finish import finish
 from .screen import refused_call
@@ -109,12 +109,9 @@ class Retracer(fx.Interpreter):
             self._refuse(self._derivatives.lost(result, n))
         if n.op == "output":
             self._refuse(disagreement(n, result))
-            for node, value in zip(self._placeholders(), self._inputs, strict=True):
+            for node, value in zip(self.graph.find_nodes(op="placeholder"), self._inputs, strict=True):
                 self._refuse(disagreement(node, value))
         return result
-
-    def _placeholders(self) -> list[fx.Node]:
-        return [n for n in self.graph.nodes if n.op == "placeholder"]
 
     def _refuse(self, reason: Reason | None) -> None:
         self.refusal = reason if self.refusal is None else self.refusal
@@ -133,22 +130,34 @@ class Retracer(fx.Interpreter):
     def _keep_scope(self, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Enter or leave a scope, and record that: the recorder knows of grad mode, but not of inference mode."""
         scope = target(*args)
-        nodes = tuple(self._scopes.get(id(arg), arg) for arg in args)
-        node = self._tracer.create_node("call_function", target, nodes, {})
-        node.meta["val"] = None
-        self._scopes[id(scope)] = node
+        self._scopes[id(scope)] = self._effect(target, tuple(self._scopes.get(id(arg), arg) for arg in args))
         return scope
 
     def _keep(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a higher-order operator unrecorded, and record the call of it, with Dynamo's own subgraphs."""
-        if target is torch_compat.CHECKPOINT:
-            args = (self._captured_body(args[0], args[1:]), *args[1:])
+        """Run a higher-order operator unrecorded, and record the call of it, with Dynamo's own subgraphs.
+
+        Under autocast, those subgraphs still need it: its scope is recorded around them.
+        """
+        body = args[0] if target is torch_compat.CHECKPOINT else None
+        if body is not None:
+            args = (self._captured_body(body, args[1:]), *args[1:])
+        explicit = body is not None and args[0] is not body
         node_args, node_kwargs = torch_compat.tree_map(self._proxy_of, (args, kwargs))
+        enter, leave = torch_compat.AUTOCAST_SCOPE
+        entered = [] if explicit else [self._effect(enter, scope) for scope in enabled_scopes()]
         proxy = self._tracer.create_proxy("call_function", target, node_args, node_kwargs)
         with torch_compat.not_recorded():
             result = target(*args, **kwargs)
         proxy.node.meta["val"] = None  # Until it is found to return something.
-        return torch_compat.track(result, proxy.node, self._tracer)
+        torch_compat.track(result, proxy.node, self._tracer)
+        for node in reversed(entered):
+            self._effect(leave, (node,))
+        return result
+
+    def _effect(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        node = self._tracer.create_node("call_function", target, args, {})
+        node.meta["val"] = None
+        return node
 
     def _captured_body(self, body: fx.GraphModule, inputs: tuple[Any, ...]) -> fx.GraphModule:
         """The body of an activation checkpoint, captured too, if that is safe; else as it is.
@@ -190,4 +199,9 @@ def _own_attributes(module: torch.nn.Module) -> list[tuple[str, Any]]:
 def _fakes_of_attributes(module: torch.nn.Module, mode: Any) -> dict[str, torch.Tensor]:
     """Fakes of parameters and buffers by qualified name; tied ones share a fake."""
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in named}
+    return {name: _fake_attribute(tensor, mode) for name, tensor in named}
+
+
+def _fake_attribute(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
+    fake = torch_compat.fake_of(tensor, mode)
+    return mode.from_tensor(tensor, static_shapes=True) if fake is None else fake

@@ -2,7 +2,7 @@
 
 Recording sees what reaches torch's dispatcher. A Python function that changes the state of the process or of autograd
 (streams, hooks, `.data`, `torch.func` transforms, functions that Dynamo was told not to look into) leaves no trace
-there, and would silently be dropped. So what is known to be nothing but dispatcher calls is listed; the rest is refused.
+there, and would silently be dropped. So what is known to be nothing but operator calls is listed; the rest is refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _MODULES = frozenset(
 )
 # Exceptions to that rule, by name: state of the process, and what autograd would not find again in a recorded graph.
 _STATEFUL = frozenset(
-    ["backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "set_data"]
-    + ["compile", "vmap", "seed", "manual_seed", "use_deterministic_algorithms"]
-    + ["setattr", "exec", "eval", "print", "open", "input"]
+    """
+    backward register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ set_data share_memory_
+    compile vmap seed manual_seed use_deterministic_algorithms setattr exec eval print open input
+    """.split()  # noqa: SIM905
 )
 _STATEFUL_PREFIXES = ("set_default", "set_rng", "set_float32", "set_num", "set_flush", "set_warn", "_set_")
 _ATTRIBUTES = frozenset(["data", "grad", "grad_fn", "_base", "_version"])
@@ -38,7 +39,7 @@ def screen(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason | None:
     """Why `gm` must not be traced on these inputs, or None."""
     if torch_compat.functorch_active():
         return Reason("functorch-active", "compiled inside a torch.func transform")
-    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    placeholders = gm.graph.find_nodes(op="placeholder")
     if len(placeholders) != len(example_inputs):
         return Reason("arity", f"{len(placeholders)} placeholders for {len(example_inputs)} inputs")
     pairs = zip(placeholders, example_inputs, strict=True)

@@ -9,7 +9,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, is_tensor, sees, shape, val
 from ...rewrites.respell import respelling
 from . import build
-from .reading import is_float
+from .reading import holds_product, holds_softmax, is_float
 
 aten = torch.ops.aten
 
@@ -52,11 +52,11 @@ def softmax_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.to")
 def cast_below_views(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """to(reshape(x), dtype)  ->  reshape(to(x, dtype)); also permute."""
+    """to(reshape(x), dtype)  ->  reshape(to(x, dtype)); also permute. For scores, `heads.py` decides."""
     view = node.args[0]
     if node.target is not aten.to.dtype or not sees(node, view, "aten.reshape", "aten.permute"):
         return None
-    if not is_float(view) or not is_float(node):
+    if not is_float(view) or not is_float(node) or holds_product(view) or holds_softmax(view):
         return None
     inner = build.cast(edit, node, view.args[0], dtype(node))
     if view.target is aten.permute.default:

@@ -22,7 +22,7 @@ from ...rewrites.symbolic import known_equal, same_shape
 from . import build
 from .draws import moved_dropout
 from .groups import Group, inverted, keeps_last, regroup, unmerged
-from .reading import DROPOUT, POINTWISE, holds_product, holds_softmax, last
+from .reading import BINARY, DROPOUT, POINTWISE, directness, holds_product, holds_softmax, last, like
 
 aten = torch.ops.aten
 
@@ -165,18 +165,48 @@ def _merges_alike(node: fx.Node, a: fx.Node, b: fx.Node) -> bool:
 
 @respelling(*POINTWISE, *_SOFTMAX)
 def permute_below_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """mul(permute(scores, p), s)  ->  permute(mul(scores, s), p), where the last dimension stays last; also softmax."""
+    """mul(permute(scores, p), s)  ->  permute(mul(scores, s), p), where the last dimension stays last; also softmax.
+
+    Of two operands that hold scores, the more direct one decides.
+    """
     if not is_tensor(node) or not _can_move(node):
         return None
-    n = rank(node)
-    for operand in node.args:
-        if not sees(node, operand, "aten.permute") or not _is_scores(operand) or rank(operand) != n:
+    n, operand = rank(node), _main_operand(node)
+    if operand is None or not sees(node, operand, "aten.permute") or not same_shape(shape(operand), shape(node)):
+        return None
+    order = operand.args[1]
+    if order[-1] != n - 1:
+        return None
+    back = [order.index(d) for d in range(n)]
+    return build.permute(edit, node, _permuted(node, edit, node, back), order)
+
+
+def _main_operand(node: fx.Node) -> fx.Node | None:
+    """The operand that is most directly scores or probabilities, the first of equals."""
+    operands = [a for a in node.args if is_tensor(a) and _is_scores(a)]
+    return max(operands, key=lambda a: (directness(a), holds_softmax(a)), default=None)
+
+
+@respelling("aten.reshape")
+def regrouped_and_back(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """reshape(add(reshape(scores, [B, h, w, H, W]), m), [B, h*w, H*W])  ->  add(scores, reshape(m, [B, h*w, H*W]))."""
+    inner = node.args[0]
+    if not sees(node, inner, *BINARY) or not holds_product(inner):
+        return None
+    for position, other in ((0, inner.args[1]), (1, inner.args[0])):
+        view = inner.args[position]
+        if (
+            not sees(node, view, "aten.reshape")
+            or not like(node, view.args[0])
+            or not is_tensor(other)
+            or rank(other) == 0
+        ):
             continue
-        order = operand.args[1]
-        if order[-1] != n - 1 or not same_shape(shape(operand), shape(node)):
+        if not same_shape(shape(view), shape(inner)):
             continue
-        back = [order.index(d) for d in range(n)]
-        return build.permute(edit, node, _permuted(node, edit, node, back), order)
+        whole = build.expand(edit, node, other, shape(inner))
+        args = [view.args[0], build.reshape(edit, node, whole, shape(node))]
+        return edit.call(inner.target, *(args if position == 0 else args[::-1]), **inner.kwargs)
     return None
 
 

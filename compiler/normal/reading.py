@@ -195,11 +195,13 @@ def holds_product(node: Any) -> bool:
 
 
 def is_scaled_product(node: Any) -> bool:
-    """Whether a value is a batched product itself, or a scalar multiple or cast of one."""
+    """Whether a value is a batched product itself, or a scalar multiple, cast or permutation of one."""
     while isinstance(node, fx.Node) and "opaque" not in node.meta:
         if _is_batched_product(node):
             return True
-        if op_name(node) not in ("aten.mul", "aten.div", *CASTS) or (len(node.args) > 1 and is_tensor(node.args[1])):
+        if op_name(node) not in ("aten.mul", "aten.div", "aten.permute", *CASTS) or (
+            len(node.args) > 1 and is_tensor(node.args[1])
+        ):
             return False
         node = node.args[0]
     return False

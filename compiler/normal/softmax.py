@@ -96,6 +96,15 @@ def _unshifted(user: fx.Node, x: fx.Node, dim: int) -> fx.Node:
     return y if known_equal(shape(shift)[dim], 1) and not known_equal(shape(y)[dim], 1) else x
 
 
+@respelling("aten.softmax")
+def shifted_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """softmax(x - max(x, [-1], keepdim=True), -1)  ->  softmax(x, -1)."""
+    if node.target is not aten.softmax.int or node.args[1:] != (-1,):
+        return None
+    x = _unshifted(node, node.args[0], rank(node) - 1)
+    return None if x is node.args[0] else edit.call(aten.softmax.int, x, -1)
+
+
 @respelling("aten._safe_softmax")
 def safe_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
     """_safe_softmax(x, 3)  ->  _safe_softmax(x, -1); it is not softmax: fully masked rows give 0."""

@@ -113,7 +113,7 @@ def broadcast(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 @respelling(
-    "aten.contiguous", "aten.clone", "aten.alias", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive",
+    "aten.contiguous", "aten.clone", "aten.alias", "aten.positive",
     "aten.slice", "aten.narrow", "aten.to", "aten._to_copy", "aten.type_as", "aten.detach", "aten.view",
 )  # fmt: skip
 def identity(node: fx.Node, edit: Editor) -> fx.Node | None:

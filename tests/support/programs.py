@@ -147,9 +147,12 @@ def _mask(x: Tensor, n: int, more: Operands) -> Tensor:
 
 
 def _pointwise(x: Tensor, n: int, more: Operands) -> Tensor:
-    ways = (torch.tanh, torch.clone, lambda t: t.clamp(min=-1e4), lambda t: t.float().to(t.dtype) * 0 + t, F.dropout)
-    way = ways[n % len(ways)]
-    return way(x) if way is not F.dropout else F.dropout(x, 0.3, False)
+    ways = (
+        lambda: torch.tanh(x), lambda: x.clone(), lambda: x.clamp(min=-1e4), lambda: F.dropout(x, 0.3, False),
+        lambda: x.float().unsqueeze(0).to(x.dtype).squeeze(0) * 0 + x,
+        lambda: x.double().to(x.dtype).mT.contiguous().mT,
+    )  # fmt: skip
+    return ways[n % len(ways)]()
 
 
 STEPS = (

@@ -108,6 +108,7 @@ SOFTMAXES = {
     "flattened": lambda x: x.reshape(-1, T).softmax(-1).reshape(B, H, S, T),
     "heads merged": lambda x: x.flatten(0, 1).softmax(2).view(B, H, S, T),
     "double": lambda x: x.double().softmax(-1).float(),
+    "shifted": lambda x: (x - x.max(-1, keepdim=True)[0]).softmax(-1),
     "upcast": lambda x: x.to(torch.float64).softmax(-1).to(x.dtype),
 }
 
@@ -197,6 +198,9 @@ BIASES = {
     ),
     "in five dims": lambda s, m: (s.view(1, B, H, S, T) + m.unsqueeze(0)).view(B, H, S, T),
     "contiguous": lambda s, m: s + m.contiguous(),
+    "in windows": lambda s, m: (s.view(B, H, 2, 3, 5, 2) + m.expand(B, H, S, T).reshape(B, H, 2, 3, 5, 2)).view(
+        s.shape
+    ),
 }
 
 
