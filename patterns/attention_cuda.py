@@ -15,7 +15,7 @@ from ..rewrites.matcher import Binding
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal
-from .attention_kernels import Attention, device_of, head_size, keep_nan, refused, sizes_positive, wants_mask_gradient
+from .attention_kernels import Attention, device_of, head_size, keep_nan, like, refused, sizes_positive, wants_mask_gradient
 from .masks import is_causal_match
 
 aten = torch.ops.aten
@@ -26,19 +26,23 @@ _CUDNN_HEAD = 128
 _FLASH_HEAD = 256
 
 
-def _like(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """The mask in query's dtype, finite entries kept finite."""
-    if mask is None or mask.dtype == query.dtype:
-        return mask
-    low = torch.finfo(query.dtype).min
-    return torch.where(mask == -torch.inf, mask, mask.clamp(min=low)).to(query.dtype)
+def _kernel_mask(mask: torch.Tensor | None, query: torch.Tensor, columns: Any) -> torch.Tensor | None:
+    """The mask in query's dtype with finite entries kept finite, and every column its own: kernels step through them."""
+    if mask is None:
+        return None
+    if mask.dtype != query.dtype:
+        low = torch.finfo(query.dtype).min
+        mask = torch.where(mask == -torch.inf, mask, mask.clamp(min=low)).to(query.dtype)
+    if not known_equal(mask.shape[-1], columns):
+        mask = mask.expand(*mask.shape[:-1], columns)
+    return mask.contiguous()
 
 
 def cudnn(*operands: Any, **derived: Any) -> torch.Tensor:
     """cuDNN's fused attention."""
     attention = Attention(*operands, **derived)
     q, k, v, mask, factor = attention.four_dims()
-    mask = _like(mask, q)
+    mask = _kernel_mask(mask, q, k.shape[2])
     out = aten._scaled_dot_product_cudnn_attention(
         q, k, v, mask, attention.training, attention.p or 0.0, attention.causal, False, scale=factor
     )[0]
@@ -57,7 +61,7 @@ def efficient(*operands: Any, **derived: Any) -> torch.Tensor:
     """The memory-efficient kernel, whose mask must be spread over the scores with aligned rows."""
     attention = Attention(*operands, **derived)
     q, k, v, mask, factor = attention.four_dims()
-    mask = _like(mask, q)
+    mask = _kernel_mask(mask, q, k.shape[2])
     spread = None if mask is None else _aligned(mask).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     out = aten._scaled_dot_product_efficient_attention(
         q, k, v, spread, attention.training, attention.p or 0.0, attention.causal, scale=factor
@@ -67,10 +71,10 @@ def efficient(*operands: Any, **derived: Any) -> torch.Tensor:
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
     """The same mask with rows that start at aligned addresses, as a view of a wider one where need be."""
-    columns = mask.shape[-1]
-    if columns == 1 or columns % (2 * _ALIGNMENT) == 0:
-        return mask.contiguous()
-    padded = torch.nn.functional.pad(mask, (0, 2 * _ALIGNMENT - columns % (2 * _ALIGNMENT)))
+    columns, step = mask.shape[-1], 2 * _ALIGNMENT
+    if known(columns % step == 0):
+        return mask
+    padded = torch.nn.functional.pad(mask, (0, step - columns % step))
     return padded[..., :columns]
 
 

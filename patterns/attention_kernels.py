@@ -25,6 +25,8 @@ from ..rewrites.symbolic import known, known_equal
 
 aten = torch.ops.aten
 
+_ABSORBING = -1e6  # added to scores in float32, numbers below leave little of them
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -69,7 +71,9 @@ class Attention:
     def four_dims(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]:
         """4-D query, key, value and mask, and the scale as a number; no mask where it is known to be causal."""
         query, factor = self.scaled_query()
-        mask = None if self.causal else self.mask()
+        mask = None if self.causal else fit_mask(self.mask(), query.dtype)
+        if mask is not None and self.training:
+            query, mask = _open_absorbed_rows(query, mask)
         tensors = (query, self.key_t.transpose(-2, -1).to(self.compute), self.value.to(self.compute))
         query, key, value = (_four_dims(t, self.batch) for t in tensors)
         return query, key, value, None if mask is None else _mask_four_dims(mask, self.batch), factor
@@ -78,6 +82,34 @@ class Attention:
         """A kernel's 4-D result in the shape and dtype that the product of weights and value had."""
         out = out.to(self.result)
         return out if len(self.batch) == 2 else out.reshape(*self.batch, *out.shape[-2:])
+
+
+def fit_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """The mask in a type that kernels take beside a query of `dtype`: float32 or `dtype`; finite entries stay finite."""
+    if mask is None or mask.dtype in (dtype, torch.float32):
+        return mask
+    if torch.finfo(mask.dtype).bits < torch.finfo(dtype).bits:
+        return mask.to(dtype)
+    return like(mask, torch.float32 if mask.dtype != torch.float64 else dtype)
+
+
+def like(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The mask in `dtype`, finite entries kept finite."""
+    if mask.dtype == dtype:
+        return mask
+    wide = mask if mask.dtype == torch.float64 else mask.float()
+    return torch.where(wide == -torch.inf, wide, wide.clamp(min=torch.finfo(dtype).min)).to(dtype)
+
+
+def _open_absorbed_rows(query: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same scores for rows that a finite mask absorbs: from query 0 and mask 0 instead of from the lowest number.
+
+    Their weights are uniform in eager code. Kernels agree, but keep only the logarithm of the row's sum for the backward
+    pass, which rounds to the lowest number itself: gradients would be too large by the number of keys.
+    """
+    top = mask.amax(-1, keepdim=True)
+    absorbed = (top < _ABSORBING) & (top > -torch.inf)
+    return torch.where(absorbed, 0.0, query), torch.where(absorbed, mask - top, mask)
 
 
 def _one_element(scale: Any) -> Any:

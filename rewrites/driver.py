@@ -144,7 +144,7 @@ class _Run:
 
     def _sweep(self) -> bool:
         """Try every rule at every node once; whether anything was rewritten."""
-        index = Index(self.rules, self.mirror.graph)
+        index = Index(self.rules, self.mirror.graph, explaining=self.settings.near_miss_depth == 0)
         before = self.applied.total()
         for node in reversed(list(self.mirror.graph.nodes)):
             for rule in index.candidates(node):
@@ -298,7 +298,7 @@ def _near_miss(rule: Rule, node: fx.Node, failure: Failure) -> NearMiss:
     reason = failure.reason
     return NearMiss(
         rule.name, rule.family, reason.code, reason.message, reason.expected, reason.found, failure.depth, rule.size,
-        reason.site, site_of(node), _module(node),
+        reason.site or site_of(failure.site), site_of(node), _module(node),
     )  # fmt: skip
 
 

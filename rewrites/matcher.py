@@ -7,7 +7,7 @@ deepest failure is kept: it is the near miss that an explanation shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from torch import fx
 
 from .dims import Mismatch, unify
 from .graph import arguments, describe, is_number, is_tensor, op_name, rank, sees, val
-from .pattern import Anything, Call, Choice, Swapped, Term, Variable, root_ops
+from .pattern import Anything, Call, Choice, Swapped, Term, Variable
 from .reason import Reason
 from .symbolic import known_equal
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 COMMUTATIVE = frozenset(
     f"aten.{name}" for name in ("add", "mul", "maximum", "minimum", "logical_and", "logical_or", "eq", "ne")
 )
-_DIM_ARGUMENTS = frozenset(("dim", "dims", "dim0", "dim1"))
+_DIM_ARGUMENTS = frozenset(("dim", "dims", "dim0", "dim1", "dim2"))
+_NEW_DIM = frozenset(("aten.unsqueeze", "aten.diag_embed"))  # their dims count in the result
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,9 @@ class Matcher:
             else:
                 self._fail(binding, reason, binding.matched[0])
             return
-        for node in self._candidates(outputs[0], binding):
-            for extended in self._unify(outputs[0], node, binding, None):
+        for node in _candidates(outputs[0], binding):
+            for extended in self._unify(outputs[0], node, binding, binding.matched[0]):
                 yield from self._rest(outputs[1:], extended)
-
-    def _candidates(self, term: Any, binding: Binding) -> list[fx.Node]:
-        frontier = [n for t in _inputs(term) if (n := _node_of(t, binding)) is not None]
-        return [u for n in frontier for u in n.users if op_name(u) in root_ops(term)]
 
     # -- one term against one value
 
@@ -96,9 +93,7 @@ class Matcher:
         elif isinstance(term, Call):
             yield from self._call(term, value, binding, user)
         elif isinstance(term, Choice):
-            for label, option in term.options:
-                tagged = replace(binding, tags=(*binding.tags, (term.tag, label)))
-                yield from self._unify(option, value, tagged, user)
+            yield from self._choice(term, value, binding, user)
         elif isinstance(term, Anything):
             yield binding
         elif isinstance(term, (list, tuple)):
@@ -107,6 +102,16 @@ class Matcher:
             yield binding
         else:
             self._mismatch(binding, repr(term), value, user)
+
+    def _choice(self, term: Choice, value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
+        """The alternatives in turn; where the tag was met before, the one taken there."""
+        taken = dict(binding.tags).get(term.tag)
+        for label, option in term.options:
+            if taken is None:
+                tagged = replace(binding, tags=(*binding.tags, (term.tag, label)))
+                yield from self._unify(option, value, tagged, user)
+            elif label == taken:
+                yield from self._unify(option, value, binding, user)
 
     def _sequence(self, terms: Sequence[Any], value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
         if not isinstance(value, (list, tuple)) or len(value) != len(terms):
@@ -216,9 +221,9 @@ def _argument_pairs(term: Call, node: fx.Node) -> Iterator[list[tuple[Any, Any]]
         return
     pairs = [(_adapt(name, w, node), given[name]) for name, w in wanted.items()]
     yield pairs
-    if term.op in COMMUTATIVE and len(pairs) >= 2:
-        (a, x), (b, y), *more = pairs
-        yield [(a, y), (b, x), *more]
+    if term.op in COMMUTATIVE and len(pairs) == 2:  # with a third, as in x + 2 * y, it does not commute
+        (a, x), (b, y) = pairs
+        yield [(a, y), (b, x)]
 
 
 def _defaults(node: fx.Node) -> dict[str, Any]:
@@ -230,29 +235,38 @@ def _defaults(node: fx.Node) -> dict[str, Any]:
 def _adapt(name: str, wanted: Any, node: fx.Node) -> Any:
     """Dims are compared as the operator sees them: -1 and the last dim are one."""
     first = next((a for a in node.args if is_tensor(a)), None)
-    if first is None:
+    if first is None or not (isinstance(wanted, Swapped) or name in _DIM_ARGUMENTS):
         return wanted
+    dims = max(rank(node if op_name(node) in _NEW_DIM and is_tensor(node) else first), 1)
     if isinstance(wanted, Swapped):
-        return wanted.dims(rank(first))
-    if name in _DIM_ARGUMENTS and isinstance(wanted, int) and not isinstance(wanted, bool):
-        return _Dim(wanted, rank(first))
-    return wanted
+        return wanted.dims(dims) if wanted.fits(dims) else wanted
+    if isinstance(wanted, (list, tuple)):
+        return [_Dim(d, dims) if type(d) is int else d for d in wanted]
+    return _Dim(wanted, dims) if type(wanted) is int else wanted
 
 
 @dataclass(frozen=True)
 class _Dim:
+    """A dim of `rank` many, counted from either end; where one is reduced, operators take it as a list too."""
+
     dim: int
     rank: int
 
     def __repr__(self) -> str:
         return f"dim={self.dim}"
 
+    def matches(self, value: Any) -> bool:
+        if isinstance(value, (list, tuple)) and len(value) == 1:
+            (value,) = value
+        in_range = isinstance(value, int) and -self.rank <= self.dim < self.rank
+        return in_range and self.dim % self.rank == value % self.rank
+
 
 def _same_constant(a: Any, b: Any) -> bool:
     if isinstance(a, Term):
         return False
     if isinstance(a, _Dim):
-        return isinstance(b, int) and a.dim % a.rank == b % a.rank
+        return a.matches(b)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(_same_constant, a, b))
     b = val(b)
@@ -279,13 +293,12 @@ def _dim_reason(name: str, mismatch: Mismatch, value: Any) -> Reason:
     return Reason("dims-differ", message, nodes, mismatch.expected, f"{mismatch.found} in {describe(value)}")
 
 
-def _inputs(term: Any) -> list[Any]:
+def _candidates(term: Any, binding: Binding) -> Iterable[fx.Node]:
+    """The nodes that could be `term`: what it is bound to, or users of what its inputs could be; each once."""
     if isinstance(term, Choice):
-        return [t for _, option in term.options for t in _inputs(option)]
-    return [*term.args, *(v for _, v in term.kwargs)] if isinstance(term, Call) else []
-
-
-def _node_of(term: Any, binding: Binding) -> fx.Node | None:
-    found = binding.operands.get(term.name) if isinstance(term, Variable) else binding.nodes.get(id(term))
-    return found if isinstance(found, fx.Node) else None
-
+        return dict.fromkeys(n for _, option in term.options for n in _candidates(option, binding))
+    known = binding.operands.get(term.name) if isinstance(term, Variable) else binding.nodes.get(id(term))
+    if isinstance(known, fx.Node) or not isinstance(term, Call):
+        return [known] if isinstance(known, fx.Node) else []
+    below = (n for t in (*term.args, *(v for _, v in term.kwargs)) for n in _candidates(t, binding))
+    return dict.fromkeys(u for n in below for u in n.users if op_name(u) == term.op)

@@ -43,7 +43,7 @@ class Term:
             raise PatternError(f"a pattern may not read .{name} of an operand: declare `dims`, or use a guard")
         if not hasattr(torch.ops.aten, name):
             raise PatternError(f"a pattern calls .{name}(), which is no ATen operator")
-        return lambda *args, **kwargs: call(name, self, *args, **kwargs)
+        return lambda *args, **kwargs: call(name, self, *_listed(name, args), **kwargs)
 
     def transpose(self, dim0: int, dim1: int) -> Term:
         return swap(self, dim0, dim1)
@@ -52,6 +52,32 @@ class Term:
 
     def __bool__(self) -> bool:
         raise PatternError("a pattern may not branch on an operand: use choose() or optional()")
+
+    def __getitem__(self, index: Any) -> Term:
+        raise PatternError("a pattern may not index or unpack an operand: use select() or slice()")
+
+    def __iter__(self) -> Iterator[Term]:
+        return self[:]
+
+    def __eq__(self, other: object) -> Any:  # terms are keys too: only a pattern under record compares values
+        return call("eq", self, other) if _recording.get() else self is other
+
+    def __ne__(self, other: object) -> Any:
+        return call("ne", self, other) if _recording.get() else self is not other
+
+    __hash__ = object.__hash__
+
+    def __lt__(self, other: Any) -> Term:
+        return call("lt", self, other)
+
+    def __le__(self, other: Any) -> Term:
+        return call("le", self, other)
+
+    def __gt__(self, other: Any) -> Term:
+        return call("gt", self, other)
+
+    def __ge__(self, other: Any) -> Term:
+        return call("ge", self, other)
 
     def __add__(self, other: Any) -> Term:
         return call("add", self, other)
@@ -84,6 +110,14 @@ class Term:
         return call("logical_not", self)
 
     __radd__, __rmul__ = __add__, __mul__
+
+
+_VARIADIC = frozenset(("permute", "view", "reshape", "expand", "repeat", "tile", "flip"))
+
+
+def _listed(method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Methods that take sizes or dims one by one get them as the list that operators take."""
+    return (list(args),) if method in _VARIADIC and args and not isinstance(args[0], (list, tuple)) else args
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +173,9 @@ class Swapped:
     dim0: int
     dim1: int
 
+    def fits(self, rank: int) -> bool:
+        return all(-rank <= d < rank for d in (self.dim0, self.dim1))
+
     def dims(self, rank: int) -> list[int]:
         order = list(range(rank))
         a, b = self.dim0 % rank, self.dim1 % rank
@@ -192,8 +229,11 @@ def call(name: str, *args: Any, **kwargs: Any) -> Term:
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         raise PatternError(f"a pattern calls {name}(), which is no ATen operator")
-    if not any(_accepts(getattr(packet, o)._schema, args, kwargs) for o in packet.overloads()):
+    schemas = [s for o in packet.overloads() if _accepts(s := getattr(packet, o)._schema, args, kwargs)]
+    if not schemas:
         raise PatternError(f"no overload of aten.{name} takes {len(args)} arguments and {sorted(kwargs)}")
+    if all(s.is_mutable for s in schemas):
+        raise PatternError(f"a pattern calls {name}(), which writes to its operand: patterns are functional")
     if name in ("bmm", "mm"):
         name = "matmul"
     if name == "neg":
@@ -268,6 +308,10 @@ def record_function(function: Callable[..., Any], variables: Sequence[Variable])
     token = _recording.set(True)
     try:
         out = function(*variables)
+    except PatternError:
+        raise
+    except Exception as error:
+        raise PatternError(f"pattern {function.__name__} cannot be recorded: {error}") from error
     finally:
         _recording.reset(token)
     outputs = out if isinstance(out, tuple) else (out,)
@@ -316,5 +360,15 @@ def size(term: Any) -> int:
 
 
 def tags_of(terms: Sequence[Any]) -> dict[str, tuple[str, ...]]:
-    """All tags of a pattern with their labels."""
-    return {t.tag: tuple(label for label, _ in t.options) for t in subterms(tuple(terms)) if isinstance(t, Choice)}
+    """All tags of a pattern with their labels.
+
+    Raises:
+        PatternError: a tag stands for different sets of alternatives.
+    """
+    tags: dict[str, tuple[str, ...]] = {}
+    for term in subterms(tuple(terms)):
+        if isinstance(term, Choice):
+            labels = tuple(label for label, _ in term.options)
+            if tags.setdefault(term.tag, labels) != labels:
+                raise PatternError(f"tag {term.tag!r} has alternatives {tags[term.tag]} and {labels}: it is one choice")
+    return tags

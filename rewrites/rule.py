@@ -14,12 +14,14 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, get_args
+
+import torch
 
 from .dims import DimSpec
 from .matcher import Binding
-from .pattern import PatternError, Variable, record_function, required_ops, root_ops, size, tags_of
+from .pattern import PatternError, Variable, record_function, required_ops, root_ops, size, subterms, tags_of
 from .reason import Reason
 from .sample import Sample
 
@@ -135,7 +137,11 @@ class Rule:
         """Hash of what the rule is made of: its functions' source and its contract."""
         functions = [self.pattern, *(c.function for c in self.candidates), *(c.applies for c in self.candidates)]
         functions += [*(g.function for g in self.guards), *self.derived.values()]
-        text = "\n".join([self.name, self.stage, str(self.numerics), self.nan, self.escapes, *map(_source, functions)])
+        facts = [self.name, self.stage, self.numerics, self.nan, self.escapes, self.profitable]
+        facts += [v.name for v in self.variables if v.number]
+        facts += [f"{name}: {spec}" for name, spec in self.dims.items()]
+        facts += [*(c.name for c in self.candidates), *self.derived]
+        text = "\n".join([*map(str, facts), *map(_source, functions)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
@@ -143,11 +149,24 @@ class Rule:
 
 
 def _source(function: Callable[..., Any]) -> str:
+    """The text of a function, and of what it closes over."""
+    if isinstance(function, partial):
+        return "\n".join(map(_content, (function.func, function.args, tuple(function.keywords.items()))))
     try:
-        return textwrap.dedent(inspect.getsource(function))
+        text = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
         code = getattr(function, "__code__", None)
-        return code.co_code.hex() if code else repr(getattr(function, "__name__", type(function).__name__))
+        text = code.co_code.hex() if code else repr(getattr(function, "__name__", type(function).__name__))
+    return "\n".join([text, *(_content(c.cell_contents) for c in getattr(function, "__closure__", None) or ())])
+
+
+def _content(value: Any) -> str:
+    """A value as text that is the same in every process."""
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(_content, value))
+    if callable(value):
+        return _source(value)
+    return repr(value) if isinstance(value, (int, float, str, torch.dtype, type(None))) else type(value).__name__
 
 
 _declared: dict[str, Rule] = {}
@@ -205,10 +224,12 @@ def register_pattern(
         parameters = _parameters(pattern, name)
         variables = tuple(Variable(p, p in numbers) for p in parameters)
         _require_known(name, "numbers", numbers, parameters)
-        _require_known(name, "dims", dims or {}, parameters)
+        _require_known(name, "dims", dims or {}, [p for p in parameters if p not in numbers])
+        for what, value, valid in (("stage", stage, Stage), ("nan", nan, NanPolicy), ("escapes", escapes, Escapes)):
+            if value not in get_args(valid):
+                raise PatternError(f"rule {name!r}: {what} {value!r} is none of {', '.join(get_args(valid))}")
         outputs = record_function(pattern, variables)
-        if not root_ops(outputs[0]):
-            raise PatternError(f"rule {name!r}: every alternative of its first output must be computed by an operator")
+        _require_matchable(name, outputs, variables)
         rule = Rule(
             name=name, family=family, stage=stage, pattern=pattern, variables=variables, outputs=outputs,
             candidates=_candidates(name, replacement, parameters, tuple(derived or {})),
@@ -240,9 +261,26 @@ def _require_known(rule: str, what: str, names: Iterable[str], parameters: Seque
             raise PatternError(f"rule {rule!r}: {what} names {name!r}, but the pattern has {', '.join(parameters)}")
 
 
+def _require_matchable(rule: str, outputs: Sequence[Any], variables: Sequence[Variable]) -> None:
+    """A match is found from its first output: further ones share operands with it, and every variable is in one."""
+    bound: set[Any] = set()
+    for output in outputs:
+        if not root_ops(output):
+            raise PatternError(f"rule {rule!r}: every alternative of an output must be computed by an operator")
+        inside = {t for t in subterms(output) if isinstance(t, Variable)}
+        if bound and not bound & inside:
+            raise PatternError(f"rule {rule!r}: the output {output!r} shares no operand with those before it")
+        bound |= inside
+    unused = [v.name for v in variables if v not in bound]
+    if unused:
+        raise PatternError(f"rule {rule!r}: its pattern never uses {', '.join(unused)}")
+
+
 def _guard(rule: str, function: Callable[..., Any], parameters: Sequence[str]) -> Guard:
     wanted = inspect.signature(function).parameters
     operands = tuple(p for p in wanted if p != "match")
+    if not wanted:
+        raise PatternError(f"rule {rule!r}: guard {function.__name__}() names no operand, so it has nothing to look at")
     _require_known(rule, f"guard {function.__name__}()", operands, parameters)
     required = tuple(p for p in operands if wanted[p].default is inspect.Parameter.empty)
     return Guard(function, operands, required, "match" in wanted)

@@ -74,4 +74,4 @@ def plugin_rules(name: str) -> RuleSet:
     if name not in found:
         raise KeyError(f"no installed package offers rules named {name!r}; there are: {', '.join(found) or 'none'}")
     offered = found[name].load()
-    return RuleSet(offered() if callable(offered) else offered)
+    return RuleSet(_items(offered() if callable(offered) else offered))

@@ -142,6 +142,9 @@ def neutral(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.cat", "aten.concat", "aten.concatenate")
 def lone_part(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """cat([x, an empty tensor of one dimension]), cat([x])  ->  x; an empty key cache is such a tensor."""
-    parts = [p for p in node.args[0] if not (rank(p) == 1 and known_equal(shape(p)[0], 0))]
+    """cat([x]), cat([x, y]) with `y` of size 0 there  ->  x; an empty key cache may have one dimension only."""
+    dim = arguments(node).get("dim", 0)
+    if not isinstance(dim, int):
+        return None
+    parts = [p for p in node.args[0] if not known_equal(shape(p)[dim if rank(p) > 1 else 0], 0)]
     return parts[0] if len(parts) == 1 and like(node, parts[0]) else None

@@ -80,7 +80,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], int, str]] = {
         lambda q, k, v: ((e := torch.exp(q @ k.mT * 0.1)) / e.sum(-2, keepdim=True)) @ v, SQUARE, 0, ""
     ),
     "integers": (
-        lambda q, k, v: (q.long() @ k.long().mT).float().softmax(-1) @ v, qkv(), 0, ""
+        lambda q, k, v: (q.long() @ k.long().mT).to(v.dtype).softmax(-1) @ v, qkv(), 0, ""
     ),
     "a 0-d scale of another type": (
         lambda q, k, v, s: attend(q @ k.mT * s, v), (*qkv(), torch.tensor(2)), 1, ""
@@ -218,9 +218,9 @@ def test_near_miss_tells_what(name: str, expected: str) -> None:
     assert miss.root is not None and miss.root.file.endswith((".py",))
 
 
-def test_softmax_over_rows_is_a_near_miss() -> None:
-    """Nothing is refused without a word."""
-    run, coverage = compiled(over(-2))
-    with coverage:
-        run(*SQUARE)
-    assert [m for m in coverage.near_misses if m.family == "attention"]
+@pytest.mark.parametrize("dim", [-2, 1, 0])
+def test_another_softmax_is_explained(dim: int) -> None:
+    """Asked for every near miss, the driver says what it found in the place of the softmax."""
+    found = rewritten(over(dim), SQUARE, near_miss_depth=0)
+    misses = [m for m in found.record.near_misses if m.rule == "sdpa"]
+    assert any(m.code == "pattern-differs" and "softmax" in m.expected for m in misses), misses

@@ -36,7 +36,7 @@ def test_a_declaration():
         ({"samples": [Sample(x=T("N"), y=T("N"), tags={"t": "yes"})]}, "a sample takes t=yes"),
         ({"dims": {"z": "N"}}, "dims names 'z', but the pattern has x, y"),
         ({"dims": {"x": "N ... M"}}, "may stand in front only"),
-        ({"dims": {"y": "N"}, "numbers": ["y"]}, "numbers have no dims"),
+        ({"dims": {"y": "N"}, "numbers": ["y"]}, "dims names 'y', but the pattern has x"),
         ({"numbers": ["z"]}, "numbers names 'z'"),
         ({"guards": [lambda z: None]}, r"guard <lambda>\(\) names 'z'"),
         ({"guards": [lambda: None]}, "names no operand"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.engine import rule
 
+from regraft.rewrites import rule as rules_module
 from regraft.rewrites import ruleset
 from regraft.rewrites.ruleset import PLUGIN_GROUP, RuleSet, plugin_rules
 
@@ -39,7 +40,8 @@ def test_unknown_names(three):
         RuleSet([3])
 
 
-def test_one_name_is_one_rule(three):
+def test_one_name_is_one_rule(three, monkeypatch):
+    monkeypatch.setattr(rules_module, "_declared", {})
     other = rule(lambda x: torch.relu(torch.relu(x)), lambda x: x * 2, "a")
     with pytest.raises(ValueError, match="two different rules are named 'a'"):
         RuleSet(three) + other

@@ -15,6 +15,7 @@ from regraft.rewrites.graph import op_name
 from regraft.rewrites.matcher import Binding, Matcher
 from regraft.rewrites.reason import Reason
 from regraft.rewrites.record import GraphRecord
+from regraft.rewrites import rule as rules
 from regraft.rewrites.rule import ROUNDING, Rule, register_pattern
 from regraft.rewrites.sample import Sample, T
 
@@ -51,7 +52,8 @@ def guards(module: fx.GraphModule) -> list[str]:
 
 
 def rule(pattern: Callable[..., Any], replacement: Any, name: str = "rule", **declaration: Any) -> Rule:
-    """A rule whose samples do not matter."""
+    """A rule whose samples do not matter; it takes the place of an earlier one of its name."""
+    rules._declared.pop(name, None)
     operand = next(iter(pattern.__code__.co_varnames))
     given = {"samples": [Sample(**{operand: T("N")})], "numerics": ROUNDING} | declaration
     return register_pattern(name, replacement=replacement, **given)(pattern)

@@ -61,6 +61,7 @@ def rewritten(
     rules: Iterable[Any] | None = None,
     rng: str = "statistical",
     nan: str = "eager",
+    near_miss_depth: int = 2,
 ) -> Rewritten:
     """`function` captured and rewritten by the driver alone; tensors that require gradients are trained."""
     wants = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
@@ -74,6 +75,7 @@ def rewritten(
         keep_stream=rng == "eager",
         verify="structure",
         policy=(("nan", nan), ("rng", rng)),
+        near_miss_depth=near_miss_depth,
     )
     rewrite(module, default_rules() if rules is None else rules, settings, record)
     return Rewritten(lambda *given: module(*(given[i] for i in places)), record, module.graph)

@@ -1,0 +1,199 @@
+"""Higher-order operators, custom derivatives, custom operators."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.capturing import CaptureBackend, same_as_eager, target_name
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+X = torch.linspace(-2, 3, 16).reshape(4, 4)
+W = torch.linspace(1, -1, 16).reshape(4, 4).requires_grad_()
+bf16 = functools.partial(torch.autocast, "cpu", torch.bfloat16)
+
+
+class Odd(torch.autograd.Function):
+    """A product whose derivatives are not its own."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w.t().to(g.dtype) * 3, x.t().to(g.dtype) @ g * 2
+
+
+def under_autocast(x, w):
+    with bf16():
+        y = Odd.apply(x, w)
+    return y @ y
+
+
+@pytest.mark.parametrize(
+    ("program", "around"),
+    [(lambda x, w: F.linear(Odd.apply(x, w), x).softmax(-1), torch.enable_grad)]
+    + [(lambda x, w: Odd.apply(x, w) + 1, bf16), (under_autocast, torch.enable_grad)],
+)
+def test_the_users_derivatives_stay(program, around):
+    backend = same_as_eager(program, X, W, context=around)
+    assert "autograd_function_apply" in backend.calls()
+
+
+def bodies(backend: CaptureBackend) -> list[list[str]]:
+    modules = [m for m in backend.graph.children() if isinstance(m, torch.fx.GraphModule)]
+    return [[target_name(n) for n in m.graph.nodes if n.op == "call_function"] for m in modules]
+
+
+def attend(x, w):
+    return F.dropout(F.gelu(x @ w)).softmax(-1)
+
+
+def mixed_modes(x, w):
+    with torch.no_grad():
+        y = x * w
+    with bf16():
+        z = x @ w
+    return y * w + z
+
+
+@pytest.mark.parametrize(("body", "around"), [(attend, torch.enable_grad), (attend, bf16), (mixed_modes, torch.enable_grad)])
+def test_checkpointed_bodies_are_captured_too(body, around):
+    def program(x, w):
+        return checkpoint(body, x, w, use_reentrant=False) * 2
+
+    backend = same_as_eager(program, X, W, context=around, reference="aot")
+    assert "tag_activation_checkpoint" in backend.calls()
+    assert "aten.matmul.default" in bodies(backend)[0]
+
+
+def test_checkpoint_recomputes_as_with_dynamos_own_graph():
+    def program(x, w):
+        return checkpoint(attend, x, w, use_reentrant=False) @ w
+
+    def backward_calls(capturing):
+        torch._dynamo.reset()
+        seen = []
+
+        def compiler(graph_module, example_inputs):
+            seen.append(sorted(target_name(n) for n in graph_module.graph.nodes if n.op == "call_function"))
+            return graph_module
+
+        class Backend(CaptureBackend):
+            def __call__(self, gm, example_inputs):
+                from regraft.compiler.capture import capture
+                from torch._dynamo.backends.common import aot_autograd
+
+                found = capture(gm, example_inputs).graph_module if capturing else gm
+                return aot_autograd(fw_compiler=compiler)(found, example_inputs)
+
+        torch.compile(program, backend=Backend())(X, W.detach().requires_grad_()).sum().backward()
+        return seen
+
+    assert backward_calls(True) == backward_calls(False)
+
+
+def test_selective_checkpointing_keeps_dynamos_body():
+    policy = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+
+    def program(x, w):
+        return checkpoint(lambda a, b: F.gelu(a @ b).softmax(-1), x, w, use_reentrant=False, context_fn=policy)
+
+    for around in (torch.enable_grad, bf16):
+        backend = same_as_eager(program, X, W, context=around, reference="aot")
+        assert "aten.matmul.default" not in bodies(backend)[0]
+
+
+def test_checkpointed_writes_happen_as_often_as_with_dynamos_graph():
+    class Program(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return checkpoint(self.norm, x, use_reentrant=False) * 2
+
+    assert same_as_eager(Program(), X, reference="aot").codes == []
+
+
+def test_branches_and_loops():
+    from torch._higher_order_ops import scan, while_loop
+
+    def branch(x, w):
+        return torch.cond(x.sum() > 0, lambda a, b: a + b, lambda a, b: a - b, (x, w))
+
+    def loop(x):
+        return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))
+
+    def running(x):
+        return scan(lambda c, a: (c + a, c * a), torch.zeros(4), x, dim=0)
+
+    assert "cond" in same_as_eager(branch, X, W).calls()
+    assert "while_loop" in same_as_eager(loop, X).calls()
+    assert "scan" in same_as_eager(running, X).calls()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention():
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
+    backend = same_as_eager(lambda q: flex_attention(q * 1, q, q, block_mask=mask), torch.randn(1, 2, 128, 16))
+    assert backend.calls()[:2] == ["aten.mul.Tensor", "flex_attention"]
+
+
+def test_nested_regions():
+    @torch.compiler.nested_compile_region
+    def region(x, y):
+        return F.gelu(x @ y).softmax(-1)
+
+    assert same_as_eager(lambda x, w: region(region(x, w), w), X, W).codes == []
+
+
+def test_hooks_of_intermediates():
+    def program(x, w):
+        y = x * w
+        y.register_hook(lambda g: g * 2)
+        return y.sum()
+
+    assert same_as_eager(program, X, W).codes == []
+
+
+@pytest.fixture(scope="module")
+def custom():
+    library = torch.library.Library("regraft_capture_test", "FRAGMENT")
+
+    @torch.library.custom_op("regraft_capture_test::sine", mutates_args=())
+    def sine(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x)
+
+    @torch.library.custom_op("regraft_capture_test::shift_", mutates_args=("x",))
+    def shift_(x: torch.Tensor, by: float) -> None:
+        x.add_(by)
+
+    sine.register_fake(torch.empty_like)
+    shift_.register_fake(lambda x, by: None)
+    sine.register_autograd(lambda ctx, g: g * 5, setup_context=lambda ctx, inputs, output: None)
+    yield sine, shift_
+    library._destroy()
+
+
+def test_custom_operators(custom):
+    sine, shift_ = custom
+
+    def program(x, w):
+        y = x * 2
+        shift_(y, 3.0)
+        shift_(x, 1.0)
+        sine(y)
+        return sine(w) * y
+
+    calls = same_as_eager(program, X, W).calls()
+    assert calls.count("regraft_capture_test.shift_.default") == calls.count("regraft_capture_test.sine.default") == 2

@@ -1,0 +1,150 @@
+"""Grad mode, inference mode and autocast, inside the graph and around it."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.capturing import same_as_eager
+from torch import nn
+
+X = torch.linspace(-2, 3, 16).reshape(4, 4)
+W = torch.linspace(1, -1, 16).reshape(4, 4).requires_grad_()
+B = torch.arange(4.0).requires_grad_()
+bf16 = functools.partial(torch.autocast, "cpu", torch.bfloat16)
+
+
+def without_grad_inside(x, w):
+    with torch.no_grad():
+        y = x * w
+    return y * w, y
+
+
+def with_grad_inside(x, w):
+    z = x * w
+    with torch.enable_grad():
+        y = x * w
+        with torch.no_grad():
+            v = y + w
+    return y, z, v
+
+
+@pytest.mark.parametrize("program", [without_grad_inside, with_grad_inside])
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_grad_mode(program, context):
+    backend = same_as_eager(program, X, W, context=context, backward=context is torch.enable_grad)
+    assert "_set_grad_enabled" in backend.calls()
+
+
+def test_inference_mode_inside():
+    def program(x, w):
+        with torch.inference_mode():
+            y = x * w
+        return x + w, y
+
+    calls = same_as_eager(program, X, W, reference="aot").calls()
+    assert calls == ["_enter_inference_mode", "aten.mul.Tensor", "_exit_inference_mode", "aten.add.Tensor"]
+
+
+def test_inference_tensors():
+    with torch.inference_mode():
+        made = torch.randn(4, 4)
+    assert same_as_eager(lambda x, w: F.linear(x, w), made, W, context=torch.no_grad).codes == []
+
+
+def test_autocast_inside_becomes_casts():
+    def program(x, w, b):
+        with bf16():
+            y = F.linear(x, w, b) @ x
+        return y.softmax(-1), y @ y
+
+    backend = same_as_eager(program, X, W, B)
+    assert not any("autocast" in call for call in backend.calls())
+    (linear,) = (n for n in backend.graph.graph.nodes if n.target is torch.ops.aten.linear.default)
+    assert {n.meta["val"].dtype for n in (linear, *linear.args)} == {torch.bfloat16}
+
+
+def test_autocast_around_is_switched_off_inside():
+    def program(x, w, b):
+        y = F.dropout(F.layer_norm(F.linear(x, w, b), (4,))).softmax(-1) @ x
+        return y, F.cross_entropy(x @ w, torch.arange(4))
+
+    backend = same_as_eager(program, X, W, B, context=bf16)
+    calls = backend.calls()
+    assert calls[0] == "_enter_autocast" and calls[-1] == "_exit_autocast"
+    assert {"aten.layer_norm.default", "aten.dropout.default", "aten.softmax.int"} <= set(calls)
+    for node in backend.graph.graph.nodes:
+        if node.target in (torch.ops.aten.linear.default, torch.ops.aten.matmul.default):
+            assert {n.meta["val"].dtype for n in (node, *node.all_input_nodes)} == {torch.bfloat16}
+
+
+def test_autocast_switched_off_inside():
+    def program(x, w):
+        y = x @ w
+        with torch.autocast("cpu", enabled=False):
+            z = y.float() @ w
+        return z @ w, y
+
+    # AOTAutograd runs the backward under the autocast that is on around the call; eager does not.
+    backend = same_as_eager(program, X, W, context=bf16, reference="aot")
+    first, second, third = (n for n in backend.graph.graph.nodes if n.target is torch.ops.aten.matmul.default)
+    assert [n.meta["val"].dtype for n in (first, second, third)] == [torch.bfloat16, torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, w: torch.cat([x, x @ w]).sum(0),
+        lambda x, w: torch.addmm(x, x, w).add_(x),
+        lambda x, w: F.bilinear(x, w, torch.ones(2, 4, 4)) + F.mse_loss(x @ w, x).sum(),
+        lambda x, w: torch.einsum("ij,jk->ik", x @ w, w),
+        lambda x, w: F.scaled_dot_product_attention(x[None], w[None], x[None]),
+        lambda x, w: F.multi_head_attention_forward(
+            x[:, None], w[:, None], x[:, None], 4, 2, torch.ones(12, 4), torch.zeros(12), None, None, False, 0.1,
+            torch.eye(4), torch.zeros(4),
+        )[0],
+    ],
+)  # fmt: skip
+def test_operators_that_hide_others_from_autocast(program):
+    assert same_as_eager(program, X, W, context=bf16, reference="aot").codes == []
+
+
+def test_parts_are_recorded_only_where_something_is_cast():
+    def program(x, w):
+        y = x @ w
+        return torch.einsum("ij,jk->ik", y, y), torch.einsum("ij,jk->ik", y, w)
+
+    calls = same_as_eager(program, X, W, context=bf16).calls()
+    assert calls.count("aten.einsum.default") == 1 and calls.count("aten.bmm.default") == 1
+
+
+def test_training_a_module_under_autocast():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 3)]
+
+    class Program(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(*layers)
+
+        def forward(self, x):
+            return F.log_softmax(self.body(x), -1)
+
+    calls = same_as_eager(Program(), torch.randn(2, 3, 8, 8), context=bf16).calls()
+    assert {"aten.conv2d.default", "aten.batch_norm.default", "aten.linear.default"} <= set(calls)
+
+
+def test_a_device_context_around():
+    assert same_as_eager(lambda x, w: torch.ones(4, 4) @ w + x, X, W, context=lambda: torch.device("cpu")).codes == []
+
+
+def test_saved_tensor_hooks_see_no_fakes():
+    seen = []
+
+    def hooks():
+        return torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(type(t)), t)[1], lambda t: t)
+
+    assert same_as_eager(lambda x, w: (x @ w).sin() @ w, X, W, context=hooks).codes == []
+    assert set(seen) == {torch.Tensor}

@@ -1,0 +1,292 @@
+"""Masks: additive, boolean and causal ones, rows that are masked out altogether, and what is known while compiling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.attentions import B, D, H, INF, LOWEST, S, SCALE, T, additive, attend, keeps, normal, qkv
+from support.rewriting import assert_agrees, compiled, rewritten, trained
+
+BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+
+
+def tril(q, k, v):
+    s, t = q.shape[-2], k.shape[-2]
+    return attend((q @ k.mT * SCALE).masked_fill(torch.ones(s, t).tril() == 0, -INF), v)
+
+
+def tril_bool(q, k, v):
+    keep = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(diagonal=0)
+    return attend(torch.where(keep, q @ k.mT * SCALE, -INF), v)
+
+
+def triu(q, k, v):
+    drop = torch.triu(torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool), diagonal=1)
+    return attend((q @ k.mT * SCALE).masked_fill(drop, -INF), v)
+
+
+def triu_added(q, k, v):
+    return attend(q @ k.mT * SCALE + torch.full((q.shape[-2], k.shape[-2]), -INF).triu(1), v)
+
+
+def arange(q, k, v):
+    rows, columns = torch.arange(q.shape[-2]), torch.arange(k.shape[-2])
+    return attend((q @ k.mT * SCALE).masked_fill(columns[None, :] > rows[:, None], -INF), v)
+
+
+def arange_where(q, k, v):
+    keep = torch.arange(k.shape[-2]) <= torch.arange(q.shape[-2]).view(-1, 1)
+    return attend(torch.where(keep[None, None], q @ k.mT * SCALE, torch.finfo(q.dtype).min), v)
+
+
+def lowest_added(q, k, v):
+    low = torch.finfo(q.dtype).min
+    mask = torch.full((q.shape[-2], k.shape[-2]), low).triu(1)
+    return attend(q @ k.mT * SCALE + mask[None, None, :, :], v)
+
+
+def expanded(q, k, v):
+    keep = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()[None, None].expand(q.shape[0], 1, -1, -1)
+    return attend((q @ k.mT * SCALE).masked_fill(~keep, -1e9), v)
+
+
+CAUSAL = (tril, tril_bool, triu, triu_added, arange, arange_where, lowest_added, expanded)
+
+
+def flash_calls(graph: torch.fx.Graph) -> list[Any]:
+    return [n for n in graph.nodes if "scaled_dot_product" in str(n.target)]
+
+
+@BOTH
+@pytest.mark.parametrize("function", CAUSAL, ids=lambda f: f.__name__)
+def test_known_causal(function: Any, training: bool) -> None:
+    """A causal mask built in the graph is told to the kernel, and no operator of the mask is left."""
+    given = trained(qkv(S, S)) if training else list(qkv(S, S))
+    found = rewritten(function, given)
+    (call,) = flash_calls(found.graph)
+    assert True in call.args and call.kwargs.get("attn_mask") is None
+    assert not found.ops & {"tril", "triu", "ones", "full", "arange", "where", "masked_fill", "le", "gt", "eq"}
+    assert_agrees(function, found.run, given)
+
+
+@BOTH
+@pytest.mark.parametrize("function", CAUSAL, ids=lambda f: f.__name__)
+def test_causal_dynamic(function: Any, training: bool) -> None:
+    given = trained(qkv(S, S)) if training else list(qkv(S, S))
+    found = rewritten(function, given, dynamic=True)
+    assert found.count() == 1, found.record.near_misses
+    assert_agrees(function, found.run, given)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("function", [tril, triu, arange], ids=lambda f: f.__name__)
+def test_causal_compiled(function: Any, dynamic: bool) -> None:
+    run, coverage = compiled(function, dynamic=dynamic)
+    with coverage:
+        assert_agrees(function, run, trained(qkv(S, S)))
+    assert coverage.count("attention") == 1
+
+
+def test_causal_of_other_lengths() -> None:
+    """Not square: the mask stays a mask."""
+    found = rewritten(tril, qkv(S, T))
+    assert found.count() == 1
+    assert_agrees(tril, found.run, qkv(S, T))
+
+
+NEARLY_CAUSAL = {
+    "strict": lambda s, t: torch.ones(s, t, dtype=torch.bool).tril(-1),
+    "one more": lambda s, t: torch.ones(s, t, dtype=torch.bool).tril(1),
+    "upper": lambda s, t: torch.ones(s, t, dtype=torch.bool).triu(),
+    "all": lambda s, t: torch.ones(s, t, dtype=torch.bool),
+    "window": lambda s, t: torch.ones(s, t, dtype=torch.bool).tril().triu(-2),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", NEARLY_CAUSAL)
+def test_nearly_causal(name: str, training: bool) -> None:
+    """Masks that look causal and are not; the strict one masks a whole row."""
+
+    def function(q, k, v):
+        keep = NEARLY_CAUSAL[name](q.shape[-2], k.shape[-2])
+        return attend((q @ k.mT * SCALE).masked_fill(~keep, -INF), v)
+
+    given = trained(qkv(S, S)) if training else list(qkv(S, S))
+    found = rewritten(function, given)
+    assert found.count() == 1
+    assert all(True not in call.args for call in flash_calls(found.graph))
+    assert_agrees(function, found.run, given)
+
+
+def test_causal_and_padding() -> None:
+    def function(q, k, v, pad):
+        drop = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+        scores = (q @ k.mT * SCALE).masked_fill(drop, LOWEST)
+        return attend(scores.masked_fill(~pad[:, None, None, :], LOWEST), v)
+
+    inputs = (*qkv(S, S), keeps(B, S))
+    found = rewritten(function, inputs)
+    assert found.count() == 1, found.record.near_misses
+    assert_agrees(function, found.run, inputs)
+
+
+def test_causal_with_a_bias() -> None:
+    """Masked positions that also carry a bias where nothing is masked: not causal for a kernel."""
+
+    def function(q, k, v):
+        s, t = q.shape[-2], k.shape[-2]
+        near = -0.1 * (torch.arange(s)[:, None] - torch.arange(t)[None]).abs()
+        return attend(q @ k.mT * SCALE + near.masked_fill(torch.ones(s, t).triu(1) == 1, -INF), v)
+
+    inputs = qkv(S, S)
+    found = rewritten(function, inputs)
+    assert found.count() == 1
+    assert_agrees(function, found.run, inputs)
+
+
+# -- rows that are masked out altogether
+
+KEEP = keeps(B, 1, S, T)
+KEEP[0, 0, 2] = False
+KEEP[1, 0, 0] = False
+
+DEAD_ROWS = {
+    "added": (lambda q, k, v, m: attend(q @ k.mT * SCALE + m, v), additive(KEEP)),
+    "added per batch": (lambda q, k, v, m: attend(q @ k.mT * SCALE + m, v), additive(KEEP[:, :, :1])),
+    "masked_fill": (lambda q, k, v, m: attend((q @ k.mT * SCALE).masked_fill(~m, -INF), v), KEEP),
+    "masked_fill (S, T)": (lambda q, k, v, m: attend((q @ k.mT * SCALE).masked_fill(~m, -INF), v), KEEP[0, 0]),
+    "where": (lambda q, k, v, m: attend(torch.where(m, q @ k.mT * SCALE, -INF), v), KEEP),
+    "where added": (lambda q, k, v, m: attend(q @ k.mT * SCALE + torch.where(m, 0.0, -INF), v), KEEP),
+    "from flags": (
+        lambda q, k, v, m: attend(q @ k.mT * SCALE + (~m).float().masked_fill(~m, -INF), v), KEEP
+    ),
+    "two masks": (
+        lambda q, k, v, m: attend((q @ k.mT * SCALE + additive(m[:, :, :1])).masked_fill(~m, -INF), v), KEEP
+    ),
+    "strictly causal": (
+        lambda q, k, v, m: attend((q @ k.mT * SCALE).masked_fill(torch.arange(T) >= torch.arange(S)[:, None], -INF), v),
+        KEEP,
+    ),
+}  # fmt: skip
+LOW_ROWS = {
+    "lowest by where": (lambda q, k, v, m: attend(torch.where(m, q @ k.mT * SCALE, LOWEST), v), KEEP),
+    "lowest by masked_fill": (lambda q, k, v, m: attend((q @ k.mT * SCALE).masked_fill(~m, LOWEST), v), KEEP),
+    "lowest added": (lambda q, k, v, m: attend(q @ k.mT * SCALE + m, v), additive(KEEP, LOWEST)),
+    "lowest from flags": (lambda q, k, v, m: attend(q @ k.mT * SCALE + (1.0 - m.to(q.dtype)) * LOWEST, v), KEEP),
+    "-1e4 by masked_fill": (lambda q, k, v, m: attend((q @ k.mT * SCALE).masked_fill(~m, -1e4), v), KEEP),
+    "-1e9 by where": (lambda q, k, v, m: attend(torch.where(m, q @ k.mT * SCALE, -1e9), v), KEEP),
+    "-10000 from flags": (lambda q, k, v, m: attend(q @ k.mT * SCALE + (1.0 - m.to(q.dtype)) * -10000.0, v), KEEP),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", DEAD_ROWS)
+def test_dead_rows_stay_nan(name: str, training: bool) -> None:
+    function, mask = DEAD_ROWS[name]
+    inputs = (*qkv(), mask)
+    given = trained(inputs) if training else list(inputs)
+    found = rewritten(function, given)
+    assert found.count() == 1, found.record.near_misses
+    assert found.run(*given).isnan().any()
+    assert_agrees(function, found.run, given)
+
+
+@pytest.mark.parametrize("name", DEAD_ROWS)
+def test_dead_rows_are_finite_where_asked(name: str) -> None:
+    function, mask = DEAD_ROWS[name]
+    inputs = (*qkv(), mask)
+    found = rewritten(function, inputs, nan="safe")
+    assert found.count() == 1
+    ours, eager = found.run(*inputs), function(*inputs)
+    assert ours.isfinite().all()
+    sound = eager.isfinite()
+    torch.testing.assert_close(ours[sound], eager[sound])
+
+
+@BOTH
+@pytest.mark.parametrize("name", LOW_ROWS)
+def test_low_rows_stay_uniform(name: str, training: bool) -> None:
+    """Where masked scores are low but finite, a row of nothing else is eager's: finite, and uniform where absorbed."""
+    function, mask = LOW_ROWS[name]
+    inputs = (*qkv(), mask)
+    given = trained(inputs) if training else list(inputs)
+    found = rewritten(function, given)
+    assert found.count() == 1, found.record.near_misses
+    assert found.run(*given).isfinite().all()
+    assert_agrees(function, found.run, given)
+
+
+def test_no_row_guard_where_no_row_can_die() -> None:
+    """The factor per row that keeps NaN costs nothing where the mask is known to leave something."""
+
+    def function(q, k, v):
+        return attend(q @ k.mT * SCALE + torch.full((S, S), -INF).triu(1).expand(1, 1, S, S), v)
+
+    assert not rewritten(function, qkv(S, S)).ops & {"amax"}
+    assert "amax" in rewritten(DEAD_ROWS["added"][0], (*qkv(), additive(KEEP))).ops
+    assert "amax" not in rewritten(DEAD_ROWS["added"][0], (*qkv(), additive(KEEP)), nan="safe").ops
+    assert "amax" not in rewritten(LOW_ROWS["lowest from flags"][0], (*qkv(), KEEP)).ops
+
+
+@BOTH
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("value", [float("nan"), INF, -INF], ids=["nan", "inf", "-inf"])
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_nan_and_inf_in_inputs(which: int, value: float, masked: bool, training: bool) -> None:
+    inputs = [x.clone() for x in qkv()]
+    inputs[which][1, 2, 3, 4] = value
+    mask = additive(keeps(S, T))
+
+    def function(q, k, v):
+        return attend(q @ k.mT * SCALE + mask if masked else q @ k.mT * SCALE, v)
+
+    def with_mask(q, k, v, m):
+        return attend(q @ k.mT * SCALE + m, v)
+
+    chosen = with_mask if masked else function
+    given = [*(trained(inputs) if training else inputs), *([mask] if masked else [])]
+    found = rewritten(chosen, given)
+    assert found.count() == 1
+    assert_nan_is_kept(chosen, found.run, given)
+
+
+def assert_nan_is_kept(function: Any, run: Any, inputs: list[Any]) -> None:
+    """NaN wherever eager has it (elsewhere a NaN may spread no further than its own head)."""
+    from support.rewriting import outcome
+
+    for ours, eager in zip(outcome(run, inputs), outcome(function, inputs), strict=True):
+        assert not (eager.isnan() & ~ours.isnan()).any(), "NaN vanished"
+        other = torch.ones(B, H, dtype=torch.bool)
+        other[1, 2] = False
+        torch.testing.assert_close(ours[other], eager[other])
+
+
+@pytest.mark.parametrize("shape", [(T,), (S, T), (1, T), (B, 1, 1, T), (1, H, S, T), (B, H, S, T), (1, 1, S, 1), (B, 1, S, 1)])
+@pytest.mark.parametrize("kind", ["bool", "float", "half"])
+def test_mask_shapes(shape: tuple[int, ...], kind: str) -> None:
+    def filled(q, k, v, m):
+        return attend((q @ k.mT * SCALE).masked_fill(~m, LOWEST), v)
+
+    def added(q, k, v, m):
+        return attend(q @ k.mT * SCALE + m, v)
+
+    mask = keeps(*shape) if kind == "bool" else normal(*shape, dtype=torch.float16 if kind == "half" else torch.float32)
+    function = filled if kind == "bool" else added
+    found = rewritten(function, (*qkv(), mask))
+    assert found.count() == 1, found.record.near_misses
+    assert_agrees(function, found.run, (*qkv(), mask))
+
+
+def test_mask_of_size_d_is_not_confused() -> None:
+    """All sizes equal: a mask over the wrong dims would fit as well."""
+    inputs = (*(normal(D, D, D, D, seed=i) for i in range(3)), normal(D, 1, 1, D), normal(D, D, 1))
+
+    def function(q, k, v, a, b):
+        return attend(q @ k.mT * SCALE + a + b, v)
+
+    found = rewritten(function, inputs)
+    assert found.count() == 1
+    assert_agrees(function, found.run, inputs)

@@ -1,0 +1,66 @@
+import pytest
+import torch
+from support.engine import X, capture, ops
+
+from regraft.rewrites.functional import functionalize_temporaries
+
+
+def functional(function, *inputs):
+    module = capture(function, *(inputs or (X,)))
+    count = functionalize_temporaries(module.graph)
+    module.recompile()
+    return module, count
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda a: torch.exp(a).div_(8).relu_(), ["exp", "div", "relu"]),
+        (lambda a: torch.exp(a).masked_fill_(a > 0, 1.0), ["exp", "gt", "masked_fill"]),
+        (lambda a: (a * 2).add_(a, alpha=3), ["mul", "add"]),
+    ],
+)
+def test_temporaries(function, expected):
+    module, count = functional(function)
+    assert ops(module) == expected and count == sum(op not in ("exp", "gt", "mul") for op in expected)
+    assert torch.equal(module(X), function(X))
+
+
+def seen_later(a):
+    e = torch.exp(a)
+    view = e.view(-1)
+    e.add_(1)
+    return view, e
+
+
+def in_two_steps(a):
+    e = torch.exp(a)
+    first = e.add_(1)
+    second = first.mul_(2)
+    return second
+
+
+@pytest.mark.parametrize("function", [lambda a: a.add_(1), lambda a: a.view(-1).add_(1), seen_later])
+def test_observable_writes_stay(function):
+    module, count = functional(function)
+    assert count == 0
+    x, y = X.clone(), X.clone()
+    ours, eager = module(x), function(y)
+    assert torch.equal(x, y)
+    for a, b in zip([*ours] if isinstance(ours, tuple) else [ours], [*eager] if isinstance(eager, tuple) else [eager], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_in_two_steps():
+    module, count = functional(in_two_steps)
+    assert count == 2 and torch.equal(module(X), in_two_steps(X))
+
+
+def test_views_made_after_the_write_follow_it():
+    module, count = functional(lambda a: torch.exp(a).add_(1).view(-1).relu_())
+    assert count == 2 and ops(module) == ["exp", "add", "view", "relu"]
+
+
+def test_a_write_that_casts_stays():
+    module, count = functional(lambda a: torch.zeros(3, 4, dtype=torch.bfloat16).add_(a))
+    assert count == 0 and module(X).dtype == torch.bfloat16

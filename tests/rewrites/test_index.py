@@ -1,0 +1,52 @@
+import torch
+from support.engine import X, calls, capture, rule
+
+from regraft.rewrites.index import Index
+from regraft.rewrites.pattern import choose
+
+
+def candidates(pattern, function):
+    """Whether the index lets a rule be tried at the last call."""
+    module = capture(function, X, X)
+    return len(list(Index([rule(pattern, lambda *operands: operands[0])], module.graph).candidates(calls(module)[-1])))
+
+
+def test_by_root_operator():
+    assert candidates(lambda x: torch.relu(x), lambda a, b: torch.relu(a)) == 1
+    assert candidates(lambda x: torch.relu(x), lambda a, b: torch.exp(torch.relu(a))) == 0
+
+
+def test_rejected_where_the_graph_lacks_an_operator():
+    module = capture(lambda a: torch.relu(a), X)
+    absent = rule(lambda x: torch.relu(torch.exp(x)), lambda x: x, "absent")
+    present = rule(lambda x: torch.relu(x), lambda x: x, "present")
+    assert Index([absent, present], module.graph).rules == [present]
+
+
+def test_rejected_by_the_first_operand():
+    def pattern(x, y):
+        return torch.exp(x) - y
+
+    assert candidates(pattern, lambda a, b: torch.exp(a) - b) == 1
+    assert candidates(pattern, lambda a, b: a - torch.exp(b)) == 0
+
+
+def test_commutative_roots_have_no_first_operand():
+    for operator in (torch.add, torch.mul, torch.maximum, torch.eq):
+        assert candidates(lambda x, y: operator(torch.exp(x), y), lambda a, b: operator(b, torch.exp(a))) == 1
+
+
+def test_alternatives_are_united():
+    def pattern(x):
+        inner = choose("inner", exp=lambda: torch.exp(x), sin=lambda: torch.sin(x))
+        return choose("outer", relu=lambda: torch.relu(inner), plain=inner)
+
+    assert candidates(pattern, lambda a, b: torch.relu(torch.sin(a))) == 1
+    assert candidates(pattern, lambda a, b: torch.exp(b)) == 1
+    assert candidates(pattern, lambda a, b: torch.relu(a)) == 0
+
+
+def test_rules_keep_their_order():
+    module = capture(lambda a: torch.relu(a), X)
+    rules = [rule(lambda x: torch.relu(x), lambda x: x, name) for name in "cab"]
+    assert list(Index(rules, module.graph).candidates(calls(module)[-1])) == rules
