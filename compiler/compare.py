@@ -36,6 +36,8 @@ def compare(rule: Rule, pattern: Program, rewritten: Program, operands: list[Any
     names = [f"result {i}" for i in range(eager[1])] + ["gradient"] * len(eager[0])
     scale = max((float(r.double().nan_to_num(0, 0, 0).norm()) for r in exact[0][eager[1] :]), default=0.0)
     for name, a, b, reference in zip(names, ours[0], eager[0], exact[0], strict=False):
+        if name == "gradient" and drawn.values in ("nan", "inf"):
+            continue  # derivatives at NaN and inf are conventions, and differ between operators of equal value
         found = _difference(rule, name, a, b, reference, scale if name == "gradient" else 0.0)
         if found is not None:
             return found

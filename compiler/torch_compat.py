@@ -312,6 +312,25 @@ def saved_tensor_hooks_off() -> contextlib.AbstractContextManager[Any]:
     return _disable_saved_tensors_hooks_during_tracing()
 
 
+def is_numpy_call(target: Any) -> bool:
+    """Whether Dynamo has put a NumPy call here, to be run as operators on tensors (random numbers are not)."""
+    import torch._numpy
+    from torch._dynamo import utils
+
+    if isinstance(target, utils.numpy_to_tensor_wrapper):
+        return getattr(torch._numpy, target.f.__name__, None) is target.f
+    return target is utils.numpy_attr_wrapper or isinstance(
+        target, (utils.numpy_method_wrapper, utils.numpy_operator_wrapper)
+    )
+
+
+def is_data_call(target: Any) -> bool:
+    """Whether a call belongs to ``tensor.data``: reading it, or hiding the write of it from autograd."""
+    hides = getattr(target, "__name__", "") == "_lower_version_count_by_1"
+    get_data = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
+    return target is get_data or (hides and target.__module__.startswith("torch._dynamo."))
+
+
 def functorch_active() -> bool:
     """Whether a `torch.func` transform (vmap, grad, jvp) is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None

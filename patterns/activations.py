@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from ..rewrites.graph import describe, dtype
-from ..rewrites.pattern import choose
+from ..rewrites.pattern import cast, choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, register_pattern
 from ..rewrites.sample import Sample, T
@@ -25,13 +25,20 @@ def floating(x: Any) -> Reason | None:
 @register_pattern(
     "gelu_tanh",
     family="activation",
-    replacement=lambda x: F.gelu(x, approximate="tanh"),
-    samples=[Sample(x=T("B S N"), tags={"cube": cube}) for cube in ("pow", "product")],
+    replacement=lambda x, *, result: F.gelu(x.to(result), approximate="tanh"),
+    samples=[Sample(x=T("B S N"), tags={"cube": cube}) for cube in ("pow", "product", "scaled")],
     guards=(floating,),
+    derived={"result": lambda match, policy: dtype(match.matched[0])},
     numerics=ROUNDING,
 )
 def gelu_tanh(x: Any) -> Any:
-    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))"""
-    cube = choose("cube", pow=lambda: torch.pow(x, 3.0), product=lambda: x * x * x)
-    inner = (x + cube * 0.044715) * math.sqrt(2 / math.pi)
+    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3))), the cube in x's dtype or, under autocast, in a wider one."""
+    cube = choose(
+        "cube",
+        pow=lambda: torch.pow(x, 3.0) * 0.044715,
+        product=lambda: x * x * x * 0.044715,
+        scaled=lambda: x * 0.044715 * x * x,
+        wide=lambda: torch.pow(cast(x), 3.0) * 0.044715,
+    )
+    inner = (x + cube) * math.sqrt(2 / math.pi)
     return (x * 0.5) * (torch.tanh(inner) + 1.0)

@@ -27,6 +27,7 @@ from .attention_kernels import CPU_KERNELS, MATH_KERNEL
 from .masks import is_causal_match, may_empty_rows
 
 _LEAST_FILL = -1e4
+_LEAST_FILL_BELOW_BIAS = -1e9  # so low that what is added to it hardly shows
 
 
 def floating(query: Any, key_t: Any, value: Any) -> Reason | None:
@@ -81,6 +82,16 @@ def fill_masks(fill: Any) -> Reason | None:
         return None
     nodes = (fill,) if is_tensor(fill) else ()
     return Reason("fill-not-a-mask", f"masked scores become {describe(fill)}", nodes, f"<= {_LEAST_FILL:g}", describe(fill))
+
+
+def fill_hides_bias(match: Binding) -> Reason | None:
+    """Where a bias is added to masked scores, none of it is left in a row with nothing to keep."""
+    fill = match.operands.get("fill")
+    if dict(match.tags)["mask"] != "where_bias" or val(fill) <= _LEAST_FILL_BELOW_BIAS:
+        return None
+    found, bias = describe(fill), match.operands["bias"]
+    message = f"masked scores become {found}, and a bias is added to that"
+    return Reason("fill-not-a-mask", message, (bias,), f"<= {_LEAST_FILL_BELOW_BIAS:g}", found)
 
 
 def row_scale_is_per_row(row_scale: Any) -> Reason | None:
@@ -146,7 +157,7 @@ def training(match: Binding, policy: Mapping[str, str]) -> bool:
 
 _QKV = {"query": T("B H S D"), "key_t": T("B H D T"), "value": T("B H T E")}
 _BIAS, _KEEP = T("B 1 S T", values="mask"), T("B 1 S T", values="bool")
-_PLAIN = {"scale": "no", "mask": "none", "upcast": "no", "softmax": "same", "downcast": "no", "dropout": "no"}
+_PLAIN = {"cast": "no", "scale": "no", "mask": "none", "upcast": "no", "softmax": "same", "downcast": "no", "dropout": "no", "recast": "no"}
 
 
 def _sample(**given: Any) -> Sample:
@@ -181,8 +192,8 @@ SAMPLES = (
     replacement=[*CPU_KERNELS, *CUDA_KERNELS, MATH_KERNEL],
     samples=SAMPLES,
     guards=(
-        matrices, floating, masks_fit, keeps_are_boolean, bias_is_floating, fill_masks, row_scale_is_per_row,
-        scores_keep_their_rows,
+        matrices, floating, masks_fit, keeps_are_boolean, bias_is_floating, fill_masks, fill_hides_bias,
+        row_scale_is_per_row, scores_keep_their_rows,
     ),
     dims={"query": "... S D", "key_t": "... D T", "value": "... T E"},
     numbers=("scale", "fill", "p"),
@@ -194,7 +205,7 @@ def sdpa(
     query: Any, key_t: Any, value: Any, scale: Any, row_scale: Any, bias: Any, keep: Any, fill: Any, p: Any
 ) -> Any:
     """softmax(query @ key_t * scale + mask) @ value, with every part but the products optional."""
-    scores = query @ key_t
+    scores = optional("cast", query @ key_t, cast)
     scores = choose("scale", no=scores, number=lambda: scores * scale, rows=lambda: scores * row_scale)
     scores = optional("upcast", scores, cast)
     masked = choose(
@@ -208,6 +219,7 @@ def sdpa(
     weights = choose("softmax", same=lambda: torch.softmax(masked, -1), fp32=lambda: torch.softmax(masked, -1, torch.float32))
     weights = optional("downcast", weights, cast)
     weights = optional("dropout", weights, lambda w: torch.nn.functional.dropout(w, p, True))
+    weights = optional("recast", weights, cast)
     return weights @ value
 
 

@@ -15,7 +15,16 @@ from ..rewrites.matcher import Binding
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal
-from .attention_kernels import Attention, device_of, head_size, keep_nan, like, refused, sizes_positive, wants_mask_gradient
+from .attention_kernels import (
+    Attention,
+    device_of,
+    head_size,
+    keep_nan,
+    like,
+    refused,
+    sizes_positive,
+    wants_mask_gradient,
+)
 from .masks import is_causal_match
 
 aten = torch.ops.aten
@@ -30,9 +39,7 @@ def _kernel_mask(mask: torch.Tensor | None, query: torch.Tensor, columns: Any) -
     """The mask in query's dtype with finite entries kept finite, and every column its own: kernels step through them."""
     if mask is None:
         return None
-    if mask.dtype != query.dtype:
-        low = torch.finfo(query.dtype).min
-        mask = torch.where(mask == -torch.inf, mask, mask.clamp(min=low)).to(query.dtype)
+    mask = like(mask, query.dtype)
     if not known_equal(mask.shape[-1], columns):
         mask = mask.expand(*mask.shape[:-1], columns)
     return mask.contiguous()

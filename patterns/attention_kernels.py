@@ -85,12 +85,12 @@ class Attention:
 
 
 def fit_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """The mask in a type that kernels take beside a query of `dtype`: float32 or `dtype`; finite entries stay finite."""
-    if mask is None or mask.dtype in (dtype, torch.float32):
+    """The mask in a type that kernels take beside a query of `dtype`; finite entries stay finite."""
+    if mask is None or mask.dtype == dtype:
         return mask
     if torch.finfo(mask.dtype).bits < torch.finfo(dtype).bits:
         return mask.to(dtype)
-    return like(mask, torch.float32 if mask.dtype != torch.float64 else dtype)
+    return like(mask, torch.float32)
 
 
 def like(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -104,8 +104,8 @@ def like(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _open_absorbed_rows(query: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same scores for rows that a finite mask absorbs: from query 0 and mask 0 instead of from the lowest number.
 
-    Their weights are uniform in eager code. Kernels agree, but keep only the logarithm of the row's sum for the backward
-    pass, which rounds to the lowest number itself: gradients would be too large by the number of keys.
+    Their weights are uniform in eager code. Kernels agree, but keep only the logarithm of the row's sum for the
+    backward pass, which rounds to the lowest number itself: gradients would be too large by the number of keys.
     """
     top = mask.amax(-1, keepdim=True)
     absorbed = (top < _ABSORBING) & (top > -torch.inf)
@@ -190,13 +190,20 @@ def math_kernel(*operands: Any, **derived: Any) -> torch.Tensor:
     attention = Attention(*operands, **derived)
     query, factor = attention.scaled_query()
     scores = torch.matmul(query, attention.key_t.to(attention.compute))
-    scores = scores if factor == 1.0 else scores * factor
-    mask = attention.mask()
-    scores = scores if mask is None else scores + mask
+    scores = _masked(attention, scores if factor == 1.0 else scores * factor)
     weights = torch.softmax(scores, -1).to(attention.compute)
     if attention.p is not None:
         weights = torch.dropout(weights, attention.p, True)
     return torch.matmul(weights, attention.value.to(attention.compute)).to(attention.result)
+
+
+def _masked(attention: Attention, scores: torch.Tensor) -> torch.Tensor:
+    """Scores under both masks, selected where eager code selects: what is masked out gets no gradient."""
+    keep, fill = attention.keep, attention.fill
+    if keep is None or not (fill == -float("inf") or fill >= torch.finfo(scores.dtype).min):
+        mask = attention.mask()
+        return scores if mask is None else scores + mask
+    return torch.where(keep, scores if attention.bias is None else scores + attention.bias, fill)
 
 
 # -- when a kernel can be used

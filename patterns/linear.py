@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from ..rewrites.graph import describe, dtype, rank, shape, val
 from ..rewrites.matcher import Binding
@@ -31,6 +31,7 @@ POST_OPS = {
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
 }
+_HIDING_NAN = ("relu",)  # activations that make a number of NaN in oneDNN
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -48,13 +49,20 @@ def onednn(x: Any, weight: Any, bias: Any, *, activation: str) -> torch.Tensor:
 def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     """oneDNN: CPU tensors of a dtype it computes in, none of them empty."""
     x, weight = match.operands["x"], match.operands["weight"]
-    if val(x).device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return Reason("kernel-unavailable", "oneDNN: not on a CPU that has it", (x,))
     if dtype(x) not in _DTYPES:
         return Reason("kernel-unavailable", f"oneDNN: not for {describe(x)}", (x,), "float32 or bfloat16", describe(x))
     if not all(known(s >= 1) for s in (*shape(x), *shape(weight))):
         return Reason("kernel-unavailable", "oneDNN: a size may be zero", (x,))
+    if activation(match, policy) in _HIDING_NAN and policy.get("nan", "eager") == "eager":
+        return Reason("kernel-unavailable", "oneDNN: its relu turns NaN into 0 (option nan='safe' allows that)", (x,))
     return None
+
+
+def on_cpu(x: Any) -> Reason | None:
+    """The product is computed by a CPU for which torch carries oneDNN."""
+    if val(x).device.type == "cpu" and torch.backends.mkldnn.is_available():
+        return None
+    return Reason("device-unsupported", "other libraries than the default are known for CPUs only", (x,), "cpu", str(val(x).device))
 
 
 def matrix_product(x: Any, weight: Any) -> Reason | None:
@@ -73,7 +81,7 @@ def matrix_product(x: Any, weight: Any) -> Reason | None:
         Sample(x=T("B S K"), weight=T("N K"), bias=T("N"), tags={"bias": "yes", "activation": name}) for name in POST_OPS
     ]
     + [Sample(x=T("M K"), weight=T("N K"), tags={"bias": "no", "activation": "none"})],
-    guards=(matrix_product,),
+    guards=(on_cpu, matrix_product),
     derived={"activation": activation},
     numerics=Numerics(slack=4.0),
 )

@@ -25,7 +25,7 @@ from .legality import Found, veto
 from .live import observe, watch
 from .matcher import Failure, Matcher
 from .mirror import Mirror
-from .profit import Always, Decision, Oracle, Question
+from .profit import Always, Decision, Never, Oracle, Question
 from .reason import Reason, site_of
 from .record import Evidence, Fallback, GraphRecord, Match, NearMiss
 from .respell import Normalizer, Respelling
@@ -36,8 +36,6 @@ from .symbolic import assume
 from .verifier import verify_graph, verify_rewrite
 
 logger = logging.getLogger("regraft")
-
-_APPLICATIONS_PER_NODE = 4
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,7 @@ def rewrite(graph_module: fx.GraphModule, rules: RuleSet | Iterable[Rule], setti
     if not chosen:
         return False
     backup = _backup(graph_module)
+    known = len(record.applied), len(record.declined)
     start = time.perf_counter()
     try:
         return _Run(graph_module, chosen, settings, record).run()
@@ -79,7 +78,7 @@ def rewrite(graph_module: fx.GraphModule, rules: RuleSet | Iterable[Rule], setti
             raise
         logger.warning("regraft: rewriting failed, the graph runs as it was written: %s", error, exc_info=True)
         graph_module.graph = backup
-        record.applied = [m for m in record.applied if m.stage != settings.stage]
+        del record.applied[known[0] :], record.declined[known[1] :]
         reason = Reason("rewrite-failed", f"{type(error).__name__}: {error}")
         record.fallbacks.append(Fallback.of(f"rewrite-{settings.stage}", reason))
         return False
@@ -119,7 +118,8 @@ class _Run:
         self.refused: dict[tuple[str, fx.Node], Failure] = {}
         self.settled: set[tuple[str, fx.Node]] = set()
         self.dead_draws: set[fx.Node] = set()
-        self.limit = _APPLICATIONS_PER_NODE * (len(graph_module.graph.nodes) + 10)
+        self.limit = len(graph_module.graph.nodes) + 10
+        self.looping: set[str] = set()
 
     def run(self) -> bool:
         self._normalize()
@@ -150,16 +150,16 @@ class _Run:
             for rule in index.candidates(node):
                 if node._erased:
                     break
-                if (rule.name, node) not in self.settled and node.meta.get("regraft_rule") != rule.name:
+                if (rule.name, node) not in self.settled and rule.name not in self.looping:
                     self._try(rule, node)
         return self.applied.total() > before
 
     def _try(self, rule: Rule, node: fx.Node) -> None:
-        if self.applied[rule.name] > self.limit:
-            return
         matcher = Matcher(rule)
         for binding in matcher.match(node):
             found = Found(rule, binding, tuple(_output_nodes(rule, binding, node)))
+            if self._repeats(found):
+                return
             reason = veto(found, self.mirror, keep_stream=self.settings.keep_stream)
             if reason is not None:
                 matcher.failure = Failure(rule.size, reason, node)
@@ -167,8 +167,20 @@ class _Run:
             self.refused.pop((rule.name, node), None)
             self._settle(found)
             return
-        if matcher.failure is not None:
+        if matcher.failure is not None and node.meta.get("regraft_rule") != rule.name:
             self.refused[rule.name, node] = matcher.failure
+
+    def _repeats(self, found: Found) -> bool:
+        """Whether a rule meets what it has itself put in: that it leaves, and a circle of rules it ends by name."""
+        rule, outer = found.rule.name, found.enclosing
+        if outer is not None and rule in outer.ancestors:
+            self._stop(rule, f"rule {rule} and {outer.rule} undo each other")
+        return outer is not None and (rule == outer.rule or rule in outer.ancestors)
+
+    def _stop(self, rule: str, why: str) -> None:
+        self.looping.add(rule)
+        reason = Reason("rule-loops", f"{why}: {rule} was stopped after {self.applied[rule]} applications")
+        self.record.fallbacks.append(Fallback.of("rewrite", reason))
 
     def _settle(self, found: Found) -> None:
         """A legal match: decide, then apply or decline it, once."""
@@ -189,14 +201,12 @@ class _Run:
         self.record.applied.append(entry)
         self.applied[rule.name] += 1
         if self.applied[rule.name] > self.limit:
-            reason = Reason("rule-loops", f"rule {rule.name} applied {self.limit} times in one graph and was stopped")
-            self.record.fallbacks.append(Fallback.of("rewrite", reason))
+            self._stop(rule.name, f"rule {rule.name} applied more often than the graph has nodes")
 
     def _decide(self, found: Found, usable: list[Candidate], derived: dict[str, Any]) -> Decision:
         operands = found.operands()
-        if found.rule.profitable and isinstance(self.settings.oracle, Always) is False and len(usable) == 1:
-            if type(self.settings.oracle).__name__ != "Never":
-                return Decision(usable[0].name, Evidence(note="never costs more"))
+        if found.rule.profitable and len(usable) == 1 and not isinstance(self.settings.oracle, (Always, Never)):
+            return Decision(usable[0].name, Evidence(note="never costs more"))
         inputs = [_example(o) if is_operand(o) else o for o in operands]
         key = f"{found.rule.digest} {found.binding.tag_names()} {sorted(derived.items())} {self.settings.policy}"
         question = Question(
@@ -213,33 +223,36 @@ class _Run:
         assume(found.binding.assumed)
         operands = found.operands()
         traced = trace(partial(_call, candidate.function, derived), operands)
-        place = _place(found)
-        first, last = found.span()
-        outputs = insert(self.mirror, self.normalizer.editor, traced, operands, place, found.rule.name)
+        place = min(found.outputs)
+        outputs = insert(self.mirror, self.normalizer.editor, traced, operands, place, found.application())
         if self.settings.verify == "structure":
             verify_rewrite(found, outputs)
         for node in found.draws():
             self.dead_draws.update(node.meta.get("draws", ()))
-        for old, new in zip(found.outputs, outputs, strict=True):
-            new.meta["span"] = (first, last)
-            fitted = self._observed(found, old, new)
-            self.normalizer.substitute(old, fitted)
+        for new in outputs:
+            if new not in operands:
+                new.meta["span"] = found.span()
+        with self.normalizer.editor.at(place, found.rule.name):
+            fitted = [self._observed(found, old, new) for old, new in zip(found.outputs, outputs, strict=True)]
+        for old, new in zip(found.outputs, fitted, strict=True):
+            self.mirror.rewritten.update(self.mirror.sources(old))
+            self.normalizer.substitute(old, new)
 
     def _observed(self, found: Found, old: fx.Node, new: fx.Node) -> fx.Node:
         """With live verification, keep the original and compare when the program runs."""
         if self.settings.verify != "live" or found.draws():
             return new
-        with self.normalizer.editor.at(old, found.rule.name):
-            return observe(self.normalizer.editor, found, old, new, watch(self.record))
+        return observe(self.normalizer.editor, found, old, new, watch(self.record))
 
     def _tell_near_misses(self) -> None:
         by_name = {rule.name: rule for rule in self.rules}
         for (name, node), failure in self.refused.items():
-            if failure.depth >= self.settings.near_miss_depth:
+            if failure.depth >= self.settings.near_miss_depth and not node._erased:
                 self.record.near_misses.append(_near_miss(by_name[name], node, failure))
         if self.settings.near_miss_depth == 0:
             present = {op_name(n) for n in self.mirror.graph.nodes}
-            self.record.near_misses.extend(_absent(r, present) for r in self.rules if not r.required <= present)
+            unseen = [r for r in self.rules if not r.required <= present and not self.applied[r.name]]
+            self.record.near_misses.extend(_absent(r, present) for r in unseen)
 
 
 def _example(node: fx.Node) -> Any:
@@ -275,14 +288,6 @@ def _term_node(term: Any, binding: Any) -> fx.Node:
         label = dict(binding.tags)[term.tag]
         term = dict(term.options)[label]
     return binding.nodes[id(term)]
-
-
-def _place(found: Found) -> fx.Node:
-    """Where to insert: the root; with several outputs, the first of them that comes after every operand."""
-    if len(found.outputs) == 1:
-        return found.root
-    operands = [o for o in found.operands() if is_operand(o)]
-    return min(found.outputs) if all(o < min(found.outputs) for o in operands) else max(found.outputs)
 
 
 def _match(found: Found, candidate: str, evidence: Evidence) -> Match:

@@ -105,10 +105,13 @@ class Effects:
                     self._writes.setdefault(storage, []).append((i, node))
 
     def _regions(self, graph: fx.Graph) -> None:
-        """Number the grad-mode and autocast regions, so that nodes of different ones are never merged."""
-        state: tuple[Any, ...] = ()
+        """Number the grad-mode and autocast regions, so that nodes of different ones are never merged.
+
+        Graphs are rewritten under the grad mode that they start in; theirs is region 0.
+        """
+        state: tuple[Any, ...] = ((_GRAD_MODE, torch.is_grad_enabled()),)
         open_regions: dict[fx.Node, tuple[Any, ...]] = {}
-        numbers: dict[tuple[Any, ...], int] = {(): 0}
+        numbers: dict[tuple[Any, ...], int] = {state: 0}
         for node in graph.nodes:
             name = op_name(node)
             if name == _GRAD_MODE:

@@ -16,34 +16,45 @@ class Index:
     """Rules by root operator, in order, without those that need an operator the graph does not have.
 
     Args:
-        explaining: keep rules whose root's first operand does not fit, so that matching can say what it found there.
+        explaining: keep rules that fail right after their root, so that matching can say what it found there.
     """
 
     def __init__(self, rules: Iterable[Rule], graph: fx.Graph, *, explaining: bool = False) -> None:
         present = {op_name(n) for n in graph.nodes}
         self.rules = [r for r in rules if r.required <= present]
-        self._by_root: dict[str, list[tuple[Rule, frozenset[str]]]] = {}
+        self._by_root: dict[str, list[tuple[Rule, _Ways]]] = {}
         for rule in self.rules:
             for op in rule.roots:
-                self._by_root.setdefault(op, []).append((rule, frozenset() if explaining else _first_operand_ops(rule.outputs[0], op)))
+                ways = () if explaining else _ways(rule.outputs[0], op)
+                self._by_root.setdefault(op, []).append((rule, ways))
 
     def candidates(self, node: fx.Node) -> Iterator[Rule]:
-        """The rules whose root, and whose root's first operand, could be at `node`."""
+        """The rules whose root, and what it leads to first, could be at `node`."""
         entries = self._by_root.get(op_name(node))
         if not entries:
             return
-        first = op_name(node.args[0]) if node.args else ""
-        for rule, wanted in entries:
-            if not wanted or first in wanted:
+        given = [op_name(a) for a in node.args[:2]]
+        for rule, ways in entries:
+            if not ways or any(position < len(given) and given[position] in ops for position, ops in ways):
                 yield rule
 
 
-def _first_operand_ops(term: object, op: str) -> frozenset[str]:
-    """The operators that the first operand of the root `op` must have; empty where it may be anything."""
-    if isinstance(term, Choice):
-        inner = [_first_operand_ops(o, op) for _, o in term.options if op in root_ops(o)]
-        return frozenset().union(*inner) if all(inner) else frozenset()
-    if not isinstance(term, Call) or term.op in COMMUTATIVE or not term.args:
-        return frozenset()
-    return root_ops(term.args[0])
+_Ways = tuple[tuple[int, frozenset[str]], ...]
 
+
+def _ways(term: object, op: str) -> _Ways:
+    """Where matching goes on from the root `op`: a position and the operators it must have; empty where anything goes.
+
+    One way for each alternative, and for each order of operands where the root commutes. What this rejects would have failed
+    right after the root, so that no near miss of two operators is lost.
+    """
+    if isinstance(term, Choice):
+        inner = [_ways(option, op) for _, option in term.options if op in root_ops(option)]
+        return tuple(way for ways in inner for way in ways) if all(inner) else ()
+    if not isinstance(term, Call):
+        return ()
+    first = next(((i, ops) for i, a in enumerate(term.args[:2]) if (ops := root_ops(a))), None)
+    if first is None:
+        return ()
+    position, ops = first
+    return (first, (1 - position, ops)) if term.op in COMMUTATIVE else (first,)

@@ -76,7 +76,7 @@ def _reinfer(node: fx.Node) -> Any:
     try:
         return infer(node)
     except (RuntimeError, ValueError):
-        if op_name(node) != "aten.view":
+        if op_name(node) not in ("aten.view", "aten._unsafe_view"):
             raise
         node.target = aten.reshape.default
         return infer(node)

@@ -1,6 +1,7 @@
 """Is a match legal? The questions that every rule must pass, whatever its own guards say.
 
-    inner values used elsewhere    refused, or kept alive for their other users
+    inner values used elsewhere    refused, or kept alive for their other users (never where they were drawn)
+    outputs that need each other   refused: one replacement cannot stand before its own operands
     reads moved across a write     refused
     draws moved across a draw      refused where eager's random stream is promised
 """
@@ -17,6 +18,19 @@ from .matcher import Binding
 from .mirror import Mirror
 from .reason import Reason
 from .rule import Rule
+
+
+@dataclass(frozen=True, eq=False)
+class Application:
+    """One application of a rule, noted on the nodes that it put in.
+
+    Args:
+        rule: the rule's name.
+        ancestors: the rules that put in, one inside the other, all of what this one replaced.
+    """
+
+    rule: str
+    ancestors: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,17 @@ class Found:
         spans = [n.meta["span"] for n in self.binding.matched if "span" in n.meta]
         return min(a for a, _ in spans), max(b for _, b in spans)
 
+    @property
+    def enclosing(self) -> Application | None:
+        """The application that put in all of this match, if one did."""
+        made = {n.meta.get("application") for n in self.binding.matched}
+        return made.pop() if len(made) == 1 else None
+
+    def application(self) -> Application:
+        """What is noted on the nodes that replace this match."""
+        outer = self.enclosing
+        return Application(self.rule.name, outer.ancestors | {outer.rule} if outer else frozenset())
+
     def draws(self) -> list[fx.Node]:
         return [n for n in self.binding.matched if n.op == "call_function" and is_random(n)]
 
@@ -56,11 +81,11 @@ def _ordered(nodes: set[fx.Node]) -> list[fx.Node]:
 
 def veto(found: Found, mirror: Mirror, *, keep_stream: bool) -> Reason | None:
     """Why a match must not be applied, or None."""
-    return _escapes(found) or _moves_a_read(found, mirror) or _moves_a_draw(found, mirror, keep_stream)
+    return _escapes(found) or _entangled(found) or _moves_a_read(found, mirror) or _moves_a_draw(found, mirror, keep_stream)
 
 
 def _escapes(found: Found) -> Reason | None:
-    if found.rule.escapes == "keep":
+    if found.rule.escapes == "keep" and not found.draws():  # a kept draw and the replacement's would differ
         return None
     inside = set(found.binding.matched)
     for node in found.binding.matched:
@@ -72,6 +97,16 @@ def _escapes(found: Found) -> Reason | None:
                 nodes = (node, user)
                 return Reason("inner-value-escapes", message, nodes, "no other use of inner values", describe(user))
     return None
+
+
+def _entangled(found: Found) -> Reason | None:
+    """With several outputs the replacement stands before the first, so all operands must be there by then."""
+    first = min(found.outputs)
+    late = next((n for n in nodes_in(found.operands()) if not n < first), None)
+    if late is None:
+        return None
+    message = f"{describe(late)} is computed only after the first output, {describe(first)}"
+    return Reason("outputs-entangled", message, (late, first), "operands before all outputs", describe(late))
 
 
 def _moves_a_read(found: Found, mirror: Mirror) -> Reason | None:

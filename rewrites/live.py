@@ -66,7 +66,7 @@ def compare_op() -> Any:
 
     @compare.register_fake
     def _(replacement: torch.Tensor, original: torch.Tensor, key: str) -> torch.Tensor:
-        return torch.empty_strided(replacement.shape, replacement.stride(), dtype=replacement.dtype, device=replacement.device)
+        return torch.empty_like(replacement)
 
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return grad, None, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,10 +71,10 @@ class Matcher:
         """All matches rooted at `root` (the pattern's first output), most preferred first."""
         outputs = self.rule.outputs
         for binding in self._unify(outputs[0], root, Binding(), None):
-            yield from self._rest(outputs[1:], binding)
+            yield from self._rest(outputs[1:], binding, (root,))
 
-    def _rest(self, outputs: Sequence[Any], binding: Binding) -> Iterator[Binding]:
-        """Match further outputs through the operands that they share with what is bound."""
+    def _rest(self, outputs: Sequence[Any], binding: Binding, taken: tuple[fx.Node, ...]) -> Iterator[Binding]:
+        """Match further outputs, each a node of its own, through the operands that they share with what is bound."""
         if not outputs:
             reason = self._late_guards(binding)
             if reason is None:
@@ -82,8 +83,10 @@ class Matcher:
                 self._fail(binding, reason, binding.matched[0])
             return
         for node in _candidates(outputs[0], binding):
-            for extended in self._unify(outputs[0], node, binding, binding.matched[0]):
-                yield from self._rest(outputs[1:], extended)
+            if node in taken:
+                continue
+            for extended in self._unify(outputs[0], node, binding, taken[0]):
+                yield from self._rest(outputs[1:], extended, (*taken, node))
 
     # -- one term against one value
 
@@ -195,7 +198,7 @@ class Matcher:
             self._mismatch(binding, term.op.removeprefix("aten."), value, user)
 
     def _mismatch(self, binding: Binding, expected: str, value: Any, user: fx.Node | None) -> None:
-        if self.failure is not None and len(binding.nodes) < self.failure.depth:
+        if user is None or (self.failure is not None and len(binding.nodes) <= self.failure.depth):
             return
         nodes = tuple(n for n in (value, user) if isinstance(n, fx.Node))
         found = describe(value)
@@ -213,27 +216,39 @@ class Matcher:
 
 def _argument_pairs(term: Call, node: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
     """Ways to pair a term's arguments with a call's: one, or two where the operator commutes."""
-    given = arguments(node)
-    names = list(given)
-    wanted = dict(zip(names, term.args, strict=False)) | dict(term.kwargs)
-    rest = [(d, given[n]) for n, d in _defaults(node).items() if n not in wanted]
-    if any(n not in given for n in wanted) or not all(_same_constant(d, v) for d, v in rest):
+    plan = _plan(term, node.target)
+    if plan is None:
         return
-    pairs = [(_adapt(name, w, node), given[name]) for name, w in wanted.items()]
+    given = arguments(node)
+    wanted, rest = plan
+    if any(given[n] is not d and not _same_constant(d, given[n]) for n, d in rest):
+        return
+    pairs = [(_adapt(name, w, node), given[name]) for name, w in wanted]
     yield pairs
     if term.op in COMMUTATIVE and len(pairs) == 2:  # with a third, as in x + 2 * y, it does not commute
         (a, x), (b, y) = pairs
         yield [(a, y), (b, x)]
 
 
-def _defaults(node: fx.Node) -> dict[str, Any]:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return {}
-    return {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
+_Arguments = tuple[tuple[str, Any], ...]
+
+
+@lru_cache(maxsize=4096)
+def _plan(term: Call, target: Any) -> tuple[_Arguments, _Arguments] | None:
+    """The arguments of `target` that a term names, and the defaults of all others; None where it has no such arguments."""
+    schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
+    names = [a.name for a in schema] or [str(i) for i in range(len(term.args))]
+    wanted = dict(zip(names, term.args, strict=False)) | dict(term.kwargs)
+    if len(term.args) > len(names) or not set(wanted) <= set(names):
+        return None
+    rest = tuple((a.name, a.default_value) for a in schema if a.name not in wanted and a.has_default_value())
+    return tuple(wanted.items()), rest
 
 
 def _adapt(name: str, wanted: Any, node: fx.Node) -> Any:
     """Dims are compared as the operator sees them: -1 and the last dim are one."""
+    if isinstance(wanted, Term):
+        return wanted
     first = next((a for a in node.args if is_tensor(a)), None)
     if first is None or not (isinstance(wanted, Swapped) or name in _DIM_ARGUMENTS):
         return wanted

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from .effects import Effects, moved_read, storages
 from .editor import Editor, RewriteError
+from .effects import Effects, moved_read, storages
 from .graph import is_pure, is_random, is_tensor, val
 from .layout import adapt_users, is_kernel, restore_layout, same_layout
 from .sizes import SizeTable
@@ -28,6 +28,7 @@ class Mirror:
         graph: the mirror, free to be edited through `editor()`.
         effects: facts about the real graph.
         image: the mirror node that stands for each real node.
+        rewritten: the real nodes whose values rules have replaced.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
@@ -36,6 +37,7 @@ class Mirror:
         self.effects = Effects(self.real)
         self.graph = fx.Graph(graph_module)
         self.image: dict[fx.Node, fx.Node] = {}
+        self.rewritten: set[fx.Node] = set()
         self._images_of: dict[fx.Node, list[fx.Node]] = {}
         for node, position in self.effects.position.items():
             self._reflect(node, position)
@@ -88,11 +90,13 @@ class _Commit:
         self._rewritten: dict[fx.Node, bool] = {}
         self._made: list[fx.Node] = []
         self._changed: list[fx.Node] = []
+        self._memory = {s for node in mirror.effects.position for s in storages(node)}
+        self._returned = {s for node in mirror.real.output_node().all_input_nodes for s in storages(node)}
 
     def run(self) -> list[fx.Node]:
         for node, _ in sorted(self._mirror.effects.position.items(), key=lambda item: item[1]):
             image = self._mirror.image[node]
-            if node.op == "output" or not self._is_rewritten(image):
+            if node.op == "output" or not self._is_replaced(node, image):
                 self._settled.setdefault(image, node)
                 self._sizes.note(node)
                 continue
@@ -100,11 +104,15 @@ class _Commit:
         adapt_users(self._mirror.real, self._changed)
         return self._made
 
-    def _is_rewritten(self, image: fx.Node) -> bool:
-        """Whether the expression of `image`, down to values the real graph has, holds a node made by a rule.
+    def _is_replaced(self, node: fx.Node, image: fx.Node) -> bool:
+        """Whether a rule changed what `node` is.
 
         An erased image has no user left in the mirror, so the real value is dead or used as it was written.
         """
+        return not image._erased and (node in self._mirror.rewritten or self._is_rewritten(image))
+
+    def _is_rewritten(self, image: fx.Node) -> bool:
+        """Whether the expression of `image`, down to values the real graph has, holds a node made by a rule."""
         if image not in self._rewritten:
             self._rewritten[image] = (not image._erased and "regraft_rule" in image.meta) or any(
                 self._is_rewritten(n) for n in image.all_input_nodes if not self._mirror.sources(n)
@@ -124,11 +132,11 @@ class _Commit:
         node.replace_all_uses_with(new)
 
     def _fit(self, node: fx.Node, new: fx.Node) -> fx.Node:
-        """Where the original was fresh memory and the replacement is a view of an input, copy."""
-        if not is_tensor(new):
+        """Where the original was fresh memory, the replacement is another value's, and somebody may write to it: copy."""
+        own = storages(node)
+        if not storages(new) & self._memory - own:
             return new
-        outside = {s for n in node.all_input_nodes for s in storages(n)}
-        if storages(new) & outside and not storages(node) & outside and self._mirror.effects.writer_between(new, -1, 1 << 60):
+        if own & self._returned or self._mirror.effects.writer_between(new, -1, 1 << 60):
             return self._editor.call(torch.ops.aten.clone.default, new)
         return new
 

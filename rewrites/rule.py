@@ -239,12 +239,18 @@ def register_pattern(
             tags=tags_of(outputs),
         )  # fmt: skip
         _require_samples(rule)
-        if name in _declared and _source(_declared[name].pattern) != _source(pattern):
-            raise PatternError(f"rule {name!r} is declared already, in {_declared[name].pattern.__module__}: names are unique")
-        _declared[name] = rule
-        return rule
+        return _claim(rule)
 
     return declare
+
+
+def _claim(rule: Rule) -> Rule:
+    """Note a rule under its name; declaring the same pattern again (a module run twice) replaces it."""
+    other = _declared.get(rule.name)
+    if other is not None and _source(other.pattern) != _source(rule.pattern):
+        raise PatternError(f"rule {rule.name!r} is declared already, in {other.pattern.__module__}: names are unique")
+    _declared[rule.name] = rule
+    return rule
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Turning a chosen replacement into nodes of the mirror.
 
 The replacement is traced on the metadata of the matched operands, so its nodes come with metadata of their own, and
-inserted where the match's root stands.
+inserted where the match's first output stands.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from .editor import Editor, RewriteError
 from .graph import val
+from .legality import Application
 from .mirror import Mirror
 
 
@@ -42,16 +43,17 @@ def trace(function: Callable[..., Any], operands: Sequence[Any]) -> fx.GraphModu
 
 
 def insert(
-    mirror: Mirror, editor: Editor, traced: fx.GraphModule, operands: Sequence[Any], root: fx.Node, rule: str
+    mirror: Mirror, editor: Editor, traced: fx.GraphModule, operands: Sequence[Any], place: fx.Node, application: Application
 ) -> list[fx.Node]:
-    """Insert `traced` before `root`; returns the nodes of its outputs.
+    """Insert `traced` before `place`; returns the nodes of its outputs.
 
     Raises:
         RewriteError: an output is no tensor of the graph.
     """
     given = iter([o for o in operands if is_operand(o)])
     placed: dict[fx.Node, Any] = {}
-    with editor.at(root, rule):
+    rule = application.rule
+    with editor.at(place, rule):
         for node in traced.graph.nodes:
             if node.op == "placeholder":
                 placed[node] = next(given)
@@ -60,6 +62,7 @@ def insert(
             elif node.op == "call_function":
                 placed[node] = editor.copy(node, placed.__getitem__)
                 placed[node].meta["traced_inputs"] = [val(n) for n in node.all_input_nodes]
+                placed[node].meta["application"] = application
             elif node.op == "output":
                 return [_output(o, placed, rule) for o in _outputs(node)]
     raise RewriteError(f"{rule}: the replacement has no output")

@@ -13,8 +13,12 @@ SOURCES = sorted([*ROOT.glob("*.py"), *(file for room in ROOMS for file in (ROOT
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 TORCH_PRIVATE = {"compiler/torch_compat.py"}
-# Operators and dispatch modes are what torch.fx programs are made of, but their classes have no public name.
-TORCH_NAMELESS = ("torch._ops", "torch.utils._python_dispatch.TorchDispatchMode")
+# Operators, dispatch modes and the dispatcher of symbolic programs are what torch.fx lives on, but have no public name.
+TORCH_NAMELESS = (
+    "torch._ops",
+    "torch._dispatch.python.enable_python_dispatcher",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+)
 MAX_LINES, MAX_FUNCTION_LINES = 600, 60
 
 

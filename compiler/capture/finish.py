@@ -27,7 +27,7 @@ def finish(recording: fx.GraphModule, gm: fx.GraphModule) -> tuple[fx.GraphModul
     _adopt_placeholders(graph, gm.graph)
     _flatten_output(graph)
     wrap_without_autocast(graph)
-    graph.eliminate_dead_code(has_effect)
+    _drop_dead(graph)
     _complete_metadata(graph)
     captured = fx.GraphModule(_attributes(recording, gm), graph, class_name=type(gm).__name__)
     _unregister_constants(captured, gm)
@@ -58,14 +58,31 @@ def _flatten_output(graph: fx.Graph) -> None:
     output.args = (tuple(value) if isinstance(value, (tuple, list)) else (value,),)
 
 
+def _drop_dead(graph: fx.Graph) -> None:
+    """Erase pure calls that nobody reads.
+
+    Not by `Graph.eliminate_dead_code`: it goes on to the subgraphs of higher-order operators, with a notion of purity
+    of its own, and would erase the writes in Dynamo's.
+    """
+    for node in reversed(graph.nodes):
+        if not node.users and not has_effect(node):
+            graph.erase_node(node)
+
+
 def _complete_metadata(graph: fx.Graph) -> None:
     """Give a source line to what has none: sizes, recorded where they are first needed, and Dynamo's own scopes."""
-    for node in reversed(graph.nodes):
+    nodes = list(graph.nodes)
+    for node in (*reversed(nodes), *nodes):
         if isinstance(node.target, torch_compat.OpOverload) and torch_compat.returns_nothing(node.target):
             node.meta.setdefault("val", None)
-        if node.op in ("call_function", "get_attr") and "stack_trace" not in node.meta:
-            near = next((n for n in (*node.users, *node.all_input_nodes, node.next) if "stack_trace" in n.meta), node)
-            node.meta |= {k: near.meta[k] for k in SOURCE_META if k in near.meta}
+        if node.op in ("call_function", "get_attr") and not node.meta.get("stack_trace"):
+            _take_source(node, [*node.users, *node.all_input_nodes, node.next, node.prev])
+
+
+def _take_source(node: fx.Node, neighbours: list[fx.Node]) -> None:
+    near = next((n for n in neighbours if n.meta.get("stack_trace")), None)
+    if near is not None:
+        node.meta |= {k: near.meta[k] for k in SOURCE_META if k in near.meta}
 
 
 def _unregister_constants(captured: fx.GraphModule, gm: fx.GraphModule) -> None:

@@ -119,6 +119,8 @@ class Retracer(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function, under the recorder but where the recorder would lose its meaning."""
         if isinstance(target, torch_compat.HigherOrderOperator):
+            return self._keep_operator(target, args, kwargs)
+        if torch_compat.is_data_call(target):
             return self._keep(target, args, kwargs)
         if target in torch_compat.AUTOCAST_SCOPE:
             with torch_compat.no_function_modes():  # The casts are recorded, so the scope need not be.
@@ -133,26 +135,27 @@ class Retracer(fx.Interpreter):
         self._scopes[id(scope)] = self._effect(target, tuple(self._scopes.get(id(arg), arg) for arg in args))
         return scope
 
-    def _keep(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a higher-order operator unrecorded, and record the call of it, with Dynamo's own subgraphs.
-
-        Under autocast, those subgraphs still need it: its scope is recorded around them.
-        """
-        body = args[0] if target is torch_compat.CHECKPOINT else None
-        if body is not None:
-            args = (self._captured_body(body, args[1:]), *args[1:])
-        explicit = body is not None and args[0] is not body
-        node_args, node_kwargs = torch_compat.tree_map(self._proxy_of, (args, kwargs))
+    def _keep_operator(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Keep a higher-order operator with Dynamo's own subgraphs. They still need autocast: its scope is recorded."""
+        if target is torch_compat.CHECKPOINT:
+            body = self._captured_body(args[0], args[1:])
+            if body is not args[0]:
+                return self._keep(target, (body, *args[1:]), kwargs)
         enter, leave = torch_compat.AUTOCAST_SCOPE
-        entered = [] if explicit else [self._effect(enter, scope) for scope in enabled_scopes()]
+        entered = [self._effect(enter, scope) for scope in enabled_scopes()]
+        result = self._keep(target, args, kwargs)
+        for node in reversed(entered):
+            self._effect(leave, (node,))
+        return result
+
+    def _keep(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call unrecorded, and record just that it is made."""
+        node_args, node_kwargs = torch_compat.tree_map(self._proxy_of, (args, kwargs))
         proxy = self._tracer.create_proxy("call_function", target, node_args, node_kwargs)
         with torch_compat.not_recorded():
             result = target(*args, **kwargs)
         proxy.node.meta["val"] = None  # Until it is found to return something.
-        torch_compat.track(result, proxy.node, self._tracer)
-        for node in reversed(entered):
-            self._effect(leave, (node,))
-        return result
+        return torch_compat.track(result, proxy.node, self._tracer)
 
     def _effect(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
         node = self._tracer.create_node("call_function", target, args, {})

@@ -91,6 +91,8 @@ def _is_plain(target: Any, args: Sequence[Any]) -> bool:
     name = getattr(target, "__name__", "")
     if isinstance(target, torch_compat.TENSOR_METHODS):
         return not _is_stateful(name)
+    if torch_compat.is_data_call(target) or torch_compat.is_numpy_call(target):
+        return True
     module = _module(target)
     return (module in _MODULES or module.startswith("torch.fx.")) and not _is_stateful(name)
 

@@ -12,9 +12,9 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor
 
 from ...rewrites.graph import arguments, dtype, is_number, is_tensor, op_name, rank, sees, shape, val
+from ..torch_compat import is_fake
 from ...rewrites.symbolic import known_equal, same_shape
 
 Number = int | float
@@ -112,7 +112,7 @@ def _constant(node: fx.Node) -> Number | None:
         not isinstance(tensor, torch.Tensor)
         or tensor.numel() != 1
         or tensor.dtype.is_complex
-        or isinstance(tensor, FakeTensor)
+        or is_fake(tensor)
     ):
         return None
     return _plain(tensor.item())

@@ -31,6 +31,12 @@ def test_rejected_by_the_first_operand():
     assert candidates(pattern, lambda a, b: a - torch.exp(b)) == 0
 
 
+def test_near_misses_of_one_operator_may_be_asked_for():
+    module = capture(lambda a: (torch.exp(a), a - torch.exp(a)), X)
+    one = rule(lambda x, y: torch.exp(x) - y, lambda x, y: x)
+    assert list(Index([one], module.graph, explaining=True).candidates(calls(module)[-1])) == [one]
+
+
 def test_commutative_roots_have_no_first_operand():
     for operator in (torch.add, torch.mul, torch.maximum, torch.eq):
         assert candidates(lambda x, y: operator(torch.exp(x), y), lambda a, b: operator(b, torch.exp(a))) == 1

@@ -28,7 +28,8 @@ def capture(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool =
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     mode = new_fake_mode(ShapeEnv(duck_shape=False))
-    fakes = [mode.from_tensor(x, static_shapes=not dynamic) for x in inputs]
+    own = [x.clone() for x in inputs]  # fake modes know tensors by identity
+    fakes = [mode.from_tensor(x, static_shapes=not dynamic) for x in own]
     with mode:
         module = make_fx(function, pre_dispatch=True)(*fakes)
     for line, node in enumerate(calls(module), start=1):

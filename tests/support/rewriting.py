@@ -1,4 +1,4 @@
-"""Running the rewrites of a rule set on plain functions, with and without Dynamo, and holding the results against eager."""
+"""Rewriting plain functions, with and without Dynamo, and holding the results against eager."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def rewritten(
     return Rewritten(lambda *given: module(*(given[i] for i in places)), record, module.graph)
 
 
-def compiled(
-    function: Function, *, dynamic: bool | None = False, **options: Any
-) -> tuple[Function, regraft.Coverage]:
+def compiled(function: Function, *, dynamic: bool | None = False, **options: Any) -> tuple[Function, regraft.Coverage]:
     """`function` under `torch.compile`, every legal match applied; run it inside ``with coverage:``."""
     torch._dynamo.reset()
     options = {"profit": "always", "verify": "structure"} | options

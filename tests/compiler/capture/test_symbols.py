@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from regraft.compiler.capture import capture
 from support.capturing import CaptureBackend, same_as_eager
 from torch import nn
+
+from regraft.compiler.capture import capture
 
 X = torch.linspace(-2, 3, 20).reshape(5, 4)
 
@@ -38,7 +39,7 @@ def test_sizes_are_symbols_of_dynamo():
         lambda x: (x.shape[0] / 2, x.shape[0] ** 0.5, x * (x.shape[0] / 3), x.shape[0] > 2),
         lambda x: torch.arange(x.shape[0]) + x.new_zeros(x.shape[0], dtype=torch.long),
         lambda x: x[: min(x.shape[0], x.shape[1])].flip(0),
-        lambda x: F.pad(x, (0, x.shape[0])).view(-1, x.shape[1], 2).mean(-1),
+        lambda x: F.pad(x, (0, x.shape[1])).view(-1, x.shape[1], 2).mean(-1),
     ],
 )
 def test_numbers_made_of_sizes(program):
@@ -55,11 +56,17 @@ def test_numbers_as_inputs(number):
 @pytest.mark.parametrize(
     ("program", "inputs"),
     [
-        (attention, [qkv(*s) for s in [(2, 4, 8, 6), (2, 4, 9, 6), (3, 4, 10, 6), (1, 4, 8, 6), (5, 2, 7, 8), (2, 2, 0, 4)]]),
+        (
+            attention,
+            [qkv(*s) for s in [(2, 4, 8, 6), (2, 4, 9, 6), (3, 4, 10, 6), (1, 4, 8, 6), (5, 2, 7, 8), (2, 2, 0, 4)]],
+        ),
         (torch.add, [(torch.ones(a, 4), torch.ones(b, 4)) for a, b in [(3, 3), (5, 5), (5, 1), (1, 5), (7, 7)]]),
         (
             lambda x, s, n: (x * s).softmax(-1)[:, :n] + n,
-            [(torch.ones(a, 8), s, n) for a, s, n in [(3, 0.5, 2), (5, 0.25, 3), (5, 2.0, 4), (6, 3.0, 5), (1, 1.0, 1)]],
+            [
+                (torch.ones(a, 8), s, n)
+                for a, s, n in [(3, 0.5, 2), (5, 0.25, 3), (5, 2.0, 4), (6, 3.0, 5), (1, 1.0, 1)]
+            ],
         ),
         (lambda x: [c * 2 for c in x.chunk(2, 1)] + [*x.split(2)], [(torch.ones(a, 6),) for a in (4, 6, 8)]),
         (

@@ -1,0 +1,100 @@
+"""Activations written by hand become the operator that they are; what only looks alike does not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from support.attentions import normal
+from support.rewriting import assert_agrees, compiled, rewritten, trained
+
+BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+ROOT = math.sqrt(2.0 / math.pi)
+
+GELUS = {
+    "GPT-2": lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "cube as product": lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * x * x * x))),
+    "integer power": lambda x: x * 0.5 * (torch.tanh((x + x**3 * 0.044715) * ROOT) + 1),
+    "other order": lambda x: (1 + torch.tanh((x + 0.044715 * x.pow(3)) * ROOT)) * (0.5 * x),
+}
+NOT_GELUS = {
+    "other constant": lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.0447 * torch.pow(x, 3.0)))),
+    "square": lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 2.0)))),
+    "other root": lambda x: 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "minus": lambda x: 0.5 * x * (1.0 - torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "two inputs": lambda x: 0.5 * x.flip(0) * (1.0 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "no half": lambda x: x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 3.0)))),
+}
+X = normal(3, 4, 8) * 3
+
+
+@BOTH
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", GELUS)
+def test_gelu(name: str, training: bool, dynamic: bool) -> None:
+    given = trained([X]) if training else [X]
+    found = rewritten(GELUS[name], given, dynamic=dynamic)
+    assert found.count("gelu_tanh") == 1, found.record.near_misses
+    assert "tanh" not in found.ops and "gelu" in found.ops
+    assert_agrees(GELUS[name], found.run, given)
+
+
+@BOTH
+@pytest.mark.parametrize("name", NOT_GELUS)
+def test_not_gelu(name: str, training: bool) -> None:
+    given = trained([X]) if training else [X]
+    found = rewritten(NOT_GELUS[name], given)
+    assert found.count("gelu_tanh") == 0
+    assert_agrees(NOT_GELUS[name], found.run, given)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_types(dtype: torch.dtype) -> None:
+    x = X.to(dtype)
+    found = rewritten(GELUS["GPT-2"], [x])
+    assert found.count("activation") == 1
+    assert_agrees(GELUS["GPT-2"], found.run, [x])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_odd_values(value: float) -> None:
+    """NaN stays NaN; -inf is NaN in eager code (0 times inf) and must not become a number unannounced."""
+    x = X.clone()
+    x[0, 0, 0] = value
+    found = rewritten(GELUS["GPT-2"], [x])
+    ours, eager = found.run(x), GELUS["GPT-2"](x)
+    assert not (eager.isnan() & ~ours.isnan()).any()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (), (1,)])
+def test_odd_shapes(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    found = rewritten(GELUS["GPT-2"], [x])
+    assert_agrees(GELUS["GPT-2"], found.run, [x])
+
+
+def test_inner_value_used_elsewhere() -> None:
+    def function(x):
+        t = torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 3.0)))
+        return 0.5 * x * (1.0 + t), t
+
+    found = rewritten(function, [X])
+    assert found.count("gelu_tanh") == 0 and "inner-value-escapes" in found.codes
+    assert_agrees(function, found.run, [X])
+
+
+def test_compiled_with_its_linear() -> None:
+    """Found before autograd, and in inference the epilogue of the product afterwards."""
+    layer = torch.nn.Linear(8, 16)
+
+    def function(x: Any) -> Any:
+        return GELUS["GPT-2"](layer(x))
+
+    run, coverage = compiled(function)
+    with coverage, torch.no_grad():
+        torch.testing.assert_close(run(X), function(X), rtol=1e-4, atol=1e-5)
+    assert coverage.count("gelu_tanh") == 1
+    if torch.backends.mkldnn.is_available():
+        assert "activation:gelu_tanh" in {t for m in coverage.applied for t in m.tags}

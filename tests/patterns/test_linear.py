@@ -1,0 +1,150 @@
+"""The linear rule: which library computes the product, and activations as its epilogue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.attentions import normal
+from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
+from torch import nn
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+
+ACTIVATIONS = {
+    "none": lambda y: y,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+X, W, BIAS = normal(2, 5, 16), normal(24, 16), normal(24)
+
+
+def lowered(function: Any, inputs: Any, **settings: Any) -> Any:
+    return rewritten(function, inputs, stage="lowered", **settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_is_the_epilogue(name: str, bias: bool, dtype: torch.dtype) -> None:
+    def function(x, w, b):
+        return ACTIVATIONS[name](F.linear(x, w, b if bias else None))
+
+    inputs = [x.to(dtype) for x in (X, W, BIAS)]
+    found = lowered(function, inputs, nan="safe")
+    assert found.count("linear") == 1
+    assert f"activation:{name}" in found.tags or name == "none"
+    assert not found.ops & {"linear", "relu", "gelu", "silu", "sigmoid", "tanh"}
+    assert_agrees(function, found.run, inputs)
+
+
+def test_every_activation_is_told_apart() -> None:
+    """gelu is not its tanh form, and an activation with another parameter is none of ours."""
+    found = lowered(lambda x, w: F.leaky_relu(F.linear(x, w), 0.2), (X, W))
+    assert found.count("linear") == 1 and "leaky_relu" in found.ops
+    assert_agrees(lambda x, w: F.leaky_relu(F.linear(x, w), 0.2), found.run, (X, W))
+
+
+def test_product_used_twice() -> None:
+    """The value before the activation is wanted as well: the product is one call, the activation another."""
+
+    def function(x, w, b):
+        y = F.linear(x, w, b)
+        return torch.relu(y), y
+
+    found = lowered(function, (X, W, BIAS))
+    assert found.count("linear") == 1 and "relu" in found.ops
+    assert_agrees(function, found.run, (X, W, BIAS))
+
+
+@pytest.mark.parametrize("sizes", [((5, 16), (24, 16)), ((1, 16), (1, 16)), ((2, 3, 4, 16), (8, 16))])
+def test_shapes(sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    inputs = [normal(*s) for s in sizes]
+    for dynamic in (False, True):
+        found = lowered(F.linear, inputs, dynamic=dynamic)
+        assert_agrees(F.linear, found.run, inputs)
+
+
+@pytest.mark.parametrize("sizes", [((0, 16), (24, 16)), ((5, 0), (24, 0)), ((5, 16), (0, 16))])
+def test_empty(sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    inputs = [torch.zeros(*s) for s in sizes]
+    found = lowered(F.linear, inputs)
+    assert found.count("linear") == 0
+    assert_agrees(F.linear, found.run, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
+def test_other_types_stay(dtype: torch.dtype) -> None:
+    inputs = [(x * 4).to(dtype) for x in (X, W)]
+    found = lowered(F.linear, inputs)
+    assert found.count("linear") == 0
+    torch.testing.assert_close(found.run(*inputs), F.linear(*inputs))
+
+
+def test_strided_operands() -> None:
+    inputs = [X.transpose(0, 1), W.t().contiguous().t(), BIAS[::1]]
+    found = lowered(F.linear, inputs)
+    assert found.count("linear") == 1
+    assert_agrees(F.linear, found.run, inputs)
+
+
+def test_trained_through_the_backend() -> None:
+    """The rule runs after autograd: forward and backward are right, and shared weights too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def function(x):
+        return model(x)
+
+    run, coverage = compiled(function, dynamic=False)
+    with coverage:
+        ours, eager = _gradients(model, run), _gradients(model, function)
+    assert coverage.count("linear") >= 3
+    for a, b in zip(ours, eager, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def _gradients(model: nn.Module, run: Any) -> list[torch.Tensor]:
+    model.zero_grad()
+    out = run(X)
+    out.square().mean().backward()
+    return [out.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+def test_compiled_inference_fuses_activations() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.SiLU()).eval()
+    run, coverage = compiled(model)
+    with coverage, torch.no_grad():
+        torch.testing.assert_close(run(X), model(X), rtol=1e-4, atol=1e-5)
+    tags = {t for m in coverage.applied for t in m.tags}
+    assert {"activation:gelu", "activation:silu"} <= tags, tags
+
+
+def test_nan_passes() -> None:
+    x = X.clone()
+    x[0, 0, 0] = torch.nan
+    for activation in ACTIVATIONS.values():
+
+        def function(x, w, b, activation=activation):
+            return activation(F.linear(x, w, b))
+
+        found = lowered(function, (x, W, BIAS))
+        assert found.count("linear") == 1
+        (ours,), (eager,) = outcome(found.run, (x, W, BIAS)), outcome(function, (x, W, BIAS))
+        assert torch.equal(ours.isnan(), eager.isnan())
+
+
+def test_weights_that_want_gradients() -> None:
+    """In the lowered stage nothing does, but a graph of plain calls may be compiled under no_grad."""
+    given = trained((X, W, BIAS))
+    run, coverage = compiled(lambda x, w, b: F.gelu(F.linear(x, w, b)))
+    with coverage, torch.no_grad():
+        torch.testing.assert_close(run(*given), F.gelu(F.linear(*given)))
+    assert coverage.count("linear") == 1

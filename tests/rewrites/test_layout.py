@@ -1,0 +1,78 @@
+"""Strides after a rewrite: who cares gets the old ones, who does not is re-inferred."""
+
+import torch
+from support.engine import X, applied, capture, ops, rule
+
+from regraft.rewrites.layout import restore_layout, same_layout
+from regraft.rewrites.verifier import verify_graph
+
+A = torch.randn(2, 3, 4)
+
+
+def swapped():
+    """exp(x), laid out with its last two dims exchanged."""
+    return rule(lambda x: torch.exp(x), lambda x: torch.exp(x.permute(0, 2, 1).contiguous()).permute(0, 2, 1), "swapped")
+
+
+def rewritten(function, *inputs):
+    given = inputs or (A,)
+    module = capture(function, *given)
+    assert len(applied(module, swapped()).applied) == 1
+    ours, eager = module(*(x.clone() for x in given)), function(*(x.clone() for x in given))
+    assert torch.equal(ours, eager) and ours.stride() == eager.stride()
+    return module
+
+
+def test_same_layout():
+    assert same_layout(A, A.clone()) and same_layout(1, None)
+    assert not same_layout(A, A.mT.contiguous().mT) and not same_layout(A, A.double()) and not same_layout(A, A[0])
+
+
+def test_an_output_keeps_its_strides():
+    assert ops(rewritten(torch.exp))[-3:] == ["permute", "contiguous", "permute"]
+
+
+def test_a_view_that_no_longer_can_be_becomes_a_reshape():
+    module = rewritten(lambda a: torch.exp(a).view(6, 4) + 1)
+    assert "reshape" in ops(module) and "view" not in ops(module)
+
+
+def test_a_view_that_still_can_stays():
+    module = rewritten(lambda a: torch.exp(a).view(2, 1, 3, 4) + torch.zeros(2, 1, 3, 4))
+    assert "view" in ops(module) and "reshape" not in ops(module)
+
+
+def test_as_strided_reads_the_old_memory():
+    rewritten(lambda a: torch.exp(a).as_strided((4,), (3,), 1))
+
+
+def test_metadata_downstream_is_renewed():
+    module = rewritten(lambda a: torch.sin(torch.exp(a) * 2).sum(-1))
+    verify_graph(module.graph)
+
+
+def test_strides_that_only_pass_through_pointwise_code_are_restored_at_the_output():
+    module = rewritten(lambda a: torch.exp(a) * 2)
+    assert ops(module)[-3:] == ["permute", "contiguous", "permute"]
+
+
+def test_in_place_writes_get_the_old_layout():
+    module = rewritten(lambda a, b: b.copy_(torch.exp(a)), A, torch.zeros(2, 3, 4))
+    assert ops(module)[-1] == "copy_"
+
+
+def test_restore_layout():
+    module = capture(lambda a: torch.exp(a), A)
+    exp = next(n for n in module.graph.nodes if n.op == "call_function")
+    like = A.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    with module.graph.inserting_before(module.graph.output_node()):
+        new = restore_layout(module.graph, exp, like)
+    assert new.meta["val"].stride() == like.stride() and new.meta["stack_trace"] == exp.meta["stack_trace"]
+
+
+def test_symbolic_strides():
+    module = capture(lambda a: torch.exp(a).view(-1) + 1, A, dynamic=True)
+    assert len(applied(module, swapped()).applied) == 1
+    b = torch.randn(3, 5, 2)
+    assert torch.equal(module(b), torch.exp(b).view(-1) + 1)
+    assert X.is_contiguous()

@@ -1,0 +1,51 @@
+import pytest
+import torch
+from support.engine import X, applied, calls, capture, ops, rule
+
+from regraft.rewrites.editor import RewriteError
+from regraft.rewrites.splice import subgraph, trace
+
+
+def operand(*inputs, dynamic=False):
+    module = capture(lambda *xs: sum(torch.exp(x).sum() for x in xs), *inputs, dynamic=dynamic)
+    return [n for n in module.graph.nodes if n.op == "placeholder"]
+
+
+def test_trace_takes_nodes_as_inputs_and_constants_as_they_are():
+    (a,) = operand(X)
+    traced = trace(lambda x, s, missing: torch.relu(x) * s if missing is None else None, [a, 3, None])
+    assert ops(traced) == ["relu", "mul"] and torch.equal(traced(X), torch.relu(X) * 3)
+
+
+def test_trace_keeps_sizes_symbolic():
+    (a,) = operand(X, dynamic=True)
+    traced = trace(lambda x: x.reshape(x.shape[0] * x.shape[1]), [a])
+    assert traced(torch.ones(5, 7)).shape == (35,)
+
+
+def test_trace_needs_metadata():
+    with pytest.raises(RewriteError, match="at least one tensor operand"):
+        trace(lambda s: torch.ones(3) * s, [3])
+
+
+def test_constants_made_while_tracing_belong_to_the_program():
+    shifted = rule(lambda x: torch.exp(x), lambda x: torch.exp(x) + torch.tensor([0.0, 0.0, 0.0, 0.0]))
+    module = capture(lambda a: torch.exp(torch.exp(a)), X)
+    module._regraft_constant0 = torch.ones(1)
+    assert len(applied(module, shifted).applied) == 2
+    assert torch.equal(module(X), torch.exp(torch.exp(X))) and module._regraft_constant0.item() == 1
+
+
+def test_a_replacement_may_return_an_inner_value_twice():
+    pair = rule(lambda x: (torch.relu(x), torch.exp(x)), lambda x: (lambda y: (y, y))(torch.sin(x)))
+    module = capture(lambda a: (torch.relu(a) * 1, torch.exp(a) * 2), X)
+    assert len(applied(module, pair).applied) == 1 and ops(module).count("sin") == 1
+
+
+def test_matched_code_as_a_callable():
+    module = capture(lambda a, b: torch.relu(a * b) + 1, X, X)
+    mul, relu, _ = calls(module)
+    a, b = mul.args
+    run = subgraph([mul, relu], [b, 3.0, a], [relu, mul])
+    relu_value, mul_value = run(X, None, X + 1)
+    assert torch.equal(mul_value, X * (X + 1)) and torch.equal(relu_value, torch.relu(mul_value))

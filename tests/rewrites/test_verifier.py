@@ -1,0 +1,32 @@
+import pytest
+import torch
+from support.engine import X, calls, capture
+
+from regraft.rewrites.editor import RewriteError
+from regraft.rewrites.verifier import verify_graph
+
+
+def test_a_sound_graph():
+    def function(a):
+        b = a.view(-1)
+        b.add_(torch.rand(12))
+        return torch.exp(a).sum(0), torch.split(a, 2)
+
+    verify_graph(capture(function, X, dynamic=True).graph)
+
+
+def test_order():
+    module = capture(lambda a: torch.relu(torch.exp(a)), X)
+    exp, relu = calls(module)
+    relu.append(exp)
+    with pytest.raises(RewriteError, match="relu uses exp before it is computed"):
+        verify_graph(module.graph)
+
+
+@pytest.mark.parametrize("wrong", [X[0], X.double(), X.mT.contiguous().mT], ids=["shape", "dtype", "strides"])
+def test_metadata(wrong):
+    module = capture(lambda a: torch.relu(torch.exp(a)), X)
+    exp = calls(module)[0]
+    exp.meta["val"] = exp.meta["val"].fake_mode.from_tensor(wrong)
+    with pytest.raises(RewriteError, match=r"exp \(aten.exp\) is recorded as .*, but gives"):
+        verify_graph(module.graph)
