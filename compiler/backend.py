@@ -17,8 +17,8 @@ from torch import fx
 
 from ..patterns import default_rules
 from ..rewrites.coverage import publish
-from ..rewrites.effects import mark_gradients
 from ..rewrites.driver import Settings, rewrite
+from ..rewrites.effects import mark_gradients
 from ..rewrites.profit import Always, Never, Oracle
 from ..rewrites.record import Fallback, GraphRecord
 from ..rewrites.rule import Rule, declared
@@ -70,6 +70,7 @@ class Compilation:
         self._example_inputs = example_inputs
 
     def run(self) -> Callable[..., Any]:
+        """Run all stages; the record is published when the last one has succeeded."""
         with self._timed("capture"):
             captured = capture(self._gm, self._example_inputs)
         if captured.fallback is not None:
@@ -83,7 +84,9 @@ class Compilation:
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
         return compiled if captured.restore is None else _restored(compiled, captured.restore)
 
-    def _compile_graph(self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind) -> Callable[..., Any]:
+    def _compile_graph(
+        self, graph_module: fx.GraphModule, _inputs: Sequence[Any], kind: GraphKind
+    ) -> Callable[..., Any]:
         """Compile one graph after differentiation."""
         start = time.perf_counter()
         rewrite(graph_module, self.rules, self._settings("lowered", training=False), self.record)
@@ -91,7 +94,9 @@ class Compilation:
             wrapper = generate(graph_module, name=f"{self.record.name} {kind}")
         self.record.details[f"source:{kind}"] = wrapper.source
         self.record.details[f"stats:{kind}"] = wrapper.stats
-        self.record.seconds["differentiate"] = self.record.seconds.get("differentiate", 0.0) - (time.perf_counter() - start)
+        self.record.seconds["differentiate"] = self.record.seconds.get("differentiate", 0.0) - (
+            time.perf_counter() - start
+        )
         return wrapper.call
 
     def _settings(self, stage: Any, training: bool) -> Settings:
@@ -131,7 +136,8 @@ def _requires_grad(value: Any) -> bool:
 
 def make_oracle(options: Options) -> Oracle:
     """Who decides what is worth it."""
-    return {"always": Always, "never": Never, "measured": Measured}[options.profit]()
+    oracles: dict[str, Callable[[], Oracle]] = {"always": Always, "never": Never, "measured": Measured}
+    return oracles[options.profit]()
 
 
 def resolve_rules(items: tuple[Any, ...] | None) -> RuleSet:

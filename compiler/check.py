@@ -1,4 +1,4 @@
-"""The property test that every rule carries: derived from its pattern, its candidates and its samples, with no further code.
+"""The property test that every rule carries, derived from its pattern, its candidates and its samples alone.
 
 For each sample, hypothesis draws sizes (0 and 1 among them), dtypes, layouts and values (NaN and inf among them). The
 pattern is captured and rewritten by the real driver; the rewritten program must
@@ -55,6 +55,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
+        """Whether something was compared and nothing failed."""
         return not self.failures and self.runs > 0
 
     def __str__(self) -> str:

@@ -57,7 +57,10 @@ class Drawn:
 
 
 def draw(source: random.Random, rule: Rule, sample: Sample, *, plain: bool) -> Drawn:
-    """Draw an example; a `plain` one has the sample's own sizes and nothing odd. Only what runs before autograd is trained."""
+    """Draw an example; a `plain` one has the sample's own sizes and nothing odd.
+
+    Only what runs before autograd is trained.
+    """
     names = sorted({d for t in sample.operands.values() if isinstance(t, T) for d in t.dims.split() if not d.isdigit()})
     sizes = tuple((n, sample.sizes[n]) for n in names)
     if plain:

@@ -32,7 +32,11 @@ def compare(rule: Rule, pattern: Program, rewritten: Program, operands: list[Any
     """The first disagreement in results or gradients, or None."""
     eager = _run(pattern, operands, drawn)
     ours = _run(rewritten, operands, drawn)
-    exact = _run(pattern, [_doubled(o) for o in operands], drawn) if rule.numerics.random == "none" or "p" not in _given(rule, operands) else eager
+    exact = (
+        _run(pattern, [_doubled(o) for o in operands], drawn)
+        if rule.numerics.random == "none" or "p" not in _given(rule, operands)
+        else eager
+    )
     names = [f"result {i}" for i in range(eager[1])] + ["gradient"] * len(eager[0])
     scale = max((float(r.double().nan_to_num(0, 0, 0).norm()) for r in exact[0][eager[1] :]), default=0.0)
     for name, a, b, reference in zip(names, ours[0], eager[0], exact[0], strict=False):
@@ -63,7 +67,7 @@ def _run(program: Program, operands: list[Any], drawn: Drawn) -> tuple[list[torc
         results = list(out) if isinstance(out, (tuple, list)) else [out]
         if not (drawn.training and leaves and any(r.requires_grad for r in results)):
             return [r.detach() for r in results], len(results)
-        loss = sum(_weighted(r) for r in results if r.requires_grad)
+        loss = torch.stack([_weighted(r) for r in results if r.requires_grad]).sum()
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
     kept = [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(gradients, leaves, strict=True)]
     return [r.detach() for r in results] + kept, len(results)
@@ -91,5 +95,7 @@ def _difference(
     if a.numel() == 0:
         return None
     error, eager_error = float((a - reference).norm()), float((b - reference).norm())
-    allowed = rule.numerics.slack * eager_error + _ROUNDINGS * torch.finfo(eager.dtype).eps * max(float(reference.norm()), scale)
+    allowed = rule.numerics.slack * eager_error + _ROUNDINGS * torch.finfo(eager.dtype).eps * max(
+        float(reference.norm()), scale
+    )
     return None if error <= allowed + 1e-30 else Disagreement(f"{name} is off", error, allowed)

@@ -32,7 +32,9 @@ class Explanation:
     graphs: int = 0
 
     def __str__(self) -> str:
-        lines = [f"{self.rule}: {len(self.matches)} matched, {len(self.near_misses)} near misses in {self.graphs} graphs"]
+        lines = [
+            f"{self.rule}: {len(self.matches)} matched, {len(self.near_misses)} near misses in {self.graphs} graphs"
+        ]
         for match in self.matches:
             lines.append(f"  matched   {match.module or '-'}  [{', '.join(match.tags)}]")
             lines.append(f"            {match.site or 'source unknown'}")
@@ -63,6 +65,8 @@ def explain(rule: Rule | str, model: Callable[..., Any], *args: Any, **kwargs: A
     Args:
         rule: a rule or the name of one.
         model: a module or function; it is run once. It is not changed.
+        *args: its arguments.
+        **kwargs: its keyword arguments.
 
     Raises:
         OptionError: no rule has that name.

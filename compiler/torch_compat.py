@@ -435,7 +435,7 @@ def argument(node: fx.Node, name: str) -> Any:
 def capture_function(
     function: Callable[..., Any], operands: Sequence[Any], *, dynamic: bool
 ) -> tuple[fx.GraphModule, list[int]]:
-    """The ATen graph of a function of real tensors and constants, and the places of the operands that are its inputs."""
+    """The ATen graph of a function of tensors and constants, and the places of the operands that are its inputs."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

@@ -32,7 +32,7 @@ def floating(x: Any) -> Reason | None:
     numerics=ROUNDING,
 )
 def gelu_tanh(x: Any) -> Any:
-    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3))), the cube in x's dtype or, under autocast, in a wider one."""
+    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3))); under autocast the cube is in a wider dtype."""
     cube = choose(
         "cube",
         pow=lambda: torch.pow(x, 3.0) * 0.044715,

@@ -57,14 +57,18 @@ def masks_fit(query: Any, key_t: Any, bias: Any = None, keep: Any = None, row_sc
         for size, full in zip(reversed(shape(mask)), (columns, rows), strict=False):
             if not (known_equal(size, 1) or known_equal(size, full)):
                 found = describe(mask)
-                return Reason("mask-shape", f"{found} does not broadcast to the scores", (mask,), f"{rows} x {columns}", found)
+                return Reason(
+                    "mask-shape", f"{found} does not broadcast to the scores", (mask,), f"{rows} x {columns}", found
+                )
     return None
 
 
 def keeps_are_boolean(keep: Any) -> Reason | None:
     """What selects scores is boolean."""
     if dtype(keep) != torch.bool:
-        return Reason("mask-not-boolean", f"{describe(keep)} selects scores but is not boolean", (keep,), "bool", describe(keep))
+        return Reason(
+            "mask-not-boolean", f"{describe(keep)} selects scores but is not boolean", (keep,), "bool", describe(keep)
+        )
     return None
 
 
@@ -81,7 +85,9 @@ def fill_masks(fill: Any) -> Reason | None:
     if isinstance(number, (int, float)) and number <= _LEAST_FILL:
         return None
     nodes = (fill,) if is_tensor(fill) else ()
-    return Reason("fill-not-a-mask", f"masked scores become {describe(fill)}", nodes, f"<= {_LEAST_FILL:g}", describe(fill))
+    return Reason(
+        "fill-not-a-mask", f"masked scores become {describe(fill)}", nodes, f"<= {_LEAST_FILL:g}", describe(fill)
+    )
 
 
 def fill_hides_bias(match: Binding) -> Reason | None:
@@ -98,7 +104,13 @@ def row_scale_is_per_row(row_scale: Any) -> Reason | None:
     """A tensor that scales scores is constant along the keys, so that it can scale query instead."""
     if rank(row_scale) == 0 or known_equal(shape(row_scale)[-1], 1):
         return None
-    return Reason("scale-varies-along-keys", f"{describe(row_scale)} multiplies scores", (row_scale,), "last dim 1", describe(row_scale))
+    return Reason(
+        "scale-varies-along-keys",
+        f"{describe(row_scale)} multiplies scores",
+        (row_scale,),
+        "last dim 1",
+        describe(row_scale),
+    )
 
 
 def scores_keep_their_rows(match: Binding) -> Reason | None:
@@ -106,7 +118,9 @@ def scores_keep_their_rows(match: Binding) -> Reason | None:
     rows, columns = (shape(match.operands[n])[i] for n, i in (("query", -2), ("key_t", -1)))
     for node in match.matched:
         if not dtype(node).is_floating_point:
-            return Reason("cast-not-floating", f"{describe(node)} leaves the floating numbers", (node,), "float", describe(node))
+            return Reason(
+                "cast-not-floating", f"{describe(node)} leaves the floating numbers", (node,), "float", describe(node)
+            )
         last = op_name(node) == "aten.softmax"
         if last and not (known_equal(shape(node)[-2], rows) and known_equal(shape(node)[-1], columns)):
             return Reason("mask-shape", "a mask enlarges the scores", (node,), f"{rows} x {columns}", describe(node))
@@ -157,7 +171,16 @@ def training(match: Binding, policy: Mapping[str, str]) -> bool:
 
 _QKV = {"query": T("B H S D"), "key_t": T("B H D T"), "value": T("B H T E")}
 _BIAS, _KEEP = T("B 1 S T", values="mask"), T("B 1 S T", values="bool")
-_PLAIN = {"cast": "no", "scale": "no", "mask": "none", "upcast": "no", "softmax": "same", "downcast": "no", "dropout": "no", "recast": "no"}
+_PLAIN = {
+    "cast": "no",
+    "scale": "no",
+    "mask": "none",
+    "upcast": "no",
+    "softmax": "same",
+    "downcast": "no",
+    "dropout": "no",
+    "recast": "no",
+}
 
 
 def _sample(**given: Any) -> Sample:
@@ -197,11 +220,14 @@ SAMPLES = (
     ),
     dims={"query": "... S D", "key_t": "... D T", "value": "... T E"},
     numbers=("scale", "fill", "p"),
-    derived={"causal": causal, "nan": nan_policy, "empty_rows": empty_rows, "training": training, "compute": compute_dtype, "result": result_dtype},
+    derived={
+        "causal": causal, "nan": nan_policy, "empty_rows": empty_rows, "training": training,
+        "compute": compute_dtype, "result": result_dtype,
+    },
     numerics=Numerics(slack=4.0, random="stream"),
     nan="same",
 )  # fmt: skip
-def sdpa(
+def sdpa(  # noqa: PLR0913 - the parts of an attention
     query: Any, key_t: Any, value: Any, scale: Any, row_scale: Any, bias: Any, keep: Any, fill: Any, p: Any
 ) -> Any:
     """softmax(query @ key_t * scale + mask) @ value, with every part but the products optional."""
@@ -216,10 +242,10 @@ def sdpa(
         where_bias=lambda: torch.where(keep, scores, fill) + bias,
         bias_where=lambda: torch.where(keep, scores + bias, fill),
     )
-    weights = choose("softmax", same=lambda: torch.softmax(masked, -1), fp32=lambda: torch.softmax(masked, -1, torch.float32))
+    weights = choose(
+        "softmax", same=lambda: torch.softmax(masked, -1), fp32=lambda: torch.softmax(masked, -1, torch.float32)
+    )
     weights = optional("downcast", weights, cast)
     weights = optional("dropout", weights, lambda w: torch.nn.functional.dropout(w, p, True))
     weights = optional("recast", weights, cast)
     return weights @ value
-
-

@@ -36,7 +36,7 @@ _FLASH_HEAD = 256
 
 
 def _kernel_mask(mask: torch.Tensor | None, query: torch.Tensor, columns: Any) -> torch.Tensor | None:
-    """The mask in query's dtype with finite entries kept finite, and every column its own: kernels step through them."""
+    """The mask in query's dtype, finite entries kept finite, with a column of its own for every key."""
     if mask is None:
         return None
     mask = like(mask, query.dtype)
@@ -60,7 +60,9 @@ def flash(*operands: Any, **derived: Any) -> torch.Tensor:
     """FlashAttention-2, which takes no mask but the causal one."""
     attention = Attention(*operands, **derived)
     q, k, v, _, factor = attention.four_dims()
-    out = aten._scaled_dot_product_flash_attention(q, k, v, attention.p or 0.0, attention.causal, False, scale=factor)[0]
+    out = aten._scaled_dot_product_flash_attention(q, k, v, attention.p or 0.0, attention.causal, False, scale=factor)[
+        0
+    ]
     return attention.restore(keep_nan(attention, out, q, None, shows_nan=True))
 
 
@@ -128,6 +130,7 @@ def flash_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
 
 def efficient_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
+    """Any mask, and single precision too."""
     return _basics("efficient", match, policy, (*_HALF, torch.float32))
 
 

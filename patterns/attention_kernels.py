@@ -1,11 +1,12 @@
 """The kernels that can compute scaled dot-product attention, as candidates of the attention rule.
 
-Each takes the rule's operands as they were matched, brings them into the kernel's form (4-D, one mask, contiguous head
-dim) and calls the kernel itself rather than `scaled_dot_product_attention`, whose own choice depends on what tracing sees.
+Each takes the rule's operands as they were matched, brings them into the kernel's form (4-D, one mask, contiguous
+head dim) and calls the kernel itself rather than `scaled_dot_product_attention`, whose own choice depends on what
+tracing sees.
 
-A row whose scores are all -inf, or NaN, is NaN in eager code but may be finite in a kernel. Where the mask could empty a
-row, or the kernel hides NaN in query, the result is multiplied by a factor per row that is 1 or NaN: eager's NaN stays, in
-the result and in the gradients.
+A row whose scores are all -inf, or NaN, is NaN in eager code but may be finite in a kernel. Where the mask could empty
+a row, or the kernel hides NaN in query, the result is multiplied by a factor per row that is 1 or NaN: eager's NaN
+stays, in the result and in the gradients.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Attention:
         return query, factor
 
     def mask(self) -> torch.Tensor | None:
+        """Both masks as one additive mask."""
         return merge_masks(self.bias, self.keep, self.fill, self.compute)
 
     def four_dims(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]:
@@ -119,8 +121,8 @@ def _one_element(scale: Any) -> Any:
 def merge_masks(bias: Any, keep: Any, fill: Any, dtype: torch.dtype) -> torch.Tensor | None:
     """One additive mask from an additive and a boolean one.
 
-    A finite fill becomes the lowest number, which absorbs any score: a row with nothing to keep stays uniform, as in eager
-    code, and elsewhere its weight is zero as before.
+    A finite fill becomes the lowest number, which absorbs any score: a row with nothing to keep stays uniform, as in
+    eager code, and elsewhere its weight is zero as before.
     """
     if keep is None:
         return bias
@@ -149,7 +151,7 @@ def _mask_four_dims(mask: torch.Tensor, batch: Any) -> torch.Tensor:
 
 
 def row_factor(query: torch.Tensor | None, mask: torch.Tensor | None, empty_rows: bool) -> torch.Tensor | None:
-    """1 for sound rows and NaN for rows that are NaN in eager code, shape (..., rows or 1, 1); None where all are sound.
+    """1 for sound rows and NaN for rows that are NaN in eager code: (..., rows or 1, 1); None where all are sound.
 
     Args:
         query: (..., rows, size), or None where the kernel shows NaN in query by itself.
@@ -215,15 +217,18 @@ def refused(kernel: str, why: str, match: Binding, *names: str) -> Reason:
 
 
 def device_of(match: Binding) -> str:
+    """The type of the device that the operands live on."""
     return str(val(match.operands["query"]).device.type)
 
 
 def wants_mask_gradient(match: Binding) -> bool:
+    """Whether gradients flow to the additive mask."""
     bias = match.operands.get("bias")
     return is_tensor(bias) and wants_gradient(bias)
 
 
 def sizes_positive(match: Binding) -> bool:
+    """Whether no size can be zero."""
     return all(known(s >= 1) for n in ("query", "key_t", "value") for s in shape(match.operands[n]))
 
 

@@ -2,7 +2,8 @@
 
     activation(linear(x, weight, bias))   ->   one oneDNN call with the activation as post-op
 
-MKL and oneDNN differ by up to 2.4x for the same product, in either direction, by CPU and by shape: measured, never assumed.
+MKL and oneDNN differ by up to 2.4x for the same product, in either direction, by CPU and by shape: measured, never
+assumed.
 """
 
 from __future__ import annotations
@@ -62,7 +63,13 @@ def on_cpu(x: Any) -> Reason | None:
     """The product is computed by a CPU for which torch carries oneDNN."""
     if val(x).device.type == "cpu" and torch.backends.mkldnn.is_available():
         return None
-    return Reason("device-unsupported", "other libraries than the default are known for CPUs only", (x,), "cpu", str(val(x).device))
+    return Reason(
+        "device-unsupported",
+        "other libraries than the default are known for CPUs only",
+        (x,),
+        "cpu",
+        str(val(x).device),
+    )
 
 
 def matrix_product(x: Any, weight: Any) -> Reason | None:
@@ -78,7 +85,8 @@ def matrix_product(x: Any, weight: Any) -> Reason | None:
     stage="lowered",
     replacement=[Candidate("onednn", onednn, onednn_applies)],
     samples=[
-        Sample(x=T("B S K"), weight=T("N K"), bias=T("N"), tags={"bias": "yes", "activation": name}) for name in POST_OPS
+        Sample(x=T("B S K"), weight=T("N K"), bias=T("N"), tags={"bias": "yes", "activation": name})
+        for name in POST_OPS
     ]
     + [Sample(x=T("M K"), weight=T("N K"), tags={"bias": "no", "activation": "none"})],
     guards=(on_cpu, matrix_product),

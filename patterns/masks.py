@@ -1,4 +1,7 @@
-"""What is known about a mask from the graph alone: masks built from sizes and constants are evaluated while compiling."""
+"""What is known about a mask from the graph alone.
+
+Masks built from sizes and constants are evaluated while compiling.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def is_causal(mask: Any) -> bool:
-    """Whether a mask (additive or boolean) is known to keep exactly the keys at or before each query, and to add nothing."""
+    """Whether a mask, additive or boolean, is known to keep exactly the keys up to each query, and to add nothing."""
     value = evaluate(mask)
     if value is None or value.dim() < 2 or value.shape[-1] != value.shape[-2]:
         return False
@@ -115,18 +118,14 @@ def _is_finite(node: Any) -> bool:
     if not is_tensor(node) or "opaque" in node.meta:
         return False
     name, args = op_name(node), node.args
-    if not val(node).dtype.is_floating_point:
-        return True
-    if name in _FROM_CONSTANTS:
+    if name in _FROM_CONSTANTS or not val(node).dtype.is_floating_point:
         return True
     if name in ("aten.full", "aten.full_like", "aten.scalar_tensor"):
         return _is_finite(args[-1] if name == "aten.scalar_tensor" else args[1])
     if name == "aten.where" and len(args) == 3:
         return _is_finite(args[1]) and _is_finite(args[2])
-    if name in _KEEPS_FINITE:
+    if name in _KEEPS_FINITE or (name == "aten.to" and not _narrows(args[0], node)):
         return _is_finite(args[0])
-    if name == "aten.to":
-        return _is_finite(args[0]) and not _narrows(args[0], node)
     if name == "aten.mul":  # (1 - flags) * -10000
         return all(_is_finite(a) for a in args[:2]) and any(_is_flag(a) for a in args[:2])
     return _is_flag(node)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ _SYMBOLIC = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=None)
+@cache
 def packet_name(target: Any) -> str:
     """Name of an operator without its overload, e.g. ``"aten.matmul"``; ``"getitem"`` and ``"sym.mul"`` for Python's."""
     if isinstance(target, torch._ops.OpOverload):
@@ -49,7 +49,7 @@ def sees(user: fx.Node | None, node: Any, *names: str) -> bool:
     return user is None or user.meta.get("region") == node.meta.get("region")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parameters(target: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((a.name, a.default_value) for a in target._schema.arguments)
 

@@ -45,8 +45,8 @@ _Ways = tuple[tuple[int, frozenset[str]], ...]
 def _ways(term: object, op: str) -> _Ways:
     """Where matching goes on from the root `op`: a position and the operators it must have; empty where anything goes.
 
-    One way for each alternative, and for each order of operands where the root commutes. What this rejects would have failed
-    right after the root, so that no near miss of two operators is lost.
+    One way for each alternative, and for each order of operands where the root commutes. What this rejects would have
+    failed right after the root, so that no near miss of two operators is lost.
     """
     if isinstance(term, Choice):
         inner = [_ways(option, op) for _, option in term.options if op in root_ops(option)]

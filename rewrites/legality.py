@@ -72,6 +72,7 @@ class Found:
         return Application(self.rule.name, outer.ancestors | {outer.rule} if outer else frozenset())
 
     def draws(self) -> list[fx.Node]:
+        """The matched calls that draw random numbers."""
         return [n for n in self.binding.matched if n.op == "call_function" and is_random(n)]
 
 

@@ -140,7 +140,8 @@ class Matcher:
         if not sees(user, value, term.op):
             self._unseen(term, value, binding, user)
             return
-        entered = replace(binding, nodes={**binding.nodes, id(term): value})
+        nodes = {**binding.nodes, id(term): value}
+        entered = Binding(binding.operands, binding.dims, nodes, binding.tags, binding.assumed)  # replace() is slow
         for pairs in _argument_pairs(term, value):
             yield from self._all(pairs, entered, value)
 
@@ -235,7 +236,7 @@ _Arguments = tuple[tuple[str, Any], ...]
 
 @lru_cache(maxsize=4096)
 def _plan(term: Call, target: Any) -> tuple[_Arguments, _Arguments] | None:
-    """The arguments of `target` that a term names, and the defaults of all others; None where it has no such arguments."""
+    """The arguments of `target` that a term names, and the defaults of the others; None where it has no such ones."""
     schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
     names = [a.name for a in schema] or [str(i) for i in range(len(term.args))]
     wanted = dict(zip(names, term.args, strict=False)) | dict(term.kwargs)

@@ -132,7 +132,7 @@ class _Commit:
         node.replace_all_uses_with(new)
 
     def _fit(self, node: fx.Node, new: fx.Node) -> fx.Node:
-        """Where the original was fresh memory, the replacement is another value's, and somebody may write to it: copy."""
+        """A copy, where the original had memory of its own, `new` has another value's, and somebody may write to it."""
         own = storages(node)
         if not storages(new) & self._memory - own:
             return new

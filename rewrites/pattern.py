@@ -189,7 +189,7 @@ def swap(x: Term, dim0: int, dim1: int) -> Term:
 
 def _adapted() -> dict[Any, Callable[..., Term]]:
     """Functions of `torch.nn.functional` whose parameters are not their ATen operator's."""
-    from torch.nn import functional as F  # noqa: N812
+    from torch.nn import functional as F
 
     def layer_norm(input: Term, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Term:
         return call("layer_norm", input, normalized_shape, weight, bias, eps)

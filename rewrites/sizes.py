@@ -57,7 +57,7 @@ class SizeTable:
             return {k: self.resolve(v) for k, v in args.items()}
         return self.node(args) if isinstance(args, SYMBOLIC) else args
 
-    def node(self, value: torch.SymInt | torch.SymFloat) -> Any:
+    def node(self, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
         """The node of one symbolic number, or a plain number where the expression has no symbols."""
         return self._build(value.node.expr)
 

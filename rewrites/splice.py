@@ -43,7 +43,12 @@ def trace(function: Callable[..., Any], operands: Sequence[Any]) -> fx.GraphModu
 
 
 def insert(
-    mirror: Mirror, editor: Editor, traced: fx.GraphModule, operands: Sequence[Any], place: fx.Node, application: Application
+    mirror: Mirror,
+    editor: Editor,
+    traced: fx.GraphModule,
+    operands: Sequence[Any],
+    place: fx.Node,
+    application: Application,
 ) -> list[fx.Node]:
     """Insert `traced` before `place`; returns the nodes of its outputs.
 

@@ -90,7 +90,9 @@ class Retracer(fx.Interpreter):
         self._tracer = recorder.tracer
         torch_compat.wrap_decompositions(recorder, ExplicitAutocast)
         self._adopt_attributes()
-        self._inputs = inputs
+        pairs = zip(self.graph.find_nodes(op="placeholder"), inputs, strict=True)
+        # Of inputs that require gradients, Dynamo does not always know afterwards that they do.
+        self._watched = [(n, x) for n, x in pairs if isinstance(x, torch.Tensor) and not x.requires_grad]
         self._derivatives.extend(inputs)
         return self.run(*inputs)
 
@@ -109,7 +111,7 @@ class Retracer(fx.Interpreter):
             self._refuse(self._derivatives.lost(result, n))
         if n.op == "output":
             self._refuse(disagreement(n, result))
-            for node, value in zip(self.graph.find_nodes(op="placeholder"), self._inputs, strict=True):
+            for node, value in self._watched:
                 self._refuse(disagreement(node, value))
         return result
 

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from ...rewrites.graph import arguments, dtype, is_number, is_tensor, op_name, rank, sees, shape, val
-from ..torch_compat import is_fake
 from ...rewrites.symbolic import known_equal, same_shape
+from ..torch_compat import is_fake
 
 Number = int | float
 Factor = Any  # a Python number, a symbolic one, a node holding one, or a 0-d tensor node

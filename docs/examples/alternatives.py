@@ -13,11 +13,15 @@ def slope_below_one(slope):
     return Reason("slope-out-of-range", f"the slope is {slope}", expected="0 <= slope < 1", found=str(slope))
 
 
+def fused(x, slope):
+    return torch.nn.functional.leaky_relu(x, slope)
+
+
 @regraft.register_pattern(
     "leaky_relu_by_hand",
     family="activation",
     replacement=[
-        Candidate("fused", lambda x, slope: torch.nn.functional.leaky_relu(x, slope)),
+        Candidate("fused", fused),
         Candidate("split", lambda x, slope: x.clamp(min=0) + x.clamp(max=0) * slope),
     ],
     numbers=["slope"],

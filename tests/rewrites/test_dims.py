@@ -43,7 +43,9 @@ def test_names_unify_across_operands():
 def test_a_guard_is_emitted_where_equality_is_not_provable():
     module = capture(lambda x, y: torch.relu(x + y.sum()), A, torch.randn(3, 7), dynamic=True)
     before = guards(module)
-    shared = rule(lambda x, y: torch.relu(x + y.sum()), lambda x, y: (x + y.sum()).clamp(min=0), dims={"x": "S D", "y": "S E"})
+    shared = rule(
+        lambda x, y: torch.relu(x + y.sum()), lambda x, y: (x + y.sum()).clamp(min=0), dims={"x": "S D", "y": "S E"}
+    )
     assert len(applied(module, shared).applied) == 1
     (new,) = [g for g in guards(module) if g not in before]
     assert new.startswith("Eq(")

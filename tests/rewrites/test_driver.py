@@ -256,7 +256,10 @@ def test_candidates_that_cannot_be_used():
 # -- what goes wrong
 
 WRONG = {
-    "dtype": (lambda x: torch.exp(x).double(), r"relu_exp replaced aten.relu torch.float32\[3, 4\] on cpu by .*float64"),
+    "dtype": (
+        lambda x: torch.exp(x).double(),
+        r"relu_exp replaced aten.relu torch.float32\[3, 4\] on cpu by .*float64",
+    ),
     "shape": (lambda x: torch.exp(x).sum(0), r"relu_exp replaced .*\[3, 4\].* by .*\[4\]"),
     "count": (lambda x: (torch.exp(x), x), "relu_exp: the replacement returns 2 values, the pattern 1"),
     "number": (lambda x: 3, "relu_exp: the replacement returns 3, which is no tensor"),

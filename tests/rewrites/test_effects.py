@@ -32,7 +32,9 @@ def test_writes_through_views_are_found_by_position():
 
 
 def test_draws():
-    found, nodes = effects(lambda a: F.dropout(a, 0.5) + torch.rand_like(a) + F.dropout(a, 0.5, False) + F.dropout(a, 0.0))
+    found, nodes = effects(
+        lambda a: F.dropout(a, 0.5) + torch.rand_like(a) + F.dropout(a, 0.5, False) + F.dropout(a, 0.0)
+    )
     drop, rand = (found.position[n] for n in nodes if is_random(n))
     assert found.draws_between(drop, 99, {drop})
     assert not found.draws_between(-1, 99, {drop, rand}) and not found.draws_between(rand, 99, set())

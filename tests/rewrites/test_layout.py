@@ -11,7 +11,9 @@ A = torch.randn(2, 3, 4)
 
 def swapped():
     """exp(x), laid out with its last two dims exchanged."""
-    return rule(lambda x: torch.exp(x), lambda x: torch.exp(x.permute(0, 2, 1).contiguous()).permute(0, 2, 1), "swapped")
+    return rule(
+        lambda x: torch.exp(x), lambda x: torch.exp(x.permute(0, 2, 1).contiguous()).permute(0, 2, 1), "swapped"
+    )
 
 
 def rewritten(function, *inputs):

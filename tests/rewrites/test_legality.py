@@ -169,7 +169,10 @@ def test_autocast_regions_are_not_mixed():
     assert outcome(relu_exp(), function) == (0, {"pattern-differs"})
 
 
-PAIR = (lambda x, w, v: (torch.relu(x * w), torch.relu(x * v)), lambda x, w, v: ((x * w).clamp(min=0), (x * v).clamp(min=0)))
+PAIR = (
+    lambda x, w, v: (torch.relu(x * w), torch.relu(x * v)),
+    lambda x, w, v: ((x * w).clamp(min=0), (x * v).clamp(min=0)),
+)
 
 
 def test_outputs_that_depend_on_each_other():

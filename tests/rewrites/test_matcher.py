@@ -161,10 +161,14 @@ def test_a_guard_runs_as_soon_as_its_operands_are_bound():
     def both(x, y):
         seen.append(f"both {x} {y}")
 
-    matches(lambda x, y, z: torch.relu(x) @ y @ z, lambda a, b: torch.relu(a) @ b @ a, X, X.mT, guards=[late, both, early])
+    matches(
+        lambda x, y, z: torch.relu(x) @ y @ z, lambda a, b: torch.relu(a) @ b @ a, X, X.mT, guards=[late, both, early]
+    )
     assert seen == ["early a_1", "both a_1 b_1", "late 3"]
     seen.clear()
-    matches(lambda x, y, z: (torch.relu(x) + y) * torch.exp(z), lambda a, b: (torch.relu(a) + b) * b, guards=[early, both])
+    matches(
+        lambda x, y, z: (torch.relu(x) + y) * torch.exp(z), lambda a, b: (torch.relu(a) + b) * b, guards=[early, both]
+    )
     assert seen == ["early a_1", "both a_1 b_1"], "before the rest of the pattern is looked at"
 
 
@@ -250,7 +254,10 @@ def test_an_output_through_an_optional_part():
     def pattern(x):
         return torch.relu(x), torch.tanh(optional("exp", x, torch.exp))
 
-    for function in (lambda a, b: (torch.tanh(a), torch.relu(a)), lambda a, b: (torch.tanh(torch.exp(a)), torch.relu(a))):
+    for function in (
+        lambda a, b: (torch.tanh(a), torch.relu(a)),
+        lambda a, b: (torch.tanh(torch.exp(a)), torch.relu(a)),
+    ):
         assert bound(pattern, function) == {"x": "a"}
 
 

@@ -53,7 +53,11 @@ def test_functions_become_terms_in_normal_spelling(function, text):
 
 
 def test_every_spelling_of_a_swap_is_one_term():
-    spellings = (lambda x, y: x.mT @ y, lambda x, y: x.transpose(-2, -1) @ y, lambda x, y: torch.swapaxes(x, -2, -1) @ y)
+    spellings = (
+        lambda x, y: x.mT @ y,
+        lambda x, y: x.transpose(-2, -1) @ y,
+        lambda x, y: torch.swapaxes(x, -2, -1) @ y,
+    )
     assert len({recorded(s) for s in spellings}) == 1
 
 

@@ -68,13 +68,13 @@ def test_one_tag_has_one_set_of_labels():
 def test_a_name_is_taken_once():
     first = declare()
     assert declare() is not first, "a module that is imported again declares the same rules again"
-    with pytest.raises(PatternError, match="'declared_here' is declared already, in .*test_rule"):
+    with pytest.raises(PatternError, match=r"'declared_here' is declared already, in .*test_rule"):
         declare(lambda x, y: torch.relu(x) + y)
 
 
 def test_unknown_names_list_the_known():
     declare()
-    with pytest.raises(KeyError, match="no rule named 'nope' is declared; there are: .*declared_here"):
+    with pytest.raises(KeyError, match=r"no rule named 'nope' is declared; there are: .*declared_here"):
         declared("nope")
 
 

@@ -10,12 +10,12 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.torch_compat import new_fake_mode
+from regraft.rewrites import rule as rules
 from regraft.rewrites.driver import Settings, rewrite
 from regraft.rewrites.graph import op_name
 from regraft.rewrites.matcher import Binding, Matcher
 from regraft.rewrites.reason import Reason
 from regraft.rewrites.record import GraphRecord
-from regraft.rewrites import rule as rules
 from regraft.rewrites.rule import ROUNDING, Rule, register_pattern
 from regraft.rewrites.sample import Sample, T
 

@@ -257,7 +257,10 @@ def test_optimizer_steps_write_to_static_parameters():
         return [p.tolist() for p in model.parameters()]
 
     backend = CaptureBackend()
-    assert trained(lambda step: torch.compile(step, backend=backend)) == trained(lambda step: step)
+    plain = CaptureBackend(enabled=False)  # AOTAutograd may round otherwise than eager.
+    found = trained(lambda step: torch.compile(step, backend=backend))
+    torch._dynamo.reset()
+    assert found == trained(lambda step: torch.compile(step, backend=plain))
     assert backend.captured and backend.codes == []
 
 
