@@ -1,7 +1,7 @@
 """Named dims: ``"B H S D"`` on one operand and ``"B H T D"`` on another must agree on B, H and D.
 
-``...`` stands for any number of leading dims. Sizes may be symbolic: equal for all values, unequal, or equal on the example,
-in which case the match rests on a guard.
+``...`` stands for any number of leading dims. Sizes may be symbolic: equal for all values, unequal, or equal on the
+example, in which case the match rests on a guard.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class DimSpec:
         names = names[1:] if is_open else names
         for name in names:
             if not (name.isidentifier() or name.isdigit()):
-                raise PatternError(f"dims {text!r}: {name!r} is neither a name nor a size, and '...' may stand in front only")
+                raise PatternError(
+                    f"dims {text!r}: {name!r} is neither a name nor a size, and '...' may stand in front only"
+                )
         return cls(tuple(names), is_open)
 
     def __str__(self) -> str:

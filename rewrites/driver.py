@@ -48,7 +48,7 @@ class Settings:
         oracle: decides what is worth it.
         training: gradients flow through the graph.
         keep_stream: random numbers must be eager's own.
-        verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` compares both sides when the program runs.
+        verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` compares both sides at run time.
         policy: options that derived values may read, e.g. ``{"nan": "eager"}``; part of every question's key.
         near_miss_depth: how many operators must have matched for a near miss to be told; 0 tells of every rule.
     """
@@ -63,8 +63,10 @@ class Settings:
     near_miss_depth: int = 2
 
 
-def rewrite(graph_module: fx.GraphModule, rules: RuleSet | Iterable[Rule], settings: Settings, record: GraphRecord) -> bool:
-    """Rewrite `graph_module` in place where `rules` match; tell `record` everything. Returns whether anything changed."""
+def rewrite(
+    graph_module: fx.GraphModule, rules: RuleSet | Iterable[Rule], settings: Settings, record: GraphRecord
+) -> bool:
+    """Rewrite `graph_module` in place where `rules` match, and tell `record`. Returns whether anything changed."""
     chosen = [r for r in rules if r.stage == settings.stage]
     if not chosen:
         return False
@@ -104,7 +106,9 @@ def _backup(graph_module: fx.GraphModule) -> fx.Graph:
 class _Run:
     """One run of the driver over one graph."""
 
-    def __init__(self, graph_module: fx.GraphModule, rules: list[Rule], settings: Settings, record: GraphRecord) -> None:
+    def __init__(
+        self, graph_module: fx.GraphModule, rules: list[Rule], settings: Settings, record: GraphRecord
+    ) -> None:
         self.graph_module = graph_module
         self.settings = settings
         self.record = record
@@ -317,4 +321,3 @@ def _absent(rule: Rule, present: set[str]) -> NearMiss:
 def _module(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack")
     return list(stack.values())[-1][0] if stack else ""
-

@@ -1,7 +1,8 @@
 """The one way to change a graph.
 
-An `Editor` inserts calls with inferred metadata and provenance, redirects users, and tells a listener what became new, so
-that drivers can revisit it. It refuses changes of shape or dtype: a rewrite that would alter what users see is a bug.
+An `Editor` inserts calls with inferred metadata and provenance, redirects users, and tells a listener what became
+new, so that drivers can revisit it. It refuses changes of shape or dtype: a rewrite that would alter what users see
+is a bug.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Editor:
 
     @contextmanager
     def at(self, node: fx.Node, rule: str | None = None) -> Iterator[None]:
-        """Insert before `node` and inherit its provenance; `rule` is stamped on what is made (a rewrite, not a respelling)."""
+        """Insert before `node` and inherit its provenance; `rule` is stamped on what is made, if it is a rewrite."""
         before = self._here, self._rule
         self._here, self._rule = node, rule or node.meta.get("regraft_rule")
         try:
@@ -65,7 +66,7 @@ class Editor:
             self._here, self._rule = before
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Insert `target(*args, **kwargs)` at the place set by `at`; its metadata comes from running it on fake tensors."""
+        """Insert `target(*args, **kwargs)` at the place set by `at`, its metadata inferred on fake tensors."""
         if self._here is None:
             raise RewriteError("call() outside of at()")
         node = self.graph.call_function(target, self._sizes.resolve(args), self._sizes.resolve(kwargs))
@@ -149,7 +150,12 @@ def require_same_meta(old: fx.Node, new: fx.Node) -> None:
     a, b = val(old), val(new)
     if not isinstance(a, torch.Tensor):
         return
-    if not isinstance(b, torch.Tensor) or not same_shape(a.shape, b.shape) or a.dtype != b.dtype or a.device != b.device:
+    if (
+        not isinstance(b, torch.Tensor)
+        or not same_shape(a.shape, b.shape)
+        or a.dtype != b.dtype
+        or a.device != b.device
+    ):
         rule = new.meta.get("regraft_rule", "a rewrite")
         raise RewriteError(f"{rule} replaced {op_name(old)} {_meta(a)} by {op_name(new)} {_meta(b)}")
 

@@ -1,8 +1,8 @@
 """What a graph does beside computing values: writes, randomness, modes. Facts that veto unsafe matches for every rule.
 
-Graphs captured before autograd are not functional: an in-place op may change a value between the place where a match read
-it and the place where a replacement would. `Effects` finds such values once per graph; matchers treat them as leaves and
-the driver refuses what would move a read or a random draw across an effect.
+Graphs captured before autograd are not functional: an in-place op may change a value between the place where a match
+read it and the place where a replacement would. `Effects` finds such values once per graph; matchers treat them as
+leaves and the driver refuses what would move a read or a random draw across an effect.
 """
 
 from __future__ import annotations

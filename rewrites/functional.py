@@ -31,7 +31,7 @@ def functionalize_temporaries(graph: fx.Graph) -> int:
 
 
 def remove_inactive_dropout(graph: fx.Graph) -> int:
-    """``dropout(x, p, train=False)  ->  x``, which is what eager code returns; autograd's tracing would copy. How many."""
+    """``dropout(x, p, train=False)  ->  x``, as eager code has it (autograd's tracing would copy); how many."""
     inactive = [n for n in graph.nodes if op_name(n) == "aten.dropout" and not is_random(n)]
     for node in inactive:
         node.replace_all_uses_with(node.args[0])

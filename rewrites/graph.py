@@ -21,7 +21,7 @@ _SYMBOLIC = {
 
 @cache
 def packet_name(target: Any) -> str:
-    """Name of an operator without its overload, e.g. ``"aten.matmul"``; ``"getitem"`` and ``"sym.mul"`` for Python's."""
+    """Name of an operator without its overload, e.g. ``"aten.matmul"``; for Python's, ``"getitem"``, ``"sym.mul"``."""
     if isinstance(target, torch._ops.OpOverload):
         return f"{target.namespace}.{target._schema.name.split('::')[-1]}"
     if target is operator.getitem:
@@ -41,8 +41,8 @@ def op_name(node: Any) -> str:
 def sees(user: fx.Node | None, node: Any, *names: str) -> bool:
     """Whether `node` is a call of one of the operators `names` that `user` may look through.
 
-    A node that later writes can change (see `effects.py`), or that ran under another autocast or grad mode than its user,
-    is a leaf: its value may be read but not recomputed elsewhere.
+    A node that later writes can change (see `effects.py`), or that ran under another autocast or grad mode than its
+    user, is a leaf: its value may be read but not recomputed elsewhere.
     """
     if op_name(node) not in names or "opaque" in node.meta:
         return False
@@ -73,6 +73,7 @@ def val(node: Any) -> Any:
 
 
 def is_tensor(node: Any) -> bool:
+    """Whether a value is a node that holds one tensor."""
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
@@ -82,10 +83,12 @@ def shape(node: fx.Node) -> tuple[Any, ...]:
 
 
 def rank(node: fx.Node) -> int:
+    """Number of dims of a tensor node."""
     return val(node).dim()
 
 
 def dtype(node: fx.Node) -> torch.dtype:
+    """Dtype of a tensor node."""
     return val(node).dtype
 
 

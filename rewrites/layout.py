@@ -1,7 +1,7 @@
 """Strides after a rewrite: a replacement may lay its result out differently, and some users care.
 
-    aten.view(x)  with x no longer viewable   ->   aten.reshape(x)
-    output(x), x.add_(), as_strided(x), ...   ->   the old layout restored by one copy
+aten.view(x)  with x no longer viewable   ->   aten.reshape(x)
+output(x), x.add_(), as_strided(x), ...   ->   the old layout restored by one copy
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .symbolic import hint, same_shape
 aten = torch.ops.aten
 
 _STRIDE_SENSITIVE = {
-    "aten.as_strided", "aten.view_as_real", "aten.view_as_complex", "aten.set_", "aten.as_strided_", "aten._reshape_alias",
+    "aten.as_strided", "aten.view_as_real", "aten.view_as_complex", "aten.set_", "aten.as_strided_",
+    "aten._reshape_alias",
     "aten.stride", "aten.is_contiguous", "aten.storage_offset",
 }  # fmt: skip
 
@@ -55,7 +56,13 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node]) -> None:
             dirty.add(node)
 
 
-_KERNELS = ("aten._scaled_dot_product", "aten._flash_attention", "aten._efficient_attention", "aten._cudnn_attention", "mkldnn.")
+_KERNELS = (
+    "aten._scaled_dot_product",
+    "aten._flash_attention",
+    "aten._efficient_attention",
+    "aten._cudnn_attention",
+    "mkldnn.",
+)
 
 
 def is_kernel(node: fx.Node) -> bool:
@@ -101,7 +108,11 @@ def restore_layout(graph: fx.Graph, source: fx.Node, like: torch.Tensor) -> fx.N
     order = sorted(range(like.dim()), key=lambda d: -strides[d])
     back = [order.index(d) for d in range(like.dim())]
     node = source
-    for target, args in ((aten.permute.default, (order,)), (aten.contiguous.default, ()), (aten.permute.default, (back,))):
+    for target, args in (
+        (aten.permute.default, (order,)),
+        (aten.contiguous.default, ()),
+        (aten.permute.default, (back,)),
+    ):
         node = graph.call_function(target, (node, *args))
         node.meta = {k: v for k, v in source.meta.items() if k not in ("val", "regraft_layout")}
         node.meta["val"] = infer(node)

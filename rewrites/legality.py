@@ -1,9 +1,9 @@
 """Is a match legal? The questions that every rule must pass, whatever its own guards say.
 
-    inner values used elsewhere    refused, or kept alive for their other users (never where they were drawn)
-    outputs that need each other   refused: one replacement cannot stand before its own operands
-    reads moved across a write     refused
-    draws moved across a draw      refused where eager's random stream is promised
+inner values used elsewhere    refused, or kept alive for their other users (never where they were drawn)
+outputs that need each other   refused: one replacement cannot stand before its own operands
+reads moved across a write     refused
+draws moved across a draw      refused where eager's random stream is promised
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Found:
 
     @property
     def root(self) -> fx.Node:
+        """The node of the pattern's first output."""
         return self.outputs[0]
 
     @property
@@ -82,7 +83,12 @@ def _ordered(nodes: set[fx.Node]) -> list[fx.Node]:
 
 def veto(found: Found, mirror: Mirror, *, keep_stream: bool) -> Reason | None:
     """Why a match must not be applied, or None."""
-    return _escapes(found) or _entangled(found) or _moves_a_read(found, mirror) or _moves_a_draw(found, mirror, keep_stream)
+    return (
+        _escapes(found)
+        or _entangled(found)
+        or _moves_a_read(found, mirror)
+        or _moves_a_draw(found, mirror, keep_stream)
+    )
 
 
 def _escapes(found: Found) -> Reason | None:

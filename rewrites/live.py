@@ -65,10 +65,10 @@ def compare_op() -> Any:
         return replacement.clone()
 
     @compare.register_fake
-    def _(replacement: torch.Tensor, original: torch.Tensor, key: str) -> torch.Tensor:
+    def _(replacement: torch.Tensor, original: torch.Tensor, key: str) -> torch.Tensor:  # noqa: ARG001
         return torch.empty_like(replacement)
 
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ARG001
         return grad, None, None
 
     compare.register_autograd(backward)
@@ -80,6 +80,8 @@ def observe(editor: Editor, found: Found, old: fx.Node, new: fx.Node, watched: s
     copies: dict[fx.Node, fx.Node] = {}
     for node in found.nodes:
         copies[node] = editor.copy(node, lambda n: copies.get(n, n))
-        copies[node].meta["opaque"] = Reason("kept-for-comparison", "this copy of replaced code runs for comparison only")
+        copies[node].meta["opaque"] = Reason(
+            "kept-for-comparison", "this copy of replaced code runs for comparison only"
+        )
     place = site_of(old)
     return editor.call(compare_op(), new, copies[old], f"{watched}|{found.rule.name}|{place or old.name}")

@@ -1,8 +1,9 @@
 """A working copy of a graph, in which spelling can be removed without changing what runs.
 
-Normal form moves scales, casts and views about; done to the program itself, that would change the numbers of code that no
-rule matches. So it is done to a mirror: a second graph in which every value of the real one has a representative. Rules
-match and rewrite there. `commit` then carries over only what a rule made; the rest of the program stays as it was written.
+Normal form moves scales, casts and views about; done to the program itself, that would change the numbers of code
+that no rule matches. So it is done to a mirror: a second graph in which every value of the real one has a
+representative. Rules match and rewrite there. `commit` then carries over only what a rule made; the rest of the
+program stays as it was written.
 
     real:    scores = matmul(mul(q, 0.125), kT);  ...;  out = matmul(p, v)
     mirror:  mul(matmul(q, kT), 0.125)            ...   sdpa(q, k, v, scale=0.125)      <- a rule fired here

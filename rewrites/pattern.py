@@ -46,6 +46,7 @@ class Term:
         return lambda *args, **kwargs: call(name, self, *_listed(name, args), **kwargs)
 
     def transpose(self, dim0: int, dim1: int) -> Term:
+        """Exchange two dims."""
         return swap(self, dim0, dim1)
 
     swapaxes = transpose
@@ -174,9 +175,11 @@ class Swapped:
     dim1: int
 
     def fits(self, rank: int) -> bool:
+        """Whether a tensor of this rank has both dims."""
         return all(-rank <= d < rank for d in (self.dim0, self.dim1))
 
     def dims(self, rank: int) -> list[int]:
+        """The permutation for an operand of this rank."""
         order = list(range(rank))
         a, b = self.dim0 % rank, self.dim1 % rank
         order[a], order[b] = order[b], order[a]
@@ -184,6 +187,7 @@ class Swapped:
 
 
 def swap(x: Term, dim0: int, dim1: int) -> Term:
+    """The term of ``x.transpose(dim0, dim1)``."""
     return Call("aten.permute", (x, Swapped(dim0, dim1)))
 
 
@@ -197,7 +201,7 @@ def _adapted() -> dict[Any, Callable[..., Term]]:
     def softmax(input: Term, dim: int, _stacklevel: int = 3, dtype: Any = None) -> Term:
         return call("softmax", input, dim, dtype)
 
-    def dropout(input: Term, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Term:
+    def dropout(input: Term, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Term:  # noqa: ARG001
         return call("dropout", input, p, training)
 
     def unary(name: str) -> Callable[..., Term]:
@@ -268,7 +272,8 @@ def choosing(tags: dict[str, str]) -> Iterator[None]:
 def choose(tag: str, **options: Any) -> Any:
     """One of several alternatives, each a value or a function of no argument that gives it.
 
-    Recorded, it becomes a `Choice`; run on tensors, it gives the alternative named by `choosing` (the first by default).
+    Recorded, it becomes a `Choice`; run on tensors, it gives the alternative named by `choosing` (by default the
+    first).
     """
     if not options:
         raise PatternError(f"choose({tag!r}) has no alternatives")
@@ -281,7 +286,7 @@ def choose(tag: str, **options: Any) -> Any:
 
 
 def cast(value: Any, dtype: Any = ANYTHING) -> Any:
-    """A conversion to another dtype; recorded without `dtype`, to any (guards should look). On tensors, `dtype` is needed."""
+    """A conversion to another dtype; recorded without `dtype`, to any (guards should look)."""
     if isinstance(value, Term):
         return Call("aten.to", (value, dtype))
     return value if isinstance(dtype, Anything) else value.to(dtype)
@@ -317,7 +322,9 @@ def record_function(function: Callable[..., Any], variables: Sequence[Variable])
     outputs = out if isinstance(out, tuple) else (out,)
     for term in outputs:
         if not isinstance(term, (Call, Choice)):
-            raise PatternError(f"pattern {function.__name__} returns {term!r}: an output must be computed by an operator")
+            raise PatternError(
+                f"pattern {function.__name__} returns {term!r}: an output must be computed by an operator"
+            )
     return outputs
 
 

@@ -19,8 +19,8 @@ class Question:
     Args:
         rule: name of the asking rule.
         key: what the answer depends on beside machine and inputs, as text (the rule's content hash, tags, constants).
-        inputs: fake tensors (real metadata: shape, strides, dtype, device, requires_grad), numbers or symbolic sizes, in the
-            order in which the programs take them.
+        inputs: fake tensors (real metadata: shape, strides, dtype, device, requires_grad), numbers or sizes, in
+            the order in which the programs take them.
         original: the matched code as a callable of `inputs`.
         candidates: the replacements as callables of `inputs`, by name, in order of preference.
         training: gradients flow through: time forward and backward.
@@ -54,6 +54,7 @@ class Always:
     """Takes the first candidate everywhere: what is legal is applied (for tests and coverage runs)."""
 
     def decide(self, question: Question) -> Decision:
+        """The first candidate."""
         first = next(iter(question.candidates))
         return Decision(first, Evidence(note="profit='always': applied wherever legal"))
 
@@ -61,5 +62,6 @@ class Always:
 class Never:
     """Applies nothing: legal matches are only counted."""
 
-    def decide(self, question: Question) -> Decision:
+    def decide(self, question: Question) -> Decision:  # noqa: ARG002 - an oracle's signature
+        """No candidate."""
         return Decision(None, Evidence(note="profit='never': counted only"))

@@ -88,6 +88,7 @@ class Fallback:
 
     @classmethod
     def of(cls, stage: str, reason: Reason) -> Fallback:
+        """The fallback of a stage for a reason."""
         return cls(stage, reason.code, reason.message, reason.site)
 
 

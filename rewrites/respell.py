@@ -1,7 +1,7 @@
 """Small named rewrites that give one meaning one spelling, run on a mirror to a fixpoint.
 
-A respelling looks at one node and returns the node that should stand in its place, or None. It must keep the value up to
-rounding; it never runs on the program itself (see `mirror.py`), so it need not pay.
+A respelling looks at one node and returns the node that should stand in its place, or None. It must keep the value up
+to rounding; it never runs on the program itself (see `mirror.py`), so it need not pay.
 """
 
 from __future__ import annotations

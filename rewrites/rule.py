@@ -1,6 +1,6 @@
 """Rules: a pattern with everything that makes it safe to use, as data with a name.
 
-    @register_pattern("relu_twice", family="pointwise", replacement=torch.relu, samples=[Sample(x=T("N"))], numerics=EXACT)
+    @register_pattern("relu_twice", replacement=torch.relu, samples=[Sample(x=T("N"))], numerics=EXACT)
     def relu_twice(x):
         return torch.relu(torch.relu(x))
 
@@ -40,7 +40,8 @@ class Numerics:
     Args:
         exact: the same bits.
         slack: otherwise, how many times eager's own error against float64 the error may be.
-        random: ``"none"`` draws nothing; ``"stream"`` draws what eager draws, in its order; ``"distribution"`` only draws alike.
+        random: ``"none"`` draws nothing; ``"stream"`` draws what eager draws, in its order; ``"distribution"`` only
+            draws alike.
     """
 
     exact: bool = False
@@ -71,6 +72,7 @@ class Guard:
     late: bool = False
 
     def __call__(self, binding: Binding) -> Reason | None:
+        """Judge a match."""
         given = {n: binding.operands[n] for n in self.needs if n in binding.operands}
         if self.late:
             given["match"] = binding
@@ -118,18 +120,22 @@ class Rule:
 
     @property
     def doc(self) -> str:
+        """The pattern's docstring."""
         return inspect.cleandoc(self.pattern.__doc__ or "")
 
     @cached_property
     def roots(self) -> frozenset[str]:
+        """The operators that a match can be rooted at."""
         return root_ops(self.outputs[0])
 
     @cached_property
     def required(self) -> frozenset[str]:
+        """The operators that every match contains."""
         return frozenset().union(*(required_ops(o) for o in self.outputs))
 
     @cached_property
     def size(self) -> int:
+        """Number of operators in the largest match."""
         return size(self.outputs)
 
     @cached_property
@@ -183,7 +189,7 @@ def declared(name: str) -> Rule:
     return _declared[name]
 
 
-def register_pattern(
+def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
     name: str,
     *,
     replacement: Callable[..., Any] | Sequence[Candidate],
@@ -212,8 +218,9 @@ def register_pattern(
         numbers: the parameters that bind numbers rather than tensors.
         derived: functions of a match and of the options' policies; the replacement gets their values by keyword.
         numerics: the contract about rounding and randomness.
-        nan: ``"same"``: NaN and inf come out where eager has them. ``"safe"``: the replacement may turn NaN into numbers.
-        escapes: what to do where an inner value of the match has other users: ``"refuse"``, or ``"keep"`` the original for them.
+        nan: ``"same"``: NaN and inf come out where eager has them. ``"safe"``: NaN may become numbers.
+        escapes: what to do where an inner value of the match has other users: ``"refuse"``, or ``"keep"`` the original
+            for them.
         profitable: True where the replacement never costs more, so that nothing need be measured.
 
     Raises:
@@ -257,7 +264,9 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[str, ...]:
     parameters = inspect.signature(function).parameters.values()
     for p in parameters:
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise PatternError(f"rule {name!r}: {function.__name__}() takes *{p.name}; parameters must be named one by one")
+            raise PatternError(
+                f"rule {name!r}: {function.__name__}() takes *{p.name}; parameters must be named one by one"
+            )
     return tuple(p.name for p in parameters)
 
 
@@ -304,7 +313,7 @@ def _candidates(
 
 
 def _require_signature(rule: str, candidate: Candidate, parameters: Sequence[str], derived: Sequence[str]) -> None:
-    """A replacement takes the pattern's parameters in its order (or ``*operands``), and derived values by keyword (or ``**derived``)."""
+    """A replacement takes the pattern's parameters in order (or ``*operands``), and derived values by keyword."""
     try:
         have = inspect.signature(candidate.function).parameters.values()
     except ValueError:  # builtins such as torch.relu show no signature

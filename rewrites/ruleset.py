@@ -1,4 +1,4 @@
-"""Ordered, immutable sets of rules: composed with ``+`` and ``-``, scoped to one compilation, hashed into cache keys."""
+"""Ordered, immutable sets of rules: composed with ``+`` and ``-``, scoped to one compilation, content-hashed."""
 
 from __future__ import annotations
 

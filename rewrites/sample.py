@@ -1,6 +1,6 @@
 """Declared inputs of a rule, from which its property test is derived.
 
-    Sample(q=T("B H S D"), k=T("B H T D"), scale=0.3, tags={"scale": "yes"})
+Sample(q=T("B H S D"), k=T("B H T D"), scale=0.3, tags={"scale": "yes"})
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ class T:
     gradient: bool = True
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape under these sizes of named dims."""
         return tuple(int(d) if d.isdigit() else sizes[d] for d in self.dims.split())
 
 
 class Sample:
     """One set of operands (`T`s and numbers), and the alternatives of the pattern that they belong to."""
 
-    def __init__(self, *, tags: Mapping[str, str] | None = None, sizes: Mapping[str, int] | None = None, **operands: Any):
+    def __init__(
+        self, *, tags: Mapping[str, str] | None = None, sizes: Mapping[str, int] | None = None, **operands: Any
+    ):
         self.operands = operands
         self.tags = dict(tags or {})
         self.sizes = DEFAULT_SIZES | dict(sizes or {})

@@ -1,7 +1,7 @@
 """Symbolic sizes as graph nodes.
 
-Rewrites compute with sizes as they stand in metadata (``val.shape``). Before such code can run, every symbolic expression
-must become a node: one that is there already, or arithmetic over the symbols' own nodes.
+Rewrites compute with sizes as they stand in metadata (``val.shape``). Before such code can run, every symbolic
+expression must become a node: one that is there already, or arithmetic over the symbols' own nodes.
 
     reshape(x, [s0, 2*s1])   ->   mul = sym.mul(2, arg1);  reshape(x, [arg0, mul])
 """

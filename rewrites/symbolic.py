@@ -58,6 +58,7 @@ def concrete(value: Any) -> bool:
 
 
 def product(sizes: Iterable[Any]) -> Any:
+    """The product of sizes, symbolic where one of them is."""
     result: Any = 1
     for size in sizes:
         result = result * size

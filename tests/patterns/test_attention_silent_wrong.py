@@ -55,7 +55,8 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], int, str]] = {
     "weights returned": (lambda q, k, v: seen(q @ k.mT, v), qkv(), 0, "inner-value-escapes"),
     "scores returned": (lambda q, k, v: (attend(s := q @ k.mT, v), s), qkv(), 0, "inner-value-escapes"),
     "weights used twice": (
-        lambda q, k, v: (p := torch.softmax(q @ k.mT, -1)) @ v + p.sum(-1, keepdim=True), qkv(), 0, "inner-value-escapes"
+        lambda q, k, v: (p := torch.softmax(q @ k.mT, -1)) @ v + p.sum(-1, keepdim=True),
+        qkv(), 0, "inner-value-escapes"
     ),
     "scale along the keys": (
         lambda q, k, v, s: attend(q @ k.mT * s, v), (*qkv(), normal(T)), 0, "scale-varies-along-keys"

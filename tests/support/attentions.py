@@ -189,7 +189,10 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "MQA broadcast": (plain, (qkv()[0], *qkv(heads=1)[1:])),
     "one row": (plain, qkv(rows=1)),
     "one column": (plain, qkv(columns=1)),
-    "one row, masked": (lambda q, k, v, m: attend(q @ k.mT * SCALE + m, v), (*qkv(rows=1), additive(keeps(B, 1, 1, T)))),
+    "one row, masked": (
+        lambda q, k, v, m: attend(q @ k.mT * SCALE + m, v),
+        (*qkv(rows=1), additive(keeps(B, 1, 1, T))),
+    ),
     "dropout in eval": (lambda q, k, v: F.dropout((q @ k.mT * SCALE).softmax(-1), 0.5, False) @ v, qkv()),
     "dropout of 0": (lambda q, k, v: F.dropout((q @ k.mT * SCALE).softmax(-1), 0.0, True) @ v, qkv()),
     "value of another width": (plain, (*qkv()[:2], normal(B, H, T, D + 4))),
