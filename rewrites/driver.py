@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -74,7 +75,8 @@ def rewrite(
     known = len(record.applied), len(record.declined)
     start = time.perf_counter()
     try:
-        return _Run(graph_module, chosen, settings, record).run()
+        with _without_autocast():  # its casts are nodes of the graph
+            return _Run(graph_module, chosen, settings, record).run()
     except Exception as error:  # the user's program must survive any fault of ours
         if settings.verify != "off":
             raise
@@ -87,6 +89,16 @@ def rewrite(
     finally:
         key = f"rewrite-{settings.stage}"
         record.seconds[key] = record.seconds.get(key, 0.0) + time.perf_counter() - start
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Suspend the autocast that the user's program may be compiled under."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def _backup(graph_module: fx.GraphModule) -> fx.Graph:
@@ -159,6 +171,13 @@ class _Run:
         return self.applied.total() > before
 
     def _try(self, rule: Rule, node: fx.Node) -> None:
+        """Match one rule at one node, and time it."""
+        start = time.perf_counter()
+        self._match(rule, node)
+        seconds = self.record.details.setdefault("rule_seconds", {})
+        seconds[rule.name] = seconds.get(rule.name, 0.0) + time.perf_counter() - start
+
+    def _match(self, rule: Rule, node: fx.Node) -> None:
         matcher = Matcher(rule)
         for binding in matcher.match(node):
             found = Found(rule, binding, tuple(_output_nodes(rule, binding, node)))

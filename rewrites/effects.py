@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graph import is_random, nodes_in, op_name, val
+from .graph import arguments, is_pure, is_random, nodes_in, op_name, val, writes_statistics
 from .reason import Reason
 
 _GRAD_MODE = "_set_grad_enabled"
-_ENTER, _EXIT = "_enter_autocast", "_exit_autocast"
+_ENTER = ("_enter_autocast", "_enter_inference_mode")
+_EXIT = ("_exit_autocast", "_exit_inference_mode")
+_SCOPES = (_GRAD_MODE, *_ENTER, *_EXIT)
 
 
 def storages(node: Any) -> set[int]:
@@ -45,7 +47,9 @@ def written(node: fx.Node) -> list[fx.Node]:
     if node.op != "call_function":
         return list(node.all_input_nodes) if node.op in ("call_module", "call_method") else []
     if not isinstance(target, torch._ops.OpOverload):
-        return list(node.all_input_nodes) if isinstance(target, torch._ops.HigherOrderOperator) else []
+        return [] if is_pure(node) or op_name(node) in _SCOPES else list(node.all_input_nodes)
+    if writes_statistics(node):
+        return [n for name, given in arguments(node).items() if name.startswith("running_") for n in nodes_in(given)]
     if not target._schema.is_mutable:
         return []
     out: list[fx.Node] = []
@@ -105,7 +109,7 @@ class Effects:
                     self._writes.setdefault(storage, []).append((i, node))
 
     def _regions(self, graph: fx.Graph) -> None:
-        """Number the grad-mode and autocast regions, so that nodes of different ones are never merged.
+        """Number the grad-mode, inference-mode and autocast regions, so that nodes of different ones are never merged.
 
         Graphs are rewritten under the grad mode that they start in; theirs is region 0.
         """
@@ -116,10 +120,10 @@ class Effects:
             name = op_name(node)
             if name == _GRAD_MODE:
                 state = (*(s for s in state if s[0] != _GRAD_MODE), (_GRAD_MODE, node.args[0]))
-            elif name == _ENTER:
+            elif name in _ENTER:
                 open_regions[node] = state
-                state = (*state, (_ENTER, str(node.args)))
-            elif name == _EXIT:
+                state = (*state, (name, str(node.args)))
+            elif name in _EXIT:
                 state = open_regions.get(node.args[0], state) if isinstance(node.args[0], fx.Node) else state
             node.meta["region"] = numbers.setdefault(state, len(numbers))
 

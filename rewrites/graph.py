@@ -125,6 +125,23 @@ def is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
+# Write to running statistics where this argument is true, though their schemas do not say so.
+_HIDDEN_WRITES = {
+    "aten.batch_norm": "training",
+    "aten.instance_norm": "use_input_stats",
+    "aten.native_batch_norm": "training",
+    "aten.cudnn_batch_norm": "training",
+    "aten.miopen_batch_norm": "training",
+    "aten._batch_norm_impl_index": "training",
+}
+
+
+def writes_statistics(node: fx.Node) -> bool:
+    """Whether a call is a normalization that updates its running statistics in place."""
+    flag = _HIDDEN_WRITES.get(op_name(node))
+    return flag is not None and arguments(node).get(flag) is not False
+
+
 def is_pure(node: fx.Node) -> bool:
     """Whether a dead call may be erased: no writes, no randomness, no state of the process changed."""
     if node.op == "get_attr":
@@ -133,7 +150,8 @@ def is_pure(node: fx.Node) -> bool:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         schema = node.target._schema
-        return not schema.is_mutable and not is_random(node) and bool(schema.returns)
+        effects = schema.is_mutable or is_random(node) or writes_statistics(node)
+        return not effects and bool(schema.returns)
     return node.target is operator.getitem or node.target in _SYMBOLIC or is_number(node.meta.get("val"))
 
 

@@ -3,7 +3,7 @@ from support.engine import X, calls, capture
 from torch.nn import functional as F
 
 from regraft.rewrites.effects import Effects, mark_gradients, storages, wants_gradient, written
-from regraft.rewrites.graph import is_pure, is_random
+from regraft.rewrites.graph import is_pure, is_random, op_name
 
 
 def effects(function, *inputs):
@@ -70,3 +70,13 @@ def test_gradients_flow():
     mark_gradients(module.graph, [True, False])
     (outputs,) = module.graph.output_node().args
     assert [wants_gradient(n) for n in outputs] == [False, True, False, False, False, True]
+
+
+def test_running_statistics_are_written_though_no_schema_says_so():
+    def function(a, mean, var):
+        return F.batch_norm(a, mean, var, training=True), F.batch_norm(a, mean, var)
+
+    _, nodes = effects(function, torch.randn(4, 3), torch.zeros(3), torch.ones(3))
+    training, evaluation = (n for n in nodes if op_name(n) == "aten.batch_norm")
+    assert [n.name for n in written(training)] == ["mean_1", "var_1"] and not is_pure(training)
+    assert written(evaluation) == [] and is_pure(evaluation)
