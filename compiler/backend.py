@@ -66,6 +66,9 @@ class Compilation:
         self.training = torch.is_grad_enabled() and any(_requires_grad(x) for x in example_inputs)
         kind = "training" if self.training else "inference"
         self.record = GraphRecord(compile_name(), kind, nodes=len(gm.graph.nodes))
+        if options.mode != "default":
+            message = f"mode {options.mode!r} compiles as 'default': CUDA graphs and tuning are not there yet"
+            self.record.fallbacks.append(Fallback("mode", "mode-not-built", message))
         self._gm = gm
         self._example_inputs = example_inputs
 

@@ -23,7 +23,6 @@ import functools
 import hashlib
 import json
 import os
-import platform
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
@@ -35,6 +34,7 @@ from typing import Any
 import torch
 
 from .._version import __version__
+from ..rewrites.machine import cpu_model
 
 SCHEMA = 1
 _FOLDER = "decisions"
@@ -175,17 +175,6 @@ def environment() -> dict[str, Any]:
         "gpu": gpu_model(torch.cuda.current_device()) if torch.cuda.is_initialized() else "",
         "threads": torch.get_num_threads(),
     }
-
-
-@functools.cache
-def cpu_model() -> str:
-    """The CPU's model name, e.g. ``"AMD EPYC 9654 96-Core Processor"``."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 @functools.cache

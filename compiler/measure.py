@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from ..rewrites.machine import cpu_model
 from ..rewrites.profit import Decision, Question
 from ..rewrites.record import Evidence
 from . import torch_compat
-from .cache import DecisionCache, cpu_model, decision_cache, digest, environment, gpu_model
+from .cache import DecisionCache, decision_cache, digest, environment, gpu_model
 from .options import cache_dir
 from .synthesis import TensorSpec, UnmeasurableError, describe, has_symbols, specs, synthesize
 from .trial import ORIGINAL, Trial, one_line, run_trial

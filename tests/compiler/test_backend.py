@@ -1,0 +1,170 @@
+"""The backend as users call it: by name, as a callable, with modes, options and rules."""
+
+import pytest
+import torch
+from torch import fx, nn
+
+import regraft
+from regraft import RuleSet, Sample, T
+from regraft.compiler.backend import resolve_rules
+
+
+class Attention(nn.Module):
+    """Self-attention as a textbook writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return torch.softmax(q @ k.mT / 8**0.5, -1) @ v
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch.compiler.reset()
+
+
+def attention(rows=16):
+    torch.manual_seed(0)
+    return Attention(), torch.randn(2, rows, 32)
+
+
+@pytest.mark.parametrize("keywords", [{}, {"fullgraph": True}, {"dynamic": True}, {"dynamic": False}], ids=str)
+def test_by_name(keywords):
+    model, x = attention()
+    with regraft.coverage() as cov:
+        compiled = torch.compile(model, backend="regraft", options={"profit": "always"}, **keywords)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert cov.count("attention") == 1 and not cov.fallbacks
+
+
+def test_dynamic_sizes_are_compiled_once():
+    model, x = attention()
+    with regraft.coverage() as cov:
+        compiled = torch.compile(model, backend="regraft", options={"profit": "always"}, dynamic=True)
+        for rows in (16, 17, 40):
+            _, x = attention(rows)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert len(cov.graphs) == 1
+
+
+def test_marked_dims_and_recompiles():
+    model, x = attention()
+    torch._dynamo.mark_dynamic(x, 1)
+    with regraft.coverage() as cov:
+        compiled = torch.compile(model, backend="regraft", options={"profit": "always"})
+        compiled(x)
+        _, y = attention(9)
+        torch.testing.assert_close(compiled(y), model(y))
+    assert len(cov.graphs) == 1 and cov.matches["sdpa"] == 1
+
+
+def test_gradients_are_eagers():
+    model, x = attention()
+    model(x).square().sum().backward()
+    expected = model.qkv.weight.grad.clone()
+    model.zero_grad()
+    with regraft.coverage() as cov:
+        torch.compile(model, backend="regraft", options={"profit": "always"})(x).square().sum().backward()
+    torch.testing.assert_close(model.qkv.weight.grad, expected)
+    assert [g.kind for g in cov.graphs] == ["training"] and cov.count("sdpa") == 1
+
+
+def test_graph_breaks():
+    model, x = attention()
+
+    def program(x):
+        y = model(x)
+        torch._dynamo.graph_break()
+        return y.relu() + model(x).sum()
+
+    with torch.no_grad(), regraft.coverage() as cov:
+        out = torch.compile(program, backend="regraft", options={"profit": "always"})(x)
+        torch.testing.assert_close(out, program(x))
+    assert cov.count("attention") == 2
+
+
+def test_as_a_callable_on_any_graph():
+    class Two(nn.Module):
+        def forward(self, x):
+            return {"relu": torch.relu(x), "sum": x.sum()}
+
+    module, x = fx.symbolic_trace(Two()), torch.randn(3)
+    out = regraft.backend(module, [x], options={"profit": "never"})(x)
+    torch.testing.assert_close(out, module(x))
+
+
+def test_profit_never_counts_only():
+    model, x = attention()
+    with torch.no_grad(), regraft.coverage() as cov:
+        out = torch.compile(model, backend="regraft", options={"profit": "never"})(x)
+        assert torch.equal(out, model(x))
+    assert cov.count("attention") == 0
+    assert [m.rule for m in cov.declined].count("sdpa") == 1
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_modes_that_are_not_built_are_shown(mode):
+    model, x = attention()
+    with torch.no_grad(), regraft.coverage() as cov:
+        torch.compile(model, backend="regraft", mode=mode)(x)
+    assert [f.code for f in cov.fallbacks] == ["mode-not-built"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"profits": "always"}, r"unknown option 'profits' \(did you mean 'profit'\?\); valid options: mode, profit"),
+        ({"profit": "sometimes"}, "valid: measured, always, never"),
+        ({"mode": "fast"}, "unknown mode 'fast'; valid: default, reduce-overhead"),
+        ({"rules": "sdpaa"}, "no rule named 'sdpaa' is declared"),
+        ({"rules": 3}, "takes rules, rule sets and names, not int"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(Exception, match=message):
+        torch.compile(lambda x: x + 1, backend="regraft", options=options)(torch.ones(2))
+
+
+def test_rules_are_scoped_to_one_compilation():
+    @regraft.register_pattern(
+        "scoped_relu_exp", replacement=lambda x: torch.exp(x), samples=[Sample(x=T("N"))], profitable=True
+    )
+    def scoped(x):
+        return torch.relu(torch.exp(x))
+
+    def program(x):
+        return torch.relu(torch.exp(x))
+
+    x = torch.randn(5)
+    counts = []
+    for rules in (None, (scoped,), ("default", scoped), RuleSet([scoped])):
+        torch.compiler.reset()
+        with regraft.coverage() as cov:
+            torch.compile(program, backend="regraft", options={"rules": rules})(x)
+        counts.append(cov.matches["scoped_relu_exp"])
+    assert counts == [0, 1, 1, 1]
+
+
+def test_rules_resolve_in_order_without_doubles():
+    names = [rule.name for rule in resolve_rules(("linear", "default"))]
+    assert names[0] == "linear" and sorted(names) == sorted(rule.name for rule in regraft.default_rules())
+
+
+def test_live_comparison_reports_the_error_of_each_rule():
+    model, x = attention()
+    with torch.no_grad(), regraft.coverage() as cov:
+        torch.compile(model, backend="regraft", options={"profit": "always", "verify": "live"})(x)
+    (errors,) = (g.errors["sdpa"] for g in cov.graphs)
+    assert len(errors) == 1 and errors[0] < 1e-5
+
+
+def test_generated_wrapper_is_kept_and_says_where_code_comes_from():
+    model, x = attention()
+    with torch.no_grad(), regraft.coverage() as cov:
+        torch.compile(model, backend="regraft", options={"profit": "always"})(x)
+    source = cov.graphs[0].details["source:inference"]
+    assert "[rule sdpa]" in source and "test_backend.py" in source
