@@ -7,6 +7,7 @@ Every stage prints as text and runs; what happened in it goes to one `GraphRecor
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,16 +21,20 @@ from ..rewrites.coverage import publish
 from ..rewrites.driver import Settings, rewrite
 from ..rewrites.effects import mark_gradients
 from ..rewrites.profit import Always, Never, Oracle
+from ..rewrites.reason import Reason
 from ..rewrites.record import Fallback, GraphRecord
 from ..rewrites.rule import Rule, declared
 from ..rewrites.ruleset import RuleSet, plugin_rules
 from .autograd import GraphKind, differentiate
-from .capture import capture
+from .capture import Captured, capture
+from .capture.outputs import flat_outputs
 from .measure import Measured
 from .normal import LOWERED_FORM, NORMAL_FORM
 from .options import OptionError, Options
-from .torch_compat import compile_name
+from .torch_compat import compile_name, dynamo_signal
 from .wrapper import generate
+
+logger = logging.getLogger("regraft")
 
 
 def backend(
@@ -83,9 +88,28 @@ class Compilation:
             mark_gradients(captured.graph_module.graph, wanted)
             rewrite(captured.graph_module, self.rules, self._settings("forward", self.training), self.record)
         with self._timed("differentiate"):
-            compiled = differentiate(captured.graph_module, captured.example_inputs, self._compile_graph)
+            compiled = self._differentiate(captured)
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
         return compiled if captured.restore is None else _restored(compiled, captured.restore)
+
+    def _differentiate(self, captured: Captured) -> Callable[..., Any]:
+        """The program with its derivatives; as Dynamo handed it over, where what we made of it does not compile."""
+        try:
+            return differentiate(captured.graph_module, captured.example_inputs, self._compile_graph)
+        except dynamo_signal():
+            raise
+        except Exception as error:
+            if captured.fallback is not None or self.options.verify != "off":
+                raise
+            self._give_up("differentiate", error)
+            return differentiate(flat_outputs(self._gm)[0], captured.example_inputs, self._compile_graph)
+
+    def _give_up(self, stage: str, error: Exception) -> None:
+        """Note that the user's program runs as it was written, for a fault of ours."""
+        reason = Reason(f"{stage}-failed", f"the rewritten program did not compile: {type(error).__name__}: {error}")
+        logger.warning("regraft: %s; it runs as it was written", reason.message, exc_info=True)
+        self.record.fallbacks.append(Fallback.of(stage, reason))
+        self.record.applied.clear()
 
     def _compile_graph(
         self, graph_module: fx.GraphModule, _inputs: Sequence[Any], kind: GraphKind

@@ -390,6 +390,13 @@ def is_composite(operator: Any) -> bool:
     return operator._can_decompose()
 
 
+def dynamo_signal() -> type[BaseException]:
+    """What Dynamo raises to itself through a backend: to start a frame anew, or to leave it to Python."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException
+
+
 def compile_name() -> str:
     """Name of the compilation in progress: Dynamo's frame and attempt, e.g. ``"graph 0/1"``."""
     current = torch._guards.CompileContext.current_compile_id()

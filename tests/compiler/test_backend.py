@@ -6,6 +6,7 @@ from torch import fx, nn
 
 import regraft
 from regraft import RuleSet, Sample, T
+from regraft.compiler import backend as backend_module
 from regraft.compiler.backend import resolve_rules
 
 
@@ -168,3 +169,20 @@ def test_generated_wrapper_is_kept_and_says_where_code_comes_from():
         torch.compile(model, backend="regraft", options={"profit": "always"})(x)
     source = cov.graphs[0].details["source:inference"]
     assert "[rule sdpa]" in source and "test_backend.py" in source
+
+
+def test_a_program_that_our_faults_break_runs_as_it_was_written(monkeypatch):
+    model, x = attention()
+    real, seen = backend_module.differentiate, []
+
+    def failing_once(graph_module, example_inputs, compile_graph):
+        seen.append(graph_module)
+        if len(seen) == 1:
+            raise RuntimeError("planted")
+        return real(graph_module, example_inputs, compile_graph)
+
+    monkeypatch.setattr(backend_module, "differentiate", failing_once)
+    with torch.no_grad(), regraft.coverage() as cov:
+        out = torch.compile(model, backend="regraft", options={"profit": "always", "rules": "sdpa"})(x)
+    assert torch.equal(out, model(x))
+    assert [f.code for f in cov.fallbacks] == ["differentiate-failed"] and cov.count("attention") == 0
