@@ -38,6 +38,9 @@ from .verifier import verify_graph, verify_rewrite
 
 logger = logging.getLogger("regraft")
 
+# Refusals that no other spelling of the program would change: told only where a rule is to be explained.
+_CIRCUMSTANCES = ("device-unsupported",)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -269,10 +272,13 @@ class _Run:
 
     def _tell_near_misses(self) -> None:
         by_name = {rule.name: rule for rule in self.rules}
+        explaining = self.settings.near_miss_depth == 0
         for (name, node), failure in self.refused.items():
-            if failure.depth >= self.settings.near_miss_depth and not node._erased:
+            if failure.depth < self.settings.near_miss_depth or node._erased:
+                continue
+            if explaining or failure.reason.code not in _CIRCUMSTANCES:
                 self.record.near_misses.append(_near_miss(by_name[name], node, failure))
-        if self.settings.near_miss_depth == 0:
+        if explaining:
             present = {op_name(n) for n in self.mirror.graph.nodes}
             unseen = [r for r in self.rules if not r.required <= present and not self.applied[r.name]]
             self.record.near_misses.extend(_absent(r, present) for r in unseen)

@@ -382,3 +382,16 @@ def test_without_rules_nothing_changes(names):
     module, untouched = capture(program(names), X), capture(program(names), X)
     assert rewrite(module, [], Settings(normal_form=NORMAL_FORM), GraphRecord("test")) is False
     assert text(module) == text(untouched)
+
+
+def test_circumstances_are_told_only_where_a_rule_is_explained():
+    def elsewhere(x):
+        return Reason("device-unsupported", "not here", (x,))
+
+    def pattern(x):
+        return torch.relu(torch.exp(x))
+
+    refused = rule(pattern, lambda x: torch.exp(x), "refused", guards=[elsewhere])
+    module = capture(lambda a: torch.relu(torch.exp(a)), X)
+    assert not applied(module, refused, near_miss_depth=2).near_misses
+    assert [m.code for m in applied(module, refused, near_miss_depth=0).near_misses] == ["device-unsupported"]
