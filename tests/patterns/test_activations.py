@@ -98,3 +98,47 @@ def test_compiled_with_its_linear() -> None:
     assert coverage.count("gelu_tanh") == 1
     if torch.backends.mkldnn.is_available():
         assert "activation:gelu_tanh" in {t for m in coverage.applied for t in m.tags}
+
+
+def by_hand(x: torch.Tensor, cubed: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(cubed, 3.0))))
+
+
+def test_cube_in_a_wider_dtype() -> None:
+    """As autocast on CUDA has it: the power, and so the result, in float32."""
+
+    def function(x):
+        y = x.view(-1, 4)
+        return by_hand(y, y.float())
+
+    x = normal(2, 3, 4).bfloat16()
+    found = rewritten(function, [x])
+    assert found.count("gelu_tanh") == 1
+    assert_agrees(function, found.run, [x])
+
+
+@pytest.mark.parametrize(
+    "cubed",
+    [lambda y, x: x.flip(0).float(), lambda y, x: y.mT.reshape(y.shape).float()],
+    ids=["another value", "another order"],
+)
+def test_cube_of_another_value(cubed: Any) -> None:
+    def function(x):
+        y = x.view(-1, 4)
+        return by_hand(y, cubed(y, y))
+
+    x = normal(2, 3, 4).bfloat16()
+    found = rewritten(function, [x])
+    assert found.count("gelu_tanh") == 0 and "cube-of-another-value" in found.codes
+    assert_agrees(function, found.run, [x])
+
+
+def test_cube_of_what_was_rounded_away() -> None:
+    """The cube sees more digits than x has."""
+
+    def function(wide):
+        return by_hand(wide.bfloat16(), wide)
+
+    x = normal(6, 4)
+    found = rewritten(function, [x])
+    assert found.count("gelu_tanh") == 0
