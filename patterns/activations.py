@@ -51,6 +51,7 @@ def _widens(node: Any) -> bool:
     guards=(floating, wide_is_x),
     derived={"result": lambda match, policy: dtype(match.matched[0])},
     numerics=ROUNDING,
+    profitable=True,  # one pass over memory instead of eight
 )
 def gelu_tanh(x: Any, wide_x: Any) -> Any:
     """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3))); under autocast the cube is in a wider dtype."""
