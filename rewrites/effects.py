@@ -109,7 +109,7 @@ class Effects:
                     self._writes.setdefault(storage, []).append((i, node))
 
     def _regions(self, graph: fx.Graph) -> None:
-        """Number the grad-mode, inference-mode and autocast regions, so that nodes of different ones are never merged.
+        """Number the regions of grad mode, inference mode, autocast and streams; nodes of different ones are never merged.
 
         Graphs are rewritten under the grad mode that they start in; theirs is region 0.
         """
@@ -125,6 +125,8 @@ class Effects:
                 state = (*state, (name, str(node.args)))
             elif name in _EXIT:
                 state = open_regions.get(node.args[0], state) if isinstance(node.args[0], fx.Node) else state
+            elif name.startswith("streams."):  # what stands on either side may run at once: never merged
+                state = (*(s for s in state if s[0] != "stream"), ("stream", node.name))
             node.meta["region"] = numbers.setdefault(state, len(numbers))
 
     def writer_between(self, node: fx.Node, first: int, last: int) -> fx.Node | None:

@@ -80,3 +80,19 @@ def test_running_statistics_are_written_though_no_schema_says_so():
     training, evaluation = (n for n in nodes if op_name(n) == "aten.batch_norm")
     assert [n.name for n in written(training)] == ["mean_1", "var_1"] and not is_pure(training)
     assert written(evaluation) == [] and is_pure(evaluation)
+
+
+def test_a_switch_of_streams_separates_regions():
+    module = capture(lambda a: torch.relu(torch.exp(a)), X)
+    exp, relu = calls(module)
+    with module.graph.inserting_before(relu):
+        module.graph.call_function(_stream_operator(), (0, 1))
+    Effects(module.graph)
+    assert exp.meta["region"] != relu.meta["region"]
+
+
+def _stream_operator():
+    """What Dynamo records where a program enters another stream."""
+    import torch._dynamo.variables.streams
+
+    return torch.ops.streams.fork.default
