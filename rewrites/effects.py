@@ -109,7 +109,7 @@ class Effects:
                     self._writes.setdefault(storage, []).append((i, node))
 
     def _regions(self, graph: fx.Graph) -> None:
-        """Number the regions of grad mode, inference mode, autocast and streams; nodes of different ones are never merged.
+        """Number the regions of grad mode, inference mode, autocast and streams; different ones are never merged.
 
         Graphs are rewritten under the grad mode that they start in; theirs is region 0.
         """
