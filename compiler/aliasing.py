@@ -16,6 +16,7 @@ from torch import fx
 
 from ..rewrites.effects import storages
 from ..rewrites.graph import nodes_in, packet_name, val
+from .kernel_call import KernelCall
 from .torch_compat import OpOverload, aliasing_arguments, is_mutable
 
 # Operators that always return new memory. Schemas don't tell: `aten.copy` and `aten._unsafe_view` are not annotated,
@@ -123,6 +124,8 @@ def _sources(node: fx.Node) -> tuple[list[fx.Node], bool]:
     """The values whose memory `node` may share, and whether sharing it leaves it ours."""
     if node.op in ("placeholder", "get_attr"):
         return [], False
+    if isinstance(node.target, KernelCall):
+        return [], True
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         made = node.args[0] if node.args and packet_name(node.target) == "getitem" else None
         if isinstance(made, fx.Node):
@@ -153,6 +156,8 @@ def _is_fresh_tuple(node: fx.Node) -> bool:
     """Outputs of one operator that are separate pieces of memory: each `getitem` starts a buffer of its own."""
     if isinstance(val(node), torch.Tensor) or node.op != "call_function":
         return False
+    if isinstance(node.target, KernelCall):
+        return True
     if not isinstance(node.target, OpOverload) or packet_name(node.target) not in FRESH:
         return False
     return all(packet_name(user.target) == "getitem" for user in node.users)

@@ -21,6 +21,7 @@ from ..rewrites.layout import same_layout
 from ..rewrites.symbolic import hint, known_equal
 from . import torch_compat
 from .aliasing import Aliases, Buffer
+from .kernel_call import KernelCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,8 @@ class Reuse:
 class MemoryPlan:
     """What is written over what, and the peak of bytes that a call allocates, without and with it.
 
-    Sizes that are symbolic count with their example values; inputs and constants don't count.
+    Sizes that are symbolic count with their example values; inputs and constants don't count. Results of generated
+    kernels stand in `reuses` under the node that gives the result: the call, or its `getitem`.
     """
 
     reuses: dict[fx.Node, Reuse]
@@ -57,6 +59,9 @@ def plan_memory(graph: fx.Graph) -> MemoryPlan:
     reuses: dict[fx.Node, Reuse] = {}
     if not _uses_streams(graph):
         for node in graph.nodes:
+            if isinstance(node.target, KernelCall):
+                reuses.update(_kernel_reuses(node, node.target, aliases))
+                continue
             reuse = next((r for r in _candidates(node) if _is_legal(node, r.operand, aliases)), None)
             if reuse is not None:
                 reuses[node] = reuse
@@ -80,14 +85,39 @@ def _candidates(node: fx.Node) -> Iterator[Reuse]:
         yield Reuse(node.args[1], getattr(torch.ops.aten, name).out, out=True)
 
 
-def _is_legal(node: fx.Node, operand: fx.Node, aliases: Aliases) -> bool:
+def _kernel_reuses(node: fx.Node, call: KernelCall, aliases: Aliases) -> dict[fx.Node, Reuse]:
+    """Results of a generated kernel over dead operands, each operand given away once."""
+    operands = dict(zip(call.given, node.args, strict=False))
+    taken: set[Any] = set()
+    reuses: dict[fx.Node, Reuse] = {}
+    for made, result in zip(call.made, results(node), strict=True):
+        for name in call.overwrites.get(made.name, ()):
+            operand = operands[name]
+            if operand not in taken and _is_legal(node, operand, aliases, result):
+                taken.add(operand)
+                reuses[result] = Reuse(operand, call)
+                break
+    return reuses
+
+
+def results(node: fx.Node) -> list[fx.Node]:
+    """The nodes that stand for the results of a kernel call, in order."""
+    call = node.target
+    assert isinstance(call, KernelCall)
+    if len(call.made) <= 1:
+        return [node] * len(call.made)
+    items = {user.args[1]: user for user in node.users}
+    return [items[position] for position in range(len(call.made))]
+
+
+def _is_legal(node: fx.Node, operand: Any, aliases: Aliases, result: fx.Node | None = None) -> bool:
     buffer = aliases.of(operand)
     if buffer is None or not buffer.ours or buffer.last != aliases.position[node]:
         return False
     # A second operand that overlaps the first, yet is not it, would be read after it was written.
     if any(aliases.of(other) is buffer for other in node.all_input_nodes if other is not operand):
         return False
-    return _same_memory(val(operand), val(node))
+    return _same_memory(val(operand), val(result if result is not None else node))
 
 
 def _same_memory(old: Any, new: Any) -> bool:

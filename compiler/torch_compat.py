@@ -134,6 +134,19 @@ def bare_calls(namespace: str, *names: str) -> SimpleNamespace:
     return bound
 
 
+@functools.cache
+def empty_strided(device: torch.device) -> Callable[..., torch.Tensor]:
+    """``f(sizes, strides, dtype)``: uninitialised memory on a device, by the shortest way there is."""
+    fast = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if fast is not None and device.index in (None, 0):
+        return fast
+
+    def allocate(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+
+    return allocate
+
+
 def operator_path(target: Any) -> tuple[str, str, str] | None:
     """``(namespace, packet, overload)`` where `torch.ops` leads to `target`, else None."""
     if not isinstance(target, OpOverload):

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..rewrites.reason import Site, site_of
 from ..rewrites.symbolic import SYMBOLIC
+from .kernel_call import KernelCall, spell
+from .memory_plan import results
 from .wrapper_names import Spelling
 
 if TYPE_CHECKING:
@@ -115,11 +117,29 @@ class _Body:
 
     def _statement(self, node: fx.Node) -> None:
         self._comment(node)
+        if isinstance(node.target, KernelCall):
+            self._kernel(node, node.target)
+            return
         parts = self._parts.get(node, [])
         bound = [self.spelling.locals[n] for n in parts or [node] if n in self.spelling.locals]
         left = f"{', '.join(bound)} = " if bound else ""
         index = f"[{parts[0].args[1]}]" if len(parts) == 1 else ""
         self._emit(f"{left}{self._call(node)}{index}{self._remark(node)}", node)
+        self._delete(self._dying.get(node, []))
+
+    def _kernel(self, node: fx.Node, call: KernelCall) -> None:
+        """Memory for the results, then the call."""
+        arguments = dict(zip((*call.given, *call.sizes), map(self.spelling.value, node.args), strict=True))
+        for buffer, result in zip(call.made, results(node), strict=True):
+            name = arguments[buffer.name] = self.spelling.locals[result]
+            reuse = self._plan.reuses.get(result)
+            if reuse is not None:
+                self._emit(f"{name} = {self.spelling.value(reuse.operand)}  # over it")
+                continue
+            sizes, strides = (_tuple_of(part, arguments) for part in (buffer.sizes, buffer.strides))
+            self._emit(f"{name} = {self.spelling.empty(buffer.device)}({sizes}, {strides}, {buffer.dtype})")
+        names = [p.buffer.name for p in call.kernel.params] + [s.name for s in call.kernel.sizes]
+        self._emit(f"{self.spelling.object(call.run, call.kernel.name)}({', '.join(arguments[n] for n in names)})", node)
         self._delete(self._dying.get(node, []))
 
     def _return(self, value: Any) -> None:
@@ -162,6 +182,12 @@ class _Body:
         if reuse.out:
             arguments.append(f"out={spell.value(reuse.operand)}")
         return f"{spell.function(reuse.target)}({', '.join(arguments)})"
+
+
+def _tuple_of(numbers: Iterable[Any], names: dict[str, str]) -> str:
+    """Sizes or strides as a tuple in Python."""
+    parts = [spell(n, names) for n in numbers]
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:

@@ -155,6 +155,10 @@ class Spelling:
             return f"{module}.{name}"
         return self.object(target)
 
+    def empty(self, device: torch.device) -> str:
+        """The name of the function that allocates strided memory on a device."""
+        return self.object(torch_compat.empty_strided(device), f"empty_strided_{device.type}")
+
     def space(self, namespace: str) -> str:
         """The name of an operator namespace such as `aten`."""
         if namespace not in self._spaces:

@@ -61,6 +61,17 @@ class SizeTable:
         """The node of one symbolic number, or a plain number where the expression has no symbols."""
         return self._build(value.node.expr)
 
+    def symbol(self, name: str) -> Any:
+        """The node of a size symbol, by its name.
+
+        Raises:
+            NotImplementedError: no input has it as a size, nor is it one.
+        """
+        for expr in (*self._nodes, *self._sizes):
+            if expr.is_Symbol and str(expr) == name:
+                return self._build(expr)
+        raise NotImplementedError(f"no input gives the size {name}")
+
     def _build(self, expr: sympy.Expr) -> Any:
         if expr.is_Integer:
             return int(expr)

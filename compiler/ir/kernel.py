@@ -1,0 +1,88 @@
+"""Kernels: scheduled loop trees, what code generators see.
+
+    Kernel    ::= name, params, sizes, scratch, body
+    Statement ::= Loop(var, body, parallel)
+                | Assign(store)                                  buffer[indices] (op)= value
+                | Fold(reductions, body)                         accumulators set to identity; body; then Results hold
+                | Update(reduction)                              fold this iteration's values in
+
+    layer_norm: for i < 128 parallel:
+                    fold sum:    for j < 768: t[j] = x[i, j] + y[i, j]; update sum with t[j]
+                    fold sum_1:  for j < 768: update sum_1 with square(t[j] - sum / 768)
+                    for j < 768: out[i, j] = (t[j] - sum / 768) * rsqrt(sum_1 / 768 + eps)
+
+Statements run in order. `Result(name, ...)` may be read after its Fold's body, anywhere inside the loops that enclose
+the Fold, and in a scan also right after the Update, as "so far".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .index import Size, Var
+from .program import Buffer, Reduction, Store
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``for var < var.extent: body``; iterations of a parallel loop are independent. Scans run in order."""
+
+    var: Var
+    body: tuple[Statement, ...]
+    parallel: bool = False
+
+
+@dataclass(frozen=True)
+class Assign:
+    """One store per iteration of the enclosing loops."""
+
+    store: Store
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Accumulators of `reductions` start at identity, `body` updates them, after it their Results are final."""
+
+    reductions: tuple[Reduction, ...]
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """Fold the reduction's values of this iteration into its accumulators."""
+
+    reduction: Reduction
+
+
+Statement = Loop | Assign | Fold | Update
+
+
+@dataclass(frozen=True)
+class Param:
+    """A buffer that the kernel is given, and what it does with it."""
+
+    buffer: Buffer
+    access: Literal["read", "write", "update"]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A scheduled loop tree.
+
+    Args:
+        name: unique in its graph, e.g. ``"k3_layer_norm"``.
+        params: the buffers it reads and writes, in the order of the calling convention.
+        sizes: symbolic sizes, passed by value after the params, in this order.
+        scratch: buffers of one iteration of the parallel loops (or of the whole kernel where there are none), alive
+            from their first store to the end of that iteration; never visible outside.
+        body: statements.
+        nodes: names of the graph nodes it computes.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    sizes: tuple[Size, ...]
+    scratch: tuple[Buffer, ...]
+    body: tuple[Statement, ...]
+    nodes: tuple[str, ...] = ()

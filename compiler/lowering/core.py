@@ -1,0 +1,264 @@
+"""Lowering: a functional ATen graph becomes a loop program, node by node.
+
+    %view = aten.view(%x, [8, 16])             (a view: no definition, an index map on x)
+    %relu = aten.relu(%view)             ->    for i < 8, j < 16: relu[i, j] = maximum(x[16*i + j], 0)
+    %fft  = aten._fft_r2c(%relu, ...)          extern fft
+
+Each operator has one function, declared with `@lowers("aten.relu")`, that takes the node's arguments as `Tensor`s,
+numbers and lists, and returns a `Tensor` (or a tuple of them), made with the methods of `Lowering`. What a lowering does
+not cover it refuses with `Unlowered(code, message)`; then a decomposition is tried, else the node stays a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..ir.index import Var, add, mul
+from ..ir.program import Buffer, Definition, Reduction, Store, StoreMode
+from ..ir.reducers import REDUCERS
+from ..ir.value import Const, Load, Op, Result, Value, compute_dtype
+
+Indices = tuple[Any, ...]
+LOWERINGS: dict[str, Callable[..., Any]] = {}
+
+
+def lowers(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare the lowering of operators, named ``"aten.relu"`` (all overloads) or ``"aten.sum.dim_IntList"``.
+
+    The function is called with the lowering in progress, then the operator's arguments by its schema: every argument
+    that has a default and was left out is passed with that default, by keyword name.
+    """
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            if name in LOWERINGS:
+                raise ValueError(f"{name} has a lowering already: {LOWERINGS[name].__qualname__}")
+            LOWERINGS[name] = function
+        return function
+
+    return declare
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A lowered tensor: a buffer seen through an index map.
+
+    Args:
+        buffer: where the elements are.
+        sizes: integers or indices.
+        where: the buffer's indices of an element, given the tensor's.
+        dtype: of the elements, as eager has it (bfloat16 stays bfloat16 here).
+    """
+
+    buffer: Buffer
+    sizes: Indices
+    where: Callable[[Indices], Indices]
+    dtype: torch.dtype
+
+    def at(self, indices: Sequence[Any]) -> Value:
+        """The element at `indices`, in the dtype that is computed in."""
+        assert len(indices) == len(self.sizes), (indices, self.sizes)
+        return Load(self.buffer.name, self.where(tuple(indices)), compute_dtype(self.dtype))
+
+    def viewed(self, sizes: Sequence[Any], back: Callable[[Indices], Indices]) -> Tensor:
+        """A view: `back` gives this tensor's indices of an element of the view."""
+        where = self.where
+        return replace(self, sizes=tuple(sizes), where=lambda i: where(back(i)))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the buffer itself, not a view of it."""
+        return self.where is _identity
+
+
+def _identity(indices: Indices) -> Indices:
+    return indices
+
+
+def whole(buffer: Buffer) -> Tensor:
+    """All of a buffer as a tensor."""
+    return Tensor(buffer, buffer.sizes, _identity, buffer.dtype)
+
+
+class Lowering:
+    """The program in the making, and what lowerings use to add to it.
+
+    The current node's name and metadata give names, devices and strides, so that a lowering states only the math.
+    """
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Buffer] = {}
+        self.items: list[Any] = []
+        self.current: Any = None  # the fx node being lowered
+        self.device = torch.device("cpu")
+        self._names: dict[str, int] = {}
+
+    # -- building blocks ------------------------------------------------------------------------------------------
+
+    def loops(self, sizes: Sequence[Any], prefix: str = "i") -> tuple[Var, ...]:
+        """One variable for each size."""
+        return tuple(Var(f"{prefix}{d}", size) for d, size in enumerate(sizes))
+
+    def pointwise(
+        self,
+        compute: Callable[[Indices], Value],
+        sizes: Sequence[Any],
+        dtype: torch.dtype,
+        *,
+        strides: Sequence[Any] | None = None,
+    ) -> Tensor:
+        """A new tensor whose element at (i, j, ...) is ``compute((i, j, ...))``."""
+        loops = self.loops(sizes)
+        at = tuple(v.index() for v in loops)
+        made = self.buffer(sizes, dtype, strides)
+        self.define(loops, [Store(made.name, at, compute(at))])
+        return whole(made)
+
+    def reduce(
+        self,
+        reducer: str,
+        compute: Callable[[Indices, Indices], Value | tuple[Value, ...]],
+        sizes: Sequence[Any],
+        reduced: Sequence[Any],
+        finish: Callable[[Indices, tuple[Value, ...]], Value | tuple[Value, ...]],
+        dtypes: Sequence[torch.dtype],
+        *,
+        shapes: Sequence[Sequence[Any]] | None = None,
+        scan: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """New tensors from one reduction.
+
+        Args:
+            reducer: one of `REDUCERS`.
+            compute: the reducer's operands, given the outer and the reduced indices.
+            sizes, reduced: extents of the outer and of the reduced loops.
+            finish: the stored values, given the outer indices (in a scan, the reduced ones appended) and the
+                components: one for each of `dtypes`.
+            dtypes: dtypes of the tensors made.
+            shapes: their sizes where not `sizes` (keepdim: 1s inserted); dims of size 1 get index 0, the others the
+                loops in order.
+            scan: a cumulative scan over the one reduced loop; tensors then have its extent as last dim.
+        """
+        loops, folded = self.loops(sizes), self.loops(reduced, "r")
+        outer, inner = tuple(v.index() for v in loops), tuple(v.index() for v in folded)
+        operands = compute(outer, inner)
+        operands = operands if isinstance(operands, tuple) else (operands,)
+        reduction = Reduction(self.name("fold"), reducer, operands)
+        kinds = REDUCERS[reducer].components
+        components = tuple(
+            Result(reduction.name, k, torch.int64 if kind == "int64" else operands[0].dtype)
+            for k, kind in enumerate(kinds)
+        )
+        at = (*outer, *inner) if scan else outer
+        values = finish(at, components)
+        values = values if isinstance(values, tuple) else (values,)
+        made, stores = [], []
+        for k, (value, dtype) in enumerate(zip(values, dtypes, strict=True)):
+            shape = shapes[k] if shapes is not None else [*sizes, *(reduced if scan else ())]
+            buffer = self.buffer(shape, dtype, output=k if len(dtypes) > 1 else None)
+            stores.append(Store(buffer.name, _spread(at, shape), value))
+            made.append(whole(buffer))
+        self.define(loops, stores, folded, (reduction,), scan)
+        return tuple(made)
+
+    def store(
+        self,
+        into: Tensor,
+        loops: Sequence[Var],
+        indices: Indices,
+        value: Value,
+        mode: StoreMode | None = None,
+    ) -> None:
+        """Write (or combine) `value` into part of a tensor, at `indices` of it, for every iteration of `loops`.
+
+        For scatters (with mode), parts of a concatenation (`into` is then fresh memory of `buffer`), writes to inputs.
+        """
+        self.define(tuple(loops), [Store(into.buffer.name, into.where(indices), value, mode)])
+
+    def define(
+        self,
+        loops: tuple[Var, ...],
+        stores: Sequence[Store],
+        reduced: tuple[Var, ...] = (),
+        reductions: tuple[Reduction, ...] = (),
+        scan: bool = False,
+    ) -> None:
+        """Add one definition; values are in compute dtypes and are converted to the buffers' dtypes on store."""
+        kept = tuple(replace(s, value=cast(s.value, compute_dtype(self.buffers[s.buffer].dtype))) for s in stores)
+        name, rule = self.name(self._node_name()), getattr(self.current, "meta", {}).get("regraft_rule", "")
+        nodes = (self._node_name(),)
+        self.items.append(Definition(name, loops, kept, reduced, reductions, scan, nodes, rule))
+
+    def buffer(
+        self,
+        sizes: Sequence[Any],
+        dtype: torch.dtype,
+        strides: Sequence[Any] | None = None,
+        output: int | None = None,
+    ) -> Buffer:
+        """Fresh memory: strides of the current node's metadata where sizes fit it (output `output` of a tuple), else
+        contiguous."""
+        strides = strides if strides is not None else self._strides(tuple(sizes), output)
+        name = self.name(self._node_name())
+        made = Buffer(name, dtype, tuple(sizes), tuple(strides), self.device)
+        self.buffers[name] = made
+        return made
+
+    def name(self, base: str) -> str:
+        """A name not taken yet."""
+        count = self._names.get(base, 0)
+        self._names[base] = count + 1
+        return base if count == 0 else f"{base}_{count}_"
+
+    def _node_name(self) -> str:
+        return getattr(self.current, "name", "value")
+
+    def _strides(self, sizes: Indices, output: int | None) -> Indices:
+        from .sizes import number
+
+        meta = getattr(self.current, "meta", {}).get("val")
+        meta = meta[output] if output is not None and isinstance(meta, (tuple, list)) else meta
+        if isinstance(meta, torch.Tensor) and tuple(map(number, meta.shape)) == sizes:
+            return tuple(map(number, meta.stride()))
+        return contiguous(sizes)
+
+
+def contiguous(sizes: Sequence[Any]) -> Indices:
+    """Row-major strides."""
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step = mul(step, size)
+    return tuple(reversed(strides))
+
+
+def cast(value: Value, dtype: torch.dtype) -> Value:
+    """`value` converted to a compute dtype; itself where it has it."""
+    if value.dtype == dtype:
+        return value
+    if isinstance(value, Const):
+        return const(value.number, dtype)
+    return Op("cast", (value,), dtype)
+
+
+def const(number: bool | int | float, dtype: torch.dtype) -> Const:
+    """A constant of a compute dtype, spelled as that dtype's Python number."""
+    kept = bool(number) if dtype == torch.bool else float(number) if dtype.is_floating_point else int(number)
+    return Const(kept, dtype)
+
+
+def _spread(indices: Indices, shape: Sequence[Any]) -> Indices:
+    """Indices of a buffer with size-1 dims that have no loop: index 0 there."""
+    if len(indices) == len(shape):
+        return indices
+    rest = list(indices)
+    spread = tuple(rest.pop(0) if size != 1 and rest else 0 for size in shape)
+    assert not rest, f"{indices} do not fit the shape {shape}"
+    return spread
+
+
+__all__ = ["LOWERINGS", "Lowering", "Tensor", "add", "cast", "const", "contiguous", "lowers", "whole"]
