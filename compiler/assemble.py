@@ -89,7 +89,8 @@ class _Assembly:
                 self._copy(user)
 
     def _kernel(self, kernel: Kernel) -> None:
-        made = tuple(p.buffer for p in kernel.params if self._is_new(p.buffer))
+        # Kernels see memory flat; what is allocated has the program's sizes and strides.
+        made = tuple(self._schedule.buffers[p.buffer.name] for p in kernel.params if self._is_new(p.buffer))
         fresh = {buffer.name for buffer in made}
         given = tuple(p.buffer.name for p in kernel.params if p.buffer.name not in fresh)
         sizes = self._sizes_of(kernel, made)
@@ -104,7 +105,7 @@ class _Assembly:
         self._results(node, made)
 
     def _is_new(self, buffer: Buffer) -> bool:
-        return buffer.kind == "made" and buffer.name not in self._buffers
+        return buffer.name in self._schedule.buffers and buffer.name not in self._buffers
 
     def _buffer(self, name: str) -> fx.Node:
         return self._buffers[name] if name in self._buffers else self._copy(self._old[name])

@@ -1,6 +1,7 @@
 """The backend: `torch.compile(model, backend="regraft")`.
 
-    capture -> rewrite "forward" -> differentiate -> rewrite "lowered" -> generate        one line of code a stage
+    capture -> rewrite "forward" -> differentiate -> rewrite "lowered" -> generate kernels -> wrapper
+
 
 Every stage prints as text and runs; what happened in it goes to one `GraphRecord`, published to `regraft.coverage()`.
 """
@@ -11,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -28,11 +30,16 @@ from ..rewrites.ruleset import RuleSet, plugin_rules
 from .autograd import GraphKind, differentiate
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
+from .codegen import NotGenerated, generate_kernels
+from .freezing import Boxed, Freezer, fold_uniform, refuse_training, spread_channels_last
 from .measure import Measured
 from .normal import LOWERED_FORM, NORMAL_FORM
 from .options import OptionError, Options
-from .torch_compat import compile_name, dynamo_signal
-from .wrapper import generate
+from .templates import fuse_attention
+from .torch_compat import calls_plainly, compile_name, dynamo_signal
+from .warm.entry import Entry, recall, save
+from .warm.key import graph_key
+from .wrapper import Wrapper, generate
 
 logger = logging.getLogger("regraft")
 
@@ -74,11 +81,36 @@ class Compilation:
         if options.mode != "default":
             message = f"mode {options.mode!r} compiles as 'default': CUDA graphs and tuning are not there yet"
             self.record.fallbacks.append(Fallback("mode", "mode-not-built", message))
+        if options.freezing:
+            refuse_training(example_inputs)
+        self._freezer = Freezer(gm, example_inputs) if options.freezing else None
+        self._lays_out = True
         self._gm = gm
         self._example_inputs = example_inputs
+        self._plain: Wrapper | None = None  # the wrapper of an inference graph that needs nothing of AOTAutograd
 
     def run(self) -> Callable[..., Any]:
-        """Run all stages; the record is published when the last one has succeeded."""
+        """The graph as compiled before, or through all stages; the record is published when all has succeeded."""
+        with self._timed("recall"):
+            key = self._key()
+            known = recall(key) if key is not None else None
+        if known is not None:
+            known.record.name, known.record.seconds = self.record.name, self.record.seconds
+            publish(known.record)
+            return known.runner()
+        compiled = self._compile()
+        if key is not None and self._plain is not None and not self.record.fallbacks:
+            save(key, Entry(self._plain.name, self._plain.parts, self.record))
+        return compiled
+
+    def _key(self) -> str | None:
+        """The key of this compilation in the cache of graphs, if it has one."""
+        if self.training or self.options.verify != "off" or self._freezer is not None:  # it holds weights
+            return None
+        key = graph_key(self._gm, self._example_inputs, self.options)
+        return key if isinstance(key, str) else None
+
+    def _compile(self) -> Callable[..., Any]:
         with self._timed("capture"):
             captured = capture(self._gm, self._example_inputs)
         if captured.fallback is not None:
@@ -110,21 +142,73 @@ class Compilation:
         logger.warning("regraft: %s; it runs as it was written", reason.message, exc_info=True)
         self.record.fallbacks.append(Fallback.of(stage, reason))
         self.record.applied.clear()
+        self._freezer = None
+        self._lays_out = False
 
     def _compile_graph(
         self, graph_module: fx.GraphModule, _inputs: Sequence[Any], kind: GraphKind
     ) -> Callable[..., Any]:
         """Compile one graph after differentiation."""
         start = time.perf_counter()
-        rewrite(graph_module, self.rules, self._settings("lowered", training=False), self.record)
+        protected = self._lower(graph_module, kind)
+        if kind == "inference":
+            with self._timed("templates"):
+                fuse_attention(graph_module, self.oracle, self.record)
+        with self._timed("kernels"):
+            self._generate_kernels(graph_module, kind)
         with self._timed("generate"):
             wrapper = generate(graph_module, name=f"{self.record.name} {kind}")
+        if kind == "inference" and calls_plainly():
+            self._plain = wrapper
         self.record.details[f"source:{kind}"] = wrapper.source
         self.record.details[f"stats:{kind}"] = wrapper.stats
         self.record.seconds["differentiate"] = self.record.seconds.get("differentiate", 0.0) - (
             time.perf_counter() - start
         )
-        return wrapper.call
+        return protected(wrapper.call)
+
+    def _generate_kernels(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
+        """Put generated kernels into the graph; where that fails, the calls of ATen stay."""
+        try:
+            made = generate_kernels(
+                graph_module,
+                kind,
+                random="eager" if self.options.rng == "eager" else "philox",
+                verify=self.options.verify != "off",
+            )
+        except NotGenerated as refusal:
+            self.record.fallbacks.append(Fallback.of("kernels", refusal.reason))
+        except Exception as error:
+            if self.options.verify != "off":
+                raise
+            self._keep_calls(error)
+        else:
+            graph_module.graph = made.graph
+            self.record.code.append(made.code)
+
+    def _keep_calls(self, error: Exception) -> None:
+        """Note that a graph runs by calls of ATen, for a fault of ours."""
+        reason = Reason("kernels-failed", f"no kernels were generated: {type(error).__name__}: {error}")
+        logger.warning("regraft: %s; the graph runs by calls of ATen", reason.message, exc_info=True)
+        self.record.fallbacks.append(Fallback.of("kernels", reason))
+
+    def _lower(self, graph_module: fx.GraphModule, kind: GraphKind) -> Callable[[Boxed], Boxed]:
+        """Rewrite a graph after autograd, its weights frozen where asked; gives what to wrap the compiled graph in."""
+        freezer = self._freezer if kind == "inference" else None
+        fold_uniform(graph_module)
+        if freezer is not None:
+            with self._timed("freeze"):
+                freezer.begin(graph_module)
+        if kind == "inference" and self._lays_out:
+            with self._timed("layout"):
+                self.record.details["channels_last"] = asdict(spread_channels_last(graph_module, self.oracle))
+        rewrite(graph_module, self.rules, self._settings("lowered", training=False), self.record)
+        if freezer is None:
+            return lambda call: call
+        with self._timed("freeze"):
+            protected = freezer.finish(graph_module)
+        self.record.details["freezing"] = freezer.counts
+        return protected
 
     def _settings(self, stage: Any, training: bool) -> Settings:
         return Settings(

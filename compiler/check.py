@@ -16,13 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..patterns.packing import FROZEN
 from ..rewrites.driver import Settings, rewrite
 from ..rewrites.effects import mark_gradients
 from ..rewrites.pattern import choosing
 from ..rewrites.profit import Always
 from ..rewrites.record import GraphRecord
 from ..rewrites.rule import Rule
-from ..rewrites.sample import Sample
+from ..rewrites.sample import Sample, T
 from .backend import resolve_rules
 from .check_inputs import Drawn, build, draw
 from .compare import Disagreement, compare
@@ -112,7 +113,8 @@ def _difference(rule: Rule, sample: Sample, drawn: Drawn, result: CheckResult) -
         with choosing(dict(sample.tags)):
             return rule.pattern(*given)
 
-    rewritten, record = _rewritten(rule, program, operands, drawn)
+    frozen = [isinstance(t, T) and t.frozen for t in (sample.operands.get(v.name) for v in rule.variables)]
+    rewritten, record = _rewritten(rule, program, operands, frozen, drawn)
     if not record.applied:
         result.declined += 1
         reasons = "; ".join(m.message for m in record.near_misses) or "no operator fits"
@@ -124,9 +126,12 @@ def _difference(rule: Rule, sample: Sample, drawn: Drawn, result: CheckResult) -
 
 
 def _rewritten(
-    rule: Rule, program: Callable[..., Any], operands: list[Any], drawn: Drawn
+    rule: Rule, program: Callable[..., Any], operands: list[Any], frozen: list[bool], drawn: Drawn
 ) -> tuple[Callable[..., Any], GraphRecord]:
     graph_module, places = capture_function(program, operands, dynamic=drawn.dynamic)
+    for place, node in zip(places, graph_module.graph.find_nodes(op="placeholder"), strict=False):
+        if frozen[place]:
+            node.meta[FROZEN] = True
     mark_gradients(graph_module.graph, [drawn.training and operands[i].requires_grad for i in places])
     record = GraphRecord(rule.name)
     settings = Settings(

@@ -148,8 +148,14 @@ def rules(
         typer.Argument(metavar="[RULE]...", help="Rules or families to show in full. [default: a list of all]"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As data, on standard output.")] = False,
+    fallbacks: Annotated[
+        bool, typer.Option("--fallbacks", help="Instead: the operators that no kernel is generated for, and why.")
+    ] = False,
 ) -> None:
     """List the default rules with their contracts."""
+    if fallbacks:
+        _show_fallbacks(as_json)
+        return
     with _usage_errors():
         facts = [_facts(rule) for rule in _chosen_rules(names)]
     if as_json:
@@ -158,6 +164,22 @@ def rules(
         typer.echo("\n\n".join(_described(fact) for fact in facts))
     else:
         _console().print(_rule_table(facts))
+
+
+def _show_fallbacks(as_json: bool) -> None:
+    """The operators that stay calls on purpose, by reason."""
+    from .lowering.fallbacks import KEPT
+
+    if as_json:
+        typer.echo(json.dumps({name: {"code": code, "why": why} for name, (code, why) in sorted(KEPT.items())}, indent=1))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("reason", "operators", "why"):
+        table.add_column(column, no_wrap=column == "reason")
+    for code, why in sorted(set(KEPT.values())):
+        names = ", ".join(sorted(name for name, reason in KEPT.items() if reason == (code, why)))
+        table.add_row(*map(escape, [code, names, why]))
+    _console().print(table)
 
 
 def _described(fact: dict[str, Any]) -> str:

@@ -49,6 +49,9 @@ class Options:
         nan: ``"eager"`` keeps eager's result for fully masked rows (NaN stays NaN); ``"safe"`` allows finite ones.
         rng: ``"statistical"`` lets fused kernels draw dropout from their own stream, of equal distribution;
             ``"eager"`` keeps eager's own numbers and declines what would draw others.
+        freezing: for inference: take weights as known while compiling. Batch normalization is folded into them, and
+            they are packed as kernels want them. Where weights change later, what follows from them is computed anew;
+            writes through ``.data``, which torch does not count, are not seen.
     """
 
     mode: Mode = "default"
@@ -57,12 +60,15 @@ class Options:
     rules: tuple[Any, ...] | None = None
     nan: NanPolicy = "eager"
     rng: RngPolicy = "statistical"
+    freezing: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
         if self.rules is not None and not isinstance(self.rules, tuple):
             raise OptionError(f"option 'rules' must be a tuple or None, not {type(self.rules).__name__}")
+        if not isinstance(self.freezing, bool):
+            raise OptionError(f"option 'freezing' must be True or False, not {self.freezing!r}")
 
     @classmethod
     def parse(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:

@@ -138,7 +138,7 @@ def bare_calls(namespace: str, *names: str) -> SimpleNamespace:
 def empty_strided(device: torch.device) -> Callable[..., torch.Tensor]:
     """``f(sizes, strides, dtype)``: uninitialised memory on a device, by the shortest way there is."""
     fast = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
-    if fast is not None and device.index in (None, 0):
+    if fast is not None and device.type == "cpu":
         return fast
 
     def allocate(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -471,3 +471,77 @@ def capture_function(
 
     with mode:
         return trace_before_dispatch(run, fakes), places
+
+
+def schema_arguments(target: OpOverload) -> tuple[tuple[str, bool, Any], ...]:
+    """``(name, by keyword only, default)`` of an operator's arguments, in order."""
+    return tuple((a.name, a.kwarg_only, a.default_value) for a in target._schema.arguments)
+
+
+def decomposition(target: OpOverload) -> Callable[..., Any] | None:
+    """How an operator is made of core ATen operators, where torch says so."""
+    return _decompositions().get(target)
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions
+
+    return dict(core_aten_decompositions())
+
+
+def trace_decomposed(function: Callable[..., Any], inputs: Sequence[Any]) -> fx.GraphModule:
+    """The graph of `function` on fakes, composite operators decomposed."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function)(*inputs)
+
+
+def fake_mode_of(tensors: Sequence[Any]) -> Any:
+    """The fake mode that tensors belong to, None where there is none."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(list(tensors))
+
+
+def calls_plainly() -> bool:
+    """Whether the graph being compiled by AOTAutograd is called with the program's inputs as they are.
+
+    And gives its outputs as they are: no input is written, no output is a view of an input or another output, and there
+    are no subclasses, effect tokens or generator states to carry.
+    """
+    context = torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    if metadata is None:
+        return False
+    written = any(i.mutates_data or i.mutates_metadata for i in metadata.input_info)
+    views = any(o.output_type.name != "non_alias" for o in metadata.output_info)
+    plain = all(type(meta).__name__ == "PlainTensorMeta" or isinstance(meta, int) for meta in metadata.subclass_inp_meta)
+    extra = metadata.num_intermediate_bases or metadata.tokens or metadata.num_graphsafe_rng_states
+    return plain and not written and not views and not extra
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identity of the memory behind a tensor, while it lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def has_symbols(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's shape holds symbolic sizes."""
+    return any(isinstance(n, torch.SymInt) for n in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+
+
+def is_module_state(placeholder: fx.Node) -> bool:
+    """Whether an input of Dynamo's graph is a tensor that a module holds, at no address that others rely on."""
+    return placeholder.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") == "unguarded"
+
+
+def input_origin(placeholder: fx.Node) -> int | str | None:
+    """What an input of AOTAutograd's graph is of the graph it was given.
+
+    The position of an input, the qualified name of a parameter or buffer, or None for what it has made of them.
+    """
+    origin = placeholder.meta.get("desc")
+    if type(origin).__name__ == "PlainAOTInput":
+        return origin.idx
+    return origin.target if type(origin).__name__ in ("ParamAOTInput", "BufferAOTInput") else None

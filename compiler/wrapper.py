@@ -45,18 +45,18 @@ class Wrapper:
 
     Args:
         name: e.g. ``"graph_0.forward"``.
-        source: the text of the generated module, deterministic and runnable given `objects`.
+        source: the text of the generated module, deterministic and runnable given the objects of `parts`.
         call: the function, in boxed convention: one list of inputs in, which it empties; the graph's outputs out. To
             be called with gradients off, as AOTAutograd does.
         stats: what it does with memory.
-        objects: constants and functions that the source binds by name.
+        parts: the same text with the constants and functions that it binds by name, and the user's lines.
     """
 
     name: str
     source: str
     call: Callable[[list[Any]], Any]
     stats: WrapperStats
-    objects: dict[str, Any]
+    parts: Source
 
 
 def generate(graph_module: fx.GraphModule, *, name: str) -> Wrapper:
@@ -69,14 +69,16 @@ def generate(graph_module: fx.GraphModule, *, name: str) -> Wrapper:
     source = emit(graph_module, plan, name=name)
     calls = sum(node.op.startswith("call_") for node in graph_module.graph.nodes)
     stats = WrapperStats(calls, len(plan.reuses), plan.peak_before, plan.peak_after)
-    return Wrapper(name, source.text, load(source, name), stats, source.objects)
+    return Wrapper(name, source.text, load(source, name), stats, source)
 
 
 def load(source: Source, name: str) -> Callable[[list[Any]], Any]:
     """Compile a generated module and return its `call`; tracebacks show its lines, and errors the user's line."""
     # The number keeps apart two texts of one name; it is no part of the text.
     filename = f"<regraft {name} #{next(_NUMBER)}>"
-    namespace: dict[str, Any] = {"__name__": f"regraft_wrapper_{name}", "objects": source.objects}
+    # Compiled kernels are called by their bare functions, a Python frame less.
+    objects = {key: getattr(value, "bare", value) for key, value in source.objects.items()}
+    namespace: dict[str, Any] = {"__name__": f"regraft_wrapper_{name}", "objects": objects}
     exec(compile(source.text, filename, "exec"), namespace)
     run = namespace["call"]
 

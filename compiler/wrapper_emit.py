@@ -85,7 +85,7 @@ class _Body:
         nodes = list(graph_module.graph.nodes)
         calls = [node for node in nodes if node.op not in ("placeholder", "get_attr", "output")]
         self._parts = {node: parts for node in calls if (parts := _unpacked(node))}
-        self.spelling = Spelling(graph_module, {*self._parts, *(node for node in calls if not node.users)})
+        self.spelling = Spelling(graph_module, {*self._parts, *(node for node in calls if not _is_bound(node))})
         self.lines: list[str] = []
         self.sites: dict[int, Site] = {}
         self._plan = plan
@@ -208,6 +208,8 @@ def _unpacked(node: fx.Node) -> list[fx.Node]:
     getitem = f(x)[1]          where one output is used
     getitem, getitem_1 = f(x)  where all are
     """
+    if isinstance(node.target, KernelCall):
+        return results(node) if len(node.target.made) > 1 else []
     users = list(node.users)
     if not users or not all(_is_item_of(user, node) and user.users for user in users):
         return []
@@ -222,6 +224,14 @@ def _unpacked(node: fx.Node) -> list[fx.Node]:
 
 def _is_item_of(user: fx.Node, node: fx.Node) -> bool:
     return user.target is operator.getitem and user.args[0] is node and type(user.args[1]) is int
+
+
+def _is_bound(node: fx.Node) -> bool:
+    """Whether a name is needed: what a kernel makes it makes in memory that is handed to it, read later or not."""
+    if isinstance(node.target, KernelCall):
+        return len(node.target.made) == 1
+    made = node.args[0] if node.target is operator.getitem else None
+    return bool(node.users) or isinstance(getattr(made, "target", None), KernelCall)
 
 
 def _holds_memory(node: fx.Node) -> bool:

@@ -9,6 +9,7 @@ def default_rules() -> RuleSet:
     """The rules that run unless `options={"rules": ...}` says otherwise, in the order in which they are tried."""
     from .activations import gelu_tanh
     from .attention import sdpa
+    from .convolution import convolution
     from .linear import linear
 
-    return RuleSet([sdpa, gelu_tanh, linear])
+    return RuleSet([sdpa, gelu_tanh, linear, convolution])

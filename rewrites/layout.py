@@ -25,7 +25,9 @@ _STRIDE_SENSITIVE = {
 
 
 def same_layout(a: Any, b: Any) -> bool:
-    """Whether two fake tensors have equal shape, strides and dtype."""
+    """Whether two fake tensors, or tuples of them, have equal shape, strides and dtype."""
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(same_layout, a, b))
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return True
     return same_shape(a.shape, b.shape) and same_shape(_strides(a), _strides(b)) and a.dtype == b.dtype

@@ -122,7 +122,8 @@ class _Commit:
 
     def _replace(self, node: fx.Node, image: fx.Node) -> None:
         with self._editor.at(node, image.meta.get("regraft_rule")):
-            new = self._settled.get(image) or self._emit(image)
+            known = self._settled.get(image)
+            new = self._emit(image) if known is None else self._laid_out(node, known)
             new = self._fit(node, new)
         self._settled[image] = new
         if new is node:
@@ -131,6 +132,16 @@ class _Commit:
             new.meta.setdefault("regraft_layout", val(node))
             self._changed.append(new)
         node.replace_all_uses_with(new)
+
+    def _laid_out(self, node: fx.Node, known: fx.Node) -> fx.Node:
+        """What stands for an earlier value, in the layout of `node`: a copy is one value in normal form, and two here.
+
+        y = conv(x);  z = clone(y, contiguous)      ->      y = kernel(x);  z = contiguous(y)
+        """
+        stood_for = known.meta.get("regraft_layout", val(known))
+        if not is_tensor(known) or same_layout(stood_for, val(node)):
+            return known
+        return restore_layout(self._mirror.real, known, val(node))
 
     def _fit(self, node: fx.Node, new: fx.Node) -> fx.Node:
         """A copy, where the original had memory of its own, `new` has another value's, and somebody may write to it."""

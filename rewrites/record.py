@@ -92,11 +92,39 @@ class Fallback:
         return cls(stage, reason.code, reason.message, reason.site)
 
 
+@dataclass(frozen=True)
+class KeptCall:
+    """An operator that generated code calls rather than computes, how often, and why (a code, and in words)."""
+
+    operator: str
+    count: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """What was generated for one graph after differentiation.
+
+    Args:
+        kind: ``"inference"``, ``"forward"`` or ``"backward"``.
+        tensors: computed by kernels; `kernels` how many kernels compute them.
+        kept: calls that stay, by operator.
+        templates: calls of kernels made from templates (attention, ...), by name.
+    """
+
+    kind: str
+    tensors: int
+    kernels: int
+    kept: tuple[KeptCall, ...] = ()
+    templates: dict[str, int] = field(default_factory=dict)
+
+
 @dataclass
 class GraphRecord:
     """Everything that happened to one graph: filled in by the stages, read by coverage.
 
-    `kind` is ``"inference"`` or ``"training"``; `seconds` is wall time by stage; `errors` maps a rule's name to the
+    `code` says what was generated, one entry a graph after differentiation. `kind` is ``"inference"`` or ``"training"``; `seconds` is wall time by stage; `errors` maps a rule's name to the
     relative errors its live comparisons showed (option ``verify="live"``).
     """
 
@@ -107,6 +135,7 @@ class GraphRecord:
     declined: list[Match] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
+    code: list[Code] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     errors: dict[str, list[float]] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)

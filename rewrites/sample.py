@@ -23,12 +23,14 @@ class T:
         values: ``"normal"`` numbers; ``"mask"``: 0 and -inf; ``"bool"``: mostly True; ``"positive"`` numbers.
         dtype: fixed dtype, or None to follow the test's dtype.
         gradient: whether gradients flow to it in training checks.
+        frozen: a weight, whose value candidates may take as known while compiling.
     """
 
     dims: str
     values: Literal["normal", "mask", "bool", "positive"] = "normal"
     dtype: torch.dtype | None = None
     gradient: bool = True
+    frozen: bool = False
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape under these sizes of named dims."""

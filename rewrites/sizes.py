@@ -20,6 +20,8 @@ from torch import fx
 from .graph import is_tensor, val
 from .symbolic import SYMBOLIC
 
+_SIZE, _STRIDE = torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int
+
 
 class SizeTable:
     """Finds or makes the node of a symbolic size. Placeholders are known from the start; nodes made are kept."""
@@ -27,7 +29,7 @@ class SizeTable:
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._nodes: dict[sympy.Expr, fx.Node] = {}
-        self._sizes: dict[sympy.Expr, tuple[fx.Node, int]] = {}
+        self._sizes: dict[sympy.Expr, tuple[Any, fx.Node, int, torch.SymInt]] = {}
         self._last: fx.Node | None = None
         for node in graph.nodes:
             if node.op != "placeholder":
@@ -40,9 +42,10 @@ class SizeTable:
         if isinstance(value, SYMBOLIC):
             self._nodes.setdefault(value.node.expr, node)
         elif is_tensor(node):
-            for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt):
-                    self._sizes.setdefault(size.node.expr, (node, dim))
+            for read, numbers in ((_SIZE, value.shape), (_STRIDE, value.stride())):
+                for dim, number in enumerate(numbers):
+                    if isinstance(number, torch.SymInt):
+                        self._sizes.setdefault(number.node.expr, (read, node, dim, number))
 
     def note(self, node: fx.Node) -> None:
         """Make a symbolic number that the graph computes known from here on (the caller keeps the order right)."""
@@ -81,8 +84,8 @@ class SizeTable:
         if known is not None and not known._erased:
             return known
         if expr in self._sizes:
-            node, dim = self._sizes[expr]
-            return self._after_inputs(torch.ops.aten.sym_size.int, (node, dim), expr, val(node).shape[dim])
+            read, node, dim, number = self._sizes[expr]
+            return self._after_inputs(read, (node, dim), expr, number)
         return self._arithmetic(expr)
 
     def _after_inputs(self, target: Any, args: tuple[Any, ...], expr: sympy.Expr, meta: Any) -> fx.Node:

@@ -1,1 +1,16 @@
-"""To be described."""
+"""C++ for CPUs: kernels become a shared library, as fast as vector kernels written by hand.
+
+    Kernel -> flatten -> plan (which loops run in lanes) -> text (regions, loops, values) -> compiler -> binding
+
+`build` is the one entry.
+"""
+
+from .build import CompiledKernel, build, source_text
+from .dtypes import UnsupportedDtype
+from .errors import CompileFailed, CompilerMissing
+from .target import Target, host_target, target
+
+__all__ = [
+    "CompileFailed", "CompiledKernel", "CompilerMissing", "Target", "UnsupportedDtype", "build", "host_target",
+    "source_text", "target",
+]  # fmt: skip

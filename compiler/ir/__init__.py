@@ -1,7 +1,8 @@
 """The loop IR: an explicit, immutable tree that prints, compares, runs and is generated from.
 
-    node -> index, bounds -> value, ops, reducers -> program (before scheduling) -> kernel (after)
+    node -> index, division, bounds -> value, ops, reducers -> program (before scheduling) -> kernel (after)
 
 `index` and `value` hold the grammar of expressions, `program` of definitions, `kernel` of loop trees; `printer` writes
-each as text, `verify` checks them, `interpreter` runs them.
+each as text, `verify` checks them, `interpreter` runs them, `simplify` makes values smaller. `folds` and `philox` are
+the reference of reductions and of random bits.
 """

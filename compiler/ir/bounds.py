@@ -1,23 +1,55 @@
 """Ranges of indices: what is provable from the extents of loop variables and the bounds of sizes.
 
     i < 8, j < 16   =>   0 <= 16*i + j <= 127
+    i < s           =>   s - i - 1 >= 0
+    i < 2*s         =>   i//2 < s,  min(i, s - 1) < s,  min(i, 2*s - i) <= s
+
+What is not proven may still be true: False means "not known".
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
-from .index import Index, Least, Loaded, Most, Quotient, Remainder, Size, Var, add, from_terms, mul, terms
+from .index import (
+    Atom,
+    Index,
+    Least,
+    Loaded,
+    Monomial,
+    Most,
+    Quotient,
+    Remainder,
+    Size,
+    Var,
+    add,
+    from_terms,
+    mul,
+    sub,
+    terms,
+)
 
 Bound = int | None  # None: unbounded
+Span = tuple[Bound, Bound]
+
+_ROUNDS = 8  # of replacing variables whose extents mention others
+_CASES = 4  # minima, maxima and quotients that are taken apart
+_CACHED = 1 << 15
 
 
-def bounds(number: Any) -> tuple[Bound, Bound]:
+def bounds(number: Any) -> Span:
     """The smallest and the largest integer that an index can be, None where there is no limit."""
+    return _bounds(number) if isinstance(number, Index) else (number, number)
+
+
+@lru_cache(_CACHED)
+def _bounds(number: Index) -> Span:
     low: Bound = 0
     high: Bound = 0
-    for monomial, coefficient in terms(number):
-        span: tuple[Bound, Bound] = (coefficient, coefficient)
+    for monomial, coefficient in number.terms:
+        span: Span = (coefficient, coefficient)
         for atom in monomial:
             span = _times(span, _atom_bounds(atom))
         low = None if low is None or span[0] is None else low + span[0]
@@ -27,108 +59,180 @@ def bounds(number: Any) -> tuple[Bound, Bound]:
 
 def known_nonnegative(number: Any) -> bool:
     """Whether an index is at least 0 in every iteration, for every size."""
-    low = bounds(number)[0]
-    if low is not None and low >= 0:
-        return True
-    return isinstance(number, Index) and _known_nonnegative_symbolic(number)
+    if not isinstance(number, Index):
+        return bool(number >= 0)
+    low = _bounds(number)[0]
+    return (low is not None and low >= 0) or _known_nonnegative_symbolic(number)
 
 
 def known_le(a: Any, b: Any) -> bool:
     """Whether ``a <= b`` always holds."""
-    return known_nonnegative(add(b, mul(a, -1)))
+    return known_nonnegative(sub(b, a))
 
 
 def known_lt(a: Any, b: Any) -> bool:
     """Whether ``a < b`` always holds."""
-    return known_nonnegative(add(add(b, mul(a, -1)), -1))
+    return known_nonnegative(add(sub(b, a), -1))
 
 
+@lru_cache(_CACHED)
 def _known_nonnegative_symbolic(number: Index) -> bool:
-    """Put each variable at the end of its range that makes the number smallest: s*16 - 16*i - 1, i < s  ->  15."""
-    worst = number
-    for _ in range(4):
-        variables = {a for m, _ in terms(worst) for a in m if isinstance(a, Var) and isinstance(a.extent, Index)}
-        if not variables:
+    return _at_least_0_at_worst(number) or _at_least_0_by_cases(number)
+
+
+def _at_least_0_at_worst(number: Any) -> bool:
+    """Put what has a symbolic limit at the end of its range that makes the number smallest.
+
+    16*s - 16*i - j - 1, i < s, j < 16    ->    16*s - 16*(s - 1) - j - 1 = 15 - j    ->    0
+    """
+    for _ in range(_ROUNDS):
+        found = {atom for monomial, _ in terms(number) for atom in monomial if _matters(atom, monomial)}
+        if not found:
             break
-        for var in sorted(variables, key=lambda v: v.digest):
-            worst = _at_worst(worst, var)
-    low = bounds(worst)[0]
-    return low is not None and low >= 0
+        for atom in sorted(found, key=lambda atom: atom.rank):
+            number = _at_worst(number, atom)
+        low = bounds(number)[0]
+        if low is not None and low >= 0:
+            return True
+    return False
 
 
-def _at_worst(number: Any, var: Var) -> Any:
-    signs = {_sign(m, c, var) for m, c in terms(number) if var in m}
+def _at_least_0_by_cases(number: Index) -> bool:
+    """Replace a minimum, a maximum or a quotient by what it is, or by what bounds it."""
+    chosen = [(m, c, a) for m, c in number.terms for a in m if isinstance(a, (Least, Most, Quotient))]
+    if len(chosen) > _CASES or len({atom for *_, atom in chosen}) < len(chosen):
+        return False
+    return any(all(map(known_nonnegative, cases)) for term in chosen for cases in _cases(number, *term))
+
+
+def _cases(number: Index, monomial: Monomial, coefficient: int, atom: Atom) -> Iterator[tuple[Any, ...]]:
+    """Numbers that, if none of them is negative, show that `number` is not: one tuple for each way to show it."""
+    at = monomial.index(atom)
+    others = monomial[:at] + monomial[at + 1 :]
+    factor, rest = from_terms({others: coefficient}), sub(number, from_terms({monomial: coefficient}))
+    low = bounds(from_terms({others: 1}))[0]
+    grows = None if low is None or low < 0 else coefficient > 0
+    if isinstance(atom, Quotient):
+        if grows is not None:
+            yield (_with_quotient(rest, factor, atom, grows),)
+        return
+    a, b = atom.fields()
+    yield add(rest, mul(factor, a)), add(rest, mul(factor, b))
+    if grows is isinstance(atom, Most):
+        # Either one, or their mean, makes the number no larger.
+        yield (add(rest, mul(factor, a)),)
+        yield (add(rest, mul(factor, b)),)
+        yield (add(mul(rest, 2), mul(factor, add(a, b))),)
+
+
+def _with_quotient(rest: Any, factor: Any, atom: Quotient, grows: bool) -> Any:
+    """What is not negative only if ``rest + factor * (x // d)`` is not.
+
+    rest - x//d >= 0  <=>  d*rest + d - 1 - x >= 0           rest + x//d >= 0  <=>  d*rest + x >= 0
+    """
+    scaled = add(mul(rest, atom.divisor), mul(factor, atom.dividend))
+    slack = sub(atom.divisor, 1)
+    if factor in (1, -1):
+        return scaled if grows else add(scaled, slack)
+    return sub(scaled, mul(factor, slack)) if grows else scaled
+
+
+def _end(atom: Atom) -> Any:
+    """One more than what is the most that an atom in ``0 <= atom < end`` can be, None for other atoms."""
+    if isinstance(atom, Var):
+        return atom.extent
+    if isinstance(atom, Remainder):
+        return atom.divisor
+    if isinstance(atom, Loaded):
+        return atom.size
+    low, high = _atom_bounds(atom) if isinstance(atom, Quotient) else (None, None)
+    return None if low is None or low < 0 or high is None else high + 1
+
+
+def _matters(atom: Atom, monomial: Monomial) -> bool:
+    """Whether the range of an atom is lost in adding up ranges: it ends at a size, or scales one."""
+    end = _end(atom)
+    return isinstance(end, Index) or (end is not None and len(monomial) > 1)
+
+
+def _at_worst(number: Any, limited: Atom) -> Any:
+    signs = {_sign(m, c, limited) for m, c in terms(number) if limited in m}
     if len(signs) != 1 or None in signs:
         return number
-    end: Any = 0 if signs == {1} else add(var.extent, -1)
+    end: Any = 0 if signs == {1} else add(_end(limited), -1)
     total: Any = 0
     for monomial, coefficient in terms(number):
-        product: Any = from_terms({tuple(a for a in monomial if a is not var): coefficient})
-        for _ in range(sum(a is var for a in monomial)):
+        product: Any = from_terms({tuple(a for a in monomial if a is not limited): coefficient})
+        for _ in range(sum(a is limited for a in monomial)):
             product = mul(product, end)
         total = add(total, product)
     return total
 
 
-def _sign(monomial: Any, coefficient: int, var: Var) -> int | None:
-    """The sign of a term's factor at `var`, None where it is not known."""
+def _sign(monomial: Any, coefficient: int, limited: Atom) -> int | None:
+    """The sign of a term's factor at `limited`, None where it is not known."""
     for atom in monomial:
-        low = 0 if atom is var else _atom_bounds(atom)[0]
+        low = 0 if atom is limited else _atom_bounds(atom)[0]
         if low is None or low < 0:
             return None
     return 1 if coefficient > 0 else -1
 
 
-def _atom_bounds(atom: Any) -> tuple[Bound, Bound]:
-    if isinstance(atom, Var):
-        high = bounds(atom.extent)[1]
-        return 0, None if high is None else max(high - 1, 0)
+def _atom_bounds(atom: Atom) -> Span:
     if isinstance(atom, Size):
         return atom.low, atom.high
-    if isinstance(atom, Loaded):
-        # Checked (or proven) to be in range wherever it is used.
-        high = bounds(atom.size)[1]
-        return 0, None if high is None else max(high - 1, 0)
+    if isinstance(atom, (Var, Loaded)):
+        # What is loaded is checked (or proven) to be in range wherever it is used.
+        return 0, _last(_end(atom))
     if isinstance(atom, Quotient):
         return _quotient_bounds(bounds(atom.dividend), bounds(atom.divisor))
     if isinstance(atom, Remainder):
-        high = bounds(atom.divisor)[1]
-        return 0, None if high is None else max(high - 1, 0)
+        return _remainder_bounds(bounds(atom.dividend), _last(atom.divisor))
+    assert isinstance(atom, (Least, Most)), atom
     a, b = bounds(atom.a), bounds(atom.b)
+    low, high = bounds(add(atom.a, atom.b))
     if isinstance(atom, Least):
-        return _least(a[0], b[0], None), _least(a[1], b[1], "other")
-    assert isinstance(atom, Most), atom
-    return _most(a[0], b[0], "other"), _most(a[1], b[1], None)
+        least = _nearest(min, a[1], b[1], strict=False)
+        return _nearest(min, a[0], b[0], strict=True), _nearest(min, least, high and high // 2, strict=False)
+    most = _nearest(max, a[0], b[0], strict=False)
+    return _nearest(max, most, low and -(-low // 2), strict=False), _nearest(max, a[1], b[1], strict=True)
 
 
-def _least(a: Bound, b: Bound, unbounded: str | None) -> Bound:
+def _last(end: Any) -> Bound:
+    high = bounds(end)[1]
+    return None if high is None else max(high - 1, 0)
+
+
+def _remainder_bounds(dividend: Span, last: Bound) -> Span:
+    low, high = dividend
+    if low is None or low < 0 or high is None:
+        return 0, last
+    return 0, high if last is None else min(high, last)
+
+
+def _nearest(choose: Any, a: Bound, b: Bound, strict: bool) -> Bound:
+    """The bound of a choice: where `strict`, one that is unbounded leaves the choice unbounded."""
     if a is None or b is None:
-        return None if unbounded is None else (b if a is None else a)
-    return min(a, b)
+        return None if strict else (b if a is None else a)
+    return int(choose(a, b))
 
 
-def _most(a: Bound, b: Bound, unbounded: str | None) -> Bound:
-    if a is None or b is None:
-        return None if unbounded is None else (b if a is None else a)
-    return max(a, b)
-
-
-def _quotient_bounds(a: tuple[Bound, Bound], b: tuple[Bound, Bound]) -> tuple[Bound, Bound]:
+def _quotient_bounds(a: Span, b: Span) -> Span:
     smallest, largest = max(b[0] or 1, 1), b[1]
     low: Bound = None
     if a[0] is not None:
-        low = a[0] // smallest if a[0] < 0 else (0 if largest is None else a[0] // largest)
+        low = a[0] // smallest if a[0] < 0 else (0 if largest is None else a[0] // max(largest, 1))
     high: Bound = None
     if a[1] is not None:
-        high = a[1] // smallest if a[1] >= 0 else (-1 if largest is None else a[1] // largest)
+        high = a[1] // smallest if a[1] >= 0 else (-1 if largest is None else a[1] // max(largest, 1))
     return low, high
 
 
-def _times(a: tuple[Bound, Bound], b: tuple[Bound, Bound]) -> tuple[Bound, Bound]:
+def _times(a: Span, b: Span) -> Span:
     if a == (0, 0) or b == (0, 0):
         return 0, 0
-    if None not in a and None not in b:
-        products = [x * y for x in a for y in b]  # type: ignore[operator]
+    if a[0] is not None and a[1] is not None and b[0] is not None and b[1] is not None:
+        products = [a[0] * b[0], a[0] * b[1], a[1] * b[0], a[1] * b[1]]
         return min(products), max(products)
     if a[0] is not None and b[0] is not None and a[0] >= 0 and b[0] >= 0:
         return a[0] * b[0], None

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF023 (fields are positional: their order is the grammar's)
 """Indices and sizes: polynomials with integer coefficients over loop variables and symbolic sizes.
 
     Index ::= integer | Index + Index | Index * Index | atom
@@ -10,18 +11,24 @@
 
 Plain integers stand for constants everywhere, and `Index` arithmetic gives plain integers back where nothing symbolic
 remains: the common case costs no allocation. A polynomial is kept in one canonical form, so equal polynomials are one
-object; `quotient` and `remainder` simplify by the ranges that variables carry.
+object; `quotient` and `remainder` simplify by the ranges that variables carry (see `division`). An extent of a loop
+variable may be 0: then nothing runs, and whatever is claimed of the variable holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from .node import Node
 
 Number = Any  # int | Index: a plain integer or a polynomial
 Monomial = tuple["Atom", ...]
+
+_CACHED = 1 << 15  # results of arithmetic that are remembered, of each operation
+_by_rank = attrgetter("rank")
 
 
 class Index(Node):
@@ -68,12 +75,24 @@ class Index(Node):
 
 
 class Atom(Node):
-    """What a polynomial is made of; `index()` is the polynomial that is just it."""
+    """What a polynomial is made of; `index()` is the polynomial that is just it.
 
-    __slots__: ClassVar[tuple[str, ...]] = ()
+    `rank` orders atoms: by kind, then name, then structure.
+    """
+
+    __slots__: ClassVar[tuple[str, ...]] = ("rank",)
+    rank: tuple[Any, ...]
+
+    def __init__(self, *fields: Any) -> None:
+        super().__init__(*fields)
+        object.__setattr__(self, "rank", self._ranked())
 
     def index(self) -> Index:
+        """The polynomial that is this atom."""
         return Index((((self,), 1),))
+
+    def _ranked(self) -> tuple[Any, ...]:
+        return (type(self).__name__, self.digest)
 
 
 class Var(Atom):
@@ -82,6 +101,10 @@ class Var(Atom):
     __slots__ = ("name", "extent")
     name: str
     extent: Number
+
+    def _ranked(self) -> tuple[Any, ...]:
+        # Variables come first: no class is spelled "".
+        return ("", self.name, *((1, self.extent.digest) if isinstance(self.extent, Index) else (0, self.extent)))
 
 
 class Size(Atom):
@@ -145,140 +168,141 @@ def terms(number: Number) -> tuple[tuple[Monomial, int], ...]:
     return (((), int(number)),) if number else ()
 
 
-def from_terms(collected: dict[Monomial, int]) -> Number:
+def from_terms(collected: Mapping[Monomial, int]) -> Number:
     """The canonical number with these terms; coefficients may be zero."""
-    kept = [(m, c) for m, c in collected.items() if c]
+    kept = [term for term in collected.items() if term[1]]
     if not kept:
         return 0
-    if len(kept) == 1 and not kept[0][0]:
+    if len(kept) > 1:
+        kept.sort(key=order)
+    elif not kept[0][0]:
         return kept[0][1]
-    kept.sort(key=_order)
     return Index(tuple(kept))
 
 
-def _order(term: tuple[Monomial, int]) -> Any:
-    return tuple(_rank(atom) for atom in term[0])
-
-
-def _rank(atom: Atom) -> Any:
-    return (type(atom).__name__, getattr(atom, "name", ""), atom.digest)
+def order(term: tuple[Monomial, int]) -> Any:
+    """Sorts terms: the constant comes last."""
+    return (not term[0], [atom.rank for atom in term[0]])
 
 
 def add(a: Number, b: Number) -> Number:
-    if not isinstance(a, Index) and not isinstance(b, Index):
-        return a + b
-    collected = dict(terms(a))
-    for monomial, coefficient in terms(b):
-        collected[monomial] = collected.get(monomial, 0) + coefficient
-    return from_terms(collected)
+    """``a + b``.
+
+    8*(i//8) + i%8  ->  i
+    """
+    if isinstance(a, Index):
+        return _sum(a, b)
+    return _sum(b, a) if isinstance(b, Index) else a + b
+
+
+def sub(a: Number, b: Number) -> Number:
+    """``a - b``."""
+    return add(a, mul(b, -1))
 
 
 def mul(a: Number, b: Number) -> Number:
-    if not isinstance(a, Index) and not isinstance(b, Index):
-        return a * b
+    """``a * b``, multiplied out."""
+    if isinstance(a, Index):
+        return _product(a, b)
+    return _product(b, a) if isinstance(b, Index) else a * b
+
+
+@lru_cache(_CACHED)
+def _sum(a: Index, b: Number) -> Number:
+    collected = dict(a.terms)
+    for monomial, coefficient in terms(b):
+        collected[monomial] = collected.get(monomial, 0) + coefficient
+    if any(isinstance(atom, (Quotient, Remainder)) for monomial in collected for atom in monomial):
+        from .division import merged
+
+        collected = merged(collected)
+    return from_terms(collected)
+
+
+@lru_cache(_CACHED)
+def _product(a: Index, b: Number) -> Number:
+    if not isinstance(b, Index):
+        return Index(tuple([(monomial, coefficient * b) for monomial, coefficient in a.terms])) if b else 0
     collected: dict[Monomial, int] = {}
-    for left, x in terms(a):
-        for right, y in terms(b):
-            monomial = tuple(sorted(left + right, key=_rank)) if left and right else left or right
+    for left, x in a.terms:
+        for right, y in b.terms:
+            monomial = tuple(sorted(left + right, key=_by_rank)) if left and right else left or right
             collected[monomial] = collected.get(monomial, 0) + x * y
     return from_terms(collected)
 
 
+@lru_cache(_CACHED)
 def quotient(a: Number, b: Number) -> Number:
     """``a // b`` for b > 0.
 
     (8*i + j) // 8  ->  i    where 0 <= j < 8
+
+    A divisor of 0 is the extent of a loop that never runs: 0.
+
+    Raises:
+        ValueError: `b` is a negative integer.
     """
-    if not isinstance(a, Index) and not isinstance(b, Index):
-        return a // b
+    if not isinstance(b, Index) and b < 1:
+        return _by_nothing(a, b)
     if b == 1:
         return a
-    whole, rest = _split(a, b)
-    if _within(rest, b):
-        return whole
-    if isinstance(rest, Index) or isinstance(b, Index):
-        rest, b = _lowest_terms(rest, b)
-        return add(whole, Quotient(rest, b).index() if isinstance(rest, Index) or isinstance(b, Index) else rest // b)
-    return add(whole, rest // b)
+    if not isinstance(a, Index) and not isinstance(b, Index):
+        return a // b
+    from .division import quotient_of
+
+    return quotient_of(a, b)
 
 
+@lru_cache(_CACHED)
 def remainder(a: Number, b: Number) -> Number:
     """``a % b``, in [0, b), for b > 0.
 
     (8*i + j) % 8  ->  j    where 0 <= j < 8
+
+    A divisor of 0 is the extent of a loop that never runs: 0.
+
+    Raises:
+        ValueError: `b` is a negative integer.
     """
-    if not isinstance(a, Index) and not isinstance(b, Index):
-        return a % b
+    if not isinstance(b, Index) and b < 1:
+        return _by_nothing(a, b)
     if b == 1:
         return 0
-    _, rest = _split(a, b)
-    if _within(rest, b):
-        return rest
-    return Remainder(rest, b).index() if isinstance(rest, Index) or isinstance(b, Index) else rest % b
+    if not isinstance(a, Index) and not isinstance(b, Index):
+        return a % b
+    from .division import remainder_of
+
+    return remainder_of(a, b)
 
 
+def _by_nothing(a: Number, b: int) -> int:
+    if b < 0:
+        raise ValueError(f"{a!r} over {b}: only positive numbers divide")
+    return 0
+
+
+@lru_cache(_CACHED)
 def least(a: Number, b: Number) -> Number:
+    """The smaller of two; one of them where ranges decide."""
     from .bounds import known_le
 
     if known_le(a, b):
         return a
-    return b if known_le(b, a) else Least(a, b).index()
+    return b if known_le(b, a) else Least(*_sorted(a, b)).index()
 
 
+@lru_cache(_CACHED)
 def most(a: Number, b: Number) -> Number:
+    """The larger of two; one of them where ranges decide."""
     from .bounds import known_le
 
     if known_le(a, b):
         return b
-    return a if known_le(b, a) else Most(a, b).index()
+    return a if known_le(b, a) else Most(*_sorted(a, b)).index()
 
 
-def _split(a: Number, b: Number) -> tuple[Number, Number]:
-    """Quotient and rest such that ``a == quotient * b + rest``, taking the terms that `b` divides for sure."""
-    whole: dict[Monomial, int] = {}
-    rest: dict[Monomial, int] = {}
-    for monomial, coefficient in terms(a):
-        part = _divided(monomial, coefficient, b)
-        if part is None:
-            rest[monomial] = coefficient
-            continue
-        (left, times), left_over = part
-        if times:
-            whole[left] = whole.get(left, 0) + times
-        if left_over:
-            rest[monomial] = left_over
-    return from_terms(whole), from_terms(rest)
-
-
-def _divided(monomial: Monomial, coefficient: int, b: Number) -> tuple[tuple[Monomial, int], int] | None:
-    """One term over `b`: the quotient's term, and what coefficient is left."""
-    if not isinstance(b, Index):
-        times, left_over = divmod(coefficient, b)
-        return ((monomial, times), left_over)
-    if len(b.terms) != 1:
-        return None
-    (divisor, factor), atoms = b.terms[0], list(monomial)
-    for atom in divisor:
-        if atom not in atoms:
-            return None
-        atoms.remove(atom)
-    return None if coefficient % factor else ((tuple(atoms), coefficient // factor), 0)
-
-
-def _within(number: Number, limit: Number) -> bool:
-    from .bounds import known_lt, known_nonnegative
-
-    return known_nonnegative(number) and known_lt(number, limit)
-
-
-def _lowest_terms(a: Number, b: Number) -> tuple[Number, Number]:
-    """(4*i + 2) // 8  ->  (2*i + 1) // 4; a common integer factor only."""
-    from math import gcd
-
-    common = gcd(*(c for _, c in terms(a)), *(c for _, c in terms(b)))
-    if common <= 1:
-        return a, b
-    return tuple(from_terms({m: c // common for m, c in terms(n)}) for n in (a, b))  # type: ignore[return-value]
+def _sorted(a: Number, b: Number) -> list[Number]:
+    return sorted((a, b), key=lambda n: n.digest if isinstance(n, Index) else b"")
 
 
 def atoms(number: Number) -> Iterator[Atom]:
@@ -289,6 +313,11 @@ def atoms(number: Number) -> Iterator[Atom]:
             for field in atom.fields():
                 if isinstance(field, Index) and not isinstance(atom, (Var, Loaded)):
                     yield from atoms(field)
+
+
+def substitute(number: Number, by: Mapping[Atom, Number]) -> Number:
+    """`number` with atoms (variables, sizes) replaced, by numbers within their ranges wherever the result is used."""
+    return rebuild(number, by.get)
 
 
 def rebuild(number: Number, replace: Callable[[Atom], Number | None]) -> Number:
@@ -302,6 +331,42 @@ def rebuild(number: Number, replace: Callable[[Atom], Number | None]) -> Number:
             product = mul(product, _rebuilt(atom, replace))
         total = add(total, product)
     return total
+
+
+def evaluate(
+    number: Number,
+    leaf: Callable[[Atom], Any],
+    smaller: Callable[[Any, Any], Any] = min,
+    larger: Callable[[Any, Any], Any] = max,
+) -> Any:
+    """What a number comes to.
+
+    Args:
+        number: an integer or an index.
+        leaf: gives what variables, sizes and loaded indices are: integers, or anything with their arithmetic.
+        smaller: chooses between two such.
+        larger: likewise.
+    """
+    if not isinstance(number, Index):
+        return number
+    total: Any = 0
+    for monomial, coefficient in number.terms:
+        product: Any = coefficient
+        for atom in monomial:
+            product = product * _evaluated(atom, leaf, smaller, larger)
+        total = total + product
+    return total
+
+
+def _evaluated(atom: Atom, leaf: Callable[[Atom], Any], smaller: Any, larger: Any) -> Any:
+    if isinstance(atom, (Var, Size, Loaded)):
+        return leaf(atom)
+    a, b = (evaluate(part, leaf, smaller, larger) for part in atom.fields())
+    if isinstance(atom, Quotient):
+        return a // b
+    if isinstance(atom, Remainder):
+        return a % b
+    return smaller(a, b) if isinstance(atom, Least) else larger(a, b)
 
 
 _MAKE: dict[type, Callable[[Number, Number], Number]] = {

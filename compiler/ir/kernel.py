@@ -60,7 +60,10 @@ Statement = Loop | Assign | Fold | Update
 
 @dataclass(frozen=True)
 class Param:
-    """A buffer that the kernel is given, and what it does with it."""
+    """A buffer that the kernel is given, and what it does with it.
+
+    `buffer` is as the kernel sees it: the scheduler gives its memory one dim of stride 1: an index is an offset.
+    """
 
     buffer: Buffer
     access: Literal["read", "write", "update"]

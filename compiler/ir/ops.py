@@ -1,8 +1,8 @@
 """The pointwise operations of the loop IR: one table for the lowering, the interpreter and every code generator.
 
-Each entry gives the operation's arity, its result dtype in terms of its operands', and eager's function for it, which is
-the reference: NaN, infinities, signed zeros and integer wrap-around are eager's. Operands of one operation have one
-dtype (`where` and shifts apart); casts are explicit.
+Each entry gives the operation's arity, its result dtype in terms of its operands', and eager's function for it, which
+is the reference: NaN, infinities, signed zeros and integer wrap-around are eager's. Operands of one operation have one
+dtype (`where` and the amount of a shift apart); casts are explicit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+
+from .philox import philox
 
 Kind = Literal["same", "bool", "given"]
 
@@ -23,7 +25,7 @@ class OpInfo:
     Args:
         arity: number of operands.
         result: its dtype: ``"same"`` as the (last) operand's, ``"bool"``, or ``"given"`` by the node (casts).
-        reference: eager's function, on tensors: the operands, and the result's dtype by keyword where given.
+        reference: eager's function, on tensors: the operands, then the result's dtype where given.
         floating: takes floating operands only.
         costly: takes more than a few cycles an element, so that computing it twice is worth a look.
     """
@@ -37,6 +39,10 @@ class OpInfo:
 
 def _round_to(half: torch.dtype) -> Callable[..., torch.Tensor]:
     return lambda x: x.to(half).to(x.dtype)
+
+
+def _philox_word(word: int) -> Callable[..., torch.Tensor]:
+    return lambda seed, offset: philox(*torch.broadcast_tensors(seed, offset))[word]
 
 
 def _unary(names: str, **more: Any) -> dict[str, OpInfo]:
@@ -69,9 +75,9 @@ OPS: dict[str, OpInfo] = {
     "rsqrt": OpInfo(1, "same", torch.rsqrt, floating=True),
     "reciprocal": OpInfo(1, "same", torch.reciprocal, floating=True),
     **_unary("floor ceil trunc round", floating=True),  # round: half to even
-    **_unary("exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh", floating=True, costly=True),
-    **_unary("asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid", floating=True, costly=True),
-    # Choice. `maximum` and `minimum` give NaN where either operand is NaN.
+    **_unary("exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan", floating=True, costly=True),
+    **_unary("sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid", floating=True, costly=True),
+    # Choice. `maximum` and `minimum` give NaN where either operand is NaN; of 0.0 and -0.0 either one, as in eager.
     "maximum": OpInfo(2, "same", torch.maximum),
     "minimum": OpInfo(2, "same", torch.minimum),
     "where": OpInfo(3, "same", torch.where),
@@ -93,7 +99,8 @@ OPS: dict[str, OpInfo] = {
     "bitcast": OpInfo(1, "given", lambda x, dtype: x.view(dtype)),
     "round_bfloat16": OpInfo(1, "same", _round_to(torch.bfloat16)),
     "round_float16": OpInfo(1, "same", _round_to(torch.float16)),
-    # Philox 4x32, 10 rounds, key `seed`, counter `offset`: one of its 32-bit words as int64 in [0, 2**32), operands
-    # (seed, offset) int64. What is drawn from bits (uniform, normal, masks) is arithmetic of the lowering.
-    **{f"philox{word}": OpInfo(2, "same", None, costly=True) for word in range(4)},  # type: ignore[arg-type]
+    # Philox 4x32, 10 rounds (see `philox`), key `seed`, counter `offset`: one of its 32-bit words as int64 in
+    # [0, 2**32), operands (seed, offset) int64. What is drawn from bits (uniform, normal, masks) is arithmetic of the
+    # lowering.
+    **{f"philox{word}": OpInfo(2, "same", _philox_word(word), costly=True) for word in range(4)},
 }

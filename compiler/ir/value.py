@@ -1,3 +1,4 @@
+# ruff: noqa: RUF023 (fields are positional: their order is the grammar's)
 """Values: what one iteration of a loop computes, as an interned tree (a shared subtree is computed once).
 
     Value ::= Const(number, dtype)
@@ -44,6 +45,12 @@ class Const(Value):
 
     __slots__ = ("number", "dtype")
     number: bool | int | float
+
+    @classmethod
+    def spelled(cls, fields: tuple[Any, ...]) -> Any:
+        """The number's spelling: what compares equal yet differs (1, 1.0 and True; 0.0 and -0.0) stays apart."""
+        number, dtype = fields
+        return (number if isinstance(number, Index) else repr(number)), dtype
 
 
 class Load(Value):
@@ -152,6 +159,7 @@ class Rewriter:
         self._indices: dict[Index, Any] = {}
 
     def __call__(self, root: Value) -> Value:
+        """`root`, rewritten."""
         for value in walk([root]):
             if value not in self._done:
                 made = self._parts(value)
@@ -182,12 +190,10 @@ class Rewriter:
         if isinstance(value, Op):
             return Op(value.name, tuple(self._done[a] for a in value.args), value.dtype)
         if isinstance(value, Guarded):
-            return Guarded(
-                self._done[value.condition], self._done[value.value], self._done[value.other], value.dtype
-            )
+            return Guarded(self._done[value.condition], self._done[value.value], self._done[value.other], value.dtype)
         return value
 
 
 def substitute(root: Value, by: dict[Var, Any]) -> Value:
-    """`root` with loop variables replaced by indices."""
+    """`root` with loop variables replaced by indices, within their ranges wherever the result is evaluated."""
     return Rewriter(atom=by.get)(root)  # type: ignore[arg-type]

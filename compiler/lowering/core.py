@@ -5,12 +5,14 @@
     %fft  = aten._fft_r2c(%relu, ...)          extern fft
 
 Each operator has one function, declared with `@lowers("aten.relu")`, that takes the node's arguments as `Tensor`s,
-numbers and lists, and returns a `Tensor` (or a tuple of them), made with the methods of `Lowering`. What a lowering does
+numbers and lists, and returns a `Tensor` (or a tuple of them), made by the methods of `Lowering`. What a lowering does
 not cover it refuses with `Unlowered(code, message)`; then a decomposition is tried, else the node stays a call.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +22,8 @@ import torch
 from ..ir.index import Var, add, mul
 from ..ir.program import Buffer, Definition, Reduction, Store, StoreMode
 from ..ir.reducers import REDUCERS
-from ..ir.value import Const, Load, Op, Result, Value, compute_dtype
+from ..ir.value import Const, Load, Op, Result, Rewriter, Value, compute_dtype
+from .sizes import Unlowered, number
 
 Indices = tuple[Any, ...]
 LOWERINGS: dict[str, Callable[..., Any]] = {}
@@ -29,8 +32,8 @@ LOWERINGS: dict[str, Callable[..., Any]] = {}
 def lowers(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare the lowering of operators, named ``"aten.relu"`` (all overloads) or ``"aten.sum.dim_IntList"``.
 
-    The function is called with the lowering in progress, then the operator's arguments by its schema: every argument
-    that has a default and was left out is passed with that default, by keyword name.
+    The function is called with the lowering in progress, then the operator's arguments in the order of its schema,
+    those that were left out by their default; what the schema takes by keyword only is passed by keyword.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,12 +93,16 @@ class Lowering:
     The current node's name and metadata give names, devices and strides, so that a lowering states only the math.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, random: str = "eager") -> None:
+        self.random = random  # "eager" or "philox"
         self.buffers: dict[str, Buffer] = {}
         self.items: list[Any] = []
-        self.current: Any = None  # the fx node being lowered
+        self.current: Any = None  # the fx node being lowered, for its metadata
+        self.output: int | None = None  # which of the node's results is being made, where a lowering makes one by one
+        self.origin: Any = None  # the node of the graph that it comes from: itself, or the one being decomposed
         self.device = torch.device("cpu")
-        self._names: dict[str, int] = {}
+        self._names: dict[tuple[str, str], int] = {}
+        self._streams = 0
 
     # -- building blocks ------------------------------------------------------------------------------------------
 
@@ -110,11 +117,12 @@ class Lowering:
         dtype: torch.dtype,
         *,
         strides: Sequence[Any] | None = None,
+        output: int | None = None,
     ) -> Tensor:
-        """A new tensor whose element at (i, j, ...) is ``compute((i, j, ...))``."""
+        """A new tensor whose element at (i, j, ...) is ``compute((i, j, ...))``; output `output` of the node's."""
         loops = self.loops(sizes)
         at = tuple(v.index() for v in loops)
-        made = self.buffer(sizes, dtype, strides)
+        made = self.buffer(sizes, dtype, strides, output)
         self.define(loops, [Store(made.name, at, compute(at))])
         return whole(made)
 
@@ -128,41 +136,41 @@ class Lowering:
         dtypes: Sequence[torch.dtype],
         *,
         shapes: Sequence[Sequence[Any]] | None = None,
-        scan: bool = False,
+        output: int | None = None,
     ) -> tuple[Tensor, ...]:
         """New tensors from one reduction.
 
         Args:
             reducer: one of `REDUCERS`.
             compute: the reducer's operands, given the outer and the reduced indices.
-            sizes, reduced: extents of the outer and of the reduced loops.
-            finish: the stored values, given the outer indices (in a scan, the reduced ones appended) and the
-                components: one for each of `dtypes`.
+            sizes: extents of the outer loops.
+            reduced: extents of the reduced loops.
+            finish: the stored values, given the outer indices and the components: one for each of `dtypes`.
             dtypes: dtypes of the tensors made.
             shapes: their sizes where not `sizes` (keepdim: 1s inserted); dims of size 1 get index 0, the others the
                 loops in order.
-            scan: a cumulative scan over the one reduced loop; tensors then have its extent as last dim.
+            output: which of the node's outputs the first tensor is, where the node has several.
         """
         loops, folded = self.loops(sizes), self.loops(reduced, "r")
         outer, inner = tuple(v.index() for v in loops), tuple(v.index() for v in folded)
         operands = compute(outer, inner)
         operands = operands if isinstance(operands, tuple) else (operands,)
-        reduction = Reduction(self.name("fold"), reducer, operands)
+        reduction = Reduction(self.name("fold", "fold"), reducer, operands)
         kinds = REDUCERS[reducer].components
         components = tuple(
             Result(reduction.name, k, torch.int64 if kind == "int64" else operands[0].dtype)
             for k, kind in enumerate(kinds)
         )
-        at = (*outer, *inner) if scan else outer
-        values = finish(at, components)
+        values = finish(outer, components)
         values = values if isinstance(values, tuple) else (values,)
         made, stores = [], []
         for k, (value, dtype) in enumerate(zip(values, dtypes, strict=True)):
-            shape = shapes[k] if shapes is not None else [*sizes, *(reduced if scan else ())]
-            buffer = self.buffer(shape, dtype, output=k if len(dtypes) > 1 else None)
-            stores.append(Store(buffer.name, _spread(at, shape), value))
+            shape = shapes[k] if shapes is not None else sizes
+            position = k + (output or 0) if len(dtypes) > 1 or output is not None else None
+            buffer = self.buffer(shape, dtype, output=position)
+            stores.append(Store(buffer.name, _spread(outer, sizes, shape), value))
             made.append(whole(buffer))
-        self.define(loops, stores, folded, (reduction,), scan)
+        self.define(loops, stores, folded, (reduction,))
         return tuple(made)
 
     def store(
@@ -189,7 +197,7 @@ class Lowering:
     ) -> None:
         """Add one definition; values are in compute dtypes and are converted to the buffers' dtypes on store."""
         kept = tuple(replace(s, value=cast(s.value, compute_dtype(self.buffers[s.buffer].dtype))) for s in stores)
-        name, rule = self.name(self._node_name()), getattr(self.current, "meta", {}).get("regraft_rule", "")
+        name, rule = self.name(self._node_name(), "item"), getattr(self.origin, "meta", {}).get("regraft_rule", "")
         nodes = (self._node_name(),)
         self.items.append(Definition(name, loops, kept, reduced, reductions, scan, nodes, rule))
 
@@ -200,31 +208,83 @@ class Lowering:
         strides: Sequence[Any] | None = None,
         output: int | None = None,
     ) -> Buffer:
-        """Fresh memory: strides of the current node's metadata where sizes fit it (output `output` of a tuple), else
-        contiguous."""
+        """Fresh memory.
+
+        Strides are by default those of the current node's metadata (its output `output`, of a tuple) where sizes fit
+        it, else contiguous.
+        """
         strides = strides if strides is not None else self._strides(tuple(sizes), output)
         name = self.name(self._node_name())
         made = Buffer(name, dtype, tuple(sizes), tuple(strides), self.device)
         self.buffers[name] = made
         return made
 
-    def name(self, base: str) -> str:
-        """A name not taken yet."""
-        count = self._names.get(base, 0)
-        self._names[base] = count + 1
+    def stream(self) -> int:
+        """A number for each random call of the graph."""
+        self._streams += 1
+        return self._streams
+
+    def name(self, base: str, space: str = "buffer") -> str:
+        """A name not taken yet among the buffers (items, folds)."""
+        count = self._names.get((space, base), 0)
+        self._names[space, base] = count + 1
         return base if count == 0 else f"{base}_{count}_"
 
     def _node_name(self) -> str:
-        return getattr(self.current, "name", "value")
+        return getattr(self.origin, "name", "value")
+
+    # -- what a lowering did, as a whole ---------------------------------------------------------------------------
+
+    def mark(self) -> tuple[int, int]:
+        """This moment, for `roll_back` and `rename`."""
+        return len(self.buffers), len(self.items)
+
+    def roll_back(self, mark: tuple[int, int]) -> None:
+        """Forget what was added since."""
+        for name in list(self.buffers)[mark[0] :]:
+            del self.buffers[name]
+        del self.items[mark[1] :]
+        for space in ("buffer", "item"):
+            self._names.pop((space, self._node_name()), None)
+
+    def made_since(self, mark: tuple[int, int]) -> list[str]:
+        """Buffers added since."""
+        return list(self.buffers)[mark[0] :]
+
+    def rename(self, names: dict[str, str], mark: tuple[int, int]) -> None:
+        """Rename buffers made since; one whose name is wanted for another gives way."""
+        if all(old == new for old, new in names.items()):
+            return
+        taken = {new for old, new in names.items() if new in self.buffers and new not in names and old != new}
+        names = {**names, **{name: self.name(name) for name in taken}}
+        fresh = {name: self.buffers.pop(name) for name in self.made_since(mark)}
+        self.buffers.update((names.get(n, n), replace(b, name=names.get(n, n))) for n, b in fresh.items())
+        load = Rewriter(value=lambda v: _renamed_load(v, names))
+        self.items[mark[1] :] = [_renamed(item, names, load) for item in self.items[mark[1] :]]
 
     def _strides(self, sizes: Indices, output: int | None) -> Indices:
-        from .sizes import number
-
-        meta = getattr(self.current, "meta", {}).get("val")
+        meta, output = getattr(self.current, "meta", {}).get("val"), self.output if output is None else output
         meta = meta[output] if output is not None and isinstance(meta, (tuple, list)) else meta
         if isinstance(meta, torch.Tensor) and tuple(map(number, meta.shape)) == sizes:
             return tuple(map(number, meta.stride()))
         return contiguous(sizes)
+
+
+def _renamed_load(value: Value, names: dict[str, str]) -> Value | None:
+    if isinstance(value, Load) and value.buffer in names:
+        return Load(names[value.buffer], value.indices, value.dtype)
+    return None
+
+
+def _renamed(item: Any, names: dict[str, str], load: Rewriter) -> Any:
+    if not isinstance(item, Definition):
+        return item
+    stores = tuple(
+        replace(s, buffer=names.get(s.buffer, s.buffer), indices=tuple(map(load.index, s.indices)), value=load(s.value))
+        for s in item.stores
+    )
+    reductions = tuple(replace(r, values=tuple(map(load, r.values))) for r in item.reductions)
+    return replace(item, stores=stores, reductions=reductions)
 
 
 def contiguous(sizes: Sequence[Any]) -> Indices:
@@ -240,25 +300,29 @@ def cast(value: Value, dtype: torch.dtype) -> Value:
     """`value` converted to a compute dtype; itself where it has it."""
     if value.dtype == dtype:
         return value
-    if isinstance(value, Const):
+    if isinstance(value, Const) and (dtype.is_floating_point or math.isfinite(value.number)):
         return const(value.number, dtype)
     return Op("cast", (value,), dtype)
 
 
 def const(number: bool | int | float, dtype: torch.dtype) -> Const:
-    """A constant of a compute dtype, spelled as that dtype's Python number."""
-    kept = bool(number) if dtype == torch.bool else float(number) if dtype.is_floating_point else int(number)
-    return Const(kept, dtype)
+    """A constant of a compute dtype, spelled as that dtype's Python number: rounded, or wrapped around."""
+    if dtype == torch.bool:
+        return Const(bool(number), dtype)
+    if dtype.is_floating_point:
+        return Const(ctypes.c_float(number).value if dtype == torch.float32 else float(number), dtype)
+    info = torch.iinfo(dtype)
+    return Const((int(number) - info.min) % (info.max - info.min + 1) + info.min, dtype)
 
 
-def _spread(indices: Indices, shape: Sequence[Any]) -> Indices:
+def _spread(indices: Indices, extents: Sequence[Any], shape: Sequence[Any]) -> Indices:
     """Indices of a buffer with size-1 dims that have no loop: index 0 there."""
-    if len(indices) == len(shape):
-        return indices
-    rest = list(indices)
-    spread = tuple(rest.pop(0) if size != 1 and rest else 0 for size in shape)
-    assert not rest, f"{indices} do not fit the shape {shape}"
+    rest = list(zip(indices, extents, strict=True))
+    spread = tuple(rest.pop(0)[0] if rest and rest[0][1] == size else 0 for size in shape)
+    assert not rest, f"loops of {extents} do not fit the shape {shape}"
     return spread
 
 
-__all__ = ["LOWERINGS", "Lowering", "Tensor", "add", "cast", "const", "contiguous", "lowers", "whole"]
+__all__ = [
+    "LOWERINGS", "Lowering", "Tensor", "Unlowered", "add", "cast", "const", "contiguous", "lowers", "number", "whole",
+]  # fmt: skip

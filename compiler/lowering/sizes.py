@@ -7,10 +7,11 @@ from typing import Any
 import sympy
 import torch
 
-from ..ir.index import Size, add, least, most, mul, quotient, remainder
+from ..ir.index import Index, Size, add, least, most, mul, quotient, remainder
+from ..ir.value import Const, Number, Op, Value
 
 
-class Unlowered(Exception):
+class Unlowered(Exception):  # noqa: N818 - no error
     """Raised by a lowering that does not cover this call; the node stays a call of ATen.
 
     Args:
@@ -66,7 +67,47 @@ _FOLDS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def real(value: torch.SymFloat) -> Value:
+    """A symbolic float as a value, float64.
+
+    Raises:
+        Unlowered: it is more than arithmetic and square roots of sizes.
+    """
+    return _real(value.node.expr, getattr(value.node, "shape_env", None))
+
+
+def _real(expr: Any, shape_env: Any) -> Value:
+    if expr.is_number:
+        return Const(float(expr), torch.float64)
+    if expr.is_integer:
+        index = from_sympy(expr, shape_env)
+        return Op("cast", (Number(index, torch.int64),), torch.float64) if isinstance(index, Index) else _whole(index)
+    name = type(expr).__name__
+    if name not in _REALS or expr.is_Symbol:
+        raise Unlowered("symbolic", f"{name} of sizes: {expr}")
+    parts = [_real(a, shape_env) for a in expr.args]
+    total = parts[0]
+    if len(parts) == 1 and _REALS[name] is not None:
+        return Op(_REALS[name], (total,), torch.float64)
+    for part in parts[1:]:
+        total = Op(_REALS[name], (total, part), torch.float64)
+    return total
+
+
+def _whole(number: int) -> Value:
+    return Const(float(number), torch.float64)
+
+
+# None: the part itself.
+_REALS: dict[str, Any] = {
+    "Add": "add", "Mul": "mul", "FloatTrueDiv": "div", "IntTrueDiv": "div", "FloatPow": "pow", "Pow": "pow",
+    "OpaqueUnaryFn_sqrt": "sqrt", "OpaqueUnaryFn_exp": "exp", "OpaqueUnaryFn_log": "log", "ToFloat": None,
+}  # fmt: skip
+
+
 def _size(symbol: Any, shape_env: Any) -> Size:
+    if shape_env is not None and shape_env.is_unbacked_symint(symbol):
+        raise Unlowered("data-dependent", f"the size {symbol} is known when run")
     ranges = shape_env.var_to_range.get(symbol) if shape_env is not None else None
     if ranges is None:
         return Size(str(symbol), 0, None)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..reason import Site
-from ..record import Evidence, Fallback, GraphRecord, Match, NearMiss
+from ..record import Code, Evidence, Fallback, GraphRecord, KeptCall, Match, NearMiss
 
 
 def encode(value: Any) -> Any:
@@ -34,6 +34,7 @@ def decode_graph(data: Mapping[str, Any]) -> GraphRecord:
         declined=[_match(item) for item in data["declined"]],
         near_misses=[_near_miss(item) for item in data["near_misses"]],
         fallbacks=[_fallback(item) for item in data["fallbacks"]],
+        code=[_code(item) for item in data.get("code", [])],
         seconds=dict(data["seconds"]),
         errors={rule: [float(error) for error in errors] for rule, errors in data["errors"].items()},
         details=dict(data["details"]),
@@ -56,6 +57,10 @@ def _near_miss(data: Mapping[str, Any]) -> NearMiss:
 
 def _fallback(data: Mapping[str, Any]) -> Fallback:
     return Fallback(**{**data, "site": _site(data["site"])})
+
+
+def _code(data: Mapping[str, Any]) -> Code:
+    return Code(**{**data, "kept": tuple(KeptCall(**call) for call in data["kept"])})
 
 
 def _site(data: Mapping[str, Any] | None) -> Site | None:

@@ -32,6 +32,10 @@ def _environment() -> jinja2.Environment:
         miss_groups=summary.miss_groups,
         declined_groups=summary.declined_groups,
         fallback_groups=summary.fallback_groups,
+        kept_calls=summary.kept_calls,
+        code_line=summary.code_line,
+        frozen_line=summary.frozen_line,
+        layout_line=summary.layout_line,
     )
     env.filters.update(
         counted=text.counted,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ..record import Fallback, GraphRecord, Match, NearMiss
+from ..record import Fallback, GraphRecord, KeptCall, Match, NearMiss
 
 T = TypeVar("T")
 
@@ -94,6 +94,39 @@ def stage_seconds(graphs: Iterable[GraphRecord]) -> dict[str, float]:
     return total
 
 
+def frozen_line(graphs: Iterable[GraphRecord]) -> str:
+    """What was computed once from weights, as ``"267 weights: 53 batch norms folded, ..."``; empty if nothing was."""
+    count = _totals(graphs, "freezing")
+    parts = [
+        f"{count[name]} {what}"
+        for name, what in (
+            ("batch_norms", "batch norms folded"),
+            ("packed_convolution", "convolutions packed"),
+            ("packed_linear", "linear layers packed"),
+            ("constants", f"constants of {count['bytes'] / 2**20:.1f} MiB"),
+        )
+        if count[name]
+    ]
+    return f"{count['weights']} weights: {', '.join(parts)}" if parts else ""
+
+
+def layout_line(graphs: Iterable[GraphRecord]) -> str:
+    """In which layout convolutions run, and why; empty where there is none."""
+    found = [graph.details["channels_last"] for graph in graphs if "channels_last" in graph.details]
+    total = sum(spread["convolutions"] for spread in found)
+    moved = sum(spread["convolutions"] for spread in found if spread["chosen"])
+    before, after = (1e3 * sum(spread["seconds"][i] for spread in found) for i in (0, 1))
+    times = f" (measured one by one: {before:.2f} ms as they were, {after:.2f} ms so)" if before else ""
+    return f"{moved} of {total} convolutions moved to channels-last{times}" if total else ""
+
+
+def _totals(graphs: Iterable[GraphRecord], detail: str) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for graph in graphs:
+        total.update(graph.details.get(detail, {}))
+    return total
+
+
 def miss_groups(graphs: Iterable[GraphRecord]) -> list[Group[NearMiss]]:
     """Near misses grouped by rule, reason and source line; those that came closest to a match first."""
     groups = _grouped(
@@ -117,6 +150,30 @@ def fallback_groups(graphs: Iterable[GraphRecord]) -> list[Group[Fallback]]:
     """Fallbacks grouped by stage, reason and source line, most frequent first."""
     groups = _grouped((fallback for graph in graphs for fallback in graph.fallbacks), key=lambda f: f)
     return sorted(groups, key=lambda g: (-g.count, g.first.stage, g.first.code))
+
+
+def kept_calls(graphs: Iterable[GraphRecord]) -> list[KeptCall]:
+    """Calls that generated code keeps, by operator and reason, most frequent first."""
+    count: Counter[tuple[str, str, str]] = Counter()
+    for graph in graphs:
+        for call in (call for code in graph.code for call in code.kept):
+            count[call.operator, call.code, call.message] += call.count
+    return [KeptCall(operator, n, code, message) for (operator, code, message), n in count.most_common()]
+
+
+def code_line(graphs: Iterable[GraphRecord]) -> str:
+    """`72 tensors by 36 kernels, 12 attention; 85 calls kept`; empty where no code was generated."""
+    parts = [code for graph in graphs for code in graph.code]
+    if not parts:
+        return ""
+    templates: Counter[str] = Counter()
+    for part in parts:
+        templates.update(part.templates)
+    made = "".join(f", {count} {name}" for name, count in sorted(templates.items()))
+    kept = sum(call.count for part in parts for call in part.kept)
+    return (
+        f"{sum(p.tensors for p in parts)} tensors by {sum(p.kernels for p in parts)} kernels{made}; {kept} calls kept"
+    )
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[Group[T]]:

@@ -16,7 +16,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from .summary import RuleRow, declined_groups, fallback_groups, miss_groups, rule_rows, stage_seconds
+from .summary import (
+    RuleRow,
+    code_line,
+    declined_groups,
+    fallback_groups,
+    frozen_line,
+    kept_calls,
+    layout_line,
+    miss_groups,
+    rule_rows,
+    stage_seconds,
+)
 
 if TYPE_CHECKING:
     from ..reason import Site
@@ -56,6 +67,12 @@ def answers(entry: Entry) -> Table:
             "Is it right?", Text(right_line(entry.outcome), style="green" if entry.outcome.right else "bold red")
         )
         grid.add_row("Was it worth it?", worth_line(entry.outcome))
+    if code := code_line(entry.graphs):
+        grid.add_row("Generated code", code)
+    if frozen := frozen_line(entry.graphs):
+        grid.add_row("Frozen", frozen)
+    if layout := layout_line(entry.graphs):
+        grid.add_row("Layout", layout)
     if stages := stage_seconds(entry.graphs):
         grid.add_row("Compile time", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in stages.items()))
     return grid
@@ -106,7 +123,7 @@ def coverage_view(graphs: Sequence[GraphRecord]) -> RenderableType:
     parts: list[RenderableType] = [
         rule_table(rows) if rows else Text(f"{counted(len(graphs), 'graph')}, no rule matched.")
     ]
-    tables = (declined_table(graphs), near_miss_table(graphs), fallback_table(graphs))
+    tables = (declined_table(graphs), near_miss_table(graphs), kept_table(graphs), fallback_table(graphs))
     return Group(*parts, *(table for table in tables if table.row_count))
 
 
@@ -157,6 +174,14 @@ def fallback_table(graphs: Sequence[GraphRecord]) -> Table:
         ]
         table.add_row(*map(escape, cells))
     return _more(table, len(groups))
+
+
+def kept_table(graphs: Sequence[GraphRecord]) -> Table:
+    """Operators that generated code calls, with the reason."""
+    table = _table("Calls kept", "operator", "#times", "reason")
+    for call in (calls := kept_calls(graphs))[:SHOWN]:
+        table.add_row(*map(escape, [call.operator, str(call.count), f"{call.code}: {call.message}"]))
+    return _more(table, len(calls))
 
 
 def evidence_line(evidence: Evidence | None) -> str:

@@ -101,7 +101,7 @@ def test_profit_never_counts_only():
     model, x = attention()
     with torch.no_grad(), regraft.coverage() as cov:
         out = torch.compile(model, backend="regraft", options={"profit": "never"})(x)
-        assert torch.equal(out, model(x))
+        torch.testing.assert_close(out, model(x))
     assert cov.count("attention") == 0
     assert [m.rule for m in cov.declined].count("sdpa") == 1
 
@@ -184,5 +184,5 @@ def test_a_program_that_our_faults_break_runs_as_it_was_written(monkeypatch):
     monkeypatch.setattr(backend_module, "differentiate", failing_once)
     with torch.no_grad(), regraft.coverage() as cov:
         out = torch.compile(model, backend="regraft", options={"profit": "always", "rules": "sdpa"})(x)
-    assert torch.equal(out, model(x))
-    assert [f.code for f in cov.fallbacks] == ["differentiate-failed"] and cov.count("attention") == 0
+    torch.testing.assert_close(out, model(x))
+    assert [f.code for f in cov.fallbacks] == ["differentiate-failed"] and cov.count("sdpa") == 0

@@ -33,7 +33,8 @@ def test_two_modes_contradict():
 
 @pytest.mark.parametrize(("given", "words"), [
     ({"proft": "always"}, ["unknown option 'proft'", "did you mean 'profit'?", "valid options: mode, profit"]),
-    ({"freezing": True}, ["unknown option 'freezing'", "rules, nan, rng"]),
+    ({"freeze": True}, ["unknown option 'freeze'", "did you mean 'freezing'?", "rules, nan, rng, freezing"]),
+    ({"freezing": 1}, ["'freezing'", "True or False"]),
     ({"profit": "alway"}, ["'alway'", "did you mean 'always'?", "measured, always, never"]),
     ({"profit": True}, ["True", "measured, always, never"]),
     ({"verify": "lives"}, ["did you mean 'live'?"]),

@@ -124,7 +124,7 @@ class TestText:
 
     def test_runs_on_its_own(self):
         wrapper = generate(small_graph(), name="g")
-        namespace = {"objects": wrapper.objects}
+        namespace = {"objects": wrapper.parts.objects}
         exec(wrapper.source, namespace)
         x, w = torch.randn(3, 3), torch.randn(3, 3)
         expected = (x @ w).relu()
@@ -204,7 +204,7 @@ class TestTargets:
         x = graph.placeholder("x")
         graph.output((graph.call_function(double, (x,)), graph.call_function(torch.sym_max, (1, 2))))
         wrapper = generate(fx.GraphModule(torch.nn.Module(), graph), name="g")
-        assert wrapper.objects == {"double_1": double}
+        assert wrapper.parts.objects == {"double_1": double}
         assert 'double_1 = objects["double_1"]' in wrapper.source
         assert "double = double_1(x)" in wrapper.source
         assert "torch.sym_max(1, 2)" in wrapper.source
@@ -224,7 +224,7 @@ class TestTargets:
         wrapper = generate(fx.GraphModule(root, graph), name="g")
         total, weight = wrapper.call([torch.tensor([3.0, -1.0])])
         assert total.tolist() == [3.0] and weight is root.sub.weight
-        assert set(wrapper.objects) == {"sub_weight", "act_1"}
+        assert set(wrapper.parts.objects) == {"sub_weight", "act_1"}
 
     def test_higher_order_operators(self):
         def function(x):

@@ -6,7 +6,14 @@ from support.records import SOFTMAX, attention, escape, graph
 from regraft.rewrites.record import Evidence, GraphRecord, Match
 from regraft.rewrites.report.document import Entry, Outcome, Report, ReportError
 from regraft.rewrites.report.html import render
-from regraft.rewrites.report.summary import declined_groups, miss_groups, rule_rows, stage_seconds
+from regraft.rewrites.report.summary import (
+    declined_groups,
+    frozen_line,
+    layout_line,
+    miss_groups,
+    rule_rows,
+    stage_seconds,
+)
 from regraft.rewrites.report.text import SHOWN, evidence_line, place, plain, report_view
 
 ENVIRONMENT = {"torch": "2.13", "cpu": "some <cpu>"}
@@ -118,3 +125,24 @@ def test_unreadable_files(tmp_path, text):
 def test_missing_file(tmp_path):
     with pytest.raises(ReportError, match="cannot read"):
         Report.read(tmp_path / "none.json")
+
+
+def test_weights_and_layout():
+    """What freezing and channels-last did is told in one line each, and nothing where nothing was done."""
+    freezing = {
+        "weights": 9,
+        "batch_norms": 2,
+        "packed_convolution": 3,
+        "packed_linear": 0,
+        "constants": 5,
+        "bytes": 1 << 20,
+    }
+    moved = {"convolutions": 3, "chosen": True, "conversions": 1, "seconds": (2e-3, 1e-3)}
+    records = [GraphRecord("g", details={"freezing": freezing, "channels_last": moved}), GraphRecord("h")]
+    assert frozen_line(records) == ("9 weights: 2 batch norms folded, 3 convolutions packed, 5 constants of 1.0 MiB")
+    assert layout_line(records).startswith("3 of 3 convolutions moved to channels-last") and "2.00 ms" in layout_line(
+        records
+    )
+    page = render(Report([Entry("m", records)], ENVIRONMENT))
+    assert frozen_line(records) in page and "moved to channels-last" in page
+    assert frozen_line([graph()]) == layout_line([graph()]) == ""

@@ -1,0 +1,80 @@
+"""Callables from the addresses of kernels: through a small extension module, or ctypes where Python has no headers."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .binding_source import BINDING
+from .compiler import Source, compile_all
+from .errors import CompileFailed
+from .runtime import RuntimeTable, entry_points
+
+_TYPES = {"i": ctypes.c_longlong, "f": ctypes.c_double}
+
+
+def bind(address: int, kinds: str, sizes: int, big: bool) -> Callable[..., None]:
+    """A callable that runs the kernel at `address`.
+
+    Args:
+        address: of its function.
+        kinds: of each param: ``t`` a tensor, ``i`` an integer by value, ``f`` a float by value.
+        sizes: how many sizes follow the params.
+        big: whether calls take so long that other Python threads should run meanwhile.
+
+    Returns:
+        a function of tensors, numbers and sizes. It raises IndexError for an index out of range, RuntimeError for an
+        integer division by zero.
+    """
+    module = _module()
+    if module is not None:
+        return module.make(address, kinds, sizes, big)
+    return functools.partial(_call, _PROTOTYPE(address), kinds)
+
+
+@functools.cache
+def _module() -> Any:
+    """The extension module, None where Python's headers are missing."""
+    include = Path(sysconfig.get_paths()["include"])
+    if not (include / "Python.h").exists():
+        return None
+    text = f"// {sysconfig.get_config_var('EXT_SUFFIX')}\n{BINDING}"
+    try:
+        ((_, source),) = compile_all([Source(text, (f"-I{include}",))])
+    except CompileFailed:
+        return None
+    path = str(source.with_suffix(".so"))
+    loader = importlib.machinery.ExtensionFileLoader("regraft_binding", path)
+    spec = importlib.util.spec_from_file_location("regraft_binding", path, loader=loader)
+    assert spec is not None, path
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    module.setup(torch.Tensor.data_ptr, *entry_points())
+    return module
+
+
+_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(RuntimeTable))
+
+
+def _call(function: Any, kinds: str, *args: Any) -> None:
+    numbers = [None if k == "t" else _TYPES[k](a) for k, a in zip(kinds, args, strict=False)]
+    pointers = [a.data_ptr() if n is None else ctypes.addressof(n) for a, n in zip(args, numbers, strict=False)]
+    sizes = args[len(kinds) :]
+    runtime = RuntimeTable(*entry_points())
+    function(
+        (ctypes.c_void_p * len(pointers))(*pointers),
+        (ctypes.c_longlong * len(sizes))(*sizes),
+        ctypes.byref(runtime),
+    )
+    if runtime.kind == 2:
+        raise RuntimeError("ZeroDivisionError")
+    if runtime.kind:
+        raise IndexError(f"index {runtime.index} is out of bounds for dimension with size {runtime.size}")

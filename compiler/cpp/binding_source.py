@@ -1,0 +1,101 @@
+"""The module that calls kernels from Python, in C against Python's own API: compiled once per machine and Python.
+
+`make(address, kinds, sizes, big)` gives a callable over tensors (``t``), integers (``i``) and floats (``f``) by value,
+then sizes. A call costs the tensors' `data_ptr()` and little more. Big kernels let other Python threads run.
+"""
+
+BINDING = r"""
+#include <Python.h>
+typedef long long i64;
+struct Runtime { void* entry[4]; i64 kind, index, size; };
+typedef void (*Function)(void**, const i64*, Runtime*);
+static void* entry[4];
+static PyObject* data_ptr;
+enum { MOST = 128 };
+
+struct Kernel {
+  PyObject_HEAD
+  vectorcallfunc call;
+  Function function;
+  Py_ssize_t params, sizes;
+  int big;
+  char kinds[MOST * 4];
+};
+
+static void* pointer(PyObject* tensor) {
+  PyObject* args[1] = {tensor};
+  PyObject* number = PyObject_Vectorcall(data_ptr, args, 1, nullptr);
+  if (!number) return nullptr;
+  void* made = PyLong_AsVoidPtr(number);
+  Py_DECREF(number);
+  return made;
+}
+
+static PyObject* failed(const Runtime& runtime) {
+  if (runtime.kind == 2) return PyErr_SetString(PyExc_RuntimeError, "ZeroDivisionError"), nullptr;
+  return PyErr_Format(PyExc_IndexError, "index %lld is out of bounds for dimension with size %lld", runtime.index, runtime.size);
+}
+
+static PyObject* call(PyObject* self, PyObject* const* args, size_t flagged, PyObject* keywords) {
+  const Kernel* kernel = (const Kernel*)self;
+  const Py_ssize_t count = PyVectorcall_NARGS(flagged), params = kernel->params;
+  if (count != params + kernel->sizes || (keywords && PyTuple_GET_SIZE(keywords)))
+    return PyErr_Format(PyExc_TypeError, "the kernel takes %zd tensors and %zd sizes, not %zd arguments", params,
+                        kernel->sizes, count);
+  void* pointers[MOST * 4];
+  union { i64 whole; double real; } numbers[MOST * 4];
+  for (Py_ssize_t k = 0; k < count; ++k) {
+    const char kind = k < params ? kernel->kinds[k] : 'i';
+    if (kind == 't') pointers[k] = pointer(args[k]);
+    else if (kind == 'f') numbers[k].real = PyFloat_AsDouble(args[k]), pointers[k] = &numbers[k];
+    else numbers[k].whole = PyLong_AsLongLong(args[k]), pointers[k] = &numbers[k];
+    if (PyErr_Occurred()) return nullptr;
+  }
+  Runtime runtime = {{entry[0], entry[1], entry[2], entry[3]}, 0, 0, 0};
+  PyThreadState* state = kernel->big ? PyEval_SaveThread() : nullptr;
+  kernel->function(pointers, &numbers[params].whole, &runtime);
+  if (state) PyEval_RestoreThread(state);
+  if (runtime.kind) return failed(runtime);
+  Py_RETURN_NONE;
+}
+
+static PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0) "regraft.Kernel"};
+
+static PyObject* make(PyObject*, PyObject* args) {
+  unsigned long long address;
+  const char* kinds;
+  Py_ssize_t sizes;
+  int big;
+  if (!PyArg_ParseTuple(args, "Ksnp", &address, &kinds, &sizes, &big)) return nullptr;
+  const Py_ssize_t params = (Py_ssize_t)strlen(kinds);
+  if (params + sizes >= MOST * 4) return PyErr_SetString(PyExc_ValueError, "the kernel has too many parameters"), nullptr;
+  Kernel* made = PyObject_New(Kernel, &type);
+  if (!made) return nullptr;
+  made->call = call, made->function = (Function)(size_t)address;
+  made->params = params, made->sizes = sizes, made->big = big;
+  memcpy(made->kinds, kinds, (size_t)params + 1);
+  return (PyObject*)made;
+}
+
+static PyObject* setup(PyObject*, PyObject* args) {
+  unsigned long long a, b, c, d;
+  PyObject* method;
+  if (!PyArg_ParseTuple(args, "OKKKK", &method, &a, &b, &c, &d)) return nullptr;
+  entry[0] = (void*)a, entry[1] = (void*)b, entry[2] = (void*)c, entry[3] = (void*)d;
+  Py_INCREF(method);
+  data_ptr = method;
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {{"make", make, METH_VARARGS, nullptr}, {"setup", setup, METH_VARARGS, nullptr}, {}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "regraft_binding", nullptr, -1, methods};
+
+PyMODINIT_FUNC PyInit_regraft_binding() {
+  type.tp_basicsize = sizeof(Kernel);
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+  type.tp_vectorcall_offset = __builtin_offsetof(Kernel, call);
+  type.tp_call = PyVectorcall_Call;
+  if (PyType_Ready(&type) < 0) return nullptr;
+  return PyModule_Create(&definition);
+}
+"""

@@ -1,0 +1,383 @@
+"""The operations of `ops.OPS` in C++: `op_name` for scalars, and the same for vectors, eager's results to the last bit
+where eager's are exact and within two units in the last place where they are approximate.
+
+Vectors take, in this order of preference: an operator or a loop over lanes that compilers turn into one instruction;
+a polynomial written here (the functions that networks are made of, f32); glibc's libmvec; a loop over scalars.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container
+
+# Scalars. Names that C's library has, by the name of the operation.
+_LIBM = {
+    **{name: name for name in "sqrt floor ceil trunc exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos".split()},
+    **{name: name for name in "atan sinh cosh tanh asinh acosh atanh erf erfc lgamma atan2 hypot copysign".split()},
+    **{"nextafter": "nextafter", "round": "nearbyint", "fmod": "fmod", "pow": "pow"},
+}
+_BINARY = ("atan2", "hypot", "copysign", "nextafter", "fmod", "pow")
+_VECTOR_LIBRARY = (
+    *"exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc".split(),
+    *"pow atan2 hypot".split(),
+)
+# libmvec's names: 4 lanes of f32 are class b (SSE), 8 class d (AVX2), 16 class e (AVX-512).
+_CLASSES = (("f32", 4, "b"), ("f32", 8, "d"), ("f32", 16, "e"), ("f64", 2, "b"), ("f64", 4, "d"), ("f64", 8, "e"))
+_WRITTEN = ("exp", "tanh", "erf", "log")
+
+SCALARS = r"""
+#define ALL(T) \
+  INLINE bool op_eq(T a, T b) { return a == b; } \
+  INLINE bool op_ne(T a, T b) { return a != b; } \
+  INLINE bool op_lt(T a, T b) { return a < b; } \
+  INLINE bool op_le(T a, T b) { return a <= b; } \
+  INLINE bool op_gt(T a, T b) { return a > b; } \
+  INLINE bool op_ge(T a, T b) { return a >= b; } \
+  INLINE T op_maximum(T a, T b) { return a != a || a > b ? a : b; } \
+  INLINE T op_minimum(T a, T b) { return a != a || a < b ? a : b; }
+#define SIGNED(T) \
+  INLINE T op_neg(T a) { return (T)-a; } \
+  INLINE T op_sign(T a) { return (T)((a > 0) - (a < 0)); }
+ALL(bool) ALL(u8) ALL(i8) ALL(i16) ALL(i32) ALL(i64) ALL(f32) ALL(f64)
+SIGNED(u8) SIGNED(i8) SIGNED(i16) SIGNED(i32) SIGNED(i64) SIGNED(f32) SIGNED(f64)
+#define FLOATS(T, I) \
+  INLINE T op_abs(T a) { return bitcast<T>((I)(bitcast<I>(a) & ~((I)1 << (sizeof(T) * 8 - 1)))); } \
+  INLINE T op_rsqrt(T a) { return 1 / op_sqrt(a); } \
+  INLINE T op_reciprocal(T a) { return 1 / a; } \
+  INLINE T op_sigmoid(T a) { return 1 / (1 + op_exp(-a)); } \
+  INLINE bool op_isnan(T a) { return a != a; } \
+  INLINE bool op_isinf(T a) { return op_abs(a) == (T)__builtin_inf(); } \
+  INLINE bool op_signbit(T a) { return bitcast<I>(a) < 0; } \
+  INLINE T op_truncdiv(T a, T b) { return op_trunc(a / b); } \
+  INLINE T op_remainder(T a, T b) { const T r = op_fmod(a, b); return r != 0 && (b < 0) != (r < 0) ? r + b : r; } \
+  INLINE T op_floordiv(T a, T b) { \
+    if (b == 0) return a / b; \
+    const T r = op_fmod(a, b); \
+    T q = (a - r) / b; \
+    if (r != 0 && (b < 0) != (r < 0)) q -= 1; \
+    if (q == 0) return op_copysign((T)0, a / b); \
+    const T whole = op_floor(q); \
+    return q - whole > (T)0.5 ? whole + 1 : whole; \
+  }
+FLOATS(f32, i32) FLOATS(f64, i64)
+// Divisors are never 0 here: the caller has checked. -1 is apart since the smallest integer over it overflows.
+#define INTEGERS(T, U, SIGNED) \
+  INLINE T op_abs(T a) { return (T)(a < 0 ? -a : a); } \
+  INLINE T op_truncdiv(T a, T b) { return SIGNED && b == (T)-1 ? (T)(0 - (U)a) : (T)(a / b); } \
+  INLINE T op_fmod(T a, T b) { return SIGNED && b == (T)-1 ? (T)0 : (T)(a % b); } \
+  INLINE T op_remainder(T a, T b) { const T r = op_fmod(a, b); return r != 0 && (r < 0) != (b < 0) ? (T)(r + b) : r; } \
+  INLINE T op_floordiv(T a, T b) { \
+    const T q = op_truncdiv(a, b); \
+    return op_fmod(a, b) != 0 && (a < 0) != (b < 0) ? (T)(q - 1) : q; \
+  } \
+  INLINE T op_lshift(T a, T b) { return b < 0 || b >= (T)(sizeof(T) * 8) ? (T)0 : (T)((U)a << b); } \
+  INLINE T op_rshift(T a, T b) { \
+    return b < 0 || b >= (T)(sizeof(T) * 8 - SIGNED) ? (T)(SIGNED && a < 0 ? -1 : 0) : (T)(a >> b); \
+  } \
+  INLINE bool op_signbit(T a) { return a < 0; } \
+  INLINE T op_pow(T a, T b) { \
+    if (b < 0) return a == 1 ? (T)1 : a == (T)-1 ? (T)(b % 2 ? -1 : 1) : (T)0; \
+    T r = 1; \
+    for (; b; b = (T)(b / 2), a = (T)((U)a * (U)a)) if (b & 1) r = (T)((U)r * (U)a); \
+    return r; \
+  }
+INTEGERS(u8, u8, false) INTEGERS(i8, u8, true) INTEGERS(i16, u32, true) INTEGERS(i32, u32, true) INTEGERS(i64, u64, true)
+INLINE bool op_signbit(bool) { return false; }
+
+template <class T> INLINE T digamma(T x) {
+  if (x == 0) return op_copysign((T)__builtin_inf(), -x);
+  const bool whole = x == op_trunc(x);
+  T shift = 0;
+  if (x < 0) {
+    if (whole) return (T)__builtin_nan("");
+    const f64 rest = (f64)x - __builtin_trunc((f64)x);
+    shift = (T)(-3.14159265358979323846 / __builtin_tan(3.14159265358979323846 * rest));
+    x = 1 - x;
+  }
+  T total = 0;
+  for (; x < 10; x += 1) total -= 1 / x;
+  if (x == 10) return total + shift + (T)2.25175258906672110764;
+  T tail = 0;
+  if (x < (T)1e17) {
+    const T z = 1 / (x * x);
+    const f64 c[7] = {8.33333333333333333333e-2, -2.10927960927960927961e-2, 7.57575757575757575758e-3,
+                      -4.16666666666666666667e-3, 3.96825396825396825397e-3, -8.33333333333333333333e-3,
+                      8.33333333333333333333e-2};
+    for (int k = 0; k < 7; ++k) tail = tail * z + (T)c[k];
+    tail *= z;
+  }
+  return total + shift + op_log(x) - (T)0.5 / x - tail;
+}
+INLINE f32 op_digamma(f32 x) { return digamma(x); }
+INLINE f64 op_digamma(f64 x) { return digamma(x); }
+
+// Rational approximations by Giles (central, tail), then two steps of Newton.
+template <class T> INLINE T erfinv(T y) {
+  const f64 a[4] = {0.886226899, -1.645349621, 0.914624893, -0.140543331};
+  const f64 b[4] = {-2.118377725, 1.442710462, -0.329097515, 0.012229801};
+  const f64 c[4] = {-1.970840454, -1.624906493, 3.429567803, 1.641345311};
+  const f64 d[2] = {3.543889200, 1.637067800};
+  const T size = op_abs(y);
+  if (size > 1) return (T)__builtin_nan("");
+  if (size == 1) return op_copysign((T)__builtin_inf(), y);
+  T x;
+  if (size <= (T)0.7) {
+    const T z = y * y;
+    const T over = (((T)a[3] * z + (T)a[2]) * z + (T)a[1]) * z + (T)a[0];
+    x = y * over / (((((T)b[3] * z + (T)b[2]) * z + (T)b[1]) * z + (T)b[0]) * z + 1);
+  } else {
+    const T z = op_sqrt(-op_log((1 - size) / 2));
+    const T over = (((T)c[3] * z + (T)c[2]) * z + (T)c[1]) * z + (T)c[0];
+    x = op_copysign(over, y) / (((T)d[1] * z + (T)d[0]) * z + 1);
+  }
+  const T two_over_root_pi = (T)1.12837916709551257390;
+  x = x - (op_erf(x) - y) / (two_over_root_pi * op_exp(-x * x));
+  return x - (op_erf(x) - y) / (two_over_root_pi * op_exp(-x * x));
+}
+INLINE f32 op_erfinv(f32 y) { return erfinv(y); }
+INLINE f64 op_erfinv(f64 y) { return erfinv(y); }
+
+template <class A, class B, class C> INLINE auto philox(A seed, B offset, C word, int which) {
+  C c0 = (C)offset & word, c1 = (C)offset >> 32 & word, c2 = c0 - c0, c3 = c2, k0 = (C)seed & word, k1 = (C)seed >> 32 & word;
+#pragma GCC unroll 1
+  for (int round = 0; round < 10; ++round) {
+    const C left = c0 * 0xD2511F53u, right = c2 * 0xCD9E8D57u;
+    c0 = (right >> 32) ^ c1 ^ k0, c1 = right & word;
+    c2 = (left >> 32) ^ c3 ^ k1, c3 = left & word;
+    k0 = (k0 + 0x9E3779B9u) & word, k1 = (k1 + 0xBB67AE85u) & word;
+  }
+  return which == 0 ? c0 : which == 1 ? c1 : which == 2 ? c2 : c3;
+}
+#define PHILOX(W) \
+  INLINE i64 op_philox##W(i64 seed, i64 offset) { return (i64)philox(seed, offset, (u64)0xFFFFFFFFu, W); } \
+  template <class X> INLINE X op_philox##W(X seed, X offset) { \
+    typedef V<u64, Count<X>> C; \
+    return (X)philox(seed, offset, splat<C>(0xFFFFFFFFu), W); \
+  }
+PHILOX(0) PHILOX(1) PHILOX(2) PHILOX(3)
+
+// What is out of range is undefined in C++; this is what x86 makes of eager's conversions.
+template <class To, class From> INLINE To op_cast(From x) {
+  if constexpr ((From)0.5 != 0 && sizeof(To) == 1 && (To)-1 > 0) return (To)(i64)x;
+  else if constexpr ((From)0.5 != 0 && sizeof(To) < 4) return (To)(i32)x;
+  else return (To)x;
+}
+INLINE f32 op_round_bfloat16(f32 x) { return Codec<Bf16>::up(Codec<Bf16>::down(x)); }
+INLINE f32 op_round_float16(f32 x) { return Codec<F16>::up(Codec<F16>::down(x)); }
+INLINE f64 op_round_bfloat16(f64 x) { return op_round_bfloat16((f32)x); }
+INLINE f64 op_round_float16(f64 x) { return op_round_float16((f32)x); }
+COMBINE(add, a + b) COMBINE(mul, a * b) COMBINE(max, op_maximum(a, b)) COMBINE(min, op_minimum(a, b))
+COMBINE(or, a | b) COMBINE(and, a & b)
+"""
+
+VECTORS = r"""
+#define EACH1(NAME) \
+  template <class X> INLINE X op_##NAME(X a) { X r; LANES(X) r[l] = op_##NAME((Elem<X>)a[l]); return r; }
+#define EACH2(NAME) \
+  template <class X> INLINE X op_##NAME(X a, X b) { \
+    X r; LANES(X) r[l] = op_##NAME((Elem<X>)a[l], (Elem<X>)b[l]); return r; \
+  }
+template <class X> INLINE Mask<X> op_eq(X a, X b) { return mask(a == b); }
+template <class X> INLINE Mask<X> op_ne(X a, X b) { return mask(a != b); }
+template <class X> INLINE Mask<X> op_lt(X a, X b) { return mask(a < b); }
+template <class X> INLINE Mask<X> op_le(X a, X b) { return mask(a <= b); }
+template <class X> INLINE Mask<X> op_gt(X a, X b) { return mask(a > b); }
+template <class X> INLINE Mask<X> op_ge(X a, X b) { return mask(a >= b); }
+template <class X> INLINE X op_neg(X a) { return -a; }
+template <class X> INLINE X op_abs(X a) {
+  if constexpr ((Elem<X>)0.5 == 0) return a < 0 ? -a : a;
+  else return (X)((Bits<X>)a & ~(Elem<Bits<X>>)((u64)1 << (sizeof(Elem<X>) * 8 - 1)));
+}
+template <class X> INLINE X op_sign(X a) { return convert<X>((a < 0) - (a > 0)); }
+template <class X> INLINE X op_maximum(X a, X b) { return (a != a) | (a > b) ? a : b; }
+template <class X> INLINE X op_minimum(X a, X b) { return (a != a) | (a < b) ? a : b; }
+template <class X> INLINE Mask<X> op_isnan(X a) { return mask(a != a); }
+template <class X> INLINE Mask<X> op_isinf(X a) { return mask(op_abs(a) == (Elem<X>)__builtin_inf()); }
+template <class X> INLINE Mask<X> op_signbit(X a) { return mask((Bits<X>)a < 0); }
+INLINE f32 like(f32, f64 x) { return (f32)x; }
+INLINE f64 like(f64, f64 x) { return x; }
+template <class X> INLINE X like(X, f64 x) { return splat<X>((Elem<X>)x); }
+template <class X> INLINE X op_round_bfloat16(X x) {
+  constexpr int N = Count<X>;
+  return convert<X>(Codec<Bf16>::up_lanes<N>(Codec<Bf16>::down_lanes<N>(convert<V<f32, N>>(x))));
+}
+template <class X> INLINE X op_round_float16(X x) {
+  constexpr int N = Count<X>;
+  return convert<X>(Codec<F16>::up_lanes<N>(Codec<F16>::down_lanes<N>(convert<V<f32, N>>(x))));
+}
+template <class X> INLINE X fma(X a, X b, X c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  X r; LANES(X) r[l] = sizeof(Elem<X>) == 4 ? __builtin_fmaf(a[l], b[l], c[l]) : __builtin_fma(a[l], b[l], c[l]); return r;
+#else
+  return a * b + c;
+#endif
+}
+#if defined(__FMA__)
+INLINE V<f32, 4> fma(V<f32, 4> a, V<f32, 4> b, V<f32, 4> c) { return __builtin_ia32_vfmaddps(a, b, c); }
+INLINE V<f32, 8> fma(V<f32, 8> a, V<f32, 8> b, V<f32, 8> c) { return __builtin_ia32_vfmaddps256(a, b, c); }
+#endif
+#if defined(__AVX512F__)
+INLINE V<f32, 16> fma(V<f32, 16> a, V<f32, 16> b, V<f32, 16> c) {
+  return __builtin_ia32_vfmaddps512_mask(a, b, c, (u16)-1, 4);
+}
+#endif
+template <class X> INLINE X horner(X, X sum) { return sum; }
+template <class X, class... C> INLINE X horner(X x, X sum, f32 c, C... rest) {
+  return horner(x, fma(sum, x, splat<X>(c)), rest...);
+}
+
+// x * 2**n, n a whole number from -150, past the smallest normal number, to 128: in two factors.
+template <class X> INLINE X scaled(X x, X n) {
+  typedef V<i32, Count<X>> I;
+  const I i = convert<I>(n), half = i >> 1;
+  return x * (X)((half + 127) << 23) * (X)((i - half + 127) << 23);
+}
+#if defined(__AVX512F__)
+INLINE V<f32, 16> scaled(V<f32, 16> x, V<f32, 16> n) { return __builtin_ia32_scalefps512_mask(x, n, x, (u16)-1, 4); }
+#endif
+// exp of what is within range of the shift that rounds to whole numbers.
+template <class X> INLINE X exp_within(X x) {
+  const X shift = splat<X>(0x1.8p23f), n = fma(x, splat<X>(0x1.715476p+0f), shift) - shift;
+  const X f = fma(n, splat<X>(-0x1.7f7d1cp-20f), fma(n, splat<X>(-0x1.62e4p-1f), x));
+  return scaled(horner(f, splat<X>(0x1.694p-10f), 0x1.125edcp-7f, 0x1.555b5ap-5f, 0x1.55545p-3f, 0x1.fffff6p-2f, 1.0f, 1.0f), n);
+}
+template <class X> INLINE X exp_f32(X x) {
+  const X low = splat<X>(-104.0f), high = splat<X>(89.0f);
+  x = low > x ? low : x;
+  return exp_within(high < x ? high : x);
+}
+template <class X> INLINE X log_f32(X x) {
+  typedef V<i32, Count<X>> I;
+  const X normal = x < 0x1p-126f ? x * 0x1p23f : x;
+  const I bits = (I)normal, e = (bits - 0x3f2aaaab) & (i32)0xff800000;
+  const X n = convert<X>(e >> 23) + (x < 0x1p-126f ? splat<X>(-23.0f) : X{});
+  const X f = (X)(bits - e) - 1.0f, s = f * f;
+  X r = horner(s, splat<X>(-0.130310059f), -0.121483512f, -0.166846126f, -0.249996200f);
+  r = horner(f, fma(horner(s, splat<X>(0.140869141f), 0.139814854f, 0.200120345f), f, r), 0.333331972f, -0.5f);
+  r = fma(n, splat<X>(0.693147182f), fma(r, s, f));
+  r = (x > 0) & (x < __builtin_inff()) ? r : x + x;
+  r = x < 0 ? splat<X>(__builtin_nanf("")) : r;
+  return x == 0 ? splat<X>(-__builtin_inff()) : r;
+}
+template <class X> INLINE X with_sign(X size, X sign) {
+  typedef V<i32, Count<X>> I;
+  return (X)(((I)size & 0x7fffffff) | ((I)sign & (i32)0x80000000));
+}
+template <class X> INLINE X tanh_f32(X x) {
+  const X size = with_sign(x, X{}), s = x * x;
+  const X ten = splat<X>(10.0f), t = ten < size ? ten : size;
+  const X far = 1.0f - 2.0f / (exp_within(t + t) + 1.0f);
+  const X near = fma(horner(s, splat<X>(1.57394409e-2f), -5.23025580e-2f, 1.33152470e-1f, -3.33327681e-1f, 0.0f), x, x);
+  return size >= 0.61f ? with_sign(far, x) : near;
+}
+template <class X> INLINE X erf_f32(X x) {
+  const X size = with_sign(x, X{}), four = splat<X>(4.0f), t = four < size ? four : size, s = x * x;
+  X r = fma(splat<X>(-0x1.22p-16f), t, splat<X>(0x1.91cfb2p-12f));
+  r = fma(r, t * t, fma(splat<X>(-0x1.fd1438p-9f), t, splat<X>(0x1.8d6342p-6f)));
+  r = horner(t, r, -0x1.b55cb8p-4f, -0x1.450aa0p-1f, -0x1.079d0cp-3f);
+  const X far = 1.0f - exp_within(fma(r, t, -t));
+  const X near = horner(s, splat<X>(-0x1.38ep-11f), 0x1.471a58p-8f, -0x1.b691b2p-6f, 0x1.ce1c44p-4f, -0x1.8127p-2f, 0x1.06eba8p-3f);
+  return t > 0.927734375f ? with_sign(far, x) : fma(near, x, x);
+}
+"""
+
+COMPOSED = r"""
+template <class X> INLINE X op_rsqrt(X a) { return 1 / op_sqrt(a); }
+template <class X> INLINE X op_reciprocal(X a) { return 1 / a; }
+template <class X> INLINE X op_sigmoid(X a) { return 1 / (1 + op_exp(-a)); }
+template <class X> INLINE X scale(X x, X top) { return sel(op_eq(x, like(x, -__builtin_inf())), X{}, op_exp(x - top)); }
+template <class X, class I> INLINE void co_argmax(X& x, I& i, X y, I j) {
+  const auto lost = op_ne(x, x), tie = op_eq(x, y) | (lost & op_ne(y, y));
+  const auto left = (tie & op_le(i, j)) | (flip(tie) & (lost | op_gt(x, y)));
+  x = sel(left, x, y), i = sel(left, i, j);
+}
+template <class X, class I> INLINE void co_argmin(X& x, I& i, X y, I j) {
+  const auto lost = op_ne(x, x), tie = op_eq(x, y) | (lost & op_ne(y, y));
+  const auto left = (tie & op_le(i, j)) | (flip(tie) & (lost | op_lt(x, y)));
+  x = sel(left, x, y), i = sel(left, i, j);
+}
+template <class X, class I> INLINE void up_argmax(X& x, I& i, X y, I j) { co_argmax(x, i, y, j); }
+template <class X, class I> INLINE void up_argmin(X& x, I& i, X y, I j) { co_argmin(x, i, y, j); }
+template <class X> INLINE void up_welford(X& mean, X& m2, X& n, X x) {
+  const X apart = x - mean;
+  n = n + like(x, 1), mean = mean + apart / n, m2 = m2 + apart * (x - mean);
+}
+template <class X> INLINE void co_welford(X& mean, X& m2, X& n, X mean_b, X m2_b, X n_b) {
+  const X both = n + n_b, share = sel(op_eq(n_b, X{}), X{}, n_b / both);
+  const auto empty = op_eq(n, X{});
+  const X apart = sel(empty | op_eq(n_b, X{}), X{}, mean_b - mean);
+  mean = sel(empty, mean_b, mean + apart * share), m2 = m2 + m2_b + apart * apart * n * share, n = both;
+}
+// One exponential an element: either the sum so far is rescaled, or the element.
+template <class X> INLINE void up_softmax(X& top, X& sum, X x) {
+  const X e = op_exp(-op_abs(x - top));
+  const X made = sel(op_gt(x, top), sum * e + (x - x + like(x, 1)), sum + e);
+  sum = sel(op_eq(x, like(x, -__builtin_inf())), sum, made), top = op_maximum(top, x);
+}
+template <class X> INLINE void co_softmax(X& top, X& sum, X top_b, X sum_b) {
+  const X both = op_maximum(top, top_b);
+  sum = sum * scale(top, both) + sum_b * scale(top_b, both), top = both;
+}
+template <class X> INLINE X logaddexp(X a, X b) {
+  const X made = op_maximum(a, b) + op_log1p(op_exp(-op_abs(a - b)));
+  return sel(op_eq(a, b) & op_isinf(a), a, made);
+}
+"""
+
+
+_EACH1 = "sqrt floor ceil trunc round lgamma digamma erfinv " + " ".join(
+    name for name in _VECTOR_LIBRARY if name not in _BINARY
+)
+_EACH2 = "copysign nextafter fmod remainder floordiv truncdiv lshift rshift pow atan2 hypot"
+
+
+def _libm() -> str:
+    lines = []
+    for name, spelled in _LIBM.items():
+        two = name in _BINARY
+        for kind, suffix in (("f32", "f"), ("f64", "")):
+            args, passed = (f"{kind} a, {kind} b", "a, b") if two else (f"{kind} a", "a")
+            lines.append(f"INLINE {kind} op_{name}({args}) {{ return __builtin_{spelled}{suffix}({passed}); }}")
+    return "\n".join(lines)
+
+
+def _each() -> str:
+    return "\n".join([*(f"EACH1({name})" for name in _EACH1.split()), *(f"EACH2({name})" for name in _EACH2.split())])
+
+
+def _written(lanes: int) -> str:
+    """Overloads that prefer the polynomials above."""
+    vector = f"V<f32, {lanes}>"
+    names = ("exp", "log", "tanh", "erf")
+    return "\n".join(f"INLINE {vector} op_{name}({vector} x) {{ return {name}_f32(x); }}" for name in names)
+
+
+def vector_symbols() -> dict[str, tuple[str, str, int]]:
+    """libmvec's functions by symbol: the operation, the type of lanes, how many."""
+    made = {}
+    for name in _VECTOR_LIBRARY:
+        for kind, lanes, isa in _CLASSES:
+            form = "vv" if name in _BINARY else "v"
+            made[f"_ZGV{isa}N{lanes}{form}_{name}{'f' if kind == 'f32' else ''}"] = (name, kind, lanes)
+    return made
+
+
+def _library(vector_bytes: int, symbols: Container[str]) -> str:
+    """Overloads that call libmvec, which clobbers every vector register but beats a loop over scalars."""
+    lines = []
+    for symbol, (name, kind, lanes) in vector_symbols().items():
+        written = kind == "f32" and name in _WRITTEN
+        if written or lanes * int(kind[1:]) // 8 > vector_bytes or symbol not in symbols:
+            continue
+        x = f"V<{kind}, {lanes}>"
+        args, passed = (f"{x} a, {x} b", "a, b") if name in _BINARY else (f"{x} a", "a")
+        lines.append(f'extern "C" {x} {symbol}({args}); INLINE {x} op_{name}({args}) {{ return {symbol}({passed}); }}')
+    return "\n".join(lines)
+
+
+@functools.cache
+def operations(vector_bytes: int, symbols: frozenset[str]) -> str:
+    """The operations for vectors of up to `vector_bytes`, with the functions of libmvec among `symbols`."""
+    widths = [lanes for lanes in (16, 8, 4, 2) if lanes * 4 <= vector_bytes]
+    parts = [_libm(), SCALARS, VECTORS, _each(), *map(_written, widths), _library(vector_bytes, symbols), COMPOSED]
+    return "\n".join(parts)

@@ -1,0 +1,185 @@
+"""Constant folding: what follows from weights alone is computed once, while compiling.
+
+    prepare(w):   p = reorder(w)
+    graph(x, w):  p = reorder(w);  y = linear(x, p)      ->      graph(x, w):  y = linear(x, constant)
+
+`prepare` stays, so that the constants can be computed anew where weights have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.effects import storages
+from ...rewrites.graph import is_pure, is_tensor, op_name, val
+from .. import torch_compat
+
+MAX_GROWTH = 8  # how many times the bytes of the weights behind it a value may take: bfloat16 in float64 takes 4
+SMALL = 1 << 20  # bytes that are always allowed
+_UNINITIALISED = ("aten.empty", "aten.new_empty")
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Constants of a graph, and how to compute them.
+
+    Args:
+        constants: attributes of the graph's module, by name.
+        prepare: computes them, in order, from `weights`.
+        weights: the tensors that `prepare` takes, in order.
+        positions: the positions of those among the graph's inputs.
+    """
+
+    constants: dict[str, torch.Tensor]
+    prepare: fx.GraphModule
+    weights: list[torch.Tensor]
+    positions: list[int]
+
+    def compute(self, weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """The constants that follow from these weights."""
+        with torch_compat.plain_eager(), torch.no_grad():
+            return list(self.prepare(*weights))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the constants take, as their shapes tell."""
+        return sum(c.numel() * c.dtype.itemsize for c in self.constants.values())
+
+
+def fold(graph_module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor]) -> Folded | None:
+    """Replace calls on `weights` alone by constants, in place; None where there are none.
+
+    What is only a view of a weight stays, and so does what the program returns: users may write to that.
+
+    Args:
+        graph_module: a functional graph (writes to inputs at its end apart).
+        weights: placeholders of the graph that stand for weights, with their values.
+    """
+    graph = graph_module.graph
+    known = _known(graph, weights)
+    _merge_equal(known)
+    wanted = _frontier(graph, known, set(weights))
+    folded, nodes = _evaluate(graph_module, weights, wanted)
+    if not nodes:
+        return None
+    for node, (name, value) in zip(nodes, folded.constants.items(), strict=True):
+        setattr(graph_module, name, value)
+        with graph.inserting_before(node):
+            constant = graph.create_node("get_attr", name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+    for node in reversed([n for n in known if n.op != "placeholder"]):
+        if not node.users:
+            graph.erase_node(node)
+    graph_module.recompile()
+    return folded
+
+
+def _known(graph: fx.Graph, weights: Mapping[fx.Node, torch.Tensor]) -> dict[fx.Node, int]:
+    """The nodes whose values are known while compiling, with the bytes of the weights behind each, in order."""
+    known: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node in weights:
+            known[node] = _nbytes(node)
+        elif node.op == "get_attr" and is_tensor(node):
+            known[node] = 0
+        elif node.op == "call_function" and is_foldable(node) and all(n in known for n in node.all_input_nodes):
+            behind = sum(known[n] for n in node.all_input_nodes)
+            if _nbytes(node) <= max(SMALL, MAX_GROWTH * behind):
+                known[node] = behind
+    return known
+
+
+def is_foldable(node: fx.Node) -> bool:
+    """Whether a call may be evaluated while compiling: pure, of tensors of constant size that it fills."""
+    sizes = [s for v in _tensors(node) for s in v.shape]
+    plain = isinstance(node.target, torch_compat.OpOverload) or op_name(node) == "getitem"
+    filled = not op_name(node).startswith(_UNINITIALISED)
+    return plain and filled and is_pure(node) and bool(_tensors(node)) and all(type(s) is int for s in sizes)
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    return [v for v in torch_compat.tree_leaves(val(node)) if isinstance(v, torch.Tensor)]
+
+
+def _nbytes(node: fx.Node) -> int:
+    return sum(v.numel() * v.dtype.itemsize for v in _tensors(node))
+
+
+def _merge_equal(known: dict[fx.Node, int]) -> None:
+    """One call for equal calls on equal values, such as the packing of a weight that two layers share."""
+    first: dict[tuple[Any, str], fx.Node] = {}
+    for node in list(known):
+        if node.op != "call_function":
+            continue
+        same = first.setdefault((node.target, f"{node.args} {node.kwargs}"), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+            del known[node]
+            node.graph.erase_node(node)
+
+
+def _frontier(graph: fx.Graph, known: dict[fx.Node, int], weights: set[fx.Node]) -> list[fx.Node]:
+    """The known values that calls on other values read, follow from a weight, and are nobody's but the program's."""
+    returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
+    weighty = set(weights)
+    found = []
+    for node in known:
+        if any(n in weighty for n in node.all_input_nodes):
+            weighty.add(node)
+        read = any(user not in known for user in node.users)
+        if node in weighty - weights and read and is_tensor(node) and not storages(node) & returned:
+            found.append(node)
+    return found
+
+
+def _evaluate(
+    graph_module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor], wanted: list[fx.Node]
+) -> tuple[Folded, list[fx.Node]]:
+    """Compute the values of `wanted`, and drop those that are views of a weight."""
+    given = list(weights.values())
+    values = Folded({}, _prepare(graph_module, list(weights), wanted), given, []).compute(given)
+    own = {_memory(value) for value in given}
+    kept = [(n, v) for n, v in zip(wanted, values, strict=True) if _memory(v) not in own or _memory(v) is None]
+    nodes = [node for node, _ in kept]
+    needed = _ancestors(nodes)
+    sources = [node for node in weights if node in needed]
+    places = {node: i for i, node in enumerate(graph_module.graph.find_nodes(op="placeholder"))}
+    folded = Folded(
+        constants={f"_frozen{i}": value for i, (_, value) in enumerate(kept)},
+        prepare=_prepare(graph_module, sources, nodes),
+        weights=[weights[node] for node in sources],
+        positions=[places[node] for node in sources],
+    )
+    return folded, nodes
+
+
+def _prepare(graph_module: fx.GraphModule, sources: list[fx.Node], wanted: list[fx.Node]) -> fx.GraphModule:
+    """The part of a graph that computes `wanted` from `sources`."""
+    graph = fx.Graph()
+    placed = {node: graph.placeholder(node.name) for node in sources}
+    needed = _ancestors(wanted)
+    for node in graph_module.graph.nodes:
+        if node in needed and node not in placed:
+            placed[node] = graph.node_copy(node, placed.__getitem__)
+    graph.output(tuple(placed[node] for node in wanted))
+    return fx.GraphModule(graph_module, graph)
+
+
+def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
+    found, todo = set(nodes), list(nodes)
+    while todo:
+        new = [n for n in todo.pop().all_input_nodes if n not in found]
+        found.update(new)
+        todo.extend(new)
+    return found
+
+
+def _memory(value: torch.Tensor) -> int | None:
+    """Where the storage of a tensor begins; None for layouts that have none to speak of."""
+    return value.untyped_storage().data_ptr() if value.layout == torch.strided else None

@@ -1,0 +1,58 @@
+"""Freezing in one compilation: what happens before the rules of the lowered stage, after them, and at every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...patterns.packing import FROZEN
+from ...rewrites.graph import op_name
+from .batch_norm import fold_batch_norms
+from .fold import fold
+from .guard import Boxed, Guard, guarded
+from .weights import module_state, weight_nodes
+
+_PACKING = {
+    "mkldnn._reorder_linear_weight": "packed_linear",
+    "mkldnn._reorder_convolution_weight": "packed_convolution",
+}
+
+
+class Freezer:
+    """Freezes the weights of one program.
+
+    Args:
+        graph_module: Dynamo's graph.
+        example_inputs: its inputs.
+
+    Attributes:
+        counts: what was found and done: weights, batch norms folded, weights packed, constants and their bytes.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        self._owner = graph_module
+        self._state = module_state(graph_module, example_inputs)
+        self._weights: dict[fx.Node, torch.Tensor] = {}
+        self.counts: dict[str, int] = {}
+
+    def begin(self, graph_module: fx.GraphModule) -> None:
+        """Mark the weights of AOTAutograd's inference graph for the rules, and fold what normalizes, in place."""
+        self._weights = weight_nodes(graph_module, self._state, self._owner)
+        for node in self._weights:
+            node.meta[FROZEN] = True
+        self.counts = {"weights": len(self._weights), "batch_norms": fold_batch_norms(graph_module)}
+
+    def finish(self, graph_module: fx.GraphModule) -> Callable[[Boxed], Boxed]:
+        """Fold what follows from weights, after the rules, in place; returns what to wrap the compiled graph in."""
+        packed = [_PACKING[op_name(node)] for node in graph_module.graph.nodes if op_name(node) in _PACKING]
+        self.counts |= {name: packed.count(name) for name in _PACKING.values()}
+        folded = fold(graph_module, self._weights)
+        if folded is None:
+            self.counts |= {"constants": 0, "bytes": 0}
+            return lambda call: call
+        self.counts |= {"constants": len(folded.constants), "bytes": folded.nbytes}
+        guard = Guard(folded)
+        return lambda call: guarded(call, guard)

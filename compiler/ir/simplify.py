@@ -1,0 +1,294 @@
+"""Simplifies values by exact identities only: the result has the same bits, NaN and signed zeros included.
+
+    cast(cast(b, int64), float32)           ->  cast(b, float32)     b bool: nothing was lost in between
+    x * 1.0,  x - 0.0,  x + -0.0            ->  x                    but not x + 0.0, which turns -0.0 into 0.0
+    where(True, x, y)                       ->  x
+    (i < 8) where i is below 8              ->  True                 decided by ranges
+    position(i) + 3                         ->  position(i + 3)      integers of indices become indices
+    x[index(position(i))]                   ->  x[i]                 in range for sure: nothing to check
+    round_bfloat16(round_bfloat16(x))       ->  round_bfloat16(x)
+
+Each shared part is looked at once. What is computed on constants is computed by `ops`, that is, by eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from . import index as ix
+from .bounds import bounds, known_le, known_lt, known_nonnegative
+from .index import Index, Loaded
+from .ops import OPS
+from .value import Const, Guarded, Load, Number, Op, Rewriter, Value
+
+_ROUNDINGS = {"round_bfloat16": torch.bfloat16, "round_float16": torch.float16}
+_KEEPS_ROUNDED = {"neg", "abs", "maximum", "minimum", "where", "sign", "floor", "ceil", "trunc", "round"}
+
+
+def simplify(value: Value, halves: Mapping[str, torch.dtype] | None = None) -> Value:
+    """`value`, simplified.
+
+    Args:
+        value: what to simplify.
+        halves: dtypes of 16-bit buffers, by name: what is loaded from them is rounded already.
+    """
+    return Simplifier(halves)(value)
+
+
+class Simplifier(Rewriter):
+    """`simplify` for several values that share parts: what was simplified once is remembered.
+
+    Args:
+        halves: dtypes of 16-bit buffers, by name.
+    """
+
+    def __init__(self, halves: Mapping[str, torch.dtype] | None = None) -> None:
+        super().__init__(self._simplified, self._index)
+        self._halves = halves or {}
+        self._rounded: dict[Value, frozenset[torch.dtype]] = {}
+
+    def _simplified(self, value: Value) -> Value:
+        made = self._once(value)
+        self._rounded[made] = self._roundings(made)
+        return made
+
+    def _once(self, value: Value) -> Value:
+        if isinstance(value, Number) and not isinstance(value.index, Index):
+            return _const(value.index, value.dtype)
+        if isinstance(value, Guarded):
+            return _chosen(value.condition, value.value, value.other) or value
+        if not isinstance(value, Op):
+            return value
+        rounding = _ROUNDINGS.get(value.name)
+        if rounding is not None and rounding in self._rounded.get(value.args[0], ()):
+            return value.args[0]
+        return _operation(value)
+
+    def _roundings(self, value: Value) -> frozenset[torch.dtype]:
+        """The 16-bit dtypes that hold the value exactly."""
+        if isinstance(value, Load):
+            return frozenset({self._halves[value.buffer]} if value.buffer in self._halves else ())
+        if isinstance(value, Const):
+            return _const_roundings(value)
+        if isinstance(value, Guarded):
+            return self._rounded.get(value.value, frozenset()) & self._rounded.get(value.other, frozenset())
+        if not isinstance(value, Op):
+            return frozenset()
+        if value.name in _ROUNDINGS:
+            return frozenset({_ROUNDINGS[value.name]})
+        if value.name == "cast" and value.dtype == torch.float32 and value.args[0].dtype == torch.bool:
+            return frozenset(_ROUNDINGS.values())
+        if value.name in _KEEPS_ROUNDED and value.dtype == torch.float32:
+            args = value.args[1:] if value.name == "where" else value.args
+            return frozenset.intersection(*(self._rounded.get(arg, frozenset()) for arg in args))
+        return frozenset()
+
+    def _index(self, atom: ix.Atom) -> Any:
+        """Indices that are known rather than loaded, where they are in range for sure."""
+        if not isinstance(atom, Loaded):
+            return None
+        value, size = self(atom.value), self.index(atom.size)
+        known = _as_index(value)
+        if known is not None:
+            if known_nonnegative(known) and known_lt(known, size):
+                return known
+            if atom.wrap and known_lt(known, 0) and known_nonnegative(ix.add(known, size)):
+                return ix.add(known, size)
+        return Loaded(value, size, atom.wrap).index()
+
+
+def _operation(value: Op) -> Value:
+    if all(isinstance(arg, Const) and not isinstance(arg.number, Index) for arg in value.args):
+        return _folded(value)
+    if value.name == "cast":
+        return _cast(value)
+    if value.name == "where":
+        return _chosen(*value.args) or value
+    if value.dtype == torch.int64 or value.name in _DECIDED:
+        known = _of_indices(value)
+        if known is not None:
+            return known
+    if len(value.args) == 2:
+        return _binary(value)
+    inner = value.args[0]
+    if value.name in _INVOLUTIONS and isinstance(inner, Op) and inner.name == value.name:
+        return inner.args[0] if inner.args[0].dtype == value.dtype else value
+    return value
+
+
+_INVOLUTIONS = {"neg", "logical_not", "bitwise_not"}
+
+
+@lru_cache(1 << 12)
+def _folded(value: Op) -> Value:
+    """An operation on constants, done by eager's function."""
+    info = OPS[value.name]
+    args = [torch.tensor(arg.number, dtype=arg.dtype) for arg in value.args if isinstance(arg, Const)]
+    try:
+        made = info.reference(*args, value.dtype) if info.result == "given" else info.reference(*args)
+    except RuntimeError:  # a division by zero, which must fail when run, if it is
+        return value
+    return Const(made.item(), value.dtype)
+
+
+def _const(number: Any, dtype: torch.dtype) -> Value:
+    return Const(torch.tensor(number, dtype=torch.int64).to(dtype).item(), dtype)
+
+
+def _chosen(condition: Value, yes: Value, no: Value) -> Value | None:
+    """The branch that is taken for sure, or None."""
+    if yes is no:
+        return yes
+    if isinstance(condition, Const):
+        return yes if condition.number else no
+    return None
+
+
+# -- casts ------------------------------------------------------------------------------------------------------------
+
+
+def _cast(value: Op) -> Value:
+    (inner,) = value.args
+    if inner.dtype == value.dtype:
+        return inner
+    if isinstance(inner, Number) and inner.dtype == torch.int64 and value.dtype != torch.bool:
+        return Number(inner.index, value.dtype)
+    if isinstance(inner, Op) and inner.name == "cast" and _holds(inner.dtype, inner.args[0].dtype):
+        return _cast(Op("cast", inner.args, value.dtype))
+    return value
+
+
+@lru_cache(None)
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether every number of a dtype is one of another."""
+    if narrow == torch.bool or wide == narrow:
+        return True
+    if wide == torch.bool:
+        return False
+    if narrow.is_floating_point:
+        return wide.is_floating_point and torch.finfo(wide).eps <= torch.finfo(narrow).eps and _reaches(wide, narrow)
+    least, most = torch.iinfo(narrow).min, torch.iinfo(narrow).max
+    if wide.is_floating_point:
+        return max(-least, most) <= 2 / torch.finfo(wide).eps
+    return torch.iinfo(wide).min <= least and most <= torch.iinfo(wide).max
+
+
+def _reaches(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    return torch.finfo(wide).max >= torch.finfo(narrow).max and torch.finfo(wide).tiny <= torch.finfo(narrow).tiny
+
+
+def _const_roundings(value: Const) -> frozenset[torch.dtype]:
+    if value.dtype != torch.float32:
+        return frozenset()
+    exact = torch.tensor(value.number, dtype=torch.float32)
+    return frozenset(d for d in _ROUNDINGS.values() if torch.equal(exact.to(d).to(torch.float32), exact))
+
+
+# -- identities of two operands ---------------------------------------------------------------------------------------
+
+# Operand positions at which a constant changes nothing, by operation: the constant for floats, integers, bool.
+_Neutral = tuple[Any, Any, Any]
+_RIGHT: dict[str, _Neutral] = {
+    "add": (-0.0, 0, None), "sub": (0.0, 0, None), "mul": (1.0, 1, True), "div": (1.0, None, None),
+    "floordiv": (None, 1, None), "truncdiv": (None, 1, None), "lshift": (None, 0, None), "rshift": (None, 0, None),
+    "bitwise_or": (None, 0, False), "bitwise_xor": (None, 0, False), "bitwise_and": (None, -1, True),
+    "logical_and": (None, None, True), "logical_or": (None, None, False), "logical_xor": (None, None, False),
+}  # fmt: skip
+_COMMUTE = {"add", "mul", "bitwise_or", "bitwise_xor", "bitwise_and", "logical_and", "logical_or", "logical_xor"}
+# Constants that decide the result, whatever the other operand is.
+_ABSORBING: dict[str, _Neutral] = {
+    "mul": (None, 0, False), "bitwise_and": (None, 0, False), "bitwise_or": (None, -1, True),
+    "logical_and": (None, None, False), "logical_or": (None, None, True),
+}  # fmt: skip
+_IDEMPOTENT = {"maximum", "minimum", "bitwise_and", "bitwise_or"}
+
+
+def _binary(value: Op) -> Value:
+    left, right = value.args
+    if left is right and value.name in _IDEMPOTENT:
+        return left
+    if _is(right, _RIGHT.get(value.name)) and left.dtype == value.dtype:
+        return left
+    if value.name in _COMMUTE and _is(left, _RIGHT[value.name]) and right.dtype == value.dtype:
+        return right
+    for constant in (left, right):
+        if _is(constant, _ABSORBING.get(value.name)) and constant.dtype == value.dtype:
+            return constant
+    return value
+
+
+def _is(value: Value, wanted: _Neutral | None) -> bool:
+    if wanted is None or not isinstance(value, Const) or isinstance(value.number, Index):
+        return False
+    dtype = value.dtype
+    number = wanted[0] if dtype.is_floating_point else wanted[2] if dtype == torch.bool else wanted[1]
+    if number == -1 and not dtype.is_signed:
+        number = torch.iinfo(dtype).max
+    return number is not None and repr(number) == repr(value.number)
+
+
+# -- integers that are indices ----------------------------------------------------------------------------------------
+
+
+def _as_index(value: Value) -> Any:
+    """An int64 value as an index, None where it is computed from data."""
+    if value.dtype != torch.int64:
+        return None
+    if isinstance(value, Const):
+        return value.number
+    return value.index if isinstance(value, Number) else None
+
+
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": ix.add, "sub": ix.sub, "mul": ix.mul, "minimum": ix.least, "maximum": ix.most,
+}  # fmt: skip
+_DIVISION: dict[str, Callable[[Any, Any], Any]] = {
+    "floordiv": ix.quotient, "remainder": ix.remainder, "truncdiv": ix.quotient, "fmod": ix.remainder,
+}  # fmt: skip
+_TRUNCATING = {"truncdiv", "fmod"}
+# Whether a comparison is true, whether it is false.
+_DECIDED: dict[str, tuple[Callable[[Any, Any], bool], Callable[[Any, Any], bool]]] = {
+    "lt": (known_lt, lambda a, b: known_le(b, a)),
+    "le": (known_le, lambda a, b: known_lt(b, a)),
+    "gt": (lambda a, b: known_lt(b, a), known_le),
+    "ge": (lambda a, b: known_le(b, a), known_lt),
+    "eq": (lambda a, b: a == b, lambda a, b: known_lt(a, b) or known_lt(b, a)),
+    "ne": (lambda a, b: known_lt(a, b) or known_lt(b, a), lambda a, b: a == b),
+}
+_INT64 = 1 << 63
+
+
+def _of_indices(value: Op) -> Value | None:
+    """An operation on indices as an index, or as a constant; None where it is neither."""
+    numbers = [_as_index(arg) for arg in value.args]
+    if any(number is None for number in numbers):
+        return None
+    if value.name in _DECIDED:
+        true, false = (decide(*numbers) for decide in _DECIDED[value.name])
+        return Const(true, torch.bool) if true or false else None
+    made = _computed(value.name, numbers)
+    if made is None or not _fits(made):
+        return None
+    return Number(made, torch.int64) if isinstance(made, Index) else Const(made, torch.int64)
+
+
+def _computed(name: str, numbers: list[Any]) -> Any:
+    if name in _ARITHMETIC:
+        return _ARITHMETIC[name](*numbers)
+    if name == "neg":
+        return ix.mul(numbers[0], -1)
+    # Divisors that are no constants may be zero, and are then an error, when run.
+    if name not in _DIVISION or isinstance(numbers[1], Index) or numbers[1] < 1:
+        return None
+    down = name not in _TRUNCATING or known_nonnegative(numbers[0])
+    return _DIVISION[name](*numbers) if down else None
+
+
+def _fits(number: Any) -> bool:
+    """Whether int64 holds it: else it would wrap around, and an index does not."""
+    low, high = bounds(number)
+    return (low is None or low >= -_INT64) and (high is None or high < _INT64)

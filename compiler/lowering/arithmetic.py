@@ -1,0 +1,74 @@
+"""Arithmetic on values, so that a lowering reads like its formula."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import torch
+
+from ..ir.ops import OPS
+from ..ir.value import HALVES, Number, Op, Value, compute_dtype
+from .core import Tensor, cast, const
+
+Operand = Value | bool | int | float
+
+
+def op(name: str, *args: Operand) -> Value:
+    """A pointwise operation of `OPS`; plain numbers take the dtype of the last operand that is a value."""
+    dtype = next(a.dtype for a in reversed(args) if isinstance(a, Value))
+    operands = tuple(a if isinstance(a, Value) else const(a, dtype) for a in args)
+    return Op(name, operands, torch.bool if OPS[name].result == "bool" else dtype)
+
+
+def plus(*args: Operand) -> Value:
+    """``a + b + ...``, from the left."""
+    return reduce(lambda a, b: op("add", a, b), args)  # type: ignore[return-value]
+
+
+def minus(*args: Operand) -> Value:
+    """``a - b - ...``, from the left."""
+    return reduce(lambda a, b: op("sub", a, b), args)  # type: ignore[return-value]
+
+
+def times(*args: Operand) -> Value:
+    """``a * b * ...``, from the left."""
+    return reduce(lambda a, b: op("mul", a, b), args)  # type: ignore[return-value]
+
+
+def over(a: Operand, b: Operand) -> Value:
+    """``a / b``, of floats."""
+    return op("div", a, b)
+
+
+def negated(a: Value) -> Value:
+    """``-a``."""
+    return op("neg", a)
+
+
+def square(a: Value) -> Value:
+    """``a * a``."""
+    return op("mul", a, a)
+
+
+def where(condition: Value, a: Operand, b: Operand) -> Value:
+    """`a` where `condition` holds, else `b`; both are evaluated."""
+    dtype = a.dtype if isinstance(a, Value) else b.dtype  # type: ignore[union-attr]
+    a, b = (v if isinstance(v, Value) else const(v, dtype) for v in (a, b))
+    return Op("where", (condition, a, b), dtype)
+
+
+def size_value(size: Any, dtype: torch.dtype) -> Value:
+    """A size as a value of a compute dtype."""
+    return const(size, dtype) if isinstance(size, int) else cast(Number(size, torch.int64), dtype)
+
+
+def as_dtype(value: Value, of: torch.dtype, dtype: torch.dtype) -> Value:
+    """An element of a tensor of dtype `of`, converted as ``.to(dtype)`` does: rounded where that is a 16-bit float."""
+    made = cast(value, compute_dtype(dtype))
+    return op(f"round_{str(dtype).removeprefix('torch.')}", made) if dtype in HALVES and of != dtype else made
+
+
+def element(x: Tensor, indices: Any, dtype: torch.dtype) -> Value:
+    """``x.to(dtype)[indices]``."""
+    return as_dtype(x.at(indices), x.dtype, dtype)

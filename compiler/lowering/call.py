@@ -1,0 +1,150 @@
+"""Lowering of one call: arguments by schema, the operator's lowering, and a check against the metadata.
+
+%sum = aten.sum.dim_IntList(%x, [1])    ->    LOWERINGS["aten.sum"](lowering, x, [1], False, dtype=None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..torch_compat import OpOverload, is_mutable, schema_arguments, tree_leaves
+from .core import LOWERINGS, Lowering, Tensor
+from .fallbacks import kept
+from .sizes import Unlowered, number, real
+
+DTYPES = frozenset({
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+})  # fmt: skip
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A value that lowerings cannot take: a tuple of an unknown call, a symbolic float, a script object.
+
+    Args:
+        code: one of `fallbacks.REASONS`.
+        message: what it is.
+        bases: buffers that it may hold.
+    """
+
+    code: str
+    message: str
+    bases: tuple[str, ...] = ()
+
+
+def op_name(target: OpOverload) -> str:
+    """``"aten.sum.dim_IntList"``."""
+    return str(target)
+
+
+def find(target: OpOverload) -> Callable[..., Any] | None:
+    """The lowering of an operator: that of the overload, else of all overloads."""
+    name = op_name(target)
+    return LOWERINGS.get(name) or LOWERINGS.get(name.rsplit(".", 1)[0])
+
+
+def lower_call(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """The value of a node: a `Tensor`, or a tuple of them.
+
+    Args:
+        low: the lowering in progress; what is added to it stands for the node `low.origin`.
+        node: a call of an operator.
+        values: of the nodes before it.
+
+    Raises:
+        Unlowered: the call is not covered; the caller rolls back.
+    """
+    low.current = node
+    target = node.target
+    if not isinstance(target, OpOverload):
+        raise Unlowered("opaque", f"{getattr(target, '__name__', target)} is not an operator of ATen")
+    function = find(target)
+    reason = kept(op_name(target))
+    if function is None and reason is not None:
+        raise Unlowered(*reason)
+    if is_mutable(target):
+        raise Unlowered("mutation", f"{target} writes to an argument")
+    args, kwargs = lowered_arguments(node, values)
+    check_places(low, node, (args, kwargs))
+    if function is None:
+        from .decompose import lower_decomposed
+
+        return lower_decomposed(low, node, args, kwargs)
+    return checked(function(low, *args, **kwargs), node.meta.get("val"), node)
+
+
+def lowered_arguments(node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """A call's arguments by its schema, lowered."""
+    names = schema_arguments(node.target)
+    given = dict(zip((name for name, _, _ in names), node.args, strict=False)) | dict(node.kwargs)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, by_keyword, default in names:
+        value = lowered_argument(given.get(name, default), values)
+        if by_keyword:
+            kwargs[name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def lowered_argument(arg: Any, values: Mapping[fx.Node, Any]) -> Any:
+    """One argument: nodes become their values, symbolic sizes indices.
+
+    Raises:
+        Unlowered: a value that lowerings cannot take.
+    """
+    if isinstance(arg, fx.Node):
+        value = values[arg]
+        for leaf in value if isinstance(value, tuple) else (value,):
+            if isinstance(leaf, Opaque):
+                raise Unlowered(leaf.code, leaf.message)
+        return value
+    if isinstance(arg, (list, tuple)):
+        return [lowered_argument(a, values) for a in arg]
+    return real(arg) if isinstance(arg, torch.SymFloat) else number(arg) if isinstance(arg, torch.SymInt) else arg
+
+
+def check_places(low: Lowering, node: fx.Node, arguments: Any) -> None:
+    """Kernels run on one device, in dtypes that they know; sets the device of what is made.
+
+    Raises:
+        Unlowered: otherwise.
+    """
+    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    made = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+    for dtype in [*(t.dtype for t in tensors), *(t.dtype for t in made)]:
+        if dtype not in DTYPES:
+            raise Unlowered("dtype", f"{dtype}")
+    devices = {t.buffer.device for t in tensors} | {t.device for t in made}
+    if len(devices) != 1 or next(iter(devices)).type not in DEVICES:
+        raise Unlowered("device", f"devices {sorted(map(str, devices))}")
+    low.device = next(iter(devices))
+
+
+def checked(value: Any, meta: Any, node: fx.Node) -> Any:
+    """`value` where it has the sizes and dtypes of the metadata.
+
+    Raises:
+        Unlowered: it has not.
+    """
+    if isinstance(meta, (tuple, list)):
+        values = tuple(value)
+        if len(values) != len(meta):
+            raise Unlowered("metadata", f"{node.target} gives {len(meta)} results, not {len(values)}")
+        return tuple(checked(v, m, node) for v, m in zip(values, meta, strict=True))
+    if not isinstance(meta, torch.Tensor):
+        return value
+    if not isinstance(value, Tensor):
+        raise Unlowered("metadata", f"{node.target} gives a tensor, not {type(value).__name__}")
+    promised = tuple(map(number, meta.shape)), meta.dtype
+    if (value.sizes, value.dtype) != promised:
+        raise Unlowered("metadata", f"{node.target}: {promised} promised, lowered {(value.sizes, value.dtype)}")
+    return value

@@ -1,0 +1,91 @@
+"""On-demand decomposition: an operator without lowering is lowered from what torch says it is made of.
+
+    %y = aten.addcdiv(%x, %a, %b)     traced alone:    %d = aten.div(%a, %b);  %y = aten.add(%x, %d)      lowered
+
+Only where that is what eager computes, rounding apart.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..torch_compat import OpOverload, decomposition, fake_mode_of, trace_decomposed, tree_leaves, tree_map
+from .call import checked, lower_call, lowered_argument, op_name
+from .core import Lowering, Tensor
+from .sizes import Unlowered, number
+
+# Their decompositions compute something else than eager's kernel does, or split what is one loop nest.
+UNFAITHFUL: frozenset[str] = frozenset()
+
+
+def lower_decomposed(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The value of a node, from the lowerings of the operators that it is made of.
+
+    Raises:
+        Unlowered: torch has no decomposition, or it holds something that is not lowered.
+    """
+    module = traced(node)
+    lowered = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, Tensor)]
+    values: dict[fx.Node, Any] = {}
+    for inner in module.graph.nodes:
+        values[inner] = _value(low, inner, values, lowered)
+        if inner.op == "output":
+            low.current = node
+            return checked(values[inner], node.meta.get("val"), node)
+    raise AssertionError("a graph without output")
+
+
+def traced(node: fx.Node) -> fx.GraphModule:
+    """The decomposition of one node, its inputs the tensors among its arguments, in order.
+
+    Raises:
+        Unlowered: there is none, or it does not trace.
+    """
+    target = node.target
+    if not isinstance(target, OpOverload) or op_name(target) in UNFAITHFUL:
+        raise Unlowered("no-lowering", f"{target} has no lowering")
+    function = decomposition(target)
+    if function is None:
+        raise Unlowered("no-lowering", f"{target} has neither lowering nor decomposition")
+    fakes = tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, (list(node.args), dict(node.kwargs)))
+    tensors = [leaf for leaf in tree_leaves(fakes) if isinstance(leaf, torch.Tensor)]
+    mode = fake_mode_of(tensors)
+    if mode is None:
+        raise Unlowered("no-lowering", f"{target} takes no tensors")
+
+    def run(*given: torch.Tensor) -> Any:
+        rest = list(given)
+        args, kwargs = tree_map(lambda a: rest.pop(0) if isinstance(a, torch.Tensor) else a, fakes)
+        return function(*args, **kwargs)
+
+    try:
+        with mode:
+            return trace_decomposed(run, tensors)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        raise Unlowered("decomposition", f"the decomposition of {target} does not trace: {error}") from error
+
+
+def _value(low: Lowering, node: fx.Node, values: dict[fx.Node, Any], inputs: list[Tensor]) -> Any:
+    if node.op == "placeholder":
+        return inputs.pop(0)
+    if node.op == "output":
+        result = lowered_argument(node.args[0], values)
+        return tuple(result) if isinstance(result, list) else result
+    if isinstance(node.target, type) and issubclass(node.target, tuple):  # a named tuple of results
+        return tuple(lowered_argument(list(node.args), values))
+    if node.op == "get_attr":
+        raise Unlowered("decomposition", "a constant inside a decomposition")
+    val = node.meta.get("val")
+    if isinstance(val, (int, torch.SymInt)):
+        return number(val)
+    if node.target is operator.getitem:
+        return values[node.args[0]][node.args[1]]
+    try:
+        return lower_call(low, node, values)
+    except Unlowered as refusal:
+        message = f"{low.origin.target} is made of {node.target}: {refusal}"
+        raise Unlowered("decomposition", message) from refusal

@@ -1,0 +1,377 @@
+"""From graph to loop program: walks the nodes of a functional ATen graph and lowers what can be lowered.
+
+placeholder, get_attr      ->   buffers that are there from the start
+call of an operator        ->   definitions, or a view of a buffer, or an extern call
+arithmetic of sizes        ->   extern calls, their results known as indices
+copy_ into a placeholder   ->   a definition that stores to the input
+output                     ->   the buffers that must hold their values at the end
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from ..ir.index import Size
+from ..ir.program import Buffer, Extern, Program
+from ..torch_compat import (
+    OpOverload,
+    aliasing_arguments,
+    attribute,
+    is_mutable,
+    is_subclass,
+    returns_nothing,
+    tree_leaves,
+)
+from . import operators
+from .call import Opaque, lower_call
+from .core import Lowering, Tensor, whole
+from .sizes import Unlowered, number, real
+
+logger = logging.getLogger("regraft")
+
+RandomMode = Literal["eager", "philox"]
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A call that stayed a call, for the report: the node's name, its operator, and why."""
+
+    node: str
+    operator: str
+    code: str
+    message: str
+
+
+@dataclass
+class Lowered:
+    """A lowered graph.
+
+    Args:
+        program: the loop program.
+        views: nodes that are views: node name -> name of the buffer that they look at. Whoever needs such a tensor
+            itself runs the node again on the buffer.
+        kept: the calls that were not lowered.
+    """
+
+    program: Program
+    views: dict[str, str] = field(default_factory=dict)
+    kept: list[Kept] = field(default_factory=list)
+
+
+assert operators.MODULES
+
+
+def lower(module: fx.GraphModule, *, random: RandomMode = "eager", strict: bool = False) -> Lowered:
+    """Lower a graph after AOTAutograd: functional, but for writes to inputs.
+
+    Args:
+        module: the graph; every node has its metadata ``val``. It stays as it is.
+        random: whether random operators stay calls (eager's numbers), or become arithmetic on Philox, seeded from
+            eager's generator.
+        strict: raise where a lowering fails or contradicts the metadata, rather than keep the call.
+    """
+    return _Walk(module, random, strict).run()
+
+
+class _Walk:
+    def __init__(self, module: fx.GraphModule, random: RandomMode, strict: bool) -> None:
+        self._module, self._strict = module, strict
+        self._low = Lowering(random)
+        self._values: dict[fx.Node, Any] = {}
+        self._lowered = Lowered(Program(self._low.buffers, self._low.items))
+        self._written = _written_inputs(module.graph)
+        self._tokens: dict[fx.Node, tuple[str, ...]] = {}  # buffers that stand for results that are no tensors
+
+    def run(self) -> Lowered:
+        for node in self._module.graph.nodes:
+            self._low.origin = self._low.current = node
+            getattr(self, f"_{node.op}")(node)
+        return self._lowered
+
+    # -- what is there from the start --------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> None:
+        self._values[node] = self._given(node, node.meta.get("val"), "input")
+
+    def _get_attr(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        value = attribute(self._module, node.target) if value is None else value
+        self._values[node] = self._given(node, value, "constant")
+
+    def _given(self, node: fx.Node, value: Any, kind: Literal["input", "constant"]) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(node.name, value, kind)
+        return _plain(value)
+
+    def _tensor(self, name: str, meta: torch.Tensor, kind: Literal["input", "constant", "made"] = "made") -> Any:
+        """A tensor that kernels do not make: its buffer, and the value that lowerings see."""
+        refusal = _refusal(meta)
+        sizes, strides = ((), ()) if refusal else (_sizes(meta.shape), _sizes(meta.stride()))
+        buffer = Buffer(name, meta.dtype, sizes, strides, meta.device, kind)
+        self._low.buffers[name] = buffer
+        return whole(buffer) if refusal is None else Opaque(*refusal, (name,))
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def _call_function(self, node: fx.Node) -> None:
+        if node.target is operator.getitem and isinstance(self._values[node.args[0]], tuple):
+            self._item(node)
+        elif _is_size(node) or node.target is operator.getitem:
+            self._extern(node, "", "")
+        elif self._is_write_to_input(node):
+            self._write(node)
+        else:
+            self._operator(node)
+
+    def _call_module(self, node: fx.Node) -> None:
+        self._extern(node, "opaque", f"{node.target} is a module")
+
+    _call_method = _call_module
+
+    def _item(self, node: fx.Node) -> None:
+        value = self._values[node.args[0]][node.args[1]]
+        self._values[node] = value
+        self._note_views(node, value)
+
+    def _operator(self, node: fx.Node) -> None:
+        mark = self._low.mark()
+        try:
+            value = lower_call(self._low, node, self._values)
+        except Unlowered as refusal:
+            self._low.roll_back(mark)
+            if self._strict and refusal.code == "metadata":
+                raise AssertionError(str(refusal)) from refusal
+            self._extern(node, refusal.code, str(refusal))
+        except Exception as error:
+            if self._strict:
+                raise
+            self._low.roll_back(mark)
+            logger.warning("regraft: %s stays a call, its lowering failed", node.target, exc_info=True)
+            self._extern(node, "failed", f"{type(error).__name__}: {error}")
+        else:
+            self._adopt(node, value, mark)
+
+    def _adopt(self, node: fx.Node, value: Any, mark: tuple[int, int]) -> None:
+        """Give the buffers that a node made the node's name, or those of the `getitem` nodes that take them.
+
+        A view of memory that the node made itself is no view of the graph's: it is copied.
+        """
+        made = set(self._low.made_since(mark))
+        parts = value if isinstance(value, tuple) else (value,)
+        parts = tuple(self._owned(part, made) for part in parts)
+        wanted = [node.name] if not isinstance(value, tuple) else _item_names(node, len(parts))
+        names: dict[str, str] = {}
+        for part, name in zip(parts, wanted, strict=True):
+            if name is not None and part is not None and part.buffer.name in self._low.made_since(mark):
+                names.setdefault(part.buffer.name, name)
+        self._low.rename(names, mark)
+        parts = tuple(self._renamed(part, names) for part in parts)
+        self._values[node] = parts if isinstance(value, tuple) else parts[0]
+        self._note_views(node, self._values[node])
+
+    def _owned(self, tensor: Tensor | None, made: set[str]) -> Tensor | None:
+        if tensor is None or tensor.buffer.name not in made or tensor.is_whole:
+            return tensor
+        return self._low.pointwise(tensor.at, tensor.sizes, tensor.dtype)
+
+    def _renamed(self, tensor: Tensor | None, names: dict[str, str]) -> Tensor | None:
+        new = None if tensor is None else names.get(tensor.buffer.name)
+        return tensor if new is None else whole(self._low.buffers[new])
+
+    def _note_views(self, node: fx.Node, value: Any) -> None:
+        if isinstance(value, Tensor) and value.buffer.name != node.name:
+            self._lowered.views[node.name] = value.buffer.name
+
+    # -- calls that stay ---------------------------------------------------------------------------------------------
+
+    def _extern(self, node: fx.Node, code: str, message: str) -> None:
+        args = node.all_input_nodes
+        tokens = tuple(token for arg in args for token in self._tokens.get(arg, ()))
+        reads = tuple(dict.fromkeys([b for arg in args for b in _bases(self._values[arg])] + list(tokens)))
+        written = self._written_by(node)
+        before = len(self._low.buffers)
+        self._values[node] = value = self._results(node, reads)
+        if _is_size(node):
+            self._tokens[node] = tokens
+        elif node.users and not isinstance(value, (Tensor, tuple)) and node.name not in self._low.buffers:
+            self._tokens[node] = (self._token(node),)
+        made = list(self._low.buffers)[before:]
+        self._note_views(node, value)
+        pure = not written and _is_pure(node)
+        self._low.items.append(Extern(node.name, node, reads, (*made, *written), code, pure))
+        if code:
+            self._lowered.kept.append(Kept(node.name, str(node.target), code, message))
+
+    def _token(self, node: fx.Node) -> str:
+        """A buffer without elements, so that what needs the node's other results is seen to depend on it."""
+        self._low.buffers[node.name] = Buffer(node.name, torch.bool, (0,), (1,), torch.device("cpu"))
+        return node.name
+
+    def _results(self, node: fx.Node, reads: tuple[str, ...]) -> Any:
+        """What an extern call gives, and buffers for it."""
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            return self._aliased(node) or self._result(node, val, reads)
+        if not isinstance(val, (tuple, list)):
+            return _plain(val, reads)
+        if not all(v is None or isinstance(v, torch.Tensor) for v in val):
+            return Opaque("opaque", "results that are not all tensors", reads)
+        parts: list[Any] = [None] * len(val)
+        for user in node.users:
+            place = user.args[1] if user.target is operator.getitem else None
+            if place is not None and val[place] is not None and parts[place] is None:
+                parts[place] = self._result(user, val[place], reads)
+        return tuple(parts)
+
+    def _result(self, node: fx.Node, meta: torch.Tensor, reads: tuple[str, ...]) -> Any:
+        """A tensor that a call made; an alias of memory that is written to later is out of bounds for kernels."""
+        source = node.args[0] if node.target is operator.getitem else node
+        made = self._tensor(node.name, meta)
+        late = [name for name in _aliases(source, self._values) if name in self._written]
+        if not late:
+            return made
+        return Opaque("view", f"{node.name} looks at {late[0]}, which is written to", (node.name, *reads))
+
+    def _aliased(self, node: fx.Node) -> Any:
+        """The argument that an in-place call gives back."""
+        if not isinstance(node.target, OpOverload) or not is_mutable(node.target) or not node.args:
+            return None
+        value, val = self._values.get(node.args[0]), node.meta["val"]
+        same = isinstance(value, Tensor) and value.sizes == _sizes(val.shape) and value.dtype == val.dtype
+        return value if same and 0 in dict(aliasing_arguments(node.target)) else None
+
+    def _written_by(self, node: fx.Node) -> tuple[str, ...]:
+        """Buffers that an in-place call writes to."""
+        if not isinstance(node.target, OpOverload):
+            return ()
+        if not is_mutable(node.target):
+            return ()
+        names = dict(aliasing_arguments(node.target))
+        given = [a for i, a in enumerate(node.args) if i in names]
+        given += [a for key, a in node.kwargs.items() if key in names.values()]
+        return tuple(dict.fromkeys(b for arg in _nodes(given) for b in _bases(self._values[arg])))
+
+    # -- writes to inputs, and the end -------------------------------------------------------------------------------
+
+    def _is_write_to_input(self, node: fx.Node) -> bool:
+        if node.target is not torch.ops.aten.copy_.default:
+            return False
+        into, value = (self._values[arg] for arg in node.args[:2])
+        plain = isinstance(into, Tensor) and isinstance(value, Tensor) and into.is_whole
+        return plain and into.buffer.device == value.buffer.device
+
+    def _write(self, node: fx.Node) -> None:
+        """``copy_(%input, %value)``: stores to the input's memory."""
+        into, value = (self._values[arg] for arg in node.args[:2])
+        self._values[node] = into
+        self._note_views(node, into)
+        if into.buffer is value.buffer and value.is_whole:
+            return
+        self._low.device = into.buffer.device
+        if into.buffer is value.buffer:
+            value = self._low.pointwise(value.at, value.sizes, value.dtype)
+        loops = self._low.loops(into.sizes)
+        at = tuple(v.index() for v in loops)
+        skipped = len(into.sizes) - len(value.sizes)
+        source = tuple(0 if size == 1 else i for i, size in zip(at[skipped:], value.sizes, strict=True))
+        self._low.store(into, loops, at, value.at(source))
+
+    def _output(self, node: fx.Node) -> None:
+        bases = (b for arg in node.all_input_nodes for b in _bases(self._values[arg]))
+        self._lowered.program.outputs = tuple(dict.fromkeys(bases))
+
+
+def _plain(value: Any, bases: tuple[str, ...] = ()) -> Any:
+    """A value that is no tensor: an index or a float where sizes alone decide it."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        try:
+            return number(value) if isinstance(value, torch.SymInt) else real(value)
+        except Unlowered as refusal:
+            return Opaque(refusal.code, str(refusal), bases)
+    code = "symbolic" if isinstance(value, SYMBOLIC) else "opaque"
+    return Opaque(code, f"a {type(value).__name__}", bases)
+
+
+def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
+    """Sizes of a tensor that kernels do not make: what indices cannot express gets a name of its own."""
+    return tuple(map(_size, sizes))
+
+
+def _size(size: Any) -> Any:
+    try:
+        return number(size)
+    except Unlowered:
+        return Size(str(size), 0, None).index()
+
+
+def _refusal(meta: torch.Tensor) -> tuple[str, str] | None:
+    """Why kernels cannot touch a tensor at all."""
+    if is_subclass(meta):
+        return "layout", f"a {type(meta).__name__}"
+    return ("layout", f"layout {meta.layout}") if meta.layout != torch.strided or meta.is_mkldnn else None
+
+
+def _bases(value: Any) -> Iterator[str]:
+    """The buffers that a value looks at."""
+    if isinstance(value, Tensor):
+        yield value.buffer.name
+    elif isinstance(value, Opaque):
+        yield from value.bases
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _bases(part)
+
+
+def _aliases(node: fx.Node, values: dict[fx.Node, Any]) -> Iterator[str]:
+    """Buffers of the arguments whose memory a call's results may share."""
+    if not isinstance(node.target, OpOverload):
+        return
+    for position, _ in aliasing_arguments(node.target):
+        for arg in _nodes(node.args[position : position + 1]):
+            yield from _bases(values[arg])
+
+
+def _nodes(args: Any) -> list[fx.Node]:
+    return [leaf for leaf in tree_leaves(args) if isinstance(leaf, fx.Node)]
+
+
+def _item_names(node: fx.Node, count: int) -> list[str | None]:
+    names: list[str | None] = [None] * count
+    for user in node.users:
+        if user.target is operator.getitem and names[user.args[1]] is None:
+            names[user.args[1]] = user.name
+    return names
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether a node computes numbers from sizes, not from data."""
+    if not isinstance(node.meta.get("val"), (*SYMBOLIC, int, float, bool)):
+        return False
+    return all(not isinstance(arg.meta.get("val"), torch.Tensor) for arg in node.all_input_nodes) or (
+        isinstance(node.target, OpOverload) and node.target.name().startswith("aten::sym_")
+    )
+
+
+def _is_pure(node: fx.Node) -> bool:
+    if node.is_impure():
+        return False
+    if not isinstance(node.target, OpOverload):
+        return getattr(node.target, "__module__", "") in ("_operator", "math", "torch")
+    random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return not (random or is_mutable(node.target) or returns_nothing(node.target))
+
+
+def _written_inputs(graph: fx.Graph) -> frozenset[str]:
+    """Placeholders that the graph writes to."""
+    mutable = [n for n in graph.nodes if isinstance(n.target, OpOverload) and is_mutable(n.target)]
+    return frozenset(a.name for n in mutable for a in n.all_input_nodes if a.op == "placeholder")

@@ -1,0 +1,26 @@
+"""All operators that have a lowering: importing this fills `core.LOWERINGS`."""
+
+from . import (
+    activations,
+    creation,
+    foreach,
+    indexing,
+    joining,
+    losses,
+    norms,
+    pointwise,
+    pooling,
+    random,
+    reductions,
+    regions,
+    resampling,
+    scans,
+    scatter,
+    softmax,
+    views,
+)
+
+MODULES = (
+    activations, creation, foreach, indexing, joining, losses, norms, pointwise, pooling, random, reductions, regions,
+    resampling, scans, scatter, softmax, views,
+)  # fmt: skip

@@ -1,0 +1,214 @@
+"""What offsets tell: an offset in memory as digits times strides, and which iterations meet at one element.
+
+    98304*b + 768*i + j + 5   ->   digits b (98304), i (768), j (1), constant 5
+
+All dependence questions of the scheduler come down to `separate`: can two accesses touch one element in different
+iterations of a loop that they share?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cmp_to_key, lru_cache
+from itertools import pairwise
+from typing import Any
+
+from ..ir.bounds import bounds, known_le, known_lt, known_nonnegative
+from ..ir.index import Index, Loaded, Monomial, Size, Var, add, atoms, from_terms, mul, terms
+
+Number = Any  # int | Index
+OPAQUE = Var("?", 1)  # stands among a digit's variables for data read from memory
+
+
+@dataclass(frozen=True)
+class Digit:
+    """One term of an offset: ``stride * monomial``.
+
+    Args:
+        stride: integer or index of sizes.
+        monomial: the atoms multiplied, sizes left out.
+        variables: the loop variables in it; `OPAQUE` among them where it depends on data.
+        low: the least that the monomial can be.
+        reach: the most it can exceed that by; None: unbounded.
+    """
+
+    stride: Number
+    monomial: Monomial
+    variables: frozenset[Var]
+    low: int
+    reach: Number
+
+
+@dataclass(frozen=True)
+class Offset:
+    """An offset in digits: ``constant + sum of digits``."""
+
+    constant: Number
+    digits: tuple[Digit, ...]
+
+    def stride(self, var: Var) -> Number:
+        """The step of a variable that occurs as a digit of its own; 0 where it does not occur so."""
+        return next((d.stride for d in self.digits if d.monomial == (var,)), 0)
+
+
+@lru_cache(maxsize=1 << 16)
+def digits(offset: Number) -> Offset:
+    """An offset in digits, terms of one monomial together."""
+    constant: Number = 0
+    strides: dict[Monomial, dict[Monomial, int]] = {}
+    for monomial, coefficient in terms(offset):
+        rest = tuple(a for a in monomial if not isinstance(a, Size))
+        sizes = tuple(a for a in monomial if isinstance(a, Size))
+        if rest:
+            strides.setdefault(rest, {})[sizes] = coefficient
+        else:
+            constant = add(constant, from_terms({sizes: coefficient}))
+    found = [_digit(from_terms(stride), monomial) for monomial, stride in strides.items()]
+    return Offset(constant, tuple(found))
+
+
+def _digit(stride: Number, monomial: Monomial) -> Digit:
+    if len(monomial) == 1 and isinstance(monomial[0], Var):
+        return Digit(stride, monomial, frozenset(monomial), 0, add(monomial[0].extent, -1))  # type: ignore[arg-type]
+    number = Index(((monomial, 1),))
+    low, high = bounds(number)
+    reach = None if low is None or high is None else high - low
+    return Digit(stride, monomial, variables_of(number), low or 0, reach)
+
+
+@lru_cache(maxsize=1 << 16)
+def variables_of(number: Number) -> frozenset[Var]:
+    """The loop variables in an index; `OPAQUE` among them where it depends on data."""
+    return frozenset(OPAQUE if isinstance(a, Loaded) else a for a in atoms(number) if isinstance(a, (Var, Loaded)))
+
+
+@lru_cache(maxsize=1 << 16)
+def separate(a: Number, b: Number, var: Var, fixed: frozenset[Var]) -> bool:
+    """Whether accesses at offsets `a` and `b` can only meet in one element in the same iteration of `var`.
+
+    Loops `fixed` enclose both and are in the same iteration; all other variables are free, each access its own. The
+    proof is that of mixed radix numbers: from the largest stride down, each digit outweighs all smaller ones together.
+
+        separate(768*i + j, 768*i + k, i, {})  where j, k < 768    ->  True
+        separate(768*i + j, 768*i + k, j, {i})                     ->  False: k is free
+    """
+    left, right = digits(a), digits(b)
+    if left.stride(var) != right.stride(var) or left.stride(var) == 0:
+        return False
+    mine, theirs = (_free(side, fixed | {var}) for side in (left, right))
+    if mine is None or theirs is None or _fixed(left, fixed) != _fixed(right, fixed):
+        return False
+    slack: Number = add(_shift(left.constant, mine), mul(_shift(right.constant, theirs), -1))
+    return _outweighs(_size_of(left.stride(var)), var, _reaches(mine, theirs), _size_of(slack))
+
+
+def _free(offset: Offset, bound: frozenset[Var]) -> list[Digit] | None:
+    """The digits that depend on free variables alone; None where one mixes free and bound ones."""
+    found = []
+    for digit in offset.digits:
+        if not digit.variables <= bound or OPAQUE in digit.variables:
+            if digit.variables & bound or digit.reach is None:
+                return None
+            found.append(digit)
+        elif len(digit.monomial) > 1 and len(digit.variables) > 1:
+            return None
+    return found
+
+
+def _fixed(offset: Offset, fixed: frozenset[Var]) -> frozenset[tuple[Any, ...]]:
+    return frozenset((d.stride, d.monomial) for d in offset.digits if d.variables and d.variables <= fixed)
+
+
+def _shift(constant: Number, free: Iterable[Digit]) -> Number:
+    for digit in free:
+        constant = add(constant, mul(digit.stride, digit.low))
+    return constant
+
+
+def _size_of(stride: Number) -> Number:
+    if not isinstance(stride, Index):
+        return abs(stride)
+    return stride if known_nonnegative(stride) else mul(stride, -1)
+
+
+def _reaches(left: list[Digit], right: list[Digit]) -> dict[Number, Number]:
+    """By stride, how far apart the digits of the two sides can be."""
+    total: list[dict[Number, Number]] = [{}, {}]
+    for reaches, side in zip(total, (left, right), strict=True):
+        for digit in side:
+            stride = _size_of(digit.stride)
+            reaches[stride] = add(reaches.get(stride, 0), digit.reach)
+    if any(_signs(left + right, stride) > 1 for stride in {*total[0], *total[1]}):
+        return {s: add(total[0].get(s, 0), total[1].get(s, 0)) for s in {*total[0], *total[1]}}
+    return {s: _larger(total[0].get(s, 0), total[1].get(s, 0)) for s in {*total[0], *total[1]}}
+
+
+def _signs(side: list[Digit], stride: Number) -> int:
+    return len({d.stride for d in side if _size_of(d.stride) == stride})
+
+
+def _larger(a: Number, b: Number) -> Number:
+    if not isinstance(a, Index) and not isinstance(b, Index):
+        return max(a, b)
+    return a if known_le(b, a) else b if known_le(a, b) else add(a, b)
+
+
+def _outweighs(stride: Number, var: Var, reaches: dict[Number, Number], slack: Number) -> bool:
+    if stride in reaches:
+        return False
+    strides = ascending([stride, *reaches])
+    if strides is None:
+        return False
+    below, reached = slack, False
+    for step in strides:
+        reached = reached or step == stride
+        if reached and not less(below, step):
+            return False
+        below = add(below, mul(step, add(var.extent, -1) if step == stride else reaches[step]))
+    return True
+
+
+def less(a: Number, b: Number) -> bool:
+    """Whether ``a < b`` for sure."""
+    if not isinstance(a, Index) and not isinstance(b, Index):
+        return bool(a < b)
+    return known_lt(a, b)
+
+
+def at_most(a: Number, b: Number) -> bool:
+    """Whether ``a <= b`` for sure."""
+    if not isinstance(a, Index) and not isinstance(b, Index):
+        return bool(a <= b)
+    return known_le(a, b)
+
+
+def ascending(strides: Iterable[Number]) -> list[Number] | None:
+    """Strides from the smallest up; None where two cannot be compared."""
+    given = list(strides)
+    if not any(isinstance(s, Index) for s in given):
+        return sorted(given)
+    ordered = sorted(given, key=cmp_to_key(lambda a, b: -1 if at_most(a, b) else 1))
+    return ordered if all(at_most(a, b) for a, b in pairwise(ordered)) else None
+
+
+def proportional(number: Number, outer: Var, inner: Var) -> bool:
+    """Whether `outer` and `inner` only occur as ``outer * inner.extent + inner``, so that one loop can be both.
+
+    768*i + j  with j < 768: yes;  1000*i + j: no
+    """
+    if not isinstance(number, Index) or not variables_of(number) & {outer, inner}:
+        return True
+    found: dict[Var, dict[Monomial, int]] = {outer: {}, inner: {}}
+    for monomial, coefficient in number.terms:
+        for atom in monomial:
+            if atom is outer or atom is inner:
+                rest = tuple(a for a in monomial if a is not atom)
+                if len(rest) != len(monomial) - 1 or outer in rest or inner in rest:
+                    return False
+                found[atom][rest] = coefficient  # type: ignore[index]
+            elif not isinstance(atom, (Var, Size, Loaded)) and not all(
+                proportional(field, outer, inner) for field in atom.fields()
+            ):
+                return False
+    return bool(from_terms(found[outer]) == mul(from_terms(found[inner]), inner.extent))

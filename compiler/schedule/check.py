@@ -1,0 +1,206 @@
+"""The independent checker: does every read of a schedule see the write that it saw in the program?
+
+Shares nothing with the scheduler but the IR. Two questions, each with typed findings:
+
+    between statements   every buffer has versions, one more with each store. What a store is computed from, through all
+                         scratch, must be versions that the program's definition sees, itself or through what needs
+                         no memory here (this file)
+    within loops         the element that is read was written in the same iteration of all shared loops, and parallel
+                         iterations touch no element in common (`check_loops`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..ir.index import Loaded, atoms
+from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
+from ..ir.program import Definition, Extern, Program, Store
+from ..ir.value import Load, Result, Value, walk
+from .check_loops import Finding, loop_findings
+
+if TYPE_CHECKING:
+    from . import Schedule
+
+Version = tuple[str, int]
+
+
+def check_schedule(program: Program, schedule: Schedule) -> list[Finding]:
+    """All that is wrong with a schedule of `program`; nothing where every dependence is kept."""
+    found = _Versions(program, schedule).run()
+    for step in schedule.steps:
+        if isinstance(step, Kernel):
+            found += loop_findings(step)
+    return list(dict.fromkeys(found))
+
+
+def _inputs(values: Iterable[Value], store: Store | None = None) -> list[Value]:
+    """Loads and results that values, and the place of a store, depend on."""
+    inside = [a.value for i in store.indices for a in atoms(i) if isinstance(a, Loaded)] if store is not None else []
+    return [v for v in walk([*values, *inside]) if isinstance(v, (Load, Result))]
+
+
+class _Expected:
+    """What the program's stores may be computed from."""
+
+    def __init__(self, program: Program) -> None:
+        self._items = program.items
+        self.stores: dict[str, list[int]] = {}  # by buffer, the items that write it, in order
+        self.places = {item.name: place for place, item in enumerate(program.items) if isinstance(item, Extern)}
+        needed = {*program.outputs, *(b.name for b in program.buffers.values() if b.kind != "made")}
+        self._needed = self._backwards(needed)
+        for place, item in enumerate(program.items):
+            if place in self._needed:
+                for name in _writes(item):
+                    self.stores.setdefault(name, []).append(place)
+
+    def _backwards(self, wanted: set[str]) -> set[int]:
+        needed = set()
+        for place in reversed(range(len(self._items))):
+            item = self._items[place]
+            effect = isinstance(item, Extern) and (not item.pure or not item.writes)
+            if effect or wanted & set(_writes(item)):
+                needed.add(place)
+                wanted |= set(_reads(item))
+        return needed
+
+    @property
+    def calls(self) -> list[str]:
+        """Names of the calls that must run."""
+        return [item.name for k, item in enumerate(self._items) if isinstance(item, Extern) and k in self._needed]
+
+    def version(self, name: str, place: int) -> int:
+        """How many stores to a buffer come before an item."""
+        return sum(at < place for at in self.stores.get(name, ()))
+
+    def seen(self, place: int, within: Callable[[str, int], bool], known: dict[int, frozenset[Version]]) -> Any:
+        """Every version that the item at `place` sees, directly or through stores that are `within` what computes it.
+
+        Args:
+            place: of the item.
+            within: whether the value that an item stores to a buffer may have been taken from there, not from memory.
+            known: what was found already, for the same `within`.
+        """
+        if place not in known:
+            direct = {(name, self.version(name, place)) for name in _reads(self._items[place])}
+            found = frozenset(direct)
+            for name, _ in direct:
+                for at in self.stores.get(name, ()):
+                    if at < place and isinstance(self._items[at], Definition) and within(name, at):
+                        found |= self.seen(at, within, known)
+            known[place] = found
+        return known[place]
+
+
+def _writes(item: Any) -> list[str]:
+    return list(item.writes) if isinstance(item, Extern) else [s.buffer for s in item.stores]
+
+
+def _reads(item: Any) -> list[str]:
+    if isinstance(item, Extern):
+        return list(item.reads)
+    values = [v for r in item.reductions for v in r.values] + [s.value for s in item.stores]
+    loads = [v for s in item.stores for v in _inputs(values, s)] or _inputs(values)
+    return [v.buffer for v in loads if isinstance(v, Load)] + [s.buffer for s in item.stores if s.mode is not None]
+
+
+class _Versions:
+    def __init__(self, program: Program, schedule: Schedule) -> None:
+        self._program, self._schedule = program, schedule
+        self._expected = _Expected(program)
+        self._now: dict[str, int] = {}
+        self._local: dict[str, frozenset[Version]] = {}  # by scratch buffer or reduction: what it comes from
+        self._scratch: frozenset[str] = frozenset()
+        self._mine: set[int] = set()  # the program's items whose stores the kernel has done
+        self._known: dict[int, frozenset[Version]] = {}
+        self._found: list[Finding] = []
+
+    def run(self) -> list[Finding]:
+        for step in self._schedule.steps:
+            if isinstance(step, Extern):
+                self._call(step)
+            else:
+                self._scratch, self._local = frozenset(b.name for b in step.scratch), {}
+                self._mine, self._known = set(), {}
+                self._body(step, step.body)
+        self._everything_happened()
+        return self._found
+
+    def _note(self, code: str, where: str, message: str) -> None:
+        self._found.append(Finding(code, where, message))
+
+    def _call(self, step: Extern) -> None:
+        place = self._expected.places[step.name]
+        for name in step.reads:
+            wanted = self._expected.version(name, place)
+            if self._now.get(name, 0) != wanted:
+                self._note("stale-read", step.name, f"reads {name} after {self._now.get(name, 0)} stores, not {wanted}")
+        for name in step.writes:
+            self._stored(step.name, name, place)
+
+    def _stored(self, where: str, name: str, place: int | None = None) -> int | None:
+        """Count a store; gives the program's item that makes it."""
+        at = self._now.get(name, 0)
+        self._now[name] = at + 1
+        stores = self._expected.stores.get(name, [])
+        if at >= len(stores) or (place is not None and stores[at] != place):
+            self._note("wrong-store", where, f"store {at} to {name} is not the program's")
+            return None
+        return stores[at]
+
+    def _body(self, kernel: Kernel, body: Sequence[Statement]) -> None:
+        for statement in body:
+            if isinstance(statement, (Loop, Fold)):
+                self._body(kernel, statement.body)
+            elif isinstance(statement, Update):
+                name = statement.reduction.name
+                self._local[name] = self._local.get(name, frozenset()) | self._sources(
+                    kernel, _inputs(statement.reduction.values)
+                )
+            else:
+                self._assign(kernel, statement)
+
+    def _assign(self, kernel: Kernel, statement: Assign) -> None:
+        store = statement.store
+        sources = self._sources(kernel, _inputs([store.value], store))
+        if store.buffer in self._scratch:
+            self._local[store.buffer] = self._local.get(store.buffer, frozenset()) | sources
+            return
+        place = self._stored(kernel.name, store.buffer)
+        if place is None:
+            return
+        for name, version in sorted(sources - self._expected.seen(place, self._within, self._known)):
+            self._note("stale-read", kernel.name, f"{store.buffer} is made from {name} after {version} stores")
+        self._mine.add(place)
+        self._known = {}
+
+    def _within(self, name: str, place: int) -> bool:
+        """Whether a store's value can be had without memory: its buffer vanished, or this kernel does the store."""
+        return place in self._mine or not (name in self._schedule.buffers or self._program.buffers[name].kind != "made")
+
+    def _sources(self, kernel: Kernel, inputs: Iterable[Value]) -> frozenset[Version]:
+        found: set[Version] = set()
+        for value in inputs:
+            name = value.reduction if isinstance(value, Result) else value.buffer  # type: ignore[attr-defined]
+            if isinstance(value, Result) or name in self._scratch:
+                if name not in self._local:
+                    self._note("unwritten", kernel.name, f"{name} is read before anything is in it")
+                found |= self._local.get(name, frozenset())
+                continue
+            found.add((name, self._now.get(name, 0)))
+        return frozenset(found)
+
+    def _everything_happened(self) -> None:
+        ran = {s.name for s in self._schedule.steps if isinstance(s, Extern)}
+        for name in self._expected.calls:
+            if name not in ran:
+                self._note("missing", name, "the call does not run")
+        given = {b.name for b in self._program.buffers.values() if b.kind != "made"}
+        for name in {*self._program.outputs, *given}:
+            wanted = len(self._expected.stores.get(name, ()))
+            if self._now.get(name, 0) != wanted:
+                self._note("missing", name, f"{self._now.get(name, 0)} of {wanted} stores to it happen")
+        effects = [s.name for s in self._schedule.steps if isinstance(s, Extern) and not s.pure]
+        if effects != sorted(effects, key=self._expected.places.__getitem__):
+            self._note("effects", ", ".join(effects), "calls with effects run in another order")

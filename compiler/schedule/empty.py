@@ -1,0 +1,33 @@
+"""Definitions over empty spaces: what never runs is written so that no later step has to see that.
+
+m: for i < 0: fold max over j < 4 of x[i, j]; m[i] = fold     ->     m: for i < 0: m[0] = 0
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..ir.index import Var
+from ..ir.program import Definition, Item, Store
+from ..ir.value import Const
+
+
+def without_empty_work(item: Item) -> Item:
+    """`item`; where an extent of 0 keeps its stores from ever happening, one empty loop with the same stores."""
+    if not isinstance(item, Definition) or not _never_stores(item):
+        return item
+    stores = tuple(Store(s.buffer, (0,) * len(s.indices), _zero(s.value.dtype), s.mode) for s in item.stores)
+    return replace(item, loops=(Var("i0", 0),), stores=stores, reduced=(), reductions=(), scan=False)
+
+
+def _never_stores(item: Definition) -> bool:
+    around = (*item.loops, *item.reduced) if item.scan else item.loops
+    return any(var.extent == 0 for var in around)
+
+
+def _zero(dtype: torch.dtype) -> Const:
+    number: Any = False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+    return Const(number, dtype)

@@ -1,0 +1,173 @@
+"""Rounds of fusion: candidates scored, the best legal ones fused, until a round finds nothing.
+
+Two groups are candidates where they touch one buffer; they fuse where `legality` allows it, `profit` likes it, and
+nothing in between depends on the first and feeds the second (then the two would need each other: a cycle).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+
+from ..ir.program import Buffer, Extern, Item
+from .dependences import Effects, effects, order_of
+from .legality import Fusion, Refusal, fusion_of
+from .log import FusionLog
+from .members import Axes, Group, members_of
+from .profit import bytes_of, score_fusion, touched, written
+
+_ROUNDS = 24
+_NEAREST = 6  # groups after one that are tried with it, for each buffer
+
+Step = Group | Extern
+
+
+class Fuser:
+    """The groups of a program in the making.
+
+    Args:
+        items: what is left of the program, definitions flat.
+        buffers: of the program.
+        kept: buffers that must exist whatever is fused: outputs, inputs, what calls touch.
+    """
+
+    def __init__(self, items: Sequence[Item], buffers: Mapping[str, Buffer], kept: frozenset[str]) -> None:
+        self.log = FusionLog()
+        self.axes = Axes()
+        self._keys, self._kept = count(), kept
+        self._weights = {name: bytes_of(b) for name, b in buffers.items()}
+        self._buffers = buffers
+        self._steps: dict[int, Step] = {}
+        self._effects: dict[int, Effects] = {}
+        self._users: dict[str, frozenset[int]] = {}
+        self._before: dict[int, set[int]] = {}
+        self._after: dict[int, set[int]] = {}
+        self._above: dict[int, int] = {}  # the steps before each, as bits
+        self._refused: set[tuple[int, int]] = set()
+        self._start(items)
+
+    def _start(self, items: Sequence[Item]) -> None:
+        for place, item in enumerate(items):
+            key = next(self._keys)
+            self._steps[key] = item if isinstance(item, Extern) else self._alone(item, place, key)
+            self._effects[key] = effects(item)
+        for key, before in enumerate(order_of(list(self._effects.values()))):
+            self._before[key], self._after[key] = before, set()
+            above = 0
+            for other in before:
+                self._after[other].add(key)
+                above |= self._above[other] | 1 << other
+            self._above[key] = above
+        for key, found in self._effects.items():
+            for name in found.reads | found.writes:
+                self._users[name] = self._users.get(name, frozenset()) | {key}
+
+    def _alone(self, item: Item, place: int, key: int) -> Group:
+        assert not isinstance(item, Extern)
+        members = members_of(item, 2 * place, self.axes)
+        return Group(members, members[-1].outer, key)
+
+    def run(self, rounds: int | None = None) -> list[Step]:
+        """Fuse to a fixpoint.
+
+        Returns:
+            groups and calls in an order that respects all dependences, near that of the program.
+        """
+        for number in range(_ROUNDS if rounds is None else rounds):
+            if not self._round(number):
+                break
+        return [self._steps[key] for key in self._ordered()]
+
+    def _round(self, number: int) -> bool:
+        gone: set[int] = set()
+        for score, a, b in self._candidates():
+            if a in gone or b in gone:
+                continue
+            found = self._try(a, b)
+            self.log.candidate(number, self._steps[a], self._steps[b], score, found)
+            if isinstance(found, Refusal):
+                self._refused.add((a, b))
+            else:
+                self._merge(a, b, found)
+                gone |= {a, b}
+        return bool(gone)
+
+    def _candidates(self) -> list[tuple[int, int, int]]:
+        """(score, key, key), the best first."""
+        scored = []
+        for a, b in sorted({pair for pair in self._pairs() if pair not in self._refused}):
+            one, other = self._steps[a], self._steps[b]
+            if isinstance(one, Group) and isinstance(other, Group):
+                score = score_fusion(one, other, self._weights, self._users, self._kept)
+                if score:
+                    scored.append((score, other.first - one.last, a, b))
+        scored.sort(key=lambda s: (-s[0], abs(s[1]), s[2], s[3]))
+        return [(score, a, b) for score, _, a, b in scored]
+
+    def _pairs(self) -> Iterator[tuple[int, int]]:
+        groups = {k: s for k, s in self._steps.items() if isinstance(s, Group)}
+        for users in self._users.values():
+            near = sorted((k for k in users if k in groups), key=lambda k: groups[k].first)
+            for at, a in enumerate(near):
+                yield from ((a, b) for b in near[at + 1 : at + 1 + _NEAREST])
+
+    def _try(self, a: int, b: int) -> Fusion | Refusal:
+        if self._between(a, b) or self._between(b, a):
+            return Refusal("cycle")
+        one, other = self._steps[a], self._steps[b]
+        assert isinstance(one, Group) and isinstance(other, Group)
+        shared = touched(one) & touched(other)
+        writes = written(one) | written(other)
+        if len({self._buffers[name].device for name in writes}) > 1:
+            return Refusal("device")
+        telling = sorted(shared, key=lambda n: (n not in writes, -self._weights[n], n))
+        return fusion_of(one, other, telling, self.axes)
+
+    def _between(self, a: int, b: int) -> bool:
+        """Whether a path leads from `a` to `b` through something else."""
+        return any(self._above[key] >> a & 1 for key in self._before[b] if key != a)
+
+    def _merge(self, a: int, b: int, found: Fusion) -> None:
+        key = next(self._keys)
+        self._steps[key] = Group(found.members, found.chain, key)
+        first, second = self._effects.pop(a), self._effects.pop(b)
+        self._effects[key] = Effects(first.reads | second.reads, first.writes | second.writes)
+        for name in self._effects[key].reads | self._effects[key].writes:
+            self._users[name] = self._users[name] - {a, b} | {key}
+        self._reconnect(a, b, key)
+        del self._steps[a], self._steps[b]
+
+    def _reconnect(self, a: int, b: int, key: int) -> None:
+        self._before[key] = (self._before.pop(a) | self._before.pop(b)) - {a, b}
+        self._after[key] = (self._after.pop(a) | self._after.pop(b)) - {a, b}
+        for other in self._before[key]:
+            self._after[other] = self._after[other] - {a, b} | {key}
+        for other in self._after[key]:
+            self._before[other] = self._before[other] - {a, b} | {key}
+        either = 1 << a | 1 << b
+        above = (self._above.pop(a) | self._above.pop(b)) & ~either
+        self._above[key] = above
+        above |= 1 << key
+        for other, bits in self._above.items():
+            if bits & either:
+                self._above[other] = bits & ~either | above
+
+    def _ordered(self) -> list[int]:
+        waiting = {key: len(before) for key, before in self._before.items()}
+        ready = [(self._place(key), key) for key, number in waiting.items() if not number]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            _, key = heapq.heappop(ready)
+            order.append(key)
+            for other in self._after[key]:
+                waiting[other] -= 1
+                if not waiting[other]:
+                    heapq.heappush(ready, (self._place(other), other))
+        assert len(order) == len(self._steps), "groups depend on each other in a cycle"
+        return order
+
+    def _place(self, key: int) -> int:
+        step = self._steps[key]
+        return step.last if isinstance(step, Group) else 2 * key  # a call keeps its first key: its place

@@ -1,0 +1,249 @@
+"""Inlining: pointwise definitions are computed where they are read.
+
+    t[i, j] = x[j, i] * 2
+    u[i] = sum over j of t[i, j]     ->    u[i] = sum over j of x[j, i] * 2
+
+Either every reader takes a definition in, and its buffer is gone, or none does. What is cheap goes anywhere; what is
+not goes where it is computed as often as before: to its one reader, if that reads each element once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..ir.index import Loaded, Var, atoms
+from ..ir.ops import OPS
+from ..ir.program import Buffer, Definition, Extern, Item
+from ..ir.simplify import Simplifier
+from ..ir.value import HALVES, Const, Guarded, Load, Op, Rewriter, Value, substitute, walk
+from .affine import variables_of
+from .dependences import effects, loads, roots, values_in
+from .flat import rewritten
+
+_CHEAP = 8  # operations of a value that may be computed for each of several readers
+_LARGEST = 128  # operations of a value after inlining
+_MOST_LOADS = 16
+_SLOW = frozenset({"div", "sqrt", "rsqrt", "reciprocal", "floordiv", "truncdiv", "remainder", "fmod", "hypot"})
+
+NOT_INLINED = {
+    "not-pointwise": "it reduces, scatters, or writes a part of its buffer",
+    "kept": "its buffer is an output, or a call reads it",
+    "rewritten": "its buffer has several writers",
+    "overwritten": "what it reads is overwritten before a reader would read it",
+    "large": "the readers would become too large",
+    "recomputed": "readers would compute it again, and it is not cheap",
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What computing a value takes: operations, loads of as many elements as it has iterations, and slow operations."""
+
+    ops: int
+    loads: int
+    slow: bool
+
+    @property
+    def cheap(self) -> bool:
+        """Whether computing it several times costs less than keeping it."""
+        return self.ops <= _CHEAP and self.loads <= 1 and not self.slow
+
+
+def cost_of(value: Value, loops: Sequence[Var]) -> Cost:
+    """The cost of a value of a nest over `loops`."""
+    ops, full, slow = 0, 0, False
+    for part in walk([value]):
+        if isinstance(part, (Op, Guarded)):
+            ops += 1
+            slow |= isinstance(part, Op) and (part.name in _SLOW or OPS[part.name].costly)
+        elif isinstance(part, Load):
+            full += _steps_all(part, loops)
+    return Cost(ops, full, slow)
+
+
+def _steps_all(load: Load, loops: Sequence[Var]) -> bool:
+    """Whether each iteration loads an element of its own."""
+    seen = frozenset().union(*map(variables_of, load.indices)) if load.indices else frozenset()
+    return all(v in seen or v.extent == 1 for v in loops)
+
+
+def inline(
+    items: Sequence[Item], buffers: Mapping[str, Buffer], outputs: Iterable[str]
+) -> tuple[list[Item], list[tuple[str, str]]]:
+    """Items with pointwise definitions taken into their readers.
+
+    Returns:
+        the items left, and for each pointwise definition whose buffer is the program's own: its name and the reason why
+        it stays (a key of `NOT_INLINED`), "" where it went.
+    """
+    return _Inliner(items, buffers, frozenset(outputs)).run()
+
+
+class _Inliner:
+    def __init__(self, items: Sequence[Item], buffers: Mapping[str, Buffer], outputs: frozenset[str]) -> None:
+        self._items, self._buffers = items, buffers
+        self._effects = [effects(item) for item in items]
+        self._writes: dict[str, list[int]] = {}
+        self._readers: dict[str, list[int]] = {}
+        for place, found in enumerate(self._effects):
+            for name in found.writes:
+                self._writes.setdefault(name, []).append(place)
+            for name in found.reads:
+                self._readers.setdefault(name, []).append(place)
+        called = {n for i in items if isinstance(i, Extern) for n in (*i.reads, *i.writes)}
+        self._kept = outputs | called
+        self._bodies: dict[str, tuple[tuple[Any, ...], Value]] = {}  # what replaces loads: store indices, value
+        self._nodes: dict[str, tuple[str, ...]] = {}
+        self._loads: dict[int, Sequence[Load]] = {}
+        self._sizes: dict[int, int] = {}
+        self._done: dict[Load, Value] = {}
+        # What is made may become scratch, which is not rounded.
+        self._simplify = Simplifier({n: b.dtype for n, b in buffers.items() if b.kind != "made" and b.dtype in HALVES})
+
+    def run(self) -> tuple[list[Item], list[tuple[str, str]]]:
+        left: list[Item] = []
+        log: list[tuple[str, str]] = []
+        for place, item in enumerate(self._items):
+            if isinstance(item, Extern):
+                left.append(item)
+                continue
+            now = self._rewritten(item)
+            reason = self._why_not(now, place)
+            if reason:
+                left.append(now)
+            else:
+                self._bodies[now.stores[0].buffer] = (now.stores[0].indices, now.stores[0].value)
+                self._nodes[now.stores[0].buffer] = now.nodes
+            if reason != "not-pointwise":
+                log.append((item.name, reason))
+        return left, log
+
+    def _rewritten(self, item: Definition) -> Definition:
+        """`item` with what was inlined put in place of its loads."""
+        taken = [n for n in dict.fromkeys(load.buffer for load in loads(item)) if n in self._bodies]
+        if not taken:
+            return item
+        nodes = dict.fromkeys(n for name in taken for n in self._nodes[name])
+        made = rewritten(rewritten(item, Rewriter(value=self._body_of)), self._simplify)
+        return replace(made, nodes=tuple(dict.fromkeys((*nodes, *item.nodes))))
+
+    def _body_of(self, value: Value) -> Value | None:
+        if not isinstance(value, Load) or value.buffer not in self._bodies:
+            return None
+        found = self._done.get(value)
+        if found is None:
+            indices, body = self._bodies[value.buffer]
+            by = {
+                v: at for index, at in zip(indices, value.indices, strict=True) if (v := _variable(index)) is not None
+            }
+            found = self._done[value] = substitute(body, by)
+        return found
+
+    def _why_not(self, item: Definition, place: int) -> str:
+        """Why a definition stays; "" where it is inlined."""
+        if not _fills_buffer(item, self._buffers):
+            return "not-pointwise"
+        name, value = item.stores[0].buffer, item.stores[0].value
+        if name in self._kept or self._buffers[name].kind != "made":
+            return "kept"
+        if self._writes[name] != [place]:
+            return "rewritten"
+        readers = [p for p in self._readers.get(name, ()) if p > place]
+        sources = [v for v in walk([value]) if isinstance(v, Load)]
+        if any(self._overwritten(item, sources, place, reader) for reader in readers):
+            return "overwritten"
+        cost = cost_of(value, item.loops)
+        if len(sources) > _MOST_LOADS or any(self._size(r) + cost.ops > _LARGEST for r in readers):
+            return "large"
+        if not self._affordable(name, value, cost, readers):
+            return "recomputed"
+        for reader in readers:
+            self._sizes[reader] = self._size(reader) + cost.ops
+        return ""
+
+    def _overwritten(self, item: Definition, sources: list[Load], place: int, reader: int) -> bool:
+        names = {load.buffer for load in sources}
+        if any(place < at < reader for name in names for at in self._writes.get(name, ())):
+            return True
+        changed = names & self._effects[reader].writes
+        return bool(changed) and not self._in_place(item, sources, reader, changed)
+
+    def _in_place(self, item: Definition, sources: list[Load], reader: int, changed: set[str]) -> bool:
+        """Whether each iteration of the reader only reads, of what it overwrites, the element that it then writes."""
+        target = self._items[reader]
+        if not isinstance(target, Definition) or target.reductions or len(target.stores) != 1:
+            return False
+        store = target.stores[0]
+        by_load = [load for load in self._loads_of(reader) if load.buffer == item.stores[0].buffer]
+        for load in by_load:
+            pairs = zip(item.stores[0].indices, load.indices, strict=True)
+            by = {v: at for index, at in pairs if (v := _variable(index)) is not None}
+            moved = [substitute(source, by) for source in sources if source.buffer in changed]
+            if any(s.indices != store.indices for s in moved):  # type: ignore[attr-defined]
+                return False
+        return True
+
+    def _affordable(self, name: str, value: Value, cost: Cost, readers: list[int]) -> bool:
+        sites = [(self._items[r], load) for r in readers for load in self._loads_of(r) if load.buffer == name]
+        if cost.cheap or isinstance(value, Const):
+            return True
+        if len(sites) != 1:
+            return False
+        reader, load = sites[0]
+        assert isinstance(reader, Definition)
+        indirect = any(isinstance(a, Loaded) for i in load.indices for a in atoms(i))
+        if indirect or name in {v.buffer for v in _inside_indices(reader)}:
+            return False
+        return _steps_all(load, self._around(reader, load))
+
+    def _around(self, reader: Definition, load: Load) -> tuple[Var, ...]:
+        """The loops in which a reader loads: its own, and the reduced ones where the load is reduced."""
+        reduced = any(load in walk(r.values) for r in reader.reductions) or reader.scan
+        return (*reader.loops, *reader.reduced) if reduced else reader.loops
+
+    def _loads_of(self, place: int) -> Sequence[Load]:
+        found = self._loads.get(place)
+        if found is None:
+            item = self._items[place]
+            found = self._loads[place] = loads(item) if isinstance(item, Definition) else ()
+        return found
+
+    def _size(self, place: int) -> int:
+        if place not in self._sizes:
+            item = self._items[place]
+            values = walk(roots(item)) if isinstance(item, Definition) else ()
+            self._sizes[place] = sum(isinstance(v, (Op, Guarded)) for v in values)
+        return self._sizes[place]
+
+
+def _variable(index: Any) -> Var | None:
+    """The loop variable that an index is, if it is one."""
+    terms: Any = getattr(index, "terms", ())
+    if len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1 and isinstance(terms[0][0][0], Var):
+        return terms[0][0][0]
+    return None
+
+
+def _fills_buffer(item: Definition, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a definition writes each element of its buffer once, element (i, j) in iteration (i, j)."""
+    if item.reductions or len(item.stores) != 1 or item.stores[0].mode is not None:
+        return False
+    store, buffer = item.stores[0], buffers[item.stores[0].buffer]
+    variables = []
+    for index, size in zip(store.indices, buffer.sizes, strict=True):
+        var = _variable(index)
+        if var is not None and var.extent == size:
+            variables.append(var)
+        elif size != 1 or index != 0:
+            return False
+    return len(set(variables)) == len(variables) and set(variables) == {
+        v for v in item.loops if v.extent != 1 or v in variables
+    }
+
+
+def _inside_indices(item: Definition) -> list[Load]:
+    """Loads whose values are used as indices."""
+    numbers = [i for load in loads(item) for i in load.indices] + [i for s in item.stores for i in s.indices]
+    return [v for v in walk(values_in(numbers)) if isinstance(v, Load)]

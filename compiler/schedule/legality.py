@@ -1,0 +1,199 @@
+"""May two groups become one kernel? Legality alone; whether it pays is `profit`'s question.
+
+Two groups fuse where their members can share at least one outermost loop: every element that one writes and the other
+touches must be touched in the same iteration of the shared loops.
+
+    for i: t[i] = ...          for i:                        for i, j: t[i, j] = ...
+    for i: u[i] = f(t[i])  ->      t[i] = ...; u[i] = ...     for i, j: u[i, j] = t[j, i]   ->   no: `crossing`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.index import Var, mul
+from .affine import digits, less, separate
+from .align import Aligned, alignments
+from .members import Axes, Group, Member, extent_of
+from .profit import guess
+
+MAX_MEMBERS = 48
+MAX_BUFFERS = 40
+_SMALL = 1 << 14  # iterations that no threads are worth starting for
+_ENOUGH = 64  # iterations of outer loops that keep all threads busy
+
+MESSAGES = {
+    "cycle": "something between the two needs the first and feeds the second",
+    "too-large": f"a kernel of more than {MAX_MEMBERS} parts or {MAX_BUFFERS} buffers",
+    "device": "they run on different devices",
+    "unaligned": "no loops of one match loops of the other through a buffer that both touch",
+    "loop-order": "sharing loops would take away the contiguous innermost loop of one of them",
+    "crossing": "an element would be read and written in different iterations of the shared loops",
+    "parallelism": "the loops that they can share have too few iterations to keep threads busy",
+    "no-gain": "it would save no memory traffic",
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why two groups stay apart.
+
+    Args:
+        code: one of `MESSAGES`.
+        buffers: the buffers to blame.
+    """
+
+    code: str
+    buffers: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """The reason as a sentence."""
+        return MESSAGES[self.code]
+
+    def __str__(self) -> str:
+        blamed = f" ({', '.join(self.buffers)})" if self.buffers else ""
+        return f"{self.code}{blamed}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Two groups as one: members over common axes, in order, and the loops that all of them share."""
+
+    members: tuple[Member, ...]
+    chain: tuple[Var, ...]
+
+
+def can_fuse(a: Group, b: Group, shared: list[str], axes: Axes | None = None) -> Refusal | None:
+    """Why two groups cannot become one kernel; None where they can.
+
+    Args:
+        a: the group that comes first in the program.
+        b: the other.
+        shared: buffers that both touch, the most telling first.
+        axes: gives out axes; those of the groups must be its own.
+    """
+    found = fusion_of(a, b, shared, axes or Axes())
+    return found if isinstance(found, Refusal) else None
+
+
+def fusion_of(a: Group, b: Group, shared: list[str], axes: Axes) -> Fusion | Refusal:
+    """Two groups as one, or why not."""
+    if len(a.members) + len(b.members) > MAX_MEMBERS:
+        return Refusal("too-large")
+    if len({n for g in (a, b) for m in g.members for n in m.touched}) > MAX_BUFFERS:
+        return Refusal("too-large")
+    if not a.chain and not b.chain:
+        return side_by_side(a, b, shared, axes)
+    refusal = Refusal("unaligned", tuple(shared[:1]))
+    for aligned in alignments(a, b, shared, axes):
+        found = _fused(aligned)
+        if isinstance(found, Fusion):
+            return found
+        refusal = found
+    return refusal
+
+
+def side_by_side(a: Group, b: Group, shared: list[str], axes: Axes) -> Fusion:
+    """Two groups one after the other, whatever they share; loops that turn out to be the same may still become one.
+
+    For groups that have no outer loops to lose, as reductions to one number, and for small ones.
+    """
+    aligned = next(alignments(a, b, shared, axes), None)
+    left, right = (a.members, b.members) if aligned is None else (aligned.a, aligned.b)
+    return Fusion(in_order((*left, *right)), ())
+
+
+def in_order(members: Iterable[Member]) -> tuple[Member, ...]:
+    """Members in program order, which respects all dependences."""
+    return tuple(sorted(members, key=lambda m: m.place))
+
+
+def _fused(aligned: Aligned) -> Fusion | Refusal:
+    everyone = (*aligned.a, *aligned.b)
+    common = [v for v in aligned.chain_a if v in aligned.chain_b]
+    if not common:
+        return Refusal("unaligned")
+    kept = _keeping_innermost(common, everyone)
+    if not kept:
+        return Refusal("loop-order")
+    chain, culprits = _uncrossed(kept, aligned)
+    if not chain:
+        return Refusal("crossing", tuple(sorted(culprits)))
+    if not _parallel_enough(chain, aligned):
+        return Refusal("parallelism")
+    return Fusion(in_order(everyone), tuple(chain))
+
+
+def _keeping_innermost(common: list[Var], members: tuple[Member, ...]) -> list[Var]:
+    """Axes that may go outside: not the contiguous one of a member that has loops of its own besides."""
+    innermost = {v for m in members if (v := contiguous_axis(m)) is not None}
+    barred = {v for m in members if (v := contiguous_axis(m)) in common and not set(m.outer) <= set(common)}
+    inner = [v for v in common if v in innermost - barred]
+    if len(inner) > 1:
+        inner = []
+    return [v for v in common if v not in innermost] + inner
+
+
+def contiguous_axis(member: Member) -> Var | None:
+    """The axis of a member that should stay its innermost loop: of stride 1 in what it stores. None for folds."""
+    if member.part in ("fold", "scan") or not member.outer:
+        return None
+    offsets = [a.offset for a in member.accesses if a.write] + [a.offset for a in member.accesses if not a.write]
+    for offset in offsets:
+        for axis in member.outer:
+            if offset is not None and digits(offset).stride(axis) == 1 and axis.extent != 1:
+                return axis
+    return None
+
+
+def _uncrossed(common: list[Var], aligned: Aligned) -> tuple[list[Var], set[str]]:
+    """The axes of `common` in whose loops no element is touched across iterations."""
+    pairs = list(conflicts(aligned.a, aligned.b))
+    culprits: set[str] = set()
+    chain, before = list(common), None
+    while chain != before:
+        before = chain
+        chain = []
+        for axis in before:
+            crossing = {name for name, x, y in pairs if not separate(x, y, axis, frozenset(chain))}
+            culprits |= crossing
+            if not crossing:
+                chain.append(axis)
+    return chain, culprits
+
+
+def conflicts(a: Iterable[Member], b: Iterable[Member]) -> Iterator[tuple[str, Any, Any]]:
+    """Pairs of accesses to one buffer, at least one of them writing: its name and the two offsets."""
+    left, right = touches(a), touches(b)
+    for name in left.keys() & right.keys():
+        reads, writes = left[name]
+        others, stores = right[name]
+        yield from ((name, x, y) for x in writes for y in (*others, *stores))
+        yield from ((name, x, y) for x in reads for y in stores)
+
+
+def touches(members: Iterable[Member]) -> dict[str, tuple[set[Any], set[Any]]]:
+    """By buffer: the offsets read and those written."""
+    found: dict[str, tuple[set[Any], set[Any]]] = {}
+    for member in members:
+        for access in member.accesses:
+            found.setdefault(access.buffer, (set(), set()))[access.write].add(access.offset)
+    return found
+
+
+def _parallel_enough(chain: list[Var], aligned: Aligned) -> bool:
+    """Whether fused loops keep threads as busy as those of the two did, unless there is little to do anyway."""
+    iterations = extent_of(chain)
+    if not isinstance(iterations, int) or iterations >= _ENOUGH:
+        return True
+    if is_small((*aligned.a, *aligned.b)):
+        return True
+    return not any(less(mul(iterations, 8), extent_of(c)) for c in (aligned.chain_a, aligned.chain_b))
+
+
+def is_small(members: Iterable[Member]) -> bool:
+    """Whether all members together have so few iterations that threads gain nothing."""
+    return sum(guess(extent_of(m.axes)) for m in members) <= _SMALL

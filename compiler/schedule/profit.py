@@ -1,0 +1,71 @@
+"""Does fusing two groups pay? Profit alone; whether it is allowed is `legality`'s question.
+
+The score is the memory traffic saved, in bytes: a buffer that one writes and the other reads need not be read back, and
+where nobody else wants it, not be written; one that both read is read once. Of equal scores the nearer in order wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..ir.bounds import bounds
+from ..ir.index import Index, mul
+from ..ir.program import Buffer
+from .members import Group
+
+_GUESS = 256  # for symbolic sizes without an upper bound
+_LEAST = 4096  # bytes of shared reads below which sharing them is not worth a fusion
+
+
+def bytes_of(buffer: Buffer) -> int:
+    """How much memory a buffer covers, symbolic sizes guessed."""
+    total: Any = buffer.dtype.itemsize
+    for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
+        total = mul(total, size if stride != 0 else 1)
+    return guess(total)
+
+
+def guess(number: Any) -> int:
+    """An index of sizes as an integer, for estimates."""
+    if not isinstance(number, Index):
+        return int(number)
+    low, high = bounds(number)
+    if high is not None and high < 1 << 20:
+        return high
+    return max(low or 0, _GUESS**2)
+
+
+def score_fusion(
+    a: Group, b: Group, weights: Mapping[str, int], users: Mapping[str, frozenset[int]], kept: frozenset[str]
+) -> int:
+    """Bytes of traffic that fusing saves; 0 where it does not pay.
+
+    Args:
+        a: one group.
+        b: the other.
+        weights: bytes of each buffer.
+        users: by buffer, the keys of the groups and calls that touch it.
+        kept: buffers that must exist whatever is fused.
+    """
+    both = frozenset((a.key, b.key))
+    saved = shared_reads = 0
+    writes_a, writes_b = written(a), written(b)
+    for name in touched(a) & touched(b):
+        if name not in writes_a and name not in writes_b:
+            shared_reads += weights[name]
+            continue
+        saved += weights[name]
+        if name not in kept and users[name] <= both:
+            saved += weights[name]
+    return saved + (shared_reads if saved or shared_reads >= _LEAST else 0)
+
+
+def touched(group: Group) -> frozenset[str]:
+    """The buffers that a group reads or writes."""
+    return frozenset(name for m in group.members for name in m.touched)
+
+
+def written(group: Group) -> frozenset[str]:
+    """The buffers that a group writes."""
+    return frozenset(a.buffer for m in group.members for a in m.accesses if a.write)

@@ -1,0 +1,165 @@
+"""From a group to loops: members share loops as deep as their dependences allow.
+
+    fold a: for i: fold j        for i:
+    store a: for i         ->        fold a: for j: ...
+    map b: for i, j                  store a
+                                     for j: map b
+
+Each member is placed in order. It joins the loop of an earlier member where that iterates over an axis of its own,
+nothing between the two is in its way, and whatever one writes and the other touches meets in the same iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..ir.index import Var
+from .affine import separate
+from .legality import conflicts, contiguous_axis, is_small
+from .members import Group, Member
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """One member in one iteration of the loops around it."""
+
+    member: Member
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """A loop over an axis; accumulators of `folds` start right before it and are done right after.
+
+    Args:
+        axis: iterated over.
+        body: nests and leaves, in order.
+        folds: members that fold over this loop and those in it.
+        parallel: whether iterations are independent.
+    """
+
+    axis: Var
+    body: tuple[Nest | Leaf, ...]
+    folds: tuple[Member, ...]
+    parallel: bool = False
+
+
+Tree = Nest | Leaf
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A member with the axes that have no loop yet."""
+
+    member: Member
+    outer: tuple[Var, ...]
+    reduced: tuple[Var, ...]
+
+    @property
+    def choices(self) -> tuple[Var, ...]:
+        """Axes that may be looped over next, the preferred one first."""
+        if not self.outer:
+            return self.reduced[:1]
+        innermost = contiguous_axis(self.member)
+        return tuple(v for v in self.outer if v is not innermost) or self.outer
+
+    def inside(self, axis: Var) -> _Pending:
+        if axis in self.outer:
+            return _Pending(self.member, tuple(v for v in self.outer if v is not axis), self.reduced)
+        return _Pending(self.member, (), self.reduced[1:])
+
+
+class _Cluster:
+    """Members that share a loop over `axis`; None: a single member that has no loops left."""
+
+    def __init__(self, axis: Var | None, first: _Pending) -> None:
+        self.axis, self.members = axis, [first]
+
+
+def tree_of(group: Group) -> tuple[Tree, ...]:
+    """The loops of a group; outermost ones whose iterations are independent are parallel.
+
+    Small loops one after the other are not: threads would gain nothing, and what passes between them can be scratch.
+    """
+    pending = [_Pending(m, _chain_first(m, group.chain), m.reduced) for m in group.members]
+    trees = _build(pending, frozenset())
+    if len(trees) > 1 and is_small(group.members):
+        return trees
+    return tuple(_with_parallel(node, frozenset()) for node in trees)
+
+
+def _chain_first(member: Member, chain: Sequence[Var]) -> tuple[Var, ...]:
+    shared = [v for v in chain if v in member.outer]
+    return (*shared, *(v for v in member.outer if v not in shared))
+
+
+def _build(pending: Sequence[_Pending], fixed: frozenset[Var]) -> tuple[Tree, ...]:
+    clusters: list[_Cluster] = []
+    for item in pending:
+        home = _home(item, clusters, fixed)
+        if home is not None:
+            home.members.append(item)
+        else:
+            clusters.append(_Cluster(item.choices[0] if item.choices else None, item))
+    return tuple(_closed(cluster, fixed) for cluster in clusters)
+
+
+def _home(item: _Pending, clusters: list[_Cluster], fixed: frozenset[Var]) -> _Cluster | None:
+    """The cluster whose loop a member can share, the last first."""
+    for cluster in reversed(clusters) if item.choices else ():
+        if cluster.axis in item.choices and all(
+            _shares(o.member, item.member, cluster.axis, fixed) for o in cluster.members
+        ):
+            return cluster
+        if any(in_conflict(o.member, item.member) for o in cluster.members):
+            return None
+    return None
+
+
+def _shares(earlier: Member, later: Member, axis: Var, fixed: frozenset[Var]) -> bool:
+    """Whether iterations of a loop over `axis` may hold both: no dependence runs from one to another."""
+    if earlier.folds & later.uses and axis in earlier.reduced:
+        return False
+    return all(separate(x, y, axis, fixed) for _, x, y in conflicts((earlier,), (later,)))
+
+
+def in_conflict(earlier: Member, later: Member) -> bool:
+    """Whether the order of two members matters."""
+    if earlier.folds & later.uses:
+        return True
+    shared = earlier.touched.keys() & later.touched.keys()
+    return any(earlier.writes(name) or later.writes(name) for name in shared)
+
+
+def _closed(cluster: _Cluster, fixed: frozenset[Var]) -> Tree:
+    axis = cluster.axis
+    if axis is None:
+        return Leaf(cluster.members[0].member)
+    folds = tuple(p.member for p in cluster.members if not p.outer and p.reduced == p.member.reduced)
+    body = _build([p.inside(axis) for p in cluster.members], fixed | {axis})
+    return Nest(axis, body, folds)
+
+
+def leaves(trees: Sequence[Tree], path: tuple[Nest, ...] = ()) -> Iterator[tuple[tuple[Nest, ...], Member]]:
+    """Every member in order, with the nests around it, outermost first."""
+    for node in trees:
+        if isinstance(node, Leaf):
+            yield path, node.member
+        else:
+            yield from leaves(node.body, (*path, node))
+
+
+def _with_parallel(node: Tree, fixed: frozenset[Var]) -> Tree:
+    if isinstance(node, Leaf) or node.folds or not _independent(node, fixed):
+        return node
+    body = node.body
+    if len(body) == 1:
+        body = (_with_parallel(body[0], fixed | {node.axis}),)
+    return Nest(node.axis, body, node.folds, True)
+
+
+def _independent(nest: Nest, fixed: frozenset[Var]) -> bool:
+    members = [m for _, m in leaves((nest,))]
+    if any(nest.axis in m.reduced for m in members):
+        return False
+    return all(separate(x, y, nest.axis, fixed) for _, x, y in conflicts(members, members))

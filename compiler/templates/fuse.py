@@ -1,0 +1,122 @@
+"""The pass: attentions of a graph become calls of generated kernels, where those are faster.
+
+%bmm = ...; ...; %_softmax = ...; ...; %clone = ...   ->   attention_3f2a(%addmm, %addmm_1, %addmm_2, %mask)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from ...rewrites.profit import Decision, Oracle, Question
+from ...rewrites.reason import Reason, site_of
+from ...rewrites.record import GraphRecord, Match, NearMiss
+from ...rewrites.splice import subgraph
+from ..capture.effects import has_effect
+from ..cpp.errors import CompileFailed, CompilerMissing
+from .kernel import TemplateKernel, attention_kernel
+from .match import SOFTMAXES, Found, match_attention
+from .region import packet
+from .score_cpp import ScoreError
+from .sdpa import SDPA, match_sdpa
+
+RULE, CANDIDATE = "attention-template", "generated"
+# Another kernel for an attention that a rule found already is not one more attention.
+FAMILY, KERNEL_FAMILY = "attention", "attention-kernel"
+
+
+def fuse_attention(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord) -> int:
+    """Replace the attentions of an inference graph by generated kernels, as the oracle decides.
+
+    Args:
+        graph_module: a graph after autograd, static sizes, on a CPU; changed in place.
+        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
+        record: gets what was applied and declined, and near misses with their reasons.
+
+    Returns:
+        How many were replaced.
+    """
+    graph, fused = graph_module.graph, 0
+    for node in list(graph.nodes):
+        found = _match(node)
+        if isinstance(found, Reason):
+            record.near_misses.append(_near_miss(node, found))
+        elif found is not None:
+            fused += _Fusion(graph, oracle, record).run(found)
+    return fused
+
+
+def _match(node: fx.Node) -> Found | Reason | None:
+    if packet(node) in SOFTMAXES:
+        return match_attention(node)
+    return match_sdpa(node) if packet(node) == SDPA else None
+
+
+class _Fusion:
+    def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord) -> None:
+        self._graph, self._oracle, self._record = graph, oracle, record
+
+    def run(self, found: Found) -> bool:
+        """Decide on one attention; whether it was replaced."""
+        try:
+            kernel = attention_kernel(found.attention)
+            decision = self._decide(found, kernel)
+            if decision.chosen is not None:
+                kernel.build()
+        except (ScoreError, CompilerMissing, CompileFailed) as error:
+            code = "score-operation" if isinstance(error, ScoreError) else "no-compiler"
+            self._record.near_misses.append(_near_miss(found.output, Reason(code, str(error))))
+            return False
+        chosen = decision.chosen is not None
+        (self._record.applied if chosen else self._record.declined).append(_record(found, decision))
+        if chosen:
+            self._replace(found, kernel)
+        return chosen
+
+    def _decide(self, found: Found, kernel: TemplateKernel) -> Decision:
+        question = Question(
+            rule=RULE,
+            key=kernel.name,
+            inputs=[node.meta["val"] for node in found.inputs],
+            original=subgraph(found.nodes, found.inputs, [found.output]),
+            candidates={CANDIDATE: kernel},
+        )
+        return self._oracle.decide(question)
+
+    def _replace(self, found: Found, kernel: TemplateKernel) -> None:
+        with self._graph.inserting_before(found.output):
+            call = self._graph.call_function(kernel, found.inputs)
+        call.meta = {**found.output.meta, "regraft_rule": RULE}
+        found.output.replace_all_uses_with(call)
+        self._erase([*found.nodes, found.output])
+
+    def _erase(self, nodes: Sequence[fx.Node]) -> None:
+        """Erase what nobody reads any more, and what only that read."""
+        pending = [node for node in nodes if not node.users and not node._erased]
+        while pending:
+            node = pending.pop()
+            if node.users or node._erased or node.op != "call_function" or has_effect(node):
+                continue
+            pending.extend(node.all_input_nodes)
+            self._graph.erase_node(node)
+
+
+def _record(found: Found, decision: Decision) -> Match:
+    return Match(
+        rule=RULE,
+        family=KERNEL_FAMILY if any(packet(node) == SDPA for node in found.nodes) else FAMILY,
+        stage="lowered",
+        candidate=decision.chosen or "",
+        nodes=tuple(node.name for node in found.nodes),
+        site=site_of(found.output),
+        evidence=decision.evidence,
+    )
+
+
+def _near_miss(node: fx.Node, reason: Reason) -> NearMiss:
+    site: Any = reason.site or site_of(node)
+    return NearMiss(
+        RULE, FAMILY, reason.code, reason.message, reason.expected, reason.found, depth=1, size=3, site=site
+    )

@@ -1,0 +1,105 @@
+"""PyTorch's own attention for CPUs as an attention of the template: a call whose description is known."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.reason import Reason
+from ..ir.index import Var
+from ..ir.value import Const, Load, Number, Op, Value
+from ..lowering.core import Tensor
+from ..lowering.elementwise import element
+from ..lowering.sizes import Unlowered
+from ..torch_compat import argument
+from .attention import SCORE, Attention, Operand, address, operand
+from .match import DTYPES, Found, at, loads, made, nodes_between
+from .region import Region, plain_load
+
+SDPA = "aten._scaled_dot_product_flash_attention_for_cpu"
+
+
+def match_sdpa(call: fx.Node) -> Found | Reason:
+    """The attention that a call of the fused CPU operator computes, or why the template cannot.
+
+    Args:
+        call: gives (result, logsumexp); the latter must not be used.
+    """
+    users = [user for user in call.users if user.users]
+    if len(users) != 1 or users[0].target is not operator.getitem or users[0].args[1] != 0:
+        return Reason("logsumexp-used", "the logarithms of the row sums are used: a training graph", (call,))
+    q = call.args[0].meta["val"]  # type: ignore[union-attr]
+    if q.dtype not in DTYPES or argument(call, "dropout_p"):
+        return Reason("dtype", f"{q.dtype}, dropout {argument(call, 'dropout_p')}", (call,))
+    try:
+        return _Sdpa(call, users[0]).run()
+    except Unlowered as refusal:
+        return Reason(f"score-{refusal.code}", str(refusal), (call,))
+
+
+class _Sdpa:
+    def __init__(self, call: fx.Node, output: fx.Node) -> None:
+        self._call, self._output = call, output
+        self._region, self._mask = Region(), Region(through_copies=False)
+        q, k, v = call.args[:3]
+        if not all(isinstance(n, int) and n for x in (q, k, v) for n in x.meta["val"].shape):  # type: ignore[union-attr]
+            raise Unlowered("symbolic", "sizes: static ones above 0 needed")
+        self._q, self._k, self._v = q, k, v
+        batch, heads, rows, depth = q.meta["val"].shape  # type: ignore[union-attr]
+        self._lead = (Var("g0", batch), Var("g1", heads))
+        self._row, self._key = Var("i", rows), Var("j", k.meta["val"].shape[2])  # type: ignore[union-attr]
+        self._depth, self._column = Var("d", depth), Var("e", v.meta["val"].shape[3])  # type: ignore[union-attr]
+        self._heads = tuple(map(at, self._lead))
+
+    def run(self) -> Found:
+        score = self._score()
+        buffers = tuple(dict.fromkeys(self._mask.leaf(self._mask.leaves[load.buffer]).buffer for load in loads(score)))
+        result = made(self._output)
+        where = address(result, (*self._heads, at(self._row), at(self._column)))
+        out = operand(result, where, self._row, self._column)
+        assert out is not None, "affine by construction"
+        attention = Attention(
+            self._lead, self._row, self._key, self._depth.extent, self._column.extent,
+            self._operand(self._q, self._row, self._depth), self._operand(self._k, self._key, self._depth),
+            self._operand(self._v, self._key, self._column), out, score, buffers, None, True,
+        )  # fmt: skip
+        leaves = self._region.leaves | self._mask.leaves
+        inputs = tuple(leaves[buffer.name] for buffer in attention.reads)
+        return Found(attention, inputs, nodes_between(inputs, self._output), self._output)
+
+    def _leaf(self, load: Load) -> Tensor:
+        return self._region.leaf(self._region.leaves[load.buffer])
+
+    def _operand(self, node: Any, row: Var, column: Var) -> Operand:
+        for tensor in (self._region.value(node), self._region.leaf(node)):
+            load = plain_load(tensor.at((*self._heads, at(row), at(column))))
+            if load is None or self._leaf(load).dtype != node.meta["val"].dtype:
+                continue
+            buffer = self._leaf(load).buffer
+            found = operand(buffer, address(buffer, load.indices), row, column)
+            if found is not None:
+                return found
+        raise Unlowered("arguments", f"{node.name} cannot be read in place")
+
+    def _score(self) -> Value:
+        scale = argument(self._call, "scale")
+        scale = self._depth.extent**-0.5 if scale is None else scale
+        score: Value = Op("mul", (SCORE, Const(float(scale), torch.float32)), torch.float32)
+        lowest = Const(float("-inf"), torch.float32)
+        mask = argument(self._call, "attn_mask")
+        if mask is not None:
+            value = element(self._mask.value(mask), self._places())
+            if value.dtype == torch.bool:
+                score = Op("where", (value, score, lowest), torch.float32)
+            else:
+                score = Op("add", (score, value), torch.float32)
+        if argument(self._call, "is_causal"):
+            i, j = (Number(at(var), torch.int64) for var in (self._row, self._key))
+            score = Op("where", (Op("le", (j, i), torch.bool), score, lowest), torch.float32)
+        return score
+
+    def _places(self) -> tuple[Any, ...]:
+        return (*self._heads, at(self._row), at(self._key))

@@ -1,0 +1,97 @@
+"""What is kept of one compilation, and how it runs again.
+
+    wrapper text + objects it binds + record   ->  bytes  ->  the same function, in this process or another
+
+Only inference graphs that AOTAutograd calls with the program's inputs as they are can run without it; the others are
+compiled again, from measured decisions and compiled kernels that have caches of their own.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...rewrites.record import GraphRecord
+from .. import torch_compat
+from ..wrapper import load
+from ..wrapper_emit import Source
+from . import store
+
+logger = logging.getLogger("regraft")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One compiled inference graph.
+
+    Args:
+        name: the wrapper's.
+        source: its text and the objects that the text binds.
+        record: what the compilation did.
+    """
+
+    name: str
+    source: Source
+    record: GraphRecord
+
+    def runner(self) -> Callable[..., tuple[Any, ...]]:
+        """The graph as a function of its inputs, outside autograd and autocast."""
+        call = load(self.source, self.name)
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            with torch.no_grad(), torch_compat.autocast_off():
+                return call(list(inputs))
+
+        return run
+
+
+def save(key: str, entry: Entry) -> bool:
+    """Keep an entry; False where something in it can't be written (a closure, packed weights)."""
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, protocol=5).dump(entry)
+    except Exception as error:  # whatever an object raises that can't be written
+        logger.debug("regraft: a graph is not cached: %s", error)
+        return False
+    return store.write(key, buffer.getvalue())
+
+
+def recall(key: str) -> Entry | None:
+    """The entry of an earlier compilation, or None; what can't be loaded any more is discarded."""
+    content = store.read(key)
+    if content is None:
+        return None
+    try:
+        entry = pickle.loads(content)
+    except Exception as error:  # whatever loading old code's data may raise, compiling anew is right
+        logger.debug("regraft: a cached graph can't be loaded: %s", error)
+        entry = None
+    if not isinstance(entry, Entry):
+        store.discard(key)
+        return None
+    return entry
+
+
+class _Pickler(pickle.Pickler):
+    """Operators go by their names: their own pickling depends on how they were found."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch_compat.OpOverload):
+            path = torch_compat.operator_path(value)
+            if path is None:
+                raise pickle.PicklingError(f"{value} is not reached by a name")
+            return _operator, path
+        if isinstance(value, torch.Tensor) and (value.layout != torch.strided or type(value) is not torch.Tensor):
+            raise pickle.PicklingError(f"a tensor of layout {value.layout}")
+        return NotImplemented
+
+
+def _operator(namespace: str, packet: str, overload: str) -> Any:
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+

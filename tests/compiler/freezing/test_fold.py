@@ -1,0 +1,99 @@
+"""What is folded to constants, and what is not."""
+
+from __future__ import annotations
+
+import torch
+from support.freezing import counts, disturbed, frozen
+from torch import nn
+
+
+class Program(nn.Module):
+    """A weight, and a function of it and the input."""
+
+    def __init__(self, function, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(*shape))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.weight)
+
+
+def folded(function, *shape: int, x=None, **options) -> dict[str, int]:
+    model = Program(function, *shape)
+    x = torch.randn(3, 4) if x is None else x
+    run, cov = frozen(model, **options)
+    with cov, torch.no_grad():
+        torch.testing.assert_close(run(x), model(x))
+        torch.testing.assert_close(run(x), model(x))
+    return counts(cov)
+
+
+def test_chain_becomes_one_constant() -> None:
+    assert folded(lambda x, w: x + (w.exp() * 2).softmax(-1), 4)["constants"] == 1
+
+
+def test_views_of_weights_stay() -> None:
+    assert folded(lambda x, w: x * w.view(2, 2).t().reshape(4)[:4] * w[None], 4)["constants"] == 1
+    assert folded(lambda x, w: x * w[0] * w.t(), 4, 4, x=torch.randn(4, 4))["constants"] == 0
+
+
+def test_large_results_stay() -> None:
+    """A constant takes no more than a few times the memory of the weights that it is made from."""
+    x = torch.randn(1)
+    assert folded(lambda x, w: x + (w * 2).expand(4000, 1000).exp(), 1000, x=x)["constants"] == 1
+
+
+def test_what_is_returned_is_the_users_own() -> None:
+    model = Program(lambda x, w: (x + 1, w * 2), 4)
+    run, cov = frozen(model)
+    with cov, torch.no_grad():
+        run(torch.ones(4))[1].zero_()
+        torch.testing.assert_close(run(torch.ones(4))[1], model.weight * 2)
+    assert counts(cov)["constants"] == 0
+
+
+def test_random_numbers_are_not_folded() -> None:
+    model = Program(lambda x, w: x + torch.bernoulli(w.sigmoid()), 64)
+    run, cov = frozen(model)
+    x = torch.zeros(64)
+    with cov, torch.no_grad():
+        draws = {tuple(run(x).tolist()) for _ in range(8)}
+    assert len(draws) > 1
+    assert counts(cov)["constants"] <= 1  # the sigmoid
+
+
+def test_shared_weights_are_packed_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.tanh(self.first(x)))
+
+    model, x = Tied(), torch.randn(3, 8)
+    run, cov = frozen(model)
+    with cov, torch.no_grad():
+        torch.testing.assert_close(run(x), model(x))
+        model.second.weight.mul_(2)
+        torch.testing.assert_close(run(x), model(x))
+    assert counts(cov)["packed_linear"] == 2 and counts(cov)["constants"] == 1
+
+
+def test_values_of_tuples() -> None:
+    assert folded(lambda x, w: x + w.sort().values + torch.var_mean(w)[0], 4)["constants"] >= 1
+
+
+def test_constants_of_the_program_count_too() -> None:
+    assert folded(lambda x, w: x + w * torch.arange(4.0), 4)["constants"] == 1
+
+
+def test_wide_steps_on_the_way() -> None:
+    """A batch norm in bfloat16 is folded in float64, four times as large, and nothing of that is left."""
+    model = disturbed(nn.Sequential(nn.Conv2d(256, 512, 3), nn.BatchNorm2d(512))).bfloat16()
+    run, cov = frozen(model)
+    with cov, torch.no_grad():
+        run(torch.randn(1, 256, 3, 3, dtype=torch.bfloat16))
+    assert counts(cov)["constants"] == 2 and "rsqrt" not in cov.graphs[0].details["source:inference"]

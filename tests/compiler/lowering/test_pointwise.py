@@ -1,0 +1,202 @@
+"""Pointwise operators against eager: all dtypes, special values, broadcasts, strides, empty and 0-d tensors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support.lowering import agree
+
+aten = torch.ops.aten
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+SPECIAL = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -1.0, 3.75, -3.25, 1e-30, -1e30, math.inf, -math.inf, math.nan, 7.0, 0.999]
+
+
+def values(dtype):
+    if dtype.is_floating_point:
+        return torch.tensor(SPECIAL, dtype=dtype).reshape(4, 4)
+    if dtype == torch.bool:
+        return torch.tensor([True, False, True, True]).repeat(4).reshape(4, 4)
+    info = torch.iinfo(dtype)
+    return torch.tensor(
+        [0, 1, 2, 3, 5, 7, 11, info.max, info.min, info.max - 1, 4, 6, 8, 9, 10, 100], dtype=dtype
+    ).reshape(4, 4)
+
+
+def close(dtype):
+    return {"rtol": 2e-2, "atol": 2e-2} if dtype in (torch.bfloat16, torch.float16) else {}
+
+
+UNARY_ALL = (
+    "abs",
+    "neg",
+    "sign",
+    "square",
+    "ceil",
+    "floor",
+    "trunc",
+    "round",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "logical_not",
+)
+UNARY_FLOAT = (
+    "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin",
+    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma",
+    "sigmoid", "sinc", "deg2rad", "rad2deg", "angle",
+)  # fmt: skip
+PREDICATES = ("isposinf", "isneginf", "signbit", "sgn", "nan_to_num", "positive")
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, *INTEGERS), ids=str)
+@pytest.mark.parametrize("name", (*UNARY_ALL, *UNARY_FLOAT, *PREDICATES))
+def test_functions_of_one_number(name, dtype):
+    agree(getattr(torch, name), values(dtype), **close(dtype))
+
+
+@pytest.mark.parametrize("name", ["isnan", "isfinite", "sqrt", "exp", "logical_not", "bitwise_not", "signbit"])
+def test_functions_of_bools(name):
+    agree(getattr(torch, name), values(torch.bool))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize(
+    "name", ["bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"]
+)
+def test_bits(name, dtype):
+    agree(getattr(torch, name), values(dtype), values(dtype).flip(0) % 7, exact=True)
+    agree(torch.bitwise_not, values(dtype), exact=True)
+
+
+ARITHMETIC = ("add", "sub", "mul", "maximum", "minimum", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge")
+FLOATING = ("div", "atan2", "copysign", "hypot", "nextafter", "xlogy", "logaddexp", "logaddexp2", "heaviside", "pow")
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, *INTEGERS), ids=str)
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_arithmetic_and_comparisons(name, dtype):
+    x = values(dtype)
+    agree(getattr(torch, name), x, x.flip(0, 1), exact=True)
+    agree(getattr(torch, name), x[:, :1], x[2], exact=True)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", FLOATING)
+def test_functions_of_two_floats(name, dtype):
+    if name == "nextafter" and dtype == torch.float16:
+        pytest.skip("eager does not have it for float16")
+    x = values(dtype)
+    stays = {"aten.nextafter.default"} if (name, dtype) == ("nextafter", torch.bfloat16) else set()
+    agree(getattr(torch, name), x, x.t().contiguous().flip(0), extern=stays, **close(dtype))
+
+
+@pytest.mark.parametrize(
+    "name", ["logical_and", "logical_or", "logical_xor", "add", "mul", "bitwise_xor", "maximum", "eq"]
+)
+def test_bools(name):
+    agree(getattr(torch, name), values(torch.bool), values(torch.bool).flip(1), exact=True)
+
+
+@pytest.mark.parametrize("mode", [None, "floor", "trunc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8], ids=str)
+def test_division(dtype, mode):
+    x = values(dtype)
+    y = x.flip(0) if dtype.is_floating_point else x.flip(0) % 5 + 1
+    agree(lambda x, y: torch.div(x, y, rounding_mode=mode), x, y)
+    agree(lambda x: (torch.div(x, 3, rounding_mode=mode), x % 3, torch.fmod(x, 3)), x)
+    agree(lambda x, y: (torch.remainder(x, y), torch.fmod(x, y), torch.floor_divide(x, y)), x, y)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 5, 0.5, -0.5, -1, -2, 2.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+def test_powers(exponent, dtype):
+    if not dtype.is_floating_point and (isinstance(exponent, int) and exponent < 0):
+        pytest.skip("eager refuses negative powers of integers")
+    agree(lambda x: x**exponent, values(dtype), **close(dtype))
+
+
+def test_powers_of_numbers():
+    agree(lambda x: (2**x, 2.5**x, torch.float_power(x, 2)), torch.tensor([0.0, 1.0, -2.0, math.inf, math.nan]))
+
+
+@pytest.mark.parametrize("alpha", [1, 2, 0.5])
+def test_alpha(alpha):
+    x, y = torch.randn(3, 4), torch.randn(4)
+    agree(
+        lambda x, y: (torch.add(x, y, alpha=alpha), torch.sub(x, y, alpha=alpha), torch.rsub(x, y, alpha=alpha)), x, y
+    )
+
+
+def test_clamps():
+    x, low, high = values(torch.float32), torch.full((4,), -1.0), torch.tensor([[2.0], [-2.0], [math.nan], [math.inf]])
+    agree(lambda x: (x.clamp(-1, 1), x.clamp(min=0.5), x.clamp(max=0), x.clamp(2, 1)), x, exact=True)
+    agree(lambda x, a, b: (x.clamp(a, b), torch.clamp_min(x, a), torch.clamp_max(x, b)), x, low, high, exact=True)
+    agree(lambda x: (x.clamp(0, 5), x.clamp(min=1.5)), values(torch.int64), exact=True)
+
+
+def test_choices():
+    x, mask = values(torch.float32), values(torch.bool)
+    agree(
+        lambda x, m: (torch.where(m, x, 0.0), torch.where(m, 1, x.half()), torch.where(m, x.long(), 3)),
+        x.nan_to_num(0, 9, 9),
+        mask,
+    )
+    agree(lambda x, m: (x.masked_fill(m, -math.inf), x.masked_fill(m[0], torch.tensor(2))), x, mask)
+    agree(lambda x, m: x.bfloat16().masked_fill(m, 0.1), x, mask, exact=True)
+
+
+def test_combinations_of_three():
+    x, a, b = torch.randn(3, 4), torch.randn(4), torch.rand(3, 1) + 0.5
+    agree(lambda x, a, b: (torch.addcmul(x, a, b, value=0.3), torch.addcdiv(x, a, b, value=-2)), x, a, b)
+    agree(
+        lambda x, a, b: (torch.lerp(x, a.expand(3, 4), b), torch.lerp(x, x + a, 0.7), torch.lerp(x, x + a, 0.2)),
+        x,
+        a,
+        b,
+    )
+
+
+def test_other_functions():
+    x = values(torch.float32)
+    agree(lambda x: (torch.frac(x), torch.round(x, decimals=2), torch.round(x * 100, decimals=-1)), x)
+    agree(
+        lambda x: (torch.nan_to_num(x, 1.0, 2.0, -3.0), torch.special.xlog1py(x, x.abs()), torch.ldexp(x, x.sign())), x
+    )
+
+
+@pytest.mark.parametrize("into", [*FLOATS, *INTEGERS, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_casts(dtype, into):
+    x = torch.tensor([0, 1, 2, 3, 100], dtype=dtype)
+    agree(lambda x: x.to(into), x, exact=True)
+
+
+def test_casts_to_16_bits_round_inside_a_chain():
+    x = torch.randn(64)
+    made = agree(lambda x: x.to(torch.bfloat16).float() * 3, x, exact=True)
+    assert "round_bfloat16" in str([item.stores for item in made.program.items])
+
+
+def test_copies_keep_or_change_the_order_of_memory():
+    x = torch.randn(2, 3, 4, 5)
+    agree(lambda x: (x.clone(), x.permute(0, 3, 1, 2).clone(), x.to(memory_format=torch.channels_last)), x)
+    agree(lambda x: (x.transpose(1, 2).contiguous(), torch.fill(x, 2.5), aten.zero(x), aten.copy(x, x[0])), x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(()),
+        torch.randn(0, 3),
+        torch.randn(6, 8)[::2, 1::3],
+        torch.randn(4, 1).expand(4, 5),
+        torch.randn(3, 4).t(),
+    ],
+    ids=["0-d", "empty", "strided", "expanded", "transposed"],
+)
+def test_all_layouts(x, dynamic):
+    agree(lambda x: (x + 1, x * x.exp(), x > 0, torch.where(x > 0, x, x.neg())), x, dynamic=dynamic)

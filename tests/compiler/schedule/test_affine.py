@@ -1,0 +1,97 @@
+"""Offsets in digits, and which iterations can meet at one element."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.schedules import F32
+
+from regraft.compiler.ir.index import Loaded, Size, Var
+from regraft.compiler.ir.value import Load
+from regraft.compiler.schedule.affine import OPAQUE, ascending, digits, proportional, separate, variables_of
+
+I, J, K = Var("i", 8), Var("j", 16), Var("k", 16)
+i, j, k = I.index(), J.index(), K.index()
+S = Size("s", 1, None).index()
+R = Var("r", S)
+r = R.index()
+NONE = frozenset()
+
+
+def test_digits_are_strides_of_variables():
+    found = digits(16 * i + j + 5)
+    assert found.constant == 5
+    assert (found.stride(I), found.stride(J), found.stride(K)) == (16, 1, 0)
+
+
+def test_symbolic_strides_stay_with_their_digit():
+    assert digits(i * S + r).stride(I) == S
+    assert digits(i * S + r + S).constant == S
+
+
+def test_what_is_read_from_memory_is_opaque():
+    offset = Loaded(Load("ids", (i,), F32), 8, False).index() * 16 + j
+    assert variables_of(offset) == {J, OPAQUE}
+
+
+@pytest.mark.parametrize(("a", "b", "var", "fixed", "expected"), [
+    (16 * i + j, 16 * i + k, I, NONE, True),
+    (16 * i + j, 16 * i + j, J, NONE, True),
+    (16 * i + j, 16 * i + k, J, {I}, False),
+    (16 * i + j, 16 * i, J, {I}, False),
+    (16 * i + j, 16 * i + 15 - j, J, {I}, False),
+    (16 * i + j, 16 * i + j + 1, J, {I}, False),
+    (8 * i + j, 8 * i + j, I, NONE, False),
+    (i + 8 * j, i + 8 * j, I, NONE, True),
+    (i, 7 - i, I, NONE, False),
+    (i * S + r, i * S + Var("t", S).index(), I, NONE, True),
+    (i * S + r, i * S + r + 1, I, NONE, False),
+    (5, 5, I, NONE, False),
+    (i // 2 + 16 * j, i // 2 + 16 * j, J, NONE, True),
+    (i // 2 + 16 * j, i // 2 + 16 * j, I, {J}, False),
+])  # fmt: skip
+def test_separate(a, b, var, fixed, expected):
+    assert separate(a, b, var, frozenset(fixed)) is expected
+
+
+@st.composite
+def offsets(draw):
+    strides = draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 12, -1]), min_size=3, max_size=3))
+    return sum(s * v.index() for s, v in zip(strides, SMALL, strict=True)) + draw(st.integers(0, 4))
+
+
+SMALL = (Var("x", 2), Var("y", 3), Var("z", 2))
+
+
+@given(offsets(), offsets())
+def test_separate_is_right_by_enumeration(a, b):
+    """Where it says yes, no two iterations that differ in the variable touch one element."""
+    var, fixed = SMALL[0], frozenset(SMALL[1:2])
+    if not separate(a, b, var, fixed):
+        return
+    points = list(itertools.product(*(range(v.extent) for v in SMALL)))
+    for p, q in itertools.product(points, points):
+        if p[1] == q[1] and _at(a, p) == _at(b, q):
+            assert p[0] == q[0]
+
+
+def _at(offset, point):
+    found = digits(offset)
+    return found.constant + sum(found.stride(v) * x for v, x in zip(SMALL, point, strict=True))
+
+
+@pytest.mark.parametrize(("number", "expected"), [
+    (16 * i + j, True), (i + j, False), (16 * i + j + k, True), (17 * i + j, False), (32 * i + 2 * j, True),
+    (i // 3 + j, False), (i // 4, False), (k, True), (i * j, False), (S * 16 * i + S * j, True),
+])  # fmt: skip
+def test_proportional(number, expected):
+    assert proportional(number, I, J) is expected
+
+
+def test_strides_that_cannot_be_compared_have_no_order():
+    other = Size("t", 1, None).index()
+    assert ascending([S * 8, 1, S]) == [1, S, S * 8]
+    assert ascending([S, other]) is None

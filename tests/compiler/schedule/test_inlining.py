@@ -1,0 +1,117 @@
+"""What is inlined, and why the rest is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.schedules import Builder, assert_same, number, op
+
+from regraft.compiler.ir.index import Loaded
+from regraft.compiler.schedule.inlining import NOT_INLINED, inline
+
+
+def decisions(b, *outputs):
+    program = b.program(*outputs)
+    assert_same(program, extern=lambda item, tensors: {item.writes[0]: tensors[item.reads[0]].clone()})
+    _, log = inline(program.items, program.buffers, program.outputs)
+    return dict(log)
+
+
+def test_a_costly_value_goes_to_its_one_reader():
+    b = Builder()
+    x = b.given("x", (4, 8))
+    t = b.map("t", (4, 8), lambda i: op("exp", x.at(i)))
+    u = b.map("u", (8, 4), lambda i: op("neg", t.at((i[1], i[0]))))
+    assert decisions(b, u)["t"] == ""
+
+
+def test_but_not_where_it_would_be_computed_again():
+    b = Builder()
+    x = b.given("x", (4,))
+    t = b.map("t", (4,), lambda i: op("exp", x.at(i)))
+    u = b.map("u", (4, 8), lambda i: op("neg", t.at(i[:1])))
+    assert decisions(b, u)["t"] == "recomputed"
+
+
+def test_nor_under_an_index_read_from_memory():
+    b = Builder()
+    x, ids = b.given("x", (4,)), b.given("ids", (8,), dtype=torch.int64)
+    t = b.map("t", (4,), lambda i: op("exp", x.at(i)))
+    u = b.map("u", (8,), lambda i: t.at((Loaded(ids.at(i), 4, False).index(),)))
+    assert decisions(b, u)["t"] == "recomputed"
+
+
+def test_what_is_cheap_goes_to_all_readers():
+    b = Builder()
+    x = b.given("x", (4,))
+    t = b.map("t", (4,), lambda i: op("add", x.at(i), number(1.0)))
+    u = b.map("u", (4, 8), lambda i: op("neg", t.at(i[:1])))
+    s = b.sum("s", (), (4,), lambda o, r: t.at(r))
+    assert decisions(b, u, s)["t"] == ""
+
+
+def test_outputs_and_what_calls_read_stay():
+    b = Builder()
+    x = b.given("x", (4,))
+    t = b.map("t", (4,), lambda i: op("neg", x.at(i)))
+    u = b.map("u", (4,), lambda i: op("neg", t.at(i)))
+    c = b.made("c", (4,))
+    b.extern("c", ["u"], ["c"])
+    found = decisions(b, t, c)
+    assert found == {"t": "kept", "u": "kept"}
+
+
+def test_not_past_a_write_to_what_it_reads():
+    b = Builder()
+    x = b.given("x", (4,))
+    t = b.map("t", (4,), lambda i: op("neg", x.at(i)))
+    b.write("copy_", x, (4,), lambda i: i, lambda i: number(0.0))
+    u = b.map("u", (4,), lambda i: op("neg", t.at(i)))
+    assert decisions(b, u)["t"] == "overwritten"
+
+
+def test_into_the_write_of_the_very_element():
+    b = Builder()
+    x = b.given("x", (4,))
+    t = b.map("t", (4,), lambda i: op("exp", x.at(i)))
+    b.write("copy_", x, (4,), lambda i: i, t.at)
+    assert decisions(b)["t"] == ""
+
+
+def test_not_into_the_write_of_another_element():
+    b = Builder()
+    x = b.given("x", (4,))
+    t = b.map("t", (4,), lambda i: op("exp", x.at((3 - i[0],))))
+    b.write("copy_", x, (4,), lambda i: i, t.at)
+    assert decisions(b)["t"] == "overwritten"
+
+
+def test_parts_of_a_buffer_are_not_pointwise():
+    b = Builder()
+    x, made = b.given("x", (4,)), b.made("cat", (8,))
+    for part in range(2):
+        b.write("part", made, (4,), lambda i, part=part: (i[0] + 4 * part,), x.at)
+    u = b.map("u", (8,), lambda i: op("neg", made.at(i)))
+    assert decisions(b, u) == {"u": "kept"}
+
+
+def test_values_do_not_grow_without_bound():
+    b = Builder()
+    t = b.given("x", (4,))
+    for k in range(12):
+        t = b.map(f"t{k}", (4,), lambda i, t=t: op("add", op("exp", t.at(i)), op("exp", t.at(((i[0] + 1) % 4,)))))
+    assert set(decisions(b, t).values()) <= {*NOT_INLINED, ""}
+    t = b.given("y", (4,))
+    for k in range(300):
+        t = b.map(f"u{k}", (4,), lambda i, t=t: op("sin", t.at(i)))
+    assert "large" in decisions(b, t).values()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_nodes_are_kept_for_provenance(kept):
+    b = Builder()
+    x = b.given("x", (4,))
+    t = b.map("t", (4,), lambda i: op("exp", x.at(i)))
+    u = b.map("u", (4,), lambda i: op("neg", t.at(i)))
+    found = assert_same(b.program(t, u) if kept else b.program(u))
+    assert [k.nodes for k in found.kernels] == [("t", "u")]

@@ -1,0 +1,137 @@
+"""Which groups may become one kernel, and the typed reasons for the rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.schedules import Builder, op
+
+from regraft.compiler.schedule import legality, schedule
+from regraft.compiler.schedule.flat import flatten
+from regraft.compiler.schedule.legality import MESSAGES, Refusal, can_fuse, contiguous_axis, fusion_of
+from regraft.compiler.schedule.members import Axes, Group, members_of
+from regraft.compiler.schedule.profit import touched
+
+
+def groups(b, axes):
+    """One group for each definition."""
+    found = []
+    for place, item in enumerate(b.low.items):
+        members = members_of(flatten(item, b.low.buffers), 2 * place, axes)
+        found.append(Group(members, members[-1].outer, place))
+    return found
+
+
+def reason(b):
+    axes = Axes()
+    first, second = groups(b, axes)
+    found = can_fuse(first, second, sorted(touched(first) & touched(second)), axes)
+    return None if found is None else found.code
+
+
+def two(read, sizes=(128, 96), first=(128, 96)):
+    b = Builder()
+    x = b.given("x", first)
+    t = b.map("t", first, lambda i: op("exp", x.at(i)))
+    b.map("u", sizes, lambda i: op("neg", t.at(read(i))))
+    return b
+
+
+def test_the_same_element():
+    assert reason(two(lambda i: i)) is None
+
+
+def test_a_collapsed_view():
+    assert reason(two(lambda i: (i[0] // 96, i[0] % 96), (128 * 96,))) is None
+
+
+def test_a_transposed_view_has_another_innermost_loop():
+    assert reason(two(lambda i: (i[1], i[0]), (96, 128))) == "loop-order"
+
+
+def test_a_permuted_view_with_the_same_innermost_loop():
+    b = Builder()
+    x = b.given("x", (16, 24, 32))
+    t = b.map("t", (16, 24, 32), lambda i: op("exp", x.at(i)))
+    b.map("u", (24, 16, 32), lambda i: op("neg", t.at((i[1], i[0], i[2]))))
+    assert reason(b) is None
+
+
+def test_a_neighbour_is_another_iteration():
+    b = Builder()
+    x = b.given("x", (128, 96))
+    t = b.map("t", (128, 96), lambda i: op("exp", x.at(i)))
+    b.map("u", (128, 96), lambda i: op("add", t.at(i), t.at((127 - i[0], i[1]))))
+    assert reason(b) == "crossing"
+
+
+def test_a_part_of_it_has_other_loops():
+    assert reason(two(lambda i: (i[0] + 1, 0), (127,))) == "unaligned"
+
+
+def test_rows_share_the_outer_loop():
+    b = Builder()
+    x = b.given("x", (128, 96))
+    s = b.sum("s", (128,), (96,), lambda o, r: x.at((*o, *r)))
+    b.map("u", (128, 96), lambda i: op("sub", x.at(i), s.at(i[:1])))
+    axes = Axes()
+    first, second = groups(b, axes)
+    found = fusion_of(first, second, ["x", "s"], axes)
+    assert [v.extent for v in found.chain] == [128]
+
+
+def test_columns_would_cost_the_contiguous_loop():
+    b = Builder()
+    x = b.given("x", (128, 96))
+    t = b.map("t", (128, 96), lambda i: op("exp", x.at(i)))
+    b.sum("s", (96,), (128,), lambda o, r: t.at((*r, *o)))
+    assert reason(b) == "loop-order"
+
+
+def test_few_shared_iterations_would_leave_threads_idle():
+    b = Builder()
+    x = b.given("x", (2, 64, 512))
+    t = b.map("t", (2, 64, 512), lambda i: op("exp", x.at(i)))
+    b.sum("s", (2,), (64, 512), lambda o, r: t.at((*o, *r)))
+    assert reason(b) == "parallelism"
+
+
+def test_not_where_there_is_little_to_do():
+    b = Builder()
+    x = b.given("x", (2, 8, 16))
+    t = b.map("t", (2, 8, 16), lambda i: op("exp", x.at(i)))
+    b.sum("s", (2,), (8, 16), lambda o, r: t.at((*o, *r)))
+    assert reason(b) is None
+
+
+def test_kernels_stay_within_bounds(monkeypatch):
+    monkeypatch.setattr(legality, "MAX_BUFFERS", 2)
+    assert reason(two(lambda i: i)) == "too-large"
+    monkeypatch.setattr(legality, "MAX_MEMBERS", 1)
+    assert reason(two(lambda i: i)) == "too-large"
+
+
+def test_devices_do_not_mix():
+    b = Builder()
+    x = b.given("x", (64, 128))
+    t = b.map("t", (64, 128), lambda i: op("exp", x.at(i)))
+    b.low.device = torch.device("meta")
+    u = b.map("u", (64, 128), lambda i: op("neg", x.at(i)))
+    found = schedule(b.program(t, u))
+    assert len(found.kernels) == 2 and "device" in found.log.refusals
+
+
+def test_contiguous_axes():
+    b = Builder()
+    x = b.given("x", (8, 4))
+    b.map("t", (8, 4), lambda i: x.at(i), strides=(1, 8))
+    b.sum("s", (8,), (4,), lambda o, r: x.at((*o, *r)))
+    (first, second) = groups(b, Axes())
+    assert contiguous_axis(first.members[0]).extent == 8
+    assert contiguous_axis(second.members[0]) is None
+
+
+@pytest.mark.parametrize("code", sorted(MESSAGES))
+def test_every_reason_reads_as_a_sentence(code):
+    assert str(Refusal(code, ("x", "y"))) == f"{code} (x, y): {MESSAGES[code]}"
+    assert str(Refusal(code)) == f"{code}: {MESSAGES[code]}"

@@ -1,0 +1,162 @@
+"""Lowering against eager: trace a function, lower it, run the loop program by the interpreter, compare.
+
+agree(lambda x: x.relu(), torch.randn(3, 4))               everything is lowered, results and metadata are eager's
+agree(f, x, extern={"aten.mm.default"})                    exactly these calls stay calls
+agree(f, x, dynamic=True)                                  sizes symbolic
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from regraft.compiler.ir.interpreter import run_program
+from regraft.compiler.ir.program import Extern
+from regraft.compiler.lowering import Lowered, lower
+from regraft.compiler.torch_compat import new_fake_mode
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def trace(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> fx.GraphModule:
+    """The functional ATen graph of `function`; writes to inputs are `copy_` calls at its end."""
+    mode = new_fake_mode(ShapeEnv(duck_shape=False) if dynamic else None)
+    fakes = [mode.from_tensor(x, static_shapes=not dynamic) if isinstance(x, torch.Tensor) else x for x in inputs]
+    with mode:
+        # Twice: composite operators write in place, and only what is an operator of the graph is functionalized.
+        module = make_fx(functionalize(make_fx(lambda *args: function(*args))(*fakes)))(*fakes)
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def lowered(function: Callable[..., Any], *inputs: Any, dynamic: bool = False, random: str = "eager") -> Lowered:
+    """The loop program of a function."""
+    return lower(trace(function, *inputs, dynamic=dynamic), strict=True, random=random)
+
+
+def agree(
+    function: Callable[..., Any],
+    *inputs: Any,
+    dynamic: bool = False,
+    extern: set[str] = frozenset(),
+    exact: bool = False,
+    **tolerance: Any,
+) -> Lowered:
+    """Assert that the lowered function computes what eager does, and that exactly `extern` stays calls."""
+    module = trace(function, *inputs, dynamic=dynamic)
+    made = lower(module, strict=True)
+    assert {kept.operator for kept in made.kept} == set(extern), made.kept
+    eager_inputs, own_inputs = fresh(inputs), fresh(inputs)
+    expected = function(*eager_inputs)
+    compare(run(module, made, own_inputs), expected, exact=exact, **tolerance)
+    for ours, theirs in zip(own_inputs, eager_inputs, strict=True):
+        compare(ours, theirs, exact=exact, **tolerance)
+    return made
+
+
+def agree_on_call(target: Any, args: Sequence[Any], expected: Any, **tolerance: Any) -> Lowered:
+    """Assert that one call gives `expected`: of an operator that tracing on this device would take apart."""
+    graph = fx.Graph()
+    nodes = [graph.placeholder(f"x{i}") if isinstance(a, torch.Tensor) else a for i, a in enumerate(args)]
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    for node, tensor in zip(graph.nodes, tensors, strict=True):
+        node.meta["val"] = tensor
+    result = graph.call_function(target, tuple(nodes))
+    result.meta["val"] = expected
+    parts = expected if isinstance(expected, tuple) else ()
+    items = {k: graph.call_function(operator.getitem, (result, k)) for k, part in enumerate(parts) if part is not None}
+    for k, item in items.items():
+        item.meta["val"] = parts[k]
+    graph.output(tuple(items.values()) or result)
+    module = fx.GraphModule({}, graph)
+    made = lower(module, strict=True)
+    assert not made.kept, made.kept
+    compare(run(module, made, tensors), tuple(parts[k] for k in items) or expected, **tolerance)
+    return made
+
+
+def fresh(inputs: Sequence[Any]) -> list[Any]:
+    """Inputs of their own memory, strides kept."""
+    return [copy.deepcopy(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+def run(module: fx.GraphModule, made: Lowered, inputs: Sequence[Any]) -> Any:
+    """What the lowered graph gives, by the interpreter; calls that stayed calls run in eager."""
+    replay = Replay(module, inputs)
+    tensors = run_program(made.program, replay.given(made), sizes=replay.symbols(), extern=replay.extern)
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    return fx.map_arg(output.args[0], lambda node: replay.value(node, tensors))
+
+
+class Replay:
+    """Runs nodes of a graph again, on buffers of a loop program."""
+
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        self._module = module
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._inputs = dict(zip(placeholders, inputs, strict=True))
+        self._results: dict[fx.Node, Any] = {}
+
+    def given(self, made: Lowered) -> dict[str, Any]:
+        nodes = {node.name: node for node in self._module.graph.nodes}
+        return {name: self.value(nodes[name], {}) for name, b in made.program.buffers.items() if b.kind != "made"}
+
+    def symbols(self) -> dict[str, int]:
+        found = {}
+        for node, value in self._inputs.items():
+            meta = node.meta.get("val")
+            pairs = zip(meta.shape, value.shape, strict=True) if isinstance(meta, torch.Tensor) else [(meta, value)]
+            found |= {str(s.node.expr): n for s, n in pairs if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol}
+        return found
+
+    def value(self, node: fx.Node, tensors: Mapping[str, torch.Tensor]) -> Any:
+        if node in self._results:  # first: a result that is no tensor has a buffer without elements
+            return self._results[node]
+        if node.name in tensors:
+            return tensors[node.name]
+        if node in self._inputs:
+            return self._inputs[node]
+        if node.op == "get_attr":
+            return getattr(self._module, node.target)
+        return self._call(node, tensors)
+
+    def _call(self, node: fx.Node, tensors: Mapping[str, torch.Tensor]) -> Any:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.value(n, tensors))
+        return node.target(*args, **kwargs)
+
+    def extern(self, item: Extern, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        result = self._results[item.node] = self._call(item.node, tensors)
+        if isinstance(result, torch.Tensor):
+            return {item.name: result} if item.name in item.writes else {}
+        made = {u.name: result[u.args[1]] for u in item.node.users if u.name in item.writes}
+        token = {item.name: torch.empty(0, dtype=torch.bool)} if item.name in item.writes else {}
+        return made | token
+
+
+def compare(ours: Any, expected: Any, *, exact: bool = False, **tolerance: Any) -> None:
+    """Assert that results agree: values (NaN equals NaN), dtypes, sizes and strides."""
+    if isinstance(expected, (list, tuple)):
+        assert len(ours) == len(expected)
+        for a, b in zip(ours, expected, strict=True):
+            compare(a, b, exact=exact, **tolerance)
+        return
+    if not isinstance(expected, torch.Tensor):
+        assert ours == expected
+        return
+    limits = {"rtol": 0, "atol": 0} if exact else tolerance
+    torch.testing.assert_close(ours, expected, equal_nan=True, **limits)
+    if expected.numel() > 1:
+        assert _strides(ours) == _strides(expected), (ours.stride(), expected.stride())
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Strides of the dims that have more than one element: those of the others mean nothing."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]

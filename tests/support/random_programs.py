@@ -1,0 +1,183 @@
+"""Random programs of tensor operations: data that runs, prints, shrinks, and is the same for the same seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from .random_ops import DTYPES, EXACT, ROUNDED
+
+Tensor = torch.Tensor
+SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 7, 16, 17, 33, 64, 100)
+LAYOUTS = ("contiguous", "contiguous", "transposed", "stepped", "expanded", "offset")
+FILLS = ("normal", "normal", "small", "special")
+MOST_ELEMENTS = 4096
+KEPT = "kept"  # a step that gives its first operand back: what shrinking leaves of it
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input: its sizes, dtype, memory layout, and what it is filled with."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    layout: str
+    fill: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation on earlier values: inputs come first, then a value for each step."""
+
+    operation: str
+    operands: tuple[int, int, int]
+    number: int
+
+
+@dataclass(frozen=True)
+class RandomProgram:
+    """Inputs, steps and the values that come out; `exact` ones give the same bits in any order of evaluation."""
+
+    given: tuple[Given, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+    seed: int
+    exact: bool
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run on tensors."""
+        values = self._values(inputs)
+        return tuple(values[k] for k in self.outputs)
+
+    def _values(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        values = list(inputs)
+        for step in self.steps:
+            values.append(_run(step, [values[k] for k in step.operands]))
+        return values
+
+    def dtypes(self) -> set[torch.dtype]:
+        """The dtypes of all its values."""
+        return {value.dtype for value in self._values(self.inputs())}
+
+    def inputs(self) -> list[Tensor]:
+        """Its inputs, in memory of their own."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return [_tensor(given, generator) for given in self.given]
+
+    def __str__(self) -> str:
+        lines = [f"v{k} = {_text(given)}" for k, given in enumerate(self.given)]
+        for k, step in enumerate(self.steps, len(self.given)):
+            operands = ", ".join(f"v{o}" for o in step.operands)
+            lines.append(f"v{k} = {step.operation}({operands}, {step.number})")
+        lines.append(f"return {', '.join(f'v{k}' for k in self.outputs)}    # seed {self.seed}")
+        return "\n".join(lines)
+
+
+def draw(source: random.Random, *, longest: int = 9) -> RandomProgram:
+    """A program."""
+    exact = source.random() < 0.5
+    names = list(EXACT) if exact else [*EXACT, *ROUNDED, *ROUNDED]
+    given = tuple(_given(source, exact) for _ in range(source.randint(1, 3)))
+    steps: list[Step] = []
+    for _ in range(source.randint(1, longest)):
+        known = len(given) + len(steps)
+        near = known - 1 if source.random() < 0.5 else source.randrange(known)
+        operands = (near, source.randrange(known), source.randrange(known))
+        steps.append(Step(source.choice(names), operands, source.randrange(10_000)))
+    known = len(given) + len(steps)
+    outputs = (known - 1, *(source.randrange(known) for _ in range(source.randint(0, 3))))
+    return RandomProgram(given, tuple(steps), outputs, source.randrange(1 << 30), exact)
+
+
+def smaller(program: RandomProgram) -> Iterator[RandomProgram]:
+    """Programs a little smaller: an output fewer, a step undone or ended at, operands alike, simpler inputs."""
+    for k in range(len(program.steps) - 1, 0, -1):
+        last = len(program.given) + k - 1
+        kept = tuple(o for o in program.outputs if o <= last) or (last,)
+        yield replace(program, steps=program.steps[:k], outputs=kept)
+        yield replace(program, steps=program.steps[:k], outputs=(last,))
+    for k in range(len(program.outputs)):
+        if len(program.outputs) > 1:
+            yield replace(program, outputs=program.outputs[:k] + program.outputs[k + 1 :])
+    for k, step in enumerate(program.steps):
+        for new in (replace(step, operation=KEPT), replace(step, operands=(step.operands[0],) * 3)):
+            if new != step and step.operation != KEPT:
+                yield replace(program, steps=(*program.steps[:k], new, *program.steps[k + 1 :]))
+    for k, given in enumerate(program.given):
+        for new in _simpler(given):
+            yield replace(program, given=(*program.given[:k], new, *program.given[k + 1 :]))
+
+
+def _simpler(given: Given) -> Iterator[Given]:
+    for change in ({"layout": "contiguous"}, {"fill": "small"}, {"dtype": torch.float32}):
+        new = replace(given, **change)  # type: ignore[arg-type]
+        if new != given:
+            yield new
+    for d, size in enumerate(given.sizes):
+        yield replace(given, sizes=given.sizes[:d] + given.sizes[d + 1 :])
+        for less in (1, 2, 3):
+            if less < size:
+                yield replace(given, sizes=(*given.sizes[:d], less, *given.sizes[d + 1 :]))
+
+
+def _run(step: Step, operands: list[Tensor]) -> Tensor:
+    if step.operation == KEPT:
+        return operands[0]
+    result = {**EXACT, **ROUNDED}[step.operation](*operands, step.number)
+    return result[step.number % 2] if isinstance(result, tuple) else result
+
+
+def _given(source: random.Random, exact: bool) -> Given:
+    sizes = tuple(source.choice(SIZES) for _ in range(source.choice((0, 1, 2, 2, 3, 3, 4))))
+    while math.prod(sizes) > MOST_ELEMENTS:
+        sizes = sizes[1:]
+    fill = "small" if exact else source.choice(FILLS)
+    if exact and source.random() < 0.15:
+        fill = "special"
+    return Given(sizes, source.choice(DTYPES), source.choice(LAYOUTS), fill)
+
+
+def _tensor(given: Given, generator: torch.Generator) -> Tensor:
+    made = _filled(_shape_of_memory(given), given, generator)
+    if given.layout == "transposed" and made.dim() > 1:
+        return made.transpose(0, -1)
+    if given.layout == "stepped" and made.dim():
+        return made[..., ::2][..., : given.sizes[-1]]
+    if given.layout == "offset" and made.dim():
+        return made[1:]
+    return made.expand(given.sizes) if given.layout == "expanded" and made.dim() else made
+
+
+def _shape_of_memory(given: Given) -> tuple[int, ...]:
+    sizes = given.sizes
+    if not sizes:
+        return sizes
+    if given.layout == "transposed" and len(sizes) > 1:
+        return (sizes[-1], *sizes[1:-1], sizes[0])
+    if given.layout == "stepped":
+        return (*sizes[:-1], 2 * sizes[-1])
+    if given.layout == "offset":
+        return (sizes[0] + 1, *sizes[1:])
+    return (1, *sizes[1:]) if given.layout == "expanded" else sizes
+
+
+def _filled(sizes: tuple[int, ...], given: Given, generator: torch.Generator) -> Tensor:
+    if given.dtype == torch.bool:
+        return torch.randint(0, 2, sizes, generator=generator).bool()
+    if given.dtype == torch.int64 or given.fill == "small":
+        return torch.randint(-3, 4, sizes, generator=generator).to(given.dtype)
+    values = torch.randn(sizes, generator=generator, dtype=torch.float64)
+    if given.fill == "special":
+        special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0], dtype=torch.float64)
+        at = torch.randint(0, len(special), sizes, generator=generator)
+        values = torch.where(torch.rand(sizes, generator=generator) < 0.2, special[at], values)
+    return values.to(given.dtype)
+
+
+def _text(given: Given) -> str:
+    dtype = str(given.dtype).removeprefix("torch.")
+    return f"{dtype}{list(given.sizes)}, {given.layout}, {given.fill}"
