@@ -8,6 +8,7 @@ Every stage prints as text and runs; what happened in it goes to one `GraphRecor
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +63,20 @@ def backend(
     Raises:
         OptionError: an unknown mode, option, value or rule; the message lists the valid ones.
     """
-    return Compilation(gm, example_inputs, Options.parse(mode, options)).run()
+    with _uncollected():
+        return Compilation(gm, example_inputs, Options.parse(mode, options)).run()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Hold the garbage collector back: compiling makes many small objects that live, and it would look at each again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Compilation:
@@ -111,6 +125,7 @@ class Compilation:
         return key if isinstance(key, str) else None
 
     def _compile(self) -> Callable[..., Any]:
+        """All stages, one after the other."""
         with self._timed("capture"):
             captured = capture(self._gm, self._example_inputs)
         if captured.fallback is not None:

@@ -7,6 +7,7 @@ A graph whose kernels cannot be built runs as it is: correct, counted and shown.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -103,7 +104,14 @@ def _build(kernels: Sequence[Kernel]) -> Sequence[Any]:
     try:
         return cpp.build(kernels)
     except cpp.CompilerMissing as error:
+        warn_once(str(error))
         raise NotGenerated(Reason("no-compiler", str(error))) from error
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Tell the user once what is missing on the machine."""
+    logger.warning("regraft: %s; graphs run by calls of ATen, correct but slower", message)
 
 
 def _code(kind: str, graph: fx.Graph, lowered: Lowered, kernels: int) -> Code:

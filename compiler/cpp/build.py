@@ -30,24 +30,41 @@ class CompiledKernel:
     """A kernel as machine code; call it with tensors in the order of the kernel's params, then sizes.
 
     Sizes and strides of buffers are those of the kernel, not looked up: tensors must have them. What the kernel does
-    not state is not checked.
+    not state is not checked. Pickles as its source: whoever loads it finds the library on disk or compiles it again.
 
     Args:
-        kernel: what it computes.
-        source: the C++ file.
-        call: the bare callable, a little faster than the object.
+        name: of its function.
+        unit: the C++ that holds it; `source` the file.
+        kinds: of its params and `sizes`, how many follow, `big`: see `bind`.
+        bare: the bare callable, a little faster than the object.
 
     Raises:
         IndexError: an index read from memory was out of range; outputs are then incomplete.
         RuntimeError: an integer was divided by zero.
     """
 
-    kernel: Kernel
+    name: str
+    unit: Source = field(repr=False)
     source: Path
-    call: Callable[..., None] = field(repr=False)
+    kinds: str
+    sizes: int
+    big: bool
+    bare: Callable[..., None] = field(repr=False)
 
     def __call__(self, *args: Any) -> None:
-        self.call(*args)
+        self.bare(*args)
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.name, self.unit, self.kinds, self.sizes, self.big)
+
+
+def _restored(name: str, unit: Source, kinds: str, sizes: int, big: bool) -> CompiledKernel:
+    return _bound(name, unit, kinds, sizes, big, *_restored_library(unit))
+
+
+@functools.lru_cache(maxsize=8)  # the kernels of one graph come one after the other
+def _restored_library(unit: Source) -> tuple[ctypes.CDLL, Path]:
+    return compile_all([unit])[0]
 
 
 def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[CompiledKernel]:
@@ -65,12 +82,11 @@ def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[Compi
     target = target or host_target()
     named = [_named(kernel_text(kernel, target)) for kernel in kernels]
     functions, names = dict(named), [name for name, _ in named]
-    where: dict[str, tuple[ctypes.CDLL, Path]] = {}
-    units = _units(list(functions))
-    libraries = compile_all([_source([functions[n] for n in unit], target) for unit in units])
-    for unit, library in zip(units, libraries, strict=True):
-        where.update(dict.fromkeys(unit, library))
-    return [_bound(kernel, name, *where[name]) for kernel, name in zip(kernels, names, strict=True)]
+    units = [_source([functions[n] for n in unit], target) for unit in _units(list(functions))]
+    where: dict[str, tuple[Source, ctypes.CDLL, Path]] = {}
+    for names_of_unit, unit, library in zip(_units(list(functions)), units, compile_all(units), strict=True):
+        where.update(dict.fromkeys(names_of_unit, (unit, *library)))
+    return [_compiled(kernel, name, *where[name]) for kernel, name in zip(kernels, names, strict=True)]
 
 
 def source_text(kernels: Sequence[Kernel], target: Target | None = None) -> str:
@@ -101,12 +117,19 @@ def _source(functions: Sequence[str], target: Target) -> Source:
     return Source("\n\n".join([_prelude(target), *functions]) + "\n", (*target.flags, *libraries))
 
 
-def _bound(kernel: Kernel, name: str, library: ctypes.CDLL, source: Path) -> CompiledKernel:
-    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    assert address is not None, name
+def _compiled(kernel: Kernel, name: str, unit: Source, library: ctypes.CDLL, source: Path) -> CompiledKernel:
     kinds = "".join(_kind(p.buffer.dtype, p.buffer.scalar) for p in kernel.params)
     high = bounds(work_of_all(kernel.body))[1]
-    return CompiledKernel(kernel, source, bind(address, kinds, len(kernel.sizes), high is None or high > 16 * GRAIN))
+    big = high is None or high > 16 * GRAIN
+    return _bound(name, unit, kinds, len(kernel.sizes), big, library, source)
+
+
+def _bound(
+    name: str, unit: Source, kinds: str, sizes: int, big: bool, library: ctypes.CDLL, source: Path
+) -> CompiledKernel:
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None, name
+    return CompiledKernel(name, unit, source, kinds, sizes, big, bind(address, kinds, sizes, big))
 
 
 def _kind(dtype: torch.dtype, scalar: bool) -> str:

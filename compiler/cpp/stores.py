@@ -48,13 +48,13 @@ def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
         values.writer.line(f"store{suffix}({mask}{values.address(store.buffer, offset, copy)}, {value});")
     else:
         pointer = values.names.buffers[store.buffer]
-        values.writer.line(f"scatter{suffix}({mask}{pointer}, {values.offsets(offset, copy)}, {value});")
+        values.writer.line(f"scatter{suffix}({mask}{pointer}, {values.offsets(offset, copy, store.buffer)}, {value});")
 
 
 def _combine(values: Values, store: Store, copy: int, value: str, atomic: bool) -> None:
     """Lane by lane, in order: lanes may meet in one place."""
     assert values.vectors is not None
-    how, offsets = f"{'atomic' if atomic else 'plain'}_{store.mode}", values.offsets(store.indices[0], copy)
+    how, offsets = f"{'atomic' if atomic else 'plain'}_{store.mode}", values.offsets(store.indices[0], copy, store.buffer)
     kind = scalar_type(store.value.dtype)
     guard = f"if ({values.mask}[l]) " if values.mask else ""
     pointer = values.names.buffers[store.buffer]

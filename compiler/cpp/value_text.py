@@ -105,13 +105,16 @@ class Values:
         """An index where lanes agree, or of the first lane."""
         return index_text(number, lambda atom: self._atom(atom, copy, None))
 
-    def offsets(self, number: Any, copy: int = 0) -> str:
-        """An index in every lane: a vector of i64."""
+    def offsets(self, number: Any, copy: int = 0, buffer: str = "") -> str:
+        """An index in every lane, where given in the memory of `buffer`: a vector of i64."""
         assert self.vectors is not None
-        key = (number, "offsets", copy)
+        expanded = buffer in self.vectors.expanded
+        key = (number, "lane offsets" if expanded else "offsets", copy)
         found = self.writer.find(key)
         if found is None:
             text = index_text(number, lambda atom: self._atom(atom, copy, "l"))
+            if expanded:
+                text = f"{text} * {self.vectors.spread} + {copy * self.vectors.lanes} + l"
             found = self.writer.name(key, self.writer.fresh())
             lanes = self.vectors.lanes
             self.writer.line(f"V<i64, {lanes}> {found}; for (int l = 0; l < {lanes}; ++l) {found}[l] = {text};")
@@ -227,7 +230,7 @@ class Values:
         """How an address grows from lane to lane, None where it does not do so evenly."""
         assert self.vectors is not None
         if buffer in self.vectors.expanded:
-            return 1
+            return None if self.varies(offset) else 1
         return self.dependence.stride(offset, self.vectors.var, self.vectors.lanes, self.vectors.varying)
 
     def _vector_load(self, value: Load, copy: int) -> str:
@@ -239,7 +242,7 @@ class Values:
         stride = self.stride(buffer, offset)
         suffix, mask = ("_if", f"{self.mask}, ") if self.mask else ("", "")
         if stride is None:
-            return f"gather{suffix}<{lanes}>({mask}{self.names.buffers[buffer]}, {self.offsets(offset, copy)})"
+            return f"gather{suffix}<{lanes}>({mask}{self.names.buffers[buffer]}, {self.offsets(offset, copy, buffer)})"
         address = self.address(buffer, offset, copy)
         if stride == 0:
             return self._splat(f"get({address})", value.dtype)

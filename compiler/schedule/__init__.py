@@ -76,7 +76,7 @@ def _fused(program: Program, items: list[Item], fuse: bool) -> tuple[list[Step],
     kept |= {name for i in items if isinstance(i, Extern) for name in (*i.reads, *i.writes)}
     fuser = Fuser(flat, program.buffers, frozenset(kept))
     steps = fuser.run(rounds=None if fuse else 0)
-    return (packed(steps, program.buffers, fuser.axes) if fuse else steps), fuser.log
+    return (packed(steps, program.buffers, program.outputs, fuser.axes) if fuse else steps), fuser.log
 
 
 def _kernels(steps: list[Step], program: Program) -> tuple[Kernel | Extern, ...]:

@@ -99,8 +99,9 @@ def separate(a: Number, b: Number, var: Var, fixed: frozenset[Var]) -> bool:
     mine, theirs = (_free(side, fixed | {var}) for side in (left, right))
     if mine is None or theirs is None or _fixed(left, fixed) != _fixed(right, fixed):
         return False
-    slack: Number = add(_shift(left.constant, mine), mul(_shift(right.constant, theirs), -1))
-    return _outweighs(_size_of(left.stride(var)), var, _reaches(mine, theirs), _size_of(slack))
+    reaches = _reaches(mine, theirs)
+    apart: Number = add(_shift(left.constant, mine), mul(_shift(right.constant, theirs), -1))
+    return reaches is not None and _outweighs(left.stride(var), var, reaches, apart)
 
 
 def _free(offset: Offset, bound: frozenset[Var]) -> list[Digit] | None:
@@ -126,46 +127,41 @@ def _shift(constant: Number, free: Iterable[Digit]) -> Number:
     return constant
 
 
-def _size_of(stride: Number) -> Number:
+def _sign(stride: Number) -> int:
+    """1 or -1; 0 where it is not known."""
     if not isinstance(stride, Index):
-        return abs(stride)
-    return stride if known_nonnegative(stride) else mul(stride, -1)
+        return 1 if stride > 0 else -1
+    return 1 if known_nonnegative(stride) else -1 if known_nonnegative(mul(stride, -1)) else 0
 
 
-def _reaches(left: list[Digit], right: list[Digit]) -> dict[Number, Number]:
-    """By stride, how far apart the digits of the two sides can be."""
-    total: list[dict[Number, Number]] = [{}, {}]
-    for reaches, side in zip(total, (left, right), strict=True):
-        for digit in side:
-            stride = _size_of(digit.stride)
-            reaches[stride] = add(reaches.get(stride, 0), digit.reach)
-    if any(_signs(left + right, stride) > 1 for stride in {*total[0], *total[1]}):
-        return {s: add(total[0].get(s, 0), total[1].get(s, 0)) for s in {*total[0], *total[1]}}
-    return {s: _larger(total[0].get(s, 0), total[1].get(s, 0)) for s in {*total[0], *total[1]}}
+def _reaches(mine: list[Digit], theirs: list[Digit]) -> dict[Number, tuple[Number, Number]] | None:
+    """By stride, how many of it my digits can be below and above theirs; None where a sign is not known."""
+    found: dict[Number, tuple[Number, Number]] = {}
+    for digit, side in [*((d, 1) for d in mine), *((d, -1) for d in theirs)]:
+        sign = _sign(digit.stride)
+        if sign == 0:
+            return None
+        stride = mul(digit.stride, sign)
+        below, above = found.get(stride, (0, 0))
+        found[stride] = (below, add(above, digit.reach)) if sign == side else (add(below, digit.reach), above)
+    return found
 
 
-def _signs(side: list[Digit], stride: Number) -> int:
-    return len({d.stride for d in side if _size_of(d.stride) == stride})
-
-
-def _larger(a: Number, b: Number) -> Number:
-    if not isinstance(a, Index) and not isinstance(b, Index):
-        return max(a, b)
-    return a if known_le(b, a) else b if known_le(a, b) else add(a, b)
-
-
-def _outweighs(stride: Number, var: Var, reaches: dict[Number, Number], slack: Number) -> bool:
-    if stride in reaches:
-        return False
+def _outweighs(stride: Number, var: Var, reaches: dict[Number, tuple[Number, Number]], apart: Number) -> bool:
+    """Whether steps of `stride`, and of what is larger, are longer than all smaller ones together."""
+    sign = _sign(stride)
+    stride = mul(stride, sign)
     strides = ascending([stride, *reaches])
-    if strides is None:
+    if sign == 0 or stride in reaches or strides is None:
         return False
-    below, reached = slack, False
+    below, above, reached = mul(apart, -1), apart, False
     for step in strides:
         reached = reached or step == stride
-        if reached and not less(below, step):
+        if reached and not (less(below, step) and less(above, step)):
             return False
-        below = add(below, mul(step, add(var.extent, -1) if step == stride else reaches[step]))
+        own = add(var.extent, -1)
+        down, up = (own, own) if step == stride else reaches[step]
+        below, above = add(below, mul(step, down)), add(above, mul(step, up))
     return True
 
 

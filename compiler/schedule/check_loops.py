@@ -3,8 +3,8 @@
     for i < 8 parallel: t[i] = ...; y[i] = t[i] + t[0]   ->   race: t[0] is written where i is 0, read elsewhere
 
 Nothing symbolic here: offsets are computed for all iterations, as tensors. Spaces of more than `MOST` iterations are
-looked at in the first and last iterations of their outer loops; symbolic sizes take a value within their bounds. An index
-read from memory is one more loop, over all that it can be.
+looked at in the first and last iterations of their outer loops; symbolic sizes take a value within their bounds. An
+index read from memory is one more loop, over all that it can be.
 """
 
 from __future__ import annotations

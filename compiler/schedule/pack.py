@@ -9,21 +9,24 @@ place, of any size: optimizer steps are many independent loops over memory that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from ..ir.program import Buffer
+from ..ir.program import Buffer, Extern
 from .fusion import Step
 from .legality import MAX_BUFFERS, MAX_MEMBERS, is_small, side_by_side
 from .members import Axes, Group
 from .profit import bytes_of, touched, written
 
 
-def packed(steps: Sequence[Step], buffers: Mapping[str, Buffer], axes: Axes) -> list[Step]:
+def packed(steps: Sequence[Step], buffers: Mapping[str, Buffer], outputs: Iterable[str], axes: Axes) -> list[Step]:
     """Steps in order, neighbouring small kernels packed; `axes` gives out axes, those of the groups are its own."""
+    users = Counter(name for step in steps for name in (touched(step) if isinstance(step, Group) else _called(step)))
+    local = {n for n, count in users.items() if count == 1 and buffers[n].kind == "made"} - {*outputs}
     found: list[Step] = []
     for step in steps:
         last = found[-1] if found else None
-        if isinstance(last, Group) and isinstance(step, Group) and _packs(last, step, buffers):
+        if isinstance(last, Group) and isinstance(step, Group) and _packs(last, step, buffers, local):
             shared = sorted(touched(last) & touched(step), key=lambda name: (-bytes_of(buffers[name]), name))
             found[-1] = Group(side_by_side(last, step, shared, axes).members, (), last.key)
         else:
@@ -31,15 +34,16 @@ def packed(steps: Sequence[Step], buffers: Mapping[str, Buffer], axes: Axes) -> 
     return found
 
 
-def _packs(a: Group, b: Group, buffers: Mapping[str, Buffer]) -> bool:
+def _called(call: Extern) -> frozenset[str]:
+    return frozenset((*call.reads, *call.writes))
+
+
+def _packs(a: Group, b: Group, buffers: Mapping[str, Buffer], local: set[str]) -> bool:
     names = touched(a) | touched(b)
     if len(a.members) + len(b.members) > MAX_MEMBERS or len(names) > MAX_BUFFERS:
         return False
-    if len({buffers[name].device for name in written(a) | written(b)}) > 1:
+    writes = written(a) | written(b)
+    if len({buffers[name].device for name in writes}) > 1:
         return False
-    return is_small((*a.members, *b.members)) or (_updates(a, buffers) and _updates(b, buffers))
-
-
-def _updates(group: Group, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether all that a group writes is there before the program runs."""
-    return all(buffers[name].kind != "made" for name in written(group))
+    # Updates: all that is written is there before the program runs, or never leaves the kernel.
+    return is_small((*a.members, *b.members)) or all(n in local or buffers[n].kind != "made" for n in writes)

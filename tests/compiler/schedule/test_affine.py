@@ -13,8 +13,8 @@ from regraft.compiler.ir.index import Loaded, Size, Var
 from regraft.compiler.ir.value import Load
 from regraft.compiler.schedule.affine import OPAQUE, ascending, digits, proportional, separate, variables_of
 
-I, J, K = Var("i", 8), Var("j", 16), Var("k", 16)
-i, j, k = I.index(), J.index(), K.index()
+VI, VJ, VK = Var("i", 8), Var("j", 16), Var("k", 16)
+i, j, k = VI.index(), VJ.index(), VK.index()
 S = Size("s", 1, None).index()
 R = Var("r", S)
 r = R.index()
@@ -24,34 +24,38 @@ NONE = frozenset()
 def test_digits_are_strides_of_variables():
     found = digits(16 * i + j + 5)
     assert found.constant == 5
-    assert (found.stride(I), found.stride(J), found.stride(K)) == (16, 1, 0)
+    assert (found.stride(VI), found.stride(VJ), found.stride(VK)) == (16, 1, 0)
 
 
 def test_symbolic_strides_stay_with_their_digit():
-    assert digits(i * S + r).stride(I) == S
+    assert digits(i * S + r).stride(VI) == S
     assert digits(i * S + r + S).constant == S
 
 
 def test_what_is_read_from_memory_is_opaque():
     offset = Loaded(Load("ids", (i,), F32), 8, False).index() * 16 + j
-    assert variables_of(offset) == {J, OPAQUE}
+    assert variables_of(offset) == {VJ, OPAQUE}
 
 
 @pytest.mark.parametrize(("a", "b", "var", "fixed", "expected"), [
-    (16 * i + j, 16 * i + k, I, NONE, True),
-    (16 * i + j, 16 * i + j, J, NONE, True),
-    (16 * i + j, 16 * i + k, J, {I}, False),
-    (16 * i + j, 16 * i, J, {I}, False),
-    (16 * i + j, 16 * i + 15 - j, J, {I}, False),
-    (16 * i + j, 16 * i + j + 1, J, {I}, False),
-    (8 * i + j, 8 * i + j, I, NONE, False),
-    (i + 8 * j, i + 8 * j, I, NONE, True),
-    (i, 7 - i, I, NONE, False),
-    (i * S + r, i * S + Var("t", S).index(), I, NONE, True),
-    (i * S + r, i * S + r + 1, I, NONE, False),
-    (5, 5, I, NONE, False),
-    (i // 2 + 16 * j, i // 2 + 16 * j, J, NONE, True),
-    (i // 2 + 16 * j, i // 2 + 16 * j, I, {J}, False),
+    (16 * i + j, 16 * i + k, VI, NONE, True),
+    (16 * i + j, 16 * i + j, VJ, NONE, True),
+    (16 * i + j, 16 * i + k, VJ, {VI}, False),
+    (16 * i + j, 16 * i, VJ, {VI}, False),
+    (16 * i + j, 16 * i + 15 - j, VJ, {VI}, False),
+    (16 * i + j, 16 * i + j + 1, VJ, {VI}, False),
+    (8 * i + j, 8 * i + j, VI, NONE, False),
+    (16 * i + j, 16 * i + 15, VI, NONE, True),
+    (16 * i + j, 16 * i + 16, VI, NONE, False),
+    (15 - j - 16 * i, 14 - k - 16 * i, VI, NONE, False),
+    (15 - j - 16 * i, 15 - k - 16 * i, VI, NONE, True),
+    (i + 8 * j, i + 8 * j, VI, NONE, True),
+    (i, 7 - i, VI, NONE, False),
+    (i * S + r, i * S + Var("t", S).index(), VI, NONE, True),
+    (i * S + r, i * S + r + 1, VI, NONE, False),
+    (5, 5, VI, NONE, False),
+    (i // 2 + 16 * j, i // 2 + 16 * j, VJ, NONE, True),
+    (i // 2 + 16 * j, i // 2 + 16 * j, VI, {VJ}, False),
 ])  # fmt: skip
 def test_separate(a, b, var, fixed, expected):
     assert separate(a, b, var, frozenset(fixed)) is expected
@@ -88,7 +92,7 @@ def _at(offset, point):
     (i // 3 + j, False), (i // 4, False), (k, True), (i * j, False), (S * 16 * i + S * j, True),
 ])  # fmt: skip
 def test_proportional(number, expected):
-    assert proportional(number, I, J) is expected
+    assert proportional(number, VI, VJ) is expected
 
 
 def test_strides_that_cannot_be_compared_have_no_order():

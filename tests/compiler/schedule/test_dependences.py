@@ -38,7 +38,7 @@ def test_a_combining_store_reads_its_buffer():
 
 
 def test_order_by_buffer():
-    b, x, t, u = chain()
+    b, x, _, u = chain()
     b.write("copy_", x, (4,), lambda i: i, u.at)  # 3: after t (0), which reads x, and u (2)
     b.map("again", (4,), lambda i: x.at(i))  # 4: after copy_
     before = order_of([effects(item) for item in b.low.items])

@@ -54,7 +54,7 @@ def test_outputs_and_what_calls_read_stay():
     b = Builder()
     x = b.given("x", (4,))
     t = b.map("t", (4,), lambda i: op("neg", x.at(i)))
-    u = b.map("u", (4,), lambda i: op("neg", t.at(i)))
+    b.map("u", (4,), lambda i: op("neg", t.at(i)))
     c = b.made("c", (4,))
     b.extern("c", ["u"], ["c"])
     found = decisions(b, t, c)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.schedules import Builder, assert_same, number, op
 
 from regraft.compiler.ir.index import Loaded
+from regraft.compiler.schedule import legality
 
 SHAPES = [(2, 3, 4), (6, 4), (24,), (3, 8), (2, 12), (1, 24)]
 NAMES = ["exp", "neg", "abs"]
@@ -153,6 +154,14 @@ def call(item, tensors):
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs(), st.integers(0, 3))
 def test_schedules_compute_what_programs_do(program, seed):
+    assert_same(program, extern=call, seed=seed, tolerance=1e-4)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.integers(0, 3))
+def test_so_do_those_of_large_programs(monkeypatch, program, seed):
+    """Nothing is small: loops stay parallel, and kernels apart."""
+    monkeypatch.setattr(legality, "_SMALL", 0)
     assert_same(program, extern=call, seed=seed, tolerance=1e-4)
 
 

@@ -19,7 +19,9 @@ def test_layer_norm_with_residual_is_one_pass_over_rows():
     t = b.map("add", (2, 8, 16), lambda i: op("add", x.at(i), y.at((8 * i[0] + i[1], i[2]))))
     out = layer_norm(b, t, weight=w, views=True)
     (kernel,) = assert_same(b.program(out)).kernels
-    assert body_text(kernel) == """\
+    assert (
+        body_text(kernel)
+        == """\
 for i0 < 16 parallel:
     fold fold = sum:
         for i1 < 16:
@@ -32,6 +34,7 @@ for i0 < 16 parallel:
     ln_var[0] = rsqrt(fold_1_ + 9.999999747378752e-06)
     for i1 < 16:
         ln[16*i0 + i1] = (((add[i1] - (fold * 0.0625)) * ln_var[0]) * w[i1])"""
+    )
 
 
 def test_softmax_keeps_its_row():

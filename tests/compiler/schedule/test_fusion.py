@@ -1,0 +1,97 @@
+"""Rounds of fusion: what is tried first, order of steps, the score and the log."""
+
+from __future__ import annotations
+
+import json
+
+from support.schedules import Builder, assert_same, layer_norm, op, softmax
+
+from regraft.compiler.ir.index import Size
+from regraft.compiler.schedule import schedule, score_fusion
+from regraft.compiler.schedule.flat import flatten
+from regraft.compiler.schedule.members import Axes, Group, members_of
+from regraft.compiler.schedule.profit import bytes_of, guess
+
+
+def test_the_score_is_the_traffic_saved():
+    b, axes = Builder(), Axes()
+    x = b.given("x", (64, 64))
+    t = b.map("t", (64, 64), lambda i: op("exp", x.at(i)))
+    b.map("u", (64, 64), lambda i: op("add", t.at(i), x.at(i)))
+    first, second = (
+        Group(m := members_of(flatten(item, b.low.buffers), 2 * k, axes), m[-1].outer, k)
+        for k, item in enumerate(b.low.items)
+    )
+    size = 64 * 64 * 4
+    weights = dict.fromkeys("xtu", size)
+
+    def score(users, kept):
+        return score_fusion(first, second, weights, {"x": frozenset(), "t": users, "u": frozenset()}, kept)
+
+    assert score(frozenset({0, 1}), frozenset()) == 3 * size  # t neither written nor read, x read once
+    assert score(frozenset({0, 1}), frozenset("t")) == 2 * size
+    assert score(frozenset({0, 1, 2}), frozenset()) == 2 * size
+
+
+def test_reading_a_small_buffer_together_is_no_reason():
+    b = Builder()
+    x, y, bias = b.given("x", (64, 64)), b.given("y", (64, 64)), b.given("bias", (64,))
+    made = [b.map(f"{t.buffer.name}_b", (64, 64), lambda i, t=t: op("add", t.at(i), bias.at(i[1:]))) for t in (x, y)]
+    found = schedule(b.program(*made))
+    assert not found.log.candidates
+
+
+def test_bytes_of_buffers():
+    b = Builder()
+    s = Size("s", 1, 100).index()
+    assert bytes_of(b.given("x", (4, 8)).buffer) == 128
+    assert bytes_of(b.given("e", (4, 8), (0, 1)).buffer) == 32
+    assert bytes_of(b.given("d", (s, 8)).buffer) == 3200
+    assert guess(Size("t", 1, None).index()) > 1000
+
+
+def test_steps_keep_the_order_of_the_program():
+    b = Builder()
+    x = b.given("x", (200, 200))
+    names = []
+    for k in range(4):
+        t = b.map(f"t{k}", (200, 200), lambda i, x=x: op("exp", x.at(i)))
+        made = b.made(f"c{k}", (200, 200))
+        b.extern(f"c{k}", [t.buffer.name], [f"c{k}"], pure=False)
+        x, names = made, [*names, t.buffer.name, f"c{k}"]
+    found = schedule(b.program(x))
+    assert [s.name.split("_")[-1] for s in found.steps] == names
+
+
+def test_the_log_says_what_was_fused_and_why_not():
+    b = Builder()
+    x = b.given("x", (2, 64, 32))
+    t = b.map("t", (2, 64, 32), lambda i: op("exp", x.at(i)))
+    out = layer_norm(b, t)
+    columns = b.sum("columns", (32,), (2, 64), lambda o, r: t.at((*r, *o)))
+    found = assert_same(b.program(out, columns), tolerance=1e-3)
+    log = found.log
+    assert log.rounds >= 2
+    assert {c.second for c in log.candidates if c.fused} >= {"ln"}
+    refused = next(c for c in log.candidates if c.refusal is not None and c.second == "columns")
+    assert refused.refusal.code in ("loop-order", "unaligned") and refused.score > 0
+    assert log.refusals[refused.refusal.code] >= 1
+    assert "round 0\n" in str(log) and "saves" in str(log) and refused.refusal.message in str(log)
+    assert len(json.loads(json.dumps(log.as_dict()))["candidates"]) == len(log.candidates)
+    assert "t" in log.as_dict()["kept"]
+
+
+def test_schedules_are_deterministic():
+    def texts():
+        b = Builder()
+        out = softmax(b, b.given("x", (64, 64)))
+        found = schedule(b.program(layer_norm(b, b.given("y", (2, 64, 64))), out))
+        return repr(found.steps), str(found.log)
+
+    assert texts() == texts()
+
+
+def test_one_kernel_a_definition_without_fusion():
+    b = Builder()
+    program = b.program(layer_norm(b, b.given("x", (2, 8, 16))))
+    assert len(schedule(program, fuse=False).kernels) == len(program.items)
