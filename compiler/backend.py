@@ -101,6 +101,7 @@ class Compilation:
         self._lays_out = True
         self._gm = gm
         self._example_inputs = example_inputs
+        self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
         self._plain: Wrapper | None = None  # the wrapper of an inference graph that needs nothing of AOTAutograd
 
     def run(self) -> Callable[..., Any]:
@@ -119,7 +120,9 @@ class Compilation:
 
     def _key(self) -> str | None:
         """The key of this compilation in the cache of graphs, if it has one."""
-        if self.training or self.options.verify != "off" or self._freezer is not None:  # it holds weights
+        if self.training or self.options.verify != "off" or self.options.debug:
+            return None
+        if self._freezer is not None:  # it holds weights
             return None
         key = graph_key(self._gm, self._example_inputs, self.options)
         return key if isinstance(key, str) else None
@@ -134,15 +137,19 @@ class Compilation:
             wanted = [self.training and _requires_grad(x) for x in self._example_inputs]
             mark_gradients(captured.graph_module.graph, wanted)
             rewrite(captured.graph_module, self.rules, self._settings("forward", self.training), self.record)
+        self._note_graph("captured", captured.graph_module)
         with self._timed("differentiate"):
             compiled = self._differentiate(captured)
+        self.record.seconds["differentiate"] -= self._nested  # a backward compiled later, when first run, is not in it
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
         return compiled if captured.restore is None else _restored(compiled, captured.restore)
 
     def _differentiate(self, captured: Captured) -> Callable[..., Any]:
         """The program with its derivatives; as Dynamo handed it over, where what we made of it does not compile."""
         try:
-            return differentiate(captured.graph_module, captured.example_inputs, self._compile_graph)
+            return differentiate(
+                captured.graph_module, captured.example_inputs, self._compile_graph, recompute=self._recomputes()
+            )
         except dynamo_signal():
             raise
         except Exception as error:
@@ -150,6 +157,10 @@ class Compilation:
                 raise
             self._give_up("differentiate", error)
             return differentiate(flat_outputs(self._gm)[0], captured.example_inputs, self._compile_graph)
+
+    def _recomputes(self) -> bool:
+        """Whether the backward may compute cheap values again: free where kernels fuse them into what reads them."""
+        return not any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in self._example_inputs)
 
     def _give_up(self, stage: str, error: Exception) -> None:
         """Note that the user's program runs as it was written, for a fault of ours."""
@@ -169,6 +180,7 @@ class Compilation:
         if kind == "inference":
             with self._timed("templates"):
                 fuse_attention(graph_module, self.oracle, self.record)
+        self._note_graph(kind, graph_module)
         with self._timed("kernels"):
             self._generate_kernels(graph_module, kind)
         with self._timed("generate"):
@@ -177,9 +189,7 @@ class Compilation:
             self._plain = wrapper
         self.record.details[f"source:{kind}"] = wrapper.source
         self.record.details[f"stats:{kind}"] = wrapper.stats
-        self.record.seconds["differentiate"] = self.record.seconds.get("differentiate", 0.0) - (
-            time.perf_counter() - start
-        )
+        self._nested += time.perf_counter() - start
         return protected(wrapper.call)
 
     def _generate_kernels(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
@@ -200,6 +210,13 @@ class Compilation:
         else:
             graph_module.graph = made.graph
             self.record.code.append(made.code)
+            if self.options.debug:
+                self.record.details.update((f"{stage}:{kind}", text) for stage, text in made.texts().items())
+
+    def _note_graph(self, stage: str, graph_module: fx.GraphModule) -> None:
+        """Keep a graph as text, where asked to."""
+        if self.options.debug:
+            self.record.details[f"graph:{stage}"] = str(graph_module.graph)
 
     def _keep_calls(self, error: Exception) -> None:
         """Note that a graph runs by calls of ATen, for a fault of ours."""

@@ -142,6 +142,34 @@ def explain(
 
 
 @app.command()
+def code(
+    target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
+    stage: Annotated[
+        Literal["all", "graph", "program", "fusion", "kernels", "c++", "source"],
+        typer.Option(help="Graphs, loop program, fusion log, scheduled kernels, their C++, or the wrapper's source."),
+    ] = "all",
+    layers: Layers = None,
+    mask: Mask = False,
+    train: Train = False,
+    dtype: DType = "float32",
+    batch: Batch = 1,
+    seq: Seq = None,
+    device: Device = "cpu",
+    settings: Settings = None,
+) -> None:
+    """Print what a model is compiled to, stage by stage."""
+    from .examine import Plan
+
+    with _usage_errors():
+        chosen = _choices(layers, mask, train, dtype, batch, seq, device, settings)
+        made = _examined([target], chosen, Plan({"debug": True}, timed=False), None)
+    for graph in (graph for entry in made.entries for graph in entry.graphs):
+        for name, text in graph.details.items():
+            if isinstance(text, str) and (stage == "all" or name.partition(":")[0] == stage):
+                typer.echo(f"==== {graph.name} {name}\n{text}\n")
+
+
+@app.command()
 def rules(
     names: Annotated[
         list[str] | None,

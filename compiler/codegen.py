@@ -42,9 +42,14 @@ class Generated:
     schedule: Schedule
 
     def texts(self) -> dict[str, str]:
-        """The loop program, the fusion log and the kernels."""
-        kernels = "\n\n".join(kernel_text(step) for step in self.schedule.steps if isinstance(step, Kernel))
-        return {"program": program_text(self.program), "fusion": str(self.schedule.log), "kernels": kernels}
+        """The loop program, the fusion log, the kernels and their C++."""
+        kernels = self.schedule.kernels
+        return {
+            "program": program_text(self.program),
+            "fusion": str(self.schedule.log),
+            "kernels": "\n\n".join(map(kernel_text, kernels)),
+            "c++": cpp.source_text(kernels),
+        }
 
 
 class NotGenerated(Exception):

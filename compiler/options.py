@@ -52,6 +52,8 @@ class Options:
         freezing: for inference: take weights as known while compiling. Batch normalization is folded into them, and
             they are packed as kernels want them. Where weights change later, what follows from them is computed anew;
             writes through ``.data``, which torch does not count, are not seen.
+        debug: keep every stage as text in the records that `regraft.coverage` collects: the graphs, the loop program,
+            the fusion log, the kernels and their C++.
     """
 
     mode: Mode = "default"
@@ -61,14 +63,16 @@ class Options:
     nan: NanPolicy = "eager"
     rng: RngPolicy = "statistical"
     freezing: bool = False
+    debug: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
         if self.rules is not None and not isinstance(self.rules, tuple):
             raise OptionError(f"option 'rules' must be a tuple or None, not {type(self.rules).__name__}")
-        if not isinstance(self.freezing, bool):
-            raise OptionError(f"option 'freezing' must be True or False, not {self.freezing!r}")
+        for name in ("freezing", "debug"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"option {name!r} must be True or False, not {getattr(self, name)!r}")
 
     @classmethod
     def parse(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:

@@ -65,7 +65,7 @@ _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.POI
 
 
 def _call(function: Any, kinds: str, *args: Any) -> None:
-    numbers = [None if k == "t" else _TYPES[k](a) for k, a in zip(kinds, args, strict=False)]
+    numbers: list[Any] = [None if k == "t" else _TYPES[k](a) for k, a in zip(kinds, args, strict=False)]
     pointers = [a.data_ptr() if n is None else ctypes.addressof(n) for a, n in zip(args, numbers, strict=False)]
     sizes = args[len(kinds) :]
     runtime = RuntimeTable(*entry_points())

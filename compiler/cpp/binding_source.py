@@ -11,7 +11,7 @@ struct Runtime { void* entry[4]; i64 kind, index, size; };
 typedef void (*Function)(void**, const i64*, Runtime*);
 static void* entry[4];
 static PyObject* data_ptr;
-enum { MOST = 128 };
+enum { MOST = 500 };
 
 struct Kernel {
   PyObject_HEAD
@@ -19,7 +19,7 @@ struct Kernel {
   Function function;
   Py_ssize_t params, sizes;
   int big;
-  char kinds[MOST * 4];
+  char kinds[MOST + 1];
 };
 
 static void* pointer(PyObject* tensor) {
@@ -33,7 +33,8 @@ static void* pointer(PyObject* tensor) {
 
 static PyObject* failed(const Runtime& runtime) {
   if (runtime.kind == 2) return PyErr_SetString(PyExc_RuntimeError, "ZeroDivisionError"), nullptr;
-  return PyErr_Format(PyExc_IndexError, "index %lld is out of bounds for dimension with size %lld", runtime.index, runtime.size);
+  const char* wording = "index %lld is out of bounds for dimension with size %lld";
+  return PyErr_Format(PyExc_IndexError, wording, runtime.index, runtime.size);
 }
 
 static PyObject* call(PyObject* self, PyObject* const* args, size_t flagged, PyObject* keywords) {
@@ -42,8 +43,8 @@ static PyObject* call(PyObject* self, PyObject* const* args, size_t flagged, PyO
   if (count != params + kernel->sizes || (keywords && PyTuple_GET_SIZE(keywords)))
     return PyErr_Format(PyExc_TypeError, "the kernel takes %zd tensors and %zd sizes, not %zd arguments", params,
                         kernel->sizes, count);
-  void* pointers[MOST * 4];
-  union { i64 whole; double real; } numbers[MOST * 4];
+  void* pointers[MOST];
+  union { i64 whole; double real; } numbers[MOST + 1];
   for (Py_ssize_t k = 0; k < count; ++k) {
     const char kind = k < params ? kernel->kinds[k] : 'i';
     if (kind == 't') pointers[k] = pointer(args[k]);
@@ -68,7 +69,7 @@ static PyObject* make(PyObject*, PyObject* args) {
   int big;
   if (!PyArg_ParseTuple(args, "Ksnp", &address, &kinds, &sizes, &big)) return nullptr;
   const Py_ssize_t params = (Py_ssize_t)strlen(kinds);
-  if (params + sizes >= MOST * 4) return PyErr_SetString(PyExc_ValueError, "the kernel has too many parameters"), nullptr;
+  if (params + sizes > MOST) return PyErr_SetString(PyExc_ValueError, "too many parameters"), nullptr;
   Kernel* made = PyObject_New(Kernel, &type);
   if (!made) return nullptr;
   made->call = call, made->function = (Function)(size_t)address;

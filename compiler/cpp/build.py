@@ -52,6 +52,7 @@ class CompiledKernel:
     bare: Callable[..., None] = field(repr=False)
 
     def __call__(self, *args: Any) -> None:
+        """Run the kernel."""
         self.bare(*args)
 
     def __reduce__(self) -> Any:
@@ -82,7 +83,7 @@ def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[Compi
     target = target or host_target()
     named = [_named(kernel_text(kernel, target)) for kernel in kernels]
     functions, names = dict(named), [name for name, _ in named]
-    units = [_source([functions[n] for n in unit], target) for unit in _units(list(functions))]
+    units = [source_of([functions[n] for n in unit], target) for unit in _units(list(functions))]
     where: dict[str, tuple[Source, ctypes.CDLL, Path]] = {}
     for names_of_unit, unit, library in zip(_units(list(functions)), units, compile_all(units), strict=True):
         where.update(dict.fromkeys(names_of_unit, (unit, *library)))
@@ -92,7 +93,7 @@ def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[Compi
 def source_text(kernels: Sequence[Kernel], target: Target | None = None) -> str:
     """The C++ of kernels in one unit, for reading."""
     target = target or host_target()
-    return _source([_named(kernel_text(k, target))[1] for k in kernels], target).text
+    return source_of([_named(kernel_text(k, target))[1] for k in kernels], target).text
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -112,7 +113,8 @@ def _prelude(target: Target) -> str:
     return "\n".join([TYPES, MEMORY, RUNTIME, operations(target.vector_bytes, target.functions)])
 
 
-def _source(functions: Sequence[str], target: Target) -> Source:
+def source_of(functions: Sequence[str], target: Target) -> Source:
+    """One unit: the prelude for a target, then functions that use it."""
     libraries = ("-lmvec", "-lm") if target.functions else ("-lm",)
     return Source("\n\n".join([_prelude(target), *functions]) + "\n", (*target.flags, *libraries))
 

@@ -30,8 +30,9 @@ _CANDIDATES = ("g++", "clang++", "c++")
 # NaN, infinities and signed zeros are kept; only what nobody can see is given up: errno and floating-point traps.
 # Multiplications and additions are not contracted: eager rounds in between.
 _FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
-    "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-fno-semantic-interposition",
+    "-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-fwrapv", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables",
+    "-fno-semantic-interposition",
 )  # fmt: skip
 
 

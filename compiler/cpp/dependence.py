@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ..ir import index as ix
 from ..ir.index import Index, Loaded, Quotient, Remainder, Var
-from ..ir.value import Load, Op, Result, Value, indices_of, operands
+from ..ir.value import Load, Result, Value, indices_of, operands
 
 # What something depends on: loop variables, ("result", name) of reductions, ("buffer", name) of memory.
 Sources = frozenset[Any]
@@ -30,13 +29,12 @@ class Dependence:
         return found
 
     def _value(self, value: Value) -> Sources:
-        own: set[Any] = set()
+        own: Sources = NOTHING
         if isinstance(value, Result):
-            own.add(("result", value.reduction))
+            own = frozenset({("result", value.reduction)})
         if isinstance(value, Load):
-            own.add(("buffer", value.buffer))
-        parts: Iterable[Any] = value.args if isinstance(value, Op) else [*operands(value), *indices_of(value)]
-        return own.union(*map(self.of, parts)) if not isinstance(parts, tuple) or parts else frozenset(own)
+            own = frozenset({("buffer", value.buffer)})
+        return own.union(*map(self.of, [*operands(value), *indices_of(value)]))
 
     def _index(self, number: Index) -> Sources:
         own: set[Any] = set()

@@ -22,7 +22,7 @@ _SCALARS = {
 _MEMORY = {**_SCALARS, torch.bfloat16: "Bf16", torch.float16: "F16"}
 
 
-class UnsupportedDtype(TypeError):
+class UnsupportedDtype(TypeError):  # noqa: N818 (what is the case, not what went wrong)
     """A dtype that kernels do not compute with."""
 
 

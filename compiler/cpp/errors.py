@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
-class CompilerMissing(RuntimeError):
+class CompilerMissing(RuntimeError):  # noqa: N818
     """There is no C++ compiler on this machine; the message says where it was looked for."""
 
 
-class CompileFailed(RuntimeError):
+class CompileFailed(RuntimeError):  # noqa: N818
     """The C++ compiler refused a generated source.
 
     Args:

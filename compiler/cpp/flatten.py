@@ -1,11 +1,12 @@
 """Kernels made plain for code generation: one offset an access, and index arithmetic no wider than it must be.
 
-    x[i, j] of strides (768, 1)        ->  x[768*i + j]
-    le(Number(j, i64), Number(i, i64)) ->  le(Number(j, i32), Number(i, i32))       where both fit
+x[i, j] of strides (768, 1)        ->  x[768*i + j]
+le(Number(j, i64), Number(i, i64)) ->  le(Number(j, i32), Number(i, i32))       where both fit
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +26,18 @@ def flatten(kernel: Kernel) -> Kernel:
     return _Flattening(buffers).kernel(kernel)
 
 
+def flatten_value(value: Value, buffers: Iterable[Buffer]) -> Value:
+    """A value made plain like those of a kernel; it loads from `buffers`."""
+    return _Flattening({b.name: b for b in buffers}).value(value)
+
+
 class _Flattening:
     def __init__(self, buffers: dict[str, Buffer]) -> None:
         self._buffers = buffers
         self._rewrite = Rewriter(value=self._value)
+
+    def value(self, value: Value) -> Value:
+        return self._rewrite(value)
 
     def kernel(self, kernel: Kernel) -> Kernel:
         return replace(kernel, body=self._block(kernel.body))
@@ -63,13 +72,15 @@ class _Flattening:
             narrow = tuple(map(_narrowed, value.args))
             return Op(value.name, narrow, value.dtype) if None not in narrow else None
         if isinstance(value, Op) and value.name == "cast" and value.dtype == torch.float32:
-            exact = isinstance(value.args[0], Number) and _fits(value.args[0].index, 2**24)
-            return Number(value.args[0].index, value.dtype) if exact else None
+            source = value.args[0]
+            return (
+                Number(source.index, value.dtype) if isinstance(source, Number) and _fits(source.index, 2**24) else None
+            )
         return None
 
 
 def _narrowed(value: Value) -> Value | None:
-    if value.dtype == torch.int64 and isinstance(value, Const) and -(2**31) <= value.number < 2**31:
+    if value.dtype == torch.int64 and isinstance(value, Const) and _fits(value.number, 2**31):
         return Const(value.number, torch.int32)
     if value.dtype == torch.int64 and isinstance(value, Number) and _fits(value.index, 2**31):
         return Number(value.index, torch.int32)

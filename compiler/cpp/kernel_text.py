@@ -56,7 +56,9 @@ class _KernelText:
                 self._region(1, 1, [statement]).serial()
         return "\n".join([*(region.text() for region in self._regions), *self._entry()])
 
-    def _region(self, count: Any, work: Any, body: Sequence[Statement], parallel: frozenset[Var] = frozenset()) -> Region:
+    def _region(
+        self, count: Any, work: Any, body: Sequence[Statement], parallel: frozenset[Var] = frozenset()
+    ) -> Region:
         """The next region to run, over `count` iterations."""
         name = f"KERNEL_{len(self._calls)}"
         size = self._layout.size_text
@@ -144,4 +146,3 @@ def _chunk_length(loop: Loop, strategy: Any, work: int) -> int:
     step = getattr(strategy, "lanes", 1) * getattr(strategy, "copies", 1)
     inside = bounds(work_of_all(loop.body))[1]
     return step * max(1, work // (step * max(inside or work, 1)))
-

@@ -107,4 +107,3 @@ def _span(buffer: Buffer) -> Any:
     for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
         total = add(total, mul(add(size, -1), stride))
     return total
-

@@ -47,7 +47,7 @@ class Loops:
             else:
                 assert isinstance(statement, Assign), statement
                 store = statement.store
-                shared = bool(self._parallel) and not exclusive(store, self._parallel, self._out.dependence)
+                shared = bool(self._parallel) and not exclusive(store, self._parallel)
                 write_store(self._out, store, shared and store.mode is not None)
 
     # -- loops ----------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Loops:
         return 1 if self._out.vectors is not None or lanes is None else lanes * copies
 
     def _in_runs(self, loop: Loop, totals: Sequence[Accumulators]) -> None:
-        """for j < n: a += x[j]   ->   for run: (a' = 0; for j in run: a' += x[j]); a += a'"""
+        """Add up runs apart: ``a += x[j]``  ->  ``b = 0``, for j in the run ``b += x[j]``, then ``a += b``."""
         inner = _trips_inside(loop)
         lanes = self._plan.of(loop) if self._out.vectors is None else None
         step = lanes.lanes * lanes.copies if isinstance(lanes, Lanes) else 1
@@ -313,4 +313,3 @@ def _trips_inside(loop: Loop) -> int | None:
                 return None
             most = max(most, trips)
     return most
-

@@ -1,9 +1,9 @@
 """Which loops become vectors, and how: decided before any code is written.
 
-    for i: for j: y[768*i + j] = ...              ->  j in vectors
-    for j: fold (for i: update with x[768*i+j])   ->  j in strips of several vectors, the fold inside, lane by lane
-    for i: for j: y[64*i + j] = x[i + 64*j]       ->  tiles of i and j, transposed on the way in
-    for i: fold (for j: update with x[768*i+j])   ->  j in several vectors at a time, lanes joined after the fold
+for i: for j: y[768*i + j] = ...              ->  j in vectors
+for j: fold (for i: update with x[768*i+j])   ->  j in strips of several vectors, the fold inside, lane by lane
+for i: for j: y[64*i + j] = x[i + 64*j]       ->  tiles of i and j, transposed on the way in
+for i: fold (for j: update with x[768*i+j])   ->  j in several vectors at a time, lanes joined after the fold
 """
 
 from __future__ import annotations
@@ -222,7 +222,9 @@ class Plan:
         ) or any(a.mode is not None for a in accesses(inner.body)):
             return False
         found = self._lanes(inner)
-        loads = [v for v in values(inner.body) if isinstance(v, Load) and self._transposed(v, loop.var, inner.var, lanes)]
+        loads = [
+            v for v in values(inner.body) if isinstance(v, Load) and self._transposed(v, loop.var, inner.var, lanes)
+        ]
         guarded = any(isinstance(v, Guarded) for v in values(inner.body))
         if not loads or found is None or guarded:
             return False
@@ -237,7 +239,11 @@ class Plan:
     def _transposed(self, load: Load, outer: Var, inner: Var, lanes: int) -> bool:
         at = load.indices[0]
         along = self._dependence.stride(at, inner, lanes)
-        return self._plain_stride(at, outer) == 1 and along not in (None, 0, 1) and self._plain_stride(at, inner) is not None
+        return (
+            self._plain_stride(at, outer) == 1
+            and along not in (None, 0, 1)
+            and self._plain_stride(at, inner) is not None
+        )
 
     def _plain_stride(self, number: Any, var: Var) -> Any:
         """The coefficient of a variable that occurs nowhere but in it: good for any offset."""

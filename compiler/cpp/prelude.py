@@ -2,7 +2,7 @@
 
 A vector of N lanes is `V<T, N>`, a GCC vector extension, which clang has too. Truth of lanes is a mask `V<i32, N>` of 0
 and -1, whatever the lanes' type. Memory types `Bf16`, `F16` and `bool` are computed as f32, f32 and mask: `Codec` says
-how they are read and written. Loops over lanes have a constant trip count: compilers turn them into single instructions.
+how they are read and written. Loops over lanes have a constant trip count: compilers make single instructions of them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ template <> struct Codec<Bf16> {
     const u32 b = bitcast<u32>(x);
     return x != x ? 0x7fc0 : (b + 0x7fff + ((b >> 16) & 1)) >> 16;
   }
-  template <int N> static INLINE_MEMBER V<f32, N> up_lanes(V<u16, N> x) { return (V<f32, N>)(convert<V<u32, N>>(x) << 16); }
+  template <int N> static INLINE_MEMBER V<f32, N> up_lanes(V<u16, N> x) {
+    return (V<f32, N>)(convert<V<u32, N>>(x) << 16);
+  }
   template <int N> static INLINE_MEMBER V<u16, N> down_lanes(V<f32, N> x) {
     const V<u32, N> b = (V<u32, N>)x, r = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
     return convert<V<u16, N>>(x != x ? splat<V<u32, N>>(0x7fc0) : r);
@@ -291,7 +293,11 @@ static __attribute__((noinline)) void run(Call* call, Region region, i64 count, 
   call->region = region, call->count = count;
   call->runtime->parallel(team, call, (unsigned)threads, 0);
 }
-template <class T> INLINE T result(const Call* call, int at) { T x; __builtin_memcpy(&x, call->results + at, sizeof x); return x; }
+template <class T> INLINE T result(const Call* call, int at) {
+  T x;
+  __builtin_memcpy(&x, call->results + at, sizeof x);
+  return x;
+}
 template <class T> INLINE void keep(i64* to, T x) { __builtin_memcpy(to, &x, sizeof x); }
 
 INLINE i64 wrapped(i64 at, i64 size) { return at + (at < 0 ? size : 0); }

@@ -61,8 +61,8 @@ class Accumulators:
                 self._fold("co", self.names[0], names)
             return
         arrays = [self._writer.fresh() for _ in self.dtypes]
-        for array, names in zip(arrays, zip(*others, strict=True), strict=True):
-            self._writer.line(f"const decltype({names[0]}) {array}[] = {{{', '.join(names)}}};")
+        for array, same in zip(arrays, zip(*others, strict=True), strict=True):
+            self._writer.line(f"const decltype({same[0]}) {array}[] = {{{', '.join(same)}}};")
         self._writer.line("#pragma GCC unroll 1")
         with self._writer.block(f"for (int k = 0; k < {len(others)}; ++k)"):
             self._fold("co", self.names[0], [f"{array}[k]" for array in arrays])

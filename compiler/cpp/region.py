@@ -1,6 +1,6 @@
 """Regions: functions over a range of iterations, which threads share.
 
-    static void KERNEL_0(const Call* call, i64 begin, i64 end) { ... }
+static void KERNEL_0(const Call* call, i64 begin, i64 end) { ... }
 """
 
 from __future__ import annotations
@@ -114,4 +114,3 @@ class Region:
             for component, name in enumerate(state.names[0]):
                 slot = self._layout.slots[state.reduction.name, component]
                 self._writer.line(f"keep(call->results + {slot}, {name});")
-

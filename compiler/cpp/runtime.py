@@ -23,7 +23,7 @@ class RuntimeTable(ctypes.Structure):
 
 @functools.cache
 def entry_points() -> tuple[int, ...]:
-    """Addresses of OpenMP's functions in the library that torch has loaded; zeros, for one thread, where it has none."""
+    """Addresses of OpenMP's functions in the library that torch has loaded; zeros, for one thread, without one."""
     for path in _loaded_libraries():
         with contextlib.suppress(OSError, AttributeError):
             library = ctypes.CDLL(path)

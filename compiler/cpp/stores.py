@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..ir.index import Var, terms
 from ..ir.program import Store
 from .accesses import index_values
-from .dependence import Dependence
 from .dtypes import scalar_type
 from .value_text import Values, depends_on
 
@@ -54,7 +53,10 @@ def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
 def _combine(values: Values, store: Store, copy: int, value: str, atomic: bool) -> None:
     """Lane by lane, in order: lanes may meet in one place."""
     assert values.vectors is not None
-    how, offsets = f"{'atomic' if atomic else 'plain'}_{store.mode}", values.offsets(store.indices[0], copy, store.buffer)
+    how, offsets = (
+        f"{'atomic' if atomic else 'plain'}_{store.mode}",
+        values.offsets(store.indices[0], copy, store.buffer),
+    )
     kind = scalar_type(store.value.dtype)
     guard = f"if ({values.mask}[l]) " if values.mask else ""
     pointer = values.names.buffers[store.buffer]
@@ -63,7 +65,7 @@ def _combine(values: Values, store: Store, copy: int, value: str, atomic: bool) 
     )
 
 
-def exclusive(store: Store, parallel: frozenset[Var], dependence: Dependence) -> bool:
+def exclusive(store: Store, parallel: frozenset[Var]) -> bool:
     """Whether no two iterations of parallel loops store to one element: offsets are digits of a number.
 
     {i, j} parallel: 64*i + j with j < 64   ->   True          ids[i]   ->   False

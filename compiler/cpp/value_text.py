@@ -98,6 +98,7 @@ class Values:
         return found or self.writer.define(self.vector_type(value.dtype), self._splat(text, value.dtype), key)
 
     def vector_type(self, dtype: torch.dtype) -> str:
+        """The C++ type of a vector of values of a dtype."""
         assert self.vectors is not None
         return f"V<{lane_type(dtype)}, {self.vectors.lanes}>"
 

@@ -19,6 +19,7 @@ class Writer:
         self._count = 0
 
     def line(self, text: str) -> None:
+        """Add a line."""
         self.lines.append("  " * len(self._named) + text)
 
     def fresh(self, prefix: str = "t") -> str:
@@ -28,7 +29,7 @@ class Writer:
 
     @contextmanager
     def block(self, head: str = "") -> Iterator[None]:
-        """``head { ... }``"""
+        """Everything written inside stands in ``head { ... }``."""
         self.line(f"{head} {{".lstrip())
         self._named.append({})
         yield
@@ -50,6 +51,7 @@ class Writer:
         return None
 
     def name(self, key: Any, name: str) -> str:
+        """Give an expression a name in the innermost block."""
         self._named[-1][key] = name
         return name
 

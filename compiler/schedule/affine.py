@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..ir.bounds import bounds, known_le, known_lt, known_nonnegative
-from ..ir.index import Index, Loaded, Monomial, Size, Var, add, atoms, from_terms, mul, terms
+from ..ir.index import Atom, Index, Loaded, Monomial, Size, Var, add, atoms, from_terms, mul, terms
 
 Number = Any  # int | Index
 OPAQUE = Var("?", 1)  # stands among a digit's variables for data read from memory
@@ -58,14 +58,20 @@ def digits(offset: Number) -> Offset:
     constant: Number = 0
     strides: dict[Monomial, dict[Monomial, int]] = {}
     for monomial, coefficient in terms(offset):
-        rest = tuple(a for a in monomial if not isinstance(a, Size))
-        sizes = tuple(a for a in monomial if isinstance(a, Size))
+        rest = tuple(a for a in monomial if _varies(a))
+        sizes = tuple(a for a in monomial if not _varies(a))
         if rest:
             strides.setdefault(rest, {})[sizes] = coefficient
         else:
             constant = add(constant, from_terms({sizes: coefficient}))
     found = [_digit(from_terms(stride), monomial) for monomial, stride in strides.items()]
     return Offset(constant, tuple(found))
+
+
+@lru_cache(maxsize=1 << 12)
+def _varies(atom: Atom) -> bool:
+    """Whether an atom is anything but a size, or computed from sizes alone."""
+    return not isinstance(atom, Size) and bool(variables_of(Index((((atom,), 1),))))
 
 
 def _digit(stride: Number, monomial: Monomial) -> Digit:

@@ -6,15 +6,20 @@
                                      for j: map b
 
 Each member is placed in order. It joins the loop of an earlier member where that iterates over an axis of its own,
-nothing between the two is in its way, and whatever one writes and the other touches meets in the same iteration.
+nothing between the two is in its way, and whatever one writes and the other touches meets in the same iteration. What
+folds takes the stores of its result along.
+
+A reduction over rows for each column, as in gradients of biases, stays ``for j parallel: fold r: x[768*r + j]``: its
+contiguous loop is the outer one, and code generators take strips of it through the fold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.index import Var
+from ..ir.program import Definition
 from .affine import separate
 from .legality import conflicts, contiguous_axis, is_small
 from .members import Group, Member
@@ -47,7 +52,7 @@ class Nest:
 Tree = Nest | Leaf
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Pending:
     """A member with the axes that have no loop yet."""
 
@@ -95,8 +100,9 @@ def _chain_first(member: Member, chain: Sequence[Var]) -> tuple[Var, ...]:
 
 def _build(pending: Sequence[_Pending], fixed: frozenset[Var]) -> tuple[Tree, ...]:
     clusters: list[_Cluster] = []
+    stores = {p.member.definition: p for p in pending if p.member.part == "store" and p.outer}
     for item in pending:
-        home = _home(item, clusters, fixed)
+        home = _home(item, clusters, fixed, stores)
         if home is not None:
             home.members.append(item)
         else:
@@ -104,16 +110,29 @@ def _build(pending: Sequence[_Pending], fixed: frozenset[Var]) -> tuple[Tree, ..
     return tuple(_closed(cluster, fixed) for cluster in clusters)
 
 
-def _home(item: _Pending, clusters: list[_Cluster], fixed: frozenset[Var]) -> _Cluster | None:
+def _home(
+    item: _Pending, clusters: list[_Cluster], fixed: frozenset[Var], stores: Mapping[Definition, _Pending]
+) -> _Cluster | None:
     """The cluster whose loop a member can share, the last first."""
+    kept = next((c for c in clusters if item in _with_stores(c.members, stores)), None)
+    if kept is not None:
+        return kept
     for cluster in reversed(clusters) if item.choices else ():
         if cluster.axis in item.choices and all(
-            _shares(o.member, item.member, cluster.axis, fixed) for o in cluster.members
+            _shares(o.member, p.member, cluster.axis, fixed)
+            for o in _with_stores(cluster.members, stores)
+            for p in _with_stores([item], stores)
         ):
             return cluster
         if any(in_conflict(o.member, item.member) for o in cluster.members):
             return None
     return None
+
+
+def _with_stores(items: Sequence[_Pending], stores: Mapping[Definition, _Pending]) -> list[_Pending]:
+    """Members, and the stores of what they fold, which stand in the same loops."""
+    folds = [p.member.definition for p in items if p.member.part == "fold" and p.outer]
+    return list(dict.fromkeys([*items, *(stores[d] for d in folds if d in stores)]))
 
 
 def _shares(earlier: Member, later: Member, axis: Var, fixed: frozenset[Var]) -> bool:

@@ -18,7 +18,7 @@ from ..ir.index import Atom, Index, Var, atoms, from_terms, terms
 from ..ir.program import Buffer
 from ..ir.value import Load, Value, walk
 
-SCORE = Load("<score>", (), torch.float32)  # inside `f`: the raw product of a row of q and a row of k
+SCORE = Load("<score>", (0,), torch.float32)  # inside `f`: the raw product of a row of q and a row of k
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def operand(buffer: Buffer, address: Any, row: Var, column: Var) -> Operand | No
     for monomial, coefficient in terms(address):
         if len(monomial) == 1 and monomial[0] in strides:
             strides[monomial[0]] = coefficient  # type: ignore[index]
-        elif _mentions(monomial, row) or _mentions(monomial, column):
+        elif mentions(monomial, row) or mentions(monomial, column):
             return None
         else:
             base[monomial] = coefficient
@@ -107,5 +107,6 @@ def address(buffer: Buffer, indices: tuple[Any, ...]) -> Any:
     return total
 
 
-def _mentions(monomial: tuple[Atom, ...], var: Var) -> bool:
+def mentions(monomial: tuple[Atom, ...], var: Var) -> bool:
+    """Whether a product of an index depends on a variable, divisions and the like looked into."""
     return any(found is var for atom in monomial for found in atoms(Index((((atom,), 1),))))

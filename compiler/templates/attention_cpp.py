@@ -9,63 +9,65 @@
         out = O / row sum
 
 The scores of a block never leave the cache, and are exactly eager's `f` of the products: NaN and infinities spread as
-they do there. Rows without a finite score give NaN, or 0 in the safe variant.
+they do there. Rows without a finite score give NaN, or 0 in the safe variant. Keys that `f` hides from every row of a
+block (see `horizon`) are left out, unless v holds infinities or NaN: those times 0 are NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from .attention import Attention, Operand
+from ..cpp.dependence import Dependence
+from ..cpp.dtypes import memory_type
+from ..cpp.flatten import flatten_value
+from ..cpp.value_text import Names, Values, Vectors
+from ..cpp.writer import Writer
+from ..ir.program import Buffer
+from ..ir.value import Const, Op, Value
+from .attention import SCORE, Attention, Operand
+from .gemm import PANEL
 from .gemm import PRELUDE as GEMM_PRELUDE
-from .gemm import Panels, panels, strip_rows
-from .score_cpp import C_TYPES, ScoreCpp
-from .score_cpp import PRELUDE as SCORE_PRELUDE
+from .horizon import horizon
+from .tiling import tiling
 
-_BLOCK_BYTES = 24 << 10  # scores of a block: about half of L1
-_HEAD_BYTES = 512 << 10  # packed k and v of one chunk: about half of L2
-_MAX_ROWS = 96
 _GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
 
 PRELUDE = (
-    """
-extern "C" void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__);
-extern "C" void free(void*);
-extern "C" int omp_get_num_threads(void);
-extern "C" int omp_get_thread_num(void);
-"""
-    + GEMM_PRELUDE
-    + SCORE_PRELUDE
+    GEMM_PRELUDE
     + r"""
 namespace attention {
-using namespace gemm;
 
 // Puts exp(row - max) in place of a row; `top` and `sum` are the row's maximum and sum so far. Gives what the result of
 // earlier chunks must be multiplied with.
-static inline float exponentiate(float* row, long vectors, float& top, float& sum) {
-  vec m = splat(top);
-  for (long j = 0; j < vectors; ++j) {
-    vec x = load(row + j * LANES);
+template <int N>
+static inline f32 exponentiate(f32* row, i64 vectors, f32& top, f32& sum) {
+  typedef V<f32, N> X;
+  X m = splat<X>(top), total = {};
+  for (i64 j = 0; j < vectors; ++j) {
+    const X x = load<N>(row + j * N);
     m = x > m ? x : m;
   }
-  float high = m[0];
-  for (int l = 1; l < LANES; ++l) high = m[l] > high ? m[l] : high;
-  const float shift = high == -__builtin_inff() ? 0.0f : high;
-  const float rescale = score::exp(top - shift);
-  float total[LANES] = {};
-  for (long j = 0; j < vectors; ++j)
-#pragma omp simd
-    for (int l = 0; l < LANES; ++l) {
-      float e = score::exp(row[j * LANES + l] - shift);
-      row[j * LANES + l] = e;
-      total[l] += e;
-    }
-  float added = 0.0f;
-  for (int l = 0; l < LANES; ++l) added += total[l];
-  top = high;
-  sum = sum * rescale + added;
+  f32 high = m[0];
+  for (int l = 1; l < N; ++l) high = m[l] > high ? m[l] : high;
+  const f32 shift = high == -__builtin_inff() ? 0.0f : high;
+  for (i64 j = 0; j < vectors; ++j) {
+    const X e = op_exp(load<N>(row + j * N) - shift);
+    store(row + j * N, e);
+    total += e;
+  }
+  f32 added = 0.0f;
+  for (int l = 0; l < N; ++l) added += total[l];
+  const f32 rescale = sum == 0.0f ? 0.0f : op_exp(top - shift);
+  top = high, sum = sum * rescale + added;
   return rescale;
+}
+
+template <int N> static inline bool finite(const f32* panel, i64 vectors) {
+  V<f32, N> bad = {};
+  for (i64 j = 0; j < vectors; ++j) bad += load<N>(panel + j * N) * 0.0f;
+  for (int l = 0; l < N; ++l) if (bad[l] != 0.0f) return false;
+  return true;
 }
 
 }  // namespace attention
@@ -73,233 +75,233 @@ static inline float exponentiate(float* row, long vectors, float& top, float& su
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of the tiles, all static.
+def attention_cpp(attention: Attention, lanes: int) -> str:
+    """The kernel's functions, to follow the prelude of `cpp` and `PRELUDE`; the one to call is named ``KERNEL``.
 
-    Args:
-        lanes: floats a vector.
-        strip: rows of a register tile; `block`: rows of a block, a multiple of it.
-        keys, columns: panels of k^T and of v.
-        chunk: vectors of keys a chunk, a multiple of a panel's.
+    It takes what kernels of `cpp` take: the buffers of `Attention.reads`, then the result; no sizes.
+
+    Raises:
+        UnsupportedDtype: `f` computes with a dtype that C++ has no type for.
     """
-
-    lanes: int
-    strip: int
-    block: int
-    keys: Panels
-    columns: Panels
-    chunk: int
-
-    @property
-    def chunked(self) -> bool:
-        """Whether a row's scores come in several chunks."""
-        return self.chunk < self.keys.vectors
-
-    @property
-    def pitch(self) -> int:
-        """Elements from one row of scores to the next: never a power of two, which would crowd one set of the cache."""
-        return (self.chunk | 1) * self.lanes
-
-    @property
-    def out_pitch(self) -> int:
-        """Elements from one row of the result to the next, while it is being summed."""
-        return (self.columns.vectors | 1) * self.lanes
+    return _AttentionCpp(attention, lanes).text()
 
 
-def plan(attention: Attention, lanes: int) -> Plan:
-    """Tiles for an attention on vectors of `lanes` floats."""
-    rows, keys = attention.row.extent, attention.key.extent
-    strip = strip_rows(rows, lanes)
-    key_panels = panels(keys, strip, lanes)
-    chunk = key_panels.vectors
-    if keys * (attention.depth + attention.width) * 4 > 2 * _HEAD_BYTES:
-        chunk = max(_HEAD_BYTES // ((attention.depth + attention.width) * 4 * lanes) & ~1, 2)
-    wanted = _MAX_ROWS if chunk < key_panels.vectors else _BLOCK_BYTES // (chunk * lanes * 4)
-    strips = min(max(wanted // strip, 1), max(_MAX_ROWS // strip, 1), -(-rows // strip))
-    return Plan(lanes, strip, strips * strip, key_panels, panels(attention.width, strip, lanes), chunk)
+class _AttentionCpp:
+    def __init__(self, attention: Attention, lanes: int) -> None:
+        self._a, self._t = attention, tiling(attention, lanes)
+        buffers = (*attention.reads, attention.out.buffer)
+        self._pointers = {b.name: f"p{number}" for number, b in enumerate(buffers)}
+        names = Names(dict(self._pointers), {})
+        names.variables = {var: f"g{number}" for number, var in enumerate(attention.lead)}
+        names.variables |= {attention.row: "i", attention.key: "j"}
+        self._w = Writer()
+        self._values = Values(self._w, names, Dependence())
+        self._score, *sinks = (self._flat(value) for value in attention.values)
+        self._sink = sinks[0] if sinks else None
+        self._horizon = horizon(self._score, attention.key, attention.row)
 
+    def _flat(self, value: Value) -> Value:
+        raw = Buffer(SCORE.buffer, SCORE.dtype, (1,), (1,), self._a.out.buffer.device)
+        return flatten_value(value, [*self._a.buffers, raw])
 
-class AttentionCpp:
-    """Emits one kernel.
+    def text(self) -> str:
+        self._constants()
+        self._memory()
+        with self._w.block("for (i64 unit = begin; unit < end; ++unit)"):
+            self._unit()
+        a, t = self._a, self._t
+        units = -(-a.row.extent // t.block)
+        for var in a.lead:
+            units *= var.extent
+        work = units * t.block * a.key.extent * (a.depth + a.width)
+        return "\n".join([
+            "static void KERNEL_0(const Call* call, i64 begin, i64 end) {", *self._w.lines, "}",
+            'extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {',
+            "  Call call = {given, sizes, 0, runtime, 0, 0};",
+            f"  run(&call, KERNEL_0, {units}, {work}, {_GRAIN});", "}",
+        ])  # fmt: skip
 
-    ``void name(void* const* buffers, int threads)``: the buffers of `Attention.reads`, then the result.
-    """
+    def _line(self, *lines: str) -> None:
+        for line in lines:
+            self._w.line(line)
 
-    def __init__(self, name: str, attention: Attention, lanes: int) -> None:
-        self._name, self._a = name, attention
-        self._plan = plan(attention, lanes)
-        names = {var: f"g{number}" for number, var in enumerate(attention.lead)}
-        names |= {attention.row: "i", attention.key: "j"}
-        self._pointers = {b.name: f"in{number}" for number, b in enumerate(attention.reads)}
-        self._emit = ScoreCpp(names, {b.name: (b, self._pointers[b.name]) for b in attention.reads})
+    # -- a thread -------------------------------------------------------------------------------------------------
 
-    def source(self) -> str:
-        """The function's C++, to follow `PRELUDE`."""
-        body = [*self._parameters(), *self._constants(), *self._parallel()]
-        lines = [f'extern "C" void {self._name}(void* const* buffers, int threads) {{', "  using namespace attention;"]
-        return "\n".join([*lines, *_indented(body), "}", ""])
-
-    def _parameters(self) -> list[str]:
-        lines = [
-            f"const {C_TYPES[b.dtype]}* const in{number} = (const {C_TYPES[b.dtype]}*)buffers[{number}];"
-            for number, b in enumerate(self._a.reads)
-        ]
-        kind = C_TYPES[self._a.out.buffer.dtype]
-        return [*lines, f"{kind}* const result = ({kind}*)buffers[{len(self._a.reads)}];"]
-
-    def _constants(self) -> list[str]:
-        p, a = self._plan, self._a
+    def _constants(self) -> None:
+        t, a = self._t, self._a
         values = {
-            "M": a.row.extent, "N": a.key.extent, "DEPTH": a.depth, "STRIP": p.strip, "BLOCK": p.block,
-            "BLOCKS": -(-a.row.extent // p.block), "VECTORS": p.keys.vectors, "CHUNK": p.chunk, "PITCH": p.pitch,
-            "OUT_PITCH": p.out_pitch, "UNITS": _product([v.extent for v in a.lead]) * -(-a.row.extent // p.block),
+            "W": t.lanes, "ROWS": a.row.extent, "KEYS": a.key.extent, "DEPTH": a.depth, "STRIP": t.strip,
+            "BLOCK": t.block, "BLOCKS": -(-a.row.extent // t.block), "VECTORS": t.keys.vectors, "CHUNK": t.chunk,
+            "PITCH": t.pitch, "OUT_PITCH": t.out_pitch,
         }  # fmt: skip
-        products = values["UNITS"] * p.block * a.key.extent * (a.depth + a.width)
-        values["GRAINS"] = max(products // _GRAIN, 1)
+        self._line(*(f"constexpr i64 {name} = {value};" for name, value in values.items()))
+
+    def _memory(self) -> None:
+        for number, buffer in enumerate([*self._a.reads, self._a.out.buffer]):
+            kind, name = memory_type(buffer.dtype), self._pointers[buffer.name]
+            self._line(f"{kind}* __restrict const {name} = ({kind}*)call->buffers[{number}];")
+        t, a = self._t, self._a
         sizes = {
-            "KT": p.keys.vectors * p.lanes * a.depth, "VP": p.columns.vectors * p.lanes * a.key.extent,
-            "Q": p.block * a.depth, "S": p.block * p.pitch, "O": p.block * p.out_pitch,
+            "kt": t.keys.vectors * t.lanes * a.depth, "vp": t.columns.vectors * t.lanes * a.key.extent,
+            "q": t.block * a.depth, "s": t.block * t.pitch, "o": t.block * t.out_pitch,
         }  # fmt: skip
-        lines = [f"constexpr long {name} = {value};" for name, value in values.items()]
-        total = 0
+        starts, total = {}, 0
         for name, size in sizes.items():
-            lines.append(f"constexpr long {name}_AT = {total};")
+            starts[name] = total
             total += -(-size // 16) * 16
-        return [*lines, f"constexpr long SCRATCH = {total * 4};"]
+        self._line(f"const Heap scratch({total * 4});")
+        self._line(*(f"f32* const {name} = (f32*)scratch.memory + {start};" for name, start in starts.items()))
+        for name, x in (("k", a.k), ("v", a.v)):
+            self._line(f"const {memory_type(x.buffer.dtype)}* {name}_packed = nullptr;")
+        if self._horizon is not None:
+            self._line("bool v_finite = true;")
 
-    def _parallel(self) -> list[str]:
-        work = ["const long of = omp_get_num_threads(), me = omp_get_thread_num();"]
-        work += ["float* const scratch = (float*)aligned_alloc(64, SCRATCH);"]
-        work += [f"float *const {n} = scratch + {n.upper()}_AT;" for n in ("kt", "vp", "q", "s", "o")]
-        work += [f"const {C_TYPES[x.buffer.dtype]}* {n}_packed = nullptr;" for n, x in self._packed()]
-        work += ["for (long unit = UNITS * me / of; unit < UNITS * (me + 1) / of; ++unit) {", *_indented(self._unit())]
-        work += ["}", "free(scratch);"]
-        lines = ["const long most = threads < UNITS ? threads : UNITS;"]
-        lines += ["const int team = most < GRAINS ? most : GRAINS;"]
-        return [*lines, "#pragma omp parallel num_threads(team) if (team > 1)", "{", *_indented(work), "}"]
+    def _unit(self) -> None:
+        self._lead()
+        self._line("const i64 i0 = unit % BLOCKS * BLOCK, rows = least(ROWS - i0, BLOCK);")
+        self._line("const i64 padded = (rows + STRIP - 1) / STRIP * STRIP;")
+        self._pack()
+        self._queries()
+        self._start()
+        reach = self._reach()
+        with self._w.block(f"for (i64 c = 0; c < {reach}; c += CHUNK)"):
+            self._chunk(reach)
+        self._finish()
 
-    def _packed(self) -> tuple[tuple[str, Operand], ...]:
-        return ("k", self._a.k), ("v", self._a.v)
-
-    def _unit(self) -> list[str]:
-        lines = ["const long i0 = unit % BLOCKS * BLOCK;"]
-        lines += self._lead()
-        lines += ["const long rows = M - i0 < BLOCK ? M - i0 : BLOCK;"]
-        lines += ["const long padded = (rows + STRIP - 1) / STRIP * STRIP;"]
-        for name, x in self._packed():
-            lines.append(f"const {C_TYPES[x.buffer.dtype]}* const {name}_head = {self._base(x)};")
-        lines += self._pack()
-        lines += self._queries()
-        lines += self._state()
-        lines += ["for (long c = 0; c < VECTORS; c += CHUNK) {", *_indented(self._chunk()), "}"]
-        return lines + self._finish()
-
-    def _lead(self) -> list[str]:
-        lines, rest = [], "unit / BLOCKS"
+    def _lead(self) -> None:
+        rest = "unit / BLOCKS"
         for number, var in reversed(list(enumerate(self._a.lead))):
-            lines.append(f"const long g{number} = {rest} % {var.extent};")
+            self._line(f"[[maybe_unused]] const i64 g{number} = {rest} % {var.extent};")
             rest += f" / {var.extent}"
-        return lines
 
-    def _base(self, x: Operand, name: str = "") -> str:
-        return f"{name or self._pointers[x.buffer.name]} + ({self._emit.index(x.base)})"
+    def _base(self, x: Operand) -> str:
+        self._values.prepare(x.base)
+        return f"{self._pointers[x.buffer.name]} + {self._values.at(x.base)}"
 
-    def _pack(self) -> list[str]:
-        a, p = self._a, self._plan
-        lines = ["if (k_head != k_packed) {", "  k_packed = k_head;"]
-        for loop, at, count in p.keys:
-            move = f"kt + {at} * LANES * DEPTH, k_head + {at} * LANES * ({a.k.row}L), {a.k.row}, {a.k.column}"
-            lines += [f"  {loop} pack_transposed<{count}>({move}, N - {at} * LANES, DEPTH);"]
-        lines += ["}", "if (v_head != v_packed) {", "  v_packed = v_head;"]
-        for loop, at, count in p.columns:
-            row = f"v_head + j * ({a.v.row}L) + {at} * LANES * ({a.v.column}L), {a.v.column}, {a.width} - {at} * LANES"
-            lines += [f"  {loop}", "    for (long j = 0; j < N; ++j)"]
-            lines += [f"      pack_row<{count}>(vp + {at} * LANES * N + j * {count} * LANES, {row});"]
-        return [*lines, "}"]
+    # -- packing --------------------------------------------------------------------------------------------------
 
-    def _queries(self) -> list[str]:
+    def _pack(self) -> None:
+        k, v, t = self._a.k, self._a.v, self._t
+        with self._packing("k", k):
+            for loop, at, count in t.keys:
+                move = f"kt + {at} * W * DEPTH, k_head + {at} * W * {k.row}ll, {k.row}, {k.column}"
+                self._line(f"{loop} gemm::pack_transposed<W, {count}>({move}, KEYS - {at} * W, DEPTH);")
+        with self._packing("v", v):
+            for loop, at, count in t.columns:
+                with self._w.block(loop), self._w.block("for (i64 j = 0; j < KEYS; ++j)"):
+                    row = f"v_head + j * {v.row}ll + {at} * W * {v.column}ll, {v.column}, {self._a.width} - {at} * W"
+                    self._line(f"gemm::pack_row<W, {count}>(vp + {at} * W * KEYS + j * {count} * W, {row});")
+            if self._horizon is not None:
+                self._line(f"v_finite = attention::finite<W>(vp, KEYS * {t.columns.vectors});")
+
+    @contextmanager
+    def _packing(self, name: str, x: Operand) -> Iterator[None]:
+        """Packs what was not packed for the unit before."""
+        self._line(f"const {memory_type(x.buffer.dtype)}* const {name}_head = {self._base(x)};")
+        with self._w.block(f"if ({name}_head != {name}_packed)"):
+            self._line(f"{name}_packed = {name}_head;")
+            yield
+
+    def _queries(self) -> None:
         x = self._a.q
-        return [
-            f"const {C_TYPES[x.buffer.dtype]}* const q_head = {self._base(x)} + i0 * ({x.row}L);",
-            "for (long r = 0; r < padded; ++r)",
-            "  for (long d = 0; d < DEPTH; ++d)",
-            f"    q[r * DEPTH + d] = r < rows ? number(q_head[r * ({x.row}L) + d * ({x.column}L)]) : 0.0f;",
-        ]
+        self._line(f"const {memory_type(x.buffer.dtype)}* const q_head = {self._base(x)} + i0 * {x.row}ll;")
+        with self._w.block("for (i64 r = 0; r < padded; ++r)"), self._w.block("for (i64 d = 0; d < DEPTH; ++d)"):
+            self._line(f"q[r * DEPTH + d] = r < rows ? get(q_head + r * {x.row}ll + d * {x.column}ll) : 0.0f;")
 
-    def _state(self) -> list[str]:
-        lines = ["float top[BLOCK], sum[BLOCK];", "for (long r = 0; r < rows; ++r) {"]
-        if self._a.sink is None:
-            return [*lines, "  top[r] = -__builtin_inff();", "  sum[r] = 0.0f;", "}"]
-        statements, sink = self._emit.statements(self._a.sink, "")
-        return [
-            *lines, "  const long i = i0 + r;", *_indented(statements), f"  top[r] = {sink};",
-            "  sum[r] = top[r] == -__builtin_inff() ? 0.0f : score::exp(top[r] - top[r]);", "}",
-        ]  # fmt: skip
+    # -- rows -----------------------------------------------------------------------------------------------------
 
-    def _chunk(self) -> list[str]:
-        p = self._plan
-        lines = ["const long end = c + CHUNK < VECTORS ? c + CHUNK : VECTORS;"]
-        lines += ["const long first = c * LANES, keys = (end * LANES < N ? end * LANES : N) - first;"]
-        if p.keys.count:
-            stop = f"(end < {p.keys.count * 2} ? end : {p.keys.count * 2})"
-            lines += [f"for (long p = c; p < {stop}; p += 2)", *_indented(self._scores("p", 2))]
-        if p.keys.last:
-            first = p.keys.count * 2
-            lines += ["if (end == VECTORS)", *_indented(self._scores(str(first), p.keys.last))]
-        lines += ["for (long r = 0; r < rows; ++r) {", *_indented(self._row()), "}"]
-        for loop, at, count in p.columns:
-            lines += [loop, "  for (long r = 0; r < padded; r += STRIP)"]
-            panel = f"vp + {at} * LANES * N + first * {count} * LANES"
-            out = f"o + r * OUT_PITCH + {at} * LANES"
-            add = "true" if p.chunked else "false"
-            lines += [f"    tile<STRIP, {count}, {add}>(s + r * PITCH, PITCH, {panel}, {out}, OUT_PITCH, keys);"]
-        return lines
+    def _start(self) -> None:
+        """Maxima and sums before any key: those of the sink, where there is one."""
+        self._line("f32 top[BLOCK], sum[BLOCK];")
+        with self._w.block("for (i64 r = 0; r < rows; ++r)"):
+            if self._sink is None:
+                self._line("top[r] = -__builtin_inff(), sum[r] = 0.0f;")
+                return
+            self._line("[[maybe_unused]] const i64 i = i0 + r;")
+            self._line(f"top[r] = {self._values.get(self._sink)};")
+            self._line("sum[r] = top[r] == -__builtin_inff() ? 0.0f : op_exp(top[r] - top[r]);")
 
-    def _scores(self, at: str, count: int) -> list[str]:
-        panel, to = f"kt + {at} * LANES * DEPTH", f"s + r * PITCH + ({at} - c) * LANES"
-        return [
-            "for (long r = 0; r < padded; r += STRIP)",
-            f"  tile<STRIP, {count}, false>(q + r * DEPTH, DEPTH, {panel}, {to}, PITCH, DEPTH);",
-        ]
+    def _reach(self) -> str:
+        """Vectors of keys that the block's rows look at."""
+        if self._horizon is None:
+            return "VECTORS"
+        with self._w.apart():
+            self._line("i64 seen = KEYS;")
+            with self._w.block("if (v_finite)"):
+                self._line("const i64 i = i0 + rows - 1;")
+                self._line(f"seen = most<i64>(1, least<i64>(KEYS, {self._values.at(self._horizon)}));")
+        self._line("const i64 reach = (seen + W - 1) / W;")
+        return "reach"
 
-    def _row(self) -> list[str]:
-        statements, score = self._emit.statements(self._a.score, "row[x]")
-        lines = ["float* const __restrict__ row = s + r * PITCH;", "[[maybe_unused]] const long i = i0 + r;"]
-        lines += ["#pragma omp simd", "for (long x = 0; x < keys; ++x) {"]
-        lines += ["  [[maybe_unused]] const long j = first + x;", *_indented(statements), f"  row[x] = {score};", "}"]
-        lines += ["for (long x = keys; x < (end - c) * LANES; ++x) row[x] = -__builtin_inff();"]
-        if not self._plan.chunked:
-            return [*lines, "exponentiate(row, end - c, top[r], sum[r]);"]
-        lines += ["const float rescale = exponentiate(row, end - c, top[r], sum[r]);"]
-        lines += ["float* const to = o + r * OUT_PITCH;"]
-        lines += ["for (long d = 0; d < OUT_PITCH; ++d) to[d] = c ? to[d] * rescale : 0.0f;"]
-        return lines
+    def _chunk(self, reach: str) -> None:
+        t = self._t
+        self._line(f"const i64 stop = least<i64>(c + CHUNK, {reach}), j0 = c * W, keys = least(stop * W, KEYS) - j0;")
+        whole = t.keys.count * PANEL
+        if whole:
+            with self._w.block(f"for (i64 p = c; p < least<i64>(stop, {whole}); p += {PANEL})"):
+                self._products("p", PANEL)
+        if t.keys.last:
+            with self._w.block(f"if (stop > {whole})"):
+                self._products(f"{whole}", t.keys.last)
+        with self._w.block("for (i64 r = 0; r < rows; ++r)"):
+            self._row()
+        for loop, at, count in t.columns:
+            with self._w.block(loop), self._w.block("for (i64 r = 0; r < padded; r += STRIP)"):
+                panel = f"vp + {at} * W * KEYS + j0 * {count} * W"
+                out, add = f"o + r * OUT_PITCH + {at} * W", str(t.chunked).lower()
+                self._line(
+                    f"gemm::tile<W, STRIP, {count}, {add}>(s + r * PITCH, PITCH, {panel}, {out}, OUT_PITCH, keys);"
+                )
 
-    def _finish(self) -> list[str]:
-        x, kind = self._a.out, C_TYPES[self._a.out.buffer.dtype]
-        inverse = "sum[r] == 0.0f ? 0.0f : 1.0f / sum[r]" if self._a.safe else "1.0f / sum[r]"
-        at, width, lanes = f"to + d * ({x.column}L)", self._a.width, self._plan.lanes
+    def _products(self, at: str, count: int) -> None:
+        panel, to = f"kt + {at} * W * DEPTH", f"s + r * PITCH + ({at} - c) * W"
+        with self._w.block("for (i64 r = 0; r < padded; r += STRIP)"):
+            self._line(f"gemm::tile<W, STRIP, {count}, false>(q + r * DEPTH, DEPTH, {panel}, {to}, PITCH, DEPTH);")
+
+    def _row(self) -> None:
+        self._line("f32* const row = s + r * PITCH;", "[[maybe_unused]] const i64 i = i0 + r;")
+        self._scores()
+        exponentiate = "attention::exponentiate<W>(row, stop - c, top[r], sum[r])"
+        if not self._t.chunked:
+            self._line(f"{exponentiate};")
+            return
+        self._line(f"const f32 rescale = {exponentiate};", "f32* const to = o + r * OUT_PITCH;")
+        self._line("for (i64 d = 0; d < OUT_PITCH; ++d) to[d] = c ? to[d] * rescale : 0.0f;")
+
+    def _scores(self) -> None:
+        """`f` in place of a row's products, -inf after the last key."""
+        key, lanes = self._a.key, self._t.lanes
+        varying = frozenset({key, ("buffer", SCORE.buffer)})
+        self._values.vectors = Vectors(key, lanes, 1, varying, tiles={SCORE: "row + (j - j0)"})
+        self._hoist(self._score, set())
+        self._line("i64 j = j0;")
+        with self._w.block("for (; j + W <= j0 + keys; j += W)"):
+            self._line(f"store(row + (j - j0), {self._values.vector(self._score)});")
+        if key.extent % lanes:
+            with self._w.block("if (j < j0 + keys)"):
+                inside = self._w.define(f"V<i32, {lanes}>", "first<W>(j0 + keys - j)")
+                with self._values.masked(inside):
+                    score = self._values.vector(self._score)
+                self._line(f"store(row + (j - j0), sel({inside}, {score}, splat<V<f32, W>>(-__builtin_inff())));")
+        self._values.vectors = None
+
+    def _hoist(self, value: Value, seen: set[Value]) -> None:
+        """Compute what does not depend on the key before the loop over keys."""
+        if value in seen or isinstance(value, Const):
+            return
+        seen.add(value)
+        if not self._values.varies(value):
+            self._values.vector(value)
+        elif isinstance(value, Op):
+            for arg in value.args:
+                self._hoist(arg, seen)
+
+    def _finish(self) -> None:
+        x, width, lanes = self._a.out, self._a.width, self._t.lanes
         whole = width // lanes * lanes if x.column == 1 else 0
-        return [
-            "for (long r = 0; r < rows; ++r) {",
-            f"  const float inverse = {inverse};",
-            f"  {kind}* const to = {self._base(x, 'result')} + (i0 + r) * ({x.row}L);",
-            f"  for (long d = 0; d < {whole}; d += LANES) store(to + d, load(o + r * OUT_PITCH + d) * inverse);",
-            f"  for (long d = {whole}; d < {width}; ++d) put({at}, o[r * OUT_PITCH + d] * inverse);",
-            "}",
-        ]
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [line if line.startswith("#") else f"  {line}" for line in lines]
-
-
-def _product(sizes: Sequence[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
-
-
-__all__ = ["PRELUDE", "AttentionCpp", "Plan", "plan"]
+        with self._w.block("for (i64 r = 0; r < rows; ++r)"):
+            self._line(f"const f32 inverse = {'sum[r] == 0.0f ? 0.0f : ' if self._a.safe else ''}1.0f / sum[r];")
+            self._line(f"auto* const to = {self._base(x)} + (i0 + r) * {x.row}ll;")
+            result = "o + r * OUT_PITCH + d"
+            self._line(f"for (i64 d = 0; d < {whole}; d += W) store(to + d, load<W>({result}) * inverse);")
+            self._line(f"for (i64 d = {whole}; d < {width}; ++d) put(to + d * {x.column}ll, *({result}) * inverse);")

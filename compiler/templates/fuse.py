@@ -15,11 +15,12 @@ from ...rewrites.reason import Reason, site_of
 from ...rewrites.record import GraphRecord, Match, NearMiss
 from ...rewrites.splice import subgraph
 from ..capture.effects import has_effect
+from ..cpp.dtypes import UnsupportedDtype
 from ..cpp.errors import CompileFailed, CompilerMissing
-from .kernel import TemplateKernel, attention_kernel
-from .match import SOFTMAXES, Found, match_attention
+from .kernel import Layout, TemplateKernel, attention_kernel
+from .layout import copied, with_keys_innermost
+from .match import SOFTMAXES, Found, beside_product, match_attention
 from .region import packet
-from .score_cpp import ScoreError
 from .sdpa import SDPA, match_sdpa
 
 RULE, CANDIDATE = "attention-template", "generated"
@@ -38,35 +39,38 @@ def fuse_attention(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRe
     Returns:
         How many were replaced.
     """
-    graph, fused = graph_module.graph, 0
-    for node in list(graph.nodes):
+    fusion, fused = _Fusion(graph_module.graph, oracle, record), 0
+    for node in list(graph_module.graph.nodes):
         found = _match(node)
         if isinstance(found, Reason):
             record.near_misses.append(_near_miss(node, found))
         elif found is not None:
-            fused += _Fusion(graph, oracle, record).run(found)
+            fused += fusion.run(found)
     return fused
 
 
 def _match(node: fx.Node) -> Found | Reason | None:
+    """The attention of a node; a reason only if it is nearly one: a classifier's softmax is not."""
     if packet(node) in SOFTMAXES:
-        return match_attention(node)
+        found = match_attention(node)
+        return found if isinstance(found, Found) or beside_product(node) else None
     return match_sdpa(node) if packet(node) == SDPA else None
 
 
 class _Fusion:
     def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord) -> None:
         self._graph, self._oracle, self._record = graph, oracle, record
+        self._copies: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
 
     def run(self, found: Found) -> bool:
         """Decide on one attention; whether it was replaced."""
         try:
-            kernel = attention_kernel(found.attention)
+            kernel = attention_kernel(with_keys_innermost(found.attention))
             decision = self._decide(found, kernel)
             if decision.chosen is not None:
                 kernel.build()
-        except (ScoreError, CompilerMissing, CompileFailed) as error:
-            code = "score-operation" if isinstance(error, ScoreError) else "no-compiler"
+        except (UnsupportedDtype, CompilerMissing, CompileFailed) as error:
+            code = "score-dtype" if isinstance(error, UnsupportedDtype) else "no-compiler"
             self._record.near_misses.append(_near_miss(found.output, Reason(code, str(error))))
             return False
         chosen = decision.chosen is not None
@@ -86,11 +90,21 @@ class _Fusion:
         return self._oracle.decide(question)
 
     def _replace(self, found: Found, kernel: TemplateKernel) -> None:
+        inputs = tuple(map(self._placed, found.inputs, kernel.inputs))
         with self._graph.inserting_before(found.output):
-            call = self._graph.call_function(kernel, found.inputs)
+            call = self._graph.call_function(kernel, inputs)
         call.meta = {**found.output.meta, "regraft_rule": RULE}
         found.output.replace_all_uses_with(call)
         self._erase([*found.nodes, found.output])
+
+    def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
+        """The input in the strides that the kernel reads: one copy for all attentions that share it."""
+        if tuple(node.meta["val"].stride()) == layout.strides:
+            return node
+        key = (node, layout.strides)
+        if key not in self._copies:
+            self._copies[key] = copied(node, layout.strides)
+        return self._copies[key]
 
     def _erase(self, nodes: Sequence[fx.Node]) -> None:
         """Erase what nobody reads any more, and what only that read."""

@@ -5,28 +5,21 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..cpp.errors import CompileFailed, CompilerMissing
+from ..cpp.binding import bind
+from ..cpp.build import source_of
+from ..cpp.compiler import compile_all
 from ..cpp.target import host_target
-from ..options import cache_dir
-from ..torch_compat import is_fake
+from ..torch_compat import empty_strided, is_fake
 from .attention import Attention
-from .attention_cpp import PRELUDE, AttentionCpp
+from .attention_cpp import PRELUDE, attention_cpp
 
-_FLAGS = (
-    "-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-    "-w",
-)  # fmt: skip
+_empty = empty_strided(torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -42,10 +35,12 @@ class Layout:
 class TemplateKernel:
     """A generated kernel as the target of a `call_function` node: takes the tensors it reads, gives a new one.
 
+    Pickles as its source: whoever loads it finds the library on disk or compiles it again, at the first call.
+
     Args:
         name: readable, and unique to the source.
         template: what it was made from, e.g. ``"attention"``.
-        source: its C++: one function of that name.
+        source: its C++, to follow the preludes of `cpp` and of the template; the function to call has that name.
         inputs: layouts it was generated for; tensors that come in others are copied into these first.
         output: the layout of the result.
     """
@@ -62,46 +57,48 @@ class TemplateKernel:
         self.__module__ = "regraft"
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Run the kernel on the tensors it reads, on as many threads as torch would use."""
-        out = torch.empty_strided(
-            self.output.sizes, self.output.strides, dtype=self.output.dtype, device=tensors[0].device
-        )
-        if is_fake(tensors[0]):
-            return out.new_empty_strided(self.output.sizes, self.output.strides)
-        placed = [
-            tensor if tensor.stride() == layout.strides else _placed(tensor, layout)
-            for tensor, layout in zip(tensors, self.inputs, strict=True)
-        ]
-        pointers = (ctypes.c_void_p * (len(placed) + 1))(*(t.data_ptr() for t in placed), out.data_ptr())
-        (self._run or self.build())(pointers, torch.get_num_threads())
-        return out
+        """Run the kernel on the tensors it reads, on as many threads as torch would use.
+
+        Raises:
+            CompilerMissing, CompileFailed: see `build`.
+            IndexError: an index that the score function reads was out of range.
+        """
+        out = self.output
+        if type(tensors[0]) is not torch.Tensor and is_fake(tensors[0]):
+            return tensors[0].new_empty_strided(out.sizes, out.strides, dtype=out.dtype)
+        for tensor, layout in zip(tensors, self.inputs, strict=True):
+            if tensor.stride() != layout.strides:
+                tensors = tuple(map(_placed, tensors, self.inputs))
+                break
+        made = _empty(out.sizes, out.strides, out.dtype)
+        (self._run or self.build())(*tensors, made)
+        return made
 
     def build(self) -> Callable[..., None]:
-        """Compile (or find compiled) and load the kernel.
+        """Compile (or find compiled) and load the kernel: a function of what it reads and of the result.
 
         Raises:
             CompilerMissing, CompileFailed: there is no compiler, or it refuses the source.
         """
-        self._run = run = getattr(_library(self.source), self.name)
-        run.argtypes, run.restype = [ctypes.c_void_p, ctypes.c_int], None
-        return run
+        ((library, _),) = compile_all([source_of([PRELUDE, self.source], host_target())])
+        address = ctypes.cast(getattr(library, self.name), ctypes.c_void_p).value
+        assert address is not None, self.name
+        self._run = bind(address, "t" * (len(self.inputs) + 1), 0, True)
+        return self._run
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None}
 
 
 def attention_kernel(attention: Attention) -> TemplateKernel:
-    """The kernel of an attention; equal attentions have equal kernels, whatever their buffers are called.
+    """The kernel of an attention; equal attentions have the same, whatever their buffers are called.
 
     Raises:
-        ScoreError: the score function has no C++.
+        UnsupportedDtype: the score function computes with a dtype that C++ has no type for.
     """
-    body = AttentionCpp("NAME", attention, lanes()).source()
-    digest = hashlib.blake2b((PRELUDE + body).encode(), digest_size=6).hexdigest()
-    name = f"attention_{digest}"
     inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in attention.reads)
     out = attention.out.buffer
-    return TemplateKernel(name, "attention", body.replace("NAME", name), inputs, Layout(out.sizes, out.strides, out.dtype))
+    return _kernel(attention_cpp(attention, lanes()), inputs, Layout(out.sizes, out.strides, out.dtype))
 
 
 def lanes() -> int:
@@ -109,34 +106,15 @@ def lanes() -> int:
     return max(host_target().vector_bytes // 4, 4)
 
 
+@functools.lru_cache(maxsize=256)
+def _kernel(body: str, inputs: tuple[Layout, ...], output: Layout) -> TemplateKernel:
+    digest = hashlib.blake2b((PRELUDE + body).encode(), digest_size=6).hexdigest()
+    name = f"attention_{digest}"
+    return TemplateKernel(name, "attention", body.replace("KERNEL", name), inputs, output)
+
+
 def _placed(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    if tensor.stride() == layout.strides:
+        return tensor
     made = torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype, device=tensor.device)
     return made.copy_(tensor)
-
-
-@functools.cache
-def _library(source: str) -> ctypes.CDLL:
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++", "c++"))), None)
-    if compiler is None:
-        raise CompilerMissing("no C++ compiler: neither CXX nor g++, clang++, c++ is there")
-    flags = (*_FLAGS, *host_target().flags, f"-DGEMM_LANES={lanes()}")
-    text = PRELUDE + source
-    key = hashlib.blake2b("\0".join([compiler, *flags, text]).encode(), digest_size=16).hexdigest()
-    home = (cache_dir() or Path(tempfile.gettempdir()) / f"regraft-{os.getuid()}") / "templates"
-    library = home / f"{key}.so"
-    if not library.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        _compile(compiler, flags, text, library)
-    return ctypes.CDLL(str(library))
-
-
-def _compile(compiler: str, flags: tuple[str, ...], text: str, library: Path) -> None:
-    """Compile aside and move into place, so that other processes never see half a file."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as room:
-        source, made = library.with_suffix(".cpp"), Path(room) / "made.so"
-        source.write_text(text)
-        command = [compiler, *flags, str(source), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CompileFailed(source, done.stderr)
-        made.replace(library)

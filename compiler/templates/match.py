@@ -10,7 +10,8 @@ q, k, v and what `f` reads are traced back through views and copies to the memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from .region import Region, is_move, packet, plain_load, unrounded
 
 SOFTMAXES = {"aten._softmax": False, "aten._safe_softmax": True}
 _PRODUCTS = ("aten.bmm", "aten.mm")
+_REDUCTIONS = ("aten.amax", "aten.max", "aten.sum", "aten.mean")
 _CASTS = ("aten._to_copy", "prims.convert_element_type")
 DTYPES = (torch.float32, torch.bfloat16)
 _MAX_REGION = 200  # nodes between softmax and product: more is not attention
@@ -71,6 +73,34 @@ def match_attention(softmax: fx.Node) -> Found | Reason:
         return refused.reason
     except Unlowered as refusal:
         return Reason(f"score-{refusal.code}", f"the score function has no formula: {refusal}", (softmax,))
+
+
+def beside_product(softmax: fx.Node) -> bool:
+    """Whether the softmax has a batched product on either side, and nothing that mixes elements otherwise between."""
+    above = _reached([softmax.args[0]], lambda node: node.all_input_nodes)  # type: ignore[list-item]
+    return _is_batched(above) or _is_batched(_reached(softmax.users, lambda node: node.users))
+
+
+def _reached(start: Iterable[fx.Node], further: Callable[[fx.Node], Iterable[fx.Node]]) -> Iterable[fx.Node]:
+    """Nodes from `start` on, through those that compute pointwise, move elements or reduce them."""
+    found = dict.fromkeys(start)
+    queue = list(found)
+    for node in queue:
+        if _is_light(node):
+            queue.extend(new for new in further(node) if new not in found)
+            found.update(dict.fromkeys(queue))
+    return found
+
+
+def _is_light(node: fx.Node) -> bool:
+    if is_move(node) or packet(node) in (*_CASTS, "aten.cat") or node.target is operator.getitem:
+        return True
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or packet(node) in _REDUCTIONS
+
+
+def _is_batched(nodes: Iterable[fx.Node]) -> bool:
+    return any(packet(node) in ("aten.bmm", "aten.baddbmm") for node in nodes)
 
 
 def _first(softmax: fx.Node, down: list[fx.Node]) -> Found | Reason:

@@ -175,11 +175,11 @@ def test_a_program_that_our_faults_break_runs_as_it_was_written(monkeypatch):
     model, x = attention()
     real, seen = backend_module.differentiate, []
 
-    def failing_once(graph_module, example_inputs, compile_graph):
+    def failing_once(graph_module, example_inputs, compile_graph, **kwargs):
         seen.append(graph_module)
         if len(seen) == 1:
             raise RuntimeError("planted")
-        return real(graph_module, example_inputs, compile_graph)
+        return real(graph_module, example_inputs, compile_graph, **kwargs)
 
     monkeypatch.setattr(backend_module, "differentiate", failing_once)
     with torch.no_grad(), regraft.coverage() as cov:

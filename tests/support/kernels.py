@@ -5,15 +5,18 @@ compiled_agrees(lambda x: x.relu(), torch.randn(3, 4))       every kernel in C++
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from regraft.compiler import cpp
-from regraft.compiler.ir.interpreter import allocate
-from regraft.compiler.ir.kernel import Kernel
+from regraft.compiler.ir.index import Var
+from regraft.compiler.ir.interpreter import allocate, bound_sizes
+from regraft.compiler.ir.kernel import Assign, Kernel, Loop, Param
+from regraft.compiler.ir.program import Buffer, Store
+from regraft.compiler.ir.value import Value
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import schedule
 
@@ -21,7 +24,11 @@ from .lowering import Replay, compare, fresh, trace
 
 
 def compiled_agrees(
-    function: Callable[..., Any], *inputs: Any, dynamic: bool = False, target: cpp.Target | None = None, **tolerance: Any
+    function: Callable[..., Any],
+    *inputs: Any,
+    dynamic: bool = False,
+    target: cpp.Target | None = None,
+    **tolerance: Any,
 ) -> tuple[Kernel, ...]:
     """Assert that the compiled function computes what eager does; gives the kernels."""
     module = trace(function, *inputs, dynamic=dynamic)
@@ -29,7 +36,8 @@ def compiled_agrees(
     plan = schedule(made.program)
     eager_inputs, own_inputs = fresh(inputs), fresh(inputs)
     replay = Replay(module, own_inputs)
-    tensors, sizes = replay.given(made), replay.symbols()
+    tensors = replay.given(made)
+    sizes = {**bound_sizes(made.program.buffers.values(), _only_tensors(tensors)), **replay.symbols()}
     tensors |= {name: allocate(buffer, sizes) for name, buffer in plan.buffers.items()}
     run_steps(plan, tensors, sizes, replay, target)
     output = next(node for node in module.graph.nodes if node.op == "output")
@@ -37,6 +45,10 @@ def compiled_agrees(
     for ours, theirs in zip(own_inputs, eager_inputs, strict=True):
         compare(ours, theirs, **tolerance)
     return plan.kernels
+
+
+def _only_tensors(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
 
 
 def run_steps(plan: Any, tensors: dict[str, Any], sizes: Mapping[str, int], replay: Replay, target: Any) -> None:
@@ -55,12 +67,46 @@ def call(function: Callable[..., None], kernel: Kernel, tensors: Mapping[str, An
 
 
 def run_compiled(
-    kernel: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int] | None = None, target: Any = None
-) -> dict[str, torch.Tensor]:
+    kernel: Kernel, tensors: Mapping[str, Any], sizes: Mapping[str, int] | None = None, target: Any = None
+) -> dict[str, Any]:
     """What `ir.interpreter.run_kernel` does, in C++: params by name, those missing allocated."""
-    given = dict(tensors)
-    for param in kernel.params:
-        given.setdefault(param.buffer.name, allocate(param.buffer, sizes or {}))
-    (function,) = cpp.build([kernel], target)
-    call(function, kernel, given, sizes or {})
-    return given
+    (made,) = run_compiled_all([kernel], [tensors], target, sizes)
+    return made
+
+
+def run_compiled_all(
+    kernels: Sequence[Kernel],
+    tensors: Sequence[Mapping[str, Any]],
+    target: Any = None,
+    sizes: Mapping[str, int] | None = None,
+) -> list[dict[str, Any]]:
+    """Several kernels of one unit, each on its own tensors."""
+    results = []
+    for function, kernel, mine in zip(cpp.build(kernels, target), kernels, tensors, strict=True):
+        given = dict(mine)
+        for param in kernel.params:
+            if param.buffer.name not in given:
+                given[param.buffer.name] = allocate(param.buffer, sizes or {})
+        call(function, kernel, given, sizes or {})
+        results.append(given)
+    return results
+
+
+def flat_buffer(name: str, size: Any, dtype: torch.dtype = torch.float32, **more: Any) -> Buffer:
+    """Contiguous memory of one dim."""
+    return Buffer(name, dtype, (size,), (1,), torch.device("cpu"), **more)
+
+
+def kernel(
+    name: str, reads: Sequence[Buffer], writes: Sequence[Buffer], body: Any, scratch: Any = (), sizes: Any = ()
+) -> Kernel:
+    """A kernel with its params spelled out."""
+    params = (*(Param(b, "read") for b in reads), *(Param(b, "write") for b in writes))
+    return Kernel(name, params, tuple(sizes), tuple(scratch), tuple(body))
+
+
+def loop_kernel(name: str, size: int, reads: Sequence[Buffer], out: Buffer, value: Callable[[Any], Value]) -> Kernel:
+    """``for i < size parallel: out[i] = value(i)``"""
+    i = Var("i", size)
+    store = Assign(Store(out.name, (i.index(),), value(i.index())))
+    return kernel(name, reads, [out], [Loop(i, (store,), True)])

@@ -137,7 +137,7 @@ def _given(source: random.Random, exact: bool) -> Given:
         sizes = sizes[1:]
     fill = "small" if exact else source.choice(FILLS)
     if exact and source.random() < 0.15:
-        fill = "special"
+        fill = "small, special"
     return Given(sizes, source.choice(DTYPES), source.choice(LAYOUTS), fill)
 
 
@@ -171,7 +171,8 @@ def _filled(sizes: tuple[int, ...], given: Given, generator: torch.Generator) ->
     if given.dtype == torch.int64 or given.fill == "small":
         return torch.randint(-3, 4, sizes, generator=generator).to(given.dtype)
     values = torch.randn(sizes, generator=generator, dtype=torch.float64)
-    if given.fill == "special":
+    values = (2 * values).round() if "small" in given.fill else values
+    if "special" in given.fill:
         special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0], dtype=torch.float64)
         at = torch.randint(0, len(special), sizes, generator=generator)
         values = torch.where(torch.rand(sizes, generator=generator) < 0.2, special[at], values)

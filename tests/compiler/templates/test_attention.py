@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from regraft.compiler.templates import TemplateKernel
 
-from .fusing import assert_as_good_as_eager, fuse
+from .fusing import Fused, assert_as_good_as_eager, fuse
 
 F32 = torch.float32
 
@@ -42,7 +42,7 @@ def qkv(b: int, h: int, m: int, n: int, d: int, e: int, dtype: torch.dtype = F32
 @pytest.mark.parametrize(
     "sizes",
     [(1, 2, 128, 128, 64, 64), (2, 3, 1, 77, 20, 24), (2, 2, 5, 1, 8, 8), (1, 1, 1, 1, 1, 1), (1, 2, 37, 49, 7, 5),
-     (1, 1, 30, 700, 80, 33), (1, 1, 100, 2100, 64, 64)],
+     (1, 1, 30, 700, 80, 33), (1, 1, 100, 2100, 64, 64), (1, 1, 8, 2060, 64, 64)],
 )  # fmt: skip
 def test_sizes(sizes: tuple[int, ...]) -> None:
     assert_as_good_as_eager(attention, qkv(*sizes))
@@ -187,10 +187,77 @@ def test_fused_operator_of_torch_with_fully_masked_rows() -> None:
     torch.testing.assert_close(fused.graph_module(*inputs), sdpa(*inputs))
 
 
-def test_a_kernel_takes_other_strides_and_survives_pickling() -> None:
+def causal_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)[0]
+
+
+def spelled_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+    scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(hidden, -math.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 37, 37, 8, 8), (1, 1, 100, 30, 8, 8), (1, 1, 30, 100, 8, 8),
+                                   (1, 1, 2200, 2200, 64, 64)])  # fmt: skip
+def test_causal(sizes: tuple[int, ...]) -> None:
+    inputs = qkv(*sizes)
+    fused = fuse(causal_sdpa, inputs)
+    assert "reach" in kernel_of(fused).source
+    torch.testing.assert_close(fused.graph_module(*inputs), spelled_out(*inputs))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_hidden_keys_still_spread_nan_where_eager_does(where: int, number: float) -> None:
+    inputs = qkv(1, 1, 40, 40, 8, 8)
+    inputs[where][0, 0, 30, 3] = number
+    fused = fuse(causal_sdpa, inputs)
+    torch.testing.assert_close(fused.graph_module(*inputs), spelled_out(*inputs), equal_nan=True)
+
+
+def test_any_operation_on_scores() -> None:
+    def odd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bucket: torch.Tensor) -> torch.Tensor:
+        scores = torch.lgamma(torch.matmul(q, k.transpose(-1, -2))).clamp(-3, 3)
+        scores = torch.where(bucket % 3 == 1, scores.sin(), torch.nn.functional.gelu(scores))
+        return torch.matmul(torch.softmax(scores, -1), v)
+
+    assert_as_good_as_eager(odd, [*qkv(1, 2, 20, 33, 16, 16), torch.arange(-10, 23)], slack=16.0)
+
+
+def test_half_precision_masks() -> None:
     inputs = qkv(1, 2, 20, 30, 16, 16)
-    fused = fuse(attention, inputs)
-    kernel = next(n.target for n in fused.graph_module.graph.nodes if isinstance(n.target, TemplateKernel))
-    kernel = pickle.loads(pickle.dumps(kernel))
+    fused = fuse(masked, [*inputs, random(20, 30, dtype=torch.float16)])
+    mask = random(20, 30, dtype=torch.float16)
+    torch.testing.assert_close(fused.graph_module(*inputs, mask), masked(*inputs, mask))
+
+
+def kernel_of(fused: Fused) -> TemplateKernel:
+    return next(n.target for n in fused.graph_module.graph.nodes if isinstance(n.target, TemplateKernel))
+
+
+def test_results_do_not_depend_on_threads() -> None:
+    inputs = qkv(2, 3, 128, 128, 64, 64)
+    fused, before = fuse(attention, inputs), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = fused.graph_module(*inputs)
+        torch.set_num_threads(2)
+        assert torch.equal(fused.graph_module(*inputs), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_kernel_survives_pickling_and_finds_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = qkv(1, 2, 20, 30, 16, 16)
+    kernel = kernel_of(fuse(attention, inputs))
+    again = pickle.loads(pickle.dumps(kernel))
+    assert (again.name, again.template, again.__name__) == (kernel.name, "attention", kernel.name)
+    monkeypatch.setattr("regraft.compiler.cpp.compiler._compile", lambda *_: pytest.fail("compiled again"))
+    assert torch.equal(again(*inputs), kernel(*inputs))
+
+
+def test_a_kernel_takes_other_strides() -> None:
+    inputs = qkv(1, 2, 20, 30, 16, 16)
+    kernel = kernel_of(fuse(attention, inputs))
     strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
     torch.testing.assert_close(kernel(*strided).view(1, 2, 20, 16), attention(*inputs))

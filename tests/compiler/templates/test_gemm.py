@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regraft.compiler.templates.gemm import PANEL, panels, strip_rows
-from regraft.compiler.templates.kernel import _library
+from regraft.compiler.cpp.build import source_of
+from regraft.compiler.cpp.compiler import compile_all
+from regraft.compiler.cpp.target import target
+from regraft.compiler.templates.gemm import PANEL, PRELUDE, panels, strip_rows
 
 
 @given(st.integers(1, 5000), st.sampled_from([4, 8, 16]))
@@ -34,22 +37,26 @@ def test_panels_cover_a_width_once(width: int, rows: int, lanes: int) -> None:
 
 
 _PACK = """
-extern "C" void pack(const float* from, long row, long step, long width, long depth, float* to) {
-  gemm::pack_transposed<2>(to, from, row, step, width, depth);
+extern "C" void pack(const f32* from, i64 row, i64 step, i64 width, i64 depth, f32* to) {
+  gemm::pack_transposed<LANES_HERE, 2>(to, from, row, step, width, depth);
 }
-extern "C" int lanes() { return gemm::LANES; }
 """
+
+
+@functools.cache
+def library(lanes: int) -> ctypes.CDLL:
+    source = source_of([PRELUDE, _PACK.replace("LANES_HERE", str(lanes))], target("generic"))
+    return compile_all([source])[0][0]
 
 
 @pytest.mark.parametrize(("width", "depth"), [(32, 64), (5, 3), (17, 33), (1, 1), (32, 15)])
 @pytest.mark.parametrize("step", [1, 2])
-def test_packing_transposes_and_fills_with_zeros(width: int, depth: int, step: int) -> None:
-    library = _library(_PACK)
-    wide = 2 * library.lanes()
-    width = min(width, wide)
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_packing_transposes_and_fills_with_zeros(width: int, depth: int, step: int, lanes: int) -> None:
+    width = min(width, 2 * lanes)
     source = torch.randn(width, depth * step)
-    packed = torch.full((depth, wide), float("nan"))
-    numbers = [ctypes.c_long(n) for n in (source.stride(0), step, width, depth)]
-    library.pack(ctypes.c_void_p(source.data_ptr()), *numbers, ctypes.c_void_p(packed.data_ptr()))
+    packed = torch.full((depth, 2 * lanes), float("nan"))
+    numbers = [ctypes.c_longlong(n) for n in (source.stride(0), step, width, depth)]
+    library(lanes).pack(ctypes.c_void_p(source.data_ptr()), *numbers, ctypes.c_void_p(packed.data_ptr()))
     assert torch.equal(packed[:, :width], source[:, ::step].T)
     assert not packed[:, width:].any()

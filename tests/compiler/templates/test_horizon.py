@@ -1,0 +1,88 @@
+"""What score functions say about hidden keys."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from regraft.compiler.ir.index import Var
+from regraft.compiler.ir.value import Const, Load, Number, Op, Value
+from regraft.compiler.templates.attention import SCORE
+from regraft.compiler.templates.horizon import horizon
+
+I, J, G = Var("i", 100), Var("j", 200), Var("g", 4)
+LOWEST = Const(-math.inf, torch.float32)
+MASK = Load("mask", (J.index(),), torch.bool)
+
+
+def number(index: Any) -> Value:
+    return Number(index, torch.int64)
+
+
+def compare(name: str, a: Any, b: Any) -> Value:
+    return Op(name, (number(a), number(b)), torch.bool)
+
+
+def kept(condition: Value, score: Value = SCORE) -> Value:
+    return Op("where", (condition, score, LOWEST), torch.float32)
+
+
+def dropped(condition: Value, score: Value = SCORE) -> Value:
+    return Op("where", (condition, LOWEST, score), torch.float32)
+
+
+i, j, g = I.index(), J.index(), G.index()
+CAUSAL = compare("le", j, i)
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        (kept(CAUSAL), i + 1),
+        (kept(compare("lt", j, i)), i),
+        (kept(compare("ge", i + 3, j)), i + 4),
+        (kept(compare("gt", 2 * i, j)), 2 * i),
+        (kept(compare("le", j - i, 5)), i + 6),
+        (kept(compare("ge", i - j, g)), i - g + 1),
+        (kept(compare("lt", j, 7)), 7),
+        (dropped(compare("gt", j, i)), i + 1),
+        (dropped(Op("logical_not", (CAUSAL,), torch.bool)), i + 1),
+        (kept(Op("logical_and", (MASK, CAUSAL), torch.bool)), i + 1),
+        (kept(MASK, kept(CAUSAL)), i + 1),
+        (dropped(MASK, dropped(compare("ge", j, i))), i),
+    ],
+)
+def test_hidden_keys(score: Value, expected: Any) -> None:
+    assert horizon(score, J, I) == expected
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        SCORE,
+        kept(MASK),
+        kept(compare("ge", j, i)),  # hides the past
+        dropped(CAUSAL),
+        kept(compare("le", j, -i)),  # shrinks with the rows
+        kept(compare("le", 2 * j, i)),
+        kept(compare("le", j // 2, i)),
+        kept(compare("le", j, i % 8)),
+        kept(Op("logical_or", (MASK, CAUSAL), torch.bool)),
+        Op("where", (CAUSAL, SCORE, Const(-1e30, torch.float32)), torch.float32),
+        Op("add", (SCORE, kept(CAUSAL, Const(0.0, torch.float32))), torch.float32),
+    ],
+)
+def test_keys_that_count_or_may_count(score: Value) -> None:
+    assert horizon(score, J, I) is None
+
+
+def test_differences_that_may_wrap_are_not_trusted() -> None:
+    def difference(dtype: torch.dtype) -> Value:
+        made = Op("sub", (Number(j, dtype), Number(i, dtype)), dtype)
+        return kept(Op("le", (made, Const(0, dtype)), torch.bool))
+
+    assert horizon(difference(torch.int64), J, I) == i + 1
+    assert horizon(difference(torch.int8), J, I) is None
