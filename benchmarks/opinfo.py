@@ -114,7 +114,7 @@ class Worker:
         """End the process; its exit code where it had ended by itself."""
         assert self._process is not None
         try:
-            code: int | None = self._process.wait(timeout=1)
+            code: int | None = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             code = None
             self._process.kill()

@@ -100,7 +100,8 @@ class _Assembly:
                 overwrites[new] = (*overwrites.get(new, ()), old)
         call = KernelCall(kernel, self._compiled[kernel.name], given, made, tuple(s.name for s in sizes), overwrites)
         args = [self._buffer(name) for name in given] + [self._size(size) for size in sizes]
-        node = self._graph.create_node("call_function", call, tuple(args), name=kernel.name)
+        name = made[0].name if len(made) == 1 else kernel.name
+        node = self._graph.create_node("call_function", call, tuple(args), name=name)
         node.meta.update(self._provenance(kernel))
         self._results(node, made)
 

@@ -18,7 +18,7 @@ from torch import fx
 
 from ..rewrites.graph import val
 from ..rewrites.layout import same_layout
-from ..rewrites.symbolic import hint, known_equal
+from ..rewrites.symbolic import concrete, hint, known_equal
 from . import torch_compat
 from .aliasing import Aliases, Buffer
 from .kernel_call import KernelCall
@@ -33,11 +33,15 @@ _BINARY = ("add", "div", "mul", "sub")
 
 @dataclass(frozen=True)
 class Reuse:
-    """A result written over one of its operands: call `target` instead, with ``out=operand`` where `out` says so."""
+    """A result written over one of its operands: call `target` instead, with ``out=operand`` where `out` says so.
+
+    `reshaped` says that the result has another shape or other strides than the operand (generated kernels only).
+    """
 
     operand: fx.Node
     target: Any
     out: bool = False
+    reshaped: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def _kernel_reuses(node: fx.Node, call: KernelCall, aliases: Aliases) -> dict[fx
             operand = operands[name]
             if operand not in taken and _is_legal(node, operand, aliases, result):
                 taken.add(operand)
-                reuses[result] = Reuse(operand, call)
+                reuses[result] = Reuse(operand, call, reshaped=not same_layout(val(operand), val(result)))
                 break
     return reuses
 
@@ -117,7 +121,12 @@ def _is_legal(node: fx.Node, operand: Any, aliases: Aliases, result: fx.Node | N
     # A second operand that overlaps the first, yet is not it, would be read after it was written.
     if any(aliases.of(other) is buffer for other in node.all_input_nodes if other is not operand):
         return False
-    return _same_memory(val(operand), val(result if result is not None else node))
+    if result is None:
+        return _same_memory(val(operand), val(node))
+    made = aliases.of(result)
+    # The user gets no result that is a view of something else.
+    may_reshape = made is not None and made.ours
+    return _same_memory(val(operand), val(result)) or (may_reshape and _same_extent(val(operand), val(result)))
 
 
 def _same_memory(old: Any, new: Any) -> bool:
@@ -128,6 +137,28 @@ def _same_memory(old: Any, new: Any) -> bool:
         return False
     whole = old.untyped_storage().nbytes()
     return same_layout(old, new) and known_equal(old.numel() * old.dtype.itemsize, whole)
+
+
+def _same_extent(old: Any, new: Any) -> bool:
+    """Whether two dense tensors of one dtype fill the same number of bytes, `old` all of its memory."""
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or old.dtype != new.dtype:
+        return False
+    if not (_is_dense(old) and _is_dense(new)) or old.device != new.device:
+        return False
+    whole = old.untyped_storage().nbytes()
+    return known_equal(old.numel(), new.numel()) and known_equal(old.numel() * old.dtype.itemsize, whole)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements fill a range of memory without gaps or overlaps."""
+    if tensor.layout != torch.strided or any(not concrete(n) for n in (*tensor.shape, *tensor.stride())):
+        return False
+    step = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def _peak(aliases: Aliases, reuses: dict[fx.Node, Reuse]) -> int:

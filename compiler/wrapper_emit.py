@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..rewrites.reason import Site, site_of
 from ..rewrites.symbolic import SYMBOLIC
 from .kernel_call import KernelCall, spell
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from .memory_plan import MemoryPlan
 
+_AS_STRIDED = torch.ops.aten.as_strided.default
 _WIDTH = 116
 _CODE = 72
 _INFIX = {
@@ -132,11 +135,13 @@ class _Body:
         arguments = dict(zip((*call.given, *call.sizes), map(self.spelling.value, node.args), strict=True))
         for buffer, result in zip(call.made, results(node), strict=True):
             name = arguments[buffer.name] = self.spelling.locals[result]
+            sizes, strides = (_tuple_of(part, arguments) for part in (buffer.sizes, buffer.strides))
             reuse = self._plan.reuses.get(result)
             if reuse is not None:
-                self._emit(f"{name} = {self.spelling.value(reuse.operand)}  # over it")
+                old = self.spelling.value(reuse.operand)
+                seen = f"{self.spelling.function(_AS_STRIDED)}({old}, {sizes}, {strides})" if reuse.reshaped else old
+                self._emit(f"{name} = {seen}  # over it")
                 continue
-            sizes, strides = (_tuple_of(part, arguments) for part in (buffer.sizes, buffer.strides))
             self._emit(f"{name} = {self.spelling.empty(buffer.device)}({sizes}, {strides}, {buffer.dtype})")
         names = [p.buffer.name for p in call.kernel.params] + [s.name for s in call.kernel.sizes]
         self._emit(f"{self.spelling.object(call.run, call.kernel.name)}({', '.join(arguments[n] for n in names)})", node)

@@ -11,7 +11,6 @@ from ..ir.program import Reduction
 from ..ir.value import Guarded, Load, Op, Result, Value, operands, walk
 from .accesses import loop_variables, roots, statements, stored_buffers, updated, values
 from .dependence import Sources
-from .dtypes import scalar_type
 from .plan import Lanes, Plan, Tile
 from .reductions import Accumulators
 from .stores import exclusive, write_store
@@ -148,7 +147,7 @@ class Loops:
         lanes, offset = tile.lanes, load.indices[0]
         self._out.prepare(offset)
         step = self._out.at(self._out.dependence.stride(offset, tile.inner.var, lanes))
-        kind, name = scalar_type(load.dtype), self._writer.fresh()
+        kind, name = f"Bare<decltype(*{self._out.names.buffers[load.buffer]})>::type", self._writer.fresh()
         self._writer.line(f"alignas(64) {kind} {name}[{lanes * lanes}];")
         address = self._out.address(load.buffer, offset)
         self._writer.line(f"load_tile<{lanes}>({name}, {address}, {step}, {columns}, {rows});")

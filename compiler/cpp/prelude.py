@@ -244,17 +244,16 @@ template <class X> INLINE void transpose(X* x) {
   swap_blocks<1>(x);
 }
 template <int N, class T> static __attribute__((noinline)) void load_tile(
-    typename Codec<T>::value* to, const T* from, i64 step, i64 rows, i64 columns) {
-  typedef decltype(load<N>(from)) X;
+    T* to, const T* from, i64 step, i64 rows, i64 columns) {
   if (rows == N && columns == N) {
-    X x[N];
-    for (int r = 0; r < N; ++r) x[r] = load<N>(from + r * step);
+    V<Raw<T>, N> x[N];
+    for (int r = 0; r < N; ++r) __builtin_memcpy(x + r, from + r * step, sizeof x[r]);
     transpose(x);
     __builtin_memcpy(to, x, sizeof x);
     return;
   }
   for (i64 r = 0; r < rows; ++r)
-    for (i64 c = 0; c < columns; ++c) to[c * N + r] = get(from + r * step + c);
+    for (i64 c = 0; c < columns; ++c) to[c * N + r] = from[r * step + c];
 }
 """.replace("INLINE_MEMBER", "inline __attribute__((always_inline))")
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,14 @@ _MOVES = """
     split split_with_sizes unbind clone alias detach contiguous
 """
 MOVES = frozenset(f"aten.{name}" for name in _MOVES.split())
+
+# What is computed of positions and numbers alone, by little arithmetic, takes less time than reading it would.
+_NUMBERS = ("aten.arange", "aten.full", "aten.scalar_tensor")
+_ARITHMETIC = """
+    add sub rsub mul neg eq ne lt le gt ge where masked_fill logical_and logical_or logical_not logical_xor
+    bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ _to_copy
+"""
+_POSITIONAL = MOVES | frozenset(f"aten.{name}" for name in _ARITHMETIC.split())
 
 COPIES = ("aten.clone", "aten.contiguous", "aten.reshape")
 
@@ -85,7 +94,8 @@ class Formulas(Lowering):
 class Region:
     """Values of nodes in terms of leaves.
 
-    Nodes of `inside` are computed, moves read through; all others are leaves: buffers of the node's name.
+    Nodes of `inside` are computed, and causal masks and the like where they are made of positions; moves are read
+    through. All others are leaves: buffers of the node's name.
 
     Args:
         inside: the nodes to compute.
@@ -96,6 +106,7 @@ class Region:
         self._inside, self._through_copies = inside, through_copies
         self._low = Formulas()
         self._values: dict[fx.Node, Any] = {}
+        self._positional: dict[fx.Node, bool] = {}
         self.leaves: dict[str, fx.Node] = {}
 
     def value(self, node: fx.Node) -> Any:
@@ -105,8 +116,24 @@ class Region:
             Unlowered: it has none: a symbolic size, an operator that is not pointwise.
         """
         if node not in self._values:
-            self._values[node] = self._compute(node) if self._is_seen_through(node) else self.leaf(node)
+            self._values[node] = self._made(node)
         return self._values[node]
+
+    def _made(self, node: fx.Node) -> Any:
+        if self._is_seen_through(node):
+            return self._compute(node)
+        if self._is_positional(node):
+            with contextlib.suppress(Unlowered):
+                return self._compute(node)
+        return self.leaf(node)
+
+    def _is_positional(self, node: fx.Node, depth: int = 40) -> bool:
+        """Whether a node is computed of positions and numbers alone, in not too many steps."""
+        if node not in self._positional:
+            inner = packet(node) in _POSITIONAL and depth > 0
+            made = inner and all(self._is_positional(source, depth - 1) for source in node.all_input_nodes)
+            self._positional[node] = made or packet(node) in _NUMBERS
+        return self._positional[node]
 
     def _is_seen_through(self, node: fx.Node) -> bool:
         if node in self._inside:

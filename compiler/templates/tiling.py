@@ -1,4 +1,8 @@
-"""Sizes of the attention kernel's tiles: what of q, k, v and the scores is in registers and caches at a time."""
+"""Sizes of the attention kernel's tiles: what of q, k, v and the scores is in registers and caches at a time.
+
+Sizes are static, and every tile, loop and stride a constant of the kernel. Attentions with symbolic sizes keep their
+operators, with the reason ``symbolic``: a kernel for all lengths would need tiles that fit the shortest and the longest.
+"""
 
 from __future__ import annotations
 

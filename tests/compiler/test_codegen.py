@@ -188,3 +188,17 @@ def test_sizes_are_spelled_as_python():
     number = s * 4 + quotient(s, 3) + least(s, 7) - 2
     assert eval(spell(number, {"s0": "n"}), {"n": 10, "min": min}) == 40 + 3 + 7 - 2 == evaluate(number, {"s0": 10})
     assert spell(5, {}) == "5"
+
+
+def test_a_dead_product_of_another_shape_is_written_over():
+    x = torch.randn(16, 16)
+    _, _, wrapper = generated(lambda x: ((x @ x).view(4, 64).exp() @ x.view(64, 4),), x)
+    assert "as_strided" in wrapper.source and wrapper.stats.reused == 1
+    torch.testing.assert_close(run(wrapper, x), ((x @ x).view(4, 64).exp() @ x.view(64, 4),))
+
+
+def test_no_result_is_a_view_of_something_else():
+    x = torch.randn(16, 16)
+    _, _, wrapper = generated(lambda x: ((x @ x).view(4, 64).exp(),), x)
+    (out,) = run(wrapper, x)
+    assert out._base is None and "as_strided" not in wrapper.source

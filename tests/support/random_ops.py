@@ -115,7 +115,8 @@ def plain(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
 @exact
 def tested(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     ways = (
-        torch.isnan, torch.isinf, torch.isfinite, torch.logical_not, lambda x: x > 0, lambda x: x != 1, torch.signbit,
+        torch.isnan, torch.isinf, torch.isfinite, torch.logical_not, lambda x: x > 0, lambda x: x != 1,
+        lambda x: torch.where(x != x, 0, x).signbit(),  # the sign of NaN means nothing
         lambda x: x == 0, lambda x: x.to(torch.bool),
     )  # fmt: skip
     return pick(ways, n)(x)
@@ -183,7 +184,8 @@ def divided(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
 @exact
 def extreme(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     x, y = real(x), real(fit(y, x))
-    return pick((torch.fmax, torch.fmin, torch.copysign, torch.maximum, torch.heaviside), n)(x, y.to(x.dtype))
+    signed = lambda x, y: torch.copysign(x, y.nan_to_num())  # noqa: E731
+    return pick((torch.fmax, torch.fmin, signed, torch.maximum, torch.heaviside), n)(x, y.to(x.dtype))
 
 
 @rounded

@@ -205,17 +205,27 @@ def _unstable(ours: torch.Tensor, theirs: torch.Tensor, others: Sequence[torch.T
 
 
 def _perturbed(program: RandomProgram, times: int = 6) -> list[list[Any]]:
-    """Results on inputs that are a few rounding errors off."""
+    """Results on inputs that are a few rounding errors off, and computed in more digits."""
     found = []
     for seed in range(times):
-        generator = torch.Generator().manual_seed(seed)
         inputs = program.inputs()
-        for tensor in inputs:
-            if tensor.dtype.is_floating_point and 0 not in tensor.stride():
-                noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * torch.finfo(tensor.dtype).eps
-                tensor.copy_(tensor * (1 + noise))
-        try:
-            found.append([*program(*inputs), *inputs])
-        except (RuntimeError, IndexError, ValueError):
-            continue
+        _shake(inputs, torch.Generator().manual_seed(seed))
+        found += _results(program, inputs)
+    for dtype in (torch.float32, torch.float64):
+        finer = [t.to(dtype) if t.is_floating_point() and t.dtype.itemsize < dtype.itemsize else t for t in program.inputs()]
+        found += _results(program, finer)
     return found
+
+
+def _shake(inputs: Sequence[torch.Tensor], generator: torch.Generator) -> None:
+    for tensor in inputs:
+        if tensor.dtype.is_floating_point and 0 not in tensor.stride():
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * torch.finfo(tensor.dtype).eps
+            tensor.copy_(tensor * (1 + noise))
+
+
+def _results(program: RandomProgram, inputs: list[torch.Tensor]) -> list[list[Any]]:
+    try:
+        return [[*program(*inputs), *inputs]]
+    except (RuntimeError, IndexError, ValueError):
+        return []

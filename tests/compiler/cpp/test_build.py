@@ -1,4 +1,4 @@
-"""Building kernels: one unit, equal kernels once, errors as eager's, threads as torch says, a cache that cannot hurt."""
+"""Building kernels: one unit, equal kernels once, errors as in eager, threads as torch says, a cache that is safe."""
 
 import subprocess
 import sys

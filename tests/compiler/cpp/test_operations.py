@@ -16,8 +16,8 @@ FLOATS, INTEGERS = (torch.float32, torch.float64), (torch.uint8, torch.int8, tor
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 TARGETS = list(dict.fromkeys([cpp.host_target().name, "generic", "scalar"]))
 SPECIAL = [
-    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.7, -7.3, 10.0, 88.0, -87.0, 104.0, 1e-3, -1e-5, 1e-40, 1e10, -1e10,
-    3e38, math.inf, -math.inf, math.nan, 0.93, -0.61, 0.25, 127.0, 255.0,
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.7, -7.3, 10.0, 88.0, -87.0, 104.0, 1e-3, -1e-5, 1e-40, 1e10,
+    -1e10, 3e38, math.inf, -math.inf, math.nan, 0.93, -0.61, 0.25, 127.0, 255.0,
 ]  # fmt: skip
 INTEGRAL = [0, 1, -1, 2, -3, 5, 7, -8, 63, 64, 100, 127, -128]
 ORDERED = ("eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum")

@@ -206,6 +206,20 @@ def test_causal(sizes: tuple[int, ...]) -> None:
     torch.testing.assert_close(fused.graph_module(*inputs), spelled_out(*inputs))
 
 
+def test_causal_masks_from_positions_are_no_memory() -> None:
+    def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        i, j = torch.arange(q.shape[2]).unsqueeze(-1), torch.arange(k.shape[2])
+        seen = torch.full((1, 1), True) & (j <= i)
+        scores = torch.matmul(q, k.transpose(-1, -2))
+        return torch.matmul(torch.softmax(torch.where(seen, scores, -math.inf), -1), v)
+
+    inputs = qkv(1, 2, 40, 40, 16, 16)
+    fused = fuse(causal, inputs)
+    assert [name for name in fused.operators if "arange" in name or "le" in name] == []
+    assert "reach" in kernel_of(fused).source
+    assert_as_good_as_eager(causal, inputs)
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_hidden_keys_still_spread_nan_where_eager_does(where: int, number: float) -> None:
@@ -225,10 +239,8 @@ def test_any_operation_on_scores() -> None:
 
 
 def test_half_precision_masks() -> None:
-    inputs = qkv(1, 2, 20, 30, 16, 16)
-    fused = fuse(masked, [*inputs, random(20, 30, dtype=torch.float16)])
-    mask = random(20, 30, dtype=torch.float16)
-    torch.testing.assert_close(fused.graph_module(*inputs, mask), masked(*inputs, mask))
+    inputs = [*qkv(1, 2, 20, 30, 16, 16), random(20, 30, dtype=torch.float16)]
+    torch.testing.assert_close(fuse(masked, inputs).graph_module(*inputs), masked(*inputs))
 
 
 def kernel_of(fused: Fused) -> TemplateKernel:

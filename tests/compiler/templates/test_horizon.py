@@ -13,9 +13,9 @@ from regraft.compiler.ir.value import Const, Load, Number, Op, Value
 from regraft.compiler.templates.attention import SCORE
 from regraft.compiler.templates.horizon import horizon
 
-I, J, G = Var("i", 100), Var("j", 200), Var("g", 4)
+ROW, KEY, HEAD = Var("i", 100), Var("j", 200), Var("g", 4)
 LOWEST = Const(-math.inf, torch.float32)
-MASK = Load("mask", (J.index(),), torch.bool)
+MASK = Load("mask", (KEY.index(),), torch.bool)
 
 
 def number(index: Any) -> Value:
@@ -34,7 +34,7 @@ def dropped(condition: Value, score: Value = SCORE) -> Value:
     return Op("where", (condition, LOWEST, score), torch.float32)
 
 
-i, j, g = I.index(), J.index(), G.index()
+i, j, g = ROW.index(), KEY.index(), HEAD.index()
 CAUSAL = compare("le", j, i)
 
 
@@ -56,7 +56,7 @@ CAUSAL = compare("le", j, i)
     ],
 )
 def test_hidden_keys(score: Value, expected: Any) -> None:
-    assert horizon(score, J, I) == expected
+    assert horizon(score, KEY, ROW) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_hidden_keys(score: Value, expected: Any) -> None:
     ],
 )
 def test_keys_that_count_or_may_count(score: Value) -> None:
-    assert horizon(score, J, I) is None
+    assert horizon(score, KEY, ROW) is None
 
 
 def test_differences_that_may_wrap_are_not_trusted() -> None:
@@ -84,5 +84,5 @@ def test_differences_that_may_wrap_are_not_trusted() -> None:
         made = Op("sub", (Number(j, dtype), Number(i, dtype)), dtype)
         return kept(Op("le", (made, Const(0, dtype)), torch.bool))
 
-    assert horizon(difference(torch.int64), J, I) == i + 1
-    assert horizon(difference(torch.int8), J, I) is None
+    assert horizon(difference(torch.int64), KEY, ROW) == i + 1
+    assert horizon(difference(torch.int8), KEY, ROW) is None
