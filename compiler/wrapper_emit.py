@@ -142,7 +142,7 @@ class _Body:
                 seen = f"{self.spelling.function(_AS_STRIDED)}({old}, {sizes}, {strides})" if reuse.reshaped else old
                 self._emit(f"{name} = {seen}  # over it")
                 continue
-            self._emit(f"{name} = {self.spelling.empty(buffer.device)}({sizes}, {strides}, {buffer.dtype})")
+            self._emit(f"{name} = {self.spelling.empty(buffer)}({sizes}, {strides}, {buffer.dtype})")
         names = [p.buffer.name for p in call.kernel.params] + [s.name for s in call.kernel.sizes]
         self._emit(f"{self.spelling.object(call.run, call.kernel.name)}({', '.join(arguments[n] for n in names)})", node)
         self._delete(self._dying.get(node, []))

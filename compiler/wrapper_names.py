@@ -19,6 +19,8 @@ from torch import fx
 
 from ..rewrites.symbolic import SYMBOLIC
 from . import torch_compat
+from .ir.program import Buffer
+from .large_memory import empty_large, is_large
 
 # Names that generated modules use for themselves.
 _OWN = ("args", "call", "math", "objects", "operator", "torch")
@@ -155,8 +157,11 @@ class Spelling:
             return f"{module}.{name}"
         return self.object(target)
 
-    def empty(self, device: torch.device) -> str:
-        """The name of the function that allocates strided memory on a device."""
+    def empty(self, buffer: Buffer) -> str:
+        """The name of the function that allocates a buffer's memory."""
+        device = buffer.device
+        if is_large(buffer.sizes, buffer.dtype):
+            return self.object(empty_large(device), f"empty_large_{device.type}")
         return self.object(torch_compat.empty_strided(device), f"empty_strided_{device.type}")
 
     def space(self, namespace: str) -> str:

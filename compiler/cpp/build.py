@@ -93,7 +93,8 @@ def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[Compi
 def source_text(kernels: Sequence[Kernel], target: Target | None = None) -> str:
     """The C++ of kernels in one unit, for reading."""
     target = target or host_target()
-    return source_of([_named(kernel_text(k, target))[1] for k in kernels], target).text
+    functions = dict(_named(kernel_text(kernel, target)) for kernel in kernels)
+    return source_of(list(functions.values()), target).text
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -157,13 +157,14 @@ def _batch_training(
     running: tuple[Tensor, ...],
     momentum: float,
     eps: float,
+    updates: int = 3,
 ) -> tuple[Tensor, ...]:
-    """Normalized by the batch's own statistics; running ones, where there are, come out updated."""
+    """Normalized by the batch's own statistics; running ones, where there are, come out updated, from `updates` on."""
     rows = _channels(x)
     root, count = _reciprocal_root(rows.space, eps), size_value(rows.space.count, compute_dtype(x.dtype))
     finish = lambda squares: (root(squares), over(squares, minus(count, 1.0)))  # noqa: E731
     mean, rstd, *unbiased = moments(low, x, rows.space, finish if running else lambda squares: (root(squares),))
-    of_batch = zip((3, 4), running, (mean, *unbiased), strict=False)
+    of_batch = zip((updates, updates + 1), running, (mean, *unbiased), strict=False)
     updated = [_moved(low, old, new, momentum, output) for output, old, new in of_batch]
     return _normalized(low, x, rows, mean, rstd, *affine), stored(low, mean, 1), stored(low, rstd, 2), *updated
 
@@ -200,6 +201,17 @@ def batch_norm_functional(
         return _batch_training(low, x, (weight, bias), (mean, var), momentum, eps)
     kept = (low.pointwise(old.at, old.sizes, promised(low, k), output=k) for k, old in ((3, mean), (4, var)))
     return *_batch_evaluation(low, x, (weight, bias), (mean, var), eps), *kept
+
+
+@lowers("aten._batch_norm_with_update_functional")
+def batch_norm_with_update(
+    low: Lowering, x: Tensor, weight: Tensor | None, bias: Tensor | None, *more: Any
+) -> tuple[Tensor, ...]:
+    """The same in training, with a reserve between results and statistics, which CPUs leave empty."""
+    mean, var, momentum, eps = more
+    *made, new_mean, new_var = _batch_training(low, x, (weight, bias), (mean, var), momentum, eps, updates=4)
+    reserve = low.pointwise(lambda i: const(0, torch.uint8), (0,), torch.uint8, output=3)
+    return *made, reserve, new_mean, new_var
 
 
 @lowers("aten._native_batch_norm_legit_no_training")

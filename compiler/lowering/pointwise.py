@@ -129,6 +129,12 @@ def _square(low: Lowering, x: Tensor) -> Tensor:
     return elementwise(low, [x], lambda a: times(a, a), "bool_to_long")
 
 
+@lowers("prims.fma")
+def _fma(low: Lowering, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """``a * b + c``, rounded as eager's `addcmul` on a CPU rounds, from which tracing makes it."""
+    return _addcmul(low, c, a, b)
+
+
 @lowers("aten.addcmul")
 def _addcmul(low: Lowering, x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Tensor:
     return elementwise(low, [x, a, b], lambda x, a, b: plus(x, times(_times(a, value), b)))

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regraft.compiler.cpp import target
 from regraft.compiler.templates import TemplateKernel
 
 from .fusing import Fused, assert_as_good_as_eager, fuse
@@ -273,3 +274,11 @@ def test_a_kernel_takes_other_strides() -> None:
     kernel = kernel_of(fuse(attention, inputs))
     strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
     torch.testing.assert_close(kernel(*strided).view(1, 2, 20, 16), attention(*inputs))
+
+
+@pytest.mark.parametrize("name", ["avx2", "generic", "scalar"])
+def test_narrower_vectors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regraft.compiler.templates.kernel.host_target", lambda: target(name))
+    inputs = [*qkv(1, 2, 21, 30, 18, 18), random(21, 30)]
+    assert_as_good_as_eager(masked, inputs)
+    torch.testing.assert_close(fuse(causal_sdpa, inputs[:3]).graph_module(*inputs[:3]), spelled_out(*inputs[:3]))

@@ -1,0 +1,95 @@
+"""A few operators of torch's database from every family of lowerings; `benchmarks/opinfo.py` runs them all."""
+
+import pytest
+import torch
+from support.opinfo import Case, cases, check, operators
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
+# Family of lowerings -> operators.
+FAMILIES = {
+    "pointwise": ["add", "pow", "where"],
+    "activations": ["nn.functional.gelu", "nn.functional.hardswish"],
+    "views": ["as_strided_copy", "diagonal_copy", "unfold"],
+    "creation": ["new_full", "linspace"],
+    "reductions": ["sum", "argmax", "var", "amin"],
+    "scans": ["cumsum", "cummax", "logcumsumexp"],
+    "softmax": ["log_softmax"],
+    "norms": ["nn.functional.layer_norm", "nn.functional.batch_norm"],
+    "losses": ["nn.functional.cross_entropy", "nn.functional.smooth_l1_loss"],
+    "indexing": ["index_select", "gather", "nn.functional.embedding"],
+    "scatter": ["scatter_reduce.amax", "index_add", "index_put"],
+    "joining": ["cat", "nn.functional.pad.reflect", "roll"],
+    "pooling": ["nn.functional.max_pool2d", "nn.functional.avg_pool2d"],
+    "resampling": ["nn.functional.interpolate.bilinear"],
+    "random": ["nn.functional.dropout", "bernoulli"],
+    "calls": ["matmul", "sort", "nn.functional.conv2d"],
+}
+HOWS = ("plain", "gradient", "dynamic", "in place", "philox")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_operators_give_what_eager_gives(family):
+    known = operators()
+    first = [c for name in FAMILIES[family] for c in cases(known[name], 1, [torch.float32], HOWS)]
+    others = [
+        c
+        for name in FAMILIES[family]
+        for c in cases(known[name], 1, [torch.bfloat16, torch.int64, torch.bool], ["strided"])
+    ]
+    outcomes = check([*first, *others])
+    assert not [o for o in outcomes if o.outcome in ("wrong", "error")]
+    assert sum(o.outcome == "ok" for o in outcomes) >= 2 * len(FAMILIES[family])
+    assert sum(o.kernels for o in outcomes) > 0
+
+
+def sampled(function, *args):
+    """A case of a function that is not in the database."""
+    op = OpInfo("mine", op=function, dtypes=[torch.float32], sample_inputs_func=lambda *_, **__: [])
+    return Case(op, torch.float32, "plain", 0, SampleInput(args[0], args=args[1:]))
+
+
+def test_what_eager_refuses_is_no_case():
+    (outcome,) = check([sampled(torch.matmul, torch.randn(2, 3), torch.randn(2, 3))])
+    assert (outcome.outcome, outcome.message) == ("skipped", "eager raises RuntimeError")
+
+
+def test_a_wrong_result_is_seen():
+    calls = []
+
+    def changing(x):
+        """Once eager's, then another: what the second and third runs trace is not what the first gave."""
+        calls.append(x)
+        return x + (0.0 if len(calls) == 1 else 1.0)
+
+    (outcome,) = check([sampled(changing, torch.randn(4))])
+    assert outcome.outcome == "skipped" and "AOTAutograd's own" in outcome.message
+
+
+def test_a_wrong_kernel_is_seen(monkeypatch):
+    from regraft.compiler import cpp
+
+    def nothing(kernels, build=cpp.build):
+        return [lambda *args: None for _ in build(kernels)]
+
+    monkeypatch.setattr(cpp, "build", nothing)
+    (outcome,) = check([sampled(torch.exp, torch.randn(4) + 20)])
+    assert outcome.outcome == "wrong" and outcome.message.startswith("result 0: Tensor-likes are not close")
+
+
+def test_a_kernel_that_does_not_compile_is_an_error(monkeypatch):
+    from regraft.compiler import cpp
+
+    def refuse(kernels):
+        raise cpp.CompileFailed("no")
+
+    monkeypatch.setattr(cpp, "build", refuse)
+    (outcome,) = check([sampled(torch.exp, torch.randn(4))])
+    assert outcome.outcome == "error" and "CompileFailed" in outcome.message
