@@ -3,9 +3,9 @@
     python benchmarks/fuzz.py --count 10000 --shard 0/2
     python benchmarks/fuzz.py --seed 4711 --count 1 --texts
 
-Program number n comes from seed n: every third has symbolic sizes, kernels of small programs also run by the interpreter.
-The kernels of many programs are compiled together. A program that disagrees is made as small as it goes, and printed with
-the first stage that is wrong; `--texts` adds its graph, loop program, fusion log and kernels.
+Program number n comes from seed n: every third has symbolic sizes, kernels of small programs also run by the
+interpreter. The kernels of many programs are compiled together. A program that disagrees is made as small as it goes,
+and printed with the first stage that is wrong; `--texts` adds its graph, loop program, fusion log and kernels.
 """
 
 from __future__ import annotations

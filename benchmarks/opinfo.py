@@ -32,11 +32,11 @@ from rich.table import Table
 OUTCOMES = ("ok", "wrong", "error", "crash", "skipped")
 
 
-# -- the worker ------------------------------------------------------------------------------------------------------------
+# -- the worker --------------------------------------------------------------------------------------------------------
 
 
 def work(samples: int) -> None:
-    """Operators' names in, one a line; JSON out: ``{"at": case}`` before each case, ``{"done": outcomes}`` at the end."""
+    """Operators' names in, one a line; JSON out: ``{"at": case}`` before each case, then ``{"done": outcomes}``."""
     os.environ.setdefault("REGRAFT_CACHE_DIR", tempfile.mkdtemp(prefix="regraft-opinfo-"))
     logging.disable(logging.CRITICAL)
     warnings.filterwarnings("ignore")
@@ -97,7 +97,15 @@ class Worker:
             if "done" in answer:
                 return [*extra, *answer["done"]]
             if "failed" in answer:
-                extra.append({"case": at, "outcome": "skipped", "message": f"samples: {answer['failed']}", "kept": [], "kernels": 0})
+                extra.append(
+                    {
+                        "case": at,
+                        "outcome": "skipped",
+                        "message": f"samples: {answer['failed']}",
+                        "kept": [],
+                        "kernels": 0,
+                    }
+                )
             at = answer.get("at", at)
 
     def _answer(self, end: float) -> dict[str, Any] | None:
@@ -123,7 +131,7 @@ class Worker:
         return code
 
 
-# -- the summary ------------------------------------------------------------------------------------------------------------
+# -- the summary -------------------------------------------------------------------------------------------------------
 
 
 def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -179,7 +187,9 @@ def show(made: dict[str, Any]) -> None:
     console.print(table)
     console.print("operators:", made["operators"])
     for name, entry in made["kept"].items():
-        console.print(f"kept {name}: {entry['cases']} cases; {entry['why']}", soft_wrap=True, highlight=False, markup=False)
+        console.print(
+            f"kept {name}: {entry['cases']} cases; {entry['why']}", soft_wrap=True, highlight=False, markup=False
+        )
     for found in made["not right"]:
         console.print(f"{found['outcome']} {found['case']}: {found['message'][:300]}", soft_wrap=True, markup=False)
 
@@ -187,7 +197,9 @@ def show(made: dict[str, Any]) -> None:
 def main(
     shard: str = "0/1",
     only: Annotated[str, typer.Option(help="A regular expression that operators' names match in full.")] = ".*",
-    samples: Annotated[int, typer.Option(help="Samples of each operator forward and gradient; fewer of other ways.")] = 4,
+    samples: Annotated[
+        int, typer.Option(help="Samples of each operator forward and gradient; fewer of other ways.")
+    ] = 4,
     limit: Annotated[float, typer.Option(help="Seconds that one operator may take.")] = 240.0,
     merge: Annotated[str, typer.Option(help="Summarize these files of outcomes instead of running.")] = "",
     out: Annotated[str, typer.Option(help="Write outcomes here; with --merge, the summary.")] = "",

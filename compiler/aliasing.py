@@ -44,7 +44,9 @@ _FRESH_ATEN = """
     _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
 """
-FRESH = frozenset([f"aten.{name}" for name in _FRESH_ATEN.split()] + ["mkldnn._linear_pointwise"])
+FRESH = frozenset(
+    [f"aten.{name}" for name in _FRESH_ATEN.split()] + ["mkldnn._convolution_pointwise", "mkldnn._linear_pointwise"]
+)
 
 
 @dataclass

@@ -15,6 +15,7 @@ import torch
 from ..ir.bounds import bounds
 from ..ir.kernel import Kernel
 from .binding import bind
+from .canonical import canonical
 from .compiler import Source, compile_all
 from .cost import GRAIN, work_of_all
 from .kernel_text import kernel_text
@@ -81,7 +82,7 @@ def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[Compi
         UnsupportedDtype: a kernel computes with a dtype that C++ has no type for.
     """
     target = target or host_target()
-    named = [_named(kernel_text(kernel, target)) for kernel in kernels]
+    named = _functions(kernels, target)
     functions, names = dict(named), [name for name, _ in named]
     units = [source_of([functions[n] for n in unit], target) for unit in _units(list(functions))]
     where: dict[str, tuple[Source, ctypes.CDLL, Path]] = {}
@@ -93,8 +94,19 @@ def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[Compi
 def source_text(kernels: Sequence[Kernel], target: Target | None = None) -> str:
     """The C++ of kernels in one unit, for reading."""
     target = target or host_target()
-    functions = dict(_named(kernel_text(kernel, target)) for kernel in kernels)
-    return source_of(list(functions.values()), target).text
+    return source_of(list(dict(_functions(kernels, target)).values()), target).text
+
+
+def _functions(kernels: Sequence[Kernel], target: Target) -> list[tuple[str, str]]:
+    """Name and text of each kernel's function; of kernels equal up to names, the first one's."""
+    written: dict[Kernel, tuple[str, str]] = {}
+    named: list[tuple[str, str]] = []
+    for kernel in kernels:
+        key = canonical(kernel)
+        if key not in written:
+            written[key] = _named(kernel_text(kernel, target))
+        named.append(written[key])
+    return named
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -61,16 +61,15 @@ def test_what_eager_refuses_is_no_case():
     assert (outcome.outcome, outcome.message) == ("skipped", "eager raises RuntimeError")
 
 
-def test_a_wrong_result_is_seen():
+def test_what_tracing_changes_is_not_held_against_kernels():
     calls = []
 
     def changing(x):
-        """Once eager's, then another: what the second and third runs trace is not what the first gave."""
         calls.append(x)
         return x + (0.0 if len(calls) == 1 else 1.0)
 
     (outcome,) = check([sampled(changing, torch.randn(4))])
-    assert outcome.outcome == "skipped" and "AOTAutograd's own" in outcome.message
+    assert outcome.outcome == "ok" and len(calls) > 1
 
 
 def test_a_wrong_kernel_is_seen(monkeypatch):

@@ -26,7 +26,11 @@ def program(inputs, steps, outputs, seed=0, exact=False):
 # What each got wrong: (program, symbolic sizes).
 ONCE_WRONG = {
     "sizes of inputs that no loop needs": (
-        program([given(), given(2)], [("reduced", [1], 8725), ("joined", [2, 2, 0], 7113), ("lost", [3, 1, 3], 7253)], (4,)),
+        program(
+            [given(), given(2)],
+            [("reduced", [1], 8725), ("joined", [2, 2, 0], 7113), ("lost", [3, 1, 3], 7253)],
+            (4,),
+        ),
         True,
     ),
     "rows picked by data are apart": (program([given(2, 2, 1)], [("scattered", [0], 4264)], (1,)), False),

@@ -48,8 +48,13 @@ def test_times_every_program():
     assert not trial.dropped and not trial.notes
 
 
-def test_big_programs_run_three_times(calls):
+def test_big_programs_run_two_times(calls):
     run(program(), seconds=1e-9, a=program())
+    assert list(calls.values()) == [2, 2]
+
+
+def test_programs_of_middle_size_run_three_times(calls):
+    run(program(), seconds=2.5e-3, a=program())
     assert list(calls.values()) == [MIN_RUNS, MIN_RUNS]
 
 

@@ -84,7 +84,9 @@ def operators() -> dict[str, OpInfo]:
     return {op_name(op): op for op in op_db}
 
 
-def cases(op: OpInfo, samples: int, dtypes: Sequence[torch.dtype] = DTYPES, hows: Sequence[str] = HOWS) -> Iterator[Case]:
+def cases(
+    op: OpInfo, samples: int, dtypes: Sequence[torch.dtype] = DTYPES, hows: Sequence[str] = HOWS
+) -> Iterator[Case]:
     """Cases of one operator: `samples` of each way in float32, half as many in other dtypes."""
     for dtype in dtypes:
         if dtype not in op.supported_dtypes("cpu"):
@@ -112,7 +114,7 @@ def _some(samples: list[SampleInput], count: int) -> list[tuple[int, SampleInput
     return [(k, samples[k]) for k in places if k < len(samples)]
 
 
-# -- functions of tensors -------------------------------------------------------------------------------------------------
+# -- functions of tensors ----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -169,7 +171,7 @@ def results(function: Callable[..., Any], inputs: Tensors, gradient: bool) -> li
     return [*(t.detach() for t in outputs), *torch.autograd.grad(roots, wanted, seeds, allow_unused=True)]
 
 
-# -- two passes ------------------------------------------------------------------------------------------------------------
+# -- two passes --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -272,7 +274,7 @@ def _first_pass(case: Case) -> _Checked:
         traced = results(compiled.call, function.inputs(), gradient)
     except Exception as error:
         raise Skipped(f"AOTAutograd raises {type(error).__name__}: {str(error)[:80]}") from error
-    if case.how == "philox" and not any("random" == _code(g, n) for g in compiled.graphs for n in g.module.graph.nodes):
+    if case.how == "philox" and not any(_code(g, n) == "random" for g in compiled.graphs for n in g.module.graph.nodes):
         raise Skipped("")
     return _Checked(case, function, eager, traced, compiled)
 
@@ -323,7 +325,7 @@ def _second_pass(item: _Checked) -> Outcome:
     return made
 
 
-# -- agreement -----------------------------------------------------------------------------------------------------------------
+# -- agreement ---------------------------------------------------------------------------------------------------------
 
 
 def _difference(item: _Checked, ours: list[torch.Tensor | None]) -> str | None:

@@ -7,6 +7,7 @@ What an operation needs of its operands it makes of them: shapes are fitted, ind
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -279,7 +280,8 @@ def created(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     x = ranked(x)
     ways = (
         lambda: torch.arange(x.shape[-1]) + numeric(x), lambda: torch.full_like(x, 1), lambda: torch.zeros_like(x),
-        lambda: torch.arange(x.shape[0]), lambda: x.new_ones(x.shape[-1:]), lambda: torch.eye(x.shape[0], x.shape[-1])[: 100],
+        lambda: torch.arange(x.shape[0]), lambda: x.new_ones(x.shape[-1:]), lambda:
+        lambda: torch.eye(x.shape[0], x.shape[-1])[:100],
         lambda: torch.linspace(0, 4, 5).to(x.dtype), lambda: torch.arange(5, -5, -2),
     )  # fmt: skip
     return pick(ways, n)()
@@ -313,7 +315,9 @@ def extremes(x: Tensor, y: Tensor, z: Tensor, n: int) -> Any:
     d = dim_of(x, n)
     if x.shape[d] == 0:
         return x
-    return pick((lambda: x.max(d), lambda: x.min(d, True), lambda: numeric(x).cummax(d), lambda: numeric(x).cummin(d)), n)()
+    return pick(
+        (lambda: x.max(d), lambda: x.min(d, True), lambda: numeric(x).cummax(d), lambda: numeric(x).cummin(d)), n
+    )()
 
 
 @exact
@@ -342,7 +346,8 @@ def normalized(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     weight = real(full(y, x.new_empty(last))).to(x.dtype)
     three = flat(x, 3)
     ways = (
-        lambda: x.softmax(d), lambda: x.log_softmax(d), lambda: F.layer_norm(x, last, weight), lambda: F.normalize(x, dim=d),
+        lambda: x.softmax(d), lambda: x.log_softmax(d), lambda: F.layer_norm(x, last, weight),
+        lambda: F.normalize(x, dim=d),
         lambda: F.rms_norm(x, last, weight), lambda: F.layer_norm(x, last), lambda: F.softmin(x, d),
         lambda: F.group_norm(three, 1) if x.numel() else x,
         lambda: F.batch_norm(three, None, None, training=True) if three.numel() > 2 * three.shape[1] > 0 else x,
@@ -416,7 +421,8 @@ def joined(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     d = dim_of(x, n)
     y, z = full(y, x), full(z, x)
     ways = (
-        lambda: torch.cat([x, y], d), lambda: torch.cat([y, x, z], d), lambda: torch.stack([x, y], d) if x.dim() < 5 else x,
+        lambda: torch.cat([x, y], d), lambda: torch.cat([y, x, z], d),
+        lambda: torch.stack([x, y], d) if x.dim() < 5 else x,
         lambda: torch.cat([x.narrow(d, 0, x.shape[d] // 2), z], d), lambda: torch.cat([x, x.flip(d)], d),
     )  # fmt: skip
     return limited(pick(ways, n)(), x)
@@ -429,7 +435,7 @@ def padded(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     last = three.shape[-1]
     ways = [lambda: F.pad(ranked(x), (n % 3, n % 2), value=1), lambda: F.pad(ranked(x, 2), (1, -1, 0, 2))]
     if three.numel() and last > 2:
-        ways += [lambda: F.pad(three, (2, 1), mode=m) for m in ("reflect", "replicate", "circular")]
+        ways += [partial(F.pad, three, (2, 1), mode=mode) for mode in ("reflect", "replicate", "circular")]
     return limited(pick(ways, n // 2)() if x.dim() and x.shape[-1] else x, x)
 
 
@@ -471,7 +477,11 @@ def lost(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
 def called(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     """What stays a call between kernels."""
     x = flat(real(x), 2)
-    ways = (lambda: x @ x.mT if x.shape[0] < 100 else x, lambda: x.sort(-1)[0], lambda: x.mT @ x if x.shape[1] < 100 else x)
+    ways = (
+        lambda: x @ x.mT if x.shape[0] < 100 else x,
+        lambda: x.sort(-1)[0],
+        lambda: x.mT @ x if x.shape[1] < 100 else x,
+    )
     return pick(ways, n)()
 
 

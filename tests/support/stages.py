@@ -158,7 +158,7 @@ def _work(body: Any) -> int:
     return total
 
 
-# -- agreement -----------------------------------------------------------------------------------------------------------
+# -- agreement ---------------------------------------------------------------------------------------------------------
 
 
 def _agree(stage: str, staged: Staged, actual: Sequence[Any]) -> None:
@@ -190,7 +190,9 @@ def difference(ours: Any, theirs: Any, tolerance: float, others: Sequence[torch.
     if close.all():
         return None
     at = (~close).nonzero()[0].tolist()
-    return f"{int((~close).sum())} of {close.numel()} elements, {ours[tuple(at)]} instead of {theirs[tuple(at)]} at {at}"
+    return (
+        f"{int((~close).sum())} of {close.numel()} elements, {ours[tuple(at)]} instead of {theirs[tuple(at)]} at {at}"
+    )
 
 
 def _unstable(ours: torch.Tensor, theirs: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -200,7 +202,9 @@ def _unstable(ours: torch.Tensor, theirs: torch.Tensor, others: Sequence[torch.T
         return torch.stack([other != theirs for other in others]).any(0)
     ours, theirs, others = ours.double(), theirs.double(), [other.double() for other in others]
     moves = torch.stack([(other - theirs).abs() for other in others])
-    changing = ((moves != moves) & ~(theirs.isnan() & torch.stack(others).isnan()) & (torch.stack(others) != theirs)).any(0)
+    changing = (
+        (moves != moves) & ~(theirs.isnan() & torch.stack(others).isnan()) & (torch.stack(others) != theirs)
+    ).any(0)
     return changing | ((ours - theirs).abs() <= 30 * moves.nan_to_num().amax(0))
 
 
@@ -212,7 +216,9 @@ def _perturbed(program: RandomProgram, times: int = 6) -> list[list[Any]]:
         _shake(inputs, torch.Generator().manual_seed(seed))
         found += _results(program, inputs)
     for dtype in (torch.float32, torch.float64):
-        finer = [t.to(dtype) if t.is_floating_point() and t.dtype.itemsize < dtype.itemsize else t for t in program.inputs()]
+        finer = [
+            t.to(dtype) if t.is_floating_point() and t.dtype.itemsize < dtype.itemsize else t for t in program.inputs()
+        ]
         found += _results(program, finer)
     return found
 

@@ -19,6 +19,12 @@ F32, I64 = torch.float32, torch.int64
 R = torch.randn
 HOST = cpp.host_target()
 
+
+def causal_softmax(x):
+    hidden = torch.ones(x.shape[-2:], dtype=torch.bool).triu(1)
+    return torch.softmax(x.masked_fill(hidden, float("-inf")), -1)
+
+
 PROGRAMS = {
     "pointwise with broadcasts": (lambda x, b, c: (x + b) * c, R(33, 70), R(70), R(33, 1)),
     "one element": (lambda x: x + 1, R(1)),
@@ -37,7 +43,7 @@ PROGRAMS = {
     "group_norm": (lambda x: F.group_norm(x, 2), R(2, 8, 7, 9)),
     "softmax": (lambda x: torch.softmax(x, -1), R(33, 70)),
     "softmax across": (lambda x: torch.softmax(x, 0), R(33, 70)),
-    "causal softmax": (lambda x: torch.softmax(x.masked_fill(torch.ones(35, 35, dtype=torch.bool).triu(1), float("-inf")), -1), R(3, 35, 35)),
+    "causal softmax": (causal_softmax, R(3, 35, 35)),
     "variance": (lambda x: x.var(-1), R(5, 70)),
     "sum of a mask": (lambda x: (x > 0).sum(-1), R(33, 70)),
     "maxima over two dims": (lambda x: x.amax((0, 2)), R(9, 17, 31)),
@@ -109,7 +115,7 @@ def number(x):
     return Const(x, F32)
 
 
-@pytest.mark.parametrize("rows, columns", [(5, 70), (3, 16), (2, 9000)])
+@pytest.mark.parametrize("rows, columns", [(5, 70), (3, 16), (1, 9000)])
 def test_layer_norm_with_scratch(rows, columns):
     """Rows of 9000 elements have their scratch on the heap."""
     i, j, k = Var("i", rows), Var("j", columns), Var("k", columns)

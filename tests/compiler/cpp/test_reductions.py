@@ -65,7 +65,7 @@ def close(ours, expected, dtype):
 def compiled(target):
     kernels, inputs = [], []
     for reducer, dtype in CASES:
-        for rows, columns in SHAPES:
+        for rows, columns in SHAPES if target == TARGETS[0] else SHAPES[2:5]:
             for along in (True, False):
                 kernels.append(fold_kernel(reducer, dtype, rows, columns, along))
                 inputs.append({"x": elements(dtype, rows * columns)})

@@ -1,0 +1,67 @@
+"""What a matrix product is to the template: every element of the result is a formula of the product's element.
+
+    for g < batch, i < rows, j < columns:   out[g, i, j] = f(g, i, j, sum over k of a[g, i, k] * b[g, k, j])
+
+`f` is a value of the loop IR: bias, activation, scale, residuals, the other half of a gated layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..ir.index import Var
+from ..ir.program import Buffer
+from ..ir.value import Load, Value
+
+ELEMENT = Load("<product>", (0,), torch.float32)  # inside `f`: the sum
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix for each batch: a buffer and strides in elements."""
+
+    buffer: Buffer
+    batch: int
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product with its epilogue.
+
+    Args:
+        batch, row, column: the loops.
+        depth: what is summed over.
+        a: rows by depth, its column stride 1.
+        b: depth by columns; where `packed`, vectors of columns one after the other, each with all of depth.
+        out: the result; its element (g, i, j) lies at `place`, neighbours in a row side by side.
+        value: `f`, in the compute dtype of `out`, with `ELEMENT` for the sum.
+        buffers: what `f` loads from, and maybe more.
+        packed: whether `b` comes in vectors (see `packing`).
+    """
+
+    batch: Var
+    row: Var
+    column: Var
+    depth: int
+    a: Matrix
+    b: Matrix
+    out: Buffer
+    place: Any
+    value: Value
+    buffers: tuple[Buffer, ...] = ()
+    packed: bool = False
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        """Every buffer that is read, in the order of the kernel's parameters."""
+        return (self.a.buffer, self.b.buffer, *self.buffers)
+
+    @property
+    def multiplications(self) -> int:
+        """How many products are summed in all."""
+        return self.batch.extent * self.row.extent * self.column.extent * self.depth
