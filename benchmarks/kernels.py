@@ -3,8 +3,8 @@
     python benchmarks/kernels.py --runs eager,inductor,regraft --threads 1
 
 Each program runs at a size that fits the caches and at one that does not. For each: median microseconds, speed over the
-first run, and for the last run the share of the machine's copy bandwidth
-at that size, counting what the program must read and write at least. Ends with the geometric means. Caches of compiled code are new folders.
+first run, and for the last run the share of the machine's copy bandwidth at that size, counting what the program must
+read and write at least. Ends with the geometric means. Caches of compiled code are new folders.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/memory.py hf:bert hf:gpt2 --runs eager,inductor,regraft --batch 2 --seq 128
 
-The peak is the process's own (VmHWM, reset after two steps, so that compiling does not count), less what it holds between
-steps with its gradients dropped. Linux only.
+The peak is the process's own (VmHWM, reset after two steps, so that compiling does not count), less what it holds
+between steps with its gradients dropped. Linux only.
 """
 
 from __future__ import annotations

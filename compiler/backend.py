@@ -31,12 +31,12 @@ from ..rewrites.ruleset import RuleSet, plugin_rules
 from .autograd import GraphKind, differentiate
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
-from .codegen import NotGenerated, generate_kernels
+from .codegen import NotGeneratedError, generate_kernels
 from .freezing import Boxed, Freezer, fold_uniform, refuse_training, spread_channels_last
 from .measure import Measured
 from .normal import LOWERED_FORM, NORMAL_FORM
 from .options import OptionError, Options
-from .templates import fuse_attention
+from .templates import fuse_attention, fuse_gemm
 from .torch_compat import calls_plainly, compile_name, dynamo_signal
 from .warm.entry import Entry, recall, save
 from .warm.key import graph_key
@@ -69,7 +69,7 @@ def backend(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Hold the garbage collector back: compiling makes many small objects that live, and it would look at each again."""
+    """Hold the garbage collector back: compiling makes many small objects that live on, each looked at again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -177,9 +177,6 @@ class Compilation:
         """Compile one graph after differentiation."""
         start = time.perf_counter()
         protected = self._lower(graph_module, kind)
-        if kind == "inference":
-            with self._timed("templates"):
-                fuse_attention(graph_module, self.oracle, self.record)
         self._note_graph(kind, graph_module)
         with self._timed("kernels"):
             self._generate_kernels(graph_module, kind)
@@ -201,7 +198,7 @@ class Compilation:
                 random="eager" if self.options.rng == "eager" else "philox",
                 verify=self.options.verify != "off",
             )
-        except NotGenerated as refusal:
+        except NotGeneratedError as refusal:
             self.record.fallbacks.append(Fallback.of("kernels", refusal.reason))
         except Exception as error:
             if self.options.verify != "off":
@@ -235,6 +232,10 @@ class Compilation:
             with self._timed("layout"):
                 self.record.details["channels_last"] = asdict(spread_channels_last(graph_module, self.oracle))
         rewrite(graph_module, self.rules, self._settings("lowered", training=False), self.record)
+        if kind == "inference":
+            with self._timed("templates"):
+                fuse_attention(graph_module, self.oracle, self.record)
+                fuse_gemm(graph_module, self.oracle, self.record, packed=freezer is not None)
         if freezer is None:
             return lambda call: call
         with self._timed("freeze"):

@@ -199,7 +199,8 @@ def _show_fallbacks(as_json: bool) -> None:
     from .lowering.fallbacks import KEPT
 
     if as_json:
-        typer.echo(json.dumps({name: {"code": code, "why": why} for name, (code, why) in sorted(KEPT.items())}, indent=1))
+        facts = {name: {"code": code, "why": why} for name, (code, why) in sorted(KEPT.items())}
+        typer.echo(json.dumps(facts, indent=1))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("reason", "operators", "why"):

@@ -52,7 +52,7 @@ class Generated:
         }
 
 
-class NotGenerated(Exception):
+class NotGeneratedError(Exception):
     """Why a graph has no generated kernels; `reason` says it."""
 
     def __init__(self, reason: Reason) -> None:
@@ -72,7 +72,7 @@ def generate_kernels(
         verify: prove every dependence of the schedule by an independent checker.
 
     Raises:
-        NotGenerated: nothing can be generated here: another device, no compiler.
+        NotGeneratedError: nothing can be generated here: another device, no compiler.
     """
     _check_devices(graph_module.graph)
     lowered = lower(graph_module, random=random)
@@ -90,7 +90,7 @@ def _check_devices(graph: fx.Graph) -> None:
     devices = {t.device.type for node in graph.nodes for t in _tensors(val(node))}
     if devices - {"cpu"}:
         message = f"kernels are generated for CPUs only, this graph uses {', '.join(sorted(devices))}"
-        raise NotGenerated(Reason("device", message))
+        raise NotGeneratedError(Reason("device", message))
 
 
 def _tensors(value: Any) -> Sequence[Any]:
@@ -110,7 +110,7 @@ def _build(kernels: Sequence[Kernel]) -> Sequence[Any]:
         return cpp.build(kernels)
     except cpp.CompilerMissing as error:
         warn_once(str(error))
-        raise NotGenerated(Reason("no-compiler", str(error))) from error
+        raise NotGeneratedError(Reason("no-compiler", str(error))) from error
 
 
 @functools.cache

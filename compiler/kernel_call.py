@@ -1,7 +1,7 @@
 """Calls of generated kernels as nodes of a graph: functional to the graph, memory by memory to the kernel.
 
-    %k0 = k0_layer_norm(%x, %w, %b)        out = empty_strided((128, 768), (768, 1), float32)
-    %out = getitem(%k0, 0)           ->    k0_layer_norm(x, w, b, out)
+%k0 = k0_layer_norm(%x, %w, %b)        out = empty_strided((128, 768), (768, 1), float32)
+%out = getitem(%k0, 0)           ->    k0_layer_norm(x, w, b, out)
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def is_large(sizes: Sequence[Any], dtype: torch.dtype) -> bool:
 
 @functools.cache
 def empty_large(device: torch.device) -> Callable[..., torch.Tensor]:
-    """``f(sizes, strides, dtype)``: uninitialised memory on a device, on the CPU in large pages where that is possible."""
+    """``f(sizes, strides, dtype)``: uninitialised memory on a device, on the CPU in large pages where possible."""
     allocate = torch_compat.empty_strided(device)
     advise = _advice() if device.type == "cpu" else None
     if advise is None:

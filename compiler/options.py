@@ -2,8 +2,10 @@
 
 `Options.parse` is strict: what it does not know it refuses, and says what it does know. Environment variables:
 
-    REGRAFT_CACHE_DIR      where measured decisions are kept (default: $XDG_CACHE_HOME/regraft or ~/.cache/regraft)
-    REGRAFT_DISABLE_CACHE  1 keeps decisions in memory only
+    REGRAFT_CACHE_DIR      where measured decisions, compiled kernels and compiled graphs are kept
+                           (default: $XDG_CACHE_HOME/regraft or ~/.cache/regraft)
+    REGRAFT_DISABLE_CACHE  1 keeps them for this process only
+    CXX                    the C++ compiler (default: g++, clang++ or c++, the first that is there)
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class Options:
 
 
 def cache_dir() -> Path | None:
-    """Where measured decisions are kept on disk, or None where the environment turns that off."""
+    """Where things are kept on disk, or None where the environment turns that off."""
     if os.environ.get("REGRAFT_DISABLE_CACHE", "").strip().lower() not in _FALSE:
         return None
     given = os.environ.get("REGRAFT_CACHE_DIR")
@@ -109,6 +111,11 @@ def cache_dir() -> Path | None:
         return Path(given).expanduser()
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "regraft"
+
+
+def compiler_setting() -> str | None:
+    """The C++ compiler that the environment names, if it does."""
+    return os.environ.get("CXX", "").strip() or None
 
 
 def _check_names(given: Mapping[str, Any]) -> None:

@@ -516,7 +516,8 @@ def calls_plainly() -> bool:
         return False
     written = any(i.mutates_data or i.mutates_metadata for i in metadata.input_info)
     views = any(o.output_type.name != "non_alias" for o in metadata.output_info)
-    plain = all(type(meta).__name__ == "PlainTensorMeta" or isinstance(meta, int) for meta in metadata.subclass_inp_meta)
+    kinds = {type(meta).__name__ for meta in metadata.subclass_inp_meta}
+    plain = kinds <= {"PlainTensorMeta", "int"}
     extra = metadata.num_intermediate_bases or metadata.tokens or metadata.num_graphsafe_rng_states
     return plain and not written and not views and not extra
 

@@ -144,7 +144,8 @@ class _Body:
                 continue
             self._emit(f"{name} = {self.spelling.empty(buffer)}({sizes}, {strides}, {buffer.dtype})")
         names = [p.buffer.name for p in call.kernel.params] + [s.name for s in call.kernel.sizes]
-        self._emit(f"{self.spelling.object(call.run, call.kernel.name)}({', '.join(arguments[n] for n in names)})", node)
+        function = self.spelling.object(call.run, call.kernel.name)
+        self._emit(f"{function}({', '.join(arguments[n] for n in names)})", node)
         self._delete(self._dying.get(node, []))
 
     def _return(self, value: Any) -> None:

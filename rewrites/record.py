@@ -124,8 +124,9 @@ class Code:
 class GraphRecord:
     """Everything that happened to one graph: filled in by the stages, read by coverage.
 
-    `code` says what was generated, one entry a graph after differentiation. `kind` is ``"inference"`` or ``"training"``; `seconds` is wall time by stage; `errors` maps a rule's name to the
-    relative errors its live comparisons showed (option ``verify="live"``).
+    `code` says what was generated, one entry a graph after differentiation. `kind` is ``"inference"`` or
+    ``"training"``; `seconds` is wall time by stage; `errors` maps a rule's name to the relative errors its live
+    comparisons showed (option ``verify="live"``).
     """
 
     name: str

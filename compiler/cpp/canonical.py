@@ -1,6 +1,6 @@
 """Kernels up to names: equal layers of a model give equal kernels, whose text is written once.
 
-    k3: add_3[i] = x_3[i] + y_3[i]        k9: add_9[i] = x_9[i] + y_9[i]        ->  one canonical kernel
+k3: add_3[i] = x_3[i] + y_3[i]        k9: add_9[i] = x_9[i] + y_9[i]        ->  one canonical kernel
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import replace
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.program import Buffer, Reduction, Store
 from ..ir.value import Load, Result, Rewriter, Value
+from .accesses import statements
 
 
 def canonical(kernel: Kernel) -> Kernel:
@@ -22,7 +23,9 @@ class _Renaming:
         self._kernel = kernel
         self._buffers = {p.buffer.name: f"p{k}" for k, p in enumerate(kernel.params)}
         self._buffers |= {buffer.name: f"s{k}" for k, buffer in enumerate(kernel.scratch)}
-        self._reductions: dict[str, str] = {}
+        # All at once: what a fold adds up may be the results of folds inside it.
+        folds = [s for s in statements(kernel.body) if isinstance(s, Fold)]
+        self._reductions = {r.name: f"f{k}" for k, r in enumerate(r for fold in folds for r in fold.reductions)}
         self._rename = Rewriter(value=self._value)
 
     def run(self) -> Kernel:
@@ -43,8 +46,6 @@ class _Renaming:
         if isinstance(statement, Assign):
             return Assign(self._store(statement.store))
         if isinstance(statement, Fold):
-            for reduction in statement.reductions:
-                self._reductions.setdefault(reduction.name, f"f{len(self._reductions)}")
             return Fold(tuple(map(self._reduction, statement.reductions)), self._body(statement.body))
         assert isinstance(statement, Update), statement
         return Update(self._reduction(statement.reduction))

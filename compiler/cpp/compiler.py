@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...rewrites.machine import cpu_model
-from ..options import cache_dir
+from ..options import cache_dir, compiler_setting
 from .errors import CompileFailed, CompilerMissing
 
 _CANDIDATES = ("g++", "clang++", "c++")
@@ -75,11 +75,6 @@ def find_compiler() -> Compiler:
             return Compiler(path, _version(path))
     where = f"$CXX names {given!r}, which is not there" if given else f"none of {', '.join(_CANDIDATES)} is on the path"
     raise CompilerMissing(f"no C++ compiler: {where}")
-
-
-def compiler_setting() -> str | None:
-    """What the environment says the compiler is."""
-    return os.environ.get("CXX", "").strip() or None
 
 
 @functools.cache

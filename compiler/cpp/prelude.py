@@ -141,18 +141,26 @@ template <class T, int N, int bytes = sizeof(T)> struct Masked {
   static INLINE_MEMBER void store(V<i32, N> m, T* p, V<T, N> x) { for (int l = 0; l < N; ++l) if (m[l]) p[l] = x[l]; }
 };
 #if defined(MASKS)
-#define MASKED_512(BYTES, N, LANE, NAME) \
+// The compilers' builtins differ in what they call the pointer.
+#if defined(__clang__)
+#define NARROW Lanes
+#else
+#define NARROW Lane
+#endif
+#define MASKED_512(BYTES, N, LANE, NAME, POINTEE) \
   template <class T> struct Masked<T, N, BYTES> { \
-    typedef LANE Lanes __attribute__((vector_size(BYTES * N))); \
+    typedef LANE Lane; typedef LANE Lanes __attribute__((vector_size(BYTES * N))); \
     static INLINE_MEMBER V<T, N> load(V<i32, N> m, const T* p) { \
-      return (V<T, N>)__builtin_ia32_load##NAME##_mask((const LANE*)p, Lanes{}, flags(m)); \
+      return (V<T, N>)__builtin_ia32_load##NAME##_mask((const POINTEE*)p, Lanes{}, flags(m)); \
     } \
     static INLINE_MEMBER void store(V<i32, N> m, T* p, V<T, N> x) { \
-      __builtin_ia32_store##NAME##_mask((LANE*)p, (Lanes)x, flags(m)); \
+      __builtin_ia32_store##NAME##_mask((POINTEE*)p, (Lanes)x, flags(m)); \
     } \
   };
-MASKED_512(4, 16, i32, dqusi512) MASKED_512(4, 8, i32, dqusi256) MASKED_512(8, 8, i64, dqudi512)
-MASKED_512(2, 16, i16, dquhi256) MASKED_512(2, 8, i16, dquhi128) MASKED_512(1, 16, char, dquqi128)
+MASKED_512(4, 16, i32, dqusi512, Lane) MASKED_512(4, 8, i32, dqusi256, Lane)
+MASKED_512(8, 8, i64, dqudi512, Lane)
+MASKED_512(2, 16, i16, dquhi256, NARROW) MASKED_512(2, 8, i16, dquhi128, NARROW)
+MASKED_512(1, 16, char, dquqi128, NARROW)
 #elif defined(__AVX2__)
 template <class T> struct Masked<T, 8, 4> {
   static INLINE_MEMBER V<T, 8> load(V<i32, 8> m, const T* p) {

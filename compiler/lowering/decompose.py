@@ -51,7 +51,7 @@ def traced(node: fx.Node) -> fx.GraphModule:
     function = decomposition(target)
     if function is None:
         raise Unlowered("no-lowering", f"{target} has neither lowering nor decomposition")
-    fakes = tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, (list(node.args), dict(node.kwargs)))
+    fakes = _plain((node.args, node.kwargs))
     tensors = [leaf for leaf in tree_leaves(fakes) if isinstance(leaf, torch.Tensor)]
     mode = fake_mode_of(tensors)
     if mode is None:
@@ -67,6 +67,15 @@ def traced(node: fx.Node) -> fx.GraphModule:
             return trace_decomposed(run, tensors)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise Unlowered("decomposition", f"the decomposition of {target} does not trace: {error}") from error
+
+
+def _plain(arg: Any) -> Any:
+    """An argument with values for nodes, its lists and dicts free to be changed."""
+    if isinstance(arg, fx.Node):
+        return arg.meta["val"]
+    if isinstance(arg, dict):
+        return {key: _plain(a) for key, a in arg.items()}
+    return type(arg)(map(_plain, arg)) if type(arg) is tuple else [*map(_plain, arg)] if isinstance(arg, list) else arg
 
 
 def _value(low: Lowering, node: fx.Node, values: dict[fx.Node, Any], inputs: list[Tensor]) -> Any:

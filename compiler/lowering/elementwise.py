@@ -66,7 +66,9 @@ def _operand(operand: Any, indices: tuple[Any, ...], common: torch.dtype, opmath
 
 
 def literal(number: Any, dtype: torch.dtype) -> Value:
-    """A Python number or an index as a value of a compute dtype."""
+    """A Python number, an index or a value in a compute dtype."""
+    if isinstance(number, Value):
+        return cast(number, dtype)
     return cast(Number(number, torch.int64), dtype) if isinstance(number, Index) else const(number, dtype)
 
 

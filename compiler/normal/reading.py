@@ -108,12 +108,7 @@ def _constant(node: fx.Node) -> Number | None:
     tensor = getattr(val(node), "constant", None)
     if tensor is None and node.op == "get_attr" and _CONSTANT.match(str(node.target)):
         tensor = getattr(node.graph.owning_module, str(node.target), None)
-    if (
-        not isinstance(tensor, torch.Tensor)
-        or tensor.numel() != 1
-        or tensor.dtype.is_complex
-        or is_fake(tensor)
-    ):
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or tensor.dtype.is_complex or is_fake(tensor):
         return None
     return _plain(tensor.item())
 

@@ -27,7 +27,7 @@ _GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
 PRELUDE = r"""
 namespace gemm {
 
-constexpr i64 RUN = 384;
+constexpr i64 RUN = 256;
 
 // c[R][C vectors] (+)= a[R][depth] @ b, N lanes a vector; vector n of b's row k is at b + n * ldb + k * N.
 // Runs of the depth are summed apart, which keeps rounding errors small.

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
@@ -17,11 +18,11 @@ import torch
 from torch import fx
 
 from ...patterns.packing import packed_linear_weight
+from ...rewrites.graph import is_pure
 from ...rewrites.profit import Always, Decision, Never, Oracle, Question
 from ...rewrites.reason import Reason, site_of
 from ...rewrites.record import Evidence, GraphRecord, Match, NearMiss
 from ...rewrites.splice import subgraph
-from ..capture.effects import has_effect
 from ..cpp.dtypes import UnsupportedDtype
 from ..cpp.errors import CompileFailed, CompilerMissing
 from .gemm_cpp import PRELUDE, gemm_cpp
@@ -73,7 +74,7 @@ class _Fusion:
     def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord) -> None:
         self._graph, self._oracle, self._record = graph, oracle, record
         self._copies: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
-        self._packed: dict[fx.Node, fx.Node] = {}
+        self._packed: dict[tuple[fx.Node, bool], fx.Node] = {}
 
     def prepared(self, packed: bool) -> list[fx.Node]:
         """The products that a kernel could compute; distinct kernels are compiled side by side."""
@@ -144,14 +145,14 @@ class _Fusion:
 
     def _packed_weight(self, candidate: _Candidate) -> fx.Node:
         """The weight packed, right after it: once for all products that share it."""
-        weight = candidate.found.inputs[1]
-        if weight not in self._packed:
+        weight, transposed = key = candidate.found.inputs[1], candidate.transposed
+        if key not in self._packed:
             before = weight.next
             while before.op in ("placeholder", "get_attr"):
                 before = before.next
             with self._graph.inserting_before(before):
-                self._packed[weight] = packed_node(weight, lanes(), candidate.transposed)
-        return self._packed[weight]
+                self._packed[key] = packed_node(weight, lanes(), transposed)
+        return self._packed[key]
 
     def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
         """The input in the strides that the kernel reads: one copy for all products that share it."""
@@ -168,7 +169,7 @@ class _Fusion:
         pending = [node for node in nodes if not node.users and not node._erased]
         while pending:
             node = pending.pop()
-            if node.users or node._erased or node.op != "call_function" or has_effect(node):
+            if node.users or node._erased or node.op != "call_function" or not is_pure(node):
                 continue
             pending.extend(node.all_input_nodes)
             self._graph.erase_node(node)
@@ -239,7 +240,7 @@ class _Original:
         return self._run(*tensors)
 
     def _made(self) -> Callable[..., Any]:
-        from ..codegen import NotGenerated, generate_kernels
+        from ..codegen import NotGeneratedError, generate_kernels
 
         found = self._found
         inputs = list(dict.fromkeys(found.inputs))
@@ -247,10 +248,8 @@ class _Original:
         assert isinstance(program, fx.GraphModule)
         for node, value in zip(program.graph.find_nodes(op="placeholder"), inputs, strict=True):
             node.meta = dict(value.meta)
-        try:
+        with contextlib.suppress(NotGeneratedError):
             program.graph = generate_kernels(program, "inference").graph
-        except NotGenerated:
-            pass
         for node in program.graph.nodes:
             if packet(node) == REORDER:
                 node.target = packed_linear_weight

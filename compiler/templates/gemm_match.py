@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -311,7 +312,7 @@ def _row_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
     dims = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     if not dims:
         return 0
-    for (_, outer), (size, inner) in zip(dims, dims[1:], strict=False):
+    for (_, outer), (size, inner) in pairwise(dims):
         if outer != size * inner:
             return None
     return dims[-1][1]

@@ -94,4 +94,3 @@ class _Pickler(pickle.Pickler):
 
 def _operator(namespace: str, packet: str, overload: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-

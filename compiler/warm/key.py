@@ -26,7 +26,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-class _NoKey(Exception):
+class _NoKeyError(Exception):
     """Raised where something has no text that says all about it."""
 
 
@@ -34,7 +34,7 @@ def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Option
     """The key of compiling `gm` for inputs like these, or why it has none."""
     try:
         parts = [*_machine(), *_state(), options.key(), *_module(gm), *_inputs(example_inputs)]
-    except _NoKey as missing:
+    except _NoKeyError as missing:
         return Reason("no-key", f"not cached: {missing}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -78,7 +78,7 @@ def _target(node: fx.Node) -> str:
     name = getattr(node.target, "__qualname__", None) or getattr(node.target, "__name__", "")
     module = getattr(node.target, "__module__", None) or type(node.target).__module__
     if not name or "<" in name or not _is_library(str(module)):
-        raise _NoKey(f"the graph calls {name or node.target!r} of {module}, whose code is not part of the key")
+        raise _NoKeyError(f"the graph calls {name or node.target!r} of {module}, whose code is not part of the key")
     return f"{module}.{name}"
 
 
@@ -93,12 +93,12 @@ def _attribute(value: Any) -> Iterator[str]:
     elif type(value) in (torch.Tensor, torch.nn.Parameter):
         yield _tensor(value) + _content(value)
     else:
-        raise _NoKey(f"the graph holds a {type(value).__name__}")
+        raise _NoKeyError(f"the graph holds a {type(value).__name__}")
 
 
 def _content(value: torch.Tensor) -> str:
     if value.device.type != "cpu" or value.nbytes > MAX_CONSTANT_BYTES:
-        raise _NoKey("the graph holds a large constant tensor")
+        raise _NoKeyError("the graph holds a large constant tensor")
     flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
@@ -114,7 +114,7 @@ def _text(value: Any) -> str:
         return f"slice({_text(value.start)}, {_text(value.stop)}, {_text(value.step)})"
     if isinstance(value, _PLAIN) or value is Ellipsis:
         return repr(value)
-    raise _NoKey(f"an argument is a {type(value).__name__}")
+    raise _NoKeyError(f"an argument is a {type(value).__name__}")
 
 
 def _inputs(values: Sequence[Any]) -> Iterator[str]:
@@ -126,14 +126,14 @@ def _input(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        raise _NoKey("sizes are symbolic")
+        raise _NoKeyError("sizes are symbolic")
     return _text(value)
 
 
 def _tensor(value: torch.Tensor) -> str:
     plain = type(value) in (torch.Tensor, torch.nn.Parameter)
     if not plain or value.layout != torch.strided or torch_compat.has_symbols(value):
-        raise _NoKey(f"a tensor is not a plain one: {type(value).__name__}, {value.layout}")
+        raise _NoKeyError(f"a tensor is not a plain one: {type(value).__name__}, {value.layout}")
     marks = f"{value.requires_grad} {value.is_conj()} {value.is_neg()} {value.storage_offset()}"
     return f"tensor {tuple(value.shape)} {value.stride()} {value.dtype} {value.device} {marks}"
 

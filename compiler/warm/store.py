@@ -1,7 +1,7 @@
 """Entries on disk: ``graphs/3f/3f9a...c1.bin``, a hash of the content and then the content.
 
-A store may be lost but never wrong: entries are written aside and renamed into place, so that readers in other processes
-see a whole entry or none, and what is damaged is deleted and made anew.
+A store may be lost but never wrong: entries are written aside and renamed into place, so that readers in other
+processes see a whole entry or none, and what is damaged is deleted and made anew.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import uuid
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def discard(key: str) -> None:
     path = _path(key)
     with contextlib.suppress(OSError):
         if path is not None:
-            os.unlink(path)
+            path.unlink()
 
 
 def _path(key: str) -> Path | None:

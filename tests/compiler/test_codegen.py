@@ -1,4 +1,4 @@
-"""Generated kernels in a graph: what runs is what eager computes, memory is reused, and what can't be built falls back."""
+"""Generated kernels in a graph: what runs is what eager computes, memory is reused, faults fall back to calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import fx
 
 import regraft
 from regraft.compiler import codegen
-from regraft.compiler.codegen import NotGenerated, generate_kernels
+from regraft.compiler.codegen import NotGeneratedError, generate_kernels
 from regraft.compiler.cpp import CompileFailed, CompilerMissing
 from regraft.compiler.kernel_call import KernelCall, evaluate, spell
 from regraft.compiler.wrapper import generate
@@ -121,7 +121,7 @@ def test_out_of_range_indices_raise_as_in_eager():
     x, index = torch.randn(4), torch.tensor([0, 7])
     compiled = torch.compile(lambda x, i: x[i] * 2, backend="regraft")
     torch.testing.assert_close(compiled(x, index.clamp(max=3)), x[index.clamp(max=3)] * 2)
-    with pytest.raises(IndexError, match="index 7 is out of bounds for dimension .*with size 4"):
+    with pytest.raises(IndexError, match=r"index 7 is out of bounds for dimension .*with size 4"):
         compiled(x, index)
 
 
@@ -157,7 +157,7 @@ def test_other_devices_are_left_alone():
     node = graph.placeholder("x")
     node.meta["val"] = torch.empty(2, device="meta")
     graph.output((node,))
-    with pytest.raises(NotGenerated, match="CPUs only"):
+    with pytest.raises(NotGeneratedError, match="CPUs only"):
         generate_kernels(fx.GraphModule({}, graph), "inference")
 
 
@@ -170,7 +170,8 @@ def test_every_stage_prints():
 
 def test_training_step_agrees():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4))
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
     mine, x, y = copy.deepcopy(model), torch.randn(10, 16), torch.randint(0, 4, (10,))
     F.cross_entropy(model(x), y).backward()
     with regraft.coverage() as cov:

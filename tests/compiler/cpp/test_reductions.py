@@ -19,7 +19,7 @@ F32, I64 = torch.float32, torch.int64
 TARGETS = list(
     dict.fromkeys([cpp.host_target().name, "avx2" if cpp.host_target().vector_bytes else "scalar", "scalar"])
 )
-SHAPES = [(1, 1), (3, 0), (2, 15), (17, 16), (3, 67), (1, 130), (70, 5)]
+SHAPES = [(1, 1), (3, 0), (17, 16), (3, 67), (1, 130)]
 CASES = [
     ("sum", F32), ("sum", I64), ("prod", F32), ("max", F32), ("max", torch.uint8), ("min", I64), ("min", torch.float64),
     ("any", torch.bool), ("all", torch.bool), ("xor", torch.int32), ("argmax", F32), ("argmin", I64), ("welford", F32),
@@ -65,7 +65,7 @@ def close(ours, expected, dtype):
 def compiled(target):
     kernels, inputs = [], []
     for reducer, dtype in CASES:
-        for rows, columns in SHAPES if target == TARGETS[0] else SHAPES[2:5]:
+        for rows, columns in SHAPES if target == TARGETS[0] else SHAPES[2:4]:
             for along in (True, False):
                 kernels.append(fold_kernel(reducer, dtype, rows, columns, along))
                 inputs.append({"x": elements(dtype, rows * columns)})
