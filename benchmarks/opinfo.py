@@ -29,6 +29,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+BUILDING = "building the kernels"
 OUTCOMES = ("ok", "wrong", "error", "crash", "skipped")
 
 
@@ -106,7 +107,7 @@ class Worker:
                         "kernels": 0,
                     }
                 )
-            at = answer.get("at", at)
+            at = answer.get("at", at) if answer.get("at") != BUILDING else f"{name} (kernels)"
 
     def _answer(self, end: float) -> dict[str, Any] | None:
         """The next message; None where the process is gone or too late."""
@@ -132,6 +133,17 @@ class Worker:
 
 
 # -- the summary -------------------------------------------------------------------------------------------------------
+
+
+def merged(files: list[str]) -> list[dict[str, Any]]:
+    """The outcomes of several runs; of an operator that several ran, the last counts."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for file in files:
+        new: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for outcome in json.loads(Path(file).read_text(encoding="utf-8")):
+            new[_parts(outcome["case"])[0]].append(outcome)
+        found.update(new)
+    return [outcome for outcomes in found.values() for outcome in outcomes]
 
 
 def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -210,8 +222,7 @@ def main(
         work(samples)
         return
     if merge:
-        outcomes = [o for file in merge.split(",") for o in json.loads(Path(file).read_text(encoding="utf-8"))]
-        made = summary(outcomes)
+        made = summary(merged(merge.split(",")))
         show(made)
         if out:
             Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")

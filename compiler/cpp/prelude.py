@@ -157,7 +157,7 @@ template <class T, int N, int bytes = sizeof(T)> struct Masked {
       __builtin_ia32_store##NAME##_mask((POINTEE*)p, (Lanes)x, flags(m)); \
     } \
   };
-MASKED_512(4, 16, i32, dqusi512, Lane) MASKED_512(4, 8, i32, dqusi256, Lane)
+MASKED_512(4, 16, i32, dqusi512, Lane) MASKED_512(4, 8, i32, dqusi256, NARROW)
 MASKED_512(8, 8, i64, dqudi512, Lane)
 MASKED_512(2, 16, i16, dquhi256, NARROW) MASKED_512(2, 8, i16, dquhi128, NARROW)
 MASKED_512(1, 16, char, dquqi128, NARROW)

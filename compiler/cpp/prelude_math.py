@@ -299,12 +299,14 @@ template <class X> INLINE X op_reciprocal(X a) { return 1 / a; }
 template <class X> INLINE X op_sigmoid(X a) { return 1 / (1 + op_exp(-a)); }
 template <class X> INLINE X scale(X x, X top) { return sel(op_eq(x, like(x, -__builtin_inf())), X{}, op_exp(x - top)); }
 template <class X, class I> INLINE void co_argmax(X& x, I& i, X y, I j) {
-  const auto lost = op_ne(x, x), tie = op_eq(x, y) | (lost & op_ne(y, y));
+  const auto lost = op_ne(x, x);
+  const auto tie = op_eq(x, y) | (lost & op_ne(y, y));
   const auto left = (tie & op_le(i, j)) | (flip(tie) & (lost | op_gt(x, y)));
   x = sel(left, x, y), i = sel(left, i, j);
 }
 template <class X, class I> INLINE void co_argmin(X& x, I& i, X y, I j) {
-  const auto lost = op_ne(x, x), tie = op_eq(x, y) | (lost & op_ne(y, y));
+  const auto lost = op_ne(x, x);
+  const auto tie = op_eq(x, y) | (lost & op_ne(y, y));
   const auto left = (tie & op_le(i, j)) | (flip(tie) & (lost | op_lt(x, y)));
   x = sel(left, x, y), i = sel(left, i, j);
 }
