@@ -1,7 +1,7 @@
 """Sizes of the attention kernel's tiles: what of q, k, v and the scores is in registers and caches at a time.
 
 Sizes are static, and every tile, loop and stride a constant of the kernel. Attentions with symbolic sizes keep their
-operators, with the reason ``symbolic``: a kernel for all lengths would need tiles that fit the shortest and the longest.
+operators, with the reason ``symbolic``: a kernel for all lengths would need tiles that fit the shortest and longest.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+import regraft
 from regraft.compiler.cpp import target
 from regraft.compiler.measure import Measured
 from regraft.compiler.templates import TemplateKernel, fuse_gemm
@@ -165,7 +166,8 @@ def test_epilogues(name: str) -> None:
     fused = fuse(function, inputs)
     assert fused.count == 1
     assert computed(fused) == []
-    torch.testing.assert_close(fused.graph_module(*inputs), function(*inputs), rtol=1e-2 if name == "bfloat16" else 1e-4, atol=1e-5)  # fmt: skip
+    rtol = 1e-2 if name == "bfloat16" else 1e-4
+    torch.testing.assert_close(fused.graph_module(*inputs), function(*inputs), rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 10, 37), (10, 37), (37,), (2, 1, 37), (1, 10, 1), (1,), ()])
@@ -368,3 +370,28 @@ def test_kernel_pickles() -> None:
     loaded = pickle.loads(pickle.dumps(kernel))
     weight = inputs[1] if loaded.inputs[1].sizes == (40, 30) else inputs[1].t()
     torch.testing.assert_close(loaded(inputs[0], weight, inputs[2]), layer(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_results_do_not_depend_on_threads() -> None:
+    inputs = [random(128, 256), random(300, 256), random(300)]
+    fused, before = fuse(layer, inputs), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = fused.graph_module(*inputs)
+        torch.set_num_threads(2)
+        assert torch.equal(fused.graph_module(*inputs), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("freezing", [False, True])
+def test_in_a_compiled_program(freezing: bool) -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(30, 50), torch.nn.GELU(), torch.nn.Linear(50, 20)).eval()
+    x = random(40, 30)
+    with torch.no_grad(), regraft.coverage() as found:
+        compiled = torch.compile(model, backend="regraft", options={"profit": "always", "freezing": freezing})
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+        model[0].weight.mul_(2.0)  # a packed weight follows
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    assert [code.templates for graph in found.graphs for code in graph.code] == [{"gemm": 2}]
