@@ -235,7 +235,9 @@ class Compilation:
         if kind == "inference":
             with self._timed("templates"):
                 fuse_attention(graph_module, self.oracle, self.record)
-                fuse_gemm(graph_module, self.oracle, self.record, packed=freezer is not None)
+                # With plain weights it gains too little to be worth its compile time by default.
+                if freezer is not None or self.options.mode.startswith("max-autotune"):
+                    fuse_gemm(graph_module, self.oracle, self.record, packed=freezer is not None)
         if freezer is None:
             return lambda call: call
         with self._timed("freeze"):

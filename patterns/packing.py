@@ -20,6 +20,7 @@ from ..rewrites.graph import is_pure, is_tensor
 from ..rewrites.reason import Reason
 
 FROZEN = "frozen"  # mark in a placeholder's metadata: its value is known while compiling
+PACKED = "packed"  # mark in a call's metadata: it gives a linear layer's weight in the layout of a generated kernel
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _SPATIAL_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...patterns.packing import FROZEN
+from ...patterns.packing import FROZEN, PACKED
 from ...rewrites.graph import op_name
 from .batch_norm import fold_batch_norms
 from .fold import fold
@@ -47,7 +47,7 @@ class Freezer:
 
     def finish(self, graph_module: fx.GraphModule) -> Callable[[Boxed], Boxed]:
         """Fold what follows from weights, after the rules, in place; returns what to wrap the compiled graph in."""
-        packed = [_PACKING[op_name(node)] for node in graph_module.graph.nodes if op_name(node) in _PACKING]
+        packed = [_packing(node) for node in graph_module.graph.nodes]
         self.counts |= {name: packed.count(name) for name in _PACKING.values()}
         folded = fold(graph_module, self._weights)
         if folded is None:
@@ -56,3 +56,8 @@ class Freezer:
         self.counts |= {"constants": len(folded.constants), "bytes": folded.nbytes}
         guard = Guard(folded)
         return lambda call: guarded(call, guard)
+
+
+def _packing(node: fx.Node) -> str | None:
+    """What a call packs, if it packs anything."""
+    return "packed_linear" if PACKED in node.meta else _PACKING.get(op_name(node))

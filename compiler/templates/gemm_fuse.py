@@ -74,7 +74,6 @@ class _Fusion:
     def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord) -> None:
         self._graph, self._oracle, self._record = graph, oracle, record
         self._copies: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
-        self._packed: dict[tuple[fx.Node, bool], fx.Node] = {}
 
     def prepared(self, packed: bool) -> list[fx.Node]:
         """The products that a kernel could compute; distinct kernels are compiled side by side."""
@@ -144,15 +143,13 @@ class _Fusion:
         self._erase([*found.nodes, found.output])
 
     def _packed_weight(self, candidate: _Candidate) -> fx.Node:
-        """The weight packed, right after it: once for all products that share it."""
-        weight, transposed = key = candidate.found.inputs[1], candidate.transposed
-        if key not in self._packed:
-            before = weight.next
-            while before.op in ("placeholder", "get_attr"):
-                before = before.next
-            with self._graph.inserting_before(before):
-                self._packed[key] = packed_node(weight, lanes(), transposed)
-        return self._packed[key]
+        """The weight packed, right after it; folding merges equal calls."""
+        weight = candidate.found.inputs[1]
+        before = weight.next
+        while before.op in ("placeholder", "get_attr"):
+            before = before.next
+        with self._graph.inserting_before(before):
+            return packed_node(weight, lanes(), candidate.transposed)
 
     def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
         """The input in the strides that the kernel reads: one copy for all products that share it."""

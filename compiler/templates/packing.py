@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...patterns.packing import PACKED
+
 aten = torch.ops.aten
 
 Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -43,6 +45,7 @@ def packed_node(weight: fx.Node, lanes: int, transposed: bool) -> fx.Node:
         made = weight.graph.call_function(operator, (weight, *args), settings)
         made.meta = {**weight.meta, "val": operator(weight.meta["val"], *args, **settings)}
         weight = made
+    weight.meta[PACKED] = True
     return weight
 
 

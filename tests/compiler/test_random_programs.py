@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from support.fuzzing import check_batch, failure_of, shrink
+from support.random_ops import EXACT, ROUNDED
 from support.random_programs import Given, RandomProgram, Step, draw
 from support.stages import Wrong, check_code, check_schedule_by_interpreter, difference, staged
 
@@ -82,6 +83,16 @@ def test_a_seed_gives_one_program_and_its_inputs():
     assert one == other and str(one) == str(other) and one != draw(random.Random(6))
     for a, b in zip(one.inputs(), other.inputs(), strict=True):
         assert torch.equal(a.isnan(), b.isnan()) and a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
+def test_operations_take_anything(name):
+    operation = {**EXACT, **ROUNDED}[name]
+    operands = [torch.randn(3, 4), torch.ones(()), torch.zeros(0, 2), torch.tensor([2, -1, 0]), torch.tensor([[True]])]
+    for number in range(40):
+        for k, x in enumerate(operands):
+            result = operation(x.clone(), operands[number % 5], operands[k - 1], number)
+            assert all(isinstance(r, torch.Tensor) for r in (result if isinstance(result, tuple) else (result,)))
 
 
 def wrong_kernels(staged_program):

@@ -185,8 +185,8 @@ def divided(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
 @exact
 def extreme(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     x, y = real(x), real(fit(y, x))
-    signed = lambda x, y: torch.copysign(x, y.nan_to_num())  # noqa: E731
-    return pick((torch.fmax, torch.fmin, signed, torch.maximum, torch.heaviside), n)(x, y.to(x.dtype))
+    y = y.nan_to_num() if n % 5 == 2 else y  # the sign of NaN means nothing
+    return pick((torch.fmax, torch.fmin, torch.copysign, torch.maximum, torch.heaviside), n)(x, y.to(x.dtype))
 
 
 @rounded
@@ -280,7 +280,7 @@ def created(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     x = ranked(x)
     ways = (
         lambda: torch.arange(x.shape[-1]) + numeric(x), lambda: torch.full_like(x, 1), lambda: torch.zeros_like(x),
-        lambda: torch.arange(x.shape[0]), lambda: x.new_ones(x.shape[-1:]), lambda:
+        lambda: torch.arange(x.shape[0]), lambda: x.new_ones(x.shape[-1:]),
         lambda: torch.eye(x.shape[0], x.shape[-1])[:100],
         lambda: torch.linspace(0, 4, 5).to(x.dtype), lambda: torch.arange(5, -5, -2),
     )  # fmt: skip
@@ -349,8 +349,8 @@ def normalized(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
         lambda: x.softmax(d), lambda: x.log_softmax(d), lambda: F.layer_norm(x, last, weight),
         lambda: F.normalize(x, dim=d),
         lambda: F.rms_norm(x, last, weight), lambda: F.layer_norm(x, last), lambda: F.softmin(x, d),
-        lambda: F.group_norm(three, 1) if x.numel() else x,
-        lambda: F.batch_norm(three, None, None, training=True) if three.numel() > 2 * three.shape[1] > 0 else x,
+        lambda: F.group_norm(three, 1) if x.numel() > 1 else x,
+        lambda: F.batch_norm(three, None, None, training=True) if x.numel() > three.shape[1] else x,
         lambda: (x - x.mean(d, keepdim=True)) * torch.rsqrt(x.var(d, keepdim=True, correction=0) + 1e-5),
     )  # fmt: skip
     return pick(ways, n)()
