@@ -81,8 +81,8 @@ def explain(rule: Rule | str, model: Callable[..., Any], *args: Any, **kwargs: A
         torch.compile(model, backend=backend)(*args, **kwargs)
     return Explanation(
         chosen.name,
-        [m for g in cov.graphs for m in g.applied],
-        sorted((m for g in cov.graphs for m in g.near_misses), key=lambda m: -m.depth),
+        [m for g in cov.graphs for m in g.applied if m.rule == chosen.name],
+        sorted((m for g in cov.graphs for m in g.near_misses if m.rule == chosen.name), key=lambda m: -m.depth),
         [f for g in cov.graphs for f in g.fallbacks],
         len(cov.graphs),
     )

@@ -120,13 +120,18 @@ class _Fusion:
 def _record(found: Found, decision: Decision) -> Match:
     return Match(
         rule=RULE,
-        family=KERNEL_FAMILY if any(packet(node) == SDPA for node in found.nodes) else FAMILY,
+        family=KERNEL_FAMILY if any(map(_is_known, found.nodes)) else FAMILY,
         stage="lowered",
         candidate=decision.chosen or "",
         nodes=tuple(node.name for node in found.nodes),
         site=site_of(found.output),
         evidence=decision.evidence,
     )
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Whether a rule found this attention before: it is the rule's kernel, or what the rule wrote instead."""
+    return packet(node) == SDPA or bool(node.meta.get("regraft_rule"))
 
 
 def _near_miss(node: fx.Node, reason: Reason) -> NearMiss:
