@@ -108,10 +108,14 @@ class _Fusion:
 
     def _erase(self, nodes: Sequence[fx.Node]) -> None:
         """Erase what nobody reads any more, and what only that read."""
+        replaced = set(nodes)
         pending = [node for node in nodes if not node.users and not node._erased]
         while pending:
             node = pending.pop()
-            if node.users or node._erased or node.op != "call_function" or has_effect(node):
+            if node.users or node._erased or node.op != "call_function":
+                continue
+            # What was replaced goes, though its operator may draw random numbers: here it draws none.
+            if node not in replaced and has_effect(node):
                 continue
             pending.extend(node.all_input_nodes)
             self._graph.erase_node(node)

@@ -75,3 +75,17 @@ def test_models(make: Callable[[], Any], count: int) -> None:
         found = torch.compile(model, backend=backend)(*inputs)[0]
     assert sum(fused) == count, record.near_misses
     torch.testing.assert_close(found, expected)
+
+
+def test_a_replaced_kernel_call_is_gone() -> None:
+    """The flash kernel's operator may draw random numbers, so nothing else would take it out."""
+    import regraft
+
+    torch.compiler.reset()
+    q, k, v = (torch.randn(1, 2, 32, 16) for _ in range(3))
+    program = torch.nn.functional.scaled_dot_product_attention
+    with torch.no_grad(), regraft.coverage() as found:
+        compiled = torch.compile(lambda *qkv: program(*qkv), backend="regraft", options={"profit": "always"})
+        torch.testing.assert_close(compiled(q, k, v), program(q, k, v))
+    (code,) = found.graphs[0].code
+    assert code.templates == {"attention": 1} and code.kept == ()
