@@ -78,13 +78,25 @@ def check(rule: Rule | str, *, examples: int = 50, seed: int = 0) -> CheckResult
     """
     (chosen,) = resolve_rules((rule,))
     result = CheckResult(chosen.name)
-    each = max(1, -(-examples // len(chosen.samples)))
+    matching = [s for s in chosen.samples if not s.refused]
+    each = max(1, -(-examples // len(matching)))
     for candidate in chosen.candidates:
         alone = replace(chosen, candidates=(candidate,))
-        for number, sample in enumerate(chosen.samples):
+        for number, sample in enumerate(matching):
             source = random.Random(f"{seed} {candidate.name} {number}")
             _check_sample(alone, sample, [draw(source, chosen, sample, plain=i == 0) for i in range(each)], result)
     return result
+
+
+def refusals(rule: Rule, sample: Sample) -> set[str]:
+    """The codes of the reasons that a rule gives on a sample's own operands; empty where it matches.
+
+    The program is the rule's pattern itself, so what a rule refuses is what its operands are.
+    """
+    names = sorted({d for t in sample.operands.values() if isinstance(t, T) for d in t.dims.split() if not d.isdigit()})
+    drawn = Drawn(tuple((n, sample.sizes[n]) for n in names))
+    _, record = _rewritten(*_program(rule, sample, drawn), drawn)
+    return set() if record.applied else {m.code for m in record.near_misses}
 
 
 def _check_sample(rule: Rule, sample: Sample, drawn: list[Drawn], result: CheckResult) -> None:
@@ -107,13 +119,7 @@ def _problem(rule: Rule, sample: Sample, drawn: Drawn, result: CheckResult) -> s
 
 
 def _difference(rule: Rule, sample: Sample, drawn: Drawn, result: CheckResult) -> str | None:
-    operands = build(rule, sample, drawn)
-
-    def program(*given: Any) -> Any:
-        with choosing(dict(sample.tags)):
-            return rule.pattern(*given)
-
-    frozen = [isinstance(t, T) and t.frozen for t in (sample.operands.get(v.name) for v in rule.variables)]
+    _, program, operands, frozen = _program(rule, sample, drawn)
     rewritten, record = _rewritten(rule, program, operands, frozen, drawn)
     if not record.applied:
         result.declined += 1
@@ -123,6 +129,17 @@ def _difference(rule: Rule, sample: Sample, drawn: Drawn, result: CheckResult) -
     result.runs += 1
     found: Disagreement | None = compare(rule, program, rewritten, operands, drawn)
     return None if found is None else str(found)
+
+
+def _program(rule: Rule, sample: Sample, drawn: Drawn) -> tuple[Rule, Callable[..., Any], list[Any], list[bool]]:
+    """The rule, the program that a sample makes of its pattern, the operands, and which of them are frozen."""
+
+    def program(*given: Any) -> Any:
+        with choosing(dict(sample.tags)):
+            return rule.pattern(*given)
+
+    specs = [sample.operands.get(v.name) for v in rule.variables]
+    return rule, program, build(rule, sample, drawn), [isinstance(t, T) and t.frozen for t in specs]
 
 
 def _rewritten(

@@ -333,8 +333,8 @@ def _require_signature(rule: str, candidate: Candidate, parameters: Sequence[str
 
 
 def _require_samples(rule: Rule) -> None:
-    if not rule.samples:
-        raise PatternError(f"rule {rule.name!r} has no samples: its property test needs at least one")
+    if all(sample.refused for sample in rule.samples):
+        raise PatternError(f"rule {rule.name!r} has no samples that it matches: its property test needs at least one")
     names = {v.name for v in rule.variables}
     for sample in rule.samples:
         unknown = set(sample.operands) - names

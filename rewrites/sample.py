@@ -1,6 +1,7 @@
 """Declared inputs of a rule, from which its property test is derived.
 
 Sample(q=T("B H S D"), k=T("B H T D"), scale=0.3, tags={"scale": "yes"})
+Sample(x=T("N", dtype=torch.int64), refused="dtype-not-floating")      a near miss: the rule must say no, and why
 """
 
 from __future__ import annotations
@@ -38,14 +39,30 @@ class T:
 
 
 class Sample:
-    """One set of operands (`T`s and numbers), and the alternatives of the pattern that they belong to."""
+    """One set of operands (`T`s and numbers), and the alternatives of the pattern that they belong to.
+
+    Args:
+        tags: the alternatives taken, by name.
+        sizes: of named dims, where they differ from `DEFAULT_SIZES`.
+        refused: empty where the rule must match; else the code of the reason why it must not.
+        operands: by parameter of the pattern; what is left out is None.
+    """
 
     def __init__(
-        self, *, tags: Mapping[str, str] | None = None, sizes: Mapping[str, int] | None = None, **operands: Any
+        self,
+        *,
+        tags: Mapping[str, str] | None = None,
+        sizes: Mapping[str, int] | None = None,
+        refused: str = "",
+        **operands: Any,
     ):
         self.operands = operands
         self.tags = dict(tags or {})
         self.sizes = DEFAULT_SIZES | dict(sizes or {})
+        self.refused = refused
 
     def __repr__(self) -> str:
-        return f"Sample({', '.join(f'{k}={v!r}' for k, v in self.operands.items())}, tags={self.tags})"
+        parts = [f"{k}={v!r}" for k, v in self.operands.items()]
+        parts += [f"tags={self.tags}"] if self.tags else []
+        parts += [f"refused={self.refused!r}"] if self.refused else []
+        return f"Sample({', '.join(parts)})"
