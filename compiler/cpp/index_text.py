@@ -15,18 +15,22 @@ def index_text(number: Any, spell: Spell) -> str:
     """An index in C++; `spell` gives variables, sizes and what is read from memory.
 
     768*i + j  ->  (768 * i + j)
+
+    The text is one operand of whatever is written around it: sums and products stand in parentheses.
     """
     if not isinstance(number, Index):
         return f"{number}ll"
-    parts = [_term(monomial, coefficient, spell) for monomial, coefficient in number.terms]
-    return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+    factors = [_factors(monomial, coefficient, spell) for monomial, coefficient in number.terms]
+    if len(factors) == 1 and len(factors[0]) == 1:
+        return factors[0][0]
+    return f"({' + '.join(map(' * '.join, factors))})"
 
 
-def _term(monomial: tuple[Atom, ...], coefficient: int, spell: Spell) -> str:
+def _factors(monomial: tuple[Atom, ...], coefficient: int, spell: Spell) -> list[str]:
     factors = [_atom(atom, spell) for atom in monomial]
     if coefficient != 1 or not factors:
         factors.insert(0, f"{coefficient}ll")
-    return " * ".join(factors)
+    return factors
 
 
 def _atom(atom: Atom, spell: Spell) -> str:

@@ -9,7 +9,7 @@ from support.kernels import compiled_agrees, flat_buffer, kernel, run_compiled
 
 from regraft.compiler import cpp
 from regraft.compiler.cpp.kernel_text import kernel_text
-from regraft.compiler.ir.index import Loaded, Var
+from regraft.compiler.ir.index import Loaded, Size, Var, mul
 from regraft.compiler.ir.interpreter import run_kernel
 from regraft.compiler.ir.kernel import Assign, Fold, Loop, Update
 from regraft.compiler.ir.program import Reduction, Store
@@ -209,3 +209,13 @@ def test_what_is_guarded_is_not_read(varying):
     rows, columns = torch.meshgrid(torch.arange(6), torch.arange(37), indexing="ij")
     at = columns if varying else rows
     assert torch.equal(ours, torch.where(at < 4, x[(at * 5).clamp(max=15)], -y))
+
+
+def test_parallel_loops_over_a_product_of_sizes():
+    s, t = Size("s", 0, None), Size("t", 0, None)
+    i, j, k = Var("i", 3), Var("j", mul(s.index(), t.index())), Var("k", 16)
+    at = k.index() + 16 * i.index() + 48 * j.index()  # of another order than the loops: none are joined
+    loops = Loop(i, (Loop(j, (Loop(k, (Assign(Store("out", (at,), Number(at, I64))),), True),), True),), True)
+    made = kernel("product", [], [flat_buffer("out", mul(48, j.extent), I64)], [loops], sizes=(s, t))
+    out = run_compiled(made, {}, {"s": 5, "t": 7})["out"]
+    assert torch.equal(out, torch.arange(48 * 35))
