@@ -18,6 +18,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .compiler.backend import backend
     from .compiler.check import check
+    from .compiler.expect import expect_match
     from .compiler.explain import explain
     from .compiler.options import OptionError, Options
     from .patterns import default_rules
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "backend": ".compiler.backend",
     "check": ".compiler.check",
+    "expect_match": ".compiler.expect",
     "explain": ".compiler.explain",
     "OptionError": ".compiler.options",
     "Options": ".compiler.options",
@@ -72,6 +74,7 @@ __all__ = [
     "choose",
     "coverage",
     "default_rules",
+    "expect_match",
     "explain",
     "optional",
     "register_pattern",

@@ -31,6 +31,27 @@ def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = T
     return next(filter(None, differences), "")
 
 
+def relative_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
+    """The largest relative error, in the 2-norm of each tensor, of results that agree.
+
+    Left out is what is not finite, and a tensor that is but rounding beside the largest (the gradient of what cancels).
+    """
+    pairs = [
+        (_comparable(a), _comparable(b))
+        for a, b in zip(found, expected, strict=True)
+        if isinstance(b, torch.Tensor) and (b.dtype.is_floating_point or b.dtype.is_complex) and b.numel()
+    ]
+    largest = max((_largest(b) for _, b in pairs), default=0.0)
+    return max((_error(a, b) for a, b in pairs if _largest(b) > 1e-6 * largest), default=0.0)
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    finite = expected.isfinite() & found.isfinite()
+    found, expected = found.where(finite, 0), expected.where(finite, 0)
+    scale = float(torch.linalg.vector_norm(expected))
+    return float(torch.linalg.vector_norm(found - expected)) / scale if scale else 0.0
+
+
 def _difference(found: Any, expected: Any, largest: float, values: bool) -> str:
     if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
         same = type(found) is type(expected) and found == expected

@@ -15,6 +15,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from ..rewrites.sizes import SizeTable
@@ -80,6 +81,8 @@ class _Assembly:
         """The new node of an old one: its buffer, or a view or a size computed anew from such."""
         if node.name in self._buffers:
             return self._buffers[node.name]
+        if node not in self._made and node.target is torch.ops.aten.copy_.default:
+            return self._value(node.args[0])  # type: ignore[arg-type]  # a kernel has written there: not once more
         return self._made[node] if node in self._made else self._copy(node)
 
     def _extern(self, step: Extern) -> None:
@@ -144,8 +147,6 @@ class _Assembly:
 
 def _tensor_meta(buffer: Buffer, meta: Any) -> Any:
     """Metadata of a made buffer: that of the graph node it stands for, where it has one."""
-    import torch
-
     if isinstance(meta, torch.Tensor):
         return meta
     plain = [n for n in (*buffer.sizes, *buffer.strides) if isinstance(n, ix.Index)]

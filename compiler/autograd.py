@@ -4,7 +4,8 @@
                     ->  joint graph  ->  forward graph, backward graph
 
 The forward hands what the backward needs to it as extra outputs: by default all of it, as eager does, for as calls of
-their own recomputed ops only cost time. What the user marked by activation checkpointing is recomputed as asked.
+their own recomputed ops only cost time. What the user marked by activation checkpointing is recomputed as asked, and
+what follows from a seed alone is drawn again (`seeding`), so that no random mask is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import fx
 
 from . import torch_compat
@@ -27,6 +29,7 @@ def differentiate(
     example_inputs: Sequence[Any],
     compile_graph: CompileGraph,
     *,
+    prepare: Callable[[fx.GraphModule], None] = lambda graph: None,
     recompute: bool = False,
 ) -> Callable[..., Any]:
     """Compile a graph with its derivatives.
@@ -38,16 +41,20 @@ def differentiate(
             forward and then the backward graph; the backward may be compiled as late as at its first run. It returns a
             boxed callable: one list of inputs in, which it empties, and a tuple out. Writes to inputs are `copy_` nodes
             at the end of the graph.
+        prepare: may change an inference graph, or a joint graph before it is split, in place.
         recompute: let the backward compute pointwise results again where less is kept then (minimum cut). Pays where
             they are fused into the kernels that read them.
 
     Returns:
         A callable of the graph's inputs, for Dynamo.
     """
+    _drop_everything(graph_module)
     _pack_rules(graph_module)
 
     def compiler(kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
         def compile_kind(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            if kind == "inference":
+                prepare(graph)
             _unpack_rules(graph)
             return compile_graph(graph, inputs, kind)
 
@@ -59,8 +66,19 @@ def differentiate(
         inference=compiler("inference"),
         forward=compiler("forward"),
         backward=compiler("backward"),
+        joint=prepare,
         recompute=recompute,
     )
+
+
+def _drop_everything(graph_module: fx.GraphModule) -> None:
+    """``dropout(x, 1.0, True)  ->  x * 0.0``, which draws nothing, as in eager; AOTAutograd would draw."""
+    calls = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.dropout.default)
+    everything = [node for node in calls if node.args[1:] == (1.0, True)]
+    for node in everything:
+        node.target, node.args = torch.ops.aten.mul.Tensor, (node.args[0], 0.0)
+    if everything:
+        graph_module.recompile()
 
 
 def _pack_rules(graph_module: fx.GraphModule) -> None:

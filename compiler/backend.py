@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from ..patterns import default_rules
-from ..rewrites.coverage import publish
+from ..rewrites.coverage import is_watched, publish
 from ..rewrites.driver import Settings, rewrite
 from ..rewrites.effects import mark_gradients
 from ..rewrites.profit import Always, Never, Oracle
@@ -28,14 +28,17 @@ from ..rewrites.reason import Reason
 from ..rewrites.record import Fallback, GraphRecord
 from ..rewrites.rule import Rule, declared
 from ..rewrites.ruleset import RuleSet, plugin_rules
+from ..rewrites.snapshot import regions_by_name, snapshot
 from .autograd import GraphKind, differentiate
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
 from .codegen import NotGeneratedError, generate_kernels
-from .freezing import Boxed, Freezer, fold_uniform, refuse_training, spread_channels_last
+from .cpp import can_build
+from .freezing import Boxed, Freezer, fold_tables, fold_uniform, refuse_training, spread_channels_last
 from .measure import Measured
-from .normal import LOWERED_FORM, NORMAL_FORM
+from .normal import FORMS
 from .options import OptionError, Options
+from .seeding import seed_calls
 from .templates import fuse_attention, fuse_gemm
 from .torch_compat import calls_plainly, compile_name, dynamo_signal
 from .warm.entry import Entry, recall, save
@@ -99,6 +102,7 @@ class Compilation:
             refuse_training(example_inputs)
         self._freezer = Freezer(gm, example_inputs) if options.freezing else None
         self._lays_out = True
+        self._drawn = is_watched()  # somebody will look at the graphs
         self._gm = gm
         self._example_inputs = example_inputs
         self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
@@ -136,7 +140,9 @@ class Compilation:
         else:
             wanted = [self.training and _requires_grad(x) for x in self._example_inputs]
             mark_gradients(captured.graph_module.graph, wanted)
-            rewrite(captured.graph_module, self.rules, self._settings("forward", self.training), self.record)
+            if self._freezer is not None:
+                self._freezer.mark(captured.graph_module)
+            rewrite(captured.graph_module, self.rules, self._settings("forward", "program"), self.record)
         self._note_graph("captured", captured.graph_module)
         with self._timed("differentiate"):
             compiled = self._differentiate(captured)
@@ -148,7 +154,11 @@ class Compilation:
         """The program with its derivatives; as Dynamo handed it over, where what we made of it does not compile."""
         try:
             return differentiate(
-                captured.graph_module, captured.example_inputs, self._compile_graph, recompute=self._recomputes()
+                captured.graph_module,
+                captured.example_inputs,
+                self._compile_graph,
+                prepare=self._seed,
+                recompute=self._on_cpu(),
             )
         except dynamo_signal():
             raise
@@ -158,8 +168,14 @@ class Compilation:
             self._give_up("differentiate", error)
             return differentiate(flat_outputs(self._gm)[0], captured.example_inputs, self._compile_graph)
 
-    def _recomputes(self) -> bool:
-        """Whether the backward may compute cheap values again: free where kernels fuse them into what reads them."""
+    def _seed(self, graph_module: fx.GraphModule) -> None:
+        """Where kernels draw the random numbers, have them drawn from seeds."""
+        if self.options.rng == "eager" or not self._on_cpu() or not can_build():
+            return
+        self.record.details["seeded"] = dict(seed_calls(graph_module, fast=self.options.rng == "fast"))
+
+    def _on_cpu(self) -> bool:
+        """Whether kernels are generated, so that the backward may compute cheap values again within what reads them."""
         return not any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in self._example_inputs)
 
     def _give_up(self, stage: str, error: Exception) -> None:
@@ -192,12 +208,7 @@ class Compilation:
     def _generate_kernels(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
         """Put generated kernels into the graph; where that fails, the calls of ATen stay."""
         try:
-            made = generate_kernels(
-                graph_module,
-                kind,
-                random="eager" if self.options.rng == "eager" else "philox",
-                verify=self.options.verify != "off",
-            )
+            made = generate_kernels(graph_module, kind, verify=self.options.verify != "off")
         except NotGeneratedError as refusal:
             self.record.fallbacks.append(Fallback.of("kernels", refusal.reason))
         except Exception as error:
@@ -206,6 +217,7 @@ class Compilation:
             self._keep_calls(error)
         else:
             graph_module.graph = made.graph
+            self._draw(kind, "kernels", made.graph)
             self.record.code.append(made.code)
             if self.options.debug:
                 self.record.details.update((f"{stage}:{kind}", text) for stage, text in made.texts().items())
@@ -225,19 +237,19 @@ class Compilation:
         """Rewrite a graph after autograd, its weights frozen where asked; gives what to wrap the compiled graph in."""
         freezer = self._freezer if kind == "inference" else None
         fold_uniform(graph_module)
+        fold_tables(graph_module)
+        rewrite(graph_module, self.rules, self._settings("simplify", kind), self.record)
         if freezer is not None:
             with self._timed("freeze"):
                 freezer.begin(graph_module)
         if kind == "inference" and self._lays_out:
             with self._timed("layout"):
-                self.record.details["channels_last"] = asdict(spread_channels_last(graph_module, self.oracle))
-        rewrite(graph_module, self.rules, self._settings("lowered", training=False), self.record)
+                self.record.details["channels_last"] = asdict(
+                    spread_channels_last(graph_module, self.oracle, self.record)
+                )
+        rewrite(graph_module, self.rules, self._settings("lowered", kind), self.record)
         if kind == "inference":
-            with self._timed("templates"):
-                fuse_attention(graph_module, self.oracle, self.record)
-                # With plain weights it gains too little to be worth its compile time by default.
-                if freezer is not None or self.options.mode.startswith("max-autotune"):
-                    fuse_gemm(graph_module, self.oracle, self.record, packed=freezer is not None)
+            self._fuse_templates(graph_module, packed=freezer is not None)
         if freezer is None:
             return lambda call: call
         with self._timed("freeze"):
@@ -245,15 +257,36 @@ class Compilation:
         self.record.details["freezing"] = freezer.counts
         return protected
 
-    def _settings(self, stage: Any, training: bool) -> Settings:
+    def _fuse_templates(self, graph_module: fx.GraphModule, packed: bool) -> None:
+        """Put kernels from templates into the graph, where they are worth it."""
+        known = len(self.record.applied), len(self.record.declined)
+        if not any(taken.graph == "inference" for taken in self.record.snapshots):
+            self._draw("inference", "differentiate", graph_module.graph)
+        with self._timed("templates"):
+            fuse_attention(graph_module, self.oracle, self.record)
+            # With plain weights it gains too little to be worth its compile time by default.
+            if packed or self.options.mode.startswith("max-autotune"):
+                fuse_gemm(graph_module, self.oracle, self.record, packed=packed)
+        if self._drawn:
+            self.record.snapshots[-1] = regions_by_name(self.record.snapshots[-1], self.record, known)
+            if len(self.record.applied) > known[0]:
+                self._draw("inference", "templates", graph_module.graph)
+
+    def _draw(self, name: str, stage: str, graph: fx.Graph) -> None:
+        """Keep a snapshot, where somebody will look at it."""
+        if self._drawn:
+            self.record.snapshots.append(snapshot(graph, name, stage))
+
+    def _settings(self, stage: Any, graph: str) -> Settings:
         return Settings(
             stage=stage,
-            normal_form=NORMAL_FORM if stage == "forward" else LOWERED_FORM,
+            normal_form=FORMS[stage],
             oracle=self.oracle,
-            training=training,
+            training=self.training and graph == "program",
             keep_stream=self.options.rng == "eager",
             verify=self.options.verify,
             near_miss_depth=self._near_miss_depth,
+            drawn=graph if self._drawn else "",
             policy=(("nan", self.options.nan), ("rng", self.options.rng)),
         )
 

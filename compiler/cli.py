@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import json
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,14 +19,16 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .._version import __version__
+from .cli_corpus import corpus_arguments, run_corpus
+from .cli_shared import UsageError, errors, shown_progress
 
 if TYPE_CHECKING:
     from ..rewrites.report.document import Report
     from ..rewrites.rule import Rule
+    from .check import CheckResult, Failure
     from .examine import Plan
     from .targets import Choices, Target
 
@@ -33,9 +36,9 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Pattern-matching graph rewrites for PyTorch: did it match? is it right? was it worth it?",
 )  # fmt: skip
-errors = Console(stderr=True)
 
 Layers = Annotated[int | None, typer.Option(min=1, help="Layers of each stack (default: the model's own).")]
+Tiny = Annotated[bool, typer.Option("--tiny", help="Small widths, heads and vocabulary.")]
 Mask = Annotated[bool, typer.Option("--mask", help="Give a padding mask.")]
 Train = Annotated[bool, typer.Option("--train", help="Training mode: forward and backward, dropout on.")]
 DType = Annotated[Literal["float32", "bfloat16", "float16", "float64"], typer.Option(help="Parameters and inputs.")]
@@ -74,6 +77,7 @@ def report(
         list[str] | None, typer.Argument(metavar="[TARGET]...", help=f"{TARGET}. [default: hf:bert --mask]")
     ] = None,
     layers: Layers = None,
+    tiny: Tiny = False,
     mask: Mask = False,
     train: Train = False,
     dtype: DType = "float32",
@@ -98,14 +102,31 @@ def report(
         tuple[Path, Path] | None,
         typer.Option(metavar="OLD NEW", help="Compare two JSON reports instead; exit code 1 if worse."),
     ] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Tiny models of a whole corpus (hf), each in a process; resumable."),
+    ] = None,
+    parts: Annotated[Path, typer.Option(help="Where --corpus keeps the part of each target.")] = Path(
+        ".regraft-corpus"
+    ),
+    jobs: Annotated[int, typer.Option(min=1, help="Targets of --corpus side by side.")] = 1,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(help="Hold the matches of --corpus against this file, exit code 1 on a drop; made if missing."),
+    ] = None,
 ) -> None:
     """Compile models; say what matched and why not, whether results agree with eager, and how fast they are."""
     with _usage_errors():
         if diff is not None:
             raise typer.Exit(_diff(*diff))
+        chosen = _choices(layers, tiny, mask or not targets, train, dtype, batch, seq, device, settings)
+        if corpus is not None:
+            arguments = corpus_arguments(chosen, dynamic=dynamic, profit=profit, verify=verify)
+            made, drops = run_corpus(corpus, targets or (), arguments, parts, jobs, snapshot)
+            _shown(made, json_path, html_path)
+            raise typer.Exit(0 if made.right and not drops else 1)
         from .examine import Plan
 
-        chosen = _choices(layers, mask or not targets, train, dtype, batch, seq, device, settings)
         options = {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
         plan = Plan(options, dynamic=dynamic or None, timed=not no_time)
         made = _examined(targets or ["hf:bert"], chosen, plan, threads)
@@ -118,6 +139,7 @@ def explain(
     rule: Annotated[str, typer.Argument(help="A rule; `regraft rules` lists them.")],
     target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
     layers: Layers = None,
+    tiny: Tiny = False,
     mask: Mask = False,
     train: Train = False,
     dtype: DType = "float32",
@@ -133,8 +155,8 @@ def explain(
 
     with _usage_errors():
         _rules_named(rule, families=False)
-        loaded = _loaded(target, _choices(layers, mask, train, dtype, batch, seq, device, settings))
-        with _progress() as progress:
+        loaded = _loaded(target, _choices(layers, tiny, mask, train, dtype, batch, seq, device, settings))
+        with shown_progress() as progress:
             progress(f"matching {rule} in {target}", 0.5)
             with torch.set_grad_enabled(train):
                 explanation = explained(rule, loaded.model, *loaded.args, **loaded.kwargs)
@@ -149,6 +171,7 @@ def code(
         typer.Option(help="Graphs, loop program, fusion log, scheduled kernels, their C++, or the wrapper's source."),
     ] = "all",
     layers: Layers = None,
+    tiny: Tiny = False,
     mask: Mask = False,
     train: Train = False,
     dtype: DType = "float32",
@@ -161,7 +184,7 @@ def code(
     from .examine import Plan
 
     with _usage_errors():
-        chosen = _choices(layers, mask, train, dtype, batch, seq, device, settings)
+        chosen = _choices(layers, tiny, mask, train, dtype, batch, seq, device, settings)
         made = _examined([target], chosen, Plan({"debug": True}, timed=False), None)
     for graph in (graph for entry in made.entries for graph in entry.graphs):
         for name, text in graph.details.items():
@@ -180,18 +203,31 @@ def rules(
         bool, typer.Option("--fallbacks", help="Instead: the operators that no kernel is generated for, and why.")
     ] = False,
 ) -> None:
-    """List the default rules with their contracts."""
+    """List the default rules with their contracts, and the passes that rewrite whole graphs."""
     if fallbacks:
         _show_fallbacks(as_json)
         return
     with _usage_errors():
-        facts = [_facts(rule) for rule in _chosen_rules(names)]
+        facts = _chosen_facts(names)
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
     elif names:
         typer.echo("\n\n".join(_described(fact) for fact in facts))
     else:
         _console().print(_rule_table(facts))
+
+
+def _chosen_facts(names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Rules and passes of these names or families as data; all where none is given."""
+    from .passes import PASSES
+
+    rules = _default_rules()
+    facts = [*map(_facts, rules), *(one.facts() for one in PASSES)]
+    known = {fact[key] for fact in facts for key in ("name", "family")}
+    for name in names or ():
+        if name not in known:
+            _rules_named(name)  # the error says what there is
+    return [fact for fact in facts if not names or fact["name"] in names or fact["family"] in names]
 
 
 def _show_fallbacks(as_json: bool) -> None:
@@ -239,27 +275,75 @@ def check(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[RULE]...", help="Rules or families. [default: all]")
     ] = None,
-    examples: Annotated[int, typer.Option(min=1, help="Random inputs to try for each rule.")] = 50,
+    examples: Annotated[int, typer.Option(min=1, help="Programs to draw for each rule.")] = 50,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same programs.")] = 0,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a runnable script for every counterexample there.")
+    ] = None,
+    guards: Annotated[
+        bool, typer.Option("--guards", help="Instead: which near miss notices if a condition of a rule is dropped.")
+    ] = False,
 ) -> None:
     """Run the property tests of rules: does the replacement compute what the pattern computes?"""
-    from .. import check as checked
-
     with _usage_errors():
         chosen = _chosen_rules(names)
-    results = {}
-    with _progress() as progress:
-        for number, rule in enumerate(chosen):
-            progress(f"checking {rule.name}", number / len(chosen))
-            results[rule.name] = checked(rule, examples=examples)
-    failed = [name for name, result in results.items() if not result.ok]
+    if guards:
+        raise typer.Exit(_show_guards(chosen))
+    results = _checked(chosen, examples, seed)
     for name, result in results.items():
-        typer.echo(f"ok      {name}" if result.ok else f"FAILED  {name}\n{result}")
-    typer.echo(f"{len(results) - len(failed)} passed, {len(failed)} failed")
+        verdict = "ok    " if result.ok else "FAILED"
+        typer.echo(f"{verdict}  {name:<{max(map(len, results))}}  {result.summary}")
+    for result in results.values():
+        for failure in result.failures:
+            typer.echo(f"\n{failure}")
+            if save is not None:
+                typer.echo(f"  script {_saved(failure, save)}")
+    failed = [name for name, result in results.items() if not result.ok]
+    typer.echo(f"\n{len(results) - len(failed)} passed, {len(failed)} failed")
     raise typer.Exit(1 if failed else 0)
 
 
-class UsageError(ValueError):
-    """An argument that names nothing; the message says what there is."""
+def _checked(rules: Sequence[Rule], examples: int, seed: int) -> dict[str, CheckResult]:
+    from .. import check as checked
+
+    results = {}
+    with _usage_errors(), shown_progress() as progress:
+        for number, rule in enumerate(rules):
+            progress(f"checking {rule.name}", number / len(rules))
+            try:
+                results[rule.name] = checked(rule, examples=examples, seed=seed)
+            except ModuleNotFoundError as error:
+                raise UsageError(str(error)) from error
+    return results
+
+
+def _saved(failure: Failure, folder: Path) -> Path:
+    """Write a counterexample's script; its name is the rule's and the candidate's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = "_".join(filter(None, (failure.rule.name, failure.candidate or failure.sample.refused)))
+    taken = (folder / f"{stem}{f'_{i}' if i else ''}.py" for i in itertools.count())
+    file = next(f for f in taken if not f.exists())
+    file.write_text(failure.script, encoding="utf-8")
+    return file
+
+
+def _show_guards(rules: Sequence[Rule]) -> int:
+    """Print by which near miss the removal of each condition is noticed; 1 where there is none for some."""
+    from .check import noticed
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("rule", "condition", "if dropped, this sample notices"):
+        table.add_column(column, no_wrap=column != "if dropped, this sample notices")
+    missing = 0
+    with shown_progress() as progress:
+        for number, rule in enumerate(rules):
+            progress(f"dropping conditions of {rule.name}", number / len(rules))
+            for condition, sample in noticed(rule).items():
+                missing += sample is None
+                table.add_row(rule.name, escape(condition), "NONE" if sample is None else escape(repr(sample)))
+    _console().print(table)
+    typer.echo(f"{table.row_count - missing} of {table.row_count} conditions have a near miss of their own")
+    return 1 if missing else 0
 
 
 def _console() -> Console:
@@ -282,17 +366,9 @@ def _usage_errors() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A progress bar on standard error, if that is a terminal: tell it what is being done, and which part is behind."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task("", total=1.0)
-        yield lambda doing, done: progress.update(task, description=escape(doing), completed=done)
-
-
 def _choices(
     layers: int | None,
+    tiny: bool,
     mask: bool,
     train: bool,
     dtype: str,
@@ -306,7 +382,7 @@ def _choices(
     from .targets import Choices
 
     config = dict(_setting(text) for text in settings or ())
-    return Choices(layers, mask, train, getattr(torch, dtype), batch, seq, device, config)
+    return Choices(layers, tiny, mask, train, getattr(torch, dtype), batch, seq, device, config)
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -322,7 +398,7 @@ def _setting(text: str) -> tuple[str, Any]:
 def _loaded(target: str, choices: Choices) -> Target:
     from .targets import load
 
-    with _progress() as progress:
+    with shown_progress() as progress:
         progress(f"building {target}", 0.0)
         return load(target, choices)
 
@@ -338,7 +414,7 @@ def _examined(targets: Sequence[str], choices: Choices, plan: Plan, threads: int
     entries = []
     for target in targets:
         loaded = _loaded(target, choices)
-        with _progress() as progress:
+        with shown_progress() as progress:
             entries.append(examine(loaded, plan, progress))
     return Report(entries)
 

@@ -24,7 +24,7 @@ from .assemble import assemble
 from .ir.kernel import Kernel
 from .ir.printer import kernel_text, program_text
 from .ir.program import Definition, Program
-from .lowering.graph import Lowered, RandomMode, lower
+from .lowering.graph import Lowered, lower
 from .schedule import Schedule, overwrites, schedule
 from .schedule.check import check_schedule
 from .templates import TemplateKernel
@@ -60,22 +60,19 @@ class NotGeneratedError(Exception):
         self.reason = reason
 
 
-def generate_kernels(
-    graph_module: fx.GraphModule, kind: str, *, random: RandomMode = "eager", verify: bool = False
-) -> Generated:
+def generate_kernels(graph_module: fx.GraphModule, kind: str, *, verify: bool = False) -> Generated:
     """The graph with generated kernels in place of what they compute.
 
     Args:
         graph_module: after the lowered rules; it stays as it is.
         kind: ``"inference"``, ``"forward"`` or ``"backward"``, for the record.
-        random: ``"philox"`` draws random numbers in kernels, ``"eager"`` keeps eager's own stream.
         verify: prove every dependence of the schedule by an independent checker.
 
     Raises:
         NotGeneratedError: nothing can be generated here: another device, no compiler.
     """
     _check_devices(graph_module.graph)
-    lowered = lower(graph_module, random=random)
+    lowered = lower(graph_module)
     plan = schedule(lowered.program)
     if verify:
         _check(lowered.program, plan)

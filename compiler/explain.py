@@ -20,6 +20,7 @@ class Explanation:
     """What became of one rule in one model.
 
     Attributes:
+        purpose: what the rule does, in one line.
         matches: where it matched (all were applied: the question is legality).
         near_misses: where it did not, deepest first.
         fallbacks: parts of the model that no rule saw, and why.
@@ -30,33 +31,12 @@ class Explanation:
     near_misses: list[NearMiss] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     graphs: int = 0
+    purpose: str = ""
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.rule}: {len(self.matches)} matched, {len(self.near_misses)} near misses in {self.graphs} graphs"
-        ]
-        for match in self.matches:
-            lines.append(f"  matched   {match.module or '-'}  [{', '.join(match.tags)}]")
-            lines.append(f"            {match.site or 'source unknown'}")
-        for miss in self.near_misses:
-            lines += ["", *_describe(miss)]
-        for fallback in self.fallbacks:
-            lines.append(f"  not seen  {fallback.code}: {fallback.message}")
-        return "\n".join(lines)
+        from .explain_text import explanation_text
 
-
-def _describe(miss: NearMiss) -> list[str]:
-    lines = [
-        f"  near miss {miss.module or '-'}  ({miss.depth} of up to {miss.size} operators matched)",
-        f"    reason    {miss.code}: {miss.message}",
-    ]
-    if miss.expected:
-        lines += [f"    expected  {miss.expected}", f"    found     {miss.found}"]
-    if miss.site is not None:
-        lines.append(f"    at        {miss.site}")
-    if miss.root is not None and miss.root != miss.site:
-        lines.append(f"    root      {miss.root}")
-    return lines
+        return explanation_text(self)
 
 
 def explain(rule: Rule | str, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
@@ -85,4 +65,5 @@ def explain(rule: Rule | str, model: Callable[..., Any], *args: Any, **kwargs: A
         sorted((m for g in cov.graphs for m in g.near_misses if m.rule == chosen.name), key=lambda m: -m.depth),
         [f for g in cov.graphs for f in g.fallbacks],
         len(cov.graphs),
+        chosen.doc.split("\n\n")[0].replace("\n", " "),
     )

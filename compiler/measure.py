@@ -184,7 +184,7 @@ def choose(trial: Trial, question: Question) -> Decision:
         saved = max(1 - trial.times[fastest] / original, 0.0)
         notes.append(f"{fastest}, the fastest candidate, saves {saved:.1%} and not {MIN_GAIN:.0%}")
         chosen = None
-    return Decision(chosen, Evidence(times=trial.times, source="measured", note="; ".join(notes)))
+    return Decision(chosen, Evidence(trial.times, "measured", "; ".join(notes), trial.errors))
 
 
 def decision_key(question: Question) -> str:
@@ -247,7 +247,11 @@ def _encoded(question: Question, decision: Decision) -> dict[str, Any]:
         "training": question.training,
         "candidates": list(question.candidates),
         "chosen": decision.chosen,
-        "evidence": {"times": decision.evidence.times, "note": decision.evidence.note},
+        "evidence": {
+            "times": decision.evidence.times,
+            "note": decision.evidence.note,
+            "errors": decision.evidence.errors,
+        },
     }
 
 
@@ -258,7 +262,7 @@ def _decoded(value: Mapping[str, Any] | None, question: Question) -> Decision | 
     evidence = value.get("evidence")
     if not isinstance(evidence, dict) or not isinstance(evidence.get("times"), dict):
         return None
-    times = evidence["times"]
-    if not all(isinstance(seconds, (int, float)) for seconds in times.values()):
+    times, errors = evidence["times"], evidence.get("errors", {})  # earlier entries have no errors
+    if not all(isinstance(number, (int, float)) for number in (*times.values(), *errors.values())):
         return None
-    return Decision(value["chosen"], Evidence(times=times, source="cache", note=str(evidence.get("note", ""))))
+    return Decision(value["chosen"], Evidence(times, "cache", str(evidence.get("note", "")), errors))

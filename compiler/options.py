@@ -21,7 +21,7 @@ Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 Profit = Literal["measured", "always", "never"]
 Verify = Literal["off", "structure", "live"]
 NanPolicy = Literal["eager", "safe"]
-RngPolicy = Literal["eager", "statistical"]
+RngPolicy = Literal["eager", "statistical", "fast"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "mode": get_args(Mode),
@@ -49,8 +49,16 @@ class Options:
             on the user's inputs and reports the difference. True means ``"structure"``, False ``"off"``.
         rules: names, rules or rule sets to use, in order, as given; None means the default rules.
         nan: ``"eager"`` keeps eager's result for fully masked rows (NaN stays NaN); ``"safe"`` allows finite ones.
-        rng: ``"statistical"`` lets fused kernels draw dropout from their own stream, of equal distribution;
-            ``"eager"`` keeps eager's own numbers and declines what would draw others.
+        rng: what random numbers (dropout, rand, randn, ...) a graph draws on CPUs. All are deterministic under
+            `torch.manual_seed`, and each run draws anew.
+            ``"statistical"``: kernels compute them by Philox 4x32-10 from a seed for each call; a run takes these
+            seeds, one int64 for each call, from eager's generator. Equal distribution, other numbers than eager's. The
+            backward draws masks again from their seeds; none is kept.
+            ``"fast"``: the same, with a keyed 32-bit hash in place of Philox for dropout, Bernoulli and uniform
+            numbers: elements, calls and runs are independent in all tests we know, for the use in training, not for
+            simulation; one call repeats after 2**32 elements.
+            ``"eager"``: eager's own numbers, bit for bit and in its order, so that what eager code draws afterwards is
+            the same, too; masks are kept for the backward, and what would draw others is declined.
         freezing: for inference: take weights as known while compiling. Batch normalization is folded into them, and
             they are packed as kernels want them. Where weights change later, what follows from them is computed anew;
             writes through ``.data``, which torch does not count, are not seen.

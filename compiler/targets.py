@@ -30,6 +30,7 @@ class Choices:
 
     Args:
         layers: number of layers (of each stack); None is the model type's own.
+        tiny: widths, heads and vocabulary made small where the model type allows, for runs over many models.
         mask: give a padding mask, the last row of the batch padded (the first too where the batch is 1).
         train: training mode, forward and backward; dropout as configured.
         dtype: of parameters and floating-point inputs.
@@ -39,6 +40,7 @@ class Choices:
     """
 
     layers: int | None = None
+    tiny: bool = False
     mask: bool = False
     train: bool = False
     dtype: torch.dtype = torch.float32

@@ -96,23 +96,49 @@ def aot_compile(
     inference: Callable[..., Any],
     forward: Callable[..., Any],
     backward: Callable[..., Any],
+    joint: Callable[[fx.GraphModule], None],
     recompute: bool,
 ) -> Callable[..., Any]:
     """Functionalize and differentiate by AOTAutograd, and compile each graph with the compiler of its kind.
 
-    `recompute` splits forward from backward by minimum cut, rather than as eager would.
+    `joint` may change the graph of forward and backward before it is split; `recompute` splits it by minimum cut,
+    rather than as eager would.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+
+    split = min_cut_rematerialization_partition if recompute else default_partition
+
+    def partition(joint_module: fx.GraphModule, inputs: Any, **more: Any) -> Any:
+        joint(joint_module)
+        return split(joint_module, inputs, **more)
 
     compiler = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=min_cut_rematerialization_partition if recompute else default_partition,
+        partition_fn=partition,
         keep_inference_input_mutations=True,
     )
     return compiler(graph_module, example_inputs)
+
+
+def backward_nodes(joint: fx.Graph) -> set[fx.Node]:
+    """The nodes of a joint graph that belong to the backward: the tangents, and what follows from them."""
+    found: set[fx.Node] = set()
+    for node in joint.nodes:
+        tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        marked = node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+        if tangent or marked or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def mark_recomputed(node: fx.Node, recomputed: bool) -> None:
+    """Have the backward compute a node of a joint graph anew, or have it kept (False), whatever that costs."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE if recomputed else CheckpointPolicy.MUST_SAVE
 
 
 def bare_calls(namespace: str, *names: str) -> SimpleNamespace:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from . import torch_compat
-from .agreement import disagreement
+from .agreement import disagreement, relative_error
 from .synthesis import Inputs, UnmeasurableError, made_up
 
 ORIGINAL = "original"
@@ -41,12 +41,14 @@ class Trial:
         times: median seconds by program; ``"original"`` is always there.
         dropped: programs that were not timed to the end, and why.
         notes: what else a reader of the times must know.
+        errors: relative error of each candidate against the original, over all results, where values were compared.
         out_of_memory: a program failed for want of memory, so that a later trial may come out otherwise.
     """
 
     times: dict[str, float] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    errors: dict[str, float] = field(default_factory=dict)
     out_of_memory: bool = False
 
     def drop(self, name: str, error: Exception) -> None:
@@ -148,6 +150,8 @@ def _agreeing(steps: Mapping[str, Step], inputs: Inputs, trial: Trial) -> dict[s
             trial.dropped[name] = f"disagrees with the original: {why}"
         else:
             agreeing[name] = step
+            if result is not expected and not expected.random:
+                trial.errors[name] = relative_error(result.leaves, expected.leaves)
     if expected is not None and expected.random:
         trial.notes.append("draws random numbers: values not compared")
     return agreeing

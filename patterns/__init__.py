@@ -7,9 +7,18 @@ from ..rewrites.ruleset import RuleSet
 
 def default_rules() -> RuleSet:
     """The rules that run unless `options={"rules": ...}` says otherwise, in the order in which they are tried."""
-    from .activations import gelu_tanh
-    from .attention import sdpa
+    from .activations import gelu, gelu_tanh, mish, silu
+    from .algebra import idempotent, identity, reordered_twice
+    from .attention import sdpa, sdpa_with_weights
+    from .batch_norm import batch_norm
     from .convolution import convolution
     from .linear import linear
+    from .merging import merged_linear
+    from .normalization import layer_norm, rms_norm
+    from .padding import padded_product
+    from .rotary import rotary
 
-    return RuleSet([sdpa, gelu_tanh, linear, convolution])
+    return RuleSet([
+        sdpa, sdpa_with_weights, rms_norm, layer_norm, gelu, gelu_tanh, silu, mish, rotary, batch_norm,
+        merged_linear, identity, idempotent, reordered_twice, padded_product, linear, convolution,
+    ])  # fmt: skip

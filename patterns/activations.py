@@ -1,26 +1,41 @@
-"""Activations written out by hand, as the one operator that they are."""
+"""Activations written out by hand, as the one operator that they are.
+
+    x/2 * (1 + erf(x / sqrt(2)))                              ->   gelu(x)
+    x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))      ->   gelu(x, approximate="tanh")
+    x * sigmoid(x)                                            ->   silu(x)
+    x * tanh(softplus(x))                                     ->   mish(x)
+
+Where kernels are generated, the operator keeps `x` alone for its backward, and a product before it can take it as its
+epilogue; elsewhere it is one kernel instead of two to eight. A gate, ``silu(gate) * up``, has no operator of its own:
+generated code fuses it with the activation, and whatever made the gate by hand is found here.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from ..rewrites.graph import describe, dtype, sees, shape
+from ..rewrites.graph import describe, dtype, is_tensor, sees, shape, val
+from ..rewrites.matcher import Binding
 from ..rewrites.pattern import choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, register_pattern
 from ..rewrites.sample import Sample, T
-from ..rewrites.symbolic import same_shape
+from ..rewrites.symbolic import hint, same_shape
+
+TANH_ROOT = math.sqrt(2 / math.pi)
+ERF_ROOT = math.sqrt(0.5)
 
 
 def floating(x: Any) -> Reason | None:
     """x is a real floating tensor."""
     if dtype(x).is_floating_point:
         return None
-    return Reason("dtype-not-floating", f"gelu of {describe(x)}", (x,), "float", describe(x))
+    return Reason("dtype-not-floating", f"an activation of {describe(x)}", (x,), "float", describe(x))
 
 
 def wide_is_x(x: Any, wide_x: Any) -> Reason | None:
@@ -43,24 +58,109 @@ def _widens(node: Any) -> bool:
     return torch.promote_types(dtype(node.args[0]), dtype(node)) == dtype(node)
 
 
+def is_root_of(expected: float) -> Callable[..., Reason | None]:
+    """A guard: the constant inside is `expected`, to the digits that show."""
+
+    def root_is_exact(x: Any, root: Any) -> Reason | None:
+        error = 1e-12 if dtype(x) == torch.float64 else 1e-8
+        number = hint(val(root))  # of a symbolic one, which replacements put under a guard
+        if isinstance(number, float) and math.isclose(number, expected, rel_tol=error):
+            return None
+        nodes = (root,) if is_tensor(root) else ()
+        return Reason("constant-differs", f"x is scaled by {describe(root)}", nodes, f"{expected:.10g}", describe(root))
+
+    return root_is_exact
+
+
+def _halved(x: Any, gate: Any) -> Any:
+    """x * gate / 2: what is halved differs."""
+    return choose("half", x=lambda: (x * 0.5) * gate, gate=lambda: x * (gate * 0.5), product=lambda: (x * gate) * 0.5)
+
+
+def _gelu(x: torch.Tensor, root: float, approximate: str) -> torch.Tensor:
+    float(root)  # reading a symbolic number puts it under a guard
+    return F.gelu(x, approximate=approximate)
+
+
+def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
+    """The dtype of what is replaced."""
+    return dtype(match.matched[0])
+
+
+_COMPLEX = T("N", dtype=torch.complex64)
+
+
 @register_pattern(
     "gelu_tanh",
     family="activation",
-    replacement=lambda x, wide_x, *, result: F.gelu(x.to(result), approximate="tanh"),
-    samples=[Sample(x=T("B S N"), tags={"cube": cube}) for cube in ("pow", "product", "scaled")],
-    guards=(floating, wide_is_x),
-    derived={"result": lambda match, policy: dtype(match.matched[0])},
+    replacement=lambda x, wide_x, root, *, result: _gelu(x.to(result), root, "tanh"),
+    samples=[
+        *(Sample(x=T("B S N"), root=TANH_ROOT, tags={"cube": c}) for c in ("pow", "product", "scaled", "factored")),
+        *(Sample(x=T("N"), root=TANH_ROOT, tags={"half": half}) for half in ("gate", "product")),
+        Sample(x=T("N"), root=0.8, refused="constant-differs"),
+        Sample(x=_COMPLEX, root=TANH_ROOT, refused="dtype-not-floating"),
+        Sample(x=T("N"), wide_x=T("N"), root=TANH_ROOT, tags={"cube": "wide"}, refused="cube-of-another-value"),
+    ],
+    guards=(floating, wide_is_x, is_root_of(TANH_ROOT)),
+    numbers=("root",),
+    derived={"result": result_dtype},
     numerics=ROUNDING,
     profitable=True,  # one pass over memory instead of eight
 )
-def gelu_tanh(x: Any, wide_x: Any) -> Any:
+def gelu_tanh(x: Any, wide_x: Any, root: Any) -> Any:
     """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3))); under autocast the cube is in a wider dtype."""
-    cube = choose(
+    inner = choose(
         "cube",
-        pow=lambda: torch.pow(x, 3.0) * 0.044715,
-        product=lambda: x * x * x * 0.044715,
-        scaled=lambda: x * 0.044715 * x * x,
-        wide=lambda: torch.pow(wide_x, 3.0) * 0.044715,
+        pow=lambda: (x + torch.pow(x, 3.0) * 0.044715) * root,
+        product=lambda: (x + x * x * x * 0.044715) * root,
+        scaled=lambda: (x + x * 0.044715 * x * x) * root,
+        factored=lambda: (x * root) * (x * 0.044715 * x + 1.0),
+        wide=lambda: (x + torch.pow(wide_x, 3.0) * 0.044715) * root,
     )
-    inner = (x + cube) * math.sqrt(2 / math.pi)
-    return (x * 0.5) * (torch.tanh(inner) + 1.0)
+    return _halved(x, torch.tanh(inner) + 1.0)
+
+
+@register_pattern(
+    "gelu",
+    family="activation",
+    replacement=lambda x, root: _gelu(x, root, "none"),
+    samples=[
+        *(Sample(x=T("B S N"), root=ERF_ROOT, tags={"half": half}) for half in ("x", "gate", "product")),
+        Sample(x=T("N"), root=0.7, refused="constant-differs"),
+        Sample(x=T("N", dtype=torch.int64), root=ERF_ROOT, refused="dtype-not-floating"),
+    ],
+    guards=(floating, is_root_of(ERF_ROOT)),
+    numbers=("root",),
+    numerics=ROUNDING,
+    profitable=True,  # one pass over memory instead of five
+)
+def gelu(x: Any, root: Any) -> Any:
+    """x/2 * (1 + erf(x / sqrt(2)))  ->  gelu(x)."""
+    return _halved(x, torch.erf(x * root) + 1.0)
+
+
+@register_pattern(
+    "silu",
+    family="activation",
+    replacement=lambda x: F.silu(x),  # noqa: PLW0108 - F.silu's own signature has `inplace`
+    samples=[Sample(x=T("B S N")), Sample(x=_COMPLEX, refused="dtype-not-floating")],
+    guards=(floating,),
+    numerics=ROUNDING,
+    profitable=True,  # one pass over memory instead of two, and nothing but x is kept for the backward
+)
+def silu(x: Any) -> Any:
+    """x * sigmoid(x)  ->  silu(x). Not x / (1 + exp(-x)), whose gradient is NaN where exp(-x) is inf."""
+    return torch.sigmoid(x) * x
+
+
+@register_pattern(
+    "mish",
+    family="activation",
+    replacement=lambda x: F.mish(x),  # noqa: PLW0108
+    samples=[Sample(x=T("B S N"))],
+    numerics=ROUNDING,
+    profitable=True,  # one pass over memory instead of three, and nothing but x is kept for the backward
+)
+def mish(x: Any) -> Any:
+    """x * tanh(softplus(x))  ->  mish(x)."""
+    return torch.tanh(torch.ops.aten.softplus.default(x)) * x

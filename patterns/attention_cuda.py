@@ -23,6 +23,7 @@ from .attention_kernels import (
     like,
     refused,
     sizes_positive,
+    softmax_is_plain,
     wants_mask_gradient,
 )
 from .masks import is_causal_match
@@ -97,6 +98,11 @@ def _basics(name: str, match: Binding, policy: Mapping[str, str], dtypes: tuple[
         return refused(name, f"not for {dtype(query)}", match)
     if head_size(match) is None or not known(head_size(match) % _ALIGNMENT == 0):
         return refused(name, f"the head size is not one multiple of {_ALIGNMENT}", match, "query", "value")
+    if "sink" in match.operands:
+        return refused(name, "it takes no sink", match, "sink")
+    reason = softmax_is_plain(name, match)
+    if reason is not None:
+        return reason
     if "p" in match.operands and policy.get("rng") == "eager":
         return refused(name, "it draws dropout from another random stream than eager (option rng='statistical')", match)
     return None

@@ -38,9 +38,12 @@ class Attention:
     value: Any
     scale: Any
     row_scale: Any
+    cap: Any
+    factor: Any
     bias: Any
     keep: Any
     fill: Any
+    sink: Any
     p: Any
     causal: bool
     nan: str
@@ -52,7 +55,7 @@ class Attention:
     @property
     def batch(self) -> Any:
         """The leading dims of the result."""
-        inputs = (self.query, self.key_t, self.value, self.bias, self.keep, self.row_scale)
+        inputs = (self.query, self.key_t, self.value, self.bias, self.keep, self.row_scale, self.factor, self.sink)
         return torch.broadcast_shapes(*(t.shape[:-2] for t in inputs if t is not None))
 
     def scaled_query(self) -> tuple[torch.Tensor, float]:
@@ -133,9 +136,12 @@ def merge_masks(bias: Any, keep: Any, fill: Any, dtype: torch.dtype) -> torch.Te
 
 
 def _four_dims(x: torch.Tensor, batch: Any) -> torch.Tensor:
-    """``(*batch, rows, columns)`` as ``(outer, inner, rows, columns)``, with the last dim contiguous."""
+    """``(*batch, rows, columns)`` as ``(outer, inner, rows, columns)``, with rows contiguous and apart.
+
+    Kernels hand the stride of rows to library products, which give garbage for rows that overlap or repeat.
+    """
     x = x.expand(*batch, *x.shape[-2:])
-    if x.stride(-1) != 1:
+    if x.stride(-1) != 1 or x.stride(-2) < x.shape[-1]:
         x = x.contiguous()
     while x.dim() < 4:
         x = x.unsqueeze(0)
@@ -173,35 +179,96 @@ def keep_nan(attention: Attention, out: torch.Tensor, query: Any, mask: Any, *, 
     """`out` with eager's NaN rows, where the policy asks for them."""
     if attention.nan == "safe":
         return out
+    if mask is not None and attention.sink is not None and attention.empty_rows:  # a sink is left in any row
+        mask = torch.maximum(mask.amax(-1, keepdim=True), _sink_four_dims(attention, mask.dtype))
     factor = row_factor(None if shows_nan else query, mask, attention.empty_rows)
     return out if factor is None else out * factor.to(out.dtype)
+
+
+def _sink_four_dims(attention: Attention, dtype: torch.dtype) -> torch.Tensor:
+    assert attention.sink is not None
+    return _mask_four_dims(attention.sink.to(dtype), attention.batch)
+
+
+def share_sink(attention: Attention, out: torch.Tensor, log_sums: torch.Tensor) -> torch.Tensor:
+    """The result with a sink beside the keys, from the result without.
+
+    Args:
+        attention: whose sink it is.
+        out: (outer, inner, rows, width), in four dims as kernels give it.
+        log_sums: (outer, inner, rows) logarithms of the rows' sums of exponents.
+
+    The keys' share of a row is exp(log_sum) / (exp(log_sum) + exp(sink)). Rows without keys are 0 in `out` already.
+    """
+    if attention.sink is None:
+        return out
+    sink = _sink_four_dims(attention, log_sums.dtype)
+    share = torch.sigmoid(log_sums.unsqueeze(-1) - sink)
+    if attention.nan != "safe":
+        share = torch.where(sink == torch.inf, torch.nan, share)
+    return (out * share).to(out.dtype)
+
+
+def _one_width(*heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Heads of one width: narrower ones are filled up with zeros, which add nothing to a score."""
+    width = max(x.shape[-1] for x in heads)
+    return tuple(x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1])) for x in heads)
 
 
 def flash_cpu(*operands: Any, **derived: Any) -> torch.Tensor:
     """PyTorch's CPU flash kernel."""
     attention = Attention(*operands, **derived)
     q, k, v, mask, factor = attention.four_dims()
-    out, _ = aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, attention.causal, attn_mask=mask, scale=factor
+    width = v.shape[-1]
+    out, log_sums = aten._scaled_dot_product_flash_attention_for_cpu(
+        *_one_width(q, k, v), 0.0, attention.causal, attn_mask=mask, scale=factor
     )
+    out = share_sink(attention, out if q.shape[-1] <= width else out[..., :width], log_sums)
     return attention.restore(keep_nan(attention, out, q, mask, shows_nan=mask is not None))
 
 
 def math_kernel(*operands: Any, **derived: Any) -> torch.Tensor:
     """Two products and a softmax, as eager code has them, with dropout from eager's own random stream."""
     attention = Attention(*operands, **derived)
+    _, weights = _weights(attention)
+    return torch.matmul(weights, attention.value.to(attention.compute)).to(attention.result)
+
+
+def weights_kernel(*operands: Any, kept: tuple[str, torch.dtype], **derived: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`math_kernel`, and the weights that are wanted beside it: before or after dropout, and in which dtype."""
+    attention = Attention(*operands, **derived)
+    which, dtype = kept
+    whole, weights = _weights(attention, dtype)
+    result = torch.matmul(weights.to(attention.compute), attention.value.to(attention.compute)).to(attention.result)
+    return result, (whole if which == "whole" else weights).to(dtype)
+
+
+def _weights(attention: Attention, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights before and after dropout, no narrower than `dtype` (default: in the dtype to compute in)."""
     query, factor = attention.scaled_query()
     scores = torch.matmul(query, attention.key_t.to(attention.compute))
-    scores = _masked(attention, scores if factor == 1.0 else scores * factor)
-    weights = torch.softmax(scores, -1).to(attention.compute)
-    if attention.p is not None:
-        weights = torch.dropout(weights, attention.p, True)
-    return torch.matmul(weights, attention.value.to(attention.compute)).to(attention.result)
+    scores = scores if factor == 1.0 else scores * factor
+    if attention.cap is not None:
+        scores = torch.tanh(scores) * attention.cap
+    scores = _masked(attention, scores)
+    scores = scores if dtype is None else scores.to(torch.promote_types(scores.dtype, dtype))
+    weights = _softmax(scores, attention.sink)
+    weights = weights if dtype is not None else weights.to(attention.compute)
+    return weights, weights if attention.p is None else torch.dropout(weights, attention.p, True)
+
+
+def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+    if sink is None:
+        return torch.softmax(scores, -1)
+    column = sink.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
 
 
 def _masked(attention: Attention, scores: torch.Tensor) -> torch.Tensor:
     """Scores under both masks, selected where eager code selects: what is masked out gets no gradient."""
     keep, fill = attention.keep, attention.fill
+    if attention.factor is not None:
+        scores = scores * attention.factor
     if keep is None or not (fill == -float("inf") or fill >= torch.finfo(scores.dtype).min):
         mask = attention.mask()
         return scores if mask is None else scores + mask
@@ -227,6 +294,17 @@ def wants_mask_gradient(match: Binding) -> bool:
     return is_tensor(bias) and wants_gradient(bias)
 
 
+def softmax_is_plain(kernel: str, match: Binding) -> Reason | None:
+    """Kernels add a mask to scaled scores and do nothing else to them; gradients do not flow to what they sum up."""
+    if "cap" in match.operands:
+        return refused(kernel, "it takes no softcap", match)
+    if "factor" in match.operands:
+        return refused(kernel, "it multiplies no scores entry by entry", match, "factor")
+    if "sink" in match.operands and any(wants_gradient(o) for o in match.operands.values() if is_tensor(o)):
+        return refused(kernel, "a sink is shared out afterwards, by sums that pass no gradient on", match, "sink")
+    return None
+
+
 def sizes_positive(match: Binding) -> bool:
     """Whether no size can be zero."""
     return all(known(s >= 1) for n in ("query", "key_t", "value") for s in shape(match.operands[n]))
@@ -245,10 +323,15 @@ def flash_cpu_applies(match: Binding, policy: Mapping[str, str]) -> Reason | Non
         return refused(name, "not on a CPU", match)
     if not sizes_positive(match):
         return refused(name, "a size may be zero", match, "query", "key_t")
-    if head_size(match) is None:
-        return refused(name, "value has another head size than query", match, "value")
+    if policy.get("nan", "eager") == "eager" and known_equal(shape(match.operands["key_t"])[-1], 1):
+        return refused(name, "it hides NaN of a single key", match, "key_t")
+    if head_size(match) is None and not all(isinstance(shape(match.operands[n])[-1], int) for n in ("query", "value")):
+        return refused(name, "value may have another head size than query", match, "value")
     if "p" in match.operands:
         return refused(name, "no dropout", match)
+    reason = softmax_is_plain(name, match)
+    if reason is not None:
+        return reason
     if wants_mask_gradient(match):
         return refused(name, "the mask needs gradients", match, "bias")
     return None
@@ -256,3 +339,4 @@ def flash_cpu_applies(match: Binding, policy: Mapping[str, str]) -> Reason | Non
 
 CPU_KERNELS = (Candidate("flash", flash_cpu, flash_cpu_applies),)
 MATH_KERNEL = Candidate("math", math_kernel)
+WEIGHTS_KERNEL = Candidate("math", weights_kernel)

@@ -131,6 +131,16 @@ _X, _W, _B, _OTHER = T("2 4 6 6"), T("8 4 3 3", frozen=True), T("8"), T("2 8 3 3
 _BARE = {"bias": "no", "sum": "no", ACTIVATION: "none"}
 
 
+_X_DOUBLE, _W_DOUBLE = T("2 4 6 6", dtype=torch.float64), T("8 4 3 3", dtype=torch.float64, frozen=True)
+_NEAR_MISSES = [
+    Sample(x=T("2 4 6 6", device="meta"), weight=T("8 4 3 3", device="meta"), tags=_BARE, refused="device-unsupported"),
+    Sample(x=_X_DOUBLE, weight=_W_DOUBLE, tags=_BARE, refused="kernel-unavailable"),
+    Sample(x=T("0 4 6 6"), weight=_W, tags=_BARE, refused="kernel-unavailable"),
+    Sample(x=_X, weight=_W, other=T("8 1 1"), tags=_BARE | {"sum": "yes"}, refused="sum-broadcasts"),
+    Sample(x=_X, weight=_W, tags=_BARE | {ACTIVATION: "relu"}, refused="kernel-unavailable"),  # for nan="eager"
+]
+
+
 @register_pattern(
     "convolution",
     family="convolution",
@@ -144,6 +154,7 @@ _BARE = {"bias": "no", "sum": "no", ACTIVATION: "none"}
         Sample(x=_X, weight=_W, tags=_BARE),
         Sample(x=_X, weight=_W, other=_OTHER, tags=_BARE | {"sum": "yes"}),
         Sample(x=_X, weight=_W, bias=_B, other=_OTHER, tags={"bias": "yes", "sum": "yes", ACTIVATION: "relu"}),
+        *_NEAR_MISSES,
     ],
     guards=(on_cpu, spatial, one_dtype, forward_convolution, added_whole),
     derived={"geometry": geometry, "activation": epilogue},

@@ -23,7 +23,7 @@ from ..rewrites.pattern import choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
-from ..rewrites.symbolic import known
+from ..rewrites.symbolic import known, known_equal
 from .packing import dense, only_frozen, packed_linear_weight
 
 ACTIVATION = "activation"  # the tag that names the epilogue
@@ -68,9 +68,18 @@ def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
         return Reason("kernel-unavailable", f"oneDNN: not for {describe(x)}", (x,), "float32 or bfloat16", describe(x))
     if not all(known(s >= 1) for s in (*shape(x), *shape(weight))):
         return Reason("kernel-unavailable", "oneDNN: a size may be zero", (x,))
+    if _overlaps(weight):
+        return Reason("kernel-unavailable", "oneDNN: the weight's entries share places in memory", (weight,))
     if activation(match, policy) in _HIDING_NAN and policy.get("nan", "eager") == "eager":
         return Reason("kernel-unavailable", "oneDNN: its relu turns NaN into 0 (option nan='safe' allows that)", (x,))
     return None
+
+
+def _overlaps(weight: Any) -> bool:
+    """Whether the rows of a matrix may share memory with each other, as windows over a vector do."""
+    (rows, columns), (row, column) = shape(weight), val(weight).stride()
+    apart = row >= columns * column, column >= rows * row, rows == 1, columns == 1
+    return not any(map(known, apart))
 
 
 def onednn_packed_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
@@ -98,6 +107,26 @@ def matrix_product(x: Any, weight: Any) -> Reason | None:
     return None
 
 
+def bias_per_column(weight: Any, bias: Any = None) -> Reason | None:
+    """A bias is one number for each column: the library takes no other."""
+    if bias is None or (rank(bias) == 1 and known_equal(shape(bias)[0], shape(weight)[0])):
+        return None
+    message = f"{describe(bias)} is broadcast"
+    return Reason("bias-broadcasts", message, (bias,), "one number for each column", describe(bias))
+
+
+_DOUBLE = T("N K", dtype=torch.float64, frozen=True)
+_W, _BARE = T("N K", frozen=True), {"bias": "no", ACTIVATION: "none"}
+_NEAR_MISSES = [
+    Sample(x=T("M K", device="meta"), weight=T("N K", device="meta"), tags=_BARE, refused="device-unsupported"),
+    Sample(x=T("K"), weight=_W, tags=_BARE, refused="rank-too-low"),
+    Sample(x=T("M K"), weight=_W, bias=T("1 1"), tags=_BARE | {"bias": "yes"}, refused="bias-broadcasts"),
+    Sample(x=T("M K", dtype=torch.float64), weight=_DOUBLE, tags=_BARE, refused="kernel-unavailable"),
+    Sample(x=T("0 K"), weight=_W, tags=_BARE, refused="kernel-unavailable"),
+    Sample(x=T("M K"), weight=_W, tags=_BARE | {ACTIVATION: "relu"}, refused="kernel-unavailable"),  # for nan="eager"
+]
+
+
 @register_pattern(
     "linear",
     family="linear",
@@ -110,8 +139,8 @@ def matrix_product(x: Any, weight: Any) -> Reason | None:
         Sample(x=T("B S K"), weight=T("N K", frozen=True), bias=T("N"), tags={"bias": "yes", ACTIVATION: name})
         for name in ACTIVATIONS
     ]
-    + [Sample(x=T("M K"), weight=T("N K", frozen=True), tags={"bias": "no", ACTIVATION: "none"})],
-    guards=(on_cpu, matrix_product),
+    + [Sample(x=T("M K"), weight=_W, tags=_BARE), *_NEAR_MISSES],
+    guards=(on_cpu, matrix_product, bias_per_column),
     derived={"activation": activation},
     numerics=Numerics(slack=4.0),
 )

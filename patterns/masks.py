@@ -1,16 +1,18 @@
 """What is known about a mask from the graph alone.
 
-Masks built from sizes and constants are evaluated while compiling.
+Of masks built from sizes, also symbolic ones, `rewrites/facts` knows what they hold; other constants are evaluated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, shape, val
+from ..rewrites.facts import Choice, Positions, ends, fact_of, nonnegative
+from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, rank, shape, val
 from ..rewrites.matcher import Binding
 from ..rewrites.symbolic import SYMBOLIC, known_equal
 
@@ -69,6 +71,9 @@ def _flat(value: Any) -> list[Any]:
 
 def is_causal(mask: Any) -> bool:
     """Whether a mask, additive or boolean, is known to keep exactly the keys up to each query, and to add nothing."""
+    fact = fact_of(mask)
+    if isinstance(fact, Choice):
+        return _is_lower_triangle(fact, shape(mask)) and _keeps_and_masks(fact)
     value = evaluate(mask)
     if value is None or value.dim() < 2 or value.shape[-1] != value.shape[-2]:
         return False
@@ -81,6 +86,20 @@ def is_causal(mask: Any) -> bool:
     return bool((kept == 0).all()) and bool((masked <= -1e4).all())
 
 
+def _is_lower_triangle(fact: Choice, sizes: Sequence[Any]) -> bool:
+    """Whether a choice is made where the row is the column or comes after it, in square matrices."""
+    if len(sizes) < 2 or not known_equal(sizes[-1], sizes[-2]) or len(fact.conditions) > 1:
+        return False
+    return fact.conditions[0].same(Positions(0, (*[0] * (len(sizes) - 2), 1, -1)))
+
+
+def _keeps_and_masks(fact: Choice) -> bool:
+    """Whether a choice is between what keeps a score, or adds nothing to it, and what masks it."""
+    if isinstance(fact.yes, bool):
+        return fact.yes and not fact.no
+    return fact.yes == 0 and fact.no <= -1e4
+
+
 def is_causal_match(match: Binding) -> bool:
     """Whether the match's only mask is known to be causal."""
     masks = [match.operands[n] for n in ("bias", "keep") if n in match.operands]
@@ -90,7 +109,7 @@ def is_causal_match(match: Binding) -> bool:
 
 def may_empty_rows(bias: Any, keep: Any, fill: Any) -> bool:
     """Whether a row of scores could be masked out altogether by -inf, which makes it NaN in eager code."""
-    if bias is None and keep is None:
+    if (bias is None and keep is None) or _keeps_diagonal(bias, keep):
         return False
     known = [evaluate(m) for m in (bias, keep) if m is not None]
     if all(value is not None for value in known):
@@ -98,6 +117,23 @@ def may_empty_rows(bias: Any, keep: Any, fill: Any) -> bool:
     if keep is not None and (bias is not None or fill == -float("inf")):
         return True
     return bias is not None and not _is_finite(bias)
+
+
+def _keeps_diagonal(bias: Any, keep: Any) -> bool:
+    """Whether the only mask, square, is known to leave the entry in every row whose column is the row."""
+    mask = keep if bias is None else bias
+    fact = fact_of(mask)
+    if (bias is not None and keep is not None) or not isinstance(fact, Choice) or rank(mask) < 2:
+        return False
+    if not known_equal(shape(mask)[-1], shape(mask)[-2]) or fact.yes in (False, -float("inf")):
+        return False
+    return all(_holds_on_diagonal(condition, shape(mask)) for condition in fact.conditions)
+
+
+def _holds_on_diagonal(condition: Positions, sizes: Sequence[Any]) -> bool:
+    *lead, row, column = condition.steps
+    limits = ends(Positions(condition.offset, (*lead, row + column)), sizes[:-1])
+    return limits is not None and nonnegative(limits[0])
 
 
 def _empties_rows(bias: Any, keep: Any, fill: Any) -> bool:

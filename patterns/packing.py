@@ -2,8 +2,8 @@
 
     linear(x, weight)   ->   _linear_pointwise(x, _reorder_linear_weight(weight))       the inner call is folded away
 
-A weight is packed by a call in the graph; freezing evaluates it once. While candidates are measured, the last weight
-stays packed, so that their times are those of the program after folding.
+A weight is packed by a call in the graph; freezing evaluates it once. While candidates are measured, what follows from
+weights alone is computed once (`prepared`), so that their times are those of the program after folding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..rewrites.graph import is_pure, is_tensor
+from ..rewrites.graph import describe, is_pure, is_tensor
 from ..rewrites.reason import Reason
 
 FROZEN = "frozen"  # mark in a placeholder's metadata: its value is known while compiling
@@ -36,17 +36,26 @@ def is_frozen(node: Any) -> bool:
     return is_pure(node) and bool(node.all_input_nodes) and all(map(is_frozen, node.all_input_nodes))
 
 
-def only_frozen(weight: fx.Node) -> Reason | None:
-    """Packing pays only where it happens once."""
-    if is_frozen(weight):
+def only_frozen(*weights: fx.Node | None) -> Reason | None:
+    """What is prepared pays only where that happens once."""
+    changing = next((w for w in weights if w is not None and not is_frozen(w)), None)
+    if changing is None:
         return None
-    return Reason("kernel-unavailable", "oneDNN: the weight may change from call to call (option freezing)", (weight,))
+    message = f"{describe(changing)} may change from call to call (option freezing)"
+    return Reason("weight-not-frozen", message, (changing,), "a frozen weight", describe(changing))
+
+
+def only_changing(*weights: fx.Node | None) -> Reason | None:
+    """What is computed at every call is for weights that are not known before."""
+    if any(w is not None and not is_frozen(w) for w in weights):
+        return None
+    return Reason("weight-frozen", "every weight is frozen: constants are faster")
 
 
 def packed_linear_weight(weight: torch.Tensor, rows: int | None) -> torch.Tensor:
     """`weight` (N, K) for products with `rows` rows at once; None where that varies."""
     declare_results()
-    return _packed(torch.ops.mkldnn._reorder_linear_weight, weight, rows)
+    return prepared(torch.ops.mkldnn._reorder_linear_weight, weight, settings=(rows,))
 
 
 def packed_convolution_weight(
@@ -60,7 +69,7 @@ def packed_convolution_weight(
     """`weight` (out, in / groups, *kernel) for inputs of that size; None where it varies."""
     declare_results()
     settings = (list(padding), list(stride), list(dilation), groups, input_size)
-    return _packed(torch.ops.mkldnn._reorder_convolution_weight, weight, *settings)
+    return prepared(torch.ops.mkldnn._reorder_convolution_weight, weight, settings=settings)
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
@@ -73,33 +82,43 @@ def dense(bias: torch.Tensor | None) -> torch.Tensor | None:
     return bias if bias is None or bias.is_contiguous() else bias.contiguous()
 
 
+def prepared(function: Callable[..., torch.Tensor], *tensors: torch.Tensor | None, settings: Sequence[Any] = ()) -> Any:
+    """`function(*tensors, *settings)` of weights alone: folded away by freezing, so computed once while measuring.
+
+    The last result of each function is kept for as long as the first of `tensors` lives.
+    """
+    if any(t is not None and type(t) not in _PLAIN for t in tensors):  # traced: nodes of the graph
+        return function(*tensors, *settings)
+    last = _last.setdefault(function, _Last())
+    if not last.holds(tensors, tuple(settings)):
+        last.keep(tensors, tuple(settings), function(*tensors, *settings))
+    return last.result
+
+
 class _Last:
-    """The last weight that was packed on real tensors; the packed one lives as long as the plain one."""
+    """The last result of one function of real tensors; it lives as long as the first of them."""
 
     def __init__(self) -> None:
         self.key: tuple[Any, ...] = ()
-        self.weight: Callable[[], torch.Tensor | None] = lambda: None
-        self.packed: torch.Tensor | None = None
+        self.first: Callable[[], torch.Tensor | None] = lambda: None
+        self.result: torch.Tensor | None = None
 
-    def keep(self, key: tuple[Any, ...], weight: torch.Tensor, packed: torch.Tensor) -> None:
-        self.key, self.packed = key, packed
-        self.weight = weakref.ref(weight, self.forget)
+    def holds(self, tensors: tuple[torch.Tensor | None, ...], settings: tuple[Any, ...]) -> bool:
+        return self.result is not None and self.first() is tensors[0] and self.key == _key(tensors, settings)
+
+    def keep(self, tensors: tuple[Any, ...], settings: tuple[Any, ...], result: torch.Tensor) -> None:
+        self.key, self.result = _key(tensors, settings), result
+        self.first = weakref.ref(tensors[0], self.forget)
 
     def forget(self, _dead: Any = None) -> None:
-        self.packed = None
+        self.result = None
 
 
-_last = _Last()
+def _key(tensors: tuple[torch.Tensor | None, ...], settings: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*((id(t), t._version) if t is not None else None for t in tensors), *settings)
 
 
-def _packed(operator: Any, weight: torch.Tensor, *settings: Any) -> torch.Tensor:
-    if type(weight) not in _PLAIN:  # traced: one node of the graph
-        return operator(weight, *settings)
-    key = (operator, settings, weight._version)
-    if _last.packed is None or _last.weight() is not weight or _last.key != key:
-        _last.keep(key, weight, operator(weight, *settings))
-    assert _last.packed is not None
-    return _last.packed
+_last: dict[Callable[..., torch.Tensor], _Last] = {}
 
 
 @cache

@@ -31,6 +31,12 @@ def publish(record: GraphRecord) -> None:
             block.graphs.append(record)
 
 
+def is_watched() -> bool:
+    """Whether a coverage block is open, so that what is only looked at (snapshots of graphs) is worth recording."""
+    with _lock:
+        return bool(_open)
+
+
 def coverage(name: str = "") -> Coverage:
     """A new coverage block; `name` heads its reports."""
     return Coverage(name=name)

@@ -30,8 +30,9 @@ from .profit import Always, Decision, Never, Oracle, Question
 from .reason import Reason, site_of
 from .record import Evidence, Fallback, GraphRecord, Match, NearMiss
 from .respell import Normalizer, Respelling
-from .rule import Candidate, Rule
+from .rule import Candidate, Rule, Stage
 from .ruleset import RuleSet
+from .snapshot import Drawing, keep_start, module_of
 from .splice import insert, is_operand, subgraph, trace
 from .symbolic import assume
 from .verifier import verify_graph, verify_rewrite
@@ -39,7 +40,10 @@ from .verifier import verify_graph, verify_rewrite
 logger = logging.getLogger("regraft")
 
 # Refusals that no other spelling of the program would change: told only where a rule is to be explained.
-_CIRCUMSTANCES = ("device-unsupported",)
+_CIRCUMSTANCES = (
+    "device-unsupported", "weight-trained", "pair-reversed", "already-aligned", "weights-unused",
+    "batch-statistics", "value-differs", "cast-narrows",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,10 @@ class Settings:
         verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` compares both sides at run time.
         policy: options that derived values may read, e.g. ``{"nan": "eager"}``; part of every question's key.
         near_miss_depth: how many operators must have matched for a near miss to be told; 0 tells of every rule.
+        drawn: under which name to keep snapshots of the graph before and after; empty keeps none.
     """
 
-    stage: Literal["forward", "lowered"] = "forward"
+    stage: Stage = "forward"
     normal_form: Sequence[Respelling] = ()
     oracle: Oracle = field(default_factory=Always)
     training: bool = False
@@ -65,6 +70,7 @@ class Settings:
     verify: Literal["off", "structure", "live"] = "off"
     policy: tuple[tuple[str, str], ...] = ()
     near_miss_depth: int = 2
+    drawn: str = ""
 
 
 def rewrite(
@@ -76,7 +82,7 @@ def rewrite(
         return False
     backup = _backup(graph_module)
     known = len(record.applied), len(record.declined)
-    start = time.perf_counter()
+    start, before = time.perf_counter(), record.seconds.get("measure", 0.0)
     try:
         with _without_autocast():  # its casts are nodes of the graph
             return _Run(graph_module, chosen, settings, record).run()
@@ -90,8 +96,13 @@ def rewrite(
         record.fallbacks.append(Fallback.of(f"rewrite-{settings.stage}", reason))
         return False
     finally:
-        key = f"rewrite-{settings.stage}"
-        record.seconds[key] = record.seconds.get(key, 0.0) + time.perf_counter() - start
+        measured = record.seconds.get("measure", 0.0) - before
+        _spend(record, f"rewrite-{settings.stage}", time.perf_counter() - start - measured)
+
+
+def _spend(record: GraphRecord, stage: str, seconds: float) -> None:
+    """Add to the time of a stage; measuring is a stage of its own, so that what is left is matching and splicing."""
+    record.seconds[stage] = record.seconds.get(stage, 0.0) + seconds
 
 
 @contextmanager
@@ -130,6 +141,8 @@ class _Run:
         if functionalize_temporaries(graph_module.graph) + remove_inactive_dropout(graph_module.graph):
             graph_module.recompile()
         self.mirror = Mirror(graph_module)
+        came_from = "capture" if settings.stage == "forward" else "differentiate"
+        self.drawing = Drawing(self.mirror, settings.drawn, came_from) if settings.drawn else None
         self.normalizer = Normalizer(self.mirror, settings.normal_form)
         self.rules = rules
         self.policy = dict(settings.policy)
@@ -145,9 +158,14 @@ class _Run:
         while self._sweep():
             self._normalize()
         self._tell_near_misses()
+        if self.drawing is not None:
+            keep_start(self.record, self.drawing.before())
         if not self.applied:
             return False
         self.mirror.commit(self.dead_draws)
+        if self.drawing is not None:
+            stage = f"rewrite-{self.settings.stage}"
+            self.record.snapshots.append(self.drawing.after(self.graph_module.graph, stage))
         if self.settings.verify != "off":
             verify_graph(self.graph_module.graph)
         self.graph_module.recompile()
@@ -174,11 +192,15 @@ class _Run:
         return self.applied.total() > before
 
     def _try(self, rule: Rule, node: fx.Node) -> None:
-        """Match one rule at one node, and time it."""
-        start = time.perf_counter()
+        """Match one rule at one node, and time it, without what was spent on measuring."""
+        start, before = time.perf_counter(), self.record.seconds.get("measure", 0.0)
         self._match(rule, node)
-        seconds = self.record.details.setdefault("rule_seconds", {})
-        seconds[rule.name] = seconds.get(rule.name, 0.0) + time.perf_counter() - start
+        spent = time.perf_counter() - start - (self.record.seconds.get("measure", 0.0) - before)
+        self._spend("rule_seconds", rule.name, spent)
+
+    def _spend(self, detail: str, rule: str, spent: float) -> None:
+        seconds = self.record.details.setdefault(detail, {})
+        seconds[rule] = seconds.get(rule, 0.0) + spent
 
     def _match(self, rule: Rule, node: fx.Node) -> None:
         matcher = Matcher(rule)
@@ -218,21 +240,30 @@ class _Run:
             self.refused[rule.name, root] = Failure(rule.size, excluded[-1], root)
             return
         decision = self._decide(found, usable, derived)
+        self._draw(found, "declined" if decision.chosen is None else "applied")
         if decision.chosen is None:
             self.record.declined.append(_match(found, "", decision.evidence))
             return
         entry = _match(found, decision.chosen, decision.evidence)
         candidate = next(c for c in usable if c.name == decision.chosen)
+        start = time.perf_counter()
         self._apply(found, candidate, derived)
+        self._spend("replace_seconds", rule.name, time.perf_counter() - start)
         self.record.applied.append(entry)
         self.applied[rule.name] += 1
         if self.applied[rule.name] > self.limit:
             self._stop(rule.name, f"rule {rule.name} applied more often than the graph has nodes")
 
+    def _draw(self, found: Found, kind: Literal["applied", "declined"]) -> None:
+        """Note where the match that is told next lies, before it is gone."""
+        if self.drawing is not None:
+            self.drawing.note_match(found, kind, len(getattr(self.record, kind)))
+
     def _decide(self, found: Found, usable: list[Candidate], derived: dict[str, Any]) -> Decision:
         operands = found.operands()
-        if found.rule.profitable and len(usable) == 1 and not isinstance(self.settings.oracle, (Always, Never)):
-            return Decision(usable[0].name, Evidence(note="never costs more"))
+        free = [c for c in usable if c.profitable or (found.rule.profitable and len(usable) == 1)]
+        if free and not isinstance(self.settings.oracle, (Always, Never)):
+            return Decision(free[0].name, Evidence(note="never costs more"))
         inputs = [_example(o) if is_operand(o) else o for o in operands]
         key = f"{found.rule.digest} {found.binding.tag_names()} {sorted(derived.items())} {self.settings.policy}"
         question = Question(
@@ -243,12 +274,16 @@ class _Run:
             candidates={c.name: partial(_call, c.function, derived) for c in usable},
             training=self.settings.training,
         )
-        return self.settings.oracle.decide(question)
+        start = time.perf_counter()
+        try:
+            return self.settings.oracle.decide(question)
+        finally:
+            _spend(self.record, "measure", time.perf_counter() - start)
 
     def _apply(self, found: Found, candidate: Candidate, derived: dict[str, Any]) -> None:
         assume(found.binding.assumed)
         operands = found.operands()
-        traced = trace(partial(_call, candidate.function, derived), operands)
+        traced = self._traced(found.rule, candidate, derived, operands)
         place = min(found.outputs)
         outputs = insert(self.mirror, self.normalizer.editor, traced, operands, place, found.application())
         if self.settings.verify == "structure":
@@ -264,6 +299,14 @@ class _Run:
             self.mirror.rewritten.update(self.mirror.sources(old))
             self.normalizer.substitute(old, new)
 
+    def _traced(self, rule: Rule, candidate: Candidate, derived: dict[str, Any], operands: list[Any]) -> fx.GraphModule:
+        """A candidate on operands of this metadata: repeated layers are traced once."""
+        return self.normalizer.memo.get(
+            (rule.name, candidate.name),
+            (operands, derived),
+            lambda: trace(partial(_call, candidate.function, derived), operands),
+        )
+
     def _observed(self, found: Found, old: fx.Node, new: fx.Node) -> fx.Node:
         """With live verification, keep the original and compare when the program runs."""
         if self.settings.verify != "live" or found.draws():
@@ -273,10 +316,17 @@ class _Run:
     def _tell_near_misses(self) -> None:
         by_name = {rule.name: rule for rule in self.rules}
         explaining = self.settings.near_miss_depth == 0
+        told: set[tuple[str, fx.Node]] = set()
         for (name, node), failure in self.refused.items():
+            family = by_name[name].family
+            if not explaining and (family, node) in told:
+                continue  # of a family's rules, the first one tells: the others are variants of it
+            told.add((family, node))
             if failure.depth < self.settings.near_miss_depth or node._erased:
                 continue
             if explaining or failure.reason.code not in _CIRCUMSTANCES:
+                if self.drawing is not None:
+                    self.drawing.note_near_miss(node, len(self.record.near_misses))
                 self.record.near_misses.append(_near_miss(by_name[name], node, failure))
         if explaining:
             present = {op_name(n) for n in self.mirror.graph.nodes}
@@ -324,7 +374,7 @@ def _match(found: Found, candidate: str, evidence: Evidence) -> Match:
     nodes = tuple(n.name for n in found.nodes)
     return Match(
         found.rule.name, found.rule.family, found.rule.stage, candidate, found.binding.tag_names(), nodes,
-        site_of(root), _module(root), evidence,
+        site_of(root), module_of(root), evidence,
     )  # fmt: skip
 
 
@@ -332,7 +382,7 @@ def _near_miss(rule: Rule, node: fx.Node, failure: Failure) -> NearMiss:
     reason = failure.reason
     return NearMiss(
         rule.name, rule.family, reason.code, reason.message, reason.expected, reason.found, failure.depth, rule.size,
-        reason.site or site_of(failure.site), site_of(node), _module(node),
+        reason.site or site_of(failure.site), site_of(node), module_of(node),
     )  # fmt: skip
 
 
@@ -341,8 +391,3 @@ def _absent(rule: Rule, present: set[str]) -> NearMiss:
     missing = ", ".join(sorted(op.removeprefix("aten.") for op in rule.required - present))
     message = f"the graph has no {missing}, without which {rule.name} cannot match"
     return NearMiss(rule.name, rule.family, "operators-missing", message, missing, "none", 0, rule.size)
-
-
-def _module(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack")
-    return list(stack.values())[-1][0] if stack else ""

@@ -18,6 +18,7 @@ from torch._dispatch.python import enable_python_dispatcher
 
 from .effects import pass_gradient
 from .graph import is_pure, nodes_in, op_name, val
+from .memo import Memo
 from .sizes import SizeTable
 from .symbolic import same_shape
 
@@ -34,13 +35,21 @@ class Editor:
     Args:
         sizes: turns symbolic sizes in arguments into nodes.
         listener: called with every node that is created or whose inputs change.
+        memo: of inferred metadata, for mirrors.
     """
 
-    def __init__(self, graph: fx.Graph, sizes: SizeTable, listener: Callable[[fx.Node], None] | None = None) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        sizes: SizeTable,
+        listener: Callable[[fx.Node], None] | None = None,
+        memo: Memo | None = None,
+    ) -> None:
         self.graph = graph
         self._sizes = sizes
         self.edits = 0
         self._listener = listener or (lambda node: None)
+        self._memo = memo
         self._here: fx.Node | None = None
         self._rule: str | None = None
 
@@ -71,10 +80,15 @@ class Editor:
             raise RewriteError("call() outside of at()")
         node = self.graph.call_function(target, self._sizes.resolve(args), self._sizes.resolve(kwargs))
         self._adopt(node)
-        node.meta["val"] = infer(node)
+        node.meta["val"] = self._inferred(node)
         pass_gradient(node)
         self._listener(node)
         return node
+
+    def _inferred(self, node: fx.Node) -> Any:
+        if self._memo is None or not node.all_input_nodes:  # without inputs the mode is not known from the key
+            return infer(node)
+        return self._memo.get(node.target, (node.args, node.kwargs), lambda: infer(node))
 
     def copy(self, node: fx.Node, rename: Callable[[fx.Node], Any]) -> fx.Node:
         """Insert a copy of `node` from another graph, its inputs mapped by `rename`, its metadata kept."""

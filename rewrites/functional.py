@@ -74,14 +74,17 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, int], aliases: list[li
     return True
 
 
+_OVERLOADS = {"bernoulli_.float": "p"}  # where the functional one has another name
+
+
 def _functional(inplace: Any) -> Any | None:
     """``aten.div`` for ``aten.div_``, with the same overload and parameters."""
     name = inplace._schema.name.split("::")[-1]
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    target = getattr(packet, inplace._overloadname, None)
+    target = getattr(packet, _OVERLOADS.get(f"{name}.{inplace._overloadname}", inplace._overloadname), None)
     if target is None:
         return None
-    ours, theirs = ([a.name for a in t._schema.arguments] for t in (target, inplace))
+    ours, theirs = ([a.name for a in t._schema.arguments[1:]] for t in (target, inplace))
     return target if ours == theirs else None
 
 

@@ -112,13 +112,13 @@ def nodes_in(value: Any) -> Iterator[fx.Node]:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether a call draws from the random stream (dropout with p = 0 or in eval draws nothing)."""
+    """Whether a call draws from the random stream: not dropout in evaluation, nor with p = 0 unless native."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
     if op_name(node) in ("aten.dropout", "aten.native_dropout"):
         p, train = node.args[1], node.args[2] if len(node.args) > 2 else True
-        return bool(train) and p != 0
+        return train is not False and (p != 0 or op_name(node) == "aten.native_dropout")
     if op_name(node) == "aten.scaled_dot_product_attention":
         p = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return p != 0

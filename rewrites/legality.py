@@ -4,20 +4,23 @@ inner values used elsewhere    refused, or kept alive for their other users (nev
 outputs that need each other   refused: one replacement cannot stand before its own operands
 reads moved across a write     refused
 draws moved across a draw      refused where eager's random stream is promised
+draws in another order         refused there too: numbers are drawn in the order of memory
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from .effects import moved_read
-from .graph import describe, is_random, is_tensor, nodes_in
+from .graph import describe, is_random, is_tensor, nodes_in, val
 from .matcher import Binding
 from .mirror import Mirror
 from .reason import Reason
 from .rule import Rule
+from .symbolic import hint
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,4 +140,32 @@ def _moves_a_draw(found: Found, mirror: Mirror, keep_stream: bool) -> Reason | N
     if mirror.effects.draws_between(first, found.span()[1], own):
         message = "other random numbers are drawn between this match's draw and its end"
         return Reason("random-order-changes", message, tuple(draws))
-    return None
+    return _draws_in_memory_order(draws)
+
+
+def _draws_in_memory_order(draws: list[fx.Node]) -> Reason | None:
+    """Eager's numbers come in the order of memory, and what replacements compute lies row by row."""
+    reals = [real for n in draws for real in n.meta.get("draws", (n,))]
+    turned = next((n for n in reals if not _lies_row_by_row(n)), None)
+    if turned is None:
+        return None
+    message = f"{describe(turned)} is drawn in the order of its memory, which the replacement would lay out anew"
+    strides = str(tuple(_drawn(turned).stride()))
+    return Reason("random-layout-changes", message, (turned,), "a contiguous tensor", f"strides {strides}")
+
+
+def _lies_row_by_row(node: fx.Node) -> bool:
+    expected, value = 1, _drawn(node)
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        rows, step = hint(size), hint(stride)
+        if rows is None or step is None:  # they depend on data
+            return True
+        if rows != 1 and step != expected:
+            return False
+        expected *= rows
+    return True
+
+
+def _drawn(node: fx.Node) -> torch.Tensor:
+    value = val(node)
+    return value[0] if isinstance(value, (tuple, list)) else value

@@ -19,11 +19,13 @@ class Evidence:
         times: seconds of each candidate's median run, by candidate name; ``"original"`` is the unrewritten code.
         source: ``"measured"``, ``"cache"`` (measured earlier on this machine), or ``"option"`` (`profit` said so).
         note: one sentence where times do not tell the whole story.
+        errors: relative error of each candidate against the original in the 2-norm, on the inputs they were timed on.
     """
 
     times: dict[str, float] = field(default_factory=dict)
     source: str = "option"
     note: str = ""
+    errors: dict[str, float] = field(default_factory=dict)
 
     def gain(self, candidate: str) -> float | None:
         """How many times faster than the original `candidate` was measured, or None."""
@@ -120,13 +122,73 @@ class Code:
     templates: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SnapshotNode:
+    """One node of a snapshot.
+
+    Args:
+        name: the node's; `op` its operator, e.g. ``"aten.matmul"``.
+        inputs: positions of the nodes that it reads, in the order in which it reads them.
+        type: dtype and shape, e.g. ``"f32[1, 128, 768]"``.
+        site: position in the snapshot's `sites`, `module` in its `modules`; -1 where unknown.
+        rule: the rule that put it in; empty where it was there before.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[int, ...] = ()
+    type: str = ""
+    site: int = -1
+    module: int = -1
+    rule: str = ""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes of a snapshot that a finding is about: `kind` names the list of the record, `index` the place in it.
+
+    Args:
+        kind: ``"applied"``, ``"declined"`` or ``"near_misses"``.
+        index: of the match or near miss in that list.
+        nodes: their positions; for a match all that it replaced, for a near miss the pattern's root.
+    """
+
+    kind: str
+    index: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A graph as it was after one stage, and the regions in which the next stage found something.
+
+    Args:
+        graph: ``"program"`` before differentiation, then ``"inference"``, ``"forward"`` or ``"backward"``.
+        stage: what it came out of: ``"capture"``, ``"rewrite-forward"``, ``"differentiate"``, ``"rewrite-lowered"``,
+            ``"templates"`` or ``"kernels"``.
+        nodes: in the order of the graph.
+        sites: source lines that the nodes come from; `modules` the qualified names of their modules.
+        regions: where the next stage found something.
+    """
+
+    graph: str
+    stage: str
+    nodes: tuple[SnapshotNode, ...] = ()
+    sites: tuple[Site, ...] = ()
+    modules: tuple[str, ...] = ()
+    regions: tuple[Region, ...] = ()
+
+
 @dataclass
 class GraphRecord:
     """Everything that happened to one graph: filled in by the stages, read by coverage.
 
     `code` says what was generated, one entry a graph after differentiation. `kind` is ``"inference"`` or
     ``"training"``; `seconds` is wall time by stage; `errors` maps a rule's name to the relative errors its live
-    comparisons showed (option ``verify="live"``).
+    comparisons showed (option ``verify="live"``). `snapshots` are kept only while a coverage block is open.
+
+    `details` holds, among others, seconds by rule: ``"rule_seconds"`` without measuring, and of these
+    ``"replace_seconds"`` for putting the chosen candidate in; the rest is matching.
     """
 
     name: str
@@ -139,4 +201,5 @@ class GraphRecord:
     code: list[Code] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     errors: dict[str, list[float]] = field(default_factory=dict)
+    snapshots: list[Snapshot] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)

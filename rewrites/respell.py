@@ -14,6 +14,7 @@ from torch import fx
 
 from .editor import Editor
 from .graph import op_name
+from .memo import Memo
 from .mirror import Mirror
 from .reason import Reason
 
@@ -47,6 +48,7 @@ class Normalizer:
     Attributes:
         counts: how often each respelling applied.
         stopped: why it gave up early, where respellings undo each other.
+        memo: what is known of this mirror's metadata.
     """
 
     def __init__(self, mirror: Mirror, steps: Iterable[Respelling]) -> None:
@@ -58,7 +60,8 @@ class Normalizer:
             for op in step.ops:
                 self._steps.setdefault(op, []).append(step)
         self._todo: dict[fx.Node, None] = dict.fromkeys(n for n in mirror.graph.nodes if op_name(n) in self._steps)
-        self.editor = Editor(mirror.graph, mirror.sizes, self._revisit)
+        self.memo = Memo()
+        self.editor = Editor(mirror.graph, mirror.sizes, self._revisit, self.memo)
 
     def _revisit(self, node: fx.Node) -> None:
         """A new or changed node, and its users (whose patterns may look at it), are to be looked at again."""
@@ -72,11 +75,11 @@ class Normalizer:
         Respellings look several nodes deep, so everything is looked at once more after the last change.
         """
         limit = _EDITS_PER_NODE * (len(self.mirror.graph.nodes) + 10)
-        edits = -1
-        while self.stopped is None and edits != self.editor.edits:
-            edits = self.editor.edits
+        applied = -1
+        while self.stopped is None and applied != self.counts.total():
+            applied = self.counts.total()  # not edits: a respelling may build something before it sees that it can't
             self._drain(limit)
-            if edits != self.editor.edits:
+            if applied != self.counts.total():
                 self._sweep()
 
     def _sweep(self) -> None:

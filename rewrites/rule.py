@@ -25,7 +25,7 @@ from .pattern import PatternError, Variable, record_function, required_ops, root
 from .reason import Reason
 from .sample import Sample
 
-Stage = Literal["forward", "lowered"]
+Stage = Literal["forward", "simplify", "lowered"]
 NanPolicy = Literal["same", "safe"]
 Escapes = Literal["refuse", "keep"]
 
@@ -90,11 +90,13 @@ class Candidate:
         name: e.g. ``"flash"``; shown in reports.
         function: takes the pattern's parameters by name (None where the match left one out), then the derived values.
         applies: gives None, or why this candidate cannot be used for a match under the options' policies.
+        profitable: True where it never costs more than the original, so that nothing need be measured.
     """
 
     name: str
     function: Callable[..., Any]
     applies: Callable[[Binding, Mapping[str, str]], Reason | None] = lambda match, policy: None
+    profitable: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +214,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
         replacement: a function of the pattern's parameters, or `Candidate`s among which measurement chooses.
         samples: inputs from which its property test is derived; at least one.
         family: what reports sum it under, e.g. ``"attention"``.
-        stage: ``"forward"`` matches before autograd, ``"lowered"`` after it.
+        stage: ``"forward"`` before autograd, ``"lowered"`` after it; ``"simplify"`` before that, not in normal form.
         guards: functions of some of the pattern's parameters that give None or a `Reason`.
         dims: named dims by parameter, e.g. ``{"q": "... S D", "k": "... T D"}``; equal names must be equal sizes.
         numbers: the parameters that bind numbers rather than tensors.

@@ -7,7 +7,7 @@ Sample(x=T("N", dtype=torch.int64), refused="dtype-not-floating")      a near mi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -25,6 +25,8 @@ class T:
         dtype: fixed dtype, or None to follow the test's dtype.
         gradient: whether gradients flow to it in training checks.
         frozen: a weight, whose value candidates may take as known while compiling.
+        below: for integers: what they stay below, a number or a named dim, e.g. ``"C"`` for labels of C classes.
+        device: ``"meta"`` stands for any device that the rule does not know, in near misses: these never run.
     """
 
     dims: str
@@ -32,10 +34,25 @@ class T:
     dtype: torch.dtype | None = None
     gradient: bool = True
     frozen: bool = False
+    below: str = "4"
+    device: str = "cpu"
+
+    def __repr__(self) -> str:
+        given = [(f.name, getattr(self, f.name)) for f in fields(self)[1:] if getattr(self, f.name) != f.default]
+        return f"T({', '.join([repr(self.dims), *(f'{name}={value!r}' for name, value in given)])})".replace("'", '"')
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The named dims that its sizes and values depend on."""
+        return frozenset(d for d in [*self.dims.split(), self.below] if not d.isdigit())
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape under these sizes of named dims."""
         return tuple(int(d) if d.isdigit() else sizes[d] for d in self.dims.split())
+
+    def limit(self, sizes: Mapping[str, int]) -> int:
+        """What integers stay below; at least 1."""
+        return max(1, int(self.below) if self.below.isdigit() else sizes[self.below])
 
 
 class Sample:

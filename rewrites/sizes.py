@@ -9,7 +9,7 @@ expression must become a node: one that is there already, or arithmetic over the
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import reduce
 from typing import Any
 
@@ -24,9 +24,14 @@ _SIZE, _STRIDE = torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int
 
 
 class SizeTable:
-    """Finds or makes the node of a symbolic size. Placeholders are known from the start; nodes made are kept."""
+    """Finds or makes the node of a symbolic size. Placeholders are known from the start; nodes made are kept.
 
-    def __init__(self, graph: fx.Graph) -> None:
+    Args:
+        graph: where sizes are needed.
+        unread: placeholders whose sizes must not be read.
+    """
+
+    def __init__(self, graph: fx.Graph, unread: Collection[fx.Node] = ()) -> None:
         self._graph = graph
         self._nodes: dict[sympy.Expr, fx.Node] = {}
         self._sizes: dict[sympy.Expr, tuple[Any, fx.Node, int, torch.SymInt]] = {}
@@ -35,7 +40,8 @@ class SizeTable:
             if node.op != "placeholder":
                 break
             self._last = node
-            self._note(node)
+            if node not in unread:
+                self._note(node)
 
     def _note(self, node: fx.Node) -> None:
         value = val(node)

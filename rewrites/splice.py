@@ -17,6 +17,7 @@ from .editor import Editor, RewriteError
 from .graph import val
 from .legality import Application
 from .mirror import Mirror
+from .symbolic import hint
 
 
 def is_operand(value: Any) -> bool:
@@ -39,7 +40,18 @@ def trace(function: Callable[..., Any], operands: Sequence[Any]) -> fx.GraphModu
     if not modes:
         raise RewriteError("a replacement needs at least one tensor operand with metadata")
     with modes[0]:
-        return make_fx(run, pre_dispatch=True, _allow_non_fake_inputs=True)(*inputs)
+        return make_fx(run, pre_dispatch=True, _allow_non_fake_inputs=True)(*_told_apart(inputs))
+
+
+def _told_apart(values: list[Any]) -> list[Any]:
+    """The same metadata in distinct objects: tracing tells inputs apart by identity, and mirrors share metadata."""
+    seen: set[int] = set()
+    apart = []
+    for value in values:
+        again = id(value) in seen and isinstance(value, torch.Tensor)
+        seen.add(id(value))
+        apart.append(value.detach().requires_grad_(value.requires_grad) if again else value)
+    return apart
 
 
 def insert(
@@ -94,7 +106,10 @@ def _constant(mirror: Mirror, traced: fx.GraphModule, node: fx.Node, editor: Edi
 
 
 def subgraph(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> Callable[..., Any]:
-    """The matched code as a callable of its operands (constants among them are ignored)."""
+    """The matched code as a callable of its operands (constants among them are ignored).
+
+    Sizes that the pattern leaves open, and that are computed outside the match, are those of the example.
+    """
     graph = fx.Graph()
     placed: dict[fx.Node, fx.Node] = {}
     for i, operand in enumerate(operands):
@@ -102,6 +117,13 @@ def subgraph(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequenc
         if is_operand(operand):
             placed[operand] = placeholder
     for node in nodes:
-        placed[node] = graph.node_copy(node, placed.__getitem__)
+        placed[node] = graph.node_copy(node, lambda n: placed[n] if n in placed else _example_size(n))
     graph.output(tuple(placed[o] for o in outputs) if len(outputs) > 1 else placed[outputs[0]])
     return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _example_size(node: fx.Node) -> Any:
+    size = hint(val(node))
+    if not isinstance(size, (int, float)):
+        raise RewriteError(f"{node} is used inside the match, but is neither part of it nor an operand")
+    return size

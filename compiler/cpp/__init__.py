@@ -6,11 +6,12 @@
 """
 
 from .build import CompiledKernel, build, source_text
+from .compiler import can_build
 from .dtypes import UnsupportedDtype
 from .errors import CompileFailed, CompilerMissing
 from .target import Target, host_target, target
 
 __all__ = [
-    "CompileFailed", "CompiledKernel", "CompilerMissing", "Target", "UnsupportedDtype", "build", "host_target",
-    "source_text", "target",
+    "CompileFailed", "CompiledKernel", "CompilerMissing", "Target", "UnsupportedDtype", "build", "can_build",
+    "host_target", "source_text", "target",
 ]  # fmt: skip

@@ -77,6 +77,15 @@ def find_compiler() -> Compiler:
     raise CompilerMissing(f"no C++ compiler: {where}")
 
 
+def can_build() -> bool:
+    """Whether there is a C++ compiler."""
+    try:
+        find_compiler()
+    except CompilerMissing:
+        return False
+    return True
+
+
 @functools.cache
 def _version(path: str) -> str:
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)

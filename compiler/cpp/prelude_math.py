@@ -161,6 +161,16 @@ template <class A, class B, class C> INLINE auto philox(A seed, B offset, C word
   }
 PHILOX(0) PHILOX(1) PHILOX(2) PHILOX(3)
 
+template <class U> INLINE U lowbias32(U x) {
+  x = (x ^ x >> 16) * 0x7FEB352Du, x = (x ^ x >> 15) * 0x846CA68Bu;
+  return x ^ x >> 16;
+}
+INLINE i32 op_hash32(i32 n, i32 k0, i32 k1) { return (i32)lowbias32(lowbias32((u32)n ^ (u32)k0) + (u32)k1); }
+template <class X> INLINE X op_hash32(X n, X k0, X k1) {
+  typedef V<u32, Count<X>> U;
+  return (X)lowbias32(lowbias32((U)n ^ (U)k0) + (U)k1);
+}
+
 // What is out of range is undefined in C++; this is what x86 makes of eager's conversions.
 template <class To, class From> INLINE To op_cast(From x) {
   if constexpr ((From)0.5 != 0 && sizeof(To) == 1 && (To)-1 > 0) return (To)(i64)x;

@@ -1,9 +1,11 @@
 """Freezing: for inference, weights are known while compiling, and what follows from them alone is computed once.
 
-    batch_norm     conv -> batch norm          ->  conv, with other weights
     channels_last  convs on NCHW               ->  convs on channels-last, converted at the ends of the network
-    (the rules)    linear, convolution         ->  oneDNN calls on weights in its own layout
+    (the rules)    conv -> batch norm, linears of one input, linear, convolution
+                                               ->  one call on weights of another value, size or layout
     fold           calls on weights alone      ->  constants of the program
+    tables         calls on constants alone    ->  constants of the program, where small; also without freezing
+    uniform        one number everywhere       ->  full(sizes, number); also without freezing
     guard          weights change afterwards   ->  constants are computed anew
 
 `Freezer` does it for one compilation.
@@ -12,7 +14,8 @@
 from .channels_last import Spread, spread_channels_last
 from .freezer import Freezer
 from .guard import Boxed
+from .tables import fold_tables
 from .uniform import fold_uniform
 from .weights import refuse_training
 
-__all__ = ["Boxed", "Freezer", "Spread", "fold_uniform", "refuse_training", "spread_channels_last"]
+__all__ = ["Boxed", "Freezer", "Spread", "fold_tables", "fold_uniform", "refuse_training", "spread_channels_last"]

@@ -21,11 +21,14 @@ from ...rewrites.editor import Editor, infer
 from ...rewrites.graph import arguments, dtype, op_name, rank, val
 from ...rewrites.layout import adapt_users
 from ...rewrites.profit import Oracle, Question
+from ...rewrites.reason import site_of
+from ...rewrites.record import Evidence, GraphRecord, Match
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import hint
 
 aten = torch.ops.aten
 
+RULE, FAMILY, CANDIDATE = "channels_last", "layout", "channels_last"
 MIN_SAVED = 0.03  # of the time of all convolutions: what their ends may cost to convert, and more
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -49,15 +52,16 @@ class Spread:
     seconds: tuple[float, float] = (0.0, 0.0)
 
 
-def spread_channels_last(graph_module: fx.GraphModule, oracle: Oracle) -> Spread:
+def spread_channels_last(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord) -> Spread:
     """Let the convolutions of a functional graph run on channels-last where that is faster, in place.
 
-    Outputs keep their strides.
+    Outputs keep their strides. The decision is one match of `RULE` in `record`, with the summed times as its evidence.
     """
     found = [node for node in graph_module.graph.nodes if _is_candidate(node)]
     if not found or all(_is_laid_out(_input(node)) for node in found):
         return Spread(len(found))
-    chosen, seconds = _decide(found, oracle)
+    chosen, seconds, evidence = _decide(found, oracle)
+    (record.applied if chosen else record.declined).append(_match(found, chosen, evidence))
     if not chosen:
         return Spread(len(found), seconds=seconds)
     conversions = _convert(graph_module.graph, found)
@@ -85,21 +89,31 @@ def _is_laid_out(node: fx.Node) -> bool:
     return strides == sorted(strides, key=lambda s: -(s or 0))
 
 
-def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float, float]]:
+def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float, float], Evidence]:
     """Ask for each kind of convolution once, and sum up."""
     kinds = {_kind(node): node for node in found}
     count = Counter(map(_kind, found))
     before = after = 0.0
-    votes = []
+    votes, told = [], {}
     for kind, node in kinds.items():
         decision = oracle.decide(_question(node))
         votes += [decision.chosen is not None]
         times = decision.evidence.times
-        if "original" in times and "channels_last" in times:
+        told[decision.evidence.note] = decision.evidence
+        if "original" in times and CANDIDATE in times:
             before += count[kind] * times["original"]
-            after += count[kind] * times["channels_last"]
-    chosen = after < before * (1 - MIN_SAVED) if before else all(votes)
-    return chosen, (before, after)
+            after += count[kind] * times[CANDIDATE]
+    if not before:
+        return all(votes), (before, after), next(iter(told.values()))
+    source = "measured" if any(e.source == "measured" for e in told.values()) else "cache"
+    note = f"the sum over {len(found)} convolutions of {len(kinds)} kinds, inputs laid out already"
+    evidence = Evidence({"original": before, CANDIDATE: after}, source, note)
+    return after < before * (1 - MIN_SAVED), (before, after), evidence
+
+
+def _match(found: Sequence[fx.Node], chosen: bool, evidence: Evidence) -> Match:
+    nodes = tuple(node.name for node in found)
+    return Match(RULE, FAMILY, "lowered", CANDIDATE if chosen else "", (), nodes, site_of(found[0]), evidence=evidence)
 
 
 def _kind(node: fx.Node) -> str:
@@ -116,11 +130,11 @@ def _question(node: fx.Node) -> Question:
     inputs = [val(values["input"]), val(values["weight"]), val(values["bias"])]
     frozen = is_frozen(values["weight"])
     return Question(
-        rule="channels-last",
+        rule=RULE,
         key=f"{geometry} frozen={frozen}",
         inputs=inputs,
         original=_original(geometry),
-        candidates={"channels_last": _packed(geometry) if frozen else _plain(geometry)},
+        candidates={CANDIDATE: _packed(geometry) if frozen else _plain(geometry)},
     )
 
 

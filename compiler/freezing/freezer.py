@@ -1,4 +1,4 @@
-"""Freezing in one compilation: what happens before the rules of the lowered stage, after them, and at every call."""
+"""Freezing in one compilation: what happens before the rules of each stage, after them, and at every call."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from ...patterns.packing import FROZEN, PACKED
+from ...rewrites.effects import written
 from ...rewrites.graph import op_name
-from .batch_norm import fold_batch_norms
 from .fold import fold
 from .guard import Boxed, Guard, guarded
 from .weights import module_state, weight_nodes
@@ -29,7 +29,7 @@ class Freezer:
         example_inputs: its inputs.
 
     Attributes:
-        counts: what was found and done: weights, batch norms folded, weights packed, constants and their bytes.
+        counts: what was found and done: weights, weights packed, constants and their bytes.
     """
 
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
@@ -38,12 +38,20 @@ class Freezer:
         self._weights: dict[fx.Node, torch.Tensor] = {}
         self.counts: dict[str, int] = {}
 
+    def mark(self, graph_module: fx.GraphModule) -> None:
+        """Mark the weights of the captured graph for the rules that run before autograd, in place."""
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        mutated = {target for node in graph_module.graph.nodes for target in written(node)}
+        for position in self._state:
+            if placeholders[position] not in mutated:
+                placeholders[position].meta[FROZEN] = True
+
     def begin(self, graph_module: fx.GraphModule) -> None:
-        """Mark the weights of AOTAutograd's inference graph for the rules, and fold what normalizes, in place."""
+        """Mark the weights of AOTAutograd's inference graph for the rules, in place."""
         self._weights = weight_nodes(graph_module, self._state, self._owner)
         for node in self._weights:
             node.meta[FROZEN] = True
-        self.counts = {"weights": len(self._weights), "batch_norms": fold_batch_norms(graph_module)}
+        self.counts = {"weights": len(self._weights)}
 
     def finish(self, graph_module: fx.GraphModule) -> Callable[[Boxed], Boxed]:
         """Fold what follows from weights, after the rules, in place; returns what to wrap the compiled graph in."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from .hash32 import hash32
 from .philox import philox
 
 Kind = Literal["same", "bool", "given"]
@@ -103,4 +104,6 @@ OPS: dict[str, OpInfo] = {
     # [0, 2**32), operands (seed, offset) int64. What is drawn from bits (uniform, normal, masks) is arithmetic of the
     # lowering.
     **{f"philox{word}": OpInfo(2, "same", _philox_word(word), costly=True) for word in range(4)},
+    # A keyed hash (see `hash32`), operands (number, key0, key1) int32.
+    "hash32": OpInfo(3, "same", hash32, costly=True),
 }

@@ -93,8 +93,7 @@ class Lowering:
     The current node's name and metadata give names, devices and strides, so that a lowering states only the math.
     """
 
-    def __init__(self, random: str = "eager") -> None:
-        self.random = random  # "eager" or "philox"
+    def __init__(self) -> None:
         self.buffers: dict[str, Buffer] = {}
         self.items: list[Any] = []
         self.current: Any = None  # the fx node being lowered, for its metadata
@@ -102,7 +101,6 @@ class Lowering:
         self.origin: Any = None  # the node of the graph that it comes from: itself, or the one being decomposed
         self.device = torch.device("cpu")
         self._names: dict[tuple[str, str], int] = {}
-        self._streams = 0
 
     # -- building blocks ------------------------------------------------------------------------------------------
 
@@ -218,11 +216,6 @@ class Lowering:
         made = Buffer(name, dtype, tuple(sizes), tuple(strides), self.device)
         self.buffers[name] = made
         return made
-
-    def stream(self) -> int:
-        """A number for each random call of the graph."""
-        self._streams += 1
-        return self._streams
 
     def name(self, base: str, space: str = "buffer") -> str:
         """A name not taken yet among the buffers (items, folds)."""

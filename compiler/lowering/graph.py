@@ -20,6 +20,7 @@ from torch import fx
 
 from ..ir.index import Size
 from ..ir.program import Buffer, Extern, Program
+from ..random_ops import ops as random_ops
 from ..torch_compat import (
     OpOverload,
     aliasing_arguments,
@@ -36,8 +37,8 @@ from .sizes import Unlowered, number, real
 
 logger = logging.getLogger("regraft")
 
-RandomMode = Literal["eager", "philox"]
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SEEDING = (random_ops.seeds.default, random_ops.split.default)
 
 
 @dataclass(frozen=True)
@@ -69,22 +70,20 @@ class Lowered:
 assert operators.MODULES
 
 
-def lower(module: fx.GraphModule, *, random: RandomMode = "eager", strict: bool = False) -> Lowered:
+def lower(module: fx.GraphModule, *, strict: bool = False) -> Lowered:
     """Lower a graph after AOTAutograd: functional, but for writes to inputs.
 
     Args:
         module: the graph; every node has its metadata ``val``. It stays as it is.
-        random: whether random operators stay calls (eager's numbers), or become arithmetic on Philox, seeded from
-            eager's generator.
         strict: raise where a lowering fails or contradicts the metadata, rather than keep the call.
     """
-    return _Walk(module, random, strict).run()
+    return _Walk(module, strict).run()
 
 
 class _Walk:
-    def __init__(self, module: fx.GraphModule, random: RandomMode, strict: bool) -> None:
+    def __init__(self, module: fx.GraphModule, strict: bool) -> None:
         self._module, self._strict = module, strict
-        self._low = Lowering(random)
+        self._low = Lowering()
         self._values: dict[fx.Node, Any] = {}
         self._lowered = Lowered(Program(self._low.buffers, self._low.items))
         self._written = _written_inputs(module.graph)
@@ -124,7 +123,7 @@ class _Walk:
     def _call_function(self, node: fx.Node) -> None:
         if node.target is operator.getitem and isinstance(self._values[node.args[0]], tuple):
             self._item(node)
-        elif _is_size(node) or node.target is operator.getitem:
+        elif _is_size(node) or node.target is operator.getitem or node.target in _SEEDING:
             self._extern(node, "", "")
         elif self._is_write_to_input(node):
             self._write(node)

@@ -14,6 +14,8 @@ respellings of one operator: the first that applies is taken.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...rewrites.respell import Respelling
 from . import (
     casts,
@@ -25,9 +27,13 @@ from . import (
     masks,
     matmul,
     moves,
+    parts,
     pointwise,
+    rows,
     scale,
+    slices,
     softmax,
+    statistics,
     views,
 )
 
@@ -51,7 +57,6 @@ LOGIC: tuple[Respelling, ...] = (
     logic.conjunction,
     logic.known_operand,
     logic.comparison_of_flags,
-    logic.comparison_of_positions,
     logic.flag_cast,
     logic.complement,
 )
@@ -75,7 +80,7 @@ SCORES: tuple[Respelling, ...] = (
     scale.factor_last,
     scale.scale_of_scaled,
     scale.scale_of_sum,
-    scale.negated_scores,
+    scale.negation_as_product,
     masks.fill_as_where,
     masks.fill_on_the_right,
     masks.choice_of_constants,
@@ -116,8 +121,13 @@ PRODUCTS: tuple[Respelling, ...] = (
     heads.transpose_above_elementwise,
 )
 
-NORMAL_FORM: tuple[Respelling, ...] = (*VIEWS, *LOGIC, *SCORES, *PRODUCTS)
+NORMAL_FORM: tuple[Respelling, ...] = (
+    *VIEWS, *LOGIC, *parts.JOINS, *SCORES, *rows.ROWS, *slices.SLICES, *statistics.STATISTICS, *PRODUCTS,
+)  # fmt: skip
 
 LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, lowered.addmm_as_linear, lowered.mm_as_linear, lowered.linear_of_rows)
 
-__all__ = ["LOWERED_FORM", "NORMAL_FORM"]
+FORMS: Mapping[str, tuple[Respelling, ...]] = {"forward": NORMAL_FORM, "simplify": (), "lowered": LOWERED_FORM}
+"""The form that a graph's mirror is kept in, by the stage of the rules."""
+
+__all__ = ["FORMS", "LOWERED_FORM", "NORMAL_FORM"]

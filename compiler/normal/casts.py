@@ -38,9 +38,12 @@ def cast_there_and_back(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.to")
 def softmax_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """to(softmax(to(x, float32), -1), x's dtype)  ->  softmax(x, -1), which computes in float32 anyway."""
+    """to(softmax(to(x, float32), -1), x's dtype)  ->  softmax(x, -1), which computes in float32 anyway.
+
+    Not where the wide result is used too: there would be two softmaxes.
+    """
     soft = node.args[0]
-    if node.target is not aten.to.dtype or not sees(node, soft, "aten.softmax"):
+    if node.target is not aten.to.dtype or not sees(node, soft, "aten.softmax") or len(soft.users) > 1:
         return None
     wide = soft.args[0]
     if not sees(soft, wide, "aten.to") or not is_float(wide.args[0]) or dtype(wide.args[0]) != dtype(node):

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, dtype, is_tensor, op_name, sees
+from ...rewrites.graph import arguments, dtype, is_tensor, op_name, sees, val
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import same_shape
 from . import build
@@ -35,7 +35,7 @@ def native_dropout(node: fx.Node, edit: Editor) -> fx.Node | None:
     x, p, train = call.args
     if train is False:
         return x
-    if train is not True or any(user is not node and user.users for user in call.users):
+    if train is not True or p == 0 or any(user is not node and user.users for user in call.users):
         return None
     return standing_for(edit.call(aten.dropout.default, x, p, True), call, redrawn=False)
 
@@ -50,7 +50,12 @@ def handwritten_dropout(node: fx.Node, edit: Editor) -> fx.Node | None:
     if found is None:
         return None
     x, draw, keep, factor = found
+    scale = scale_of(x) if _private(x) else None
+    if is_literal(scale):
+        x, factor = x.args[0], factor * scale
     if not 0 < keep <= 1 or not like(node, x) or not is_float(x):
+        return None
+    if not same_shape(val(draw).shape, val(x).shape):  # one number for several elements: rows, channels, samples
         return None
     result = redrawn_dropout(edit, draw, x, 1.0 - keep)
     return build.scaled(edit, result, factor * keep) if abs(factor * keep - 1) > _ROUNDING else result
@@ -133,7 +138,11 @@ def _random_flags(user: fx.Node, flags: Any) -> tuple[fx.Node, float] | None:
 
 
 def _is_uniform_draw(user: fx.Node, draw: Any) -> bool:
-    return sees(user, draw, "aten.rand", "aten.rand_like") and dtype(draw) in (torch.float32, torch.float64)
+    if not sees(user, draw, "aten.rand", "aten.rand_like", "aten.uniform"):
+        return False
+    given = arguments(draw)
+    ends = given.get("from", 0.0), given.get("to", 1.0)
+    return ends == (0.0, 1.0) and dtype(draw) in (torch.float32, torch.float64)
 
 
 def _bernoulli(user: fx.Node, draw: fx.Node) -> tuple[fx.Node, float] | None:

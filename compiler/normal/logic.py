@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import dtype, is_tensor, op_name, sees, shape, val
+from ...rewrites.graph import dtype, is_tensor, op_name, sees, shape
 from ...rewrites.respell import respelling
 from . import build
 from .reading import is_bool, is_literal, like, uniform
@@ -136,26 +136,6 @@ def _flags(user: fx.Node, x: fx.Node) -> fx.Node | None:
     if is_bool(x):
         return x
     return x.args[0] if sees(user, x, "aten.to", "aten._to_copy") and is_bool(x.args[0]) else None
-
-
-@respelling("aten.ge", "aten.gt", "aten.lt")
-def comparison_of_positions(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """arange(n) >= 0  ->  all true; arange(n) < 0  ->  all false."""
-    x, bound = node.args[0], uniform(node.args[1])
-    while sees(node, x, "aten.reshape", "aten.permute", "aten.expand"):
-        x = x.args[0]
-    if (
-        bound is None
-        or not sees(node, x, "aten.arange")
-        or x.target is not aten.arange.default
-        or dtype(x).is_floating_point
-    ):
-        return None
-    if bound > (-1 if op_name(node) == "aten.gt" else 0):
-        return None
-    return edit.call(
-        aten.full.default, list(shape(node)), op_name(node) != "aten.lt", dtype=torch.bool, device=val(node).device
-    )
 
 
 @respelling("aten.to", "aten._to_copy")

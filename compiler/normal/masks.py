@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
+from ...rewrites.facts import gets_gradient
 from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape, val
 from ...rewrites.respell import respelling
 from . import build
@@ -31,8 +32,9 @@ def fill_as_where(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 def _where(edit: Editor, keep: fx.Node, scores: fx.Node, fill: Any) -> fx.Node:
     known = uniform(fill)
-    if known is not None:
-        return edit.call(aten.where.ScalarOther, keep, scores, known)
+    if known is not None and (is_float(scores) or is_bool(scores) or float(known).is_integer()):
+        kind = float if is_float(scores) else bool if is_bool(scores) else int  # else they would be promoted
+        return edit.call(aten.where.ScalarOther, keep, scores, kind(known))
     if isinstance(fill, fx.Node) and not is_tensor(fill):
         return edit.call(aten.where.ScalarOther, keep, scores, fill)
     return edit.call(aten.where.self, keep, scores, fill)
@@ -88,8 +90,10 @@ def two_masks(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.where")
 def whole_mask(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """where(all true, s, f)  ->  s."""
-    return node.args[1] if len(node.args) == 3 and uniform(node.args[0]) == 1 and like(node, node.args[1]) else None
+    """where(all true, s, f)  ->  s, unless `f` would get a gradient, of zeros."""
+    if len(node.args) != 3 or uniform(node.args[0]) != 1 or not like(node, node.args[1]):
+        return None
+    return None if gets_gradient(node.args[2]) else node.args[1]
 
 
 @respelling("aten.add")

@@ -5,24 +5,20 @@ Nothing here changes a graph or adds a guard.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
 from torch import fx
 
+from ...rewrites.facts import Uniform, fact_of
 from ...rewrites.graph import arguments, dtype, is_number, is_tensor, op_name, rank, sees, shape, val
 from ...rewrites.symbolic import known_equal, same_shape
-from ..torch_compat import is_fake
 
 Number = int | float
 Factor = Any  # a Python number, a symbolic one, a node holding one, or a 0-d tensor node
 
 VIEWS = ("aten.permute", "aten.reshape", "aten.expand")
-
-_CONSTANT = re.compile(r"_tensor_constant\d+$")  # what tracing names a tensor literal of the program
 
 # Spellings of a view that `views.py` will make one of VIEWS; walks meet them before it does.
 _VIEW_SPELLINGS = (
@@ -80,100 +76,17 @@ def last(node: fx.Node, dim: Any) -> bool:
     return isinstance(dim, int) and dim in (-1, rank(node) - 1)
 
 
-def uniform(value: Any, depth: int = 8) -> Number | None:
-    """The number that all elements of a value are known to equal, or None.
+def uniform(value: Any) -> Number | None:
+    """The number that all elements of a value are known to equal, or None; booleans are 0 and 1.
 
-    full([2, 3], -inf), expand(scalar_tensor(-inf), ...), zeros(...) * 2 + 1   ->   the number
+    full([2, 3], -inf), expand(scalar_tensor(-inf), ...), zeros(...) * 2 + 1, arange(s) < s   ->   the number
     """
-    if isinstance(value, (bool, int, float)):
-        return _plain(value)
-    if not is_tensor(value) or depth == 0 or "opaque" in value.meta:
-        return None
-    constant = _constant(value)
-    if constant is not None:
-        return constant
-    name = op_name(value)
-    reader = _UNIFORM.get(name)
-    return None if reader is None else _plain(reader(value, depth - 1))
-
-
-def _plain(value: Any) -> Number | None:
+    if is_tensor(value):
+        fact = fact_of(value)
+        value = fact.number if isinstance(fact, Uniform) else None
     if isinstance(value, bool):
         return int(value)
     return value if is_literal(value) else None
-
-
-def _constant(node: fx.Node) -> Number | None:
-    """The value of a one-element tensor that was a constant when the graph was captured."""
-    tensor = getattr(val(node), "constant", None)
-    if tensor is None and node.op == "get_attr" and _CONSTANT.match(str(node.target)):
-        tensor = getattr(node.graph.owning_module, str(node.target), None)
-    if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or tensor.dtype.is_complex or is_fake(tensor):
-        return None
-    return _plain(tensor.item())
-
-
-def _filled(name: str) -> Callable[[fx.Node, int], Any]:
-    return lambda node, depth: arguments(node)[name]
-
-
-def _through(node: fx.Node, depth: int) -> Any:
-    return uniform(node.args[0], depth)
-
-
-def _cast(node: fx.Node, depth: int) -> Any:
-    inner = uniform(node.args[0], depth)
-    if inner is None or dtype(node) == torch.bool or not (is_float(node) or float(inner).is_integer()):
-        return None if inner is None or dtype(node) != torch.bool else int(inner != 0)
-    return inner
-
-
-def _pair(operation: Callable[[Any, Any], Any]) -> Callable[[fx.Node, int], Any]:
-    def read(node: fx.Node, depth: int) -> Any:
-        values = arguments(node)
-        a, b = (uniform(v, depth) for v in list(values.values())[:2])
-        if a is None or b is None or not is_float(node) or values.get("rounding_mode"):
-            return None
-        return operation(a, b * values.get("alpha", 1))
-
-    return read
-
-
-def _single(operation: Callable[[float], float]) -> Callable[[fx.Node, int], Any]:
-    def read(node: fx.Node, depth: int) -> Any:
-        inner = uniform(node.args[0], depth)
-        return operation(inner) if inner is not None and inner > 0 and is_float(node) else None
-
-    return read
-
-
-_UNIFORM: dict[str, Callable[[fx.Node, int], Any]] = {
-    "aten.zeros": lambda node, depth: 0,
-    "aten.new_zeros": lambda node, depth: 0,
-    "aten.zeros_like": lambda node, depth: 0,
-    "aten.ones": lambda node, depth: 1,
-    "aten.new_ones": lambda node, depth: 1,
-    "aten.ones_like": lambda node, depth: 1,
-    "aten.full": _filled("fill_value"),
-    "aten.full_like": _filled("fill_value"),
-    "aten.new_full": _filled("fill_value"),
-    "aten.scalar_tensor": _filled("s"),
-    "aten.to": _cast,
-    "aten._to_copy": _cast,
-    "aten.type_as": _cast,
-    "aten.mul": _pair(lambda a, b: a * b),
-    "aten.add": _pair(lambda a, b: a + b),
-    "aten.sub": _pair(lambda a, b: a - b),
-    "aten.rsub": _pair(lambda a, b: b - a),
-    "aten.div": _pair(lambda a, b: a / b if b else None),
-    "aten.neg": lambda node, depth: None if (inner := uniform(node.args[0], depth)) is None else -inner,
-    "aten.sqrt": _single(math.sqrt),
-    "aten.rsqrt": _single(lambda x: 1 / math.sqrt(x)),
-    "aten.reciprocal": _single(lambda x: 1 / x),
-    "aten.lift_fresh": _through,
-    "aten.lift_fresh_copy": _through,
-    **dict.fromkeys((*VIEWS, *_VIEW_SPELLINGS), _through),
-}
 
 
 def factor_of(value: Any) -> Factor | None:
@@ -181,7 +94,13 @@ def factor_of(value: Any) -> Factor | None:
     known = uniform(value)
     if known is not None:
         return known
-    return value if is_scalar(value) else None
+    return value if is_scalar(value) and not _is_deviation(value) else None
+
+
+def _is_deviation(value: Any) -> bool:
+    """Whether a value is ``sqrt(statistics + eps)`` or its inverse: a norm's, which of a lone row has one element."""
+    root = is_tensor(value) and rank(value) > 0 and op_name(value) in ("aten.sqrt", "aten.rsqrt")
+    return root and op_name(value.args[0]) == "aten.add"
 
 
 def holds_product(node: Any) -> bool:

@@ -130,6 +130,6 @@ def scale_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 @respelling("aten.neg")
-def negated_scores(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """neg(scores)  ->  mul(scores, -1)."""
-    return build.scaled(edit, node.args[0], -1) if holds_product(node.args[0]) and is_float(node) else None
+def negation_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """neg(x)  ->  mul(x, -1)."""
+    return build.scaled(edit, node.args[0], -1) if is_float(node) else None

@@ -8,11 +8,11 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape
+from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees
 from ...rewrites.respell import respelling
-from ...rewrites.symbolic import known_equal
 from . import build
-from .reading import is_float, last, like, reduction
+from .reading import is_float, is_literal, last, like, reduction
+from .scale import scale_of
 
 aten = torch.ops.aten
 
@@ -74,7 +74,7 @@ def _difference(user: fx.Node, node: Any) -> tuple[fx.Node | None, fx.Node | Non
 
 @respelling("aten.div", "aten.mul")
 def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """exp(x - m) / sum(exp(x - m), [d], keepdim=True)  ->  softmax(x, d), with any `m` constant along `d`, or none."""
+    """exp(x - m) / sum(exp(x - m), [d], keepdim=True)  ->  softmax(x, d), with `m` a maximum along `d`, or none."""
     exponents, total = node.args[0], node.args[1]
     if op_name(node) == "aten.mul":
         if not sees(node, total, "aten.reciprocal"):
@@ -89,20 +89,33 @@ def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _unshifted(user: fx.Node, x: fx.Node, dim: int) -> fx.Node:
-    """`y` where `x` is `y - m` with `m` the maximum (or anything else) along `dim`."""
-    y, shift = _difference(user, x)
-    if y is None or shift is None or not like(x, y) or rank(shift) != rank(y):
+    """`y` where `x` is `y - m` or `y + m * s`, with `m` a maximum along `dim`.
+
+    Another term that is constant along `dim` may be so large that it absorbs `y`, as a mask of whole rows is.
+    """
+    if not sees(user, x, "aten.sub", "aten.add") or not is_literal(arguments(x).get("alpha", 1)):
         return x
-    return y if known_equal(shape(shift)[dim], 1) and not known_equal(shape(y)[dim], 1) else x
+    y, shift = x.args[:2]
+    while sees(user, shift, "aten.mul", "aten.detach", "aten.neg"):
+        if op_name(shift) == "aten.mul" and not is_literal(scale_of(shift)):
+            return x
+        shift = shift.args[0]
+    over = reduction(user, shift, "aten.amax", "aten.max") if is_tensor(shift) else None
+    return y if over is not None and over[1] == dim and is_tensor(y) and like(x, y) else x
 
 
 @respelling("aten.softmax")
 def shifted_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """softmax(x - max(x, [-1], keepdim=True), -1)  ->  softmax(x, -1)."""
+    """softmax((x - max(x, [-1], keepdim=True)) * s, -1)  ->  softmax(x * s, -1), scaled by a number or not."""
     if node.target is not aten.softmax.int or node.args[1:] != (-1,):
         return None
-    x = _unshifted(node, node.args[0], rank(node) - 1)
-    return None if x is node.args[0] else edit.call(aten.softmax.int, x, -1)
+    shifted, factor = node.args[0], None
+    if sees(node, shifted, "aten.mul") and is_literal(scale_of(shifted)):
+        shifted, factor = shifted.args
+    x = _unshifted(node, shifted, rank(node) - 1)
+    if x is shifted:
+        return None
+    return edit.call(aten.softmax.int, x if factor is None else build.scaled(edit, x, factor), -1)
 
 
 @respelling("aten._safe_softmax")

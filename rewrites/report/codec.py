@@ -8,11 +8,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..reason import Site
-from ..record import Code, Evidence, Fallback, GraphRecord, KeptCall, Match, NearMiss
+from ..record import (
+    Code,
+    Evidence,
+    Fallback,
+    GraphRecord,
+    KeptCall,
+    Match,
+    NearMiss,
+    Region,
+    Snapshot,
+    SnapshotNode,
+)
 
 
 def encode(value: Any) -> Any:
     """Plain data for `json.dump`: dataclasses become objects, tuples lists, other things their text."""
+    if isinstance(value, SnapshotNode):
+        return _node_line(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -37,7 +50,31 @@ def decode_graph(data: Mapping[str, Any]) -> GraphRecord:
         code=[_code(item) for item in data.get("code", [])],
         seconds=dict(data["seconds"]),
         errors={rule: [float(error) for error in errors] for rule, errors in data["errors"].items()},
+        snapshots=[_snapshot(item) for item in data.get("snapshots", [])],
         details=dict(data["details"]),
+    )
+
+
+def _node_line(node: SnapshotNode) -> str:
+    """A node as one line of fields between tabs: there are thousands."""
+    inputs = ",".join(map(str, node.inputs))
+    return "\t".join([node.name, node.op, inputs, node.type, str(node.site), str(node.module), node.rule])
+
+
+def _node(line: str) -> SnapshotNode:
+    name, op, inputs, kind, site, module, rule = line.split("\t")
+    reads = tuple(map(int, inputs.split(","))) if inputs else ()
+    return SnapshotNode(name, op, reads, kind, int(site), int(module), rule)
+
+
+def _snapshot(data: Mapping[str, Any]) -> Snapshot:
+    return Snapshot(
+        data["graph"],
+        data["stage"],
+        nodes=tuple(map(_node, data["nodes"])),
+        sites=tuple(Site(**site) for site in data["sites"]),
+        modules=tuple(data["modules"]),
+        regions=tuple(Region(r["kind"], r["index"], tuple(r["nodes"])) for r in data["regions"]),
     )
 
 
@@ -48,7 +85,8 @@ def _match(data: Mapping[str, Any]) -> Match:
 
 
 def _evidence(data: Mapping[str, Any]) -> Evidence:
-    return Evidence(**{**data, "times": {name: float(seconds) for name, seconds in data["times"].items()}})
+    numbers = {key: {name: float(x) for name, x in data.get(key, {}).items()} for key in ("times", "errors")}
+    return Evidence(**{**data, **numbers})
 
 
 def _near_miss(data: Mapping[str, Any]) -> NearMiss:

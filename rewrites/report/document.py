@@ -1,11 +1,13 @@
 """The report as a file: what was compiled where, what the rules did, and whether it was right and worth it.
 
-Schema, version 1::
+Schema, version 2::
 
-    {"schema": "regraft-report", "version": 1,
+    {"schema": "regraft-report", "version": 2,
      "environment": {"regraft": ..., "torch": ..., "python": ..., "device": ..., "cpu": ..., "threads": ...},
      "targets": [{"name": "hf:bert", "choices": {"layers": "2", "mask": ""}, "graphs": [GraphRecord, ...],
                   "outcome": Outcome | null}]}
+
+Version 1, which had no snapshots of graphs and no errors beside times, is read as well.
 
 A `regraft.coverage()` block is a report of one target; both are read, compared and rendered by the same code.
 """
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from ..record import GraphRecord
 
 SCHEMA = "regraft-report"
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)
 
 
 class ReportError(ValueError):
@@ -106,10 +109,9 @@ class Report:
         """
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ReportError(f"this is no regraft report: expected an object with schema {SCHEMA!r}")
-        if data.get("version") != VERSION:
-            raise ReportError(
-                f"report version {data.get('version')!r} is unknown; this regraft reads version {VERSION}"
-            )
+        if data.get("version") not in READABLE:
+            known = " and ".join(map(str, READABLE))
+            raise ReportError(f"report version {data.get('version')!r} is unknown; this regraft reads versions {known}")
         try:
             return cls([_entry(item) for item in data["targets"]], dict(data["environment"]))
         except (KeyError, TypeError, AttributeError) as error:

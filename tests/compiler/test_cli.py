@@ -33,11 +33,23 @@ class FakeRule:
 
 
 @dataclass
-class FakeCheck:
-    ok: bool
+class FakeFailure:
+    rule: FakeRule
+    candidate: str = "kernel"
+    script: str = "print('a counterexample')"
 
     def __str__(self):
         return "counterexample: x = nan"
+
+
+@dataclass
+class FakeCheck:
+    failures: list
+    summary: str = "7 compared"
+
+    @property
+    def ok(self):
+        return not self.failures
 
 
 @pytest.fixture(autouse=True)
@@ -136,9 +148,11 @@ def test_rules():
     table = run("rules").output
     assert "sdpa" in table and "softmax(q k^T) v." in table and "In full" not in table
     assert "In full." in run("rules", "sdpa").output and "scale: yes, no" in run("rules", "sdpa").output
-    first, _ = json.loads(run("rules", "--json").output)
+    first, second, *passes = json.loads(run("rules", "--json").output)
     assert first["name"] == "sdpa" and first["tags"] == {"scale": ["yes", "no"]}
+    assert second["name"] == "linear" and passes[0].keys() == first.keys()
     assert [rule["name"] for rule in json.loads(run("rules", "linear", "--json").output)] == ["linear"]
+    assert "channels_last" in [one["name"] for one in passes] and "clone(x" in run("rules", "layout").output
 
 
 def test_explain(monkeypatch):
@@ -150,19 +164,40 @@ def test_explain(monkeypatch):
     assert "sdpa: explained with torch.Size([2, 8])" in run("explain", "sdpa", "small.py:model").output
 
 
-def test_check(monkeypatch):
+def test_check(monkeypatch, tmp_path):
     asked = []
 
-    def check(rule, *, examples):
-        asked.append((rule.name, examples))
-        return FakeCheck(rule.name == "sdpa")
+    def check(rule, *, examples, seed):
+        asked.append((rule.name, examples, seed))
+        return FakeCheck([] if rule.name == "sdpa" else [FakeFailure(rule)])
 
     monkeypatch.setattr(regraft, "check", check, raising=False)
     output = run("check", code=1).output
-    assert "ok      sdpa" in output and "FAILED  linear\ncounterexample: x = nan" in output
-    assert output.endswith("1 passed, 1 failed\n") and asked == [("sdpa", 50), ("linear", 50)]
-    assert "1 passed, 0 failed" in run("check", "attention", "--examples", "7").output
-    assert asked[-1] == ("sdpa", 7)
+    assert "ok      sdpa    7 compared" in output and "FAILED  linear  7 compared" in output
+    assert "counterexample: x = nan" in output
+    assert output.endswith("1 passed, 1 failed\n") and asked == [("sdpa", 50, 0), ("linear", 50, 0)]
+    assert "1 passed, 0 failed" in run("check", "attention", "--examples", "7", "--seed", "3").output
+    assert asked[-1] == ("sdpa", 7, 3)
+
+    for file in ("linear_kernel.py", "linear_kernel_1.py"):
+        assert file in run("check", "--save", "found", code=1).output
+        assert (tmp_path / "found" / file).read_text() == "print('a counterexample')"
+
+
+def test_check_without_hypothesis(monkeypatch):
+    def check(rule, **_):
+        raise ModuleNotFoundError("pip install 'regraft[check]'")
+
+    monkeypatch.setattr(regraft, "check", check, raising=False)
+    assert "pip install 'regraft[check]'" in run("check", code=2).output
+
+
+def test_check_guards(monkeypatch):
+    found = {"sdpa": {"guard floating": "Sample(x=1)"}, "linear": {"guard rows": None}}
+    monkeypatch.setattr("regraft.compiler.check.noticed", lambda rule: found[rule.name])
+    output = run("check", "--guards", code=1).output
+    assert "Sample(x=1)" in output and "NONE" in output and "1 of 2 conditions" in output
+    assert "1 of 1 conditions" in run("check", "sdpa", "--guards").output
 
 
 def test_help_needs_no_torch():

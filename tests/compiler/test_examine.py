@@ -76,3 +76,8 @@ def test_progress_is_told():
     examine(target(), Plan(backend=honest), lambda doing, done: told.append((doing, done)))
     assert [doing for doing, _ in told[:2]] == ["small: running eager", "small: compiling"]
     assert "timing" in told[2][0] and [done for _, done in told] == sorted(done for _, done in told)
+
+
+def test_training_with_dropout_is_compared_under_eagers_draws():
+    outcome = examine(target(train=True), Plan(timed=False)).outcome
+    assert outcome.right, (outcome.error, outcome.gradient_error)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from regraft.compiler.hf_targets import _fewer_layers
+from regraft.compiler.hf_targets import _smaller
 from regraft.compiler.targets import Choices, TargetError, load
 
 pytest.importorskip("transformers")
@@ -83,10 +83,10 @@ def test_no_padding_mask_for_images():
 def test_layers_of_stages_and_parts():
     from transformers import CLIPConfig, LlamaConfig, SwinConfig
 
-    assert _fewer_layers(SwinConfig(), 2)["depths"] == (2, 2, 2, 2)
-    parts = _fewer_layers(CLIPConfig(), 3)
+    assert _smaller(SwinConfig(), Choices(layers=2))["depths"] == (2, 2, 2, 2)
+    parts = _smaller(CLIPConfig(), Choices(layers=3))
     assert parts["text_config"].num_hidden_layers == parts["vision_config"].num_hidden_layers == 3
-    assert _fewer_layers(LlamaConfig(), 1)["num_hidden_layers"] == 1
+    assert _smaller(LlamaConfig(), Choices(layers=1))["num_hidden_layers"] == 1
 
 
 def test_unknown_model_type_is_answered_with_suggestions():

@@ -19,6 +19,28 @@ GELUS = {
     "integer power": lambda x: x * 0.5 * (torch.tanh((x + x**3 * 0.044715) * ROOT) + 1),
     "other order": lambda x: (1 + torch.tanh((x + 0.044715 * x.pow(3)) * ROOT)) * (0.5 * x),
 }
+ERF_GELUS = {
+    "BERT": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
+    "gate": lambda x: x * (0.5 * (1.0 + torch.erf(x * 0.70710678))),
+    "halved last": lambda x: x * (torch.erf(x / 1.4142135623730951) + 1) / 2,
+}
+BLOOMS = {
+    "factored": lambda x: x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x))),
+}
+GATES = {
+    "silu": (lambda x: x * torch.sigmoid(x), "silu"),
+    "gate": (lambda x: x * (torch.sigmoid(x) * x), "silu"),
+    "mish": (lambda x: x * torch.tanh(torch.nn.functional.softplus(x)), "mish"),
+}
+NOT_GATES = {
+    "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "another gate": lambda x: x.flip(0) * torch.sigmoid(x),
+    "another slope": lambda x: x * torch.tanh(torch.nn.functional.softplus(x, beta=2.0)),
+    "cut erf": lambda x: x * 0.5 * (1.0 + torch.erf(x / 1.41421)),
+    "other root": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(3.0))),
+    "minus erf": lambda x: x * 0.5 * (1.0 - torch.erf(x / math.sqrt(2.0))),
+    "exponents": lambda x: x / (1 + torch.exp(-x)),
+}
 NOT_GELUS = {
     "other constant": lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.0447 * torch.pow(x, 3.0)))),
     "square": lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 2.0)))),
@@ -39,6 +61,53 @@ def test_gelu(name: str, training: bool, dynamic: bool) -> None:
     assert found.count("gelu_tanh") == 1, found.record.near_misses
     assert "tanh" not in found.ops and "gelu" in found.ops
     assert_agrees(GELUS[name], found.run, given)
+
+
+@BOTH
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", [*ERF_GELUS, *BLOOMS, *GATES])
+def test_others(name: str, training: bool, dynamic: bool) -> None:
+    given = trained([X]) if training else [X]
+    named = {n: (f, "gelu") for n, f in ERF_GELUS.items()} | {n: (f, "gelu_tanh") for n, f in BLOOMS.items()} | GATES
+    function, rule = named[name]
+    found = rewritten(function, given, dynamic=dynamic)
+    assert found.count(rule) == found.count("activation") == 1, found.record.near_misses
+    assert rule.removesuffix("_tanh") in found.ops and not {"tanh", "erf", "sigmoid"} & found.ops
+    assert_agrees(function, found.run, given)
+
+
+@BOTH
+@pytest.mark.parametrize("name", NOT_GATES)
+def test_not_others(name: str, training: bool) -> None:
+    given = trained([X]) if training else [X]
+    found = rewritten(NOT_GATES[name], given)
+    assert found.count("activation") == 0
+    assert_agrees(NOT_GATES[name], found.run, given)
+
+
+def test_rounded_constant_in_double_precision() -> None:
+    """What float32 rounds away shows in float64."""
+    x = X.double()
+    assert rewritten(ERF_GELUS["BERT"], [x]).count("gelu") == 1
+    found = rewritten(ERF_GELUS["gate"], [x])
+    assert found.count("gelu") == 0 and "constant-differs" in found.codes
+
+
+def test_gate_keeps_its_input_alone() -> None:
+    """The derivative of an activation needs its input, and of the gate its two factors: no sigmoid is kept."""
+
+    def function(gate: Any, up: Any) -> Any:
+        return gate * torch.sigmoid(gate) * up
+
+    run, coverage = compiled(function)
+    given = trained([X, normal(3, 4, 8)])
+    with coverage:
+        run(*given).sum().backward()
+    assert coverage.count("silu") == 1
+    (forward,) = [code for graph in coverage.graphs for code in graph.code if code.kind == "forward"]
+    assert forward.kernels == 1 and not forward.kept
+    (source,) = [graph.details["source:forward"] for graph in coverage.graphs]
+    assert source.count("= empty_strided_cpu(") == 1
 
 
 @BOTH

@@ -52,11 +52,10 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], int, str]] = {
     "permuted, S == H": (mixed_up, SAME, 1, ""),
     "permuted, S != H": (heads_inside, tuple(normal(B, S, H, D, seed=i) for i in range(3)), 1, ""),
     "permuted differently, S == H": (swapped, SAME, 1, ""),
-    "weights returned": (lambda q, k, v: seen(q @ k.mT, v), qkv(), 0, "inner-value-escapes"),
+    "weights returned": (lambda q, k, v: seen(q @ k.mT, v), qkv(), 1, ""),
     "scores returned": (lambda q, k, v: (attend(s := q @ k.mT, v), s), qkv(), 0, "inner-value-escapes"),
     "weights used twice": (
-        lambda q, k, v: (p := torch.softmax(q @ k.mT, -1)) @ v + p.sum(-1, keepdim=True),
-        qkv(), 0, "inner-value-escapes"
+        lambda q, k, v: (p := torch.softmax(q @ k.mT, -1)) @ v + p.sum(-1, keepdim=True), qkv(), 1, ""
     ),
     "scale along the keys": (
         lambda q, k, v, s: attend(q @ k.mT * s, v), (*qkv(), normal(T)), 0, "scale-varies-along-keys"
@@ -73,7 +72,11 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], int, str]] = {
     "mask enlarges the columns": (
         lambda q, k, v, m: attend(q @ k.mT + m, v), (*qkv(columns=1)[:2], qkv()[2], normal(S, T)), 0, ""
     ),
-    "softcap": (lambda q, k, v: attend(torch.tanh(q @ k.mT / 5) * 5, v), qkv(), 0, ""),
+    "softcap": (lambda q, k, v: attend(torch.tanh(q @ k.mT / 5) * 5, v), qkv(), 1, ""),
+    "sine for softcap": (lambda q, k, v: attend(torch.sin(q @ k.mT / 5) * 5, v), qkv(), 0, ""),
+    "cast to integers": (
+        lambda q, k, v: torch.softmax(q @ k.mT, -1).to(torch.int32).to(v.dtype) @ v, qkv(), 0, "cast-not-floating"
+    ),
     "relu on scores": (lambda q, k, v: attend(torch.relu(q @ k.mT), v), qkv(), 0, ""),
     "sigmoid for softmax": (lambda q, k, v: torch.sigmoid(q @ k.mT) @ v, qkv(), 0, ""),
     "half a softmax": (lambda q, k, v: torch.exp(s := q @ k.mT) / s.sum(-1, keepdim=True) @ v, qkv(), 0, ""),
@@ -189,8 +192,7 @@ def test_near_miss_tells_where() -> None:
 
     def attention(q, k, v):
         scores = q @ k.transpose(-2, -1)
-        weights = torch.softmax(scores, -1)  # the culprit
-        return weights @ v, weights
+        return torch.softmax(scores, -1) @ v, scores + 1  # the culprit
 
     run, coverage = compiled(attention)
     with coverage:
@@ -198,7 +200,7 @@ def test_near_miss_tells_where() -> None:
     (miss,) = [m for m in coverage.near_misses if m.code == "inner-value-escapes"]
     assert miss.rule == "sdpa" and miss.family == "attention"
     assert miss.site is not None and miss.site.file == __file__
-    assert "softmax" in miss.site.code
+    assert "scores" in miss.site.code
     assert miss.expected and miss.found
     assert 0 < miss.depth <= miss.size
 

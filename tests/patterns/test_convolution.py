@@ -10,6 +10,11 @@ import torch
 import torch.nn.functional as F
 from support.attentions import normal
 from support.rewriting import assert_agrees, rewritten
+from torch import fx
+
+from regraft.compiler.check import refusals
+from regraft.patterns.convolution import convolution as rule
+from regraft.patterns.convolution import one_dtype
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 
@@ -153,6 +158,19 @@ def test_refused(name: str) -> None:
     assert_agrees(REFUSED[name], result.run, (x, weight))
 
 
+def test_operands_of_other_dtypes_are_refused() -> None:
+    """Capture refuses such a program already, so the guard is asked itself."""
+
+    def node(name: str, dtype: torch.dtype) -> Any:
+        made = fx.Graph().placeholder(name)
+        made.meta["val"] = torch.empty(2, dtype=dtype)
+        return made
+
+    x, weight, half = node("x", torch.float32), node("weight", torch.float32), node("bias", torch.bfloat16)
+    assert one_dtype(x, weight, None) is None
+    assert one_dtype(x, half).code == one_dtype(x, weight, half).code == "kernel-unavailable"
+
+
 def test_odd_strides_of_operands() -> None:
     def function(x, w, b, other):
         return convolution(x, w, b) + other
@@ -161,3 +179,18 @@ def test_odd_strides_of_operands() -> None:
     result = found(function, *odd)
     assert result.count("convolution") == 1
     assert_agrees(function, result.run, odd)
+
+
+def test_near_miss_transposed() -> None:
+    result = found(REFUSED["transposed"], normal(2, 4, 6, 6), W.transpose(0, 1).contiguous(), near_miss_depth=0)
+    assert "convolution-transposed" in result.codes
+
+
+def test_weight_that_may_change_is_not_packed() -> None:
+    result = found(convolution, X, W)
+    assert [m.candidate for m in result.record.applied] == ["onednn"]
+
+
+@pytest.mark.parametrize("sample", [s for s in rule.samples if s.refused], ids=lambda s: s.refused)
+def test_near_misses(sample: Any) -> None:
+    assert sample.refused in refusals(rule, sample)

@@ -11,6 +11,9 @@ from support.attentions import normal
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
 from torch import nn
 
+from regraft.compiler.check import refusals
+from regraft.patterns.linear import linear
+
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 
 ACTIVATIONS = {
@@ -49,6 +52,16 @@ def test_every_activation_is_told_apart() -> None:
     found = lowered(lambda x, w: F.leaky_relu(F.linear(x, w), 0.2), (X, W))
     assert found.count("linear") == 1 and "leaky_relu" in found.ops
     assert_agrees(lambda x, w: F.leaky_relu(F.linear(x, w), 0.2), found.run, (X, W))
+
+
+@pytest.mark.parametrize("overlapping", [True, False])
+def test_a_weight_whose_rows_overlap_is_not_taken(overlapping: bool) -> None:
+    """oneDNN cannot describe windows over a vector; it does any other strides, and one row for all."""
+    weights = [normal(40).as_strided((24, 16), (1, 1))] if overlapping else [W.expand(24, 16), normal(16, 24).T, W[:1]]
+    for weight in [*weights, *([] if overlapping else [normal(1, 16).expand(24, 16), normal(24, 32)[:, ::2]])]:
+        found = lowered(F.linear, (X, weight))
+        assert found.count("linear") == (0 if overlapping else 1)
+        assert_agrees(F.linear, found.run, (X, weight))
 
 
 def test_product_used_twice() -> None:
@@ -148,3 +161,38 @@ def test_weights_that_want_gradients() -> None:
     with coverage, torch.no_grad():
         torch.testing.assert_close(run(*given), F.gelu(F.linear(*given)))
     assert coverage.count("linear") == 1
+
+
+def test_gelu_by_hand_is_the_epilogue() -> None:
+    """One rule makes `gelu` of it before autograd, this one takes it in after."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(16, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.dense(x)
+            return y * 0.5 * (1.0 + torch.erf(y / 2**0.5))
+
+    model = Layer().eval()
+    run, coverage = compiled(model)
+    with coverage, torch.no_grad():
+        torch.testing.assert_close(run(X), model(X), rtol=1e-4, atol=1e-5)
+    (match,) = (m for m in coverage.applied if m.rule == "linear")
+    assert "activation:gelu" in match.tags
+
+
+def test_relu_that_keeps_nan_stands_alone() -> None:
+    found = lowered(lambda x, w: torch.relu(F.linear(x, w)), (X, W), near_miss_depth=0)
+    assert found.count("linear") == 1 and "relu" in found.ops and "kernel-unavailable" in found.codes
+
+
+def test_weight_that_may_change_is_not_packed() -> None:
+    found = lowered(F.linear, (X, W), near_miss_depth=0)
+    assert [m.candidate for m in found.record.applied] == ["onednn"]
+
+
+@pytest.mark.parametrize("sample", [s for s in linear.samples if s.refused], ids=lambda s: s.refused)
+def test_near_misses(sample: Any) -> None:
+    assert sample.refused in refusals(linear, sample)

@@ -3,6 +3,7 @@ import torch
 from support.engine import X, applied, calls, capture, ops, rule
 
 from regraft.rewrites.editor import RewriteError
+from regraft.rewrites.graph import op_name
 from regraft.rewrites.splice import subgraph, trace
 
 
@@ -49,3 +50,19 @@ def test_matched_code_as_a_callable():
     run = subgraph([mul, relu], [b, 3.0, a], [relu, mul])
     relu_value, mul_value = run(X, None, X + 1)
     assert torch.equal(mul_value, X * (X + 1)) and torch.equal(relu_value, torch.relu(mul_value))
+
+
+def test_a_size_that_the_pattern_leaves_open_is_the_examples():
+    """Sizes that are computed outside the match, and are no operands of it."""
+    module = capture(lambda a: torch.relu(a).reshape(a.shape[0] * a.shape[1]), X, dynamic=True)
+    (a,) = module.graph.find_nodes(op="placeholder")
+    inside = [n for n in calls(module) if op_name(n) in ("aten.relu", "aten.reshape", "aten.view")]
+    assert len(inside) == 2 and any(n.op == "call_function" for n in inside[-1].all_input_nodes if n not in inside)
+    assert torch.equal(subgraph(inside, [a], [inside[-1]])(X), torch.relu(X).flatten())
+
+
+def test_operands_of_the_very_same_metadata_stay_apart():
+    a, b = operand(X, X)
+    b.meta["val"] = a.meta["val"]
+    traced = trace(lambda x, y: torch.relu(x) - y, [a, b])
+    assert torch.equal(traced(X, X + 1), torch.relu(X) - (X + 1))

@@ -37,9 +37,9 @@ def trace(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> 
     return module
 
 
-def lowered(function: Callable[..., Any], *inputs: Any, dynamic: bool = False, random: str = "eager") -> Lowered:
+def lowered(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> Lowered:
     """The loop program of a function."""
-    return lower(trace(function, *inputs, dynamic=dynamic), strict=True, random=random)
+    return lower(trace(function, *inputs, dynamic=dynamic), strict=True)
 
 
 def agree(

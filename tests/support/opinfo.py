@@ -27,6 +27,7 @@ from regraft.compiler import cpp
 from regraft.compiler.assemble import assemble
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import check_schedule, overwrites, schedule
+from regraft.compiler.seeding import seed_calls
 from regraft.compiler.wrapper import generate
 
 Tensors = list[torch.Tensor]
@@ -179,7 +180,6 @@ class _Graph:
     """One graph of AOTAutograd: run as it is until its kernels are there."""
 
     module: fx.GraphModule
-    random: str
     run: Any = None
     kept: list[Any] = field(default_factory=list)
     plan: Any = None
@@ -187,7 +187,7 @@ class _Graph:
 
     def plan_kernels(self) -> list[Any]:
         try:
-            made = lower(self.module, random=self.random)  # type: ignore[arg-type]
+            made = lower(self.module)
             self.kept = made.kept
             self.plan = schedule(made.program)
             findings = check_schedule(made.program, self.plan)
@@ -214,14 +214,18 @@ class _Compiled:
 
     def __init__(self, function: Function) -> None:
         self.graphs: list[_Graph] = []
-        self._random = "philox" if function.case.how == "philox" else "eager"
+        self._philox = function.case.how == "philox"
+        self.seeded = 0
         self.call = aot_function(
             function, self._compile, self._compile, partition_fn=default_partition, decompositions={},
             dynamic=function.case.how == "dynamic",
         )  # fmt: skip
 
     def _compile(self, module: fx.GraphModule, inputs: Any) -> Any:
-        graph = _Graph(module, self._random)
+        graph = _Graph(module)
+        if self._philox:
+            self.seeded += seed_calls(module).total()
+            module.recompile()
         self.graphs.append(graph)
         return make_boxed_func(lambda *args: graph(list(args)))
 
@@ -274,16 +278,9 @@ def _first_pass(case: Case) -> _Checked:
         traced = results(compiled.call, function.inputs(), gradient)
     except Exception as error:
         raise Skipped(f"AOTAutograd raises {type(error).__name__}: {str(error)[:80]}") from error
-    if case.how == "philox" and not any(_code(g, n) == "random" for g in compiled.graphs for n in g.module.graph.nodes):
+    if case.how == "philox" and not compiled.seeded:
         raise Skipped("")
     return _Checked(case, function, eager, traced, compiled)
-
-
-def _code(graph: _Graph, node: fx.Node) -> str:
-    from regraft.compiler.lowering.fallbacks import kept
-
-    found = kept(str(node.target)) if isinstance(node.target, torch._ops.OpOverload) else None
-    return found[0] if found else ""
 
 
 def _build(graphs: Sequence[_Graph]) -> None:
@@ -367,7 +364,7 @@ def _values(item: _Checked, k: int, mine: Any, traced: Any, eager: Any) -> str |
     if mine is None or item.case.op.name in UNLIKE:
         return None
     if item.case.how == "philox":
-        return _like(mine, traced)
+        return _like(mine, eager)
     message = _apart(mine, eager)
     if message is None:
         return None
@@ -403,12 +400,12 @@ def _as_good(item: _Checked, k: int, mine: torch.Tensor, eager: torch.Tensor) ->
     return bool((apart.amax() <= 2 * theirs.amax() + torch.finfo(mine.dtype).eps * best[here].abs().amax()).item())
 
 
-def _like(mine: torch.Tensor, traced: torch.Tensor) -> str | None:
+def _like(mine: torch.Tensor, eager: torch.Tensor) -> str | None:
     """Numbers drawn anew: alike in range, and in mean where there are many."""
     if not mine.dtype.is_floating_point or mine.numel() < 100:
         return None
-    if bool(mine.isnan().any()) != bool(traced.isnan().any()):
+    if bool(mine.isnan().any()) != bool(eager.isnan().any()):
         return "NaN where eager draws numbers"
-    spread = traced.double().std().item()
-    apart = abs(mine.double().median().item() - traced.double().median().item())
+    spread = eager.double().std().item()
+    apart = abs(mine.double().median().item() - eager.double().median().item())
     return None if apart <= spread else f"median off by {apart:.3g}, spread {spread:.3g}"

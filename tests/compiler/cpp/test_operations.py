@@ -198,3 +198,17 @@ def test_random_bits_are_philox():
         for target in TARGETS:
             (made,) = run_compiled_all([kernel], [{"seed": seed, "offset": offset}], cpp.target(target))
             assert torch.equal(made["out"], OPS[name].reference(seed, offset)), (name, target)
+
+
+def test_hashes_are_the_references():
+    size = 37
+    generator = torch.Generator().manual_seed(0)
+    made = {name: torch.randint(-(2**31), 2**31, (size,), generator=generator).int() for name in ("n", "k0", "k1")}
+    inputs = [flat_buffer(name, size, torch.int32) for name in made]
+    kernel = loop_kernel(
+        "hash32", size, inputs, flat_buffer("out", size, torch.int32),
+        lambda i: Op("hash32", tuple(Load(b.name, (i,), torch.int32) for b in inputs), torch.int32),
+    )  # fmt: skip
+    for target in TARGETS:
+        (drawn,) = run_compiled_all([kernel], [made], cpp.target(target))
+        assert torch.equal(drawn["out"], OPS["hash32"].reference(*made.values())), target

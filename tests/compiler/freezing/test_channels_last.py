@@ -18,7 +18,7 @@ def test_network(shape: tuple[int, ...], nan: str) -> None:
     run, cov = frozen(model, nan=nan)
     with cov, torch.no_grad():
         torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
-    assert counts(cov) | {"batch_norms": 6, "packed_convolution": 6} == counts(cov)
+    assert cov.matches["batch_norm"] == 6 and counts(cov)["packed_convolution"] == 6
     spread = cov.graphs[0].details["channels_last"]
     assert spread["chosen"] and spread["conversions"] == 1
     assert cov.matches["convolution"] == 6
@@ -37,7 +37,11 @@ def test_measured() -> None:
     run, cov = frozen(model, profit="measured", verify=False)
     with cov, torch.no_grad():
         torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
-    assert all(seconds > 0 for seconds in cov.graphs[0].details["channels_last"]["seconds"])
+    spread = cov.graphs[0].details["channels_last"]
+    assert all(seconds > 0 for seconds in spread["seconds"])
+    (match,) = (m for m in (*cov.applied, *cov.declined) if m.rule == "channels_last")
+    assert match.evidence.times == dict(zip(("original", "channels_last"), spread["seconds"], strict=True))
+    assert (match.candidate == "channels_last") == spread["chosen"] and len(match.nodes) == 6
 
 
 def test_never() -> None:
@@ -45,6 +49,7 @@ def test_never() -> None:
     with cov, torch.no_grad():
         run(torch.randn(1, 3, 32, 32))
     assert not cov.graphs[0].details["channels_last"]["chosen"]
+    assert [m.rule for m in cov.declined].count("channels_last") == 1
 
 
 @pytest.mark.parametrize("contiguous", [True, False], ids=["nchw", "nhwc"])

@@ -9,15 +9,17 @@ SAMPLES = {
     torch.float32: [0.0, -0.0, 1.5, -2.5, float("inf"), float("nan")],
     torch.float64: [0.0, 0.5, -3.0],
     torch.int64: [0, 1, -7, 5],
+    torch.int32: [0, 1, -7, 5],
     torch.bool: [True, False],
 }
+BITS = {"philox": torch.int64, "hash": torch.int32}
 
 
 def results(name):
     """(operand dtype, result) of an operation, for every dtype that it takes."""
     info = OPS[name]
     for dtype, numbers in SAMPLES.items():
-        if name.startswith("philox") and dtype != torch.int64:
+        if dtype != BITS.get(name.rstrip("0123456789"), dtype):
             continue
         args = [torch.tensor(numbers, dtype=dtype)] * info.arity
         if name == "where":

@@ -6,21 +6,27 @@ import math
 
 import pytest
 import torch
-from support.lowering import agree, run, trace
+from support.lowering import agree, compare, run, trace
 
 from regraft.compiler.ir.program import Definition
 from regraft.compiler.lowering import lower
+from regraft.compiler.seeding import seed_calls
 
 N = 20_000
 
 
-def draw(function, *inputs, seed=0):
-    """What a function gives by Philox."""
+def draw(function, *inputs, seed=0, fast=False):
+    """What a function gives where its random calls are seeded: by the loop program, and by the operators themselves."""
     module = trace(function, *inputs)
-    made = lower(module, random="philox", strict=True)
+    assert seed_calls(module, fast=fast)
+    module.recompile()
+    made = lower(module, strict=True)
     assert not made.kept
     torch.manual_seed(seed)
-    return run(module, made, list(inputs))
+    drawn = run(module, made, list(inputs))
+    torch.manual_seed(seed)
+    compare(drawn, module(*inputs))
+    return drawn
 
 
 def follows(sample, cdf):
@@ -79,10 +85,11 @@ def test_chances():
     assert x[: N // 2].mean() < 0.3 < 0.7 < x[N // 2 :].mean()
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_dropout(p):
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("p", [0.001, 0.3, 1.0])
+def test_dropout(p, fast):
     x = torch.randn(N)
-    result, mask = draw(lambda x: torch.native_dropout(x, p, True), x)
+    result, mask = draw(lambda x: torch.native_dropout(x, p, True), x, fast=fast)
     assert mask.dtype == torch.bool
     assert abs(float(mask.float().mean()) - (1 - p)) < 0.015
     scale = 0.0 if p == 1 else 1 / (1 - p)
@@ -103,11 +110,15 @@ def test_every_call_and_every_run_draws_anew_and_seeds_repeat():
     assert (draw(function, seed=1)[0] != first[0]).all()
 
 
-def test_one_seed_a_graph():
-    made = lower(trace(lambda x: (torch.rand_like(x), torch.randn_like(x)), torch.randn(3)), random="philox")
-    assert [type(item) is Definition for item in made.program.items] == [False, True, True]
-    (seed, *_) = made.program.items
-    assert (seed.reads, seed.pure, seed.reason) == ((), False, "random")
+def test_seeds_are_drawn_once_a_graph():
+    module = trace(lambda x: (torch.rand_like(x), torch.randn_like(x)), torch.randn(3))
+    seed_calls(module)
+    made = lower(module)
+    assert [type(item) is Definition for item in made.program.items] == [False, False, True, True]
+    seeds, split, *_ = made.program.items
+    assert (seeds.reads, seeds.pure) == ((), False)
+    assert (split.reads, split.pure) == ((seeds.name,), True)
+    assert not made.kept
 
 
 def test_eagers_own_numbers_are_the_default():
@@ -116,7 +127,8 @@ def test_eagers_own_numbers_are_the_default():
 
 def test_numbers_do_not_depend_on_the_layout():
     module = trace(lambda x: torch.rand_like(x), torch.randn(4, 6).t())
-    made = lower(module, random="philox", strict=True)
+    seed_calls(module)
+    made = lower(module, strict=True)
     torch.manual_seed(3)
     turned = run(module, made, [torch.randn(4, 6).t()])
     torch.manual_seed(3)

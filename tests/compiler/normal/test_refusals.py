@@ -136,3 +136,26 @@ def test_lowered_products_are_linear_again() -> None:
     inputs = torch.randn(2, 3, 8), torch.randn(4, 8), torch.randn(4)
     assert text(normalized(traced(lowered, *inputs), LOWERED_FORM).graph) == "linear(%0, %1, %2)"
     assert text(normalized(traced(unbiased, inputs[0][0], inputs[1]), LOWERED_FORM).graph) == "linear(%0, %1)"
+
+
+def test_weights_under_another_mask_stay_masked() -> None:
+    masks = torch.rand(2, 1, 6, 10) > 0.3, torch.rand(2, 1, 6, 10) > 0.3
+
+    def attend(q, k, v, m, n):
+        return (q @ k.mT).masked_fill(~m, -torch.inf).softmax(-1).masked_fill(~n, 0) @ v
+
+    got = form(attend, *qkv(), *masks)
+    assert got.startswith("matmul(where(%4, softmax(where(%3,") and "any(" not in got
+
+
+def test_weights_masked_after_a_mild_fill_stay_masked() -> None:
+    mask = torch.rand(2, 1, 6, 10) > 0.3
+    got = form(lambda q, k, v, m: (q @ k.mT).masked_fill(~m, -5.0).softmax(-1).masked_fill(~m, 0) @ v, *qkv(), mask)
+    assert got.startswith("matmul(where(%3, softmax(where(%3,")
+
+
+def test_a_fill_takes_the_type_of_what_it_fills() -> None:
+    x, keep = torch.arange(6), torch.ones(6, dtype=torch.bool)
+    graph = normalized(traced(lambda x, m: x.masked_fill(~m, 0.0), x, keep)).graph
+    (result,) = graph.output_node().args
+    assert text(graph) == "where(%1, %0, 0)" and result.meta["val"].dtype == torch.int64

@@ -110,6 +110,7 @@ SOFTMAXES = {
     "heads merged": lambda x: x.flatten(0, 1).softmax(2).view(B, H, S, T),
     "double": lambda x: x.double().softmax(-1).float(),
     "shifted": lambda x: (x - x.max(-1, keepdim=True)[0]).softmax(-1),
+    "shifted while small": lambda x: ((y := x / 32) - y.amax(-1).unsqueeze(-1)).mul(32).softmax(-1),
     "upcast": lambda x: x.to(torch.float64).softmax(-1).to(x.dtype),
 }
 
@@ -170,6 +171,47 @@ def test_boolean_mask(spelling: str) -> None:
     mask = torch.rand(B, 1, S, T) > 0.3
     got = form(lambda q, k, v, m: soft(MASKS[spelling](q @ k.mT * SCALE, m)) @ v, *qkv(), mask)
     assert got == BOOLEAN
+
+
+MASKED_AGAIN = (
+    "where(any(%3, -1, True), matmul(softmax(where(%3, mul(matmul(%0, permute(%1, [0, 1, 3, 2])), 0.353553), -inf), -1), "
+    "%2), 0)"
+)
+
+WEIGHTS = {
+    "masked_fill": lambda w, m: w.masked_fill(~m, 0.0),
+    "where": lambda w, m: torch.where(m, w, 0.0),
+    "masked_fill by tensor": lambda w, m: w.masked_fill(m == False, torch.tensor(0.0)),  # noqa: E712
+    "then eval dropout": lambda w, m: F.dropout(w.masked_fill(~m, 0), 0.1, False),
+    "in double": lambda w, m: w.masked_fill(~m, 0).double().float(),
+}
+
+
+@pytest.mark.parametrize("spelling", WEIGHTS)
+def test_weights_masked_again(spelling: str) -> None:
+    mask = torch.rand(B, 1, S, T) > 0.3
+
+    def attend(q, k, v, m):
+        return WEIGHTS[spelling](soft((q @ k.mT * SCALE).masked_fill(~m, NEVER)), m) @ v
+
+    assert form(attend, *qkv(), mask) == MASKED_AGAIN
+
+
+def test_weights_masked_again_by_a_mask_made_again() -> None:
+    def attend(q, k, v, m):
+        scores = (q @ k.mT * SCALE).masked_fill(m == torch.tensor(False), NEVER)
+        return soft(scores).masked_fill(m == torch.tensor(False), 0) @ v
+
+    assert form(attend, *qkv(), torch.ones(B, 1, S, T, dtype=torch.long)).startswith("where(any(ne(%3, ")
+
+
+def test_dropped_weights_masked_before() -> None:
+    mask = torch.rand(B, 1, S, T) > 0.3
+
+    def attend(q, k, v, m):
+        return F.dropout(soft((q @ k.mT).masked_fill(~m, NEVER)).masked_fill(~m, 0), 0.1, True) @ v
+
+    assert form(attend, *qkv(), mask).startswith("where(any(%3, -1, True), matmul(dropout(softmax(where(%3, matmul(")
 
 
 def test_two_boolean_masks_are_one() -> None:

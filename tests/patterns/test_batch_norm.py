@@ -1,4 +1,4 @@
-"""Batch norms folded into the layers before them."""
+"""Batch norms folded into the layers before them, with frozen weights and without."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import copy
 
 import pytest
 import torch
-from support.freezing import counts, disturbed, frozen
+from support.freezing import disturbed, frozen
+from support.rewriting import compiled, rewritten
 from torch import nn
+
+from regraft.compiler.check import refusals
+from regraft.patterns.batch_norm import batch_norm
 
 LAYERS = {
     "conv1d": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6)), (2, 4, 9)),
@@ -29,16 +33,17 @@ def error(model: nn.Module, run, x: torch.Tensor) -> tuple[float, float]:
         return tuple(((f(x).double() - exact).norm() / exact.norm()).item() for f in (run, model))
 
 
+@pytest.mark.parametrize("freezing", [True, False], ids=["frozen", "changing"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_accuracy(name: str, dtype: torch.dtype) -> None:
+def test_accuracy(name: str, dtype: torch.dtype, freezing: bool) -> None:
     torch.manual_seed(0)
     make, shape = LAYERS[name]
     model, x = disturbed(make()).to(dtype), torch.randn(shape).to(dtype)
-    run, cov = frozen(model)
+    run, cov = frozen(model) if freezing else compiled(model)
     with cov:
         ours, eager = error(model, run, x)
-    assert counts(cov)["batch_norms"] == 1
+    assert cov.matches["batch_norm"] == 1
     assert ours <= 2 * eager + 4 * torch.finfo(dtype).eps
 
 
@@ -58,7 +63,7 @@ def not_folded(model: nn.Module, x: torch.Tensor) -> None:
     run, cov = frozen(model)
     with cov, torch.no_grad():
         torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
-    assert counts(cov)["batch_norms"] == 0
+    assert cov.count("batch_norm") == 0
 
 
 def test_value_used_elsewhere() -> None:
@@ -82,7 +87,7 @@ def test_norm_that_uses_the_batch() -> None:
     with cov, torch.no_grad():
         torch.testing.assert_close(run(x), twin(x), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(model[1].running_mean, twin[1].running_mean)
-    assert counts(cov)["batch_norms"] == 0
+    assert cov.count("batch_norm") == 0
 
 
 def test_one_convolution_two_norms() -> None:
@@ -98,4 +103,68 @@ def test_one_convolution_two_norms() -> None:
     run, cov = frozen(model)
     with cov, torch.no_grad():
         torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
-    assert counts(cov)["batch_norms"] == 2
+    assert cov.matches["batch_norm"] == 2
+
+
+def test_trained_through_a_norm_at_rest() -> None:
+    """Fine-tuning with the norms in evaluation: gradients of the layer's weights are right."""
+    torch.manual_seed(0)
+    model, x = disturbed(nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU())), torch.randn(2, 4, 9, 9)
+    run, cov = compiled(model)
+    gradients = []
+    with cov:
+        for f in (run, model):
+            model.zero_grad()
+            f(x).square().sum().backward()
+            gradients.append([p.grad.clone() for p in model.parameters()])
+    assert cov.matches["batch_norm"] == 1
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
+
+
+STATISTICS = (torch.zeros(6), torch.ones(6))
+
+
+def refused(function, *inputs, code: str) -> None:
+    found = rewritten(function, inputs, rules=[batch_norm], near_miss_depth=0)
+    assert found.count("batch_norm") == 0 and code in found.codes, found.codes
+
+
+def test_near_miss_batch_statistics() -> None:
+    def function(x, w, mean, variance):
+        return torch.batch_norm(torch.conv2d(x, w), None, None, mean, variance, True, 0.1, 1e-5, False)
+
+    refused(function, torch.randn(2, 4, 5, 5), torch.randn(6, 4, 3, 3), *STATISTICS, code="batch-statistics")
+
+
+def test_near_miss_transposed() -> None:
+    def function(x, w, mean, variance):
+        y = torch.convolution(x, w, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1)
+        return torch.batch_norm(y, None, None, mean, variance, False, 0.1, 1e-5, False)
+
+    refused(function, torch.randn(2, 4, 5, 5), torch.randn(4, 6, 3, 3), *STATISTICS, code="convolution-transposed")
+
+
+def test_near_miss_dtype() -> None:
+    """A complex convolution; no norm takes whole numbers."""
+
+    def function(x, w, mean, variance):
+        return torch.batch_norm(torch.conv2d(x, w), None, None, mean, variance, False, 0.1, 1e-5, False)
+
+    x, w = torch.randn(2, 4, 5, 5, dtype=torch.complex64), torch.randn(6, 4, 3, 3, dtype=torch.complex64)
+    refused(function, x, w, *STATISTICS, code="kernel-unavailable")
+
+
+@pytest.mark.parametrize("sample", [s for s in batch_norm.samples if s.refused], ids=lambda s: s.refused)
+def test_near_misses(sample) -> None:
+    assert sample.refused in refusals(batch_norm, sample)
+
+
+def test_frozen_weights_are_not_measured() -> None:
+    """A result is passed over once less, and nothing is computed instead."""
+    model, x = disturbed(nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6))), torch.randn(2, 4, 9, 9)
+    run, cov = frozen(model, profit="measured")
+    with cov, torch.no_grad():
+        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
+    (match,) = (m for m in cov.applied if m.rule == "batch_norm")
+    assert match.candidate == "folded_frozen" and match.evidence.note == "never costs more"

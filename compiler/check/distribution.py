@@ -1,0 +1,81 @@
+"""Rules that draw other random numbers than eager must draw them from the same distribution: two samples are compared.
+
+Both programs run many times, each time with another seed. Compared are, of results, gradients and their products:
+
+    how often an entry is exactly zero     the keep rate of a dropout; a binomial proportion
+    the mean of every entry, and of all    means of independent runs
+
+Products of a result and the gradient of an operand of its shape tell whether both used one mask. Bounds are `_SIGMAS`
+standard errors of the difference, so that chance alone fails about one comparison in 10**6 where entries are few, and
+the seeds are fixed: a check that passes once passes always.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from .case import Case, Program
+from .compare import Disagreement, Outcome, run
+
+_RUNS = 200
+_SIGMAS = 6.0
+
+
+def compare_distributions(case: Case, rewritten: Program) -> Disagreement | None:
+    """The first statistic in which two programs that draw differ by more than chance."""
+    first = 2 * _RUNS * case.seed  # eager and ours draw independently: no seed is used twice
+    eager = _sampled(case, case.program, range(first, first + _RUNS))
+    ours = _sampled(case, rewritten, range(first + _RUNS, first + 2 * _RUNS))
+    for (name, a), (_, b) in zip(ours, eager, strict=True):
+        found = _other_zeros(name, a, b) or _other_means(name, a, b)
+        if found is not None:
+            return found
+    return None
+
+
+def _sampled(case: Case, program: Program, seeds: range) -> list[tuple[str, torch.Tensor]]:
+    """What is observed of a program: by name, (runs, entries) in float64."""
+    runs = [dict(_observed(case, run(case, program, seed))) for seed in seeds]
+    return [(name, torch.stack([one[name].double().flatten() for one in runs])) for name in runs[0]]
+
+
+def _observed(case: Case, outcome: Outcome) -> Iterator[tuple[str, torch.Tensor]]:
+    for i, result in enumerate(outcome.results):
+        yield f"result {i}", result
+    for j, gradient in enumerate(outcome.gradients if case.gradients == "compared" else ()):
+        yield f"gradient {j}", gradient
+        for i, result in enumerate(outcome.results):
+            if result.shape == gradient.shape:
+                yield f"result {i} times gradient {j}", result.double() * gradient.double()
+
+
+def _other_zeros(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
+    """Each entry is zero with some chance, independently: the binomial bound on the difference of two proportions."""
+    if not ours.numel():
+        return None
+    a, b = (float((x == 0).double().mean()) for x in (ours, eager))
+    pooled = (a + b) / 2
+    allowed = _SIGMAS * math.sqrt(max(pooled * (1 - pooled), 1 / ours.numel()) * 2 / ours.numel())
+    if abs(a - b) <= allowed:
+        return None
+    return Disagreement(f"{name} is zero in {a:.1%} of its entries, in eager in {b:.1%}", abs(a - b), allowed)
+
+
+def _other_means(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
+    """The mean of each entry over the runs, and of a run over its entries."""
+    sound = (ours.isfinite() & eager.isfinite()).all(0)
+    if not bool(sound.any()):
+        return None
+    ours, eager = ours[:, sound], eager[:, sound]
+    for what in (f"the mean of an entry of {name}", f"the mean of {name}"):
+        a, b = (x if "entry" in what else x.mean(1, keepdim=True) for x in (ours, eager))
+        difference = (a.mean(0) - b.mean(0)).abs()
+        spread = ((a.var(0) + b.var(0)) / _RUNS).sqrt()
+        allowed = _SIGMAS * spread + 1e-2 * b.abs().mean(0)  # roundings, and entries that seldom vary
+        worst = int((difference - allowed).argmax())
+        if bool(difference[worst] > allowed[worst]):
+            return Disagreement(f"{what} differs", float(difference[worst]), float(allowed[worst]))
+    return None

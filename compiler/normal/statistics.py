@@ -1,0 +1,109 @@
+"""Statistics of rows: means, population variances and reciprocal roots have one spelling each.
+
+(x - x.mean(-1, True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + eps)
+    ->   mul(sub(x, m), rsqrt(add(mean(pow(sub(x, m), 2), [-1], True), eps)))       with m = mean(x, [-1], True)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape
+from ...rewrites.respell import Respelling, respelling
+from .reading import is_float, is_literal, like, uniform
+from .scale import scale_of
+
+aten = torch.ops.aten
+
+
+@respelling("aten.pow")
+def power_as_root(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """pow(x, -0.5)  ->  rsqrt(x);  pow(x, 0.5)  ->  sqrt(x)."""
+    x, exponent = node.args
+    if not is_float(x) or not like(node, x):
+        return None
+    roots = {-0.5: aten.rsqrt.default, 0.5: aten.sqrt.default}
+    target = roots.get(uniform(exponent))  # type: ignore[arg-type]
+    return None if target is None else edit.call(target, x)
+
+
+@respelling("aten.reciprocal")
+def reciprocal_root(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """reciprocal(sqrt(x))  ->  rsqrt(x)."""
+    root = node.args[0]
+    return edit.call(aten.rsqrt.default, root.args[0]) if sees(node, root, "aten.sqrt") and is_float(root) else None
+
+
+@respelling("aten.div", "aten.true_divide")
+def division_by_root(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """div(x, sqrt(v))  ->  mul(x, rsqrt(v)), for a tensor `v`."""
+    x, root = node.args[:2]
+    if arguments(node).get("rounding_mode") or not sees(node, root, "aten.sqrt"):
+        return None
+    if not is_float(x) or not is_float(root.args[0]):
+        return None
+    return edit.call(aten.mul.Tensor, x, edit.call(aten.rsqrt.default, root.args[0]))
+
+
+@respelling("aten.mul")
+def sum_as_mean(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """mul(sum(x, [-1], True), 1 / n)  ->  mean(x, [-1], True), for `n` entries."""
+    total, factor = node.args[0], scale_of(node)
+    if not is_literal(factor) or not sees(node, total, "aten.sum") or not like(node, total):
+        return None
+    values = arguments(total)
+    x, dims = values["self"], values.get("dim")
+    if not dims or values.get("dtype") not in (None, dtype(x)) or not is_float(x):
+        return None
+    sizes = [shape(x)[d] for d in dims]
+    if not all(isinstance(s, int) for s in sizes) or not math.isclose(factor * math.prod(sizes), 1):
+        return None
+    return edit.call(aten.mean.dim, x, dims, values["keepdim"])
+
+
+@respelling("aten.var")
+def variance(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """var(x, [-1], correction=0, keepdim=True)  ->  mean(pow(sub(x, mean(x, [-1], True)), 2), [-1], True)."""
+    return _variance(node, edit, node)
+
+
+@respelling("getitem")
+def variance_and_mean(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """getitem(var_mean(x, [-1], correction=0), 1)  ->  mean(x, [-1]); at 0, the variance as `variance` has it."""
+    both, index = node.args
+    if not sees(node, both, "aten.var_mean") or not is_tensor(node):
+        return None
+    if index == 0:
+        return _variance(node, edit, both)
+    values = arguments(both)
+    dims = _dims(values)
+    return None if dims is None else edit.call(aten.mean.dim, values["self"], dims, bool(values.get("keepdim")))
+
+
+def _variance(node: fx.Node, edit: Editor, call: fx.Node) -> fx.Node | None:
+    """The variance that `call` asks for, if it is the population's, over some dims."""
+    values = arguments(call)
+    x, dims = values["self"], _dims(values)
+    population = values.get("unbiased") is False or values.get("correction") == 0
+    if dims is None or not population or not is_float(x) or dtype(node) != dtype(x) or rank(x) == 0:
+        return None
+    centered = edit.call(aten.sub.Tensor, x, edit.call(aten.mean.dim, x, dims, True))
+    square = edit.call(aten.pow.Tensor_Scalar, centered, 2)
+    return edit.call(aten.mean.dim, square, dims, bool(values.get("keepdim")))
+
+
+def _dims(values: dict[str, Any]) -> list[int] | None:
+    """The dims that a reduction names, as a list; None where it takes all."""
+    dims = values.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    return list(dims) if dims else None
+
+
+STATISTICS: tuple[Respelling, ...] = (
+    power_as_root, reciprocal_root, division_by_root, sum_as_mean, variance, variance_and_mean,
+)  # fmt: skip

@@ -1,0 +1,161 @@
+"""Where the attention rules are legal, and what they derive from a match: types, shapes, masks, policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..rewrites.effects import wants_gradient
+from ..rewrites.graph import describe, dtype, is_tensor, op_name, rank, shape, val
+from ..rewrites.matcher import Binding
+from ..rewrites.reason import Reason
+from ..rewrites.symbolic import known_equal
+from .masks import is_causal_match, may_empty_rows
+
+_LEAST_FILL = -1e4
+_LEAST_FILL_BELOW_BIAS = -1e9  # so low that what is added to it hardly shows
+
+
+def floating(query: Any, key_t: Any, value: Any) -> Reason | None:
+    """query, key and value are real floating tensors."""
+    for t in (query, key_t, value):
+        if not dtype(t).is_floating_point:
+            return Reason("dtype-not-floating", "attention needs floating operands", (t,), "float", describe(t))
+    return None
+
+
+def masks_fit(
+    query: Any, key_t: Any, bias: Any = None, keep: Any = None, row_scale: Any = None, factor: Any = None
+) -> Reason | None:
+    """A mask broadcasts to the scores, and does not enlarge them."""
+    rows, columns = shape(query)[-2], shape(key_t)[-1]
+    for mask in (bias, keep, row_scale, factor):
+        if not is_tensor(mask):
+            continue
+        for size, full in zip(reversed(shape(mask)), (columns, rows), strict=False):
+            if not (known_equal(size, 1) or known_equal(size, full)):
+                found = describe(mask)
+                return Reason(
+                    "mask-shape", f"{found} does not broadcast to the scores", (mask,), f"{rows} x {columns}", found
+                )
+    return None
+
+
+def bias_is_floating(bias: Any) -> Reason | None:
+    """What is added to scores is a floating tensor."""
+    if not dtype(bias).is_floating_point:
+        return Reason("bias-not-floating", f"{describe(bias)} is added to scores", (bias,), "float", describe(bias))
+    return None
+
+
+def fill_masks(fill: Any) -> Reason | None:
+    """What masked scores are replaced by is so low that their weight is zero."""
+    number = val(fill)
+    if isinstance(number, (int, float)) and number <= _LEAST_FILL:
+        return None
+    nodes = (fill,) if is_tensor(fill) else ()
+    return Reason(
+        "fill-not-a-mask", f"masked scores become {describe(fill)}", nodes, f"<= {_LEAST_FILL:g}", describe(fill)
+    )
+
+
+def fill_hides_bias(match: Binding) -> Reason | None:
+    """Where a bias is added to masked scores, none of it is left in a row with nothing to keep."""
+    fill = match.operands.get("fill")
+    if dict(match.tags)["mask"] != "where_bias" or val(fill) <= _LEAST_FILL_BELOW_BIAS:
+        return None
+    found, bias = describe(fill), match.operands["bias"]
+    message = f"masked scores become {found}, and a bias is added to that"
+    return Reason("fill-not-a-mask", message, (bias,), f"<= {_LEAST_FILL_BELOW_BIAS:g}", found)
+
+
+def row_scale_is_per_row(row_scale: Any) -> Reason | None:
+    """A tensor that scales scores is constant along the keys, so that it can scale query instead."""
+    if rank(row_scale) == 0 or known_equal(shape(row_scale)[-1], 1):
+        return None
+    return Reason(
+        "scale-varies-along-keys",
+        f"{describe(row_scale)} multiplies scores",
+        (row_scale,),
+        "last dim 1",
+        describe(row_scale),
+    )
+
+
+def casts_stay_floating(match: Binding) -> Reason | None:
+    """No part of the match casts to something that is not floating."""
+    for node in match.matched:
+        if not dtype(node).is_floating_point:
+            found = describe(node)
+            return Reason("cast-not-floating", f"{found} leaves the floating numbers", (node,), "float", found)
+    return None
+
+
+def sink_is_a_column(sink: Any) -> Reason | None:
+    """What stands beside the scores, and is dropped after the softmax, is one column."""
+    if known_equal(shape(sink)[-1], 1):
+        return None
+    message = f"{describe(sink)} stands beside the scores"
+    return Reason("sink-not-a-column", message, (sink,), "last dim 1", describe(sink))
+
+
+def weights_are_used(match: Binding) -> Reason | None:
+    """The weights have another use than their product with value; else rule `sdpa` is the one."""
+    product, *inner = match.matched
+    inside = {product, *inner}
+    if any(user not in inside for node in inner for user in node.users):
+        return None
+    return Reason("weights-unused", "nobody else needs the weights", (product,), "another use of them", "none")
+
+
+def compute_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
+    """The dtype to compute in: that of the scores, unless query and key were only cast up from the result's."""
+    products = [n for n in match.matched if op_name(n) == "aten.matmul"]
+    result, scores = dtype(products[0]), dtype(products[1])
+    if torch.finfo(scores).bits <= torch.finfo(result).bits:
+        return result
+    return result if all(_cast_from(match.operands[n], result) for n in ("query", "key_t")) else scores
+
+
+def _cast_from(node: Any, source: torch.dtype) -> bool:
+    """Whether a tensor is a cast of one with dtype `source`, perhaps seen through a permutation."""
+    while op_name(node) in ("aten.permute", "aten.reshape"):
+        node = node.args[0]
+    return op_name(node) == "aten.to" and dtype(node.args[0]) == source
+
+
+def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
+    """The dtype of what is replaced."""
+    return dtype(match.matched[0])
+
+
+def nan_policy(match: Binding, policy: Mapping[str, str]) -> str:
+    """``"eager"`` where rows that are NaN in eager code must stay NaN, ``"safe"`` where they may be finite."""
+    return policy.get("nan", "eager")
+
+
+def empty_rows(match: Binding, policy: Mapping[str, str]) -> bool:
+    """Whether the mask could leave nothing of a row."""
+    bias, keep, fill = (match.operands.get(n) for n in ("bias", "keep", "fill"))
+    return not is_causal_match(match) and may_empty_rows(bias, keep, val(fill))
+
+
+def causal(match: Binding, policy: Mapping[str, str]) -> bool:
+    """Whether the mask is known to be the causal one, so that kernels need none."""
+    return is_causal_match(match)
+
+
+def training(match: Binding, policy: Mapping[str, str]) -> bool:
+    """Whether gradients flow through the attention."""
+    return any(wants_gradient(o) for o in match.operands.values() if is_tensor(o))
+
+
+def kept_weights(match: Binding, policy: Mapping[str, str]) -> tuple[str, torch.dtype]:
+    """Which weights are wanted beside the result, before dropout or after, and their dtype."""
+    tags, node = dict(match.tags), match.matched[0].args[0]
+    for tag in ("recast", "dropout"):
+        if tags["weights"] == "whole" and tags[tag] == "yes":
+            node = node.args[0]  # type: ignore[union-attr]
+    return tags["weights"], dtype(node)  # type: ignore[arg-type]

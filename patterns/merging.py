@@ -1,0 +1,162 @@
+"""Projections of one input, merged into one product.
+
+    linear(x, wq, bq), linear(x, wk, bk), linear(x, wv, bv)
+        ->  split(linear(x, cat([wq, wk, wv]), cat([bq, bk, bv])))
+
+Query, key and value of an attention, gate and up of a gated layer, keys and values of a cross attention: two at a time,
+until no two are left. One large product keeps a device busier than several small ones, and `x` is read once. A frozen
+weight is concatenated once; others are copied at every call, which seldom pays: measured, never assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional as F
+
+from ..rewrites.effects import wants_gradient
+from ..rewrites.graph import describe, dtype, op_name, rank, shape
+from ..rewrites.matcher import Binding
+from ..rewrites.pattern import choose
+from ..rewrites.reason import Reason
+from ..rewrites.rule import Candidate, Numerics, register_pattern
+from ..rewrites.sample import Sample, T
+from ..rewrites.symbolic import hint, product
+from .packing import only_changing, only_frozen, prepared
+
+NEARBY = 2  # other products between the two, at most: a merged result lives from the first use to the last
+MIN_ROWS = 32  # below, a product waits for its weights, and a copy of them takes twice as long as the product
+_PRODUCTS = ("aten.linear", "aten.matmul", "aten.scaled_dot_product_attention", "aten.convolution", "aten.conv2d")
+
+
+def merged(x: Any, later: Any, later_bias: Any, weight: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """One product, weights and biases concatenated at every call."""
+    return _split(F.linear(x, _stacked(weight, later), _biases(weight, bias, later, later_bias)), weight)
+
+
+def merged_frozen(x: Any, later: Any, later_bias: Any, weight: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """One product, weights and biases concatenated once."""
+    both = prepared(_stacked, weight, later)
+    return _split(F.linear(x, both, prepared(_biases, weight, bias, later, later_bias)), weight)
+
+
+def _stacked(weight: Any, later: Any) -> torch.Tensor:
+    return torch.cat([weight, later])
+
+
+def _biases(weight: Any, bias: Any, later: Any, later_bias: Any) -> Any:
+    """Both biases in one, zeros for one that is missing; None where both are."""
+    if bias is None and later_bias is None:
+        return None
+    parts = [w.new_zeros(w.shape[0]) if b is None else b for w, b in ((weight, bias), (later, later_bias))]
+    return torch.cat(parts)
+
+
+def _split(result: torch.Tensor, weight: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The columns of the later product, and those of the one before it, as the pattern has them."""
+    return result[..., weight.shape[0] :], result[..., : weight.shape[0]]
+
+
+def _frozen(match: Binding, policy: Mapping[str, str]) -> Reason | None:
+    """Weights and biases are known while compiling."""
+    return only_frozen(*_weights(match))
+
+
+def _changing(match: Binding, policy: Mapping[str, str]) -> Reason | None:
+    """A weight or bias is not, and more rows read the weights than copying them costs."""
+    x, rows = match.operands["x"], hint(product(shape(match.operands["x"])[:-1]))
+    if rows is not None and rows < MIN_ROWS:
+        message = f"{rows} rows read each weight once, and copying it costs more than that (option freezing)"
+        return Reason("rows-few", message, (x,), f"{MIN_ROWS} rows, or frozen weights", describe(x))
+    return only_changing(*_weights(match))
+
+
+def _weights(match: Binding) -> list[fx.Node]:
+    given = (match.operands.get(n) for n in ("weight", "bias", "later", "later_bias"))
+    return [w for w in given if w is not None]
+
+
+def rows(x: Any) -> Reason | None:
+    """The input has rows of floating-point numbers."""
+    if rank(x) < 2:
+        return Reason("rank-too-low", "a single row is a vector", (x,), "two or more dims", describe(x))
+    if not dtype(x).is_floating_point:
+        return Reason("kernel-unavailable", "it is no product of floats", (x,), "floating point", describe(x))
+    return None
+
+
+def trained_apart(match: Binding) -> Reason | None:
+    """No gradient flows to the weights: each step would copy them, keep the copy, and tie their gradients together."""
+    trained = next((w for w in _weights(match) if wants_gradient(w)), None)
+    if trained is None:
+        return None
+    message = f"{describe(trained)} is trained: merging would copy it at every step"
+    return Reason("weight-trained", message, (trained,), "weights without gradients", describe(trained))
+
+
+def one_bias_each(match: Binding) -> Reason | None:
+    """A bias is one number for each column, so that it stays with them."""
+    for bias in (match.operands.get(n) for n in ("bias", "later_bias")):
+        if bias is not None and rank(bias) != 1:
+            return Reason("bias-broadcasts", f"{describe(bias)} is broadcast", (bias,), "one dim", describe(bias))
+    return None
+
+
+def nearby(match: Binding) -> Reason | None:
+    """The products stand in the order of the pattern, with little between them."""
+    later, first = match.matched
+    if later < first:
+        return Reason("pair-reversed", "the pair is looked at from its other end", (later, first))
+    node, others = later.prev, 0
+    while node is not first and others <= NEARBY:
+        others += op_name(node) in _PRODUCTS and node.args[0] is not later.args[0]
+        node = node.prev
+    if others <= NEARBY:
+        return None
+    message = f"{describe(first)} stands {others} products before {describe(later)}: merged, it would live as long"
+    return Reason("products-apart", message, (later, first), f"at most {NEARBY} products in between")
+
+
+_BIASES: tuple[dict[str, T], ...] = (
+    {"later_bias": T("M"), "bias": T("N")},
+    {"later_bias": T("M")},
+    {"bias": T("N")},
+    {},
+)
+
+
+def _sample(biases: Mapping[str, T], *, frozen: bool, **changes: Any) -> Sample:
+    weights = {"x": T("B S K"), "later": T("M K", frozen=frozen), "weight": T("N K", frozen=frozen)}
+    given = {n: T(t.dims, gradient=False, frozen=frozen) for n, t in biases.items()}
+    weights = {n: T(t.dims, gradient=n == "x", frozen=t.frozen) for n, t in weights.items()}
+    tags = {n: "yes" if n in biases else "no" for n in ("later_bias", "bias")}
+    return Sample(**(weights | given | changes), tags=tags, sizes={"S": 20})
+
+
+@register_pattern(
+    "merged_linear",
+    family="linear",
+    replacement=[Candidate("merged_frozen", merged_frozen, _frozen), Candidate("merged", merged, _changing)],
+    samples=[_sample(biases, frozen=frozen) for frozen in (True, False) for biases in _BIASES]
+    + [
+        Sample(x=T("K"), later=T("M K"), weight=T("N K"), tags={"later_bias": "no", "bias": "no"},
+               refused="rank-too-low"),
+        Sample(x=T("S K", dtype=torch.int64), later=T("M K", dtype=torch.int64), weight=T("N K", dtype=torch.int64),
+               tags={"later_bias": "no", "bias": "no"}, refused="kernel-unavailable"),
+        Sample(x=T("S K"), later=T("M K"), weight=T("N K"), tags={"later_bias": "no", "bias": "no"},
+               refused="rows-few"),
+        Sample(x=T("S K"), later=T("M K"), later_bias=T("1 1"), weight=T("N K"), tags={"bias": "no"},
+               refused="bias-broadcasts"),
+    ],
+    guards=(rows, trained_apart, one_bias_each, nearby),
+    numerics=Numerics(slack=4.0),
+)  # fmt: skip
+def merged_linear(x: Any, later: Any, later_bias: Any, weight: Any, bias: Any) -> Any:
+    """linear(x, later, later_bias) and, before it, linear(x, weight, bias); biases are optional."""
+    return (
+        choose("later_bias", yes=lambda: F.linear(x, later, later_bias), no=lambda: F.linear(x, later)),
+        choose("bias", yes=lambda: F.linear(x, weight, bias), no=lambda: F.linear(x, weight)),
+    )

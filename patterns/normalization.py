@@ -1,0 +1,185 @@
+"""Normalization written out by hand, as the one operator that it is.
+
+    weight * (x * rsqrt(mean(x ** 2) + eps))                      ->   rms_norm(x, [D], weight, eps)
+    weight * ((x - m) * rsqrt(mean((x - m) ** 2) + eps)) + bias   ->   layer_norm(x, [D], weight, bias, eps)
+
+What is cast up first is computed in the wider type in either form; a product with the weight is rounded once less.
+On a GPU the operator is one kernel instead of six to nine. In generated code both forms come out as the same kernels;
+a layer norm is then the RMS norm of centered rows, which is what was written. ATen's own for CPUs subtracts the mean
+last, and loses the digits of rows that hardly vary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ..rewrites.graph import describe, dtype, is_tensor, op_name, val
+from ..rewrites.matcher import Binding
+from ..rewrites.pattern import cast, choose, optional
+from ..rewrites.reason import Reason
+from ..rewrites.rule import ROUNDING, register_pattern
+from ..rewrites.sample import Sample, T
+
+
+def floating(x: Any) -> Reason | None:
+    """x is a real floating tensor."""
+    if dtype(x).is_floating_point:
+        return None
+    return Reason("dtype-not-floating", f"a norm of {describe(x)}", (x,), "float", describe(x))
+
+
+def eps_is_a_number(eps: Any) -> Reason | None:
+    """What is added under the root is known while compiling."""
+    if type(eps) in (int, float) or isinstance(val(eps), torch.SymFloat):  # the latter becomes one, under a guard
+        return None
+    nodes = (eps,) if is_tensor(eps) else ()
+    return Reason("eps-not-a-number", "what is added under the root is computed", nodes, "a number", describe(eps))
+
+
+def casts_keep_values(match: Binding) -> Reason | None:
+    """x is only cast up, and the result to a floating type."""
+    x = match.operands["x"]
+    for node in match.matched:
+        if op_name(node) != "aten.to":
+            continue
+        if not dtype(node).is_floating_point:
+            message = f"{describe(node)} leaves the floating numbers"
+            return Reason("cast-not-floating", message, (node,), "float", describe(node))
+        if node.args[0] is x and torch.promote_types(dtype(x), dtype(node)) != dtype(node):
+            message = f"{describe(node)} rounds what is normalized"
+            return Reason("statistics-rounded", message, (node,), f"wider than {describe(x)}", describe(node))
+    return None
+
+
+def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
+    """The dtype of what is replaced."""
+    return dtype(match.matched[0])
+
+
+def compute_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
+    """The narrowest dtype that holds operands and result: operators widen it inside."""
+    tensors = [dtype(o) for o in match.operands.values() if is_tensor(o)]
+    return reduce(torch.promote_types, tensors, result_dtype(match, policy))
+
+
+def _squared(value: Any) -> Any:
+    return choose("square", pow=lambda: torch.pow(value(), 2.0), product=lambda: value() * value())
+
+
+def _of_row(x: Any) -> Any:
+    """What is summed up: x, or x in a wider dtype."""
+    return choose("upcast", yes=lambda: cast(x), statistics=lambda: cast(x), no=x)
+
+
+def _of_element(x: Any) -> Any:
+    """What is normalized: T5 casts up for the statistics only."""
+    return choose("upcast", yes=lambda: cast(x), statistics=x, no=x)
+
+
+def _normalized(mean_square: Any, eps: Any, element: Callable[[], Any], weight: Any) -> Any:
+    """element / sqrt(mean_square + eps) * weight."""
+    root = torch.rsqrt(mean_square + eps)
+    return choose(
+        "weight",
+        last=lambda: optional("downcast", root * element(), cast) * weight,
+        first=lambda: root * (element() * weight),
+        no=lambda: root * element(),
+    )
+
+
+_PLAIN = {"recast": "no", "weight": "last", "downcast": "no", "square": "pow", "upcast": "no"}
+
+
+def _sample(**given: Any) -> Sample:
+    tags = {k: v for k, v in given.items() if isinstance(v, str) and k != "refused"}
+    operands = {"x": T("B S 16"), "eps": 1e-6} | {k: v for k, v in given.items() if k not in tags}
+    if tags.get("weight") != "no":
+        operands["weight"] = T("16")
+    return Sample(tags=_PLAIN | tags, **operands)
+
+
+_SHORT = T("B D", gradient=False)  # with two entries a row, gradients of a norm are nothing but rounding
+
+
+_COMPLEX = {"x": T("B 16", dtype=torch.complex64), "refused": "dtype-not-floating"}
+_COMPUTED_EPS = {"eps": T("1", values="positive"), "refused": "eps-not-a-number"}
+
+
+@register_pattern(
+    "rms_norm",
+    family="normalization",
+    replacement=lambda x, weight, eps, *, result, compute: _as(_rms_norm(x, weight, eps, compute), result),
+    samples=[
+        _sample(),
+        _sample(x=T("B 16"), square="product", weight="first"),
+        _sample(x=T("1 16")),
+        _sample(x=_SHORT, weight="no", eps=0.01),
+        _sample(**_COMPLEX),
+        _sample(**_COMPUTED_EPS),
+    ],
+    guards=(floating, eps_is_a_number, casts_keep_values),
+    dims={"x": "... D", "weight": "D"},
+    numbers=("eps",),
+    derived={"result": result_dtype, "compute": compute_dtype},
+    numerics=ROUNDING,
+    profitable=True,  # the same generated kernels, or one library call instead of six
+)
+def rms_norm(x: Any, weight: Any, eps: Any) -> Any:
+    """weight * x / sqrt(mean(x ** 2) + eps)  ->  rms_norm(x, [D], weight, eps), with casts where models have them."""
+    mean_square = torch.mean(_squared(lambda: _of_row(x)), [-1], True)
+    return optional("recast", _normalized(mean_square, eps, lambda: _of_element(x), weight), cast)
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, compute: torch.dtype) -> torch.Tensor:
+    return F.rms_norm(_as(x, compute), x.shape[-1:], _as(weight, compute), float(eps))
+
+
+def _as(x: Any, to: torch.dtype) -> Any:
+    """x in the dtype `to`: no call where it has that already, or where there is no x."""
+    return x if x is None or x.dtype == to else x.to(to)
+
+
+def _layer_norm(x: torch.Tensor, weight: Any, bias: Any, eps: float, compute: torch.dtype) -> torch.Tensor:
+    """On a CPU in parts, which generated code fuses, and in float32 at least: rounding comes last."""
+    if x.device.type != "cpu":
+        return F.layer_norm(_as(x, compute), x.shape[-1:], _as(weight, compute), _as(bias, compute), float(eps))
+    wide = _as(x, torch.promote_types(compute, torch.float32))
+    normal = F.rms_norm(wide - wide.mean(-1, keepdim=True), x.shape[-1:], _as(weight, wide.dtype), float(eps))
+    return normal if bias is None else normal + bias
+
+
+@register_pattern(
+    "layer_norm",
+    family="normalization",
+    replacement=lambda x, weight, bias, eps, *, result, compute: _as(
+        _layer_norm(x, weight, bias, eps, compute), result
+    ),
+    samples=[
+        _sample(bias=T("16")),
+        _sample(x=T("B 16"), square="product", weight="first", shift="no"),
+        _sample(x=T("1 16"), shift="no"),
+        _sample(x=_SHORT, weight="no", shift="no", eps=0.01),
+        _sample(weight="no", bias=T("16")),
+        _sample(bias=T("16"), **_COMPLEX),
+        _sample(bias=T("16"), **_COMPUTED_EPS),
+    ],
+    guards=(floating, eps_is_a_number, casts_keep_values),
+    dims={"x": "... D", "weight": "D", "bias": "D"},
+    numbers=("eps",),
+    derived={"result": result_dtype, "compute": compute_dtype},
+    numerics=ROUNDING,
+    profitable=True,  # the same generated kernels, or one library call instead of nine
+)
+def layer_norm(x: Any, weight: Any, bias: Any, eps: Any) -> Any:
+    """weight * (x - mean(x)) / sqrt(var(x) + eps) + bias  ->  layer_norm(x, [D], weight, bias, eps)."""
+
+    def centered() -> Any:  # the mean may be computed twice
+        return _of_element(x) - torch.mean(_of_row(x), [-1], True)
+
+    weighted = _normalized(torch.mean(_squared(centered), [-1], True), eps, centered, weight)
+    return optional("recast", choose("shift", yes=lambda: weighted + bias, no=weighted), cast)

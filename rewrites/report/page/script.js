@@ -1,0 +1,232 @@
+"use strict";
+(() => {
+const { strings, drawings, hues } = JSON.parse(document.getElementById("data").textContent);
+const HEIGHT = 34;
+const escaped = text => String(text).replace(/[&<>"]/g, c => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+/* ---- one target at a time: the address says which ---- */
+const targets = all(".target"), overview = document.getElementById("overview");
+function route() {
+  const wanted = location.hash.length > 1 ? document.getElementById(decodeURIComponent(location.hash.slice(1))) : null;
+  const target = wanted?.closest(".target");
+  if (overview) {
+    overview.hidden = Boolean(target);
+    targets.forEach(t => { t.hidden = t !== target; });
+  }
+  const shown = overview ? target : targets[0];
+  if (shown) all(".graph", shown).forEach(open);
+  if (wanted && target) wanted.scrollIntoView({ behavior: "instant" }); else if (!wanted || wanted === overview) scrollTo(0, 0);
+}
+
+/* ---- the matrix: filter and sort ---- */
+const table = document.getElementById("matrix");
+function filterRows() {
+  const text = document.getElementById("filter").value.trim().toLowerCase();
+  const only = all(".toggle[aria-pressed=true]").map(b => b.dataset.only);
+  const rows = all("tbody tr", table);
+  const heads = all("thead th", table);
+  const columns = heads.flatMap((th, i) => text && (th.dataset.rule || "").includes(text) ? [i] : []);
+  let shown = 0;
+  for (const row of rows) {
+    const named = row.dataset.name.toLowerCase().includes(text) || columns.some(i => row.children[i].querySelector(".cell"));
+    row.hidden = !named || only.some(name => !(name in row.dataset));
+    shown += row.hidden ? 0 : 1;
+  }
+  document.getElementById("shown").textContent = shown === rows.length ? `${rows.length} models` : `${shown} of ${rows.length} models`;
+}
+function sortBy(th) {
+  const heads = all("thead th", table), column = heads.indexOf(th);
+  const way = th.getAttribute("aria-sort") === (column ? "descending" : "ascending") ? -1 : 1;
+  heads.forEach(head => head.setAttribute("aria-sort", "none"));
+  th.setAttribute("aria-sort", (column ? way > 0 : way < 0) ? "descending" : "ascending");
+  const key = row => row.children[column].dataset.sort;
+  const order = (a, b) => column ? (Number(key(b)) - Number(key(a))) * way : key(a).localeCompare(key(b)) * way;
+  all("tbody tr", table).sort(order).forEach(row => table.tBodies[0].append(row));
+}
+if (table) {
+  document.getElementById("filter").addEventListener("input", filterRows);
+  all(".toggle").forEach(button => button.addEventListener("click", () => {
+    button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
+    filterRows();
+  }));
+  all("thead th", table).forEach(th => th.querySelector("button").addEventListener("click", () => sortBy(th)));
+  filterRows();
+}
+
+/* ---- drawings ---- */
+const hue = rule => hues[rule.split(", ").pop()] ?? 220;
+function wire(points, upright) {
+  let path = `M${points[0]} ${points[1]}`;
+  for (let i = 2; i < points.length; i += 2) {
+    const [x0, y0, x1, y1] = points.slice(i - 2, i + 2), middle = (y0 + y1) / 2;
+    path += x0 === x1 ? `V${y1}` : `C${x0} ${middle} ${x1} ${middle} ${x1} ${y1}`;
+  }
+  return path;
+}
+const plate = ([x, y, w], pad, round) =>
+  `<rect x="${x - w / 2 - pad}" y="${y - HEIGHT / 2 - pad}" width="${w + 2 * pad}" height="${HEIGHT + 2 * pad}" rx="${round}"/>`;
+
+function kindOf(box, made) {
+  const [, , , , , op, , , , rule, nodes] = box;
+  if (nodes > 1) return strings[rule] ? "group made" : "group";
+  if (made && strings[rule]) return "made";
+  if (["placeholder", "get_attr", "output"].includes(strings[op])) return "end";
+  return strings[op].startsWith("kernel.") ? "kernel" : "";
+}
+function region(drawing, [kind, rule, inside, count]) {
+  const name = strings[rule], boxes = inside.map(i => drawing.boxes[i]);
+  const style = `style="--h:${hue(name)}" data-rule="${escaped(name)}"`;
+  if (kind === "near_misses") return `<g class="region miss hue" ${style}>${boxes.map(b => plate(b, 4, 10)).join("")}</g>`;
+  const members = new Set(inside);
+  const paths = drawing.edges.filter(([a, b]) => members.has(a) && members.has(b)).map(([, , ...p]) => wire(p));
+  const blob = (pad, width) => boxes.map(b => plate(b, pad, 9 + pad / 2)).join("") +
+    paths.map(p => `<path d="${p}" stroke-width="${width}"/>`).join("");
+  const [x, y, w] = boxes.reduce((a, b) => b[1] < a[1] || (b[1] === a[1] && b[0] < a[0]) ? b : a);
+  const label = name + (count > 1 ? ` ×${count}` : "") + (kind === "declined" ? ", declined" : ""), wide = 6.5 * label.length + 12;
+  const tag = `<g class="tag"><rect x="${x - w / 2 - 8}" y="${y - HEIGHT / 2 - 17}" width="${wide}" height="16" rx="5"/>` +
+    `<text x="${x - w / 2 - 2}" y="${y - HEIGHT / 2 - 5.5}">${escaped(label)}</text></g>`;
+  return `<g class="region ${kind} hue" ${style}><g class="rim">${blob(8, 39)}</g><g class="flesh">${blob(6.5, 36)}</g>${tag}</g>`;
+}
+function framed(drawing, [top, bottom, count, depth]) {
+  const inside = y => y > top && y < bottom;
+  const xs = [...drawing.boxes.filter(b => inside(b[1])).flatMap(([x, , w]) => [x - w / 2, x + w / 2]),
+    ...drawing.edges.flatMap(([, , ...p]) => p.filter((_, i) => i % 2 === 0 && inside(p[i + 1])))];
+  const left = Math.min(...xs) - 54 + 14 * depth, right = Math.max(...xs) + 18 - 6 * depth;
+  const labels = Array.from({ length: Math.ceil((bottom - top) / 420) }, (_, i) =>
+    `<text class="count" x="${left + 9}" y="${top + 24 + 420 * i}">× ${count}</text>`);
+  return `<rect class="frame" x="${left}" y="${top + 2 + 3 * depth}" width="${right - left}" height="${bottom - top - 4 - 6 * depth}" rx="12"/>${labels.join("")}`;
+}
+function svg(drawing, made, title) {
+  const margin = drawing.frames.length ? 56 : 0, order = { declined: 0, applied: 1, near_misses: 2 };
+  const frames = [...drawing.frames].sort((a, b) => a[3] - b[3]).map(frame => framed(drawing, frame));
+  const regions = made ? [] : [...drawing.regions].sort((a, b) => order[a[0]] - order[b[0]] || b[2].length - a[2].length).map(r => region(drawing, r));
+  const wires = drawing.edges.map(([a, b, ...points]) => `<path class="wire" data-a="${a}" data-b="${b}" d="${wire(points)}"/>`);
+  const boxes = drawing.boxes.map((box, i) => {
+    const [x, y, , label, shape, , , , , rule] = box, name = strings[rule];
+    const kind = kindOf(box, made), hueOf = kind.includes("made") ? ` hue" style="--h:${hue(name)}` : "";
+    const below = strings[shape];
+    return `<g class="box ${kind}${hueOf}" data-i="${i}" data-rule="${escaped(name)}">${plate(box, 0, kind === "end" ? 17 : 8)}` +
+      `<text class="label" x="${x}" y="${y + (below ? -2 : 4)}">${escaped(strings[label].slice(0, 32))}</text>` +
+      (below ? `<text class="shape" x="${x}" y="${y + 11}">${escaped(below.slice(0, 40))}</text>` : "") + "</g>";
+  });
+  return `<svg tabindex="0" role="application" aria-label="${escaped(title)}: ${drawing.boxes.length} operators; arrow keys move along edges" ` +
+    `viewBox="${-margin} -8 ${drawing.width + margin} ${drawing.height + 16}" data-w="${drawing.width + margin}" data-h="${drawing.height + 16}">` +
+    frames.join("") + regions.join("") + wires.join("") + boxes.join("") + "</svg>";
+}
+
+function open(card) {
+  if (card.dataset.open) return;
+  card.dataset.open = "true";
+  const steps = JSON.parse(card.dataset.steps), tabs = all("[role=tab]", card);
+  const show = n => {
+    tabs.forEach((tab, i) => { tab.setAttribute("aria-selected", String(i === n)); tab.tabIndex = i === n ? 0 : -1; });
+    showStep(card, steps[n]);
+  };
+  tabs.forEach((tab, i) => {
+    tab.addEventListener("click", () => show(i));
+    tab.addEventListener("keydown", event => {
+      const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!move) return;
+      const next = (i + move + tabs.length) % tabs.length;
+      show(next);
+      tabs[next].focus();
+    });
+  });
+  show(Math.max(0, steps.findIndex(step => step.applied.length)));
+}
+function showStep(card, step) {
+  const panes = card.querySelector(".panes");
+  panes.classList.toggle("single", step.after === null);
+  panes.replaceChildren(...[["Before", step.before], ["After", step.after]].filter(([, n]) => n !== null)
+    .map(([title, n]) => pane(card, title, drawings[n], title === "After")));
+  if (step.after === null) panes.querySelector("b").textContent = "As captured";
+  const rules = [...step.applied.map(([rule, n]) => [rule, `${escaped(rule)} <b>×${n}</b>`]), ...step.declined.map(([rule, n]) => [rule, `${escaped(rule)} <b>×${n}</b> declined`])];
+  const legend = card.querySelector(".legend");
+  legend.innerHTML = rules.map(([rule, text]) => `<button class="chip hue" aria-pressed="false" style="--h:${hue(rule)}" data-rule="${escaped(rule)}">${text}</button>`).join("");
+  if (step.title === "Generated kernels") legend.append("Dark boxes are generated kernels, each computing several operators; the others stay calls.");
+  else if (!rules.length) legend.append("No rule applied in this stage.");
+  all("button", legend).forEach(button => button.addEventListener("click", () => {
+    const on = button.getAttribute("aria-pressed") !== "true";
+    all("button", legend).forEach(b => b.setAttribute("aria-pressed", String(on && b === button)));
+    all("svg", panes).forEach(drawn => {
+      drawn.classList.toggle("dimmed", on);
+      all("[data-rule]", drawn).forEach(g => g.classList.toggle("lit", on && g.dataset.rule === button.dataset.rule));
+    });
+    if (on) all("svg", panes).forEach(drawn => drawn.querySelector(".lit")?.scrollIntoView({ block: "nearest", inline: "nearest" }));
+  }));
+  inspect(card, null);
+}
+function pane(card, title, drawing, made) {
+  const made_of = document.createElement("div");
+  made_of.className = "pane";
+  made_of.innerHTML = `<header><b>${title}</b><span>${drawing.total} nodes${drawing.frames.length ? ", equal layers drawn once" : ""}</span>` +
+    `<button aria-label="smaller" title="smaller">−</button><button aria-label="fit the width" title="fit the width">↔</button><button aria-label="larger" title="larger">+</button></header>` +
+    `<div class="canvas">${svg(drawing, made, title)}</div>`;
+  const drawn = made_of.querySelector("svg"), canvas = made_of.querySelector(".canvas");
+  const [smaller, fit, larger] = all("button", made_of);
+  let zoom = 1;
+  const scale = to => {
+    zoom = Math.min(Math.max(to, 0.15), 2.5);
+    drawn.setAttribute("width", drawn.dataset.w * zoom);
+    drawn.setAttribute("height", drawn.dataset.h * zoom);
+  };
+  const fitted = () => (canvas.clientWidth || 560) / drawn.dataset.w;
+  smaller.addEventListener("click", () => scale(zoom / 1.25));
+  larger.addEventListener("click", () => scale(zoom * 1.25));
+  fit.addEventListener("click", () => scale(fitted()));
+  requestAnimationFrame(() => {
+    scale(Math.min(1, Math.max(fitted(), 0.86)));
+    canvas.scrollLeft = (drawn.dataset.w * zoom - canvas.clientWidth) / 2;
+    const marked = [".region.applied", ".box.made", ".region"].map(kind => all(kind, drawn)).find(found => found.length);
+    if (!marked) return;
+    const there = marked.map(g => g.getBoundingClientRect()).reduce((a, b) => b.top < a.top ? b : a);
+    const here = canvas.getBoundingClientRect();
+    canvas.scrollTop = Math.max(0, there.top - here.top - 60);
+    canvas.scrollLeft += there.left + there.width / 2 - here.left - here.width / 2;
+  });
+  const pick = i => {
+    all(".picked, .read, .wire.lit", drawn).forEach(e => e.classList.remove("picked", "read"));
+    all(".wire", drawn).forEach(w => w.classList.toggle("lit", Number(w.dataset.a) === i || Number(w.dataset.b) === i));
+    const g = drawn.querySelector(`.box[data-i="${i}"]`);
+    g?.classList.add("picked");
+    drawn.dataset.at = i;
+    inspect(card, drawing.boxes[i]);
+    return g;
+  };
+  all(".box", drawn).forEach(g => {
+    g.addEventListener("pointerenter", () => inspect(card, drawing.boxes[g.dataset.i]));
+    g.addEventListener("click", () => pick(Number(g.dataset.i)));
+  });
+  drawn.addEventListener("keydown", event => {
+    const at = "at" in drawn.dataset ? Number(drawn.dataset.at) : -1, next = neighbour(drawing, at, event.key);
+    if (next === null) return;
+    event.preventDefault();
+    pick(next).scrollIntoView({ block: "nearest", inline: "nearest" });
+  });
+  return made_of;
+}
+function neighbour(drawing, at, key) {
+  if (!["ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight"].includes(key)) return null;
+  if (at < 0) return drawing.boxes.length ? 0 : null;
+  const [x, y] = drawing.boxes[at];
+  const linked = drawing.edges.flatMap(([a, b]) => key === "ArrowDown" && a === at ? [b] : key === "ArrowUp" && b === at ? [a] : []);
+  const beside = drawing.boxes.flatMap((b, i) => b[1] === y && (key === "ArrowRight" ? b[0] > x : b[0] < x) ? [i] : []);
+  const near = key === "ArrowDown" || key === "ArrowUp" ? linked : beside;
+  const distance = i => Math.abs(drawing.boxes[i][0] - x) + Math.abs(drawing.boxes[i][1] - y);
+  return near.length ? near.reduce((a, b) => distance(b) < distance(a) ? b : a) : null;
+}
+function inspect(card, box) {
+  const place = card.querySelector(".inspector");
+  if (!box) { place.innerHTML = '<div class="dim">Point at an operator to see its shape, module and source line here.</div>'; return; }
+  const [, , , , , op, type, site, module, rule] = box.map((v, i) => i < 3 ? v : strings[v] ?? v);
+  const [where, code] = site.split("\n");
+  place.innerHTML = `<div><b>${escaped(op)}</b> <span class="dim">${escaped(type)}</span>` +
+    (rule ? `<div>put in by <span class="chip hue" style="--h:${hue(rule)}">${escaped(rule)}</span></div>` : `<div class="dim">${escaped(module)}</div>`) + "</div>" +
+    (where ? `<div><span class="dim">${escaped(where)}</span><code>${escaped(code ?? "")}</code></div>` : "<div></div>");
+}
+
+addEventListener("hashchange", route);
+route();
+document.documentElement.dataset.ready = "true";
+})();

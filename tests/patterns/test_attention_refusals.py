@@ -1,0 +1,83 @@
+"""Near misses of the attention rules: each is refused, and for the reason that it declares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.attentions import S, T, additive, attend, keeps, normal, qkv
+from support.rewriting import rewritten, trained
+
+from regraft.compiler.check import refusals
+from regraft.patterns.attention import sdpa, sdpa_with_weights
+
+NEAR_MISSES = [(rule, sample) for rule in (sdpa, sdpa_with_weights) for sample in rule.samples if sample.refused]
+
+
+@pytest.mark.parametrize(("rule", "sample"), NEAR_MISSES, ids=lambda x: getattr(x, "refused", "") or x.name)
+def test_refused(rule: Any, sample: Any) -> None:
+    assert sample.refused in refusals(rule, sample)
+
+
+def test_nobody_wants_the_weights() -> None:
+    found = rewritten(lambda q, k, v: attend(q @ k.mT, v), qkv(), rules=[sdpa_with_weights], near_miss_depth=0)
+    assert "weights-unused" in found.codes
+    assert found.count() == 0
+
+
+def softcap(q, k, v):
+    return attend(torch.tanh(q @ k.mT) * 5.0, v)
+
+
+def multiplied(q, k, v, b):
+    return attend(q @ k.mT * b + (b - 1) * 1e4, v)
+
+
+def sink(q, k, v, s):
+    return torch.softmax(torch.cat([q @ k.mT, s.expand(*q.shape[:-1], 1)], -1), -1)[..., :-1] @ v
+
+
+def dropped(q, k, v):
+    return torch.dropout(torch.softmax(q @ k.mT, -1), 0.1, True) @ v
+
+
+def biased(q, k, v, m):
+    return attend(q @ k.mT + m, v)
+
+
+EMPTY = tuple(x[:, :, :0] for x in qkv())
+FLASH = {
+    "no softcap": (softcap, qkv()),
+    "entry by entry": (multiplied, (*qkv(), torch.ones(S, T).tril())),
+    "sums that pass no gradient": (sink, trained((*qkv(), normal(1)), 4)),
+    "no dropout": (dropped, qkv()),
+    "the mask needs gradients": (biased, trained((*qkv(), additive(keeps(S, T), -9.0)), 4)),
+    "NaN of a single key": (lambda q, k, v: attend(q @ k.mT, v), [x[:, :, :1] for x in qkv()]),
+    "a size may be zero": (lambda q, k, v: attend(q @ k.mT, v), EMPTY),
+    "not on a CPU": (lambda q, k, v: attend(q @ k.mT, v), [x.to("meta") for x in qkv()]),
+}
+
+
+@pytest.mark.parametrize("why", FLASH)
+def test_flash_refuses(why: str) -> None:
+    """Each condition of the CPU kernel, where it is the only candidate."""
+    function, inputs = FLASH[why]
+    alone = replace(sdpa, candidates=sdpa.candidates[:1])
+    found = rewritten(function, inputs, rules=[alone])
+    assert found.count() == 0
+    (miss,) = [m for m in found.record.near_misses if m.code == "kernel-unavailable"]
+    assert miss.message.startswith("flash: ") and why in miss.message
+
+
+@pytest.mark.xfail(strict=True, reason="torch's CPU kernel makes numbers of what inf in key makes NaN")
+def test_inf_in_key_is_nan_in_half_precision() -> None:
+    def plain(q, k, v):
+        return attend(q @ k.mT, v)
+
+    q, k, v = (normal(1, 1, 16, 8).to(torch.bfloat16) for _ in range(3))
+    k[0, 0, 3, 3] = torch.inf
+    found = rewritten(plain, (q, k, v), rules=[replace(sdpa, candidates=sdpa.candidates[:1])])
+    assert found.count() == 1
+    assert torch.equal(found.run(q, k, v).isnan(), plain(q, k, v).isnan())

@@ -1,0 +1,258 @@
+"""Norms written by hand become the operator that they are, also in whole models; what only looks alike does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.attentions import normal
+from support.rewriting import assert_agrees, compiled, rewritten, trained
+
+BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+EPS = 1e-5
+X, W, BIAS = normal(3, 4, 8) + 0.3, normal(8) + 1, normal(8, seed=1)
+
+
+def mean(x: Any) -> Any:
+    return x.mean(-1, keepdim=True)
+
+
+def llama(x, w, b):
+    wide = x.to(torch.float32)
+    return w * (wide * torch.rsqrt(mean(wide.pow(2)) + EPS)).to(x.dtype)
+
+
+def gemma(x, w, b):
+    wide = x.float()
+    return (wide * torch.rsqrt(mean(wide.pow(2)) + EPS) * (1.0 + w.float())).type_as(x)
+
+
+def t5(x, w, b):
+    return w * (x * torch.rsqrt(mean(x.to(torch.float32).pow(2)) + EPS)).to(w.dtype)
+
+
+def olmo2(x, w, b):
+    wide = x.to(torch.float32)
+    return (w * (wide * torch.rsqrt(mean(wide.pow(2)) + EPS))).to(x.dtype)
+
+
+RMS_NORMS: dict[str, Callable[..., Any]] = {
+    "Llama": llama,
+    "Gemma": gemma,
+    "T5": t5,
+    "OLMo 2": olmo2,
+    "root": lambda x, w, b: x / torch.sqrt(x.square().mean(dim=2, keepdim=True) + EPS) * w,
+    "power": lambda x, w, b: w * x * (mean(x**2) + EPS) ** -0.5,
+    "product and sum": lambda x, w, b: w * (x * (1 / ((x * x).sum(-1, keepdim=True) / 8 + EPS).sqrt())),
+    "no weight": lambda x, w, b: x * torch.rsqrt(mean(x.pow(2)) + EPS),
+}
+
+
+def textbook(x, w, b):
+    return w * (x - mean(x)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + EPS) + b
+
+
+def cohere(x, w, b):
+    wide = x.to(torch.float32)
+    centered = wide - mean(wide)
+    return (w.to(torch.float32) * (centered * torch.rsqrt(mean((wide - mean(wide)).pow(2)) + EPS))).to(x.dtype)
+
+
+def by_both(x, w, b):
+    variance, average = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return (x - average) * torch.rsqrt(variance + EPS) * w + b
+
+
+LAYER_NORMS: dict[str, Callable[..., Any]] = {
+    "textbook": textbook,
+    "Cohere": cohere,
+    "var_mean": by_both,
+    "bias alone": lambda x, w, b: (x - mean(x)) * torch.rsqrt(mean((x - mean(x)) ** 2) + EPS) + b,
+    "plain": lambda x, w, b: (x - mean(x)) * torch.rsqrt(mean((x - mean(x)) ** 2) + EPS),
+}
+NEITHER: dict[str, Callable[..., Any]] = {
+    "deviation and eps": lambda x, w, b: w * (x - mean(x)) / (x.std(-1, unbiased=False, keepdim=True) + EPS) + b,
+    "unbiased": lambda x, w, b: w * (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + EPS) + b,
+    "other dim": lambda x, w, b: w * (x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + EPS)),
+    "whole tensor": lambda x, w, b: w * (x * torch.rsqrt(x.pow(2).mean() + EPS)),
+    "cubes": lambda x, w, b: w * (x * torch.rsqrt(mean(x.abs().pow(3)) + EPS)),
+    "another value's": lambda x, w, b: w * (x * torch.rsqrt(mean((x + b).pow(2)) + EPS)),
+    "another mean": lambda x, w, b: (x - mean(x + b)) * torch.rsqrt(mean((x - mean(x)) ** 2) + EPS),
+    "computed eps": lambda x, w, b: x * torch.rsqrt(mean(x.pow(2)) + b.abs()[:1]),
+    "statistics of another row": lambda x, w, b: x * torch.rsqrt(mean(x.pow(2)) + EPS).reshape(3, 1, 4).mT.flip(1),
+}
+
+
+def check(function: Callable[..., Any], rule: str, inputs: list[Any], **options: Any) -> Any:
+    found = rewritten(function, inputs, **options)
+    assert found.count(rule) == found.count("normalization") == 1, found.record.near_misses
+    assert "rms_norm" in found.ops and not {"rsqrt", "sqrt", "pow"} & found.ops
+    assert_agrees(function, found.run, inputs)
+    return found
+
+
+@BOTH
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", RMS_NORMS)
+def test_rms_norm(name: str, training: bool, dynamic: bool) -> None:
+    if dynamic and name == "product and sum":
+        pytest.skip("its divisor is 8, and the size of the row a symbol")
+    check(RMS_NORMS[name], "rms_norm", trained([X, W, BIAS]) if training else [X, W, BIAS], dynamic=dynamic)
+
+
+@BOTH
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", LAYER_NORMS)
+def test_layer_norm(name: str, training: bool, dynamic: bool) -> None:
+    check(LAYER_NORMS[name], "layer_norm", trained([X, W, BIAS]) if training else [X, W, BIAS], dynamic=dynamic)
+
+
+@BOTH
+@pytest.mark.parametrize("name", NEITHER)
+def test_neither(name: str, training: bool) -> None:
+    given = trained([X, W, BIAS]) if training else [X, W, BIAS]
+    found = rewritten(NEITHER[name], given)
+    assert found.count("normalization") == 0
+    assert_agrees(NEITHER[name], found.run, given)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["Llama", "Gemma", "T5", "OLMo 2", "no weight"])
+def test_half_precision(name: str, dtype: torch.dtype, training: bool) -> None:
+    """The operator computes statistics in float32 by itself; Gemma's weight is in float32."""
+    given = [t.to(dtype) for t in (X, W, BIAS)]
+    given = trained(given) if training else given
+    found = check(RMS_NORMS[name], "rms_norm", given)
+    assert ("to" in found.ops) == (name == "Gemma")
+
+
+def test_double_precision() -> None:
+    """A cast of float64 to float32 loses digits: what is normalized is the cast, not x."""
+    given = [t.double() for t in (X, W, BIAS)]
+    check(RMS_NORMS["no weight"], "rms_norm", given)
+    check(textbook, "layer_norm", given)
+    found = rewritten(llama, given)
+    assert found.count("rms_norm") == 1 and "to" in found.ops
+    torch.testing.assert_close(found.run(*given), llama(*given), rtol=1e-5, atol=1e-6)
+
+
+def test_weight_in_another_type() -> None:
+    check(llama, "rms_norm", [X.bfloat16(), W, BIAS])
+    check(cohere, "layer_norm", [X.bfloat16(), W, BIAS])
+
+
+def test_statistics_of_rounded_values() -> None:
+    """What is summed up has fewer digits than what is normalized."""
+
+    def function(x):
+        return x * torch.rsqrt(mean(x.bfloat16().pow(2)) + EPS)
+
+    found = rewritten(function, [X])
+    assert found.count("normalization") == 0 and "statistics-rounded" in found.codes
+    torch.testing.assert_close(found.run(X), function(X))
+
+
+def test_cast_to_integers() -> None:
+    def function(x, w):
+        return (w * (x * torch.rsqrt(mean(x.pow(2)) + EPS))).to(torch.int32)
+
+    found = rewritten(function, [X, W])
+    assert found.count("rms_norm") == 1 and "to" in found.ops and "cast-not-floating" in found.codes
+    assert torch.equal(found.run(X, W), function(X, W))
+
+
+@pytest.mark.parametrize("weight", [normal(4, 8), normal(4, 1), normal(1)], ids=str)
+def test_weight_that_is_no_row(weight: torch.Tensor) -> None:
+    """It stays a product of its own."""
+    for function, rule in ((llama, "rms_norm"), (by_both, "layer_norm")):
+        given = [X, weight, normal(4, 8)]
+        found = rewritten(function, given)
+        assert found.count(rule) == 1 and "mul" in found.ops
+        assert_agrees(function, found.run, given)
+
+
+def test_lone_row() -> None:
+    """A batch of one token: the statistics have one element, and are no scale all the same."""
+    for function, rule in ((llama, "rms_norm"), (textbook, "layer_norm")):
+        check(lambda x, w, b, f=function: f(x * 3.0, w, b), rule, [X[:1, :1], W, BIAS])
+
+
+def test_statistics_used_elsewhere() -> None:
+    def function(x, w):
+        root = torch.rsqrt(mean(x.pow(2)) + EPS)
+        return w * (x * root), root
+
+    found = rewritten(function, [X, W])
+    assert found.count("normalization") == 0 and "inner-value-escapes" in found.codes
+    assert_agrees(function, found.run, [X, W])
+
+
+def test_eps_that_changes() -> None:
+    """A symbolic number becomes a constant under a guard."""
+
+    def function(x, w, eps):
+        return w * (x * torch.rsqrt(mean(x.pow(2)) + eps))
+
+    run, coverage = compiled(function, dynamic=True)
+    with coverage:
+        for eps in (1e-6, 0.5):
+            torch.testing.assert_close(run(X, W, eps), function(X, W, eps))
+    assert coverage.count("rms_norm") == 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e15])
+def test_odd_values(value: float) -> None:
+    x = X.clone()
+    x[0, 0, 0] = value
+    for function in (llama, by_both):
+        found = rewritten(function, [x, W, BIAS])
+        ours, eager = found.run(x, W, BIAS), function(x, W, BIAS)
+        assert torch.equal(ours.isnan(), eager.isnan())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [*RMS_NORMS, *LAYER_NORMS])
+def test_on_cuda(name: str, dtype: torch.dtype, training: bool) -> None:
+    """One kernel of the library for either."""
+    given = [t.to("cuda", dtype) for t in (X, W, BIAS)]
+    given = trained(given) if training else given
+    found = rewritten((RMS_NORMS | LAYER_NORMS)[name], given)
+    assert found.count("normalization") == 1
+    assert found.ops & {"rms_norm", "layer_norm"} and not {"mean", "rsqrt", "sqrt", "pow"} & found.ops
+    assert_agrees((RMS_NORMS | LAYER_NORMS)[name], found.run, given)
+
+
+MODELS = {
+    "Llama": ("LlamaModel", {"num_key_value_heads": 2}, "rms_norm", 5),
+    "Gemma": ("GemmaModel", {"num_key_value_heads": 2, "head_dim": 8}, "rms_norm", 5),
+    "Qwen 3": ("Qwen3Model", {"num_key_value_heads": 2, "head_dim": 8}, "rms_norm", 9),
+    "Cohere": ("CohereModel", {"num_key_value_heads": 2}, "layer_norm", 3),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, training: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    kind, more, rule, count = MODELS[name]
+    model_class = getattr(transformers, kind)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = model_class.config_class(**sizes, num_attention_heads=4, max_position_embeddings=32, **more)
+    torch.manual_seed(0)
+    model = model_class(config).train(training)
+    ids = torch.arange(2, 26).reshape(2, 12)
+    run, coverage = compiled(model, rules=("rms_norm", "layer_norm", "rotary"))
+    with coverage, torch.set_grad_enabled(training):
+        ours, eager = run(ids, use_cache=False)[0], model(ids, use_cache=False)[0]
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+        if training:
+            weight = next(model.parameters())
+            (a,), (b,) = (torch.autograd.grad(out.square().sum(), [weight]) for out in (ours, eager))
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    assert coverage.count(rule) == count
+    assert coverage.count("rotary") == (4 if name != "Cohere" or not training else 0)

@@ -1,0 +1,151 @@
+"""Rotary embeddings in all their spellings; what turns other pairs, or in another direction, is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.attentions import normal
+from support.rewriting import assert_agrees, compiled, rewritten, trained
+
+X, COS, SIN = normal(2, 3, 5, 8), normal(5, 8), normal(5, 8, seed=1)
+TURNS = torch.polar(torch.ones(5, 4), normal(5, 4))
+
+
+def halves(x: Any) -> Any:
+    return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
+
+
+def chunks(x: Any) -> Any:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((-b, a), dim=-1)
+
+
+def pieces(x: Any) -> Any:
+    a, b = x.split(4, dim=-1)
+    return torch.cat((-b, a), dim=-1)
+
+
+def neighbours(x: Any) -> Any:
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+
+ROTATIONS = {f.__name__: f for f in (halves, chunks, pieces, neighbours)}
+
+
+def turned(rotate: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda x, cos, sin: (x * cos) + (rotate(x) * sin)
+
+
+def as_complex(x, turns):
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(3).type_as(x)
+
+
+NOT = {
+    "thirds": lambda x: torch.cat((-x[..., 3:], x[..., :3]), dim=-1),
+    "other way round": lambda x: torch.cat((x[..., 4:], -x[..., :4]), dim=-1),
+    "not negated": lambda x: torch.cat((x[..., 4:], x[..., :4]), dim=-1),
+    "doubled": lambda x: torch.cat((-2 * x[..., 4:], x[..., :4]), dim=-1),
+    "another dim": lambda x: torch.cat((-x[:, :, 3:], x[:, :, :3]), dim=2),
+    "overlapping": lambda x: torch.cat((-x[..., 4:], x[..., 1:5]), dim=-1),
+    "two values": lambda x: torch.cat((-x[..., 4:], x.flip(0)[..., :4]), dim=-1),
+    "even with even": lambda x: torch.stack((-x[..., ::2], x[..., ::2]), dim=-1).flatten(-2),
+    "side by side": lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), dim=-2).flatten(-2),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_rotary(name: str, training: bool) -> None:
+    given = [*trained([X]), COS, SIN] if training else [X, COS, SIN]
+    found = rewritten(turned(ROTATIONS[name]), given)
+    refused = name == "neighbours" and training
+    assert found.count("rotary") == (not refused), found.record.near_misses
+    assert ("gradient-costs-more" in found.codes) == ("neg" in found.ops) == refused
+    assert_agrees(turned(ROTATIONS[name]), found.run, given)
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_symbolic_rows(name: str) -> None:
+    """The number of tokens is a symbol, the size of a head is none."""
+
+    def function(x):
+        return turned(ROTATIONS[name])(x, COS[: x.shape[2]], SIN[: x.shape[2]])
+
+    run, coverage = compiled(function)
+    x = X[:, :, :4].clone()
+    torch._dynamo.mark_dynamic(x, 2)
+    with coverage:
+        torch.testing.assert_close(run(x), function(x))
+    assert coverage.count("rotary") == 1
+
+
+def test_symbolic_head() -> None:
+    found = rewritten(turned(halves), [X, COS, SIN], dynamic=True)
+    assert found.count("rotary") == 0 and "kernel-unavailable" in found.codes
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_complex(training: bool) -> None:
+    """No complex number is left to be computed with."""
+    given = [*trained([X]), TURNS] if training else [X, TURNS]
+    found = rewritten(as_complex, given)
+    assert found.count("rotary") == 1 and "view_as_complex" not in found.ops
+    torch.testing.assert_close(found.run(*given), as_complex(*given))
+    run, coverage = compiled(as_complex)
+    with coverage:
+        torch.testing.assert_close(run(*given), as_complex(*given))
+    kept = {call.operator for graph in coverage.graphs for code in graph.code for call in code.kept}
+    assert coverage.count("rotary") == 1 and kept <= {"aten.view_as_real.default"}
+
+
+def test_conjugate() -> None:
+    def function(x, turns):
+        return as_complex(x, turns.conj())
+
+    found = rewritten(function, [X, TURNS])
+    assert found.count("rotary") == 1
+    torch.testing.assert_close(found.run(X, TURNS), function(X, TURNS))
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_other_turns(name: str) -> None:
+    module = turned(NOT[name])
+    found = rewritten(module, [X, COS, SIN])
+    assert found.count("rotary") == 0
+    assert_agrees(module, found.run, [X, COS, SIN])
+
+
+def test_regrouped_pairs() -> None:
+    """Pairs that are merged to another shape than x has."""
+
+    def function(x, cos, sin):
+        return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).reshape(4, 8) * sin
+
+    given = [normal(4, 1, 8), normal(4, 1, 8), normal(4, 8)]
+    found = rewritten(function, given)
+    assert found.count("rotary") == 0 and "pairs-regrouped" in found.codes
+    assert_agrees(function, found.run, given)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("tables", [None, torch.float32], ids=["same tables", "float32 tables"])
+def test_other_types(dtype: torch.dtype, tables: torch.dtype | None) -> None:
+    given = [X.to(dtype), COS.to(tables or dtype), SIN.to(tables or dtype)]
+    for name in ("halves", "neighbours"):
+        found = rewritten(turned(ROTATIONS[name]), given)
+        assert found.count("rotary") == 1
+        assert_agrees(turned(ROTATIONS[name]), found.run, given)
+
+
+def test_rotated_used_elsewhere() -> None:
+    def function(x, cos, sin):
+        rotated = halves(x)
+        return x * cos + rotated * sin, rotated
+
+    found = rewritten(function, [X, COS, SIN])
+    assert found.count("rotary") == 0 and "inner-value-escapes" in found.codes
+    assert_agrees(function, found.run, [X, COS, SIN])

@@ -1,0 +1,182 @@
+"""The page in a real browser: it loads without an error of its script, and what can be clicked works."""
+
+import dataclasses
+import html
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from support.records import SOFTMAX, attention, escape, graph
+
+from regraft.rewrites.reason import Site
+from regraft.rewrites.record import GraphRecord
+from regraft.rewrites.report.document import Entry, Outcome, Report
+from regraft.rewrites.report.html import SOURCES, render
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed: none of {', '.join(NAMES)}")
+
+ENVIRONMENT = {"torch": "2.13", "cpu": "some <cpu>"}
+RIGHT = Outcome(error=2e-7, tolerance=1e-4, compile_seconds=3.0, eager_seconds=0.2, compiled_seconds=0.1, rounds=9)
+WRONG = Outcome(error=2e-7, tolerance=1e-4, compile_seconds=3.0, gradient_error=float("nan"))
+HOSTILE = "</script><script>throw 1</script><img src=x onerror='throw 2'>"
+
+
+def many(*outcomes: Outcome | None) -> Report:
+    return Report([Entry(f"hf:m{i}", [graph(i + 1)], {"mask": ""}, o) for i, o in enumerate(outcomes)], ENVIRONMENT)
+
+
+def hostile() -> Report:
+    """Every text that a user's program can bring in holds markup."""
+    site = Site(f"/a/{HOSTILE}", 1, HOSTILE, HOSTILE)
+    miss = dataclasses.replace(escape(), message=HOSTILE, expected=HOSTILE, found=HOSTILE, site=site)
+    match = dataclasses.replace(attention(), rule=HOSTILE, tags=(HOSTILE,), site=site)
+    record = graph(1, applied=[match], near_misses=[miss], details={"source:inference": HOSTILE})
+    (before, *rest) = record.snapshots
+    nodes = tuple(dataclasses.replace(node, op=HOSTILE, rule=HOSTILE) for node in before.nodes)
+    record.snapshots = [dataclasses.replace(before, nodes=nodes, sites=(site,), modules=(HOSTILE,)), *rest]
+    return Report([Entry(HOSTILE, [record], {HOSTILE: "'"}, RIGHT)], {"cpu": HOSTILE})
+
+
+def loaded(page: str, folder: Path, script: str = "", address: str = "", width: int = 1280) -> dict[str, str]:
+    """What the page says about itself in a browser (`data-` attributes of its root), after `script` ran in it."""
+    told = "document.documentElement.dataset"
+    probe = f"<script>setTimeout(() => {{ {script}; {told}.probed = 'true' }}, 50)</script></body>"
+    file = folder / "page.html"
+    file.write_text(page.replace("</body>", probe.replace("TOLD", told)), encoding="utf-8")
+    command = [
+        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--dump-dom",
+        "--virtual-time-budget=3000", f"--window-size={width},900", f"--user-data-dir={tempfile.mkdtemp(dir=folder)}",
+        f"file://{file}#{address}",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    root = re.search(r"<html[^>]*>", done.stdout)
+    assert root, done.stderr
+    found = {name: html.unescape(value) for name, value in re.findall(r'data-([\w-]+)="([^"]*)"', root[0])}
+    assert "errors" not in found, found["errors"]
+    assert found["ready"] == found["probed"] == "true"
+    return found
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    page = render(many(RIGHT, WRONG, None))
+    assert not re.findall(r"""\ssrc=|href="(?!#)|https?://|@import|url\(""", page)
+    assert "some &lt;cpu&gt;" in page and "output[1] &lt;b&gt;" in page and "prefers-color-scheme: dark" in page
+
+
+def test_the_page_tells_everything_without_its_script():
+    page = re.sub(r"<script.*?</script>", "", render(many(RIGHT, WRONG, None)), flags=re.DOTALL)
+    assert page.count('class="target"') == 3 and "1 of 2" in page and "2.00×" in page and "not timed" in page
+    assert "def call(x):" in page, "the generated code is shown"
+    for part in ("softmax is used elsewhere", "no other user", "saves 0% and not 3%", "bert.py:128"):
+        assert part in page
+    assert "2.7%</b> of compile time" in page and "nonzero has a size that depends on data" in page
+
+
+def test_a_single_target_has_no_overview():
+    page = render(many(RIGHT))
+    assert 'id="matrix"' not in page and "all models" not in page and "1 of 2" in page
+
+
+def test_pages_of_nothing():
+    assert "Nothing was compiled" in render(Report([], {}))
+    page = render(Report([Entry("t", [GraphRecord("g")])], {}))
+    assert "No rule matched" in page and "The record holds no snapshots" in page
+    assert "No graph was compiled" in render(Report([Entry("t", [])], {}))
+    recalled = graph(1, snapshots=[], seconds={"recall": 0.1})
+    assert "came from the cache" in render(Report([Entry("t", [recalled])], {}))
+
+
+def test_pages_stay_small():
+    long = "x = 1\n" * (SOURCES // 100)
+    record = graph(48, details={"source:inference": long})
+    page = render(Report([Entry(f"m{i}", [record]) for i in range(60)], {}))
+    assert len(page) < 4_000_000 and "1 wrapper left out" in page
+    assert len(render(Report([Entry("m", [graph(48)])], {}))) < 150_000
+
+
+def test_markup_in_names_stays_text():
+    page = render(hostile())
+    assert "<img" not in page and page.count("</script>") == 3
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert data and HOSTILE in json.loads(data[1])["strings"]
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 400])
+def test_every_page_loads(tmp_path, width):
+    script = """
+      const wide = [...document.querySelectorAll("main *")].filter(e => e.getBoundingClientRect().right > innerWidth);
+      const scrolls = document.documentElement.scrollWidth > innerWidth;
+      TOLD.wide = scrolls ? wide.map(e => e.className || e.tagName).join() : "" """
+    for report in (many(RIGHT, WRONG, None), many(None), Report([], {}), hostile(), Report([Entry("t", [])], {})):
+        told = loaded(render(report), tmp_path, script, width=width)
+        assert not told["wide"], "the page scrolls sideways"
+
+
+@needs_browser
+def test_a_cell_leads_to_the_model(tmp_path):
+    script = """
+      const shown = () => [...document.querySelectorAll(".target")].filter(t => !t.hidden).map(t => t.id).join();
+      TOLD.first = shown() + !document.getElementById("overview").hidden;
+      document.querySelector("tbody tr:nth-child(2) .cell").click();
+      setTimeout(() => { TOLD.then = shown() + !document.getElementById("overview").hidden; }, 200)"""
+    told = loaded(render(many(RIGHT, WRONG, None)), tmp_path, script)
+    assert told["first"] == "true" and told["then"] == "m1false"
+
+
+@needs_browser
+def test_the_matrix_filters_and_sorts(tmp_path):
+    script = """
+      const all = selector => [...document.querySelectorAll(`#matrix ${selector}`)];
+      const rows = () => all("tbody tr").filter(r => !r.hidden).map(r => r.dataset.name.slice(3, 5)).join();
+      const column = name => all("thead button").find(b => b.textContent === name);
+      column("sdpa").click(); TOLD.down = rows();
+      column("sdpa").click(); TOLD.up = rows();
+      document.querySelector("[data-only=wrong]").click(); TOLD.wrong = rows();
+      document.querySelector("[data-only=wrong]").click();
+      const box = document.getElementById("filter");
+      box.value = "m2"; box.dispatchEvent(new Event("input")); TOLD.named = rows();
+      box.value = "linear"; box.dispatchEvent(new Event("input")); TOLD.byrule = rows()"""
+    told = loaded(render(many(RIGHT, WRONG, None)), tmp_path, script)
+    assert (told["down"], told["up"]) == ("m2,m1,m0", "m0,m1,m2")
+    assert (told["wrong"], told["named"], told["byrule"]) == ("m1", "m2", "m0,m1,m2")
+
+
+@needs_browser
+def test_drawings_open_and_answer(tmp_path):
+    script = """
+      const panes = document.querySelectorAll(".pane svg");
+      TOLD.boxes = [...panes].map(p => p.querySelectorAll(".box").length).join();
+      TOLD.regions = panes[0].querySelectorAll(".region.applied").length;
+      TOLD.made = [...panes[1].querySelectorAll(".box.made .label")].map(t => t.textContent).join();
+      TOLD.count = panes[0].querySelector(".count").textContent;
+      const key = name => panes[0].dispatchEvent(new KeyboardEvent("keydown", { key: name }));
+      key("ArrowDown"); key("ArrowDown"); key("ArrowDown"); key("ArrowDown");
+      TOLD.inspector = document.querySelector(".inspector").textContent;
+      document.querySelector(".legend button").click();
+      TOLD.dimmed = document.querySelectorAll("svg.dimmed").length"""
+    told = loaded(render(Report([Entry("hf:bert", [graph(12)])], ENVIRONMENT)), tmp_path, script)
+    assert (told["boxes"], told["regions"], told["made"], told["count"]) == ("9,7", "1", "sdpa", "× 12")
+    assert "aten.softmax" in told["inspector"] and SOFTMAX.code in told["inspector"]
+    assert told["dimmed"] == "2"
+
+
+@needs_browser
+def test_an_address_opens_a_part_of_a_model(tmp_path):
+    script = """
+      TOLD.shown = [...document.querySelectorAll(".target")].filter(t => !t.hidden).map(t => t.id).join();
+      TOLD.top = Math.round(document.getElementById("m2-gains").getBoundingClientRect().top)"""
+    told = loaded(render(many(RIGHT, WRONG, None)), tmp_path, script, address="m2-gains")
+    assert told["shown"] == "m2" and 0 <= int(told["top"]) < 400
+
+
+@needs_browser
+def test_a_broken_script_is_noticed(tmp_path):
+    with pytest.raises(AssertionError, match="undefinedThing"):
+        loaded(render(many(None)).replace('"use strict";\n(() =>', '"use strict";undefinedThing;\n(() =>'), tmp_path)
