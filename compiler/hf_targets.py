@@ -25,7 +25,7 @@ LAYER_COUNTS = {
     "encoder_layers", "decoder_layers", "num_decoder_layers", "encoder_num_hidden_layers", "decoder_num_hidden_layers",
     "l_layers", "r_layers", "x_layers", "num_self_attends_per_block",
 }  # fmt: skip
-"""How configurations call the number of layers of a stack; per-stage tuples are called `depths`, `depth` or `block_sizes`."""
+"""How configurations call the number of layers of a stack; tuples by stage: `depths`, `depth`, `block_sizes`."""
 
 
 def build(model_type: str, choices: Choices) -> tuple[torch.nn.Module, tuple[()], Inputs]:
@@ -40,7 +40,9 @@ def build(model_type: str, choices: Choices) -> tuple[torch.nn.Module, tuple[()]
     except TargetError:
         if not choices.tiny:
             raise
-        model, inputs = _running(model_type, replace(choices, tiny=False))  # made smaller, its parts did not fit together
+        model, inputs = _running(
+            model_type, replace(choices, tiny=False)
+        )  # made smaller, its parts did not fit together
     if choices.mask:
         inputs |= masks(model_type, model, inputs)
     return model, (), inputs
@@ -85,9 +87,9 @@ def _smaller(config: Any, choices: Choices) -> dict[str, Any]:
     settings = _own_backbones(config) | (tiny_settings(vars(config)) if choices.tiny else {})
     if choices.layers is not None:
         settings |= _fewer_layers(config, choices.layers)
-    within = {name: settings.get(name, part) for name, part in vars(config).items() if _is_config(part)}
+    within = {name: part for name, part in vars(config).items() if _is_config(part) and name not in settings}
     smaller = {name: given for name, part in within.items() if (given := _smaller(part, choices))}
-    return settings | {name: type(within[name])(**(_given(within[name]) | given)) for name, given in smaller.items()}
+    return settings | {name: type(within[name])(**given) for name, given in smaller.items()}
 
 
 def _own_backbones(config: Any) -> dict[str, Any]:
@@ -97,11 +99,6 @@ def _own_backbones(config: Any) -> dict[str, Any]:
     transformers = _transformers()
     timm = {k: v for k, v in vars(config).items() if isinstance(v, transformers.TimmBackboneConfig)}
     return {name: transformers.ResNetConfig(out_indices=list(value.out_indices)) for name, value in timm.items()}
-
-
-def _given(config: Any) -> dict[str, Any]:
-    """The settings of a configuration that its maker chose, as far as they are not what its type chooses."""
-    return {"out_indices": list(config.out_indices)} if isinstance(config, _transformers().ResNetConfig) else {}
 
 
 def _fewer_layers(config: Any, layers: int) -> dict[str, Any]:

@@ -97,7 +97,7 @@ _PLAIN = {"recast": "no", "weight": "last", "downcast": "no", "square": "pow", "
 
 def _sample(**given: Any) -> Sample:
     tags = {k: v for k, v in given.items() if isinstance(v, str) and k != "refused"}
-    operands = {"x": T("B S 16"), "eps": 1e-6} | {k: v for k, v in given.items() if k not in tags}
+    operands: dict[str, Any] = {"x": T("B S 16"), "eps": 1e-6} | {k: v for k, v in given.items() if k not in tags}
     if tags.get("weight") != "no":
         operands["weight"] = T("16")
     return Sample(tags=_PLAIN | tags, **operands)
@@ -106,8 +106,8 @@ def _sample(**given: Any) -> Sample:
 _SHORT = T("B D", gradient=False)  # with two entries a row, gradients of a norm are nothing but rounding
 
 
-_COMPLEX = {"x": T("B 16", dtype=torch.complex64), "refused": "dtype-not-floating"}
-_COMPUTED_EPS = {"eps": T("1", values="positive"), "refused": "eps-not-a-number"}
+_COMPLEX: dict[str, Any] = {"x": T("B 16", dtype=torch.complex64), "refused": "dtype-not-floating"}
+_COMPUTED_EPS: dict[str, Any] = {"eps": T("1", values="positive"), "refused": "eps-not-a-number"}
 
 
 @register_pattern(

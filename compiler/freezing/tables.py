@@ -28,7 +28,7 @@ def fold_tables(graph_module: fx.GraphModule) -> int:
     """
     graph = graph_module.graph
     facts = facts_of_graph(graph, mutable(graph))
-    wanted = [(node, value) for node in _frontier(graph, facts) if (value := compute(node)) is not None]
+    wanted = [(node, value) for node in _frontier(graph, facts) if (value := _laid_out(node)) is not None]
     for node, value in wanted:
         name = _free_name(graph_module)
         setattr(graph_module, name, value)
@@ -42,6 +42,24 @@ def fold_tables(graph_module: fx.GraphModule) -> int:
     if wanted:
         graph_module.recompile()
     return len(wanted)
+
+
+def _laid_out(node: fx.Node) -> torch.Tensor | None:
+    """The value of a table in the strides that its readers were promised; None where entries share memory.
+
+    A slice of a larger table keeps the larger one's strides, an expanded one its zeros.
+    """
+    value, promised = compute(node), val(node)
+    if value is None:
+        return None
+    once = [1 if stride == 0 else size for size, stride in zip(promised.shape, promised.stride(), strict=True)]
+    with torch_compat.plain_eager(), torch.no_grad():
+        made = torch.empty_strided(once, promised.stride(), dtype=value.dtype)
+        try:
+            made.copy_(value[tuple(slice(size) for size in once)])
+        except RuntimeError:
+            return None
+        return made.expand(value.shape)
 
 
 def _frontier(graph: fx.Graph, facts: dict[fx.Node, Fact]) -> list[fx.Node]:

@@ -38,8 +38,10 @@ def piece(node: fx.Node, edit: Editor) -> fx.Node | None:
 @respelling("aten.slice")
 def to_the_end(node: fx.Node, edit: Editor) -> fx.Node | None:
     """slice(x, -1, 4, 8) of 8 entries  ->  slice(x, 2, 4, END)."""
+    if node.target is not aten.slice.Tensor:
+        return None
     values = arguments(node)
-    x, dim, start, end, step = (values.get(n) for n in ("self", "dim", "start", "end", "step"))
+    x, dim, start, end, step = (values[n] for n in ("self", "dim", "start", "end", "step"))
     if not is_tensor(x) or not all(isinstance(n, int) for n in (dim, start, end, step, shape(x)[dim])):
         return None
     if end == _END or end < shape(x)[dim] or holds_softmax(x):

@@ -30,12 +30,22 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 EXACT = tuple(
     f"aten.{name}"
     for name in (
-        *COMPARISONS, "add", "sub", "rsub", "mul", "neg", "abs", "sign", "logical_and", "logical_or", "logical_xor",
+        *COMPARISONS, "add", "sub", "rsub", "mul", "neg", "abs", "logical_and", "logical_or", "logical_xor",
         "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "__and__", "__or__", "__xor__",
-        "__invert__", "where", "masked_fill", "minimum", "maximum", "clamp", "clamp_min", "clamp_max", "relu", "floor",
-        "ceil", "trunc", "round", "isnan", "isinf", "isfinite", "nan_to_num", "square",
+        "__invert__", "where", "masked_fill", "floor", "ceil", "trunc", "round", "isnan", "isinf", "isfinite",
+        "nan_to_num", "square",
     )
 )  # fmt: skip
+# Of the two zeros either may come out, in different lanes of one tensor even.
+_EITHER_ZERO = (
+    "aten.minimum",
+    "aten.maximum",
+    "aten.clamp",
+    "aten.clamp_min",
+    "aten.clamp_max",
+    "aten.relu",
+    "aten.sign",
+)
 # On CPUs as IEEE has it; on GPUs perhaps a product with a reciprocal.
 _EXACT_ON_CPU = ("aten.div", "aten.sqrt", "aten.reciprocal")
 # Whose last bits depend on who computes them.
@@ -50,6 +60,8 @@ def is_exact(node: fx.Node) -> bool:
     name, given = op_name(node), arguments(node)
     if given.get("alpha", 1) != 1 or given.get("rounding_mode") is not None:
         return False
+    if name in _EITHER_ZERO:
+        return not dtype(node).is_floating_point
     return name in EXACT or (name in _EXACT_ON_CPU and val(node).device.type == "cpu")
 
 
@@ -265,4 +277,4 @@ def _compared(name: str, a: Positions, b: Positions, node: fx.Node) -> Fact:
     return make_choice(conditions, yes, not yes, shape(node))
 
 
-ELEMENTWISE = dict.fromkeys((*EXACT, *_EXACT_ON_CPU, *_ROUNDED), elementwise)
+ELEMENTWISE = dict.fromkeys((*EXACT, *_EITHER_ZERO, *_EXACT_ON_CPU, *_ROUNDED), elementwise)

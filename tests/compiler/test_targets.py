@@ -177,3 +177,41 @@ def test_choices_shown_as_on_the_command_line():
     assert Choices().changed() == {}
     changed = Choices(layers=2, mask=True, dtype=torch.bfloat16, config={"a": 1}).changed()
     assert changed == {"layers": "2", "mask": "", "dtype": "bfloat16", "set": "a=1"}
+
+
+SMALL = {"layers": 1, "tiny": True}
+
+
+def test_a_family_with_several_base_models():
+    assert run(tiny("funnel", config={}, tiny=True)).last_hidden_state.shape[:2] == (1, 128)
+
+
+def test_companions_of_the_main_input():
+    target = load("hf:lxmert", **SMALL)
+    assert set(target.kwargs) == {"input_ids", "visual_feats", "visual_pos"} and run(target) is not None
+
+
+def test_a_time_series():
+    target = load("hf:informer", **SMALL, config={"prediction_length": 8})
+    assert {"past_values", "past_time_features", "past_observed_mask"} < set(target.kwargs) and run(target) is not None
+
+
+def test_a_part_of_a_model_without_an_auto_class():
+    target = load("hf:clvp_decoder", **SMALL)
+    assert type(target.model).__name__ == "ClvpDecoder" and run(target) is not None
+
+
+def test_backbones_need_no_library_that_is_missing(monkeypatch):
+    from regraft.compiler.hf_targets import _own_backbones
+
+    config = pytest.importorskip("transformers").ConditionalDetrConfig()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (backbone,) = _own_backbones(config).values()
+    assert backbone.model_type == "resnet" and list(backbone.out_indices) == list(config.backbone_config.out_indices)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert _own_backbones(config) == {}
+
+
+def test_a_mask_that_does_not_fit_is_refused():
+    with pytest.raises(TargetError, match="takes no padding mask of its input's shape: attention_mask failed"):
+        load("hf:audio-spectrogram-transformer", **SMALL, mask=True)

@@ -155,13 +155,17 @@ def test_statistics_of_rounded_values() -> None:
     torch.testing.assert_close(found.run(X), function(X))
 
 
-def test_cast_to_integers() -> None:
-    def function(x, w):
-        return (w * (x * torch.rsqrt(mean(x.pow(2)) + EPS))).to(torch.int32)
+@pytest.mark.parametrize("name", ["T5", "plain"])
+def test_cast_to_integers(name: str) -> None:
+    """The cast stays behind the norm."""
 
-    found = rewritten(function, [X, W])
-    assert found.count("rms_norm") == 1 and "to" in found.ops and "cast-not-floating" in found.codes
-    assert torch.equal(found.run(X, W), function(X, W))
+    def function(*given):
+        return (RMS_NORMS | LAYER_NORMS)[name](*given).to(torch.int32)
+
+    given = [X * 3, W, BIAS]
+    found = rewritten(function, given)
+    assert found.count("normalization") == 1 and "to" in found.ops and "cast-not-floating" in found.codes
+    assert torch.equal(found.run(*given), function(*given))
 
 
 @pytest.mark.parametrize("weight", [normal(4, 8), normal(4, 1), normal(1)], ids=str)

@@ -26,6 +26,16 @@ TESTED_ELSEWHERE = {
     # The pattern's casts keep the numbers on tensors: on a graph they may be to anything.
     ("sdpa", "guard casts_stay_floating"): "test_attention_silent_wrong.py::test_right_or_refused",
     ("sdpa_with_weights", "guard casts_stay_floating"): "test_attention_silent_wrong.py::test_right_or_refused",
+    ("rms_norm", "guard casts_keep_values"): "test_normalization.py::test_statistics_of_rounded_values",
+    ("layer_norm", "guard casts_keep_values"): "test_normalization.py::test_cast_to_integers",
+    # A weight or bias that is no row is left out of the match, which is one without it.
+    ("rms_norm", "dims x"): "test_normalization.py::test_weight_that_is_no_row",
+    ("rms_norm", "dims weight"): "test_normalization.py::test_weight_that_is_no_row",
+    ("layer_norm", "dims x"): "test_normalization.py::test_weight_that_is_no_row",
+    ("layer_norm", "dims weight"): "test_normalization.py::test_weight_that_is_no_row",
+    ("layer_norm", "dims bias"): "test_normalization.py::test_weight_that_is_no_row",
+    # On tensors a pattern merges pairs in one way only.
+    ("rotary", "guard pairs_are_whole"): "test_rotary.py::test_regrouped_pairs",
     # A sample is all of a program: nobody else can be missing there.
     ("sdpa_with_weights", "guard weights_are_used"): "test_attention_refusals.py::test_nobody_wants_the_weights",
     # Arguments that the pattern leaves open have one value on tensors.

@@ -40,6 +40,27 @@ def test_folded(name: str) -> None:
     assert torch.equal(module(x), FOLDED[name](x))
 
 
+STRIDED = {
+    "a slice of a larger table": lambda x: x + torch.arange(32).float().sin().view(4, 8)[:, :4],
+    "transposed": lambda x: x + torch.arange(16).float().sin().view(4, 4).t(),
+    "expanded": lambda x: x + torch.arange(4).float().sin()[:, None].expand(4, 4),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_strides_are_as_promised(name: str) -> None:
+    """Kernels are generated for the strides of the program's own table."""
+    x = torch.randn(4, 4)
+    run, cov = compiled(STRIDED[name])
+    with cov, torch.no_grad():
+        torch.testing.assert_close(run(x), STRIDED[name](x))
+    module, _ = capture_function(STRIDED[name], [x], dynamic=False)
+    functionalize_temporaries(module.graph)
+    fold_tables(module)
+    (constant,) = module.graph.find_nodes(op="get_attr")
+    assert getattr(module, constant.target).stride() == constant.meta["val"].stride()
+
+
 @pytest.mark.parametrize("name", LEFT)
 def test_left_alone(name: str) -> None:
     module, _ = capture_function(LEFT[name], [torch.randn(4, 4)], dynamic=False)

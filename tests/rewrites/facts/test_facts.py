@@ -106,6 +106,12 @@ def test_not_one_number(name: str, dynamic: bool) -> None:
     agree(module, facts(module), [X])
 
 
+def test_the_sign_of_a_zero_is_not_promised() -> None:
+    """Eager gives 0.0 in some lanes and -0.0 in others."""
+    found = fact(lambda x: torch.minimum(torch.zeros(x.shape[1]), torch.full([], -0.0)), X, dynamic=True)
+    assert isinstance(found, Uniform) and found.number == 0 and not found.exact
+
+
 def test_what_is_too_large_is_not_computed() -> None:
     elements = MAX_BYTES // 4
     assert isinstance(fact(lambda x: torch.arange(elements).float(), X), type(None))
