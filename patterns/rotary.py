@@ -46,16 +46,23 @@ def halves_are_equal(x: Any, half: Any) -> Reason | None:
     """The two slices of x are its halves."""
     size = shape(x)[-1]
     if not isinstance(size, int):
-        return Reason("kernel-unavailable", f"pairs along a dim of symbolic size {size}", (x,), "a number", str(size))
+        return _symbolic(x)
     if isinstance(half, int) and 0 < 2 * half == size:
         return None
     message = f"{describe(x)} is cut at {half}"
     return Reason("halves-differ", message, (x,), f"a cut at half of {size}", str(half))
 
 
+def _symbolic(x: Any) -> Reason:
+    size = shape(x)[-1]
+    return Reason("kernel-unavailable", f"pairs along a dim of symbolic size {size}", (x,), "a number", str(size))
+
+
 def pairs_are_whole(match: Binding) -> Reason | None:
-    """Pairs that stand side by side are merged to the shape of x, and nothing else."""
+    """Pairs that stand side by side are merged to the shape of x, and nothing else; how many there are is known."""
     x = match.operands["x"]
+    if dict(match.tags)[FORM] == "neighbours" and not isinstance(shape(x)[-1], int):
+        return _symbolic(x)  # half of a symbol is rounded: twice that need not be the symbol
     merged = next((n for n in match.matched if op_name(n) == "aten.reshape"), x)
     if same_shape(shape(merged), shape(x)):
         return None

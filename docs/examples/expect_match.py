@@ -17,7 +17,7 @@ class Block(torch.nn.Module):
 
 
 def test_attention_is_fused():
-    regraft.expect_match("sdpa", Block(), torch.randn(2, 10, 32), count=1)  # fails with the near miss, if it ever stops matching
+    regraft.expect_match("sdpa", Block(), torch.randn(2, 10, 32), count=1)  # else it fails, with the near miss
 
 
 test_attention_is_fused()

@@ -83,8 +83,9 @@ def test_symbolic_rows(name: str) -> None:
     assert coverage.count("rotary") == 1
 
 
-def test_symbolic_head() -> None:
-    found = rewritten(turned(halves), [X, COS, SIN], dynamic=True)
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_symbolic_head(name: str) -> None:
+    found = rewritten(turned(ROTATIONS[name]), [X, COS, SIN], dynamic=True)
     assert found.count("rotary") == 0 and "kernel-unavailable" in found.codes
 
 

@@ -174,8 +174,8 @@ def test_boolean_mask(spelling: str) -> None:
 
 
 MASKED_AGAIN = (
-    "where(any(%3, -1, True), matmul(softmax(where(%3, mul(matmul(%0, permute(%1, [0, 1, 3, 2])), 0.353553), -inf), -1), "
-    "%2), 0)"
+    "where(any(%3, -1, True), matmul(softmax(where(%3, mul(matmul(%0, permute(%1, [0, 1, 3, 2])), 0.353553), -inf), "
+    "-1), %2), 0)"
 )
 
 WEIGHTS = {

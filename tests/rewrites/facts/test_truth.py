@@ -112,7 +112,7 @@ steps = st.tuples(
 )
 programs = st.lists(steps, min_size=2, max_size=14)
 phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-relaxed = settings(max_examples=120, deadline=None, phases=phases, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=60, deadline=None, phases=phases, suppress_health_check=list(HealthCheck))
 
 
 def step(x: Tensor, pool: list[Tensor], op: int, number: Any, i: int, j: int) -> Tensor:
