@@ -155,7 +155,7 @@ def _made_for(config: Any, module: Any) -> Any:
     for model in vars(module).values():
         if not isinstance(model, type) or not issubclass(model, base) or "forward" not in vars(model):
             continue
-        if model.config_class is type(config):
+        if getattr(model, "config_class", None) is type(config):
             return model
     raise TargetError(f"no model of its own takes a {type(config).__name__}")
 

@@ -1,19 +1,22 @@
 """Weights that are masked once more: rows with nothing to keep are zero, which is done to the weighted sum instead.
 
-    where(keep, softmax(where(keep, s, -inf)), 0) @ v   ->   where(any(keep), softmax(where(keep, s, -inf)) @ v, 0)
+    where(keep, softmax(where(keep, s, low)), 0) @ v   ->   where(any(keep), softmax(where(keep, s, low)) @ v, 0)
 
 In every other row the weights of what is not kept are zero already. DeBERTa, Conformer and CPM-Ant are written so.
+Where `low` is -inf, a row with nothing to keep would be NaN inside, and so would its gradients, which are zero as it
+was written: it keeps everything instead.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import is_pure, is_random, op_name, rank, sees, shape
+from ...rewrites.graph import dtype, is_pure, is_random, op_name, rank, sees, shape
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import build
@@ -28,27 +31,36 @@ _DEEPEST = 12  # operators of a mask that are compared
 
 @respelling("aten.where")
 def weights_masked_again(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """where(keep, softmax(where(keep, s, -inf)), 0)  ->  where(any(keep, [-1], True), softmax(...), 0)."""
+    """where(keep, softmax(where(keep, s, low)), 0)  ->  where(any(keep, [-1], True), softmax(...), 0)."""
     if node.target is not aten.where.ScalarOther or node.args[2] != 0 or not is_bool(node.args[0]):
         return None
     keep, weights = node.args[:2]
     if rank(keep) == 0 or known_equal(shape(keep)[-1], 1) or not like(node, weights):
         return None
     soft = weights.args[0] if sees(node, weights, "aten.to") else weights
-    if not sees(node, soft, "aten.softmax") or soft.args[1:] != (-1,) or not _is_masked_by(node, soft.args[0], keep):
+    if not sees(node, soft, "aten.softmax") or soft.args[1:] != (-1,):
+        return None
+    scores = _masked_by(node, soft.args[0], keep)
+    if scores is None:
         return None
     rows = edit.call(aten.any.dim, keep, -1, True)
+    if uniform(scores.args[2]) == -math.inf:
+        opened = edit.call(aten.logical_or.default, keep, edit.call(aten.logical_not.default, rows))
+        masked = edit.call(scores.target, opened, *scores.args[1:])
+        inner = edit.call(aten.softmax.int, build.cast(edit, node, masked, dtype(soft.args[0])), -1)
+        weights = build.cast(edit, node, inner, dtype(weights))
     return edit.call(aten.where.ScalarOther, rows, weights, 0)
 
 
-def _is_masked_by(user: fx.Node, scores: Any, keep: fx.Node) -> bool:
-    """Whether scores are `where(keep, ., low)`, seen through a cast."""
+def _masked_by(user: fx.Node, scores: Any, keep: fx.Node) -> fx.Node | None:
+    """`where(keep, ., low)` of scores that are this, perhaps cast."""
     if sees(user, scores, "aten.to"):
         scores = scores.args[0]
     if not sees(user, scores, "aten.where") or len(scores.args) != 3:
-        return False
+        return None
     fill = uniform(scores.args[2])
-    return fill is not None and fill <= _MASKED and _same(scores.args[0], keep, _DEEPEST)
+    low = fill is not None and fill <= _MASKED
+    return scores if low and _same(scores.args[0], keep, _DEEPEST) else None
 
 
 def _same(a: Any, b: Any, depth: int) -> bool:

@@ -15,11 +15,11 @@ from regraft.compiler.targets import Choices, load
 from regraft.rewrites.report.document import Report
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "coverage" / "hf.json"
-KINDS = ("bert", "gpt2", "llama", "t5", "vit", "wav2vec2")
+KINDS = ("bert", "gpt2", "falcon", "gpt_oss", "deit")
 
 
 def choices(name):
-    return Choices(layers=2, tiny=True, mask=name != "vit")
+    return Choices(layers=2, tiny=True, mask=name != "deit")
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -36,8 +36,8 @@ def test_no_rule_matches_less_than_it_did(name):
 
 def test_the_snapshot_tells_of_attention_in_most_models():
     known = json.loads(SNAPSHOT.read_text())["targets"]
-    assert len(known) >= 80
-    assert sum(any("sdpa" in rule or "attention" in rule for rule in rules) for rules in known.values()) >= 75
+    assert len(known) >= 50
+    assert sum(any("sdpa" in rule or "attention" in rule for rule in rules) for rules in known.values()) >= 45
 
 
 def test_the_command_makes_these_labels():

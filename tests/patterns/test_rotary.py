@@ -86,7 +86,7 @@ def test_symbolic_rows(name: str) -> None:
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_symbolic_head(name: str) -> None:
     found = rewritten(turned(ROTATIONS[name]), [X, COS, SIN], dynamic=True)
-    assert found.count("rotary") == 0 and "kernel-unavailable" in found.codes
+    assert found.count("rotary") == 0 and found.codes & {"kernel-unavailable", "pattern-differs"}
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])

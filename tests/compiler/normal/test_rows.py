@@ -1,74 +1,32 @@
-"""Statistics of rows and slices have one normal form."""
+"""Weights masked once more: rows with nothing to keep give zero, and no NaN to any gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
 
 import pytest
 import torch
-from support.normal import form
 
-X = torch.randn(2, 3, 8)
-VARIANCE = "mean(pow(sub(%0, mean(%0, [-1], True)), 2), [-1], True)"
+import regraft
 
 
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (lambda x: x.var(-1, unbiased=False, keepdim=True), VARIANCE),
-        (lambda x: torch.var(x, dim=[-1], correction=0, keepdim=True), VARIANCE),
-        (lambda x: torch.var_mean(x, [-1], correction=0, keepdim=True)[0], VARIANCE),
-        (lambda x: torch.var_mean(x, [-1], correction=0, keepdim=True)[1], "mean(%0, [-1], True)"),
-        (lambda x: x.sum(-1, keepdim=True) / 8, "mean(%0, [-1], True)"),
-        (lambda x: x.sum(-1, keepdim=True) / 7, "mul(sum(%0, [-1], True), 0.142857)"),
-        (lambda x: x**-0.5, "rsqrt(%0)"),
-        (lambda x: x.pow(0.5), "sqrt(%0)"),
-        (lambda x: 1 / torch.sqrt(x), "rsqrt(%0)"),
-        (lambda x: x / torch.sqrt(x + 1), "mul(%0, rsqrt(add(%0, 1)))"),
-        (lambda x: -x, "mul(%0, -1)"),
-    ],
-)
-def test_statistics(function: Callable[..., Any], expected: str) -> None:
-    assert form(function, X) == expected
+@pytest.mark.parametrize("fill", [-math.inf, torch.finfo(torch.float32).min])
+def test_an_empty_row_is_zero_and_so_are_its_gradients(fill: float) -> None:
+    def attend(q, k, v, keep):
+        return (q @ k.mT * 0.25).masked_fill(~keep, fill).softmax(-1).masked_fill(~keep, 0.0) @ v
 
+    def backend(gm, inputs):
+        return regraft.backend(gm, inputs, options={"profit": "always", "rules": ("sdpa",)})
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.var(-1, keepdim=True),
-        lambda x: torch.var_mean(x, -1, keepdim=True)[0],
-        lambda x: torch.var(x, correction=0),
-    ],
-)
-def test_other_variances_stay(function: Callable[..., Any]) -> None:
-    assert "var" in form(function, X)
-
-
-def test_a_lone_deviation_is_no_scale() -> None:
-    """A batch of one row: its deviation has one element, and stays where it is."""
-    lone = torch.randn(1, 1, 8)
-    norm = form(lambda x: x * 3 * torch.rsqrt(x.mean(-1, keepdim=True) + 1.0), lone)
-    assert norm == "mul(mul(%0, 3), rsqrt(add(mean(%0, [-1], True), 1)))"
-
-
-END = 9223372036854775807
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.chunk(2, -1)[1],
-        lambda x: x.split(4, dim=2)[1],
-        lambda x: x.split([4, 4], -1)[1],
-        lambda x: x[..., 4:],
-        lambda x: x[..., 4:8],
-        lambda x: x.narrow(-1, 4, 4),
-    ],
-)
-def test_second_half(function: Callable[..., Any]) -> None:
-    assert form(function, X) in (f"slice(%0, 2, 4, {END})", "narrow(%0, -1, 4, 4)")
-
-
-def test_first_half() -> None:
-    assert form(lambda x: x.chunk(2, -1)[0], X) == "slice(%0, 2, 0, 4)" == form(lambda x: x[..., :4], X)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    operands = [torch.randn(2, 4, 6, 8, requires_grad=True) for _ in range(3)]
+    keep = torch.rand(2, 1, 6, 6) > 0.3
+    keep[0, 0, 3] = False
+    expected = attend(*operands, keep)
+    with regraft.coverage() as cov:
+        got = torch.compile(attend, backend=backend)(*operands, keep)
+    assert cov.count("attention") == 1 and not got[0, :, 3].any()
+    torch.testing.assert_close(got, expected)
+    gradients = (torch.autograd.grad(out.square().sum(), operands) for out in (got, expected))
+    torch.testing.assert_close(*map(list, gradients), rtol=1e-4, atol=1e-5)

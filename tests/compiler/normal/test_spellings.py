@@ -174,8 +174,8 @@ def test_boolean_mask(spelling: str) -> None:
 
 
 MASKED_AGAIN = (
-    "where(any(%3, -1, True), matmul(softmax(where(%3, mul(matmul(%0, permute(%1, [0, 1, 3, 2])), 0.353553), -inf), "
-    "-1), %2), 0)"
+    "where(any(%3, -1, True), matmul(softmax(where(%3, mul(matmul(%0, permute(%1, [0, 1, 3, 2])), 0.353553), "
+    f"{LOWEST:g}), -1), %2), 0)"
 )
 
 WEIGHTS = {
@@ -192,9 +192,18 @@ def test_weights_masked_again(spelling: str) -> None:
     mask = torch.rand(B, 1, S, T) > 0.3
 
     def attend(q, k, v, m):
-        return WEIGHTS[spelling](soft((q @ k.mT * SCALE).masked_fill(~m, NEVER)), m) @ v
+        return WEIGHTS[spelling](soft((q @ k.mT * SCALE).masked_fill(~m, LOWEST)), m) @ v
 
     assert form(attend, *qkv(), mask) == MASKED_AGAIN
+
+
+def test_weights_masked_again_where_rows_may_be_empty() -> None:
+    """A row with nothing to keep would be NaN inside, so it keeps everything: its sum is dropped anyway."""
+    mask = torch.rand(B, 1, S, T) > 0.3
+    got = form(lambda q, k, v, m: soft((q @ k.mT).masked_fill(~m, NEVER)).masked_fill(~m, 0) @ v, *qkv(), mask)
+    opened = "logical_or(%3, logical_not(any(%3, -1, True)))"
+    scores = f"where({opened}, matmul(%0, permute(%1, [0, 1, 3, 2])), -inf)"
+    assert got == f"where(any(%3, -1, True), matmul(softmax({scores}, -1), %2), 0)"
 
 
 def test_weights_masked_again_by_a_mask_made_again() -> None:
@@ -211,7 +220,7 @@ def test_dropped_weights_masked_before() -> None:
     def attend(q, k, v, m):
         return F.dropout(soft((q @ k.mT).masked_fill(~m, NEVER)).masked_fill(~m, 0), 0.1, True) @ v
 
-    assert form(attend, *qkv(), mask).startswith("where(any(%3, -1, True), matmul(dropout(softmax(where(%3, matmul(")
+    assert form(attend, *qkv(), mask).startswith("where(any(%3, -1, True), matmul(dropout(softmax(where(")
 
 
 def test_two_boolean_masks_are_one() -> None:
