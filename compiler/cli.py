@@ -49,6 +49,7 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the transformers configuration.")
 ]
 TARGET = "hf:TYPE (any transformers model type), path.py:factory or module:factory"
+CONTRACTS_FROM = 100  # columns: narrower, the list of rules leaves out what they promise of numbers
 
 
 def main() -> None:
@@ -214,7 +215,8 @@ def rules(
     elif names:
         typer.echo("\n\n".join(_described(fact) for fact in facts))
     else:
-        _console().print(_rule_table(facts))
+        console = _console()
+        console.print(_rule_table(facts, contracts=console.width >= CONTRACTS_FROM))
 
 
 def _chosen_facts(names: Sequence[str] | None) -> list[dict[str, Any]]:
@@ -260,13 +262,18 @@ def _described(fact: dict[str, Any]) -> str:
     return f"{fact['name']}\n{text}\n\n{textwrap.indent(fact['doc'], '  ')}"
 
 
-def _rule_table(facts: Sequence[dict[str, Any]]) -> Table:
+def _rule_table(facts: Sequence[dict[str, Any]], contracts: bool) -> Table:
+    """A line per rule; `contracts` adds what it promises of numbers, which a narrow terminal has no room for."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("rule", "family", "stage", "numerics", "NaN", "what it does"):
-        table.add_column(column, no_wrap=column in ("rule", "family", "stage"))
+    titles = {"name": "rule", "family": "family", "stage": "stage"}
+    if contracts:
+        titles |= {"numerics": "numerics", "nan": "NaN"}
+    for key, title in titles.items():
+        table.add_column(title, no_wrap=key in ("name", "family", "stage"))
+    table.add_column("what it does")
     for fact in facts:
-        cells = [fact[key] for key in ("name", "family", "stage", "numerics", "nan")]
-        table.add_row(*map(escape, [*cells, fact["doc"].split("\n\n")[0].replace("\n", " ")]))
+        cells = [*(fact[key] for key in titles), fact["doc"].split("\n\n")[0].replace("\n", " ")]
+        table.add_row(*map(escape, cells))
     return table
 
 

@@ -144,9 +144,16 @@ def test_diff_has_an_exit_code():
     assert "better" in run("report", "--diff", "new.json", "old.json").output
 
 
-def test_rules():
+@pytest.mark.parametrize("columns", [80, 120])
+def test_rules_fit_the_terminal(monkeypatch, columns):
+    """A narrow terminal leaves the contracts to `rules NAME`, so that the rest stays readable."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     table = run("rules").output
     assert "sdpa" in table and "softmax(q k^T) v." in table and "In full" not in table
+    assert ("NaN" in table) == (columns == 120)
+
+
+def test_rules():
     assert "In full." in run("rules", "sdpa").output and "scale: yes, no" in run("rules", "sdpa").output
     first, second, *passes = json.loads(run("rules", "--json").output)
     assert first["name"] == "sdpa" and first["tags"] == {"scale": ["yes", "no"]}
