@@ -33,7 +33,7 @@ from .respell import Normalizer, Respelling
 from .rule import Candidate, Rule, Stage
 from .ruleset import RuleSet
 from .snapshot import Drawing, keep_start, module_of
-from .splice import insert, is_operand, subgraph, trace
+from .splice import Original, insert, is_operand, trace
 from .symbolic import assume
 from .verifier import verify_graph, verify_rewrite
 
@@ -270,7 +270,7 @@ class _Run:
             rule=found.rule.name,
             key=key,
             inputs=inputs,
-            original=subgraph(found.nodes, operands, found.outputs),
+            original=Original(found.nodes, operands, found.outputs),
             candidates={c.name: partial(_call, c.function, derived) for c in usable},
             training=self.settings.training,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,24 @@ class Binding:
         """The nodes matched by operators of the pattern, each once."""
         return list(dict.fromkeys(self.nodes.values()))
 
+    # Matching makes one binding for each step: constructed outright, because dataclasses.replace() is slow.
+
+    def entering(self, term: Term, node: fx.Node) -> Binding:
+        """With the call `term` at `node`."""
+        return Binding(self.operands, self.dims, {**self.nodes, id(term): node}, self.tags, self.assumed)
+
+    def tagged(self, tag: str, label: str) -> Binding:
+        """With an alternative taken."""
+        return Binding(self.operands, self.dims, self.nodes, (*self.tags, (tag, label)), self.assumed)
+
+    def binding(self, name: str, value: Any) -> Binding:
+        """With an operand bound."""
+        return Binding({**self.operands, name: value}, self.dims, self.nodes, self.tags, self.assumed)
+
+    def sized(self, dims: dict[str, Any], assumed: tuple[tuple[Any, Any], ...]) -> Binding:
+        """With these dims, and further equalities that they rest on."""
+        return Binding(self.operands, dims, self.nodes, self.tags, self.assumed + assumed)
+
     def tag_names(self) -> tuple[str, ...]:
         """The tags as text: the name of an optional part that is there, ``tag:label`` for an alternative."""
         return tuple(t if label == "yes" else f"{t}:{label}" for t, label in self.tags if label != "no")
@@ -82,7 +100,7 @@ class Matcher:
             else:
                 self._fail(binding, reason, binding.matched[0])
             return
-        for node in _candidates(outputs[0], binding):
+        for node in _candidates(outputs[0], binding, {}):
             if node in taken:
                 continue
             for extended in self._unify(outputs[0], node, binding, taken[0]):
@@ -110,9 +128,13 @@ class Matcher:
         """The alternatives in turn; where the tag was met before, the one taken there."""
         taken = dict(binding.tags).get(term.tag)
         for label, option in term.options:
-            if taken is None:
-                tagged = replace(binding, tags=(*binding.tags, (term.tag, label)))
-                yield from self._unify(option, value, tagged, user)
+            if taken is None and isinstance(option, Call) and id(option) not in binding.nodes:
+                if sees(user, value, option.op):  # most alternatives are another operator: those cost no binding
+                    yield from self._enter(option, value, binding.tagged(term.tag, label))
+                else:
+                    self._unseen(option, value, binding, user)
+            elif taken is None:
+                yield from self._unify(option, value, binding.tagged(term.tag, label), user)
             elif label == taken:
                 yield from self._unify(option, value, binding, user)
 
@@ -140,10 +162,13 @@ class Matcher:
         if not sees(user, value, term.op):
             self._unseen(term, value, binding, user)
             return
-        nodes = {**binding.nodes, id(term): value}
-        entered = Binding(binding.operands, binding.dims, nodes, binding.tags, binding.assumed)  # replace() is slow
-        for pairs in _argument_pairs(term, value):
-            yield from self._all(pairs, entered, value)
+        yield from self._enter(term, value, binding)
+
+    def _enter(self, term: Call, node: fx.Node, binding: Binding) -> Iterator[Binding]:
+        """Match the arguments of a call whose operator is the term's."""
+        entered = binding.entering(term, node)
+        for pairs in _argument_pairs(term, node):
+            yield from self._all(pairs, entered, node)
 
     def _variable(self, term: Variable, value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
         if term.name in binding.operands:
@@ -155,14 +180,14 @@ class Matcher:
         if not (_is_scalar(value) if term.number else is_tensor(value)):
             self._mismatch(binding, f"{term.name}: a {'number' if term.number else 'tensor'}", value, user)
             return
-        bound = replace(binding, operands={**binding.operands, term.name: value})
+        bound = binding.binding(term.name, value)
         spec = self.rule.dims.get(term.name)
         if spec is not None:
             unified = unify(spec, val(value).shape, binding.dims)
             if isinstance(unified, Mismatch):
                 self._fail(binding, _dim_reason(term.name, unified, value), user)
                 return
-            bound = replace(bound, dims=unified[0], assumed=binding.assumed + unified[1])
+            bound = bound.sized(*unified)
         reason = self._guards(term.name, bound)
         if reason is None:
             yield bound
@@ -309,12 +334,21 @@ def _dim_reason(name: str, mismatch: Mismatch, value: Any) -> Reason:
     return Reason("dims-differ", message, nodes, mismatch.expected, f"{mismatch.found} in {describe(value)}")
 
 
-def _candidates(term: Any, binding: Binding) -> Iterable[fx.Node]:
-    """The nodes that could be `term`: what it is bound to, or users of what its inputs could be; each once."""
+def _candidates(term: Any, binding: Binding, known: dict[int, Iterable[fx.Node]]) -> Iterable[fx.Node]:
+    """The nodes that could be `term`: what it is bound to, or users of what its inputs could be; each once.
+
+    `known` holds the answers for this binding: alternatives share most of their terms.
+    """
+    if id(term) not in known:
+        known[id(term)] = _found_candidates(term, binding, known)
+    return known[id(term)]
+
+
+def _found_candidates(term: Any, binding: Binding, known: dict[int, Iterable[fx.Node]]) -> Iterable[fx.Node]:
     if isinstance(term, Choice):
-        return dict.fromkeys(n for _, option in term.options for n in _candidates(option, binding))
-    known = binding.operands.get(term.name) if isinstance(term, Variable) else binding.nodes.get(id(term))
-    if isinstance(known, fx.Node) or not isinstance(term, Call):
-        return [known] if isinstance(known, fx.Node) else []
-    below = (n for t in (*term.args, *(v for _, v in term.kwargs)) for n in _candidates(t, binding))
+        return dict.fromkeys(n for _, option in term.options for n in _candidates(option, binding, known))
+    bound = binding.operands.get(term.name) if isinstance(term, Variable) else binding.nodes.get(id(term))
+    if isinstance(bound, fx.Node) or not isinstance(term, Call):
+        return [bound] if isinstance(bound, fx.Node) else []
+    below = (n for t in (*term.args, *(v for _, v in term.kwargs)) for n in _candidates(t, binding, known))
     return dict.fromkeys(u for n in below for u in n.users if op_name(u) == term.op)

@@ -329,16 +329,23 @@ def record_function(function: Callable[..., Any], variables: Sequence[Variable])
 
 
 def subterms(term: Any) -> Iterator[Term]:
-    """Every term inside `term`, itself first; shared ones more than once."""
-    if isinstance(term, (list, tuple)):
-        for item in term:
-            yield from subterms(item)
-    elif isinstance(term, Term):
-        yield term
-        if isinstance(term, Call):
-            yield from subterms([*term.args, *(v for _, v in term.kwargs)])
-        elif isinstance(term, Choice):
-            yield from subterms([option for _, option in term.options])
+    """Every term inside `term`, itself first; shared ones once: alternatives share so much that paths are countless."""
+    todo, seen = [term], set()
+    while todo:
+        item = todo.pop()
+        if isinstance(item, (list, tuple)):
+            todo.extend(reversed(item))
+        elif isinstance(item, Term) and item not in seen:
+            seen.add(item)
+            yield item
+            todo.extend(reversed(_inside(item)))
+
+
+def _inside(term: Term) -> list[Any]:
+    """What a term is directly made of."""
+    if isinstance(term, Call):
+        return [*term.args, *(v for _, v in term.kwargs)]
+    return [option for _, option in term.options] if isinstance(term, Choice) else []
 
 
 def root_ops(term: Any) -> frozenset[str]:
@@ -353,12 +360,20 @@ def root_ops(term: Any) -> frozenset[str]:
 
 def required_ops(term: Any) -> frozenset[str]:
     """Operators that every match of `term` contains."""
-    if isinstance(term, Call):
-        inner = [required_ops(a) for a in (*term.args, *(v for _, v in term.kwargs))]
-        return frozenset((term.op,)).union(*inner)
-    if isinstance(term, Choice):
-        return frozenset.intersection(*(required_ops(option) for _, option in term.options))
-    return frozenset()
+    return _required_ops(term, {})
+
+
+def _required_ops(term: Any, known: dict[Term, frozenset[str]]) -> frozenset[str]:
+    """`known` holds the answers for shared terms, each found once."""
+    if not isinstance(term, (Call, Choice)):
+        return frozenset()
+    if term not in known:
+        inner = [_required_ops(part, known) for part in _inside(term)]
+        if isinstance(term, Call):
+            known[term] = frozenset((term.op,)).union(*inner)
+        else:
+            known[term] = frozenset.intersection(*inner)
+    return known[term]
 
 
 def size(term: Any) -> int:

@@ -105,10 +105,34 @@ def _constant(mirror: Mirror, traced: fx.GraphModule, node: fx.Node, editor: Edi
     return editor.attribute(f"_regraft_constant{count}", node.meta.get("val", value))
 
 
-def subgraph(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> Callable[..., Any]:
-    """The matched code as a callable of its operands (constants among them are ignored).
+class Original:
+    """The matched code as a callable of its operands, made when it is first called: most decisions are known already.
+
+    Raises:
+        RewriteError: at once, where the code needs a value that is no operand (see `subgraph`).
+    """
+
+    def __init__(self, nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> None:
+        self._parts = nodes, operands, outputs
+        self._made: fx.GraphModule | None = None
+        inside = {*nodes, *filter(is_operand, operands)}
+        for source in {n for node in nodes for n in node.all_input_nodes} - inside:
+            _example_size(source)
+
+    def __call__(self, *values: Any) -> Any:
+        """What the code computes of `values`; the graph must still be the one that was matched when first called."""
+        if self._made is None:
+            self._made = subgraph(*self._parts)
+        return self._made(*values)
+
+
+def subgraph(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> fx.GraphModule:
+    """The matched code as a program of its operands (constants among them are ignored).
 
     Sizes that the pattern leaves open, and that are computed outside the match, are those of the example.
+
+    Raises:
+        RewriteError: another value that is computed outside the match is no operand.
     """
     graph = fx.Graph()
     placed: dict[fx.Node, fx.Node] = {}

@@ -25,14 +25,22 @@ _MASKED = -1e4  # a fill this low takes a score out of a softmax
 def fill_as_where(node: fx.Node, edit: Editor) -> fx.Node | None:
     """masked_fill(s, drop, v)  ->  where(logical_not(drop), s, v)."""
     scores, drop, fill = node.args
-    if not like(node, scores) or not is_bool(drop):
+    if not like(node, scores) or not is_bool(drop) or not _keeps_type(scores, fill):
         return None
     return _where(edit, negated(edit, node, drop), scores, fill)
 
 
+def _keeps_type(scores: fx.Node, fill: Any) -> bool:
+    """Whether `where` gives the type of scores: it promotes to that of the fill, which `masked_fill` converts."""
+    known = uniform(fill)
+    if known is None:
+        return torch.result_type(val(scores), val(fill)) == dtype(scores)
+    return is_float(scores) or is_bool(scores) or float(known).is_integer()
+
+
 def _where(edit: Editor, keep: fx.Node, scores: fx.Node, fill: Any) -> fx.Node:
     known = uniform(fill)
-    if known is not None and (is_float(scores) or is_bool(scores) or float(known).is_integer()):
+    if known is not None and _keeps_type(scores, fill):
         kind = float if is_float(scores) else bool if is_bool(scores) else int  # else they would be promoted
         return edit.call(aten.where.ScalarOther, keep, scores, kind(known))
     if isinstance(fill, fx.Node) and not is_tensor(fill):

@@ -13,7 +13,7 @@ from torch import fx
 from ...rewrites.profit import Decision, Oracle, Question
 from ...rewrites.reason import Reason, site_of
 from ...rewrites.record import GraphRecord, Match, NearMiss
-from ...rewrites.splice import subgraph
+from ...rewrites.splice import Original
 from ..capture.effects import has_effect
 from ..cpp.dtypes import UnsupportedDtype
 from ..cpp.errors import CompileFailed, CompilerMissing
@@ -84,7 +84,7 @@ class _Fusion:
             rule=RULE,
             key=kernel.name,
             inputs=[node.meta["val"] for node in found.inputs],
-            original=subgraph(found.nodes, found.inputs, [found.output]),
+            original=Original(found.nodes, found.inputs, [found.output]),
             candidates={CANDIDATE: kernel},
         )
         return self._oracle.decide(question)

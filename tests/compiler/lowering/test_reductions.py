@@ -165,6 +165,8 @@ def test_variance_survives_a_large_mean(rows):
 @given(given_=tensor_and_dims(FLOATS, min_size=1, special=False), keepdim=st.booleans())
 def test_norms(order, given_, keepdim):
     x, dims = given_
+    # Counted from the front: torch 2.11 infers a wrong shape for the norm of one element over dim -1.
+    dims = [dim % x.dim() for dim in dims]
     same(lambda x: torch.linalg.vector_norm(x, order, dims or None, keepdim), x)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
-from support.normal import form, normalized, text, traced
+from support.normal import form, module_of, normalized, text, traced
 from torch import fx
 
 from regraft.compiler.normal import LOWERED_FORM
@@ -159,3 +162,12 @@ def test_a_fill_takes_the_type_of_what_it_fills() -> None:
     graph = normalized(traced(lambda x, m: x.masked_fill(~m, 0.0), x, keep)).graph
     (result,) = graph.output_node().args
     assert text(graph) == "where(%1, %0, 0)" and result.meta["val"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("fill", [0.5, torch.tensor(1.5), torch.tensor(2), torch.tensor(True)])
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
+def test_a_fill_that_would_change_the_type_stays_a_fill(fill: Any, kind: torch.dtype) -> None:
+    x, drop = torch.tensor([0, 3, 0]).to(kind), torch.tensor([True, False, False])
+    module = traced(lambda x, m, f: x.masked_fill(m, f), x, drop, fill)
+    got = module_of(normalized(module))(x, drop, fill)
+    assert got.dtype == kind and torch.equal(got, x.masked_fill(drop, fill))
