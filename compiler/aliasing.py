@@ -57,12 +57,14 @@ class Buffer:
         ours: whether the wrapper alone made this memory and may write over it when it is dead.
         first: position of the first member in the graph's order; `last` the position of the last read.
         members: the values, in the graph's order.
+        born: the members that are new memory; sets of values that only might share it have several.
     """
 
     ours: bool
     first: int
     last: int = -1
     members: list[fx.Node] = field(default_factory=list)
+    born: list[fx.Node] = field(default_factory=list)
 
 
 class Aliases:
@@ -92,7 +94,10 @@ class Aliases:
         if _is_fresh_tuple(node) or not (sources or _holds_tensors(node)):
             return
         mine = self._new(node, ours)
-        for source in sources + self._same_storage(node):
+        sources += [other for other in self._same_storage(node) if other is not node]
+        if not sources:
+            mine.born.append(node)
+        for source in sources:
             self._absorb(mine, self._buffers[source])
 
     def _give_away(self, output: fx.Node) -> None:
@@ -118,6 +123,7 @@ class Aliases:
         mine.ours = mine.ours and other.ours
         mine.first, mine.last = min(mine.first, other.first), max(mine.last, other.last)
         mine.members = sorted(mine.members + other.members, key=self.position.__getitem__)
+        mine.born += other.born
         for member in other.members:
             self._buffers[member] = mine
 

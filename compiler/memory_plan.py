@@ -10,6 +10,7 @@ and strides, so that the same kernel runs over the same addresses in the same or
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from ..rewrites.graph import val
 from ..rewrites.layout import same_layout
 from ..rewrites.symbolic import concrete, hint, known_equal
 from . import torch_compat
-from .aliasing import Aliases, Buffer
+from .aliasing import Aliases
 from .kernel_call import KernelCall
 
 if TYPE_CHECKING:
@@ -162,28 +163,27 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _peak(aliases: Aliases, reuses: dict[fx.Node, Reuse]) -> int:
-    """The most bytes live at once: a buffer lives from its first member to its last read, outputs to the end."""
-    sizes = {id(buffer): _bytes(buffer) for buffer in aliases.buffers()}
-    starts = {buffer.first: buffer for buffer in aliases.buffers()}
-    ends: dict[int, list[Buffer]] = {}
+    """The most bytes live at once: memory lives until the last read of whatever may share it, outputs to the end."""
+    handed = {id(aliases.of(reuse.operand)): _bytes(result) for result, reuse in reuses.items()}
+    births, ends = Counter[int](), Counter[int]()
     for buffer in aliases.buffers():
-        ends.setdefault(buffer.last, []).append(buffer)
-    taken = {aliases.position[node]: aliases.of(reuse.operand) for node, reuse in reuses.items()}
+        for node in buffer.born:
+            births[aliases.position[node]] += 0 if node in reuses else _bytes(node)
+        ends[buffer.last] += sum(map(_bytes, buffer.born)) - handed.get(id(buffer), 0)
     live = peak = 0
     for position in aliases.position.values():
-        if position in starts and position not in taken:
-            live += sizes[id(starts[position])]
+        live += births[position]
         peak = max(peak, live)
-        live -= sum(sizes[id(b)] for b in ends.get(position, ()) if b is not taken.get(position))
+        live -= ends[position]
     return peak
 
 
-def _bytes(buffer: Buffer) -> int:
-    """Bytes of memory that the call allocates for a buffer: none for inputs and constants."""
-    if any(node.op in ("placeholder", "get_attr") for node in buffer.members):
+def _bytes(node: fx.Node) -> int:
+    """Bytes that the call allocates for a value that is new memory: none for inputs and constants."""
+    tensor = val(node)
+    if node.op in ("placeholder", "get_attr") or not isinstance(tensor, torch.Tensor):
         return 0
-    tensors = [val(node) for node in buffer.members if isinstance(val(node), torch.Tensor)]
-    return max((_storage_bytes(t) for t in tensors if t.layout == torch.strided), default=0)
+    return _storage_bytes(tensor) if tensor.layout == torch.strided else 0
 
 
 def _storage_bytes(tensor: torch.Tensor) -> int:

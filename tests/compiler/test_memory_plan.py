@@ -175,6 +175,17 @@ def test_random_programs_keep_every_bit(steps, outputs):
     assert wrapper.stats.peak_after <= wrapper.stats.peak_before
 
 
+def test_peak_of_values_that_only_might_share_memory():
+    """`aten.copy` may return what it is given: the sets of both operands become one, of several pieces of memory."""
+
+    def function(x, y):
+        early, late = torch.exp(x), torch.neg(torch.exp(y))
+        return torch.relu(x), aten.copy(late.t(), early)
+
+    stats = generate(traced(function, *inputs()[:2]), name="g").stats
+    assert stats.reused == 1 and stats.peak_after <= stats.peak_before
+
+
 def test_random_programs_do_reuse():
     """The property above would hold of a plan that never reuses; this program is one of its kind."""
     steps = [("unary", 0, 0, 0), ("view", 1, 0, 0), ("binary", 2, 0, 0), ("unary", 1, 0, 0)]
