@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.accesses import statements
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.program import Buffer, Reduction, Store
 from ..ir.value import Load, Result, Rewriter, Value
-from .accesses import statements
 
 
 def canonical(kernel: Kernel) -> Kernel:

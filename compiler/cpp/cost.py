@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..ir.accesses import roots
 from ..ir.index import add, mul
 from ..ir.kernel import Fold, Loop, Statement
 from ..ir.ops import OPS
 from ..ir.value import Guarded, Load, Op, Value, walk
-from .accesses import roots
 
 GRAIN = 65536  # work for which it pays to wake a thread
 _COSTLY = 6

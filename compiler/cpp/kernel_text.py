@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..ir.accesses import stored_buffers, values
 from ..ir.bounds import bounds
+from ..ir.dependence import Dependence
 from ..ir.folds import component_dtypes
 from ..ir.index import Var, add, mul, quotient
 from ..ir.kernel import Fold, Kernel, Loop, Statement
 from ..ir.value import Result
-from .accesses import stored_buffers, values
 from .cost import GRAIN, work_of, work_of_all
-from .dependence import Dependence
 from .flatten import flatten
 from .layout import Layout
 from .plan import Plan

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..ir.accesses import accesses, updated, values
+from ..ir.dependence import Dependence
 from ..ir.folds import component_dtypes
 from ..ir.index import Size, add, mul
 from ..ir.kernel import Fold, Kernel, Statement
 from ..ir.program import Buffer
 from ..ir.value import Result
-from .accesses import accesses, updated, values
-from .dependence import Dependence
 from .dtypes import memory_type, scalar_type
 from .index_text import index_text
 from .plan import Plan

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from ..ir.accesses import loop_variables, roots, statements, stored_buffers, updated, values
 from ..ir.bounds import bounds
+from ..ir.dependence import Sources
 from ..ir.index import Var, mul
 from ..ir.kernel import Assign, Fold, Loop, Statement, Update
 from ..ir.program import Reduction
 from ..ir.value import Guarded, Load, Op, Result, Value, operands, walk
-from .accesses import loop_variables, roots, statements, stored_buffers, updated, values
-from .dependence import Sources
 from .plan import Lanes, Plan, Tile
 from .reductions import Accumulators
 from .stores import exclusive, write_store

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
+from ..ir.accesses import accesses, index_values, loop_variables, statements, stored_buffers, updated, values
 from ..ir.bounds import bounds
+from ..ir.dependence import Dependence, Sources
 from ..ir.index import Var, terms
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.ops import OPS
 from ..ir.value import Guarded, Load, Op, Result, Value, indices_of
-from .accesses import accesses, index_values, loop_variables, statements, stored_buffers, updated, values
-from .dependence import Dependence, Sources
 from .dtypes import lane_bytes
 from .target import Target
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..ir.accesses import index_values
 from ..ir.index import Var, terms
 from ..ir.program import Store
-from .accesses import index_values
 from .dtypes import scalar_type
 from .value_text import Values, depends_on
 

@@ -9,16 +9,15 @@ from typing import Any
 
 import torch
 
-from ..ir.bounds import known_lt, known_nonnegative
+from ..ir.accesses import index_values
+from ..ir.dependence import Dependence, Sources
 from ..ir.index import Atom, Index, Loaded, Size, Var
 from ..ir.ops import OPS
+from ..ir.ranges import in_range
 from ..ir.value import Const, Guarded, Load, Number, Op, Result, Value, walk
-from .accesses import index_values
-from .dependence import Dependence, Sources
 from .dtypes import lane_type, literal, scalar_type
 from .index_text import index_text
 from .operations import operation_text
-from .ranges import value_bounds
 from .writer import Writer
 
 INTEGER_DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
@@ -320,13 +319,4 @@ def depends_on(dependence: Dependence, sources: Sources) -> Any:
     return lambda key: bool(dependence.of(key[0]) & sources)
 
 
-def in_range(atom: Loaded) -> bool:
-    """Whether an index needs no check: what it may be is known to fit."""
-    low, high = value_bounds(atom.value)
-    if low is None or high is None:
-        return False
-    negative = known_nonnegative(low) or (atom.wrap and known_nonnegative(low + atom.size))
-    return negative and known_lt(high, atom.size)
-
-
-__all__ = ["Names", "Values", "Vectors", "depends_on", "in_range", "may_fail"]
+__all__ = ["Names", "Values", "Vectors", "depends_on", "may_fail"]

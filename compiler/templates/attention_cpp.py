@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..cpp.dependence import Dependence
 from ..cpp.dtypes import memory_type
 from ..cpp.flatten import flatten_value
 from ..cpp.value_text import Names, Values, Vectors
 from ..cpp.writer import Writer
+from ..ir.dependence import Dependence
 from ..ir.program import Buffer
 from ..ir.value import Const, Op, Value
 from .attention import SCORE, Attention, Operand

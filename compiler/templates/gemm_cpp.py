@@ -12,11 +12,11 @@ a panel of any width is read as so many streams.
 
 from __future__ import annotations
 
-from ..cpp.dependence import Dependence
 from ..cpp.dtypes import memory_type
 from ..cpp.flatten import flatten_value
 from ..cpp.value_text import Names, Values, Vectors
 from ..cpp.writer import Writer
+from ..ir.dependence import Dependence
 from ..ir.program import Buffer
 from ..ir.value import Const, Op, Value
 from .gemm_tiling import gemm_tiling

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..cpp.dependence import Dependence
+from ..ir.dependence import Dependence
 from ..ir.index import Var
 from ..ir.program import Buffer
 from ..ir.value import Load

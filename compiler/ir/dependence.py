@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir import index as ix
-from ..ir.index import Index, Loaded, Quotient, Remainder, Var
-from ..ir.value import Load, Result, Value, indices_of, operands
+from . import index as ix
+from .index import Index, Loaded, Quotient, Remainder, Var
+from .value import Load, Result, Value, indices_of, operands
 
 # What something depends on: loop variables, ("result", name) of reductions, ("buffer", name) of memory.
 Sources = frozenset[Any]

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.index import Index, Loaded, Var, atoms
-from ..ir.kernel import Assign, Fold, Loop, Statement, Update
-from ..ir.program import Reduction, StoreMode
-from ..ir.value import Load, Value, walk
+from .index import Index, Loaded, Var, atoms
+from .kernel import Assign, Fold, Loop, Statement, Update
+from .program import Reduction, StoreMode
+from .value import Load, Value, walk
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir import index as ix
-from ..ir.value import Const, Number, Op, Value
+from . import index as ix
+from .bounds import known_lt, known_nonnegative
+from .index import Loaded
+from .value import Const, Number, Op, Value
 
 Range = tuple[Any, Any]  # indices; None: not known
 _UNKNOWN: Range = (None, None)
@@ -48,3 +50,12 @@ def _clamped(value: Op) -> Range:
 
 def _joined(a: Any, b: Any, join: Any) -> Any:
     return None if a is None or b is None else join(a, b)
+
+
+def in_range(atom: Loaded) -> bool:
+    """Whether an index needs no check: what it may be is known to fit."""
+    low, high = value_bounds(atom.value)
+    if low is None or high is None:
+        return False
+    negative = known_nonnegative(low) or (atom.wrap and known_nonnegative(low + atom.size))
+    return negative and known_lt(high, atom.size)
