@@ -1,0 +1,58 @@
+"""Dtypes in Triton's words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+# What memory holds, in Triton's words for types and in signatures of kernels.
+_NAMES = {
+    torch.bool: ("int1", "i1"),
+    torch.uint8: ("uint8", "u8"),
+    torch.int8: ("int8", "i8"),
+    torch.int16: ("int16", "i16"),
+    torch.int32: ("int32", "i32"),
+    torch.int64: ("int64", "i64"),
+    torch.float16: ("float16", "fp16"),
+    torch.bfloat16: ("bfloat16", "bf16"),
+    torch.float32: ("float32", "fp32"),
+    torch.float64: ("float64", "fp64"),
+}
+
+
+class UnsupportedDtypeError(Exception):
+    """A kernel computes with a dtype that Triton has no type for."""
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """The type of a value: ``tl.float32``.
+
+    Raises:
+        UnsupportedDtypeError: Triton has none.
+    """
+    if dtype not in _NAMES:
+        raise UnsupportedDtypeError(f"Triton computes with no {dtype}; it has {', '.join(map(str, _NAMES))}")
+    return f"tl.{_NAMES[dtype][0]}"
+
+
+def signature_name(dtype: torch.dtype) -> str:
+    """The type in a kernel's signature: ``fp32``; a pointer to it is ``*fp32``."""
+    type_name(dtype)
+    return _NAMES[dtype][1]
+
+
+def literal(number: Any, dtype: torch.dtype) -> str:
+    """A number of a dtype, as a block of one element: Triton's bare literals have no dtype of their own."""
+    return f"tl.full([1, 1], {spelled(number, dtype)}, {type_name(dtype)})"
+
+
+def spelled(number: Any, dtype: torch.dtype) -> str:
+    """A number as Python, where another operand decides the dtype."""
+    if dtype == torch.bool:
+        return repr(bool(number))
+    if not dtype.is_floating_point:
+        return repr(int(number))
+    number = float(number)
+    return repr(number) if math.isfinite(number) else f'float("{number}")'

@@ -1,0 +1,513 @@
+"""A launch as the source of a Triton kernel.
+
+for i < 128 parallel:                          x = tl.program_id(0) + tl.arange(0, 1)[:, None]
+    fold sum:                                  r = tl.arange(0, 1024)[None, :]
+        for j < 768: update with x[768*i+j]    t1 = tl.load(x_ptr + (768 * x + r), mask=r < 768)
+    y[i] = sum                           ->    sum = tl.reduce(tl.where(r < 768, t1, 0.0), 1, join_sum, ...)
+                                               tl.store(y_ptr + x, sum)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..ir.accesses import accesses, loaded_buffers, statements, stored_buffers, updated
+from ..ir.bounds import bounds
+from ..ir.dependence import Dependence
+from ..ir.index import Index, Loaded, Var, add, atoms, mul, quotient
+from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
+from ..ir.program import Buffer, Reduction, Store
+from ..ir.value import Load, compute_dtype
+from .dtypes import signature_name, type_name
+from .plan import Launch, is_independent, is_scan, nest_of
+from .reductions import carriers, elements, folded, initial, joined, scanned
+from .values import Axis, Names, UnservedError, Values
+from .writer import TritonWriter
+
+_INT32 = 2**31 - 1
+_ATOMICS = ("add", "max", "min", "or", "and")
+
+
+class UnsupportedStoreError(Exception):
+    """A store combines with memory in a way that has no atomic operation on a GPU."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory of the kernel's own that no register holds.
+
+    Args:
+        buffer: of one iteration of the loops that programs enumerate.
+        copies: how many such iterations there are.
+    """
+
+    buffer: Buffer
+    copies: Any
+
+
+@dataclass(frozen=True)
+class LaunchText:
+    """The source of one launch.
+
+    Args:
+        name: of the function; `text` its source, without the library.
+        params: buffers that it takes, in order; then `sizes`, then `workspaces`.
+        signature: Triton's types of all arguments, by parameter.
+        programs: how many there are, an index of sizes.
+        warps: of a program.
+    """
+
+    name: str
+    text: str
+    params: tuple[str, ...]
+    sizes: tuple[str, ...]
+    workspaces: tuple[Workspace, ...]
+    signature: dict[str, str]
+    programs: Any
+    warps: int
+
+
+def launch_text(kernel: Kernel, launch: Launch, name: str) -> LaunchText:
+    """Write one launch of a kernel.
+
+    Raises:
+        UnsupportedDtypeError: a value or a buffer has a dtype that Triton has no type for.
+        UnsupportedStoreError: a store needs an atomic operation that does not exist.
+    """
+    spilled: set[str] = set()
+    while True:
+        try:
+            return _Writer(kernel, launch, name, frozenset(spilled)).run()
+        except UnservedError as found:
+            spilled.add(found.buffer)
+
+
+class _State:
+    """A fold that is under way: its components are Python variables, assigned again and again."""
+
+    def __init__(self, reduction: Reduction, names: list[str], shape: str) -> None:
+        self.reduction, self.names, self.shape, self.started = reduction, names, shape, False
+
+    def results(self) -> list[str]:
+        """The components as values: truth values are held as numbers."""
+        if self.reduction.values[0].dtype != torch.bool:
+            return self.names
+        return [f"({self.names[0]} != 0)", *self.names[1:]]
+
+
+class _Writer:
+    def __init__(self, kernel: Kernel, launch: Launch, name: str, spilled: frozenset[str]) -> None:
+        self._kernel, self._launch, self._name = kernel, launch, name
+        self._out = TritonWriter()
+        body = launch.body
+        used = loaded_buffers(body) | stored_buffers(body)
+        self._params = [p.buffer for p in kernel.params if p.buffer.name in used]
+        self._spilled = [b for b in kernel.scratch if b.name in spilled]
+        held = [*self._params, *self._spilled]
+        names = Names(
+            {b.name: b.name if b.scalar else f"{b.name}_ptr" for b in held},
+            {b.name: b.dtype for b in (*self._params, *kernel.scratch)},
+            frozenset(b.name for b in self._params if b.scalar),
+            frozenset(b.name for b in kernel.scratch) - spilled,
+        )
+        names.variables.update({size.name: size.name for size in kernel.sizes})
+        self._dependence = Dependence()
+        self._index = "tl.int32" if self._fits() else "tl.int64"
+        self._values = Values(self._out, names, self._dependence, self._index)
+        self._states: dict[str, _State] = {}
+        self._axes: dict[Any, Axis] = {}
+
+    def run(self) -> LaunchText:
+        for buffer in self._params:
+            type_name(buffer.dtype)
+        programs = self._programs()
+        for statement in self._launch.body:
+            self._statement(statement)
+        kernel = self._kernel
+        arguments = {b.name if b.scalar else f"{b.name}_ptr": self._type(b) for b in (*self._params,)}
+        arguments |= {size.name: "i64" for size in kernel.sizes}
+        arguments |= {f"{b.name}_ptr": self._type(b) for b in self._spilled}
+        head = f"@triton.jit\ndef {self._name}({', '.join(arguments)}):"
+        text = "\n".join([head, *self._out.lines]) + "\n"
+        workspaces = tuple(Workspace(b, self._copies) for b in self._spilled)
+        return LaunchText(
+            self._name, text, tuple(b.name for b in self._params), tuple(s.name for s in kernel.sizes), workspaces,
+            arguments, programs, self._launch.blocks.warps,
+        )  # fmt: skip
+
+    def _type(self, buffer: Buffer) -> str:
+        if buffer.scalar:
+            return "fp64" if buffer.dtype.is_floating_point else "i64"
+        return f"*{signature_name(buffer.dtype)}"
+
+    def _fits(self) -> bool:
+        """Whether 32 bits hold every index: twice what is reached, since blocks reach beyond."""
+        numbers = [a.offset for a in accesses(self._launch.body)]
+        numbers += [_extent(self._launch.blocks.rows + self._launch.blocks.columns + self._launch.outer)]
+        numbers += [v.extent for v in _loops(self._launch.body)]
+        return all(_is_small(number) for number in numbers)
+
+    # -- programs -------------------------------------------------------------------------------------------------
+
+    def _programs(self) -> Any:
+        """Write which iterations this program has; gives the number of programs."""
+        blocks, outer = self._launch.blocks, self._launch.outer
+        wide = ".to(tl.int64)" if self._index == "tl.int64" else ""
+        self._out.line(f"program = tl.program_id(0){wide}")
+        column_blocks = _blocks_of(_extent(blocks.columns), blocks.column_block) if blocks.columns else 1
+        row_blocks = _blocks_of(_extent(blocks.rows), blocks.row_block) if blocks.rows else 1
+        text = self._values.at
+        if blocks.columns:
+            at = "program" if not (blocks.rows or outer) else f"program % {text(column_blocks)}"
+            self._values.columns = self._axis("x", at, blocks.columns, blocks.column_block, "[None, :]")
+        if blocks.rows:
+            at = "program" if column_blocks == 1 else f"program // {text(column_blocks)}"
+            at = at if not outer else f"({at}) % {text(row_blocks)}"
+            self._values.rows = self._axis("y", at, blocks.rows, blocks.row_block, "[:, None]")
+        if outer:
+            self._decode(f"program // {text(mul(column_blocks, row_blocks))}", outer)
+        self._copies = self._place_workspaces(row_blocks, column_blocks)
+        return mul(mul(column_blocks, row_blocks), _extent(outer))
+
+    def _place_workspaces(self, row_blocks: Any, column_blocks: Any) -> Any:
+        """Give every iteration of the programs its own part of each workspace; gives their number."""
+        blocks = self._launch.blocks
+        rows, columns = mul(row_blocks, blocks.row_block), blocks.column_block if blocks.columns else 1
+        copies = mul(mul(_extent(self._launch.outer), mul(column_blocks, columns)), rows)
+        if not self._spilled:
+            return copies
+        slot = Var("slot", copies)
+        lanes = [f"tl.arange(0, {blocks.row_block})[:, None]"] if blocks.rows else []
+        lanes = [f"{lanes[0]} * {columns}"] if lanes and columns != 1 else lanes
+        lanes += [f"tl.arange(0, {columns})[None, :]"] if blocks.columns else []
+        per_program = (blocks.row_block if blocks.rows else 1) * columns
+        self._out.line(f"slot = {' + '.join([f'program * {per_program}', *lanes])}")
+        self._values.names.variables[slot] = "slot"
+        for axis in (self._values.rows, self._values.columns):
+            if axis is not None:
+                axis.vars |= {slot}
+        self._values.names.bases.update({b.name: mul(slot.index(), b.sizes[0]) for b in self._spilled})
+        return copies
+
+    def _axis(self, name: str, at: str, loops: tuple[Var, ...], block: int, turn: str) -> Axis:
+        """Lanes over `block` consecutive iterations of loops, from the block numbered `at`."""
+        first = f"({at}) * {block} + " if at != "0" else ""
+        self._out.line(f"{name} = {first}tl.arange(0, {block}){turn}")
+        return self._bound(name, loops, block, _extent(loops))
+
+    def _bound(self, name: str, loops: tuple[Var, ...], block: int, extent: Any) -> Axis:
+        mask = None
+        if not (isinstance(extent, int) and extent and extent % block == 0):
+            mask = f"{name}_inside"
+            self._out.line(f"{mask} = {name} < {self._values.at(extent)}")
+        self._decode(name, loops)
+        return Axis(frozenset(loops), str(block), mask)
+
+    def _decode(self, flat: str, loops: Sequence[Var]) -> None:
+        """Give the variables of loops, outermost first, their values at a position of all together."""
+        stale = frozenset(loops)
+        self._forget(stale)
+        inner: Any = 1
+        for position, var in reversed(list(enumerate(loops))):
+            text = flat if inner == 1 else f"({flat}) // {self._values.at(inner)}"
+            if position:
+                text = f"({text}) % {self._values.at(var.extent)}"
+            inner = mul(inner, var.extent)
+            name = text
+            if text != flat or not flat.isidentifier():
+                name = self._out.fresh("i")
+                self._out.line(f"{name} = {text}")
+            self._values.names.variables[var] = name
+
+    # -- statements -----------------------------------------------------------------------------------------------
+
+    def _statement(self, statement: Statement) -> None:
+        if isinstance(statement, Assign):
+            self._assign(statement.store)
+        elif isinstance(statement, Update):
+            self._update(statement.reduction)
+        elif isinstance(statement, Fold):
+            self._fold(statement)
+        else:
+            self._loop(statement)
+
+    def _assign(self, store: Store) -> None:
+        values, buffer, offset = self._values, store.buffer, store.indices[0]
+        value = values.get(store.value)
+        load = Load(buffer, store.indices, compute_dtype(values.names.dtypes[buffer]))
+        if buffer in values.names.scratch:
+            self._overwrite(buffer, offset)
+            self._out.name(load, value)
+            return
+        pointer, mask = values.pointer(buffer, offset), values.mask(always=True)
+        where = f", mask={mask}" if mask else ""
+        held = type_name(values.names.dtypes[buffer])
+        if store.mode is None:
+            self._out.line(f"tl.store({pointer}, tl.broadcast_to({value}, {values.shape()}).to({held}){where})")
+        else:
+            self._combine(store, pointer, value, held, where)
+        values.dirty.add(buffer)
+        self._forget_memory({buffer})
+        if store.mode is None and not _is_indirect(offset):
+            kept = values.kept(value, buffer)
+            self._out.name(load, kept if kept == value else self._out.define("", kept))
+
+    def _combine(self, store: Store, pointer: str, value: str, held: str, where: str) -> None:
+        floating = self._values.names.dtypes[store.buffer].is_floating_point
+        if store.mode not in _ATOMICS or (floating and store.mode != "add"):
+            kind = self._values.names.dtypes[store.buffer]
+            raise UnsupportedStoreError(f"there is no atomic '{store.mode}' of {kind} on GPUs")
+        whole = f"tl.broadcast_to({value}, {self._values.shape()}).to({held})"
+        self._out.line(f'tl.atomic_{store.mode}({pointer}, {whole}{where}, sem="relaxed")')
+
+    def _forget(self, sources: frozenset[Any]) -> None:
+        """Forget what depends on any of `sources`."""
+        self._out.forget(lambda key: bool(self._dependence.of(key[0] if isinstance(key, tuple) else key) & sources))
+
+    def _forget_memory(self, buffers: set[str]) -> None:
+        self._forget(frozenset(("buffer", name) for name in buffers))
+
+    def _overwrite(self, buffer: str, offset: Any) -> None:
+        """Forget what was read of a scratch buffer, but at places that this one certainly is not."""
+        source = frozenset({("buffer", buffer)})
+        self._out.forget(
+            lambda key: (
+                bool(self._dependence.of(key[0] if isinstance(key, tuple) else key) & source)
+                and not (isinstance(key, Load) and _apart(key.indices[0], offset))
+            )
+        )
+
+    # -- folds ----------------------------------------------------------------------------------------------------
+
+    def _fold(self, fold: Fold) -> None:
+        stale = frozenset(("result", r.name) for r in fold.reductions)
+        self._forget(stale)
+        for reduction in fold.reductions:
+            names = [f"{reduction.name}_{k}" for k in range(len(carriers(reduction)))]
+            self._states[reduction.name] = _State(reduction, names, self._shape())
+        for statement in fold.body:
+            self._statement(statement)
+        for reduction in fold.reductions:
+            state = self._states.pop(reduction.name)
+            self._start(state)
+            self._publish(reduction, state.results())
+
+    def _publish(self, reduction: Reduction, names: Sequence[str]) -> None:
+        for component, name in enumerate(names):
+            self._values.names.results[reduction.name, component] = name
+
+    def _shape(self) -> str:
+        """Of what is the same for all iterations of loops inside."""
+        rows = self._values.rows.length if self._values.rows else "1"
+        columns = self._values.columns.length if self._values.columns else "1"
+        return f"[{rows}, {columns}]"
+
+    def _start(self, state: _State) -> None:
+        if not state.started:
+            for name, text in zip(state.names, initial(state.reduction, state.shape), strict=True):
+                self._out.line(f"{name} = {text}")
+            state.started = True
+
+    def _join(self, state: _State, partial: list[str]) -> None:
+        listed = ", ".join(state.names)
+        if state.started:
+            self._out.line(f"{listed} = {joined(state.reduction, state.names, partial)}")
+        else:
+            self._out.line(f"{listed} = {', '.join(partial)}")
+        state.started = True
+
+    def _update(self, reduction: Reduction) -> None:
+        """Fold in what every lane has: here lanes are iterations around the fold."""
+        state = self._states[reduction.name]
+        operands = [self._values.get(value) for value in reduction.values]
+        partial = [self._out.define("", text) for text in elements(reduction, operands, state.shape)]
+        self._join(state, partial)
+        self._publish(reduction, state.results())
+
+    # -- loops inside a program -----------------------------------------------------------------------------------
+
+    def _loop(self, loop: Loop) -> None:
+        loops, body = nest_of(loop)
+        if self._values.columns is None and is_independent(loops, body):
+            self._lanes(loops, body)
+        else:
+            self._serial(loop)
+
+    def _serial(self, loop: Loop) -> None:
+        self._before(loop.body)
+        name = self._out.fresh("i")
+        with self._out.block(f"for {name} in range({self._values.at(loop.var.extent)})"):
+            self._barrier(loop.body)
+            self._values.names.variables[loop.var] = name
+            for statement in loop.body:
+                self._statement(statement)
+
+    def _before(self, body: Sequence[Statement]) -> None:
+        """What a loop changes has a value before it, and what was read of it is stale inside."""
+        for name in updated(body):
+            if name in self._states:
+                self._start(self._states[name])
+        self._forget_memory(stored_buffers(body))
+        own = frozenset(("result", name) for name in updated(body))
+        self._forget(own)
+
+    def _barrier(self, body: Sequence[Statement]) -> None:
+        """Iterations see what earlier ones stored."""
+        memory = stored_buffers(body) - self._values.names.scratch
+        if memory & loaded_buffers(body):
+            self._out.line("tl.debug_barrier()")
+            self._values.dirty -= memory
+
+    def _lanes(self, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
+        extent, most = _extent(loops), self._launch.blocks.column_block
+        if isinstance(extent, int) and extent <= most:
+            self._at_once(loops, body, extent)
+        else:
+            self._in_blocks(loops, body, extent, most)
+        self._values.columns = None
+
+    def _at_once(self, loops: tuple[Var, ...], body: tuple[Statement, ...], extent: int) -> None:
+        block = 1 << max(extent - 1, 0).bit_length()
+        key = ("axis", *loops)
+        found = self._out.find(key)
+        if found is None:
+            name = self._out.name(key, self._out.fresh("r"))
+            self._out.line(f"{name} = tl.arange(0, {block})[None, :]")
+            self._forget_axes(loops, key)
+            self._axes[key] = self._bound(name, loops, block, extent)
+        self._values.columns = self._axes[key]
+        self._lane_body(body, None)
+
+    def _forget_axes(self, loops: tuple[Var, ...], but: Any) -> None:
+        """One loop variable means one thing: other axes over it are not to be found again."""
+        taken = frozenset(loops)
+        self._out.forget(lambda key: _is_axis(key) and key != but and bool(taken & frozenset(key[1:])))
+
+    def _in_blocks(self, loops: tuple[Var, ...], body: tuple[Statement, ...], extent: Any, block: int) -> None:
+        carried = [self._states[n] for n in updated(body) if n in self._states]
+        scan = is_scan(body)
+        lanes: dict[str, list[str]] = {}
+        if scan:
+            self._before(body)
+        else:
+            self._forget_memory(stored_buffers(body))
+            lanes = {s.reduction.name: self._accumulators(s, block) for s in carried}
+        first = self._out.fresh("first")
+        with self._out.block(f"for {first} in range(0, {self._values.at(extent)}, {block})"):
+            self._barrier(body)
+            name = self._out.fresh("r")
+            self._out.line(f"{name} = {first} + tl.arange(0, {block})[None, :]")
+            self._forget_axes(loops, None)
+            self._values.columns = self._bound(name, loops, block, extent)
+            self._lane_body(body, lanes)
+        self._values.columns = None
+        stale = frozenset(loops)
+        self._forget(stale)
+        for state in carried if not scan else ():
+            self._reduce(state, lanes[state.reduction.name])
+
+    def _accumulators(self, state: _State, block: int) -> list[str]:
+        """Partial results of each lane, over nothing yet."""
+        rows = self._values.rows.length if self._values.rows else "1"
+        names = [f"{name}_lanes" for name in state.names]
+        for name, text in zip(names, initial(state.reduction, f"[{rows}, {block}]"), strict=True):
+            self._out.line(f"{name} = {text}")
+        return names
+
+    def _reduce(self, state: _State, lanes: Sequence[str]) -> None:
+        partial = [self._out.fresh() for _ in lanes]
+        self._out.line(f"{', '.join(partial)} = {folded(state.reduction, lanes)}")
+        self._join(state, partial)
+        self._publish(state.reduction, state.results())
+
+    def _lane_body(self, body: tuple[Statement, ...], lanes: dict[str, list[str]] | None) -> None:
+        """Statements of a loop whose iterations are lanes; `lanes` holds accumulators where it comes in blocks."""
+        scan = is_scan(body)
+        for statement in body:
+            if not isinstance(statement, Update) or statement.reduction.name not in self._states:
+                self._statement(statement)
+                continue
+            reduction = statement.reduction
+            state = self._states[reduction.name]
+            partial = self._masked(reduction)
+            if scan:
+                self._scan(state, partial)
+            elif lanes is None:
+                self._reduce(state, partial)
+            else:
+                own = lanes[reduction.name]
+                self._out.line(f"{', '.join(own)} = {joined(reduction, own, partial)}")
+
+    def _masked(self, reduction: Reduction) -> list[str]:
+        """The components over each lane's element, those of nothing where lanes are outside of the loop."""
+        columns = self._values.columns
+        assert columns is not None
+        shape = self._values.shape()
+        operands = [self._values.get(value) for value in reduction.values]
+        found = [self._out.define("", text) for text in elements(reduction, operands, shape)]
+        if columns.mask is None:
+            return found
+        empty = initial(reduction, "[1, 1]")
+        pairs = zip(found, empty, strict=True)
+        return [self._out.define("", f"tl.where({columns.mask}, {name}, {none})") for name, none in pairs]
+
+    def _scan(self, state: _State, partial: list[str]) -> None:
+        """Results so far in every lane; the state becomes what all lanes come to."""
+        so_far = [self._out.fresh() for _ in partial]
+        self._out.line(f"{', '.join(so_far)} = {scanned(state.reduction, partial)}")
+        if state.started:
+            self._out.line(f"{', '.join(so_far)} = {joined(state.reduction, state.names, so_far)}")
+        self._forget_results(state.reduction)
+        held = _State(state.reduction, so_far, "")
+        self._publish(state.reduction, held.results())
+        whole = [self._out.fresh() for _ in partial]
+        self._out.line(f"{', '.join(whole)} = {folded(state.reduction, partial)}")
+        self._join(state, whole)
+
+    def _forget_results(self, reduction: Reduction) -> None:
+        own = frozenset({("result", reduction.name)})
+        self._forget(own)
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _extent(loops: Sequence[Var]) -> Any:
+    total: Any = 1
+    for var in loops:
+        total = mul(total, var.extent)
+    return total
+
+
+def _blocks_of(extent: Any, block: int) -> Any:
+    """How many blocks cover an extent."""
+    if isinstance(extent, int):
+        return -(-extent // block)
+    return quotient(add(extent, block - 1), block)
+
+
+def _loops(body: Sequence[Statement]) -> list[Var]:
+    return [s.var for s in statements(body) if isinstance(s, Loop)]
+
+
+def _is_small(number: Any) -> bool:
+    """Whether 32 bits hold an index, and what lanes outside of the loops make of it."""
+    low, high = bounds(number)
+    return low is not None and high is not None and max(-low, high) < _INT32 // 2
+
+
+def _is_indirect(offset: Any) -> bool:
+    return isinstance(offset, Index) and any(isinstance(atom, Loaded) for atom in atoms(offset))
+
+
+def _apart(a: Any, b: Any) -> bool:
+    apart = add(a, mul(b, -1))
+    return isinstance(apart, int) and apart != 0
+
+
+def _is_axis(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0] == "axis"

@@ -1,0 +1,293 @@
+"""Functions that generated kernels call: eager's meaning where Triton's own operations differ, and reductions.
+
+The generator copies those that a kernel uses into its source, with what they call, so that the source stands alone.
+This module is read as text, and needs Triton only if it is imported.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def sign(x):
+    """0 of NaN, as eager has it."""
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+@triton.jit
+def quotient(x, y):
+    """Rounded as IEEE has it."""
+    return x / y if x.dtype == tl.float64 else tl.div_rn(x, y)
+
+
+@triton.jit
+def reciprocal(x):
+    """Rounded as IEEE has it."""
+    return quotient(tl.full([1, 1], 1.0, x.dtype), x)
+
+
+@triton.jit
+def square_root(x):
+    """Rounded as IEEE has it."""
+    return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    return quotient(tl.full([1, 1], 1.0, x.dtype), 1.0 + libdevice.exp(x * -1))
+
+
+@triton.jit
+def maximum(x, y):
+    """NaN where either is."""
+    return tl.where((x != x) | (x > y), x, y)
+
+
+@triton.jit
+def minimum(x, y):
+    """NaN where either is."""
+    return tl.where((x != x) | (x < y), x, y)
+
+
+@triton.jit
+def remainder(x, y):
+    """The sign of the divisor, as Python's %."""
+    rest = libdevice.fmod(x, y) if x.dtype.is_floating() else x % y
+    return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+@triton.jit
+def floor_quotient(x, y):
+    """Integers, towards minus infinity."""
+    whole = x // y
+    return tl.where((x % y != 0) & ((x < 0) != (y < 0)), whole - 1, whole)
+
+
+@triton.jit
+def floor_quotient_float(x, y):
+    """Eager's: the quotient without the remainder, to the nearest integer below."""
+    rest = libdevice.fmod(x, y)
+    near = quotient(x - rest, y)
+    near = tl.where((rest != 0) & ((y < 0) != (rest < 0)), near - 1.0, near)
+    whole = libdevice.floor(near)
+    whole = tl.where(near - whole > 0.5, whole + 1.0, whole)
+    exact = quotient(x, y)
+    whole = tl.where(near == 0, libdevice.copysign(near * 0.0, exact), whole)
+    return tl.where(y == 0, exact, whole)
+
+
+@triton.jit
+def trunc_quotient_float(x, y):
+    """Towards 0."""
+    return libdevice.trunc(quotient(x, y))
+
+
+@triton.jit
+def integer_power(x, y):
+    """Eager's: by repeated squaring, which wraps; a negative exponent gives 0 but for bases 1 and -1."""
+    result, base, left = x * 0 + tl.full([1, 1], 1, x.dtype), x, tl.where(y < 0, y * 0, y)
+    for _ in range(x.dtype.primitive_bitwidth):
+        result = tl.where((left & 1) == 1, result * base, result)
+        base = base * base
+        left = left >> 1
+    unit = (x == 1).to(x.dtype)
+    if x.dtype.is_int_signed():
+        unit = tl.where(x == -1, tl.where((y & 1) == 1, x, x * x), unit)
+    return tl.where(y < 0, unit, result)
+
+
+@triton.jit
+def shifted_left(x, y):
+    """Shifting by too much, or by less than nothing, leaves nothing."""
+    inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
+    return tl.where(inside, x << tl.where(inside, y, y * 0), x * 0)
+
+
+@triton.jit
+def shifted_right(x, y):
+    """Shifting by too much, or by less than nothing, leaves the sign."""
+    last = x.dtype.primitive_bitwidth - 1
+    inside = (y >= 0) & (y <= last)
+    shifted = x >> tl.where(inside, y, y * 0 + last)
+    return shifted if x.dtype.is_int_signed() else tl.where(inside, shifted, x * 0)
+
+
+@triton.jit
+def sign_bit(x):
+    """Of zeros and NaN too."""
+    integer = tl.int64 if x.dtype == tl.float64 else tl.int32
+    return x.to(integer, bitcast=True) < 0
+
+
+@triton.jit
+def digamma(x):
+    """Recurrence up to 10, then the asymptotic series; reflection below 0."""
+    one, pi = tl.full([1, 1], 1.0, x.dtype), tl.full([1, 1], 3.14159265358979323846, x.dtype)
+    whole = x == libdevice.trunc(x)
+    mirrored = (x < 0) & (whole == 0)
+    shift = tl.where(mirrored, quotient(pi * -1.0, libdevice.tan((x - libdevice.trunc(x)) * pi)), 0.0)
+    z = tl.where(mirrored, 1.0 - x, x)
+    for _ in range(10):
+        small = z < 10
+        shift = tl.where(small, shift - quotient(one, z), shift)
+        z = tl.where(small, z + 1.0, z)
+    s = quotient(one, z * z)
+    tail = s * 8.33333333333333333333e-2 - 2.10927960927960927961e-2
+    tail = s * tail + 7.57575757575757575758e-3
+    tail = s * tail - 4.16666666666666666667e-3
+    tail = s * tail + 3.96825396825396825397e-3
+    tail = s * tail - 8.33333333333333333333e-3
+    tail = s * tail + 8.33333333333333333333e-2
+    made = shift + libdevice.log(z) - quotient(one * 0.5, z) - s * tail
+    made = tl.where((x < 0) & whole, float("nan"), made)
+    return tl.where(x == 0, libdevice.copysign(one * float("inf"), x * -1.0), made)
+
+
+# -- random numbers ---------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def philox(seed, offset, word: tl.constexpr):
+    """One word of Philox 4x32, 10 rounds: key `seed`, counter `offset` (see `ir/philox.py`)."""
+    m0, m1 = tl.full([1, 1], 0xD2511F53, tl.uint32), tl.full([1, 1], 0xCD9E8D57, tl.uint32)
+    w0, w1 = tl.full([1, 1], 0x9E3779B9, tl.uint32), tl.full([1, 1], 0xBB67AE85, tl.uint32)
+    c0, c1 = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    c2 = c0 ^ c0
+    c3 = c2
+    for _ in tl.static_range(10):
+        high, low = tl.umulhi(m1 ^ (c2 ^ c2), c2), m1 * c2
+        high_0, low_0 = tl.umulhi(m0 ^ (c0 ^ c0), c0), m0 * c0
+        c0, c1, c2, c3 = high ^ c1 ^ k0, low, high_0 ^ c3 ^ k1, low_0
+        k0, k1 = k0 + w0, k1 + w1
+    chosen = c0 if word == 0 else c1 if word == 1 else c2 if word == 2 else c3
+    return chosen.to(tl.int64)
+
+
+@triton.jit
+def lowbias32(x):
+    """One round of Wellons' mixing."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * tl.full([1, 1], 0x846CA68B, tl.uint32)
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def hash32(number, key0, key1):
+    """A keyed hash (see `ir/hash32.py`)."""
+    mixed = lowbias32(number.to(tl.uint32, bitcast=True) ^ key0.to(tl.uint32, bitcast=True))
+    return lowbias32(mixed + key1.to(tl.uint32, bitcast=True)).to(tl.int32, bitcast=True)
+
+
+# -- reductions: how two partial results make one ---------------------------------------------------------------------
+
+
+@triton.jit
+def join_sum(x, y):
+    """The sum."""
+    return x + y
+
+
+@triton.jit
+def join_prod(x, y):
+    """The product."""
+    return x * y
+
+
+@triton.jit
+def join_max(x, y):
+    """NaN where either is."""
+    return tl.where((x != x) | (x > y), x, y)
+
+
+@triton.jit
+def join_min(x, y):
+    """NaN where either is."""
+    return tl.where((x != x) | (x < y), x, y)
+
+
+@triton.jit
+def join_any(x, y):
+    """Truth values as integers."""
+    return x | y
+
+
+@triton.jit
+def join_all(x, y):
+    """Truth values as integers."""
+    return x & y
+
+
+@triton.jit
+def join_xor(x, y):
+    """Bits that differ."""
+    return x ^ y
+
+
+@triton.jit
+def join_argmax(x, i, y, j):
+    """NaN before anything, then the lowest position."""
+    lost = x != x
+    tie = (x == y) | (lost & (y != y))
+    left = (tie & (i <= j)) | ((tie == 0) & (lost | (x > y)))
+    return tl.where(left, x, y), tl.where(left, i, j)
+
+
+@triton.jit
+def join_argmin(x, i, y, j):
+    """NaN before anything, then the lowest position."""
+    lost = x != x
+    tie = (x == y) | (lost & (y != y))
+    left = (tie & (i <= j)) | ((tie == 0) & (lost | (x < y)))
+    return tl.where(left, x, y), tl.where(left, i, j)
+
+
+@triton.jit
+def join_welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
+    """Means, sums of squared differences, counts."""
+    n = n_a + n_b
+    share = tl.where(n_b == 0, 0.0, n_b / tl.where(n == 0, 1.0, n))
+    delta = tl.where((n_a == 0) | (n_b == 0), 0.0, mean_b - mean_a)
+    mean = tl.where(n_a == 0, mean_b, mean_a + delta * share)
+    return mean, m2_a + m2_b + delta * delta * n_a * share, n
+
+
+@triton.jit
+def softmax_scale(x, top):
+    """exp(x - top), and 0 of minus infinity, whatever top is."""
+    return tl.where(x == float("-inf"), 0.0, libdevice.exp(x - top))
+
+
+@triton.jit
+def join_softmax(top_a, sum_a, top_b, sum_b):
+    """Maxima, sums of exp(x - maximum)."""
+    top = tl.where((top_a != top_a) | (top_a > top_b), top_a, top_b)
+    return top, sum_a * softmax_scale(top_a, top) + sum_b * softmax_scale(top_b, top)
+
+
+@triton.jit
+def join_logaddexp(x, y):
+    """log(exp(x) + exp(y)), of infinities too."""
+    top = tl.where((x != x) | (x > y), x, y)
+    made = top + libdevice.log1p(libdevice.exp(tl.abs(x - y) * -1))
+    return tl.where((x == y) & (tl.abs(x) == float("inf")), x, made)
+
+
+# -- indices ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def floor_mod(a, b):
+    """The sign of the divisor."""
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def wrapped(at, size):
+    """Negative indices count from the end."""
+    return tl.where(at < 0, at + size, at)

@@ -1,0 +1,215 @@
+"""How a loop tree meets the GPU: what programs enumerate, what lanes do, how large the blocks are.
+
+for i < 8192 parallel: for j < 64 parallel: y[64*i + j] = ...     one axis of lanes over both loops
+for i parallel: for j parallel: y[64*i + j] = x[i + 8192*j]       tiles of rows i and columns j
+for i parallel: fold (for j < 768: update with x[768*i + j])      a program a row, j in lanes, all at once
+for j parallel: fold (for i: update with x[768*i + j])            rows j, columns i in a loop of blocks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.accesses import accesses, loop_variables, statements, updated, values
+from ..ir.bounds import bounds
+from ..ir.dependence import Dependence
+from ..ir.index import Var, mul
+from ..ir.kernel import Assign, Fold, Loop, Statement
+from ..ir.ops import OPS
+from ..ir.value import Op, Result
+
+_LANES = 16  # neighbours that an access should find next to each other
+_POINTWISE = 1024  # elements of a program without reductions
+_TILE = (32, 32)  # of a transposition
+_PERSISTENT = 8192  # elements of a row that registers hold
+_LOOPED = 2048  # elements of a row's block where the row is longer
+_COLUMN = (64, 64)  # rows (contiguous in memory) and columns of a block of a reduction across
+_ELEMENTS_A_WARP = 512
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The sizes of one launch's blocks.
+
+    Args:
+        rows: loops that programs enumerate along the tile's first axis, outermost first; `row_block` lanes of them.
+        columns: loops that programs enumerate along its second; empty where that axis is for loops inside.
+        column_block: lanes of the second axis: at most so many of a loop inside at once.
+        warps: of a program.
+    """
+
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    row_block: int
+    column_block: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: statements over the loops that programs enumerate.
+
+    Args:
+        outer: loops of which every program has one iteration, beside those of `blocks`.
+        body: what is inside of all these loops.
+    """
+
+    outer: tuple[Var, ...]
+    blocks: Blocks
+    body: tuple[Statement, ...]
+
+
+def launches(body: Sequence[Statement]) -> list[Launch]:
+    """The launches of a kernel's body, in order."""
+    if not any(isinstance(s, Loop) and s.parallel for s in body):
+        return [_reducing((), tuple(body))]
+    return [_launch(statement) for statement in body]
+
+
+def _launch(statement: Statement) -> Launch:
+    loops: list[Var] = []
+    body: tuple[Statement, ...] = (statement,)
+    while len(body) == 1 and isinstance(body[0], Loop) and body[0].parallel:
+        loops.append(body[0].var)
+        body = body[0].body
+    if not any(isinstance(s, Loop) for s in statements(body)):
+        return _pointwise(tuple(loops), body)
+    return _reducing(tuple(loops), body)
+
+
+# -- without loops inside ---------------------------------------------------------------------------------------------
+
+
+def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
+    across = _across(loops, body)
+    if across is None:
+        block = min(_POINTWISE, _power(_extent(loops)))
+        return Launch((), Blocks((), loops, 1, block, _warps(block)), body)
+    rows, columns = (min(size, _power(var.extent)) for size, var in zip(_TILE, (across, loops[-1]), strict=True))
+    outer = tuple(v for v in loops if v is not across and v is not loops[-1])
+    return Launch(outer, Blocks((across,), (loops[-1],), rows, columns, _warps(rows * columns)), body)
+
+
+def _across(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Var | None:
+    """The loop along which some loads are contiguous, while stores are along the innermost."""
+    if len(loops) < 2:
+        return None
+    dependence = Dependence()
+    for access in accesses(body):
+        along = dependence.stride(access.offset, loops[-1], _LANES)
+        if access.stored or along in (0, 1):
+            continue
+        for var in reversed(loops[:-1]):
+            if dependence.stride(access.offset, var, _LANES) == 1 and _is_long(var):
+                return var
+    return None
+
+
+def _is_long(var: Var) -> bool:
+    return not isinstance(var.extent, int) or var.extent >= _LANES // 2
+
+
+# -- with loops inside ------------------------------------------------------------------------------------------------
+
+
+def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
+    inner = [leaf for statement in body for leaf in _leaves(statement)]
+    longest = max((_power(_extent(leaf)) for leaf in inner), default=1)
+    if _is_contiguous_along(loops, inner, body):
+        rows, columns = _COLUMN
+        rows, columns = min(rows, _power(_extent(loops))), min(columns, longest)
+        return Launch((), Blocks(loops, (), rows, columns, _warps(rows * columns)), body)
+    block = longest if longest <= _PERSISTENT else _LOOPED
+    rows = max(1, min(_POINTWISE // block, _power(_extent(loops)))) if loops else 1
+    return Launch((), Blocks(loops, (), rows, block, _warps(rows * block)), body)
+
+
+def _leaves(statement: Statement) -> list[tuple[Var, ...]]:
+    """The loops that become lanes inside: innermost ones, with those that hold nothing else."""
+    if isinstance(statement, Fold):
+        return [leaf for inner in statement.body for leaf in _leaves(inner)]
+    if not isinstance(statement, Loop):
+        return []
+    loops, body = nest_of(statement)
+    if not any(isinstance(s, Loop) for s in statements(body)):
+        return [loops]
+    return [leaf for inner in statement.body for leaf in _leaves(inner)]
+
+
+def nest_of(loop: Loop) -> tuple[tuple[Var, ...], tuple[Statement, ...]]:
+    """A loop and those right inside of it, outermost first, and what they hold."""
+    loops, body = [loop.var], loop.body
+    while len(body) == 1 and isinstance(body[0], Loop):
+        loops.append(body[0].var)
+        body = body[0].body
+    return tuple(loops), body
+
+
+def _is_contiguous_along(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
+    """Whether memory is contiguous along the loops of programs rather than along those inside."""
+    if not loops:
+        return False
+    dependence, score = Dependence(), 0
+    last = {leaf[-1] for leaf in inner}
+    for access in accesses(body):
+        if access.inner not in last:
+            continue
+        score += dependence.stride(access.offset, access.inner, _LANES) == 1
+        score -= dependence.stride(access.offset, loops[-1], _LANES) == 1
+    return score < 0
+
+
+# -- lanes ------------------------------------------------------------------------------------------------------------
+
+
+def is_independent(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
+    """Whether iterations of a nest inside a program may run side by side, statement by statement; scans apart."""
+    if loop_variables(body):
+        return False
+    dependence = Dependence()
+    inside = list(accesses(body))
+    for name in {a.buffer for a in inside if a.stored}:
+        offsets = {a.offset for a in inside if a.buffer == name}
+        alone = sum(a.buffer == name for a in inside) == 1
+        moved = all(dependence.of(offset) & frozenset(loops) for offset in offsets)
+        if alone and next(a for a in inside if a.buffer == name).mode is not None:
+            continue
+        if not moved or not (alone or len(offsets) == 1):
+            return False
+    return True
+
+
+def is_scan(body: tuple[Statement, ...]) -> bool:
+    """Whether a body reads results that it is still folding."""
+    started = {r.name for s in statements(body) if isinstance(s, Fold) for r in s.reductions}
+    carried = updated(body).keys() - started
+    return any(isinstance(v, Result) and v.reduction in carried for v in values(body))
+
+
+def is_costly(body: Sequence[Statement]) -> bool:
+    """Whether a body computes for long between loads and stores."""
+    return any(isinstance(v, Op) and OPS[v.name].costly for v in values(body))
+
+
+def only_assigns(body: Sequence[Statement]) -> bool:
+    """Whether a body does nothing but store."""
+    return all(isinstance(s, Assign) for s in body)
+
+
+def _extent(loops: Sequence[Var]) -> Any:
+    total: Any = 1
+    for var in loops:
+        total = mul(total, var.extent)
+    return total
+
+
+def _power(extent: Any) -> int:
+    """The power of two that holds an extent; a large one where it is symbolic."""
+    high = extent if isinstance(extent, int) else bounds(extent)[1]
+    return 1 << 30 if high is None else 1 << max(int(high) - 1, 0).bit_length()
+
+
+def _warps(elements: int) -> int:
+    return max(1, min(16, elements // _ELEMENTS_A_WARP))

@@ -1,0 +1,65 @@
+"""The reduction algebra as Triton text: identities, elements, joins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..ir.folds import component_dtypes, identity
+from ..ir.program import Reduction
+from .dtypes import spelled, type_name
+
+
+def carriers(reduction: Reduction) -> tuple[torch.dtype, ...]:
+    """The dtypes that components are held in: truth values as int32, which every reduction of Triton takes."""
+    found = component_dtypes(reduction.reducer, reduction.values[0].dtype)
+    return tuple(torch.int32 if dtype == torch.bool else dtype for dtype in found)
+
+
+def identities(reduction: Reduction) -> list[str]:
+    """The components over nothing, as literals."""
+    start = identity(reduction.reducer, reduction.values[0].dtype)
+    return [
+        spelled(int(n) if n is True or n is False else n, d) for n, d in zip(start, carriers(reduction), strict=True)
+    ]
+
+
+def initial(reduction: Reduction, shape: str) -> list[str]:
+    """The components over nothing, as blocks."""
+    held = zip(identities(reduction), carriers(reduction), strict=True)
+    return [f"tl.full({shape}, {number}, {type_name(dtype)})" for number, dtype in held]
+
+
+def elements(reduction: Reduction, operands: Sequence[str], shape: str) -> list[str]:
+    """The components over one element in every lane; operands are names."""
+    dtypes = carriers(reduction)
+    x = operands[0] if reduction.values[0].dtype != torch.bool else f"{operands[0]}.to(tl.int32)"
+    found = [x, *operands[1:]]
+    if reduction.reducer == "welford":
+        kind = type_name(dtypes[0])
+        found = [
+            x,
+            f'tl.where(tl.abs({x}) < float("inf"), 0.0, float("nan")).to({kind})',
+            f"tl.full([1, 1], 1.0, {kind})",
+        ]
+    if reduction.reducer == "softmax":
+        found = [x, f"softmax_scale({x}, {x})"]
+    return [f"tl.broadcast_to({text}, {shape})" for text in found]
+
+
+def joined(reduction: Reduction, left: Sequence[str], right: Sequence[str]) -> str:
+    """One call that joins two partial results."""
+    return f"join_{reduction.reducer}({', '.join([*left, *right])})"
+
+
+def folded(reduction: Reduction, lanes: Sequence[str]) -> str:
+    """One call that reduces lanes along the tile's second axis."""
+    given = lanes[0] if len(lanes) == 1 else f"({', '.join(lanes)})"
+    return f"tl.reduce({given}, 1, join_{reduction.reducer}, keep_dims=True)"
+
+
+def scanned(reduction: Reduction, lanes: Sequence[str]) -> str:
+    """One call that gives every lane the result up to it."""
+    given = lanes[0] if len(lanes) == 1 else f"({', '.join(lanes)})"
+    return f"tl.associative_scan({given}, 1, join_{reduction.reducer})"

@@ -1,0 +1,235 @@
+"""Values as Triton expressions over the lanes of a tile.
+
+A tile has rows and columns. What is the same for all lanes is a scalar or a block of one element, what differs from
+row to row has shape [ROWS, 1], and so on: operations broadcast. Lanes that lie outside of the loops load nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..ir.dependence import Dependence, Sources
+from ..ir.index import Atom, Index, Loaded, Size, Var, add
+from ..ir.ranges import in_range
+from ..ir.value import HALVES, Const, Guarded, Load, Number, Op, Result, Value, compute_dtype
+from .dtypes import literal, type_name
+from .index_text import index_text
+from .operations import operation_text
+from .writer import TritonWriter
+
+
+@dataclass
+class Axis:
+    """One axis of the tile.
+
+    Args:
+        vars: loop variables that it enumerates.
+        length: of its block: a number, as text.
+        mask: the name of the condition that lanes lie inside, None if all do.
+    """
+
+    vars: frozenset[Var]
+    length: str
+    mask: str | None
+
+
+@dataclass
+class Names:
+    """What things are called in the kernel that is being written.
+
+    Args:
+        buffers: pointers (of scalars: the numbers) by buffer name; `dtypes` what they hold.
+        results: components of reductions, and the variables that they depend on.
+        variables: loop variables and sizes.
+        scratch: buffers of the kernel's own: kept under their names, not in memory.
+        bases: where an iteration's part of a workspace begins.
+    """
+
+    buffers: dict[str, str]
+    dtypes: dict[str, torch.dtype]
+    scalars: frozenset[str] = frozenset()
+    scratch: frozenset[str] = frozenset()
+    bases: dict[str, Any] = field(default_factory=dict)
+    results: dict[tuple[str, int], str] = field(default_factory=dict)
+    variables: dict[Any, str] = field(default_factory=dict)
+
+
+class UnservedError(Exception):
+    """A scratch buffer is read where its value is not at hand: it needs memory."""
+
+    def __init__(self, buffer: str) -> None:
+        super().__init__(buffer)
+        self.buffer = buffer
+
+
+class Values:
+    """Writes values and indices; what is computed once keeps its name."""
+
+    def __init__(self, writer: TritonWriter, names: Names, dependence: Dependence, index_type: str) -> None:
+        self.writer, self.names, self.dependence, self.index_type = writer, names, dependence, index_type
+        self.rows: Axis | None = None
+        self.columns: Axis | None = None
+        self.guards: tuple[tuple[str, Sources], ...] = ()
+        self.dirty: set[str] = set()  # buffers written since the last barrier
+
+    # -- lanes ----------------------------------------------------------------------------------------------------
+
+    def shape(self) -> str:
+        """The shape of the whole tile."""
+        return f"[{self.rows.length if self.rows else 1}, {self.columns.length if self.columns else 1}]"
+
+    def mask(self, *, always: bool = False, of: Any = None) -> str | None:
+        """The condition that lanes are inside, over the axes that `of` varies along (all if `always`)."""
+        sources = self.dependence.of(of) if not always else frozenset()
+        found = [
+            axis.mask
+            for axis in (self.rows, self.columns)
+            if axis is not None and axis.mask is not None and (always or self._moves(axis, sources))
+        ]
+        found += [name for name, _ in self.guards]
+        return " & ".join(found) if found else None
+
+    def _moves(self, axis: Axis, sources: Sources) -> bool:
+        # Results and memory may vary along any axis: then lanes outside may hold anything.
+        return bool(sources & axis.vars) or any(isinstance(s, tuple) for s in sources)
+
+    @contextmanager
+    def guarded(self, condition: str, sources: Sources) -> Iterator[None]:
+        """Lanes where `condition` does not hold touch no memory; names given inside stay inside."""
+        before, self.guards = self.guards, (*self.guards, (condition, sources))
+        with self.writer.apart():
+            yield
+        self.guards = before
+
+    # -- indices --------------------------------------------------------------------------------------------------
+
+    def at(self, number: Any) -> str:
+        """An index as text; what it reads from memory is read and checked first."""
+        self._prepare(number)
+        return index_text(number, self._atom)
+
+    def block(self, number: Any) -> str:
+        """An index as a block of the index type, even where all lanes agree."""
+        text = self.at(number)
+        if self._is_block(number):
+            return text
+        return f"tl.full([1, 1], {text}, {self.index_type})"
+
+    def _is_block(self, number: Any) -> bool:
+        if not isinstance(number, Index):
+            return False
+        sources = self.dependence.of(number)
+        axes = [axis.vars for axis in (self.rows, self.columns) if axis is not None]
+        return any(sources & vars for vars in axes) or any(isinstance(s, tuple) for s in sources)
+
+    def _prepare(self, number: Any) -> None:
+        if not isinstance(number, Index):
+            return
+        for monomial, _ in number.terms:
+            for atom in monomial:
+                if isinstance(atom, Loaded):
+                    self._loaded(atom)
+                elif not isinstance(atom, (Var, Size)):
+                    for part in atom.fields():
+                        self._prepare(part)
+
+    def _atom(self, atom: Atom) -> str:
+        if isinstance(atom, Loaded):
+            return self._loaded(atom)
+        return self.names.variables[atom.name if isinstance(atom, Size) else atom]
+
+    def _loaded(self, atom: Loaded) -> str:
+        """The name of an index read from memory: wrapped and checked as eager has it."""
+        key = (atom.index(), "loaded")
+        found = self.writer.find(key)
+        if found is not None:
+            return found
+        raw = self.get(atom.value)
+        size = self.at(atom.size)
+        at = f"{raw}.to({self.index_type})"
+        made = self.writer.define("", f"wrapped({at}, {size})" if atom.wrap else at, key)
+        if not in_range(atom):
+            inside = f"(({made} >= 0) & ({made} < {size}))"
+            mask = self.mask(of=atom.value)
+            test = f"{inside} | (({mask}) == 0)" if mask else inside
+            self.writer.line(f'tl.device_assert({test}, "index out of range")')
+        return made
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def get(self, value: Value) -> str:
+        """The value: a name, or a short expression."""
+        if isinstance(value, Const) and not isinstance(value.number, Index):
+            key: Any = (value, "const")
+            return self.writer.find(key) or self.writer.define("", literal(value.number, value.dtype), key)
+        if isinstance(value, Result):
+            return self.names.results[value.reduction, value.component]
+        found = self.writer.find(value)
+        if found is None:
+            found = self.writer.define("", self._text(value), value)
+        return found
+
+    def whole(self, value: Value) -> str:
+        """The value in every lane of the tile."""
+        return f"tl.broadcast_to({self.get(value)}, {self.shape()})"
+
+    def _text(self, value: Value) -> str:
+        if isinstance(value, Load):
+            return self._load(value)
+        if isinstance(value, (Number, Const)):
+            number = value.index if isinstance(value, Number) else value.number
+            text = self.block(number)
+            return f"{text}.to({type_name(value.dtype)})"
+        if isinstance(value, Guarded):
+            return self._guarded(value)
+        assert isinstance(value, Op), value
+        args = [self.get(arg) for arg in value.args]
+        return operation_text(value, args)
+
+    def _load(self, value: Load) -> str:
+        buffer, offset = value.buffer, value.indices[0] if value.indices else 0
+        if buffer in self.names.scalars:
+            return f"tl.full([1, 1], {self.names.buffers[buffer]}, {type_name(value.dtype)})"
+        if buffer in self.names.scratch:
+            raise UnservedError(buffer)
+        offset = add(self.names.bases.get(buffer, 0), offset)
+        at = self.block(offset)
+        if buffer in self.dirty:
+            self.writer.line("tl.debug_barrier()")
+            self.dirty.clear()
+        mask = self.mask(of=offset)
+        text = f"tl.load({self.names.buffers[buffer]} + {at}{f', mask={mask}' if mask else ''})"
+        held = self.names.dtypes[buffer]
+        return f"{text}.to({type_name(value.dtype)})" if held in HALVES else text
+
+    def _guarded(self, value: Guarded) -> str:
+        condition = self.get(value.condition)
+        sources = self.dependence.of(value.condition)
+        with self.guarded(condition, sources):
+            chosen = self.get(value.value)
+        if isinstance(value.other, Const):
+            other = self.get(value.other)
+        else:
+            opposite = self.writer.define("", f"({condition} == 0)")
+            with self.guarded(opposite, sources):
+                other = self.get(value.other)
+        return f"tl.where({condition}, {chosen}, {other})"
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def pointer(self, buffer: str, offset: Any) -> str:
+        """Pointers to an element of a buffer, one a lane of the tile."""
+        offset = add(self.names.bases.get(buffer, 0), offset)
+        return f"{self.names.buffers[buffer]} + tl.broadcast_to({self.block(offset)}, {self.shape()})"
+
+    def kept(self, value: str, buffer: str) -> str:
+        """A value as a load of a buffer gives it after it was stored there: rounded to what memory holds."""
+        held = self.names.dtypes[buffer]
+        if held not in HALVES:
+            return value
+        return f"{value}.to({type_name(held)}).to({type_name(compute_dtype(held))})"

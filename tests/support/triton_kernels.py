@@ -1,0 +1,141 @@
+"""Generated Triton kernels without a GPU: interpreted on tensors of the CPU, and compiled for real ones.
+
+interpreted_agrees(lambda x: x.relu(), torch.randn(3, 4))      every kernel interpreted, results are eager's
+compile_for(kernel_source(kernel), 90)                         machine code for Hopper
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from regraft.compiler.ir.interpreter import allocate, bound_sizes
+from regraft.compiler.ir.kernel import Kernel
+from regraft.compiler.kernel_call import evaluate
+from regraft.compiler.lowering import lower
+from regraft.compiler.schedule import schedule
+from regraft.compiler.triton import KernelSource, kernel_source
+
+from .lowering import Replay, compare, fresh, trace
+
+
+class _Interpreter:
+    """The worker, and what it is asked."""
+
+    def __init__(self) -> None:
+        worker = Path(__file__).with_name("triton_worker.py")
+        command = [sys.executable, str(worker)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, source: str, calls: list[tuple[str, int, list[Any]]]) -> list[list[Any]]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        pickle.dump((source, calls), self._process.stdin)
+        self._process.stdin.flush()
+        done, result = pickle.load(self._process.stdout)
+        if not done:
+            raise AssertionError(f"{result}\n{source}")
+        return result
+
+
+@functools.cache
+def interpreter() -> _Interpreter:
+    """The one worker of this process."""
+    return _Interpreter()
+
+
+def interpret(kernel: Kernel, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> KernelSource:
+    """Run a kernel on tensors by name, in place."""
+    source = kernel_source(kernel)
+    memory = dict(tensors)
+    for launch in source.launches:
+        arguments = [_flat(memory[name]) for name in launch.params] + [sizes[name] for name in launch.sizes]
+        for workspace in launch.workspaces:
+            elements = evaluate(workspace.copies, sizes) * workspace.buffer.sizes[0]
+            arguments.append(torch.full((elements,), -77, dtype=workspace.buffer.dtype))
+        (after,) = interpreter().run(source.text, [(launch.name, evaluate(launch.programs, sizes), arguments)])
+        for name, result in zip(launch.params, after, strict=False):
+            if isinstance(memory[name], torch.Tensor):
+                _flat(memory[name]).copy_(result)
+    return source
+
+
+def run_interpreted(
+    kernel: Kernel, tensors: Mapping[str, Any], sizes: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """What `ir.interpreter.run_kernel` does, in Triton: params by name, those missing allocated."""
+    given = dict(tensors)
+    for param in kernel.params:
+        if param.buffer.name not in given:
+            given[param.buffer.name] = allocate(param.buffer, sizes or {})
+    interpret(kernel, given, sizes or {})
+    return given
+
+
+def _flat(tensor: Any) -> Any:
+    """All memory of a tensor as one dim."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    return tensor.as_strided((span,), (1,))
+
+
+def interpreted_agrees(
+    function: Callable[..., Any], *inputs: Any, dynamic: bool = False, **tolerance: Any
+) -> list[KernelSource]:
+    """Assert that the generated kernels, interpreted, compute what eager does; gives their sources."""
+    module = trace(function, *inputs, dynamic=dynamic)
+    made = lower(module, strict=True)
+    plan = schedule(made.program)
+    eager_inputs, own_inputs = fresh(inputs), fresh(inputs)
+    replay = Replay(module, own_inputs)
+    tensors = replay.given(made)
+    given = {name: x for name, x in tensors.items() if isinstance(x, torch.Tensor)}
+    sizes = {**bound_sizes(made.program.buffers.values(), given), **replay.symbols()}
+    tensors |= {name: allocate(buffer, sizes) for name, buffer in plan.buffers.items()}
+    sources = []
+    for step in plan.steps:
+        if isinstance(step, Kernel):
+            sources.append(interpret(step, tensors, sizes))
+        else:
+            tensors.update(replay.extern(step, tensors))
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    try:
+        compare(
+            fx.map_arg(output.args[0], lambda node: replay.value(node, tensors)), function(*eager_inputs), **tolerance
+        )
+        for ours, theirs in zip(own_inputs, eager_inputs, strict=True):
+            compare(ours, theirs, **tolerance)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n" + "\n".join(source.text for source in sources)) from error
+    return sources
+
+
+def compile_for(source: KernelSource, capability: int) -> list[str]:
+    """Compile every launch for a GPU of this capability; gives the assembly."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.py"
+        path.write_text(source.text)
+        spec = importlib.util.spec_from_file_location("kernels", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        made = []
+        for launch in source.launches:
+            ast = ASTSource(getattr(module, launch.name), launch.signature)
+            options = {"num_warps": launch.warps, "enable_fp_fusion": False}
+            made.append(triton.compile(ast, target=GPUTarget("cuda", capability, 32), options=options).asm["ptx"])
+    return made

@@ -1,0 +1,99 @@
+"""Triton's interpreter in a process of its own: whether it interprets is decided when Triton is imported.
+
+parent  -> (source, [(function, programs, arguments)])      arguments: tensors and numbers, positional
+worker  -> the tensors after all launches, or the traceback
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.language.extra import libdevice
+from triton.runtime import interpreter
+
+# What libdevice computes, by eager's functions: the interpreter has none of it.
+_SPECIAL = {
+    "rint": torch.round, "pow": torch.pow, "fmod": lambda x, y: torch.from_numpy(np.fmod(x.numpy(), y.numpy())),
+    "atan2": torch.atan2, "hypot": torch.hypot,
+    "copysign": torch.copysign, "nextafter": torch.nextafter, "erf": torch.erf, "erfc": torch.erfc,
+    "erfinv": torch.erfinv, "lgamma": torch.lgamma, "rsqrt": lambda x: 1 / torch.sqrt(x),
+}  # fmt: skip
+_PLAIN = (
+    "floor ceil trunc exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh"
+)
+
+
+def _wrapped(function):
+    def call(*args):
+        arrays = [torch.from_numpy(np.array(arg.handle.data)) for arg in args]
+        result = function(*arrays).numpy()
+        return tl.tensor(interpreter.TensorHandle(result, args[0].handle.dtype), args[0].type)
+
+    return call
+
+
+def _patch() -> None:
+    for name in _PLAIN.split():
+        setattr(libdevice, name, _wrapped(getattr(torch, name)))
+    for name, function in _SPECIAL.items():
+        setattr(libdevice, name, _wrapped(function))
+    plain = interpreter._convert_float
+
+    def convert(data, source, target, rounding):
+        """Rounds to bfloat16 as GPUs do, to the nearest; the interpreter cuts off."""
+        if source == tl.float32 and target == tl.bfloat16:
+            rounded = torch.from_numpy(np.array(data)).to(torch.bfloat16)
+            return rounded.view(torch.int16).numpy().view(np.uint16)
+        return plain(data, source, target, rounding)
+
+    interpreter._convert_float = convert
+
+
+def _run(source, calls):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.py"
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location("kernels", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for function, programs, arguments in calls:
+            if programs:
+                getattr(module, function)[(programs,)](*arguments)
+    return [arguments for _, _, arguments in calls]
+
+
+def main() -> None:
+    """Serve requests until the parent goes."""
+    warnings.filterwarnings("ignore")
+    np.seterr(all="ignore")
+    torch.set_num_threads(1)
+    _patch()
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what kernels print is no reply
+    while True:
+        try:
+            request = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            reply = (True, _run(*request))
+        except Exception:
+            reply = (False, traceback.format_exc())
+        pickle.dump(reply, replies)
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()
