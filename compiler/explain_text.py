@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
+from .explain_advice import advice
+
 if TYPE_CHECKING:
     from ..rewrites.record import Match, NearMiss
     from .explain import Explanation
 
 SHOWN = 6  # kinds of near misses told of; the rest are counted
-TELLING = 2  # operators that must have matched, where others came closer than that
+TELLING = 2  # operators that must have matched, where the rule matched or others came closer than that
 
 _Item = TypeVar("_Item")
 
@@ -31,7 +33,7 @@ def explanation_text(found: Explanation) -> str:
     for matches in _grouped(found.matches, lambda m: (m.tags, m.site)):
         lines += ["", *_matched(matches)]
     kinds = _grouped(found.near_misses, lambda m: (m.code, m.message, m.expected, m.found, m.depth, m.site, m.root))
-    telling = [misses for misses in kinds if misses[0].depth >= TELLING] or kinds
+    telling = [misses for misses in kinds if misses[0].depth >= TELLING] or ([] if found.matches else kinds)
     for misses in telling[:SHOWN]:
         lines += ["", *_missed(misses)]
     rest = len(found.near_misses) - sum(map(len, telling[:SHOWN]))
@@ -61,6 +63,8 @@ def _missed(same: list[NearMiss]) -> list[str]:
     ]
     if miss.expected:
         lines += [f"    expected  {miss.expected}", f"    found     {miss.found}"]
+    if (change := advice(miss)) != "":
+        lines.append(f"    try       {change}")
     if miss.site is not None:
         lines.append(f"    at        {miss.site}")
     if miss.root is not None and miss.root != miss.site:

@@ -51,20 +51,20 @@ def bias_is_floating(bias: Any) -> Reason | None:
 
 
 def fill_masks(fill: Any) -> Reason | None:
-    """What masked scores are replaced by is so low that their weight is zero."""
+    """What masked scores are replaced by is so low that their weight is zero, or a tensor that is selected as it is."""
     number = val(fill)
+    if is_tensor(fill):
+        return None
     if isinstance(number, (int, float)) and number <= _LEAST_FILL:
         return None
-    nodes = (fill,) if is_tensor(fill) else ()
-    return Reason(
-        "fill-not-a-mask", f"masked scores become {describe(fill)}", nodes, f"<= {_LEAST_FILL:g}", describe(fill)
-    )
+    found = describe(fill)
+    return Reason("fill-not-a-mask", f"masked scores become {found}", (), f"<= {_LEAST_FILL:g}", found)
 
 
 def fill_hides_bias(match: Binding) -> Reason | None:
     """Where a bias is added to masked scores, none of it is left in a row with nothing to keep."""
     fill = match.operands.get("fill")
-    if dict(match.tags)["mask"] != "where_bias" or val(fill) <= _LEAST_FILL_BELOW_BIAS:
+    if dict(match.tags)["mask"] != "where_bias" or (not is_tensor(fill) and val(fill) <= _LEAST_FILL_BELOW_BIAS):
         return None
     found, bias = describe(fill), match.operands["bias"]
     message = f"masked scores become {found}, and a bias is added to that"
@@ -111,7 +111,12 @@ def weights_are_used(match: Binding) -> Reason | None:
 
 
 def compute_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype to compute in: that of the scores, unless query and key were only cast up from the result's."""
+    """The dtype to compute in: that of the scores, unless query and key were only cast up from the result's.
+
+    A fill that is a tensor may be any number: scores have the range that they had where it was selected.
+    """
+    if is_tensor(match.operands.get("fill")):
+        return next(dtype(n) for n in match.matched if op_name(n) == "aten.where")
     products = [n for n in match.matched if op_name(n) == "aten.matmul"]
     result, scores = dtype(products[0]), dtype(products[1])
     if torch.finfo(scores).bits <= torch.finfo(result).bits:
@@ -139,7 +144,7 @@ def nan_policy(match: Binding, policy: Mapping[str, str]) -> str:
 def empty_rows(match: Binding, policy: Mapping[str, str]) -> bool:
     """Whether the mask could leave nothing of a row."""
     bias, keep, fill = (match.operands.get(n) for n in ("bias", "keep", "fill"))
-    return not is_causal_match(match) and may_empty_rows(bias, keep, val(fill))
+    return is_tensor(fill) or (not is_causal_match(match) and may_empty_rows(bias, keep, val(fill)))
 
 
 def causal(match: Binding, policy: Mapping[str, str]) -> bool:

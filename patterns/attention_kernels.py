@@ -269,10 +269,15 @@ def _masked(attention: Attention, scores: torch.Tensor) -> torch.Tensor:
     keep, fill = attention.keep, attention.fill
     if attention.factor is not None:
         scores = scores * attention.factor
-    if keep is None or not (fill == -float("inf") or fill >= torch.finfo(scores.dtype).min):
+    if keep is None or not _is_selected(fill, scores.dtype):
         mask = attention.mask()
         return scores if mask is None else scores + mask
     return torch.where(keep, scores if attention.bias is None else scores + attention.bias, fill)
+
+
+def _is_selected(fill: Any, dtype: torch.dtype) -> bool:
+    """Whether a fill can be selected as it is: a tensor of any number, or a number that `dtype` has."""
+    return isinstance(fill, torch.Tensor) or fill == -float("inf") or fill >= torch.finfo(dtype).min
 
 
 # -- when a kernel can be used
@@ -298,6 +303,8 @@ def softmax_is_plain(kernel: str, match: Binding) -> Reason | None:
     """Kernels add a mask to scaled scores and do nothing else to them; gradients do not flow to what they sum up."""
     if "cap" in match.operands:
         return refused(kernel, "it takes no softcap", match)
+    if is_tensor(match.operands.get("fill")):
+        return refused(kernel, "masked scores become a tensor, of which no value is known", match, "fill")
     if "factor" in match.operands:
         return refused(kernel, "it multiplies no scores entry by entry", match, "factor")
     if "sink" in match.operands and any(wants_gradient(o) for o in match.operands.values() if is_tensor(o)):

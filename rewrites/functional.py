@@ -1,6 +1,7 @@
 """Simplifications of a captured graph that keep every bit and every alias of the program.
 
     scores = matmul(q, k);  div_(scores, 8)   ->   div(matmul(q, k), 8)        nobody else sees `scores` afterwards
+    add_(scores, wider)                       ->   to(add(scores, wider), dtype of scores)
     dropout(x, p, train=False)                ->   x
 
 Writes that anyone could observe (to inputs, to what has other aliases in use) stay as they are.
@@ -24,7 +25,7 @@ def functionalize_temporaries(graph: fx.Graph) -> int:
     inplace = [n for n in graph.nodes if _writes_self(n)]
     if not inplace:
         return 0
-    position = {node: i for i, node in enumerate(graph.nodes)}
+    position: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.nodes)}
     memory = {node: storages(node) for node in graph.nodes}  # before any change: metadata is renewed on the way
     aliases = _aliases(memory)
     return sum(_functionalize(node, position, [aliases[m] for m in memory[node]]) for node in inplace)
@@ -55,23 +56,40 @@ def _aliases(memory: dict[fx.Node, set[int]]) -> dict[int, list[fx.Node]]:
     return found
 
 
-def _functionalize(node: fx.Node, position: dict[fx.Node, int], aliases: list[list[fx.Node]]) -> bool:
+def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[list[fx.Node]]) -> bool:
     """`aliases`: for each storage of `node`, the nodes that share it, in order."""
     target = _functional(node.target)
     if target is None or len(aliases) != 1 or not _is_temporary(node, position, aliases[0]):
         return False
     inplace, node.target = node.target, target
-    try:
-        fits = same_layout(infer(node), val(node))
-    except (RuntimeError, TypeError, ValueError):
-        fits = False
-    if not fits:
+    result = _inferred(node)
+    if result is None or not same_layout(result.to(val(node).dtype), val(node)):
         node.target = inplace
         return False
+    if result.dtype != val(node).dtype:
+        _cast_back(node, position, aliases[0])
     for other in aliases[0]:
         if position[other] >= position[node]:
             _refresh(other)
     return True
+
+
+def _inferred(node: fx.Node) -> torch.Tensor | None:
+    try:
+        result = infer(node)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _cast_back(node: fx.Node, position: dict[fx.Node, float], aliases: list[fx.Node]) -> None:
+    """Casts what a call out of place has promoted, as the call in place casts when it writes."""
+    with node.graph.inserting_after(node):
+        narrow = node.graph.call_function(torch.ops.aten.to.dtype, (node, val(node).dtype))
+    narrow.meta = dict(node.meta)
+    node.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not narrow)
+    position[narrow] = position[node] + 0.5
+    aliases.insert(aliases.index(node) + 1, narrow)
 
 
 _OVERLOADS = {"bernoulli_.float": "p"}  # where the functional one has another name
@@ -88,7 +106,7 @@ def _functional(inplace: Any) -> Any | None:
     return target if ours == theirs else None
 
 
-def _is_temporary(node: fx.Node, position: dict[fx.Node, int], aliases: list[fx.Node]) -> bool:
+def _is_temporary(node: fx.Node, position: dict[fx.Node, float], aliases: list[fx.Node]) -> bool:
     """Whether nobody reads the written memory later except through `node`, and it is no input's."""
     here = position[node]
     for other in aliases:

@@ -19,11 +19,19 @@ _SYMBOLIC = {
 }  # fmt: skip
 
 
-@cache
+# By the identity of operators, which hash slowly; they are kept, so that no id comes back as another's.
+_names: dict[int, tuple[Any, str]] = {}
+
+
 def packet_name(target: Any) -> str:
     """Name of an operator without its overload, e.g. ``"aten.matmul"``; for Python's, ``"getitem"``, ``"sym.mul"``."""
+    known = _names.get(id(target))
+    if known is not None:
+        return known[1]
     if isinstance(target, torch._ops.OpOverload):
-        return f"{target.namespace}.{target._schema.name.split('::')[-1]}"
+        name = f"{target.namespace}.{target._schema.name.split('::')[-1]}"
+        _names[id(target)] = target, name
+        return name
     if target is operator.getitem:
         return "getitem"
     if target in _SYMBOLIC:

@@ -56,7 +56,7 @@ class Binding:
         """With an alternative taken."""
         return Binding(self.operands, self.dims, self.nodes, (*self.tags, (tag, label)), self.assumed)
 
-    def binding(self, name: str, value: Any) -> Binding:
+    def bound(self, name: str, value: Any) -> Binding:
         """With an operand bound."""
         return Binding({**self.operands, name: value}, self.dims, self.nodes, self.tags, self.assumed)
 
@@ -71,11 +71,20 @@ class Binding:
 
 @dataclass
 class Failure:
-    """The deepest point that matching reached at one root."""
+    """The deepest point that matching reached at one root; `others` would have done there as well."""
 
     depth: int
-    reason: Reason
+    first: Reason
     site: fx.Node
+    others: list[str] = field(default_factory=list)
+
+    @property
+    def reason(self) -> Reason:
+        """Why it got no further; of alternatives, the one that needs least comes first."""
+        if not self.others:
+            return self.first
+        *more, last = dict.fromkeys([*reversed(self.others), self.first.expected])
+        return _differs(f"{', '.join(more)} or {last}" if more else last, self.first.found, self.first.nodes)
 
 
 class Matcher:
@@ -180,7 +189,7 @@ class Matcher:
         if not (_is_scalar(value) if term.number else is_tensor(value)):
             self._mismatch(binding, f"{term.name}: a {'number' if term.number else 'tensor'}", value, user)
             return
-        bound = binding.binding(term.name, value)
+        bound = binding.bound(term.name, value)
         spec = self.rule.dims.get(term.name)
         if spec is not None:
             unified = unify(spec, val(value).shape, binding.dims)
@@ -224,20 +233,26 @@ class Matcher:
             self._mismatch(binding, term.op.removeprefix("aten."), value, user)
 
     def _mismatch(self, binding: Binding, expected: str, value: Any, user: fx.Node | None) -> None:
-        if user is None or (self.failure is not None and len(binding.nodes) <= self.failure.depth):
+        failure, depth = self.failure, len(binding.nodes)
+        if user is None or (failure is not None and depth < failure.depth):
             return
         nodes = tuple(n for n in (value, user) if isinstance(n, fx.Node))
-        found = describe(value)
-        reason = Reason("pattern-differs", f"expected {expected}, found {found}", nodes, expected, found)
-        self._fail(binding, reason, user)
+        if failure is None or depth > failure.depth:
+            self._fail(binding, _differs(expected, describe(value), nodes), user)
+        elif failure.first.code == "pattern-differs" and failure.first.nodes == nodes and isinstance(value, fx.Node):
+            failure.others += [expected] if expected not in failure.others else []
 
     def _fail(self, binding: Binding, reason: Reason, site: fx.Node | None) -> None:
         depth = len(binding.nodes)
         better = self.failure is None or depth > self.failure.depth
         tie = self.failure is not None and depth == self.failure.depth
-        guard_over_shape = tie and self.failure.reason.code == "pattern-differs" != reason.code  # type: ignore[union-attr]
+        guard_over_shape = tie and self.failure.first.code == "pattern-differs" != reason.code  # type: ignore[union-attr]
         if site is not None and (better or guard_over_shape):
             self.failure = Failure(depth, reason, site)
+
+
+def _differs(expected: str, found: str, nodes: tuple[fx.Node, ...]) -> Reason:
+    return Reason("pattern-differs", f"expected {expected}, found {found}", nodes, expected, found)
 
 
 def _argument_pairs(term: Call, node: fx.Node) -> Iterator[list[tuple[Any, Any]]]:

@@ -104,14 +104,19 @@ class Normalizer:
                 self.stopped = Reason("respelling-loops", f"{name} applied {count} times and was stopped", (node,))
 
     def _visit(self, node: fx.Node) -> None:
-        for step in self._steps.get(op_name(node), ()):
-            with self.editor.at(node):
-                new = step.step(node, self.editor)
-            if new is None or new is node:
-                continue
-            self.counts[step.name] += 1
+        with self.editor.at(node):
+            name, new = self._respelled(node)
+        if new is not node:
+            self.counts[name] += 1
             self.substitute(node, new)
-            return
+
+    def _respelled(self, node: fx.Node) -> tuple[str, fx.Node]:
+        """What the first step that applies puts in place of `node`, and its name; `node` where none does."""
+        for step in self._steps.get(op_name(node), ()):
+            new = step.step(node, self.editor)
+            if new is not None and new is not node:
+                return step.name, new
+        return "", node
 
     def substitute(self, old: fx.Node, new: fx.Node) -> None:
         """Let `new` stand for `old` in the mirror, and erase what is dead."""

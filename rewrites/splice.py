@@ -106,23 +106,19 @@ def _constant(mirror: Mirror, traced: fx.GraphModule, node: fx.Node, editor: Edi
 
 
 class Original:
-    """The matched code as a callable of its operands, made when it is first called: most decisions are known already.
+    """The matched code as a callable of its operands (see `subgraph`), compiled when first called.
 
-    Raises:
-        RewriteError: at once, where the code needs a value that is no operand (see `subgraph`).
+    Most decisions are known already, and then nobody calls it.
     """
 
     def __init__(self, nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> None:
-        self._parts = nodes, operands, outputs
+        self._graph = _matched(nodes, operands, outputs)
         self._made: fx.GraphModule | None = None
-        inside = {*nodes, *filter(is_operand, operands)}
-        for source in {n for node in nodes for n in node.all_input_nodes} - inside:
-            _example_size(source)
 
     def __call__(self, *values: Any) -> Any:
-        """What the code computes of `values`; the graph must still be the one that was matched when first called."""
+        """What the code computes of `values`, one for each operand."""
         if self._made is None:
-            self._made = subgraph(*self._parts)
+            self._made = fx.GraphModule(torch.nn.Module(), self._graph)
         return self._made(*values)
 
 
@@ -134,6 +130,10 @@ def subgraph(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequenc
     Raises:
         RewriteError: another value that is computed outside the match is no operand.
     """
+    return fx.GraphModule(torch.nn.Module(), _matched(nodes, operands, outputs))
+
+
+def _matched(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> fx.Graph:
     graph = fx.Graph()
     placed: dict[fx.Node, fx.Node] = {}
     for i, operand in enumerate(operands):
@@ -143,7 +143,7 @@ def subgraph(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequenc
     for node in nodes:
         placed[node] = graph.node_copy(node, lambda n: placed[n] if n in placed else _example_size(n))
     graph.output(tuple(placed[o] for o in outputs) if len(outputs) > 1 else placed[outputs[0]])
-    return fx.GraphModule(torch.nn.Module(), graph)
+    return graph
 
 
 def _example_size(node: fx.Node) -> Any:

@@ -8,6 +8,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, is_tensor, sees, shape, val
 from ...rewrites.respell import respelling
+from ...rewrites.symbolic import same_shape
 from . import build
 from .reading import holds_product, holds_softmax, is_float
 
@@ -51,6 +52,23 @@ def softmax_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not build.widens(dtype(node), dtype(soft)):
         return None
     return edit.call(aten.softmax.int, wide.args[0], -1)
+
+
+@respelling("aten.to")
+def sum_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """to(add(scores, wider), scores' dtype)  ->  add(scores, to(wider, scores' dtype)), as for ``scores += wider``.
+
+    What is added is rounded as the sum is, and what overflows there overflows here.
+    """
+    total = node.args[0]
+    if node.target is not aten.to.dtype or not sees(node, total, "aten.add") or len(total.args) != 2 or total.kwargs:
+        return None
+    for scores, term in (total.args, total.args[::-1]):
+        if not is_tensor(term) or not is_float(scores) or not holds_product(scores) or holds_product(term):
+            continue
+        if dtype(scores) == dtype(node) and same_shape(shape(scores), shape(node)) and dtype(term) == dtype(total):
+            return edit.call(aten.add.Tensor, scores, edit.call(aten.to.dtype, term, dtype(node)))
+    return None
 
 
 @respelling("aten.to")

@@ -237,6 +237,68 @@ def test_bias_added_to_a_low_fill() -> None:
     assert_agrees(function, found.run, inputs)
 
 
+@BOTH
+@pytest.mark.parametrize("fill", [-1e4, -1e10, LOWEST, -INF])
+def test_a_wider_mask_added_in_place(fill, training):
+    """The sum is rounded to the type of scores, where the lowest number of the wider type is -inf."""
+
+    def function(q, k, v, keep):
+        scores = q @ k.mT
+        scores += torch.where(keep, 0.0, fill)
+        return torch.softmax(scores.float(), -1).type_as(scores) @ v
+
+    keep = KEEP.clone()
+    keep[0, :, 1] = False
+    if training and fill == -1e10:
+        keep[..., 0] = True  # for an absorbed row, see "lowest added" above
+    inputs = (*(x.bfloat16() for x in qkv()), keep)
+    inputs = trained(inputs) if training else inputs
+    found = rewritten(function, inputs)
+    assert found.count() == 1, found.record.near_misses
+    assert_agrees(function, found.run, inputs)
+
+
+@BOTH
+@pytest.mark.parametrize("fill", [-1e9, -5.0, 0.5, -INF])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_fill_that_is_a_tensor_is_selected_as_it_is(fill, dtype, training):
+    """As a buffer of a model: its value is not known while compiling."""
+
+    def function(q, k, v, keep, fill, bias):
+        return attend(torch.where(keep, q @ k.mT * SCALE + bias, fill), v)
+
+    inputs = (*qkv(), KEEP, torch.tensor(fill, dtype=dtype), normal(S, T))
+    inputs = trained(inputs) if training else inputs
+    found = rewritten(function, inputs)
+    assert found.count() == 1, found.record.near_misses
+    assert_agrees(function, found.run, inputs)
+
+
+def test_a_bias_added_to_a_fill_that_is_a_tensor():
+    def function(q, k, v, keep, fill, bias):
+        return attend(torch.where(keep, q @ k.mT * SCALE, fill) + bias, v)
+
+    inputs = (*qkv(), KEEP, torch.tensor(-1.0), normal(S, T))
+    found = rewritten(function, inputs)
+    assert found.count() == 0 and "fill-not-a-mask" in found.codes
+    assert_agrees(function, found.run, inputs)
+
+
+def test_a_fill_that_is_a_tensor_in_half_precision():
+    """Scores that were cast up have room for a fill that is infinite in their first type."""
+
+    def function(q, k, v, keep, fill):
+        scores = torch.where(keep, (q @ k.mT).float(), fill)
+        return torch.softmax(scores, -1).to(q.dtype) @ v
+
+    keep = KEEP.clone()
+    keep[0, :, 1] = False
+    inputs = (*(x.bfloat16() for x in qkv()), keep, torch.tensor(LOWEST))
+    found = rewritten(function, inputs)
+    assert found.count() == 1, found.record.near_misses
+    assert_agrees(function, found.run, inputs)
+
+
 def test_no_row_guard_where_no_row_can_die() -> None:
     """The factor per row that keeps NaN costs nothing where the mask is known to leave something."""
 

@@ -59,6 +59,32 @@ def test_views_made_after_the_write_follow_it():
     assert count == 2 and ops(module) == ["exp", "add", "view", "relu"]
 
 
-def test_a_write_that_casts_stays():
-    module, count = functional(lambda a: torch.zeros(3, 4, dtype=torch.bfloat16).add_(a))
-    assert count == 0 and module(X).dtype == torch.bfloat16
+def written_wider(a):
+    narrow = a.bfloat16() * 2
+    narrow += a
+    narrow.mul_(a)
+    return narrow.view(-1).add_(1)
+
+
+def test_a_write_of_something_wider_is_cast_back():
+    module, count = functional(written_wider)
+    assert count == 3 and ops(module) == ["to", "mul", "add", "to", "mul", "to", "view", "add"]
+    assert module(X).dtype == torch.bfloat16 and torch.equal(module(X), written_wider(X))
+
+
+def read_before_the_next_write(a):
+    narrow = a.bfloat16() * 2
+    first = narrow.add_(a)
+    view = first.view(-1)
+    first.mul_(3)
+    return view
+
+
+def test_what_is_cast_back_has_aliases_too():
+    module, count = functional(read_before_the_next_write)
+    assert count == 1 and torch.equal(module(X), read_before_the_next_write(X))
+
+
+def test_a_written_comparison_is_cast_back():
+    module, count = functional(lambda a: (a * 2).eq_(a))
+    assert count == 1 and ops(module) == ["mul", "eq", "to"] and torch.equal(module(X), (X * 2).eq(X).to(X.dtype))

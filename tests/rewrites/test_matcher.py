@@ -35,6 +35,25 @@ def test_commutative_operands_match_in_both_orders():
     assert not bound(lambda x, y: torch.relu(x) @ y, lambda a, b: b.mT @ torch.relu(a))
 
 
+def test_a_further_output_is_found_through_many_shared_alternatives():
+    """Looking along each path by itself would take 2**30 steps."""
+
+    def pattern(x):
+        y = x
+        for i in range(30):
+            y = choose(f"step{i}", relu=torch.relu(y), tanh=torch.tanh(y))
+        return torch.exp(x), y
+
+    def program(a):
+        y = a
+        for _ in range(30):
+            y = torch.relu(y)
+        return y, torch.exp(a)
+
+    found, _ = matches(pattern, program, X)
+    assert len(found) == 1 and len(found[0].matched) == 31
+
+
 def test_a_scaled_addition_does_not_commute():
     def pattern(x, y):
         return torch.add(torch.relu(x), y, alpha=2)

@@ -4,7 +4,7 @@ from support.engine import X, applied, calls, capture, ops, rule
 
 from regraft.rewrites.editor import RewriteError
 from regraft.rewrites.graph import op_name
-from regraft.rewrites.splice import subgraph, trace
+from regraft.rewrites.splice import Original, subgraph, trace
 
 
 def operand(*inputs, dynamic=False):
@@ -50,6 +50,18 @@ def test_matched_code_as_a_callable():
     run = subgraph([mul, relu], [b, 3.0, a], [relu, mul])
     relu_value, mul_value = run(X, None, X + 1)
     assert torch.equal(mul_value, X * (X + 1)) and torch.equal(relu_value, torch.relu(mul_value))
+
+
+def test_the_original_outlives_the_rewrite_and_is_compiled_once():
+    module = capture(lambda a, b: torch.relu(a * b) + 1, X, X)
+    mul, relu, add = calls(module)
+    original = Original([mul, relu], list(mul.args), [relu])
+    add.replace_input_with(relu, mul.args[0])
+    for node in (relu, mul):
+        module.graph.erase_node(node)
+    assert torch.equal(original(X, X - 1), torch.relu(X * (X - 1)))
+    made = original._made
+    assert torch.equal(original(X, X), X * X) and original._made is made
 
 
 def test_a_size_that_the_pattern_leaves_open_is_the_examples():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -373,6 +375,22 @@ def test_an_upcast_that_stays_is_kept() -> None:
     q, k, v = (x.bfloat16() for x in qkv())
     got = form(lambda q, k, v: torch.softmax((q @ k.mT).float(), -1) @ v.float(), q, k, v)
     assert got == "matmul(softmax(to(matmul(%0, permute(%1, [0, 1, 3, 2])), torch.float32), -1), to(%2, torch.float32))"
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda s, m: s.__iadd__(m),
+        lambda s, m: (s + m).to(s.dtype),
+        lambda s, m: (m + s).type_as(s),
+        lambda s, m: s + m.to(s.dtype),
+    ],
+)
+def test_a_wider_mask_in_the_type_of_scores(add: Callable[..., Any]) -> None:
+    q, k, v = (x.bfloat16() for x in qkv())
+    got = form(lambda q, k, v, m: add(q @ k.mT, m).softmax(-1) @ v, q, k, v, torch.randn(B, 1, S, T))
+    scores = "matmul(%0, permute(%1, [0, 1, 3, 2]))"
+    assert got == f"matmul(softmax(add({scores}, to(%3, torch.bfloat16)), -1), %2)"
 
 
 DROPPED = "matmul(dropout(softmax(mul(matmul(%0, permute(%1, [0, 1, 3, 2])), 0.353553), -1), 0.25, True), %2)"
