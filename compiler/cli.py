@@ -288,7 +288,7 @@ def check(
         Path | None, typer.Option(metavar="DIR", help="Write a runnable script for every counterexample there.")
     ] = None,
     guards: Annotated[
-        bool, typer.Option("--guards", help="Instead: which near miss notices if a condition of a rule is dropped.")
+        bool, typer.Option("--guards", help="Instead: what notices if a condition of a rule is dropped.")
     ] = False,
 ) -> None:
     """Run the property tests of rules: does the replacement compute what the pattern computes?"""
@@ -335,21 +335,24 @@ def _saved(failure: Failure, folder: Path) -> Path:
 
 
 def _show_guards(rules: Sequence[Rule]) -> int:
-    """Print by which near miss the removal of each condition is noticed; 1 where there is none for some."""
+    """Print what notices the removal of each condition, a near miss or a test; 1 where nothing does for some."""
+    from ..patterns.unsampled import UNSAMPLED
     from .check import noticed
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("rule", "condition", "if dropped, this sample notices"):
-        table.add_column(column, no_wrap=column != "if dropped, this sample notices")
+    for column in ("rule", "condition", "if dropped, this notices"):
+        table.add_column(column, no_wrap=column != "if dropped, this notices")
     missing = 0
     with shown_progress() as progress:
         for number, rule in enumerate(rules):
             progress(f"dropping conditions of {rule.name}", number / len(rules))
             for condition, sample in noticed(rule).items():
-                missing += sample is None
-                table.add_row(rule.name, escape(condition), "NONE" if sample is None else escape(repr(sample)))
+                tested = UNSAMPLED.get((rule.name, condition), "")
+                missing += sample is None and not tested
+                shown = repr(sample) if sample is not None else f"tests/patterns/{tested}" if tested else "NONE"
+                table.add_row(rule.name, escape(condition), escape(shown))
     _console().print(table)
-    typer.echo(f"{table.row_count - missing} of {table.row_count} conditions have a near miss of their own")
+    typer.echo(f"{table.row_count - missing} of {table.row_count} conditions are noticed by a near miss or a test")
     return 1 if missing else 0
 
 

@@ -95,12 +95,11 @@ def stage_seconds(graphs: Iterable[GraphRecord]) -> dict[str, float]:
 
 
 def frozen_line(graphs: Iterable[GraphRecord]) -> str:
-    """What was computed once from weights, as ``"267 weights: 53 batch norms folded, ..."``; empty if nothing was."""
+    """What was computed once from weights, as ``"267 weights: 53 convolutions packed, ..."``; empty if nothing was."""
     count = _totals(graphs, "freezing")
     parts = [
         f"{count[name]} {what}"
         for name, what in (
-            ("batch_norms", "batch norms folded"),
             ("packed_convolution", "convolutions packed"),
             ("packed_linear", "linear layers packed"),
             ("constants", f"constants of {count['bytes'] / 2**20:.1f} MiB"),

@@ -133,7 +133,6 @@ def test_weights_and_layout():
     """What freezing and channels-last did is told in one line each, and nothing where nothing was done."""
     freezing = {
         "weights": 9,
-        "batch_norms": 2,
         "packed_convolution": 3,
         "packed_linear": 0,
         "constants": 5,
@@ -141,7 +140,7 @@ def test_weights_and_layout():
     }
     moved = {"convolutions": 3, "chosen": True, "conversions": 1, "seconds": (2e-3, 1e-3)}
     records = [GraphRecord("g", details={"freezing": freezing, "channels_last": moved}), GraphRecord("h")]
-    assert frozen_line(records) == ("9 weights: 2 batch norms folded, 3 convolutions packed, 5 constants of 1.0 MiB")
+    assert frozen_line(records) == ("9 weights: 3 convolutions packed, 5 constants of 1.0 MiB")
     assert layout_line(records).startswith("3 of 3 convolutions moved to channels-last") and "2.00 ms" in layout_line(
         records
     )
