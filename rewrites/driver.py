@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from .effects import wants_gradient
+from .facts import example, fact_of
 from .functional import functionalize_temporaries, remove_inactive_dropout
 from .graph import is_pure, op_name, val
 from .index import Index
@@ -335,8 +336,13 @@ class _Run:
 
 
 def _example(node: fx.Node) -> Any:
-    """The metadata of an operand, requiring gradients where they flow."""
-    value = val(node)
+    """What a measurement starts from: an operand itself where it is known, for a candidate may rely on what it is.
+
+    Otherwise its metadata, requiring gradients where they flow.
+    """
+    value, fact = val(node), fact_of(node)
+    if fact is not None and (known := example(fact, value)) is not None:
+        return known
     if not (isinstance(value, torch.Tensor) and wants_gradient(node)):
         return value
     return value.detach().requires_grad_()

@@ -26,7 +26,7 @@ import torch
 from torch import fx
 
 from ..graph import is_tensor, op_name, val
-from .evaluate import MAX_BYTES, is_known_exactly, summary, table_of
+from .evaluate import MAX_BYTES, example, is_known_exactly, summary, table_of
 from .fact import REAL, Choice, Fact, Positions, Table, Uniform, ends, nonnegative
 from .joins import CASTS, JOINS
 from .pointwise import ELEMENTWISE, EXACT, is_exact, takes_gradient
@@ -34,8 +34,8 @@ from .sources import SOURCES
 from .views import VIEWS
 
 __all__ = [
-    "MAX_BYTES", "Choice", "Fact", "Positions", "Table", "Uniform", "derive", "ends", "fact_of", "facts_of_graph",
-    "gets_gradient", "is_cheap", "is_known_exactly", "literal", "nonnegative", "summary",
+    "MAX_BYTES", "Choice", "Fact", "Positions", "Table", "Uniform", "derive", "ends", "example", "fact_of",
+    "facts_of_graph", "gets_gradient", "is_cheap", "is_known_exactly", "literal", "nonnegative", "summary",
 ]  # fmt: skip
 
 _RULES: Mapping[str, Callable[[fx.Node, Callable[[Any], Fact | None]], Fact | None]] = {

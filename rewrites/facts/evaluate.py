@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..graph import dtype, is_pure, is_tensor, nodes_in, op_name, rank, val
-from ..symbolic import concrete
+from ..symbolic import concrete, hint
 from .fact import REAL, Choice, Fact, Number, Positions, Table, Uniform
 
 MAX_BYTES = 1 << 16  # of a tensor that is computed element by element while compiling
+MAX_EXAMPLE = 1 << 26  # elements of a tensor that is made up for a measurement
 
 # Their results depend on more than the elements of their operands.
 _OF_MEMORY = ("aten.empty", "aten.new_empty", "aten.as_strided", "aten.view_as", "aten.stride", "aten.resize")
@@ -134,6 +137,34 @@ def elements(fact: Fact, value: torch.Tensor) -> torch.Tensor:
         holds = holds & (_integers(condition, value) >= 0)
     yes, no = (torch.full([], x, dtype=value.dtype, device="cpu") for x in (fact.yes, fact.no))
     return torch.where(holds, yes, no)
+
+
+def example(fact: Fact, value: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that a fact describes, symbolic sizes at their example values; None where one has none, or it is huge.
+
+    Where `value` repeats its memory (expanded dims), so does the example.
+    """
+    sizes, strides = ([hint(n) for n in part] for part in (value.shape, value.stride()))
+    known = _hinted(fact)
+    if known is None or None in (*sizes, *strides) or math.prod(sizes) > MAX_EXAMPLE:
+        return None
+    with plainly():
+        filled = elements(known, torch.empty(sizes, dtype=value.dtype, device="meta"))
+        for dim, stride in enumerate(strides):
+            filled = filled.narrow(dim, 0, 1) if stride == 0 and sizes[dim] else filled
+        memory = torch.empty_strided(filled.shape, strides, dtype=value.dtype, device=value.device)
+        return memory.copy_(filled).expand(sizes)
+
+
+def _hinted(fact: Fact) -> Fact | None:
+    """A fact of numbers alone."""
+    if isinstance(fact, Choice):
+        conditions = [_hinted(condition) for condition in fact.conditions]
+        return None if None in conditions else replace(fact, conditions=tuple(conditions))
+    if not isinstance(fact, Positions):
+        return fact
+    offset, steps = hint(fact.offset), tuple(map(hint, fact.steps))
+    return None if None in (offset, *steps) else Positions(offset, steps)
 
 
 def _integers(positions: Positions, value: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+import regraft
 from regraft.compiler import measure, synthesis
 from regraft.compiler.cache import DecisionCache, decision_cache
 from regraft.compiler.measure import MIN_GAIN, Measured, choose, decision_key
@@ -360,3 +361,21 @@ def test_default_dtype_is_neither_used_nor_changed():
         assert torch.get_default_dtype() is torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_known_operands_are_measured_as_they_are(dynamic, tmp_path, monkeypatch):
+    """A candidate may rely on what an operand is: here that the mask is causal, so that the kernel needs none."""
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+
+    def causal(q, k, v):
+        places = torch.arange(q.shape[-2])
+        mask = torch.where(places[:, None] >= places, 0.0, float("-inf"))
+        return torch.softmax(q @ k.mT / 4 + mask, -1) @ v
+
+    torch.compiler.reset()
+    inputs = [torch.randn(2, 4, 200, 16) for _ in range(3)]
+    with regraft.coverage() as coverage, torch.no_grad():
+        torch.compile(causal, backend="regraft", dynamic=dynamic)(*inputs)
+    (found,) = [m for g in coverage.graphs for m in (*g.applied, *g.declined) if m.rule == "sdpa"]
+    assert "disagrees" not in found.evidence.note and "flash" in found.evidence.note + "".join(found.evidence.times)
