@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from .case import Case, Program
 
 _ROUNDINGS = 8  # how many roundings of the result's dtype are always allowed
+_SHAKEN = 3  # times that operands are rounded anew, to see what one rounding does to a result
 _ROUNDINGS_DOUBLE = 64  # nothing is wider than float64: eager's own error is unknown there, and counts as zero
 
 
@@ -49,7 +51,13 @@ def compare(case: Case, rewritten: Program) -> Disagreement | None:
     if case.rule.numerics.random != "distribution" and not torch.equal(eager.random_state, ours.random_state):
         return Disagreement("the random stream is at another place than eager's afterwards")
     exact = eager if eager.drew else run(_doubled(case), case.program)  # float64 would draw other random numbers
-    return _misshapen(ours, eager) or _difference(case, ours, eager, exact)
+    found = _misshapen(ours, eager) or _difference(case, ours, eager, exact)
+    if found is None or found.error == torch.inf or eager.drew:
+        return found
+    # Eager may have been lucky: what one rounding of an operand does to a result is nobody's error.
+    return _difference(
+        case, ours, eager, exact, [run(_shaken(case, number), case.program) for number in range(_SHAKEN)]
+    )
 
 
 def run(case: Case, program: Program, seed: int | None = None) -> Outcome:
@@ -85,6 +93,21 @@ def _double(operand: Any) -> Any:
     return operand.detach().double().requires_grad_(operand.requires_grad)
 
 
+def _shaken(case: Case, number: int) -> Case:
+    """The operands in float64, each number off by up to one rounding of its own dtype."""
+    generator = torch.Generator().manual_seed(number)
+
+    def off(operand: Any) -> Any:
+        doubled = _double(operand)
+        if doubled is operand:
+            return operand
+        noise = torch.rand(operand.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        made = doubled.detach() * (1 + noise * torch.finfo(operand.dtype).eps)
+        return made.requires_grad_(operand.requires_grad)
+
+    return replace(case, operands=tuple(map(off, case.operands)))
+
+
 def _misshapen(ours: Outcome, eager: Outcome) -> Disagreement | None:
     """Another number of results, another shape or dtype."""
     if len(ours.results) != len(eager.results):
@@ -96,27 +119,32 @@ def _misshapen(ours: Outcome, eager: Outcome) -> Disagreement | None:
     return None
 
 
-def _difference(case: Case, ours: Outcome, eager: Outcome, exact: Outcome) -> Disagreement | None:
+def _difference(
+    case: Case, ours: Outcome, eager: Outcome, exact: Outcome, shaken: Sequence[Outcome] = ()
+) -> Disagreement | None:
     for i, values in enumerate(zip(ours.results, eager.results, exact.results, strict=True)):
-        found = _off(case, f"result {i}", *values)
+        found = _off(case, f"result {i}", *values, shaken=[one.results[i] for one in shaken])
         if found is not None:
             return found
     if case.gradients == "ignored":
         return None
     # Gradients cancel where results do not: their roundings are relative to the largest of them.
     scale = max((float(g.double().nan_to_num(0, 0, 0).norm()) for g in exact.gradients), default=0.0)
-    for values in zip(ours.gradients, eager.gradients, exact.gradients, strict=True):
-        finite_only = case.gradients == "finite"
-        found = _appears("gradient", *values) if finite_only else _off(case, "gradient", *values, scale=scale)
+    for i, values in enumerate(zip(ours.gradients, eager.gradients, exact.gradients, strict=True)):
+        if case.gradients == "finite":
+            found = _appears("gradient", *values)
+        else:
+            found = _off(case, "gradient", *values, scale=scale, shaken=[one.gradients[i] for one in shaken])
         if found is not None:
             return found
     return None
 
 
 def _off(
-    case: Case, name: str, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, *, scale: float = 0.0
-) -> Disagreement | None:
-    """`scale` is a norm that roundings are relative to beside the result's own."""
+    case: Case, name: str, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, *,
+    scale: float = 0.0, shaken: Sequence[torch.Tensor] = (),
+) -> Disagreement | None:  # fmt: skip
+    """`scale` is a norm that roundings are relative to beside the result's own; `shaken` are other exact results."""
     if case.rule.numerics.exact or not eager.is_floating_point():
         return _other_bits(name, ours, eager)
     special = _other_specials(case, name, ours, eager, exact)
@@ -127,12 +155,17 @@ def _off(
     if a.numel() == 0:
         return None
     unit = max(float(reference.abs().max()), float(a.abs().max()), float(b.abs().max())) or 1.0  # no square overflows
-    error, eager_error = (float(((x - reference) / unit).norm()) * unit for x in (a, b))
+    error, eager_error = (_distance(x, reference, unit) for x in (a, b))
+    eager_error = max([eager_error, *(_distance(x[sound].nan_to_num(0, 0, 0), reference, unit) for x in shaken)])
     rounding = torch.finfo(eager.dtype).eps * max(float((reference / unit).norm()) * unit, scale)
     least = torch.finfo(eager.dtype).smallest_normal * a.numel() ** 0.5  # below it, numbers may be flushed to zero
     roundings = _ROUNDINGS_DOUBLE if eager.dtype == torch.float64 else _ROUNDINGS
     allowed = case.rule.numerics.slack * eager_error + roundings * rounding + least
     return None if error <= allowed else Disagreement(f"{name} is off", error, allowed)
+
+
+def _distance(x: torch.Tensor, reference: torch.Tensor, unit: float) -> float:
+    return float(((x - reference) / unit).norm()) * unit
 
 
 def _other_bits(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:

@@ -203,3 +203,18 @@ class TestKinks:
     def test_nan_is(self):
         (problem,) = self.problems("kink_nan", lambda x: torch.where(x == 0, 0.0, x * torch.where(x > 0, x / x, 0.1)))
         assert "gradient has nan" in problem
+
+
+def test_one_rounding_of_an_operand_is_nobodys_error():
+    """exp of a large number makes much of it: an implementation that rounds its operand once more is as right."""
+    sample = Sample(x=T("N", dtype=torch.float32))
+    rounded = 1 + torch.finfo(torch.float32).eps / 2
+
+    def problem(name: str, replacement: Any) -> Any:
+        rule = declare(name, replacement, lambda x: torch.exp(x), [sample])
+        case = Case.of(rule, sample, Drawn((("N", 6),), looks={"x": Look(values="plain")}))
+        case.operands[0].mul_(80 / case.operands[0].abs().max())
+        return compare(case, replacement)
+
+    assert problem("exp_rounded", lambda x: torch.exp((x.double() * rounded).to(x.dtype))) is None
+    assert "is off" in str(problem("exp_off", lambda x: torch.exp(x * 1.0001)))
