@@ -159,11 +159,13 @@ def example(fact: Fact, value: torch.Tensor) -> torch.Tensor | None:
 def _hinted(fact: Fact) -> Fact | None:
     """A fact of numbers alone."""
     if isinstance(fact, Choice):
-        conditions = [_hinted(condition) for condition in fact.conditions]
-        return None if None in conditions else replace(fact, conditions=tuple(conditions))
-    if not isinstance(fact, Positions):
-        return fact
-    offset, steps = hint(fact.offset), tuple(map(hint, fact.steps))
+        conditions = [found for condition in fact.conditions if (found := _hinted_positions(condition)) is not None]
+        return replace(fact, conditions=tuple(conditions)) if len(conditions) == len(fact.conditions) else None
+    return _hinted_positions(fact) if isinstance(fact, Positions) else fact
+
+
+def _hinted_positions(positions: Positions) -> Positions | None:
+    offset, steps = hint(positions.offset), tuple(map(hint, positions.steps))
     return None if None in (offset, *steps) else Positions(offset, steps)
 
 
