@@ -51,7 +51,8 @@ _DECLARED: dict[str, Any] = {
     "family": "attention",
     "dims": {"query": "... S D", "key_t": "... D T", "value": "... T E"},
     "numbers": ("scale", "cap", "fill", "p"),
-    "numerics": Numerics(slack=4.0, random="stream"),
+    # ATen's kernel for CPUs takes an exp that is right to 20 units in the last place, forward and backward.
+    "numerics": Numerics(slack=4.0, roundings=40, random="stream"),
     "nan": "same",
 }
 

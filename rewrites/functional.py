@@ -34,10 +34,28 @@ def functionalize_temporaries(graph: fx.Graph) -> int:
 def remove_inactive_dropout(graph: fx.Graph) -> int:
     """``dropout(x, p, train=False)  ->  x``, as eager code has it (autograd's tracing would copy); how many."""
     inactive = [n for n in graph.nodes if op_name(n) == "aten.dropout" and not is_random(n)]
+    moved: set[fx.Node] = set()
     for node in inactive:
-        node.replace_all_uses_with(node.args[0])
+        x = node.args[0]
+        assert isinstance(x, fx.Node), node
+        if is_tensor(x) and not same_layout(val(x), val(node)):
+            moved.update(node.users)
+        node.replace_all_uses_with(x)
         graph.erase_node(node)
+    if moved:
+        _lay_out(graph, moved)
     return len(inactive)
+
+
+def _lay_out(graph: fx.Graph, moved: set[fx.Node]) -> None:
+    """New metadata for what reads a value in its own strides, where the copy's were recorded."""
+    for node in graph.nodes:
+        if node not in moved or not is_tensor(node):
+            continue
+        result = _inferred(node)
+        if result is not None and not same_layout(result, val(node)):
+            node.meta["val"] = result
+            moved.update(node.users)
 
 
 def _writes_self(node: fx.Node) -> bool:

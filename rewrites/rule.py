@@ -40,12 +40,14 @@ class Numerics:
     Args:
         exact: the same bits.
         slack: otherwise, how many times eager's own error against float64 the error may be.
+        roundings: how many roundings of the result's dtype are allowed however exact eager was.
         random: ``"none"`` draws nothing; ``"stream"`` draws what eager draws, in its order; ``"distribution"`` only
             draws alike.
     """
 
     exact: bool = False
     slack: float = 2.0
+    roundings: int = 8
     random: Literal["none", "stream", "distribution"] = "none"
 
     def __str__(self) -> str:

@@ -10,7 +10,6 @@ import torch
 
 from .case import Case, Program
 
-_ROUNDINGS = 8  # how many roundings of the result's dtype are always allowed
 _SHAKEN = 3  # times that operands are rounded anew, to see what one rounding does to a result
 _ROUNDINGS_DOUBLE = 64  # nothing is wider than float64: eager's own error is unknown there, and counts as zero
 
@@ -159,8 +158,9 @@ def _off(
     eager_error = max([eager_error, *(_distance(x[sound].nan_to_num(0, 0, 0), reference, unit) for x in shaken)])
     rounding = torch.finfo(eager.dtype).eps * max(float((reference / unit).norm()) * unit, scale)
     least = torch.finfo(eager.dtype).smallest_normal * a.numel() ** 0.5  # below it, numbers may be flushed to zero
-    roundings = _ROUNDINGS_DOUBLE if eager.dtype == torch.float64 else _ROUNDINGS
-    allowed = case.rule.numerics.slack * eager_error + roundings * rounding + least
+    promised = case.rule.numerics
+    roundings = _ROUNDINGS_DOUBLE if eager.dtype == torch.float64 else promised.roundings
+    allowed = promised.slack * eager_error + roundings * rounding + least
     return None if error <= allowed else Disagreement(f"{name} is off", error, allowed)
 
 

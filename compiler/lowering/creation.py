@@ -71,7 +71,8 @@ def _progression(low: Lowering, start: Any, step: Any) -> Tensor:
         if whole:
             return cast(literal(add(mul(i[0], step), start), torch.int64), compute_dtype(dtype))
         place = cast(Number(i[0], torch.int64) if isinstance(i[0], Index) else const(i[0], torch.int64), torch.float64)
-        return cast(plus(times(place, step), start), compute_dtype(dtype))
+        first, each = (literal(n, torch.float64) for n in (start, step))
+        return cast(plus(times(place, each), first), compute_dtype(dtype))
 
     return low.pointwise(value, promised_sizes(low), dtype)
 

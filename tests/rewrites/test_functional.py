@@ -2,7 +2,8 @@ import pytest
 import torch
 from support.engine import X, capture, ops
 
-from regraft.rewrites.functional import functionalize_temporaries
+from regraft.rewrites.functional import functionalize_temporaries, remove_inactive_dropout
+from regraft.rewrites.verifier import verify_graph
 
 
 def functional(function, *inputs):
@@ -88,3 +89,16 @@ def test_what_is_cast_back_has_aliases_too():
 def test_a_written_comparison_is_cast_back():
     module, count = functional(lambda a: (a * 2).eq_(a))
     assert count == 1 and ops(module) == ["mul", "eq", "to"] and torch.equal(module(X), (X * 2).eq(X).to(X.dtype))
+
+
+def test_what_reads_an_inactive_dropout_has_its_operands_strides():
+    """Tracing records the strides of a copy, where eager hands the operand on."""
+
+    def function(x):
+        return torch.nn.functional.dropout(x.expand(3, 5, 4), 0.1, training=False).to(torch.float32).mT
+
+    module = capture(function, torch.randn(3, 1, 4))
+    assert remove_inactive_dropout(module.graph) == 1
+    verify_graph(module.graph)
+    (result,) = module.graph.output_node().all_input_nodes
+    assert result.meta["val"].stride() == (4, 1, 0)

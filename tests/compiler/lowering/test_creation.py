@@ -76,3 +76,13 @@ def test_triangles(diagonal, dynamic):
 def test_a_causal_mask_reads_no_memory():
     made = lowered(lambda: torch.full((4, 4), float("-inf")).triu(1))
     assert not [b for b in made.program.buffers.values() if b.kind != "made"]
+
+
+def test_a_range_from_a_size_in_steps_of_a_float():
+    """Tracing may know the length as an integer of sizes, however the step is written."""
+    module = trace(lambda x: torch.arange(x.shape[0], 2 * x.shape[0]), X, dynamic=True)
+    (node,) = [n for n in module.graph.nodes if "arange" in str(n.target)]
+    node.args = (*node.args[:2], 1.0)
+    made = lower(module, strict=True)
+    assert not made.kept
+    assert torch.equal(run(module, made, [X]), torch.arange(X.shape[0], 2 * X.shape[0]))
