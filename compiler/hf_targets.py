@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .hf_inputs import Inputs, masks, parts, working_inputs
-from .hf_tiny import tiny_settings
+from .hf_tiny import left_to_tokenizers, tiny_settings
 from .targets import Choices, TargetError
 
 LAYER_COUNTS = {
@@ -85,6 +85,7 @@ def _config(model_type: str, choices: Choices) -> Any:
 def _smaller(config: Any, choices: Choices) -> dict[str, Any]:
     """The settings that give `config`, and the configurations in it, fewer layers and tiny ones, where asked."""
     settings = _own_backbones(config) | (tiny_settings(vars(config)) if choices.tiny else {})
+    settings |= left_to_tokenizers(vars(config))
     if choices.layers is not None:
         settings |= _fewer_layers(config, choices.layers)
     within = {name: part for name, part in vars(config).items() if _is_config(part) and name not in settings}

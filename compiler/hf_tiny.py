@@ -68,6 +68,13 @@ def _limited(value: Any, limit: int) -> Any:
     return value
 
 
+def left_to_tokenizers(own: Mapping[str, Any]) -> dict[str, int]:
+    """What a configuration leaves open until a tokenizer is there: ``vocab_size=None`` cannot be built."""
+    if own.get("vocab_size", 0) is not None:
+        return {}
+    return {"vocab_size": VOCABULARY} | {n: 3 for n in ("pad_token_id", "mask_token_id") if own.get(n, 0) is None}
+
+
 def _tokens(own: Mapping[str, Any]) -> dict[str, int]:
     """Special tokens that lie beyond a vocabulary that was made smaller."""
     if not isinstance(own.get("vocab_size"), int) or own["vocab_size"] <= VOCABULARY:

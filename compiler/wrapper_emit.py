@@ -18,17 +18,17 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from ..rewrites.reason import Site, site_of
 from ..rewrites.symbolic import SYMBOLIC
 from .kernel_call import KernelCall, spell
 from .memory_plan import results
+from .promised import is_doubtful, order_of
 from .wrapper_names import Spelling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from torch import fx
 
     from .memory_plan import MemoryPlan
 
@@ -64,7 +64,7 @@ def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> Source
         NotImplementedError: an argument is a symbolic number that no node computes.
     """
     body = _Body(graph_module, plan)
-    header = list(_header(name, body.spelling, plan, body.uses("math."), body.uses("operator.")))
+    header = list(_header(name, body.spelling, plan, body.uses("math."), body.uses("operator."), body.checks))
     shift = len(header)
     text = "\n".join(header + [f"    {line}" if line else "" for line in body.lines]) + "\n"
     return Source(text, body.spelling.objects, {line + shift: site for line, site in body.sites.items()})
@@ -92,6 +92,7 @@ class _Body:
         self.lines: list[str] = []
         self.sites: dict[int, Site] = {}
         self._plan = plan
+        self.checks = False
         self._provenance = ""
         self._dying = _last_uses(nodes)
         self._inputs([node for node in nodes if node.op == "placeholder"])
@@ -128,7 +129,24 @@ class _Body:
         left = f"{', '.join(bound)} = " if bound else ""
         index = f"[{parts[0].args[1]}]" if len(parts) == 1 else ""
         self._emit(f"{left}{self._call(node)}{index}{self._remark(node)}", node)
+        for result in parts or [node] if bound else []:
+            self._keep_promise(node, result)
         self._delete(self._dying.get(node, []))
+
+    def _keep_promise(self, node: fx.Node, result: fx.Node) -> None:
+        """What reads `result` relies on the strides that it was compiled for."""
+        value = result.meta.get("val")
+        if result.target is operator.getitem and isinstance(result.args[0], fx.Node):
+            node = result.args[0]
+        if node in self._plan.reuses or not is_doubtful(node.target, value):
+            return
+        order, name = order_of(value), self.spelling.locals[result]
+        if order is None:
+            return
+        self.checks = True
+        told = all(isinstance(stride, int) for stride in value.stride())
+        test = f"if {name}.stride() != {tuple(value.stride())}: " if told else ""
+        self._emit(f"{test}{name} = laid_out({name}, {order})", node)
 
     def _kernel(self, node: fx.Node, call: KernelCall) -> None:
         """Memory for the results, then the call."""
@@ -266,12 +284,16 @@ def _wrapped(items: list[str], prefix: str, suffix: str) -> Iterator[str]:
     yield f"){suffix}"
 
 
-def _header(name: str, spelling: Spelling, plan: MemoryPlan, uses_math: bool, uses_operator: bool) -> Iterator[str]:
+def _header(
+    name: str, spelling: Spelling, plan: MemoryPlan, uses_math: bool, uses_operator: bool, checks: bool
+) -> Iterator[str]:
     saved = f", results written over dead operands: {len(plan.reuses)}" if plan.reuses else ""
     yield f'"""{name}{saved}."""'
     yield ""
     for module in ["math"] * uses_math + ["operator"] * uses_operator + ["torch"]:
         yield f"import {module}"
+    if checks:
+        yield f"from {__package__}.promised import laid_out"
     if spelling.operators:
         yield f"from {__package__}.torch_compat import bare_calls"
     yield ""
