@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,9 @@ class Compiler:
 
     path: str
     version: str
+
+
+_MAKING_FOLDER = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,8 @@ def _folder() -> Path:
             (kept / "code").mkdir(parents=True, exist_ok=True)
             if os.access(kept / "code", os.W_OK):
                 return kept / "code"
-    return Path(_temporary().name)
+    with _MAKING_FOLDER:  # a cached function may run twice at once, and the folder that lost goes with its object
+        return Path(_temporary().name)
 
 
 @functools.cache
