@@ -20,6 +20,7 @@ from ..rewrites.rule import Numerics, register_pattern
 from .attention_cuda import CUDA_KERNELS
 from .attention_guards import (
     bias_is_floating,
+    casts_keep_precision,
     casts_stay_floating,
     causal,
     compute_dtype,
@@ -41,7 +42,7 @@ from .attention_samples import REFUSED, SAMPLES, WEIGHTS_REFUSED, WEIGHTS_SAMPLE
 
 _GUARDS = (
     floating, masks_fit, bias_is_floating, fill_masks, fill_hides_bias,
-    row_scale_is_per_row, sink_is_a_column, casts_stay_floating,
+    row_scale_is_per_row, sink_is_a_column, casts_stay_floating, casts_keep_precision,
 )  # fmt: skip
 _DERIVED = {
     "causal": causal, "nan": nan_policy, "empty_rows": empty_rows, "training": training,

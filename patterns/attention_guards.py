@@ -93,6 +93,17 @@ def casts_stay_floating(match: Binding) -> Reason | None:
     return None
 
 
+def casts_keep_precision(match: Binding) -> Reason | None:
+    """No part of the match is rounded to less than the result holds: a kernel would not round."""
+    result = dtype(next(n for n in match.matched if op_name(n) == "aten.matmul"))
+    for node in match.matched:
+        if dtype(node).is_floating_point and torch.finfo(dtype(node)).eps > torch.finfo(result).eps:
+            found = describe(node)
+            message = f"{found} is rounded to less than the result, {result}, holds".replace("torch.", "")
+            return Reason("cast-rounds", message, (node,), str(result).removeprefix("torch."), found)
+    return None
+
+
 def sink_is_a_column(sink: Any) -> Reason | None:
     """What stands beside the scores, and is dropped after the softmax, is one column."""
     if known_equal(shape(sink)[-1], 1):

@@ -11,6 +11,8 @@ UNSAMPLED: dict[tuple[str, str], str] = {
     # The pattern's casts keep the numbers on tensors: on a graph they may be to anything.
     ("sdpa", "guard casts_stay_floating"): "test_attention_silent_wrong.py::test_right_or_refused",
     ("sdpa_with_weights", "guard casts_stay_floating"): "test_attention_silent_wrong.py::test_right_or_refused",
+    ("sdpa", "guard casts_keep_precision"): "test_attention_silent_wrong.py::test_right_or_refused",
+    ("sdpa_with_weights", "guard casts_keep_precision"): "test_attention_silent_wrong.py::test_right_or_refused",
     ("rms_norm", "guard casts_keep_values"): "test_normalization.py::test_statistics_of_rounded_values",
     ("layer_norm", "guard casts_keep_values"): "test_normalization.py::test_cast_to_integers",
     # A weight or bias that is no row is left out of the match, which is one without it.

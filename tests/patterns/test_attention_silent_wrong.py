@@ -77,6 +77,12 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], int, str]] = {
     "cast to integers": (
         lambda q, k, v: torch.softmax(q @ k.mT, -1).to(torch.int32).to(v.dtype) @ v, qkv(), 0, "cast-not-floating"
     ),
+    "rounded weights": (
+        lambda q, k, v: torch.softmax(q @ k.mT, -1).to(torch.bfloat16).to(v.dtype) @ v, qkv(), 0, "cast-rounds"
+    ),
+    "rounded scores": (
+        lambda q, k, v: torch.softmax((q @ k.mT).to(torch.bfloat16).to(q.dtype), -1) @ v, qkv(), 0, "cast-rounds"
+    ),
     "relu on scores": (lambda q, k, v: attend(torch.relu(q @ k.mT), v), qkv(), 0, ""),
     "sigmoid for softmax": (lambda q, k, v: torch.sigmoid(q @ k.mT) @ v, qkv(), 0, ""),
     "half a softmax": (lambda q, k, v: torch.exp(s := q @ k.mT) / s.sum(-1, keepdim=True) @ v, qkv(), 0, ""),

@@ -264,3 +264,4 @@ def test_threads_share_the_folder_where_the_cache_is_off(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         folders = list(pool.map(lambda _: compiler._folder(), range(4)))
     assert len(set(folders)) == 1 and folders[0].is_dir()
+    slow().cleanup()
