@@ -1,7 +1,8 @@
 """Strides after a rewrite: a replacement may lay its result out differently, and some users care.
 
 aten.view(x)  with x no longer viewable   ->   aten.reshape(x)
-output(x), x.add_(), as_strided(x), ...   ->   the old layout restored by one copy
+output(x), as_strided(x), ...             ->   the old layout restored by one copy
+x.add_(), or of a view of x               ->   the same, right where x is made: a write must reach every reader
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def _strides(value: torch.Tensor) -> tuple[Any, ...]:
 
 def adapt_users(graph: fx.Graph, changed: list[fx.Node]) -> None:
     """Re-infer metadata downstream of nodes whose layout changed, until nothing differs."""
-    if not changed:
+    dirty = {node for node in changed if not _restored_at_once(graph, node)}
+    if not dirty:
         return
-    dirty = set(changed)
     for node in graph.nodes:
         inputs = [n for n in node.all_input_nodes if n in dirty]
         if not inputs or node in dirty:
@@ -55,7 +56,8 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node]) -> None:
         if not same_layout(old, new):
             node.meta["val"] = new
             node.meta.setdefault("regraft_layout", old)
-            dirty.add(node)
+            if not _restored_at_once(graph, node):
+                dirty.add(node)
 
 
 _KERNELS = (
@@ -89,6 +91,49 @@ def _reinfer(node: fx.Node) -> Any:
             raise
         node.target = aten.reshape.default
         return infer(node)
+
+
+def _restored_at_once(graph: fx.Graph, node: fx.Node) -> bool:
+    """Restore the layout of what is written to later, for all of its users."""
+    like = node.meta.get("regraft_layout")
+    if like is None or same_layout(like, val(node)) or not _is_written(node):
+        return False
+    users = list(node.users)
+    with graph.inserting_before(node.next):
+        copy = restore_layout(graph, node, like)
+    for user in users:
+        user.replace_input_with(node, copy)
+    return True
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether a call writes to the memory of a value, perhaps through views."""
+    todo, seen = [node], {node}
+    while todo:
+        value = todo.pop()
+        for user in value.users:
+            told = _aliases(user, value)
+            if told is None or True in told:
+                return True
+            if told and user not in seen:
+                seen.add(user)
+                todo.append(user)
+    return False
+
+
+def _aliases(user: fx.Node, value: fx.Node) -> list[bool] | None:
+    """For each argument of a call that is `value` and stays its memory, whether it is written to; None: not known."""
+    if user.op == "output":
+        return []
+    if not isinstance(user.target, torch._ops.OpOverload):
+        return [False] if op_name(user) == "getitem" else None
+    found = []
+    for position, argument in enumerate(user.target._schema.arguments):
+        given = user.args[position] if position < len(user.args) else user.kwargs.get(argument.name)
+        held = given if isinstance(given, (tuple, list)) else [given]
+        if argument.alias_info is not None and any(g is value for g in held):
+            found.append(argument.alias_info.is_write)
+    return found
 
 
 def _restored(graph: fx.Graph, user: fx.Node, source: fx.Node) -> fx.Node:
