@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from regraft.compiler.check.case import Case
-from regraft.compiler.check.compare import compare, run
+from regraft.compiler.check.compare import compare
 from regraft.compiler.check.drawn import Drawn
 from regraft.compiler.check.operands import LAYOUTS, Look, differentiable, dim_names, make, tensors
 from regraft.compiler.normal import FORMS
@@ -254,9 +254,9 @@ class Verdict:
 def judge(planting: Planting) -> Verdict:
     """Run it: captured, rewritten by every stage with the default rules, and compared."""
     try:
-        run(planting, planting.program)
+        compare(planting, planting.program)
         module, places = planting.captured
-    except Exception as error:  # eager, autograd or the trace refuse this program: there is nothing to compile
+    except Exception as error:  # eager, in float64 too, autograd or the trace refuse it: there is nothing to compile
         return Verdict("invalid", f"{type(error).__name__}: {error}")
     own = {p.rule.name: p.rule for p in planting.plants}
     rules = [own.pop(r.name, r) for r in default_rules()] + list(own.values())
