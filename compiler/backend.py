@@ -29,18 +29,21 @@ from ..rewrites.record import Fallback, GraphRecord
 from ..rewrites.rule import Rule, declared
 from ..rewrites.ruleset import RuleSet, plugin_rules
 from ..rewrites.snapshot import regions_by_name, snapshot
+from . import triton
 from .autograd import GraphKind, differentiate
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
 from .codegen import NotGeneratedError, generate_kernels
 from .cpp import can_build
+from .cudagraph_rules import skip_reason
+from .cudagraphs import CudaGraphs
 from .freezing import Boxed, Freezer, fold_tables, fold_uniform, refuse_training, spread_channels_last
 from .measure import Measured
 from .normal import FORMS
 from .options import OptionError, Options
 from .seeding import seed_calls
 from .templates import fuse_attention, fuse_gemm
-from .torch_compat import calls_plainly, compile_name, dynamo_signal
+from .torch_compat import calls_plainly, compile_name, dynamo_signal, places
 from .warm.entry import Entry, recall, save
 from .warm.key import graph_key
 from .wrapper import Wrapper, generate
@@ -95,9 +98,11 @@ class Compilation:
         self.training = torch.is_grad_enabled() and any(_requires_grad(x) for x in example_inputs)
         kind = "training" if self.training else "inference"
         self.record = GraphRecord(compile_name(), kind, nodes=len(gm.graph.nodes))
-        if options.mode != "default":
-            message = f"mode {options.mode!r} compiles as 'default': CUDA graphs and tuning are not there yet"
+        if options.mode in ("reduce-overhead", "max-autotune") and not options.triton:
+            message = f"mode {options.mode!r} compiles as 'default' without options={{'triton': True}}"
             self.record.fallbacks.append(Fallback("mode", "mode-not-built", message))
+        self._devices = frozenset(x.device.type for x in example_inputs if isinstance(x, torch.Tensor))
+        self._graphs = self._cuda_graphs()
         if options.freezing:
             refuse_training(example_inputs)
         self._freezer = Freezer(gm, example_inputs) if options.freezing else None
@@ -106,6 +111,7 @@ class Compilation:
         self._gm = gm
         self._example_inputs = example_inputs
         self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
+        self._static: frozenset[int] | None = None  # positions of inputs of a graph that is captured
         self._plain: Wrapper | None = None  # the wrapper of an inference graph that needs nothing of AOTAutograd
 
     def run(self) -> Callable[..., Any]:
@@ -115,12 +121,30 @@ class Compilation:
             known = recall(key) if key is not None else None
         if known is not None:
             known.record.name, known.record.seconds = self.record.name, self.record.seconds
+            self.record = known.record
             publish(known.record)
-            return known.runner()
+            return known.runner(self._graphs)
+        if "cuda" in self._devices and self._builds_for_gpus():
+            triton.pool().start()  # they are ready when the first kernel is written
         compiled = self._compile()
         if key is not None and self._plain is not None and not self.record.fallbacks:
-            save(key, Entry(self._plain.name, self._plain.parts, self.record))
+            save(key, Entry(self._plain.name, self._plain.parts, self.record, self._static))
         return compiled
+
+    def _cuda_graphs(self) -> CudaGraphs | None:
+        """What captures this program's graphs, where that was asked for and makes sense."""
+        if not self.options.cudagraphs:
+            return None
+        if self._devices != {"cuda"}:
+            message = (
+                f"CUDA graphs need all inputs on a CUDA device, here: {', '.join(sorted(self._devices)) or 'none'}"
+            )
+            self.record.fallbacks.append(Fallback("cudagraphs", "not-on-cuda", message))
+            return None
+        return CudaGraphs(self.options.cudagraph_limit, self._not_captured)
+
+    def _not_captured(self, reason: Reason) -> None:
+        self.record.fallbacks.append(Fallback.of("cudagraphs", reason))
 
     def _key(self) -> str | None:
         """The key of this compilation in the cache of graphs, if it has one."""
@@ -158,7 +182,7 @@ class Compilation:
                 captured.example_inputs,
                 self._compile_graph,
                 prepare=self._seed,
-                recompute=self._on_cpu(),
+                recompute=self._generates(),
             )
         except dynamo_signal():
             raise
@@ -170,13 +194,20 @@ class Compilation:
 
     def _seed(self, graph_module: fx.GraphModule) -> None:
         """Where kernels draw the random numbers, have them drawn from seeds."""
-        if self.options.rng == "eager" or not self._on_cpu() or not can_build():
+        if self.options.rng == "eager" or not self._generates():
             return
         self.record.details["seeded"] = dict(seed_calls(graph_module, fast=self.options.rng == "fast"))
 
-    def _on_cpu(self) -> bool:
-        """Whether kernels are generated, so that the backward may compute cheap values again within what reads them."""
-        return not any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in self._example_inputs)
+    def _generates(self) -> bool:
+        """Whether kernels are generated for all inputs' devices.
+
+        Then the backward may compute cheap values again within what reads them, random ones among these.
+        """
+        builders = {"cpu": can_build, "cuda": self._builds_for_gpus}
+        return all(device in builders and builders[device]() for device in self._devices or ("cpu",))
+
+    def _builds_for_gpus(self) -> bool:
+        return self.options.triton and triton.can_build()
 
     def _give_up(self, stage: str, error: Exception) -> None:
         """Note that the user's program runs as it was written, for a fault of ours."""
@@ -194,6 +225,7 @@ class Compilation:
         start = time.perf_counter()
         protected = self._lower(graph_module, kind)
         self._note_graph(kind, graph_module)
+        captured = self._captured(graph_module, kind)
         with self._timed("kernels"):
             self._generate_kernels(graph_module, kind)
         with self._timed("generate"):
@@ -203,12 +235,33 @@ class Compilation:
         self.record.details[f"source:{kind}"] = wrapper.source
         self.record.details[f"stats:{kind}"] = wrapper.stats
         self._nested += time.perf_counter() - start
-        return protected(wrapper.call)
+        return protected(captured(wrapper.call))
+
+    def _captured(self, graph_module: fx.GraphModule, kind: GraphKind) -> Callable[[Boxed], Boxed]:
+        """What to wrap a compiled graph in, so that it is replayed as a CUDA graph where that may be."""
+        graphs = self._graphs
+        if graphs is None:
+            return lambda call: call
+        static, returned = places()
+        if kind == "backward":  # what it reads stays where it is while it runs
+            static = frozenset(range(len(graph_module.graph.nodes)))
+        reason = skip_reason(graph_module.graph, static, self.options.rng)
+        if reason is None and kind == "forward" and returned is None:
+            reason = Reason("unknown-outputs", "which outputs the backward keeps is not known")
+        if reason is not None:
+            self._not_captured(reason)
+            return lambda call: call
+        self._static = static
+        if kind == "inference":
+            return lambda call: graphs.inference(call, static)
+        if kind == "forward":
+            return lambda call: graphs.forward(call, static, returned or 0)
+        return graphs.backward
 
     def _generate_kernels(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
         """Put generated kernels into the graph; where that fails, the calls of ATen stay."""
         try:
-            made = generate_kernels(graph_module, kind, verify=self.options.verify != "off")
+            made = generate_kernels(graph_module, kind, verify=self.options.verify != "off", cuda=self.options.triton)
         except NotGeneratedError as refusal:
             self.record.fallbacks.append(Fallback.of("kernels", refusal.reason))
         except Exception as error:

@@ -1,8 +1,11 @@
 """Code generation of one graph: what the rules left becomes kernels, what has none stays a call.
 
     graph  ->  lower  ->  loop program  ->  schedule  ->  kernels  ->  build  ->  assemble  ->  graph
+                 ^                                                      |
+                 +----  what the code generator refuses stays calls  <--+
 
-A graph whose kernels cannot be built runs as it is: correct, counted and shown.
+Kernels are built for where their buffers lie: C++ on CPUs, Triton on CUDA devices. A graph whose kernels cannot be
+built runs as it is: correct, counted and shown.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..rewrites.graph import val
 from ..rewrites.reason import Reason
 from ..rewrites.record import Code, KeptCall
-from . import cpp, torch_compat
+from . import cpp, torch_compat, triton
 from .assemble import assemble
 from .ir.kernel import Kernel
 from .ir.printer import kernel_text, program_text
@@ -27,6 +31,7 @@ from .ir.program import Definition, Program
 from .lowering.graph import Lowered, lower
 from .schedule import Schedule, overwrites, schedule
 from .schedule.check import check_schedule
+from .schedule.target import CPU, Target, gpu
 from .templates import TemplateKernel
 
 logger = logging.getLogger("regraft")
@@ -42,14 +47,19 @@ class Generated:
     schedule: Schedule
 
     def texts(self) -> dict[str, str]:
-        """The loop program, the fusion log, the kernels and their C++."""
+        """The loop program, the fusion log, the kernels, and their C++ or Triton."""
         kernels = self.schedule.kernels
-        return {
+        found = {
             "program": program_text(self.program),
             "fusion": str(self.schedule.log),
             "kernels": "\n\n".join(map(kernel_text, kernels)),
-            "c++": cpp.source_text(kernels),
         }
+        of = {kind: [k for k in kernels if _device(k).type == kind] for kind in ("cpu", "cuda")}
+        if of["cpu"] or not kernels:
+            found["c++"] = cpp.source_text(of["cpu"])
+        if of["cuda"]:
+            found["triton"] = triton.source_text(of["cuda"])
+        return found
 
 
 class NotGeneratedError(Exception):
@@ -60,34 +70,55 @@ class NotGeneratedError(Exception):
         self.reason = reason
 
 
-def generate_kernels(graph_module: fx.GraphModule, kind: str, *, verify: bool = False) -> Generated:
+def generate_kernels(graph_module: fx.GraphModule, kind: str, *, verify: bool = False, cuda: bool = True) -> Generated:
     """The graph with generated kernels in place of what they compute.
 
     Args:
         graph_module: after the lowered rules; it stays as it is.
         kind: ``"inference"``, ``"forward"`` or ``"backward"``, for the record.
         verify: prove every dependence of the schedule by an independent checker.
+        cuda: generate kernels for CUDA devices too.
 
     Raises:
         NotGeneratedError: nothing can be generated here: another device, no compiler.
     """
-    _check_devices(graph_module.graph)
-    lowered = lower(graph_module)
-    plan = schedule(lowered.program)
-    if verify:
-        _check(lowered.program, plan)
-    kernels = [step for step in plan.steps if isinstance(step, Kernel)]
-    compiled = _build(kernels)
-    functions = {kernel.name: run for kernel, run in zip(kernels, compiled, strict=True)}
-    graph = assemble(graph_module.graph, plan, functions, overwrites)
-    return Generated(graph, _code(kind, graph_module.graph, lowered, len(kernels)), lowered.program, plan)
+    target = _target(graph_module.graph, cuda)
+    kept: dict[str, str] = {}
+    while True:
+        lowered = lower(graph_module, keep=kept)
+        plan = schedule(lowered.program, target=target)
+        if verify:
+            _check(plan)
+        try:
+            functions = _build(plan.kernels)
+        except triton.UnsupportedKernels as refusal:
+            kept |= _refused(plan, refusal, kept)
+            continue
+        graph = assemble(graph_module.graph, plan, functions, overwrites)
+        code = _code(kind, graph_module.graph, lowered, len(plan.kernels))
+        return Generated(graph, code, lowered.program, plan)
 
 
-def _check_devices(graph: fx.Graph) -> None:
-    devices = {t.device.type for node in graph.nodes for t in _tensors(val(node))}
-    if devices - {"cpu"}:
-        message = f"kernels are generated for CPUs only, this graph uses {', '.join(sorted(devices))}"
+def _target(graph: fx.Graph, cuda: bool) -> Target:
+    """What to schedule for: a GPU where the graph has tensors on one.
+
+    Raises:
+        NotGeneratedError: there are tensors on devices that nothing is generated for.
+    """
+    devices = {t.device for node in graph.nodes for t in _tensors(val(node))}
+    others = {d.type for d in devices} - {"cpu", *(["cuda"] if cuda else [])}
+    if others:
+        able = (
+            "CPUs and CUDA devices" if cuda else "CPUs, and for CUDA devices where options={'triton': True} asks for it"
+        )
+        message = f"kernels are generated for {able}; this graph uses {', '.join(sorted(others))}"
         raise NotGeneratedError(Reason("device", message))
+    chosen = next((d for d in devices if d.type == "cuda"), None)
+    if chosen is None:
+        return CPU
+    if torch.version.hip is not None:
+        raise NotGeneratedError(Reason("device", "kernels are not generated for AMD's GPUs"))
+    return gpu(triton.processors(chosen.index or 0))
 
 
 def _tensors(value: Any) -> Sequence[Any]:
@@ -95,19 +126,55 @@ def _tensors(value: Any) -> Sequence[Any]:
     return [v for v in values if hasattr(v, "device")]
 
 
-def _check(program: Program, plan: Schedule) -> None:
+def _check(plan: Schedule) -> None:
     with torch_compat.plain_eager():  # it computes with real tensors, inside Dynamo's fake mode
-        findings = check_schedule(program, plan)
+        findings = check_schedule(plan.program, plan)
     if findings:
         raise AssertionError("the schedule breaks dependences:\n" + "\n".join(map(str, findings)))
 
 
-def _build(kernels: Sequence[Kernel]) -> Sequence[Any]:
-    try:
-        return cpp.build(kernels)
-    except cpp.CompilerMissing as error:
-        warn_once(str(error))
-        raise NotGeneratedError(Reason("no-compiler", str(error))) from error
+def _build(kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """The callable of each kernel, by name.
+
+    Raises:
+        NotGeneratedError: there is no compiler, or a kernel spans devices.
+        UnsupportedKernels: some have no machine code.
+    """
+    builders: dict[str, Callable[[Sequence[Kernel]], Sequence[Any]]] = {"cpu": cpp.build, "cuda": triton.build}
+    made: dict[str, Any] = {}
+    for kind, builder in builders.items():
+        chosen = [kernel for kernel in kernels if _device(kernel).type == kind]
+        if not chosen:
+            continue
+        try:
+            runs = builder(chosen)
+        except (cpp.CompilerMissing, triton.TritonMissing) as error:
+            warn_once(str(error))
+            code = "no-compiler" if kind == "cpu" else "no-triton"
+            raise NotGeneratedError(Reason(code, str(error))) from error
+        made.update((kernel.name, run) for kernel, run in zip(chosen, runs, strict=True))
+    return made
+
+
+def _device(kernel: Kernel) -> torch.device:
+    devices = {p.buffer.device for p in kernel.params if not p.buffer.scalar}
+    if len(devices) > 1:
+        message = f"a kernel would span devices: {', '.join(sorted(map(str, devices)))}"
+        raise NotGeneratedError(Reason("device", message))
+    return next(iter(devices), torch.device("cpu"))
+
+
+def _refused(plan: Schedule, refusal: triton.UnsupportedKernels, kept: Mapping[str, str]) -> dict[str, str]:
+    """The nodes of refused kernels, and why, so that they can stay calls.
+
+    Raises:
+        NotGeneratedError: they have stayed calls already.
+    """
+    logger.info("regraft: some operations stay calls: %s", refusal)
+    nodes = {n: refusal.why[k.name].partition("\n")[0] for k in plan.kernels if k.name in refusal.why for n in k.nodes}
+    if not nodes.keys() - kept.keys():
+        raise NotGeneratedError(Reason("unsupported", str(refusal))) from refusal
+    return nodes
 
 
 @functools.cache

@@ -22,6 +22,7 @@ Profit = Literal["measured", "always", "never"]
 Verify = Literal["off", "structure", "live"]
 NanPolicy = Literal["eager", "safe"]
 RngPolicy = Literal["eager", "statistical", "fast"]
+Template = Literal["none", "cudagraphs"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "mode": get_args(Mode),
@@ -29,6 +30,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "verify": get_args(Verify),
     "nan": get_args(NanPolicy),
     "rng": get_args(RngPolicy),
+    "template": get_args(Template),
 }
 _FALSE = ("", "0", "false", "no", "off")
 
@@ -42,28 +44,38 @@ class Options:
     """What one `torch.compile(..., backend="regraft")` was asked for.
 
     Args:
-        mode: as for `torch.compile`.
+        mode: as for `torch.compile`: with `triton`, ``"reduce-overhead"`` and ``"max-autotune"`` replay CUDA graphs;
+            without it all modes compile as ``"default"``.
         profit: apply legal matches where measured to pay (``"measured"``), everywhere (``"always"``), or only count
             them (``"never"``).
         verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` also runs both sides of each rewrite
             on the user's inputs and reports the difference. True means ``"structure"``, False ``"off"``.
         rules: names, rules or rule sets to use, in order, as given; None means the default rules.
         nan: ``"eager"`` keeps eager's result for fully masked rows (NaN stays NaN); ``"safe"`` allows finite ones.
-        rng: what random numbers (dropout, rand, randn, ...) a graph draws on CPUs. All are deterministic under
+        rng: what random numbers (dropout, rand, randn, ...) a graph draws. All are deterministic under
             `torch.manual_seed`, and each run draws anew.
             ``"statistical"``: kernels compute them by Philox 4x32-10 from a seed for each call; a run takes these
-            seeds, one int64 for each call, from eager's generator. Equal distribution, other numbers than eager's. The
-            backward draws masks again from their seeds; none is kept.
+            seeds, one int64 for each call, from eager's generator of the device. Equal distribution, other numbers than
+            eager's. The backward draws masks again from their seeds; none is kept.
             ``"fast"``: the same, with a keyed 32-bit hash in place of Philox for dropout, Bernoulli and uniform
             numbers: elements, calls and runs are independent in all tests we know, for the use in training, not for
             simulation; one call repeats after 2**32 elements.
             ``"eager"``: eager's own numbers, bit for bit and in its order, so that what eager code draws afterwards is
-            the same, too; masks are kept for the backward, and what would draw others is declined.
+            the same, too; masks are kept for the backward, what would draw others is declined, and graphs that draw
+            are not captured as CUDA graphs.
         freezing: for inference: take weights as known while compiling. Batch normalization is folded into them, and
             they are packed as kernels want them. Where weights change later, what follows from them is computed anew;
             writes through ``.data``, which torch does not count, are not seen.
         debug: keep every stage as text in the records that `regraft.coverage` collects: the graphs, the loop program,
-            the fusion log, the kernels and their C++.
+            the fusion log, the kernels and their C++ or Triton.
+        triton: generate kernels for CUDA devices, and let modes replay CUDA graphs. They are tested by interpretation
+            and compilation, and have not run on a GPU yet: until they have, they must be asked for.
+        template: ``"cudagraphs"`` replays CUDA graphs in every mode. Launches of a graph are recorded at its second
+            call with the same sizes, and are one from then on. Inputs that are no parameters are copied in, outputs
+            are copied out: results are the program's own, and no later call changes them. What cannot be replayed
+            (tensors on CPUs, writes to inputs, calls that wait for data, operators of others) runs as it is, and the
+            record says why.
+        cudagraph_limit: sets of sizes of one graph that are captured; calls with further ones run as they are.
     """
 
     mode: Mode = "default"
@@ -74,15 +86,26 @@ class Options:
     rng: RngPolicy = "statistical"
     freezing: bool = False
     debug: bool = False
+    triton: bool = False
+    template: Template = "none"
+    cudagraph_limit: int = 8
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
         if self.rules is not None and not isinstance(self.rules, tuple):
             raise OptionError(f"option 'rules' must be a tuple or None, not {type(self.rules).__name__}")
-        for name in ("freezing", "debug"):
+        for name in ("freezing", "debug", "triton"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name!r} must be True or False, not {getattr(self, name)!r}")
+        limit = self.cudagraph_limit
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise OptionError(f"option 'cudagraph_limit' must be a positive integer, not {limit!r}")
+
+    @property
+    def cudagraphs(self) -> bool:
+        """Whether CUDA graphs are asked for."""
+        return self.template == "cudagraphs" or (self.triton and self.mode in ("reduce-overhead", "max-autotune"))
 
     @classmethod
     def parse(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:

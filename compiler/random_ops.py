@@ -34,7 +34,7 @@ UNIFORM_BITS = {torch.bfloat16: 8, torch.float16: 11}
 """Bits of a uniform number of a dtype; 24 else."""
 
 _library = torch.library.Library("regraft", "FRAGMENT")
-_library.define("seeds(int n) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_library.define("seeds(int n, Device? device=None) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 _library.define("split(Tensor seeds) -> Tensor[]")
 _library.define("bernoulli(SymInt[] size, float p, Tensor seed, bool fast=False) -> Tensor")
 _library.define("uniform(SymInt[] size, Tensor seed, ScalarType dtype, bool interior=False, bool fast=False) -> Tensor")
@@ -49,16 +49,17 @@ def threshold(p: float) -> int:
     return round(p * 2**32)
 
 
-def _seeds(n: int) -> torch.Tensor:
-    return torch.randint(0, 2**63 - 1, (n,), dtype=torch.int64)
+def _seeds(n: int, device: torch.device | None = None) -> torch.Tensor:
+    return torch.randint(0, 2**63 - 1, (n,), dtype=torch.int64, device=device)
 
 
 def _split(seeds: torch.Tensor) -> list[torch.Tensor]:
-    return [seed.clone() for seed in seeds.unbind()]
+    """On a GPU parts of one tensor: a copy would be a launch for each."""
+    return list(seeds.unbind()) if seeds.is_cuda else [seed.clone() for seed in seeds.unbind()]
 
 
-def _places(size: Sequence[int]) -> torch.Tensor:
-    return torch.arange(math.prod(size)).view(list(size))
+def _places(size: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.arange(math.prod(size), device=device).view(list(size))
 
 
 def keys(seed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +71,7 @@ def keys(seed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def word(size: Sequence[int], seed: torch.Tensor, which: int = 0, fast: bool = False) -> torch.Tensor:
     """One of the elements' four words (of the hash there is only the first), int64 in [0, 2**32)."""
-    places = _places(size)
+    places = _places(size, seed.device)
     if fast:
         return hash32(places, *keys(seed)).long() + 2**31
     return philox(seed.expand(places.shape), places)[which]
@@ -114,7 +115,7 @@ def _register() -> None:
     for name, function in kernels.items():
         _library.impl(name, function, "CompositeExplicitAutograd")
     fakes: dict[str, Callable[..., Any]] = {
-        "seeds": lambda n: torch.empty((n,), dtype=torch.int64),
+        "seeds": lambda n, device=None: torch.empty((n,), dtype=torch.int64, device=device),
         "split": lambda seeds: [seeds.new_empty(()) for _ in range(seeds.shape[0])],
         "bernoulli": lambda size, p, seed, fast=False: seed.new_empty(size, dtype=torch.bool),
         "uniform": lambda size, seed, dtype, interior=False, fast=False: seed.new_empty(size, dtype=dtype),

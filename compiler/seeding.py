@@ -9,8 +9,9 @@
 
 Done on the joint graph, before it is split: there every spelling of dropout has become one of few operators, and what
 the forward and the backward draw is one node. What follows from seeds alone by elementwise operators is marked to be
-computed again. Calls that stay: those with a generator of the user's, of other devices and dtypes, in the backward (a
-second backward draws anew), inside of higher-order operators, and of operators that are not in `_MAKERS`.
+computed again. Calls that stay: those with a generator of the user's, of other dtypes and of devices that are neither
+CPUs nor CUDA's, in the backward (a second backward draws anew), inside of higher-order operators, and of operators that
+are not in `_MAKERS`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def seed_calls(graph_module: fx.GraphModule, *, fast: bool = False) -> Counter[s
     """Seed the random calls of a graph, in place.
 
     Args:
-        graph_module: an inference graph or a joint graph, on CPU, with metadata.
+        graph_module: an inference graph or a joint graph, with metadata. Seeds come from the generators of the devices.
         fast: draw bits from the hash rather than from Philox where `random_ops` has both.
 
     Returns:
@@ -64,17 +65,23 @@ class _Seeding:
         if not calls:
             return Counter()
         counts = Counter(op_name(node) for node in calls)
-        seeds, parts = self._seeds(calls[0], len(calls))
+        for device in dict.fromkeys(map(_device, calls)):
+            self._seed([node for node in calls if _device(node) == device], device)
+        return counts
+
+    def _seed(self, calls: list[fx.Node], device: torch.device) -> None:
+        """Seed the calls of one device."""
+        seeds, parts = self._seeds(calls[0], len(calls), device)
         for node, seed in zip(calls, parts, strict=True):
             with self._editor.at(node):
                 self._replace(node, _Draw(self._editor, node, seed, self._fast))
         if self._backward:
             self._mark(seeds)
-        return counts
 
-    def _seeds(self, first: fx.Node, count: int) -> tuple[fx.Node, list[fx.Node]]:
+    def _seeds(self, first: fx.Node, count: int, device: torch.device) -> tuple[fx.Node, list[fx.Node]]:
         with self._editor.at(first):
-            seeds = self._editor.call(ops.seeds.default, count)
+            where = () if device.type == "cpu" else (device,)
+            seeds = self._editor.call(ops.seeds.default, count, *where)
             split = self._editor.call(ops.split.default, seeds)
             return seeds, [self._editor.call(operator.getitem, split, k) for k in range(count)]
 
@@ -131,7 +138,12 @@ def _can_seed(node: fx.Node) -> bool:
 
 
 def _fits(value: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dtype in dtypes
+    return isinstance(value, torch.Tensor) and value.device.type in ("cpu", "cuda") and value.dtype in dtypes
+
+
+def _device(node: fx.Node) -> torch.device:
+    value = val(node)
+    return (value[0] if isinstance(value, tuple) else value).device
 
 
 @dataclass

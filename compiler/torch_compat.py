@@ -82,6 +82,30 @@ def writes_to(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def cuda_stream() -> Callable[[int], int]:
+    """``f(device index)``: the handle of the current stream, by the shortest way there is."""
+    return torch._C._cuda_getCurrentRawStream
+
+
+def clear_cublas_workspaces() -> None:
+    """Let cuBLAS allocate its workspaces anew: memory of a captured graph's own must not be shared with others."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def storage_users(tensor: torch.Tensor) -> int:
+    """How many references there are to the memory behind a tensor: one a tensor that looks at it, and Python's own."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def places() -> tuple[frozenset[int], int | None]:
+    """Of the graph that AOTAutograd compiles: positions of inputs whose addresses stay (parameters, buffers).
+
+    And how many outputs of a forward go to the program, None if that is not known; the backward keeps the others.
+    """
+    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+    return frozenset(getattr(metadata, "static_input_indices", None) or ()), getattr(metadata, "num_forward", None)
+
+
 def cuda_spin(seconds: float) -> None:
     """Keep the current CUDA stream busy for about `seconds`, so that kernels launched meanwhile queue up behind."""
     spin = getattr(torch.cuda, "_sleep", None)
@@ -164,7 +188,8 @@ def bare_calls(namespace: str, *names: str) -> SimpleNamespace:
 def empty_strided(device: torch.device) -> Callable[..., torch.Tensor]:
     """``f(sizes, strides, dtype)``: uninitialised memory on a device, by the shortest way there is."""
     fast = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
-    if fast is not None and device.type == "cpu":
+    # The one for GPUs allocates on the current device: right where there is no other.
+    if fast is not None and (device.type == "cpu" or (device.type == "cuda" and torch.cuda.device_count() == 1)):
         return fast
 
     def allocate(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

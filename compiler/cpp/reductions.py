@@ -8,6 +8,7 @@ import torch
 
 from ..ir.folds import component_dtypes, identity
 from ..ir.program import Reduction
+from ..ir.reducers import algebra_of
 from .dtypes import lane_type, literal, scalar_type
 from .writer import Writer
 
@@ -26,7 +27,8 @@ class Accumulators:
     """
 
     def __init__(self, writer: Writer, reduction: Reduction, lanes: int | None, copies: int = 1) -> None:
-        self._writer, self._reducer, self.lanes = writer, reduction.reducer, lanes
+        self._writer, self._reducer, self.lanes = writer, algebra_of(reduction.reducer), lanes
+        self._element = "up" if self._reducer == reduction.reducer else "co"  # what an iteration contributes
         self.reduction = reduction
         dtype = reduction.values[0].dtype
         self._truth = dtype == torch.bool
@@ -45,7 +47,7 @@ class Accumulators:
         """Fold one iteration's values in, in the lanes of `mask` only."""
         names = self.names[copy]
         old = [self._writer.define("auto", name) for name in names] if mask else []
-        self._fold("up", names, values)
+        self._fold(self._element, names, values)
         for name, before in zip(names, old, strict=bool(mask)):
             self._writer.line(f"{name} = sel({mask}, {name}, {before});")
 

@@ -9,6 +9,7 @@ State is a tuple of components. `identity` starts, `update` folds one element in
     welford      (mean, sum of squared differences, count)                  over nothing: (0, 0, 0)
                  an element that is not finite: the sum is NaN, the mean not finite
     softmax      (max, sum of exp(x - max)); an element -inf counts as 0    over nothing, and over -inf: (-inf, 0)
+    ..._states   as what they fold the states of; operands are components   over nothing: the same
     logaddexp    log of the sum of exp                                      over nothing: -inf
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .reducers import REDUCERS
+from .reducers import REDUCERS, algebra_of
 
 State = tuple[torch.Tensor, ...]
 NO_POSITION = torch.iinfo(torch.int64).max
@@ -51,7 +52,7 @@ def identity(reducer: str, dtype: torch.dtype) -> tuple[Any, ...]:
         "sum": (0,), "prod": (1,), "max": (low,), "min": (high,), "any": (False,), "all": (True,), "xor": (0,),
         "argmax": (low, NO_POSITION), "argmin": (high, NO_POSITION),
         "welford": (0, 0, 0), "softmax": (-torch.inf, 0), "logaddexp": (-torch.inf,),
-    }[reducer]  # fmt: skip
+    }[algebra_of(reducer)]  # fmt: skip
 
 
 def start(reducer: str, dtype: torch.dtype, sizes: tuple[int, ...] = ()) -> State:
@@ -77,7 +78,7 @@ def element(reducer: str, operands: State) -> State:
 
 def combine(reducer: str, a: State, b: State) -> State:
     """The state over the elements of both."""
-    made = _COMBINE[reducer](a, b)
+    made = _COMBINE[algebra_of(reducer)](a, b)
     return made if isinstance(made, tuple) else (made,)
 
 

@@ -14,13 +14,14 @@ from .index import Atom, Index, Loaded, Size, Var, atoms
 from .ops import OPS
 from .printer import dtype_text, index_text, value_text
 from .program import Buffer, Reduction, Store
-from .reducers import REDUCERS
+from .reducers import REDUCERS, algebra_of
 from .value import Const, Guarded, Load, Op, Result, Value, compute_dtype, indices_of, operands, walk
 
 Code = Literal["unknown", "name", "arity", "dtype", "rank", "scope", "range", "order", "access"]
 
 _SHIFTS = {"lshift", "rshift"}
 _BITS = {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", *_SHIFTS}
+_FLOATING = ("welford", "softmax", "logaddexp")
 _TEXT = 120
 
 
@@ -105,9 +106,11 @@ def reduction_findings(reduction: Reduction, scope: Scope) -> Iterator[Finding]:
         yield scope.found("unknown", f"{reduction.reducer} is no reducer")
     elif len(reduction.values) != reducer.operands:
         yield scope.found("arity", f"{reduction.reducer} takes {reducer.operands} operands: {reduction.name}")
-    elif reducer.operands == 2 and reduction.values[1].dtype != torch.int64:
+    elif "int64" in reducer.components and reduction.values[1].dtype != torch.int64:
         yield scope.found("dtype", f"positions are int64: {reduction.name}")
-    elif reduction.reducer in ("welford", "softmax", "logaddexp") and not reduction.values[0].dtype.is_floating_point:
+    elif reducer.folds and len({value.dtype for value in reduction.values}) > 1:
+        yield scope.found("dtype", f"components are of one dtype: {reduction.name}")
+    elif algebra_of(reduction.reducer) in _FLOATING and not reduction.values[0].dtype.is_floating_point:
         yield scope.found("dtype", f"{reduction.reducer} takes floating operands: {reduction.name}")
 
 

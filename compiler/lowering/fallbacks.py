@@ -22,6 +22,7 @@ REASONS: dict[str, str] = {
     "mutation": "writes to an argument in place",
     "opaque": "not an operator of ATen: a kernel, a higher-order operator, a Python function",
     "special": "a special function that is more than a formula",
+    "unsupported": "the device's code generator has no instruction for it, or no machine code came of it",
     "failed": "a fault in its lowering",
     "metadata": "the lowered result would not have the metadata that tracing promised",
 }

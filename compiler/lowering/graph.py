@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -70,19 +70,20 @@ class Lowered:
 assert operators.MODULES
 
 
-def lower(module: fx.GraphModule, *, strict: bool = False) -> Lowered:
+def lower(module: fx.GraphModule, *, strict: bool = False, keep: Mapping[str, str] | None = None) -> Lowered:
     """Lower a graph after AOTAutograd: functional, but for writes to inputs.
 
     Args:
         module: the graph; every node has its metadata ``val``. It stays as it is.
         strict: raise where a lowering fails or contradicts the metadata, rather than keep the call.
+        keep: nodes that stay calls, by name, and why: the code generator of their device has refused them.
     """
-    return _Walk(module, strict).run()
+    return _Walk(module, strict, keep or {}).run()
 
 
 class _Walk:
-    def __init__(self, module: fx.GraphModule, strict: bool) -> None:
-        self._module, self._strict = module, strict
+    def __init__(self, module: fx.GraphModule, strict: bool, keep: Mapping[str, str]) -> None:
+        self._module, self._strict, self._keep = module, strict, keep
         self._low = Lowering()
         self._values: dict[fx.Node, Any] = {}
         self._lowered = Lowered(Program(self._low.buffers, self._low.items))
@@ -125,6 +126,8 @@ class _Walk:
             self._item(node)
         elif _is_size(node) or node.target is operator.getitem or node.target in _SEEDING:
             self._extern(node, "", "")
+        elif node.name in self._keep:
+            self._extern(node, "unsupported", self._keep[node.name])
         elif self._is_write_to_input(node):
             self._write(node)
         else:

@@ -1,10 +1,10 @@
 """Scheduling: a loop program becomes kernels and calls in an order that runs.
 
-    Program -> dependences (dead code) -> inline -> flat -> members -> fusion (legality, profit)
-            -> tree (shared loops) -> contract (scratch) -> kernels -> check
+    Program -> dependences (dead code) -> inline -> split (long reductions) -> flat -> members
+            -> fusion (legality, profit) -> tree (shared loops) -> contract (scratch) -> kernels -> check
 
-`schedule` is the one entry. What it decided and why stands in the fusion log; `check_schedule` proves the result
-independently.
+`schedule` is the one entry. What depends on the machine, a `Target` says: nothing else knows a CPU from a GPU. What
+was decided and why stands in the fusion log; `check_schedule` proves the result independently.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..ir.kernel import Kernel
-from ..ir.program import Buffer, Definition, Extern, Item, Program
+from ..ir.program import Buffer, Definition, Extern, Program
 from .check import Finding, check_schedule
 from .dependences import effects, live
 from .empty import without_empty_work
@@ -26,7 +26,9 @@ from .legality import Refusal, can_fuse
 from .log import FusionLog
 from .members import Group
 from .pack import packed
-from .profit import score_fusion, touched
+from .profit import score_fusion, touched, written
+from .split import split_reductions
+from .target import CPU, GPU, Target, gpu
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,15 @@ class Schedule:
         buffers: the buffers made that are real, by name, as the program has them: what must be allocated. The others
             became scratch or vanished.
         log: what fusion considered.
+        target: what it is for.
+        program: what is left of the program given: dead and inlined definitions gone, long reductions split.
     """
 
     steps: tuple[Kernel | Extern, ...]
     buffers: Mapping[str, Buffer]
     log: FusionLog
+    target: Target
+    program: Program
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -50,7 +56,7 @@ class Schedule:
         return tuple(step for step in self.steps if isinstance(step, Kernel))
 
 
-def schedule(program: Program, *, fuse: bool = True) -> Schedule:
+def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Schedule:
     """Schedule a program.
 
     Kernels see their buffers flat: each param has one dim of stride 1, and loads and stores have one index, the
@@ -59,27 +65,32 @@ def schedule(program: Program, *, fuse: bool = True) -> Schedule:
     Args:
         program: what to run; not changed.
         fuse: False keeps one kernel a definition, for bisecting.
+        target: what the kernels are for.
     """
     items = [without_empty_work(item) for item in live(program)]
     inlined: list[tuple[str, str]] = []
     if fuse:
-        items, inlined = inline(items, program.buffers, program.outputs)
-    steps, log = _fused(program, items, fuse)
+        items, inlined = inline(items, program.buffers, program.outputs, target)
+    program = split_reductions(Program(program.buffers, items, program.outputs), target)
+    steps, log = _fused(program, fuse, target)
     log.inlined.extend(inlined)
-    made = _kernels(steps, program)
-    return Schedule(made, _real(made, program.buffers), log)
+    made = _kernels(steps, program, target)
+    return Schedule(made, _real(made, program.buffers), log, target, program)
 
 
-def _fused(program: Program, items: list[Item], fuse: bool) -> tuple[list[Step], FusionLog]:
+def _fused(program: Program, fuse: bool, target: Target) -> tuple[list[Step], FusionLog]:
+    items = program.items
     flat = [flatten(i, program.buffers) if isinstance(i, Definition) else i for i in items]
     kept = {*program.outputs, *(name for name, b in program.buffers.items() if b.kind != "made")}
     kept |= {name for i in items if isinstance(i, Extern) for name in (*i.reads, *i.writes)}
-    fuser = Fuser(flat, program.buffers, frozenset(kept))
+    fuser = Fuser(flat, program.buffers, frozenset(kept), target)
     steps = fuser.run(rounds=None if fuse else 0)
-    return (packed(steps, program.buffers, program.outputs, fuser.axes) if fuse else steps), fuser.log
+    if fuse and target.packs:
+        steps = packed(steps, program.buffers, program.outputs, fuser.axes, target)
+    return steps, fuser.log
 
 
-def _kernels(steps: list[Step], program: Program) -> tuple[Kernel | Extern, ...]:
+def _kernels(steps: list[Step], program: Program, target: Target) -> tuple[Kernel | Extern, ...]:
     uses: dict[str, int] = {}
     for step in steps:
         for name in _names(step):
@@ -91,8 +102,15 @@ def _kernels(steps: list[Step], program: Program) -> tuple[Kernel | Extern, ...]
             made.append(step)
             continue
         mine = frozenset(local & touched(step))
-        made.append(kernel_of(step, f"k{number}_{step.name}", program.buffers, mine))
+        made.append(kernel_of(step, f"k{number}_{step.name}", program.buffers, mine, _target_of(step, program, target)))
     return tuple(made)
+
+
+def _target_of(group: Group, program: Program, target: Target) -> Target:
+    """The target, but for what runs on the host in a program for another device: there it is a CPU."""
+    elsewhere = any(buffer.device.type != "cpu" for buffer in program.buffers.values())
+    at_home = all(program.buffers[name].device.type == "cpu" for name in written(group))
+    return CPU if elsewhere and at_home else target
 
 
 def _names(step: Step) -> frozenset[str]:
@@ -112,6 +130,6 @@ def _real(steps: tuple[Kernel | Extern, ...], buffers: dict[str, Buffer]) -> dic
 
 
 __all__ = [
-    "Finding", "FusionLog", "Refusal", "Schedule", "can_fuse", "check_schedule", "overwrites", "schedule",
-    "score_fusion",
+    "CPU", "GPU", "Finding", "FusionLog", "Refusal", "Schedule", "Target", "can_fuse", "check_schedule", "gpu",
+    "overwrites", "schedule", "score_fusion", "split_reductions",
 ]  # fmt: skip

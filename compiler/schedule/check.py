@@ -4,7 +4,7 @@ Shares nothing with the scheduler but the IR. Two questions, each with typed fin
 
     between statements   every buffer has versions, one more with each store. What a store is computed from, through all
                          scratch, must be versions that the program's definition sees, itself or through what needs
-                         no memory here (this file)
+                         no memory here, or through partial results, buffers that the program does not have (this file)
     within loops         the element that is read was written in the same iteration of all shared loops, and parallel
                          iterations touch no element in common (`check_loops`)
 """
@@ -31,7 +31,7 @@ def check_schedule(program: Program, schedule: Schedule) -> list[Finding]:
     found = _Versions(program, schedule).run()
     for step in schedule.steps:
         if isinstance(step, Kernel):
-            found += loop_findings(step)
+            found += loop_findings(step, atomic=schedule.target.atomic)
     return list(dict.fromkeys(found))
 
 
@@ -111,6 +111,8 @@ class _Versions:
         self._expected = _Expected(program)
         self._now: dict[str, int] = {}
         self._local: dict[str, frozenset[Version]] = {}  # by scratch buffer or reduction: what it comes from
+        # The same by buffer that the program does not have, and the stores that were done in the kernel by then.
+        self._partial: dict[str, tuple[frozenset[Version], frozenset[int]]] = {}
         self._scratch: frozenset[str] = frozenset()
         self._mine: set[int] = set()  # the program's items whose stores the kernel has done
         self._known: dict[int, frozenset[Version]] = {}
@@ -167,6 +169,10 @@ class _Versions:
         if store.buffer in self._scratch:
             self._local[store.buffer] = self._local.get(store.buffer, frozenset()) | sources
             return
+        if store.buffer not in self._program.buffers:
+            before, mine = self._partial.get(store.buffer, (frozenset(), frozenset()))
+            self._partial[store.buffer] = before | sources, mine | self._mine
+            return
         place = self._stored(kernel.name, store.buffer)
         if place is None:
             return
@@ -183,7 +189,12 @@ class _Versions:
         found: set[Version] = set()
         for value in inputs:
             name = value.reduction if isinstance(value, Result) else value.buffer  # type: ignore[attr-defined]
-            if isinstance(value, Result) or name in self._scratch:
+            if name in self._partial:
+                versions, mine = self._partial[name]
+                found |= versions
+                self._mine, self._known = self._mine | mine, {}
+                continue
+            if isinstance(value, Result) or name in self._scratch or name not in self._program.buffers:
                 if name not in self._local:
                     self._note("unwritten", kernel.name, f"{name} is read before anything is in it")
                 found |= self._local.get(name, frozenset())

@@ -54,6 +54,7 @@ class _Touch:
         loops: around it, outermost first.
         statement: its number, in order.
         guarded: whether it need not happen in each iteration.
+        mode: of a store.
     """
 
     buffer: str
@@ -62,11 +63,12 @@ class _Touch:
     loops: tuple[Loop, ...]
     statement: int
     guarded: bool = False
+    mode: str | None = None
 
 
-def loop_findings(kernel: Kernel) -> list[Finding]:
-    """All that is wrong within a kernel."""
-    return list(_Kernel(kernel).findings())
+def loop_findings(kernel: Kernel, *, atomic: bool = False) -> list[Finding]:
+    """All that is wrong within a kernel; `atomic`: stores that combine with memory in one way, or by data, may meet."""
+    return list(_Kernel(kernel, atomic).findings())
 
 
 def _touches(body: tuple[Statement, ...], loops: tuple[Loop, ...], number: list[int]) -> Iterator[_Touch]:
@@ -92,7 +94,7 @@ def _of_statement(statement: Assign | Update, loops: tuple[Loop, ...], number: i
             yield _Touch(value.buffer, value.indices[0], False, loops, number, value not in sure)
     if isinstance(statement, Assign):
         store = statement.store
-        yield _Touch(store.buffer, store.indices[0], True, loops, number)
+        yield _Touch(store.buffer, store.indices[0], True, loops, number, mode=store.mode)
 
 
 def _unguarded(roots: list[Any]) -> set[Any]:
@@ -108,8 +110,8 @@ def _unguarded(roots: list[Any]) -> set[Any]:
 
 
 class _Kernel:
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self, kernel: Kernel, atomic: bool) -> None:
+        self._kernel, self._atomic = kernel, atomic
         self._scratch = {b.name: b for b in kernel.scratch}
         self._sizes = {s.name: _sample(s, k) for k, s in enumerate(kernel.sizes)}
         self._offsets: dict[_Touch, torch.Tensor] = {}
@@ -132,6 +134,8 @@ class _Kernel:
     def _real(self, name: str, touches: list[_Touch]) -> Iterator[Finding]:
         for write in (t for t in touches if t.write):
             for other in touches:
+                if self._atomic and _may_meet(write, other):
+                    continue
                 same = other.statement == write.statement
                 shared = _shared(write.loops, other.loops)
                 if other is write:
@@ -272,6 +276,13 @@ def _data(touch: _Touch) -> tuple[Loaded, ...]:
 
 def _by_data(touch: _Touch) -> bool:
     return bool(_data(touch))
+
+
+def _may_meet(write: _Touch, other: _Touch) -> bool:
+    """Whether two touches of one element, side by side, are what the program says: additions, a store by data."""
+    if write.mode is not None:
+        return write.mode == other.mode
+    return other is write and _by_data(write)
 
 
 def _ends(count: int, most: int) -> torch.Tensor:

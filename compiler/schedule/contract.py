@@ -18,10 +18,8 @@ from ..ir.program import Buffer
 from ..ir.value import compute_dtype
 from .affine import OPAQUE, digits, variables_of
 from .members import Access, Member
+from .target import CPU, Target
 from .tree import Nest, Tree, leaves
-
-MAX_SCRATCH = 1 << 16  # elements of one buffer
-MAX_SCRATCH_BYTES = 1 << 20  # of one kernel
 
 Path = tuple[Nest, ...]
 Touch = tuple[int, Path, Member, Access]
@@ -65,13 +63,13 @@ def touches_of(trees: Sequence[Tree]) -> dict[str, list[Touch]]:
 
 
 def contractions(
-    touches: Mapping[str, list[Touch]], buffers: Mapping[str, Buffer], local: frozenset[str]
+    touches: Mapping[str, list[Touch]], buffers: Mapping[str, Buffer], local: frozenset[str], target: Target = CPU
 ) -> dict[str, Contraction]:
     """The `local` buffers of a kernel that can be scratch."""
-    found, room = {}, MAX_SCRATCH_BYTES
+    found, room = {}, target.scratch_bytes
     serial = not any(nest.parallel for all_of_one in touches.values() for _, path, _, _ in all_of_one for nest in path)
     for name in sorted(local & touches.keys()):
-        made = _scratch(buffers[name], touches[name], serial)
+        made = _scratch(buffers[name], touches[name], serial, target.scratch)
         if made is not None and (taken := made.scratch.sizes[0] * made.scratch.dtype.itemsize) <= room:
             found[name], room = made, room - taken
     return found
@@ -96,7 +94,7 @@ def forward_of(touches: list[Touch]) -> Forward | None:
     return Forward(last, all_inside and all(t[1] == path for t in inside), all_inside)
 
 
-def _scratch(buffer: Buffer, touches: list[Touch], serial: bool) -> Contraction | None:
+def _scratch(buffer: Buffer, touches: list[Touch], serial: bool, most: int) -> Contraction | None:
     """Memory for what one iteration of the loops around all touches uses; for the whole kernel if it is `serial`."""
     around = _common([path for _, path, _, _ in touches])
     fixed = frozenset(nest.axis for nest in around)
@@ -108,7 +106,7 @@ def _scratch(buffer: Buffer, touches: list[Touch], serial: bool) -> Contraction 
     if not spans or any(isinstance(end, Index) for end in (*lows, *highs)):
         return None
     size = max(highs) - min(lows) + 1
-    if not 0 < size <= MAX_SCRATCH:
+    if not 0 < size <= most:
         return None
     made = replace(buffer, dtype=compute_dtype(buffer.dtype), sizes=(size,), strides=(1,), kind="made")
     return Contraction(made, add(parts[0][0], min(lows)))  # type: ignore[index]

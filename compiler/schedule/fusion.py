@@ -16,6 +16,7 @@ from .legality import Fusion, Refusal, fusion_of
 from .log import FusionLog
 from .members import Axes, Group, members_of
 from .profit import bytes_of, score_fusion, touched, written
+from .target import CPU, Target
 
 _ROUNDS = 24
 _NEAREST = 6  # groups after one that are tried with it, for each buffer
@@ -30,10 +31,14 @@ class Fuser:
         items: what is left of the program, definitions flat.
         buffers: of the program.
         kept: buffers that must exist whatever is fused: outputs, inputs, what calls touch.
+        target: what kernels are for.
     """
 
-    def __init__(self, items: Sequence[Item], buffers: Mapping[str, Buffer], kept: frozenset[str]) -> None:
+    def __init__(
+        self, items: Sequence[Item], buffers: Mapping[str, Buffer], kept: frozenset[str], target: Target = CPU
+    ) -> None:
         self.log = FusionLog()
+        self._target = target
         self.axes = Axes()
         self._keys, self._kept = count(), kept
         self._weights = {name: bytes_of(b) for name, b in buffers.items()}
@@ -122,7 +127,7 @@ class Fuser:
         if len({self._buffers[name].device for name in writes}) > 1:
             return Refusal("device")
         telling = sorted(shared, key=lambda n: (n not in writes, -self._weights[n], n))
-        return fusion_of(one, other, telling, self.axes)
+        return fusion_of(one, other, telling, self.axes, self._target)
 
     def _between(self, a: int, b: int) -> bool:
         """Whether a path leads from `a` to `b` through something else."""

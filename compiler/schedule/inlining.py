@@ -4,7 +4,8 @@
     u[i] = sum over j of t[i, j]     ->    u[i] = sum over j of x[j, i] * 2
 
 Either every reader takes a definition in, and its buffer is gone, or none does. What is cheap goes anywhere; what is
-not goes where it is computed as often as before: to its one reader, if that reads each element once.
+not goes where it is computed as often as before: to its one reader, if that reads each element once. Where memory is
+dear, it goes to several such readers, if computing it for each takes less time than writing and reading it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..ir.value import HALVES, Const, Guarded, Load, Op, Rewriter, Value, substi
 from .affine import variables_of
 from .dependences import effects, loads, roots, values_in
 from .flat import rewritten
+from .target import CPU, Target
 
 _CHEAP = 8  # operations of a value that may be computed for each of several readers
 _LARGEST = 128  # operations of a value after inlining
@@ -44,6 +46,8 @@ class Cost:
     ops: int
     loads: int
     slow: bool
+    work: int = 0  # operations, slow ones counted as what they come to
+    loaded: int = 0  # bytes that an iteration loads
 
     @property
     def cheap(self) -> bool:
@@ -53,14 +57,24 @@ class Cost:
 
 def cost_of(value: Value, loops: Sequence[Var]) -> Cost:
     """The cost of a value of a nest over `loops`."""
-    ops, full, slow = 0, 0, False
+    ops, full, slow, work, loaded = 0, 0, False, 0, 0
     for part in walk([value]):
         if isinstance(part, (Op, Guarded)):
             ops += 1
             slow |= isinstance(part, Op) and (part.name in _SLOW or OPS[part.name].costly)
-        elif isinstance(part, Load):
-            full += _steps_all(part, loops)
-    return Cost(ops, full, slow)
+            work += _work(part)
+        elif isinstance(part, Load) and _steps_all(part, loops):
+            full, loaded = full + 1, loaded + part.dtype.itemsize
+    return Cost(ops, full, slow, work, loaded)
+
+
+def _work(value: Op | Guarded) -> int:
+    """Operations of a processor that one of ours takes, about."""
+    if isinstance(value, Guarded):
+        return 1
+    if value.name.startswith("philox"):
+        return 64
+    return 16 if OPS[value.name].costly else 4 if value.name in _SLOW else 1
 
 
 def _steps_all(load: Load, loops: Sequence[Var]) -> bool:
@@ -70,7 +84,7 @@ def _steps_all(load: Load, loops: Sequence[Var]) -> bool:
 
 
 def inline(
-    items: Sequence[Item], buffers: Mapping[str, Buffer], outputs: Iterable[str]
+    items: Sequence[Item], buffers: Mapping[str, Buffer], outputs: Iterable[str], target: Target = CPU
 ) -> tuple[list[Item], list[tuple[str, str]]]:
     """Items with pointwise definitions taken into their readers.
 
@@ -78,12 +92,14 @@ def inline(
         the items left, and for each pointwise definition whose buffer is the program's own: its name and the reason why
         it stays (a key of `NOT_INLINED`), "" where it went.
     """
-    return _Inliner(items, buffers, frozenset(outputs)).run()
+    return _Inliner(items, buffers, frozenset(outputs), target).run()
 
 
 class _Inliner:
-    def __init__(self, items: Sequence[Item], buffers: Mapping[str, Buffer], outputs: frozenset[str]) -> None:
-        self._items, self._buffers = items, buffers
+    def __init__(
+        self, items: Sequence[Item], buffers: Mapping[str, Buffer], outputs: frozenset[str], target: Target
+    ) -> None:
+        self._items, self._buffers, self._target = items, buffers, target
         self._effects = [effects(item) for item in items]
         self._writes: dict[str, list[int]] = {}
         self._readers: dict[str, list[int]] = {}
@@ -189,9 +205,17 @@ class _Inliner:
         sites = [(self._items[r], load) for r in readers for load in self._loads_of(r) if load.buffer == name]
         if cost.cheap or isinstance(value, Const):
             return True
-        if len(sites) != 1:
+        if len(sites) != 1 and not self._cheaper_than_memory(name, cost, len(sites)):
             return False
-        reader, load = sites[0]
+        return all(self._reads_each_once(name, reader, load) for reader, load in sites)
+
+    def _cheaper_than_memory(self, name: str, cost: Cost, readers: int) -> bool:
+        """Whether computing a value for each reader takes less time than writing it once and reading it each time."""
+        worth, size = self._target.operations, self._buffers[name].dtype.itemsize
+        again = readers - 1
+        return again * (cost.work + worth * cost.loaded) < worth * size * (1 + readers)
+
+    def _reads_each_once(self, name: str, reader: Item, load: Load) -> bool:
         assert isinstance(reader, Definition)
         indirect = any(isinstance(a, Loaded) for i in load.indices for a in atoms(i))
         if indirect or name in {v.buffer for v in _inside_indices(reader)}:

@@ -17,13 +17,16 @@ from .affine import proportional
 from .contract import Path, contractions, forward_of, touches_of
 from .flat import flat_buffer
 from .members import Group, Member
+from .target import CPU, Target
 from .tree import Leaf, Nest, Tree, leaves, tree_of
 
 _LARGEST = 64  # operations of a value that is put in the place of loads: trees are walked by recursion, too
 _CARRIED = 2  # operations of a value that is computed again in inner loops rather than kept in scratch
 
 
-def kernel_of(group: Group, name: str, buffers: Mapping[str, Buffer], local: frozenset[str]) -> Kernel:
+def kernel_of(
+    group: Group, name: str, buffers: Mapping[str, Buffer], local: frozenset[str], target: Target = CPU
+) -> Kernel:
     """The kernel of a group.
 
     Args:
@@ -31,16 +34,17 @@ def kernel_of(group: Group, name: str, buffers: Mapping[str, Buffer], local: fro
         name: the kernel's.
         buffers: of the program.
         local: buffers that nothing outside of the group touches.
+        target: what the kernel is for.
     """
-    return _Writer(group, buffers, local).kernel(name)
+    return _Writer(group, buffers, local, target).kernel(name)
 
 
 class _Writer:
-    def __init__(self, group: Group, buffers: Mapping[str, Buffer], local: frozenset[str]) -> None:
+    def __init__(self, group: Group, buffers: Mapping[str, Buffer], local: frozenset[str], target: Target) -> None:
         self._group, self._buffers = group, buffers
-        self._trees = tree_of(group)
+        self._trees = tree_of(group, target)
         touches = touches_of(self._trees)
-        self._local_buffers, self._contracted = local, contractions(touches, buffers, local)
+        self._local_buffers, self._contracted = local, contractions(touches, buffers, local, target)
         self._forwards = {name: forward_of(found) for name, found in touches.items()}
         self._leaves = list(leaves(self._trees))
         self._numbers = {member: number for number, (_, member) in enumerate(self._leaves)}

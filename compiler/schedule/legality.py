@@ -18,11 +18,10 @@ from .affine import digits, less, separate
 from .align import Aligned, alignments
 from .members import Axes, Group, Member, extent_of
 from .profit import guess
+from .target import CPU, Target
 
 MAX_MEMBERS = 48
 MAX_BUFFERS = 40
-_SMALL = 1 << 14  # iterations that no threads are worth starting for
-_ENOUGH = 64  # iterations of outer loops that keep all threads busy
 
 MESSAGES = {
     "cycle": "something between the two needs the first and feeds the second",
@@ -66,7 +65,7 @@ class Fusion:
     chain: tuple[Var, ...]
 
 
-def can_fuse(a: Group, b: Group, shared: list[str], axes: Axes | None = None) -> Refusal | None:
+def can_fuse(a: Group, b: Group, shared: list[str], axes: Axes | None = None, target: Target = CPU) -> Refusal | None:
     """Why two groups cannot become one kernel; None where they can.
 
     Args:
@@ -74,12 +73,13 @@ def can_fuse(a: Group, b: Group, shared: list[str], axes: Axes | None = None) ->
         b: the other.
         shared: buffers that both touch, the most telling first.
         axes: gives out axes; those of the groups must be its own.
+        target: what kernels are for.
     """
-    found = fusion_of(a, b, shared, axes or Axes())
+    found = fusion_of(a, b, shared, axes or Axes(), target)
     return found if isinstance(found, Refusal) else None
 
 
-def fusion_of(a: Group, b: Group, shared: list[str], axes: Axes) -> Fusion | Refusal:
+def fusion_of(a: Group, b: Group, shared: list[str], axes: Axes, target: Target = CPU) -> Fusion | Refusal:
     """Two groups as one, or why not."""
     if len(a.members) + len(b.members) > MAX_MEMBERS:
         return Refusal("too-large")
@@ -89,7 +89,7 @@ def fusion_of(a: Group, b: Group, shared: list[str], axes: Axes) -> Fusion | Ref
         return side_by_side(a, b, shared, axes)
     refusal = Refusal("unaligned", tuple(shared[:1]))
     for aligned in alignments(a, b, shared, axes):
-        found = _fused(aligned)
+        found = _fused(aligned, target)
         if isinstance(found, Fusion):
             return found
         refusal = found
@@ -111,7 +111,7 @@ def in_order(members: Iterable[Member]) -> tuple[Member, ...]:
     return tuple(sorted(members, key=lambda m: m.place))
 
 
-def _fused(aligned: Aligned) -> Fusion | Refusal:
+def _fused(aligned: Aligned, target: Target) -> Fusion | Refusal:
     everyone = (*aligned.a, *aligned.b)
     common = [v for v in aligned.chain_a if v in aligned.chain_b]
     if not common:
@@ -122,7 +122,7 @@ def _fused(aligned: Aligned) -> Fusion | Refusal:
     chain, culprits = _uncrossed(kept, aligned)
     if not chain:
         return Refusal("crossing", tuple(sorted(culprits)))
-    if not _parallel_enough(chain, aligned):
+    if not _parallel_enough(chain, aligned, target):
         return Refusal("parallelism")
     return Fusion(in_order(everyone), tuple(chain))
 
@@ -184,16 +184,22 @@ def touches(members: Iterable[Member]) -> dict[str, tuple[set[Any], set[Any]]]:
     return found
 
 
-def _parallel_enough(chain: list[Var], aligned: Aligned) -> bool:
-    """Whether fused loops keep threads as busy as those of the two did, unless there is little to do anyway."""
+def _parallel_enough(chain: list[Var], aligned: Aligned, target: Target) -> bool:
+    """Whether fused loops keep the machine as busy as those of the two did, unless there is little to do anyway."""
     iterations = extent_of(chain)
-    if not isinstance(iterations, int) or iterations >= _ENOUGH:
+    if not isinstance(iterations, int) or iterations >= target.busy:
         return True
-    if is_small((*aligned.a, *aligned.b)):
+    work = work_of((*aligned.a, *aligned.b))
+    if work <= max(target.small, target.share * iterations):
         return True
     return not any(less(mul(iterations, 8), extent_of(c)) for c in (aligned.chain_a, aligned.chain_b))
 
 
-def is_small(members: Iterable[Member]) -> bool:
-    """Whether all members together have so few iterations that threads gain nothing."""
-    return sum(guess(extent_of(m.axes)) for m in members) <= _SMALL
+def is_small(members: Iterable[Member], target: Target) -> bool:
+    """Whether all members together have so few iterations that running them side by side gains nothing."""
+    return work_of(members) <= target.small
+
+
+def work_of(members: Iterable[Member]) -> int:
+    """How many iterations members have, symbolic ones guessed."""
+    return sum(guess(extent_of(m.axes)) for m in members)

@@ -18,11 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..ir.dependence import Dependence
 from ..ir.index import Var
-from ..ir.program import Definition
-from .affine import separate
+from ..ir.program import Definition, StoreMode
+from .affine import OPAQUE, separate, variables_of
 from .legality import conflicts, contiguous_axis, is_small
 from .members import Group, Member
+from .target import CPU, Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,16 +83,16 @@ class _Cluster:
         self.axis, self.members = axis, [first]
 
 
-def tree_of(group: Group) -> tuple[Tree, ...]:
+def tree_of(group: Group, target: Target = CPU) -> tuple[Tree, ...]:
     """The loops of a group; outermost ones whose iterations are independent are parallel.
 
-    Small loops one after the other are not: threads would gain nothing, and what passes between them can be scratch.
+    Small loops one after the other are not: the target would gain nothing, and what passes between them can be scratch.
     """
     pending = [_Pending(m, _chain_first(m, group.chain), m.reduced) for m in group.members]
     trees = _build(pending, frozenset())
-    if len(trees) > 1 and is_small(group.members):
+    if len(trees) > 1 and is_small(group.members, target):
         return trees
-    return tuple(_with_parallel(node, frozenset()) for node in trees)
+    return tuple(_with_parallel(node, frozenset(), target) for node in trees)
 
 
 def _chain_first(member: Member, chain: Sequence[Var]) -> tuple[Var, ...]:
@@ -168,17 +170,46 @@ def leaves(trees: Sequence[Tree], path: tuple[Nest, ...] = ()) -> Iterator[tuple
             yield from leaves(node.body, (*path, node))
 
 
-def _with_parallel(node: Tree, fixed: frozenset[Var]) -> Tree:
-    if isinstance(node, Leaf) or node.folds or not _independent(node, fixed):
+def _with_parallel(node: Tree, fixed: frozenset[Var], target: Target) -> Tree:
+    if isinstance(node, Leaf) or node.folds or not _independent(node, fixed, target):
         return node
     body = node.body
     if len(body) == 1:
-        body = (_with_parallel(body[0], fixed | {node.axis}),)
+        body = (_with_parallel(body[0], fixed | {node.axis}, target),)
     return Nest(node.axis, body, node.folds, True)
 
 
-def _independent(nest: Nest, fixed: frozenset[Var]) -> bool:
+def _independent(nest: Nest, fixed: frozenset[Var], target: Target) -> bool:
     members = [m for _, m in leaves((nest,))]
     if any(nest.axis in m.reduced for m in members):
         return False
-    return all(separate(x, y, nest.axis, fixed) for _, x, y in conflicts(members, members))
+    met = _combined(members) | _scattered(members, nest.axis) if target.atomic else frozenset()
+    pairs = conflicts(members, members)
+    return all(name in met or separate(x, y, nest.axis, fixed) for name, x, y in pairs)
+
+
+def _combined(members: Sequence[Member]) -> frozenset[str]:
+    """Buffers that members only combine with, all in one way: in which order makes no difference."""
+    modes: dict[str, set[StoreMode | None]] = {}
+    for member in members:
+        for access in member.accesses:
+            stores = [s.mode for s in member.definition.stores if s.buffer == access.buffer]
+            modes.setdefault(access.buffer, set()).update(stores if access.write else [None])
+    return frozenset(name for name, found in modes.items() if len(found) == 1 and None not in found)
+
+
+def _scattered(members: Sequence[Member], axis: Var) -> frozenset[str]:
+    """Buffers that one store alone touches, at indices that are read from memory for each iteration of `axis`."""
+    found: dict[str, list[bool]] = {}
+    for member in members:
+        for access in member.accesses:
+            chosen = access.write and access.offset is not None and OPAQUE in variables_of(access.offset)
+            found.setdefault(access.buffer, []).append(chosen and axis in _axes_of(member, access.buffer))
+    return frozenset(name for name, stores in found.items() if stores == [True])
+
+
+def _axes_of(member: Member, buffer: str) -> frozenset[Var]:
+    """The axes that the places of a member's stores to a buffer depend on, through memory too."""
+    indices = [index for s in member.definition.stores if s.buffer == buffer for index in s.indices]
+    own = frozenset().union(*map(Dependence().of, indices))
+    return frozenset(v for var, number in member.where.items() if var in own for v in variables_of(number))

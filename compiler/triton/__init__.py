@@ -1,14 +1,22 @@
 """Triton for GPUs: kernels of the loop IR as Triton functions, readable and on their own.
 
-Kernel -> launches (what programs enumerate, what lanes do) -> text (values, folds, stores) -> module
+    Kernel -> launches (what programs enumerate, what lanes do) -> text (values, folds, stores) -> module
+           -> machine code (workers, files) -> launches
+
+`build` is the one entry.
 """
 
+from .build import CompiledKernel, build, processors, source_text
+from .compiler import can_build, triton_version
 from .dtypes import UnsupportedDtypeError
+from .errors import TritonFailed, TritonMissing, UnsupportedKernels
 from .kernel_text import LaunchText, UnsupportedStoreError, Workspace
-from .plan import Blocks, Launch, launches
+from .plan import Blocks, Launch, candidates, launches
+from .pool import pool
 from .source import KernelSource, kernel_source
 
 __all__ = [
-    "Blocks", "KernelSource", "Launch", "LaunchText", "UnsupportedDtypeError", "UnsupportedStoreError", "Workspace",
-    "kernel_source", "launches",
+    "Blocks", "CompiledKernel", "KernelSource", "Launch", "LaunchText", "TritonFailed", "TritonMissing",
+    "UnsupportedDtypeError", "UnsupportedKernels", "UnsupportedStoreError", "Workspace", "build", "can_build",
+    "candidates", "kernel_source", "launches", "pool", "processors", "source_text", "triton_version",
 ]  # fmt: skip

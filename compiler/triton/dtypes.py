@@ -48,6 +48,14 @@ def literal(number: Any, dtype: torch.dtype) -> str:
     return f"tl.full([1, 1], {spelled(number, dtype)}, {type_name(dtype)})"
 
 
+def bare_literal(number: Any, dtype: torch.dtype) -> str | None:
+    """A number as it is, for an operation with a block of its dtype, which it takes on; None where that is not sure."""
+    if dtype not in (torch.float32, torch.float64, torch.int32, torch.int64):
+        return None
+    minus_zero = dtype.is_floating_point and number == 0 and math.copysign(1, number) < 0  # Triton loses the sign
+    return None if minus_zero else spelled(number, dtype)
+
+
 def spelled(number: Any, dtype: torch.dtype) -> str:
     """A number as Python, where another operand decides the dtype."""
     if dtype == torch.bool:

@@ -24,9 +24,9 @@ from ..ir.program import Buffer, Reduction, Store
 from ..ir.value import Load, compute_dtype
 from .dtypes import signature_name, type_name
 from .plan import Launch, is_independent, is_scan, nest_of
-from .reductions import carriers, elements, folded, initial, joined, scanned
+from .reductions import carriers, elements, folded, initial, joined, neutral, scanned
 from .values import Axis, Names, UnservedError, Values
-from .writer import TritonWriter
+from .writer import TritonWriter, factor
 
 _INT32 = 2**31 - 1
 _ATOMICS = ("add", "max", "min", "or", "and")
@@ -104,7 +104,8 @@ class _Writer:
         self._kernel, self._launch, self._name = kernel, launch, name
         self._out = TritonWriter()
         body = launch.body
-        used = loaded_buffers(body) | stored_buffers(body)
+        self._read = loaded_buffers(body)
+        used = self._read | stored_buffers(body)
         self._params = [p.buffer for p in kernel.params if p.buffer.name in used]
         self._spilled = [b for b in kernel.scratch if b.name in spilled]
         held = [*self._params, *self._spilled]
@@ -118,6 +119,7 @@ class _Writer:
         self._dependence = Dependence()
         self._index = "tl.int32" if self._fits() else "tl.int64"
         self._values = Values(self._out, names, self._dependence, self._index)
+        self._values.stored = frozenset(stored_buffers(body))
         self._states: dict[str, _State] = {}
         self._axes: dict[Any, Axis] = {}
 
@@ -166,7 +168,7 @@ class _Writer:
             self._values.columns = self._axis("x", at, blocks.columns, blocks.column_block, "[None, :]")
         if blocks.rows:
             at = "program" if column_blocks == 1 else f"program // {text(column_blocks)}"
-            at = at if not outer else f"({at}) % {text(row_blocks)}"
+            at = at if not outer else f"{factor(at)} % {text(row_blocks)}"
             self._values.rows = self._axis("y", at, blocks.rows, blocks.row_block, "[:, None]")
         if outer:
             self._decode(f"program // {text(mul(column_blocks, row_blocks))}", outer)
@@ -195,8 +197,8 @@ class _Writer:
 
     def _axis(self, name: str, at: str, loops: tuple[Var, ...], block: int, turn: str) -> Axis:
         """Lanes over `block` consecutive iterations of loops, from the block numbered `at`."""
-        first = f"({at}) * {block} + " if at != "0" else ""
-        self._out.line(f"{name} = {first}tl.arange(0, {block}){turn}")
+        first = at if block == 1 else f"{factor(at)} * {block}"
+        self._out.line(f"{name} = {first} + tl.arange(0, {block}){turn}")
         return self._bound(name, loops, block, _extent(loops))
 
     def _bound(self, name: str, loops: tuple[Var, ...], block: int, extent: Any) -> Axis:
@@ -205,7 +207,11 @@ class _Writer:
             mask = f"{name}_inside"
             self._out.line(f"{mask} = {name} < {self._values.at(extent)}")
         self._decode(name, loops)
-        return Axis(frozenset(loops), str(block), mask)
+        if len(loops) == 1:
+            return Axis(frozenset(loops), str(block), mask)
+        position = Var(f"{name}.position", extent)
+        self._values.names.variables[position] = name
+        return Axis(frozenset(loops), str(block), mask, _flat(loops), position)
 
     def _decode(self, flat: str, loops: Sequence[Var]) -> None:
         """Give the variables of loops, outermost first, their values at a position of all together."""
@@ -213,9 +219,9 @@ class _Writer:
         self._forget(stale)
         inner: Any = 1
         for position, var in reversed(list(enumerate(loops))):
-            text = flat if inner == 1 else f"({flat}) // {self._values.at(inner)}"
+            text = flat if inner == 1 else f"{factor(flat)} // {self._values.at(inner)}"
             if position:
-                text = f"({text}) % {self._values.at(var.extent)}"
+                text = f"{factor(text)} % {self._values.at(var.extent)}"
             inner = mul(inner, var.extent)
             name = text
             if text != flat or not flat.isidentifier():
@@ -247,12 +253,13 @@ class _Writer:
         where = f", mask={mask}" if mask else ""
         held = type_name(values.names.dtypes[buffer])
         if store.mode is None:
-            self._out.line(f"tl.store({pointer}, tl.broadcast_to({value}, {values.shape()}).to({held}){where})")
+            text = value if store.value.dtype == values.names.dtypes[buffer] else f"{value}.to({held})"
+            self._out.line(f"tl.store({pointer}, {text}{where})")
         else:
             self._combine(store, pointer, value, held, where)
         values.dirty.add(buffer)
         self._forget_memory({buffer})
-        if store.mode is None and not _is_indirect(offset):
+        if buffer in self._read and store.mode is None and not _is_indirect(offset):
             kept = values.kept(value, buffer)
             self._out.name(load, kept if kept == value else self._out.define("", kept))
 
@@ -324,7 +331,8 @@ class _Writer:
         """Fold in what every lane has: here lanes are iterations around the fold."""
         state = self._states[reduction.name]
         operands = [self._values.get(value) for value in reduction.values]
-        partial = [self._out.define("", text) for text in elements(reduction, operands, state.shape)]
+        whole = [self._values.is_whole(value) for value in reduction.values]
+        partial = [self._named(text) for text in elements(reduction, operands, state.shape, whole)]
         self._join(state, partial)
         self._publish(reduction, state.results())
 
@@ -448,12 +456,15 @@ class _Writer:
         assert columns is not None
         shape = self._values.shape()
         operands = [self._values.get(value) for value in reduction.values]
-        found = [self._out.define("", text) for text in elements(reduction, operands, shape)]
+        whole = [self._values.is_whole(value) for value in reduction.values]
+        found = [self._named(text) for text in elements(reduction, operands, shape, whole)]
         if columns.mask is None:
             return found
-        empty = initial(reduction, "[1, 1]")
-        pairs = zip(found, empty, strict=True)
+        pairs = zip(found, neutral(reduction), strict=True)
         return [self._out.define("", f"tl.where({columns.mask}, {name}, {none})") for name, none in pairs]
+
+    def _named(self, text: str) -> str:
+        return text if text.isidentifier() else self._out.define("", text)
 
     def _scan(self, state: _State, partial: list[str]) -> None:
         """Results so far in every lane; the state becomes what all lanes come to."""
@@ -480,6 +491,14 @@ def _extent(loops: Sequence[Var]) -> Any:
     total: Any = 1
     for var in loops:
         total = mul(total, var.extent)
+    return total
+
+
+def _flat(loops: Sequence[Var]) -> Any:
+    """The position of an iteration of loops, outermost first, among all of theirs."""
+    total: Any = 0
+    for var in loops:
+        total = add(mul(total, var.extent), var.index())
     return total
 
 

@@ -277,6 +277,24 @@ def join_logaddexp(x, y):
     return tl.where((x == y) & (tl.abs(x) == float("inf")), x, made)
 
 
+# -- attention: softmax block by block --------------------------------------------------------------------------------
+
+
+@triton.jit
+def softmax_step(x, top, total, log2_base: tl.constexpr):
+    """One more block of a row's scores: base^(x - top), top and sum so far, and what results so far scale by.
+
+    Powers are fast ones, of numbers up to 0, as precise as the difference; the tiniest are 0.
+    """
+    new = tl.maximum(top, tl.max(x, 1))
+    shift = tl.where(new == float("-inf"), 0.0, new)
+    down, step = x - shift[:, None], top - shift
+    if log2_base != 1.0:
+        down, step = down * log2_base, step * log2_base
+    p, rescale = libdevice.exp2(down), libdevice.exp2(step)
+    return p, new, total * rescale + tl.sum(p, 1), rescale
+
+
 # -- indices ----------------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,15 @@ _ANY = {
 _INTEGERS = {"floordiv": "floor_quotient", "pow": "integer_power"}
 
 
+# Operations with a block in which a bare number takes on the block's dtype, and their operands that may be one.
+_TAKES_NUMBERS = {**dict.fromkeys([*_INFIX, *_COMPARE], (0, 1)), "where": (1, 2), "maximum": (1,), "minimum": (1,)}
+
+
+def number_operands(value: Op) -> tuple[int, ...]:
+    """Which operands may be bare numbers, if one that is left is not."""
+    return _TAKES_NUMBERS.get(value.name, ())
+
+
 def operation_text(value: Op, args: list[str]) -> str:
     """The operation on operands that are names or calls."""
     name, taken = value.name, value.args[-1].dtype
@@ -98,7 +107,8 @@ _UNARY: dict[str, Callable[[str, torch.dtype], str]] = {
     # Triton's own minus is 0 - x, which gives 0.0 for 0.0.
     "neg": lambda x, dtype: f"({x} * -1.0)" if dtype.is_floating_point else f"(0 - {x})",
     "abs": lambda x, dtype: x if dtype == torch.uint8 else f"tl.abs({x})",
-    "bitwise_not": lambda x, _: f"(~{x})",
+    # Triton 3.6 interprets ~ by a constant -1, which unsigned numbers do not have.
+    "bitwise_not": lambda x, dtype: f"({x} ^ 255)" if dtype == torch.uint8 else f"(~{x})",
     "isnan": lambda x, _: f"({x} != {x})",
     "isinf": lambda x, _: f'(tl.abs({x}) == float("inf"))',
     "round_bfloat16": _rounded(torch.bfloat16),

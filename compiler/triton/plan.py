@@ -4,12 +4,15 @@ for i < 8192 parallel: for j < 64 parallel: y[64*i + j] = ...     one axis of la
 for i parallel: for j parallel: y[64*i + j] = x[i + 8192*j]       tiles of rows i and columns j
 for i parallel: fold (for j < 768: update with x[768*i + j])      a program a row, j in lanes, all at once
 for j parallel: fold (for i: update with x[768*i + j])            rows j, columns i in a loop of blocks
+
+Sizes are Hopper's: a lane has 8 elements, which is 16 bytes of 16-bit numbers; blocks are halved where programs would
+be too few to go round. What is best depends on more than a plan can see: `candidates` are what is worth measuring.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ir.accesses import accesses, loop_variables, statements, updated, values
@@ -22,11 +25,14 @@ from ..ir.value import Op, Result
 
 _LANES = 16  # neighbours that an access should find next to each other
 _POINTWISE = 1024  # elements of a program without reductions
-_TILE = (32, 32)  # of a transposition
+_TILE = (64, 64)  # of a transposition
 _PERSISTENT = 8192  # elements of a row that registers hold
 _LOOPED = 2048  # elements of a row's block where the row is longer
 _COLUMN = (64, 64)  # rows (contiguous in memory) and columns of a block of a reduction across
-_ELEMENTS_A_WARP = 512
+_NARROWEST = 16  # neighbours in memory that are not given to different programs
+_PROGRAMS = 264  # that keep a GPU busy: two a multiprocessor
+_ELEMENTS_A_WARP = 256
+_WARPS = 16
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,18 @@ class Launch:
     Args:
         outer: loops of which every program has one iteration, beside those of `blocks`.
         body: what is inside of all these loops.
+        others: blocks that may turn out to be better than `blocks`.
     """
 
     outer: tuple[Var, ...]
     blocks: Blocks
     body: tuple[Statement, ...]
+    others: tuple[Blocks, ...] = ()
+
+
+def candidates(launch: Launch) -> tuple[Launch, ...]:
+    """The launch in every way worth measuring, the one to take unmeasured first."""
+    return tuple(replace(launch, blocks=blocks, others=()) for blocks in dict.fromkeys([launch.blocks, *launch.others]))
 
 
 def launches(body: Sequence[Statement]) -> list[Launch]:
@@ -85,11 +98,18 @@ def _launch(statement: Statement) -> Launch:
 def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
     across = _across(loops, body)
     if across is None:
-        block = min(_POINTWISE, _power(_extent(loops)))
-        return Launch((), Blocks((), loops, 1, block, _warps(block)), body)
-    rows, columns = (min(size, _power(var.extent)) for size, var in zip(_TILE, (across, loops[-1]), strict=True))
+        total = _extent(loops)
+        block = _fitting(_POINTWISE, total, _NARROWEST * _LANES)
+        sizes = [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
+        made = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= _power(total)]
+        return Launch((), made[0], body, tuple(made[1:]))
+    rows, columns = (_fitting(n, var.extent, n) for n, var in zip(_TILE, (across, loops[-1]), strict=True))
+    if _programs(_extent(loops), rows * columns) < _PROGRAMS:
+        rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
     outer = tuple(v for v in loops if v is not across and v is not loops[-1])
-    return Launch(outer, Blocks((across,), (loops[-1],), rows, columns, _warps(rows * columns)), body)
+    tiles = [(rows, columns), (rows // 2, columns // 2), (rows // 2, columns), (rows, columns // 2)]
+    made = [Blocks((across,), (loops[-1],), r, c, _warps(r * c, 2)) for r, c in tiles if r and c]
+    return Launch(outer, made[0], body, tuple(made[1:]))
 
 
 def _across(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Var | None:
@@ -117,13 +137,18 @@ def _is_long(var: Var) -> bool:
 def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
     inner = [leaf for statement in body for leaf in _leaves(statement)]
     longest = max((_power(_extent(leaf)) for leaf in inner), default=1)
+    total = _extent(loops)
     if _is_contiguous_along(loops, inner, body):
-        rows, columns = _COLUMN
-        rows, columns = min(rows, _power(_extent(loops))), min(columns, longest)
-        return Launch((), Blocks(loops, (), rows, columns, _warps(rows * columns)), body)
-    block = longest if longest <= _PERSISTENT else _LOOPED
-    rows = max(1, min(_POINTWISE // block, _power(_extent(loops)))) if loops else 1
-    return Launch((), Blocks(loops, (), rows, block, _warps(rows * block)), body)
+        rows, columns = _fitting(_COLUMN[0], total, _NARROWEST), min(_COLUMN[1], longest)
+        sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
+    else:
+        block = longest if longest <= _PERSISTENT else _LOOPED
+        rows = _fitting(max(1, _POINTWISE // block), total, 1)
+        sizes = [(rows, block, 1), (rows, block, 2), (2 * rows, block, 2), (max(rows // 2, 1), block, 1)]
+        sizes += [(1, 2 * block, 2)] if longest > block else [(1, _LOOPED, 1)] if block > _LOOPED else []
+    sizes = [(r, c, each) for r, c, each in sizes if 1 <= r <= _power(total) and 1 <= c <= longest]
+    made = [Blocks(loops, (), r, c, _warps(r * c, each)) for r, c, each in sizes]
+    return Launch((), made[0], body, tuple(made[1:]))
 
 
 def _leaves(statement: Statement) -> list[tuple[Var, ...]]:
@@ -148,13 +173,13 @@ def nest_of(loop: Loop) -> tuple[tuple[Var, ...], tuple[Statement, ...]]:
 
 
 def _is_contiguous_along(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
-    """Whether memory is contiguous along the loops of programs rather than along those inside."""
+    """Whether memory stepped by both is contiguous along the loops of programs rather than along those inside."""
     if not loops:
         return False
     dependence, score = Dependence(), 0
     last = {leaf[-1] for leaf in inner}
     for access in accesses(body):
-        if access.inner not in last:
+        if access.inner not in last or not {access.inner, loops[-1]} <= dependence.of(access.offset):
             continue
         score += dependence.stride(access.offset, access.inner, _LANES) == 1
         score -= dependence.stride(access.offset, loops[-1], _LANES) == 1
@@ -211,5 +236,20 @@ def _power(extent: Any) -> int:
     return 1 << 30 if high is None else 1 << max(int(high) - 1, 0).bit_length()
 
 
-def _warps(elements: int) -> int:
-    return max(1, min(16, elements // _ELEMENTS_A_WARP))
+def _fitting(block: int, extent: Any, least: int) -> int:
+    """A block of a loop: no larger than the loop, and halved down to `least` while programs are few."""
+    block = min(block, _power(extent))
+    while block > least and _programs(extent, block) < _PROGRAMS:
+        block //= 2
+    return block
+
+
+def _programs(extent: Any, block: int) -> int:
+    """How many blocks there are, at most."""
+    high = bounds(extent)[1]
+    return 1 << 30 if high is None else -(-int(high) // block)
+
+
+def _warps(elements: int, each: int = 1) -> int:
+    """The warps of a program; a lane has `each` times what is usual."""
+    return max(1, min(_WARPS, elements // (_ELEMENTS_A_WARP * each)))

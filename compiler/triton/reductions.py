@@ -8,7 +8,8 @@ import torch
 
 from ..ir.folds import component_dtypes, identity
 from ..ir.program import Reduction
-from .dtypes import spelled, type_name
+from ..ir.reducers import algebra_of
+from .dtypes import bare_literal, spelled, type_name
 
 
 def carriers(reduction: Reduction) -> tuple[torch.dtype, ...]:
@@ -31,35 +32,40 @@ def initial(reduction: Reduction, shape: str) -> list[str]:
     return [f"tl.full({shape}, {number}, {type_name(dtype)})" for number, dtype in held]
 
 
-def elements(reduction: Reduction, operands: Sequence[str], shape: str) -> list[str]:
-    """The components over one element in every lane; operands are names."""
+def elements(reduction: Reduction, operands: Sequence[str], shape: str, whole: Sequence[bool]) -> list[str]:
+    """The components over one element in every lane; operands are names, `whole` says which are of all the `shape`."""
     dtypes = carriers(reduction)
     x = operands[0] if reduction.values[0].dtype != torch.bool else f"{operands[0]}.to(tl.int32)"
     found = [x, *operands[1:]]
     if reduction.reducer == "welford":
         kind = type_name(dtypes[0])
-        found = [
-            x,
-            f'tl.where(tl.abs({x}) < float("inf"), 0.0, float("nan")).to({kind})',
-            f"tl.full([1, 1], 1.0, {kind})",
-        ]
+        spread = f'tl.where(tl.abs({x}) < float("inf"), 0.0, float("nan")).to({kind})'
+        found = [x, spread, f"tl.full({shape}, 1.0, {kind})"]
+        whole = [whole[0], whole[0], True]
     if reduction.reducer == "softmax":
-        found = [x, f"softmax_scale({x}, {x})"]
-    return [f"tl.broadcast_to({text}, {shape})" for text in found]
+        found, whole = [x, f"softmax_scale({x}, {x})"], [whole[0], whole[0]]
+    return [text if full else f"tl.broadcast_to({text}, {shape})" for text, full in zip(found, whole, strict=True)]
+
+
+def neutral(reduction: Reduction) -> list[str]:
+    """The components over nothing, where lanes of their dtypes choose between them and something else."""
+    start = identity(reduction.reducer, reduction.values[0].dtype)
+    pairs = zip(start, carriers(reduction), initial(reduction, "[1, 1]"), strict=True)
+    return [bare_literal(int(n) if isinstance(n, bool) else n, d) or block for n, d, block in pairs]
 
 
 def joined(reduction: Reduction, left: Sequence[str], right: Sequence[str]) -> str:
     """One call that joins two partial results."""
-    return f"join_{reduction.reducer}({', '.join([*left, *right])})"
+    return f"join_{algebra_of(reduction.reducer)}({', '.join([*left, *right])})"
 
 
 def folded(reduction: Reduction, lanes: Sequence[str]) -> str:
     """One call that reduces lanes along the tile's second axis."""
     given = lanes[0] if len(lanes) == 1 else f"({', '.join(lanes)})"
-    return f"tl.reduce({given}, 1, join_{reduction.reducer}, keep_dims=True)"
+    return f"tl.reduce({given}, 1, join_{algebra_of(reduction.reducer)}, keep_dims=True)"
 
 
 def scanned(reduction: Reduction, lanes: Sequence[str]) -> str:
     """One call that gives every lane the result up to it."""
     given = lanes[0] if len(lanes) == 1 else f"({', '.join(lanes)})"
-    return f"tl.associative_scan({given}, 1, join_{reduction.reducer})"
+    return f"tl.associative_scan({given}, 1, join_{algebra_of(reduction.reducer)})"

@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 from ..ir.kernel import Kernel
 from .kernel_text import LaunchText, launch_text
-from .plan import launches
+from .plan import Launch, launches
 
 _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 
@@ -30,13 +31,17 @@ class KernelSource:
     launches: tuple[LaunchText, ...]
 
 
-def kernel_source(kernel: Kernel) -> KernelSource:
+def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> KernelSource:
     """A kernel's source.
+
+    Args:
+        kernel: what to write.
+        plans: its launches, each as it is or one of its `candidates`; None: as `launches` has them.
 
     Raises:
         UnsupportedDtypeError, UnsupportedStoreError: Triton cannot compute it.
     """
-    plans = launches(kernel.body)
+    plans = launches(kernel.body) if plans is None else plans
     names = [kernel.name if len(plans) == 1 else f"{kernel.name}_{k}" for k in range(len(plans))]
     made = tuple(launch_text(kernel, plan, name) for plan, name in zip(plans, names, strict=True))
     return KernelSource(module_text([one.text for one in made]), made)
@@ -53,7 +58,7 @@ def _used(text: str) -> list[str]:
     found: set[str] = set()
     todo = [text]
     while todo:
-        words = set(re.findall(r"\b[a-z_0-9]+\b", todo.pop()))
+        words = set(re.findall(r"(?<![.\w])[a-z_0-9]+\b", todo.pop()))
         new = words & library.keys() - found
         found |= new
         todo += [library[name] for name in new]

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from ..ir.dependence import Dependence, Sources
-from ..ir.index import Atom, Index, Loaded, Size, Var, add
+from ..ir.index import Atom, Index, Loaded, Size, Var, add, mul
 from ..ir.ranges import in_range
 from ..ir.value import HALVES, Const, Guarded, Load, Number, Op, Result, Value, compute_dtype
-from .dtypes import literal, type_name
+from .dtypes import bare_literal, literal, type_name
 from .index_text import index_text
-from .operations import operation_text
+from .operations import number_operands, operation_text
 from .writer import TritonWriter
 
 
@@ -31,11 +31,14 @@ class Axis:
         vars: loop variables that it enumerates.
         length: of its block: a number, as text.
         mask: the name of the condition that lanes lie inside, None if all do.
+        flat: the position along it: an index of `vars`; `position` the variable that stands for it.
     """
 
     vars: frozenset[Var]
     length: str
     mask: str | None
+    flat: Any = 0
+    position: Var | None = None
 
 
 @dataclass
@@ -76,6 +79,7 @@ class Values:
         self.columns: Axis | None = None
         self.guards: tuple[tuple[str, Sources], ...] = ()
         self.dirty: set[str] = set()  # buffers written since the last barrier
+        self.stored: frozenset[str] = frozenset()  # buffers that the kernel writes: loads may be what was stored
 
     # -- lanes ----------------------------------------------------------------------------------------------------
 
@@ -111,7 +115,22 @@ class Values:
     def at(self, number: Any) -> str:
         """An index as text; what it reads from memory is read and checked first."""
         self._prepare(number)
-        return index_text(number, self._atom)
+        return index_text(self._flattened(number), self._atom)
+
+    def _flattened(self, number: Any) -> Any:
+        """An index over the positions of axes: 770*i + j is x where that enumerates i and j < 770.
+
+        Then it shows that neighbouring lanes have neighbouring elements.
+        """
+        for axis in (self.rows, self.columns):
+            if axis is None or axis.position is None or not isinstance(number, Index):
+                continue
+            steps = {m: c for m, c in number.terms if len(m) == 1 and m[0] in axis.vars}
+            step = min(steps.values(), key=abs, default=0)
+            rest = add(number, mul(axis.flat, -step))
+            if step and not self.dependence.of(rest) & axis.vars:
+                number = add(rest, mul(axis.position.index(), step))
+        return number
 
     def block(self, number: Any) -> str:
         """An index as a block of the index type, even where all lanes agree."""
@@ -174,9 +193,13 @@ class Values:
             found = self.writer.define("", self._text(value), value)
         return found
 
-    def whole(self, value: Value) -> str:
-        """The value in every lane of the tile."""
-        return f"tl.broadcast_to({self.get(value)}, {self.shape()})"
+    def is_whole(self, what: Any) -> bool:
+        """Whether a value or an index is written as a block of the whole tile."""
+        sources = self.dependence.of(what)
+        if any(("buffer", name) in sources for name in self.stored):
+            return False  # what is at hand for a load may be the same for all lanes
+        axes = [axis for axis in (self.rows, self.columns) if axis is not None and axis.length != "1"]
+        return all(sources & axis.vars for axis in axes)
 
     def _text(self, value: Value) -> str:
         if isinstance(value, Load):
@@ -188,8 +211,13 @@ class Values:
         if isinstance(value, Guarded):
             return self._guarded(value)
         assert isinstance(value, Op), value
-        args = [self.get(arg) for arg in value.args]
-        return operation_text(value, args)
+        return operation_text(value, self._operands(value))
+
+    def _operands(self, value: Op) -> list[str]:
+        """Operands by name, numbers as they are where another one says the dtype."""
+        free = () if all(isinstance(arg, Const) for arg in value.args[-2:]) else number_operands(value)
+        bare = [_number(arg) if k in free else None for k, arg in enumerate(value.args)]
+        return [number or self.get(arg) for number, arg in zip(bare, value.args, strict=True)]
 
     def _load(self, value: Load) -> str:
         buffer, offset = value.buffer, value.indices[0] if value.indices else 0
@@ -213,7 +241,8 @@ class Values:
         with self.guarded(condition, sources):
             chosen = self.get(value.value)
         if isinstance(value.other, Const):
-            other = self.get(value.other)
+            bare = None if isinstance(value.value, Const) else _number(value.other)
+            other = bare or self.get(value.other)
         else:
             opposite = self.writer.define("", f"({condition} == 0)")
             with self.guarded(opposite, sources):
@@ -225,7 +254,9 @@ class Values:
     def pointer(self, buffer: str, offset: Any) -> str:
         """Pointers to an element of a buffer, one a lane of the tile."""
         offset = add(self.names.bases.get(buffer, 0), offset)
-        return f"{self.names.buffers[buffer]} + tl.broadcast_to({self.block(offset)}, {self.shape()})"
+        at = self.block(offset)
+        at = at if self.is_whole(offset) else f"tl.broadcast_to({at}, {self.shape()})"
+        return f"{self.names.buffers[buffer]} + {at}"
 
     def kept(self, value: str, buffer: str) -> str:
         """A value as a load of a buffer gives it after it was stored there: rounded to what memory holds."""
@@ -233,3 +264,10 @@ class Values:
         if held not in HALVES:
             return value
         return f"{value}.to({type_name(held)}).to({type_name(compute_dtype(held))})"
+
+
+def _number(value: Value) -> str | None:
+    """A constant as a bare number, None where it needs its dtype."""
+    if not isinstance(value, Const) or isinstance(value.number, Index):
+        return None
+    return bare_literal(value.number, value.dtype)

@@ -35,5 +35,22 @@ class TritonWriter(Writer):
     def define(self, kind: str, text: str, key: Any = None) -> str:  # noqa: ARG002 (other targets declare)
         """``t1 = text``, found again under `key`."""
         made = self.fresh()
-        self.line(f"{made} = {text}")
+        self.line(f"{made} = {bare(text)}")
         return made if key is None else self.name(key, made)
+
+
+def bare(text: str) -> str:
+    """An expression without parentheses around all of it: ``(a + b)`` is ``a + b``, ``(a) + (b)`` stays."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for at, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if depth == 0:
+            return text[1:-1] if at == len(text) - 1 else text
+    return text
+
+
+def factor(text: str) -> str:
+    """An expression as an operand of a product."""
+    return text if text.isidentifier() else f"({text})"

@@ -19,6 +19,7 @@ import torch
 
 from ...rewrites.record import GraphRecord
 from .. import torch_compat
+from ..cudagraphs import CudaGraphs
 from ..wrapper import load
 from ..wrapper_emit import Source
 from . import store
@@ -34,15 +35,19 @@ class Entry:
         name: the wrapper's.
         source: its text and the objects that the text binds.
         record: what the compilation did.
+        static: where it may be captured as a CUDA graph, the positions of inputs whose addresses stay.
     """
 
     name: str
     source: Source
     record: GraphRecord
+    static: frozenset[int] | None = None
 
-    def runner(self) -> Callable[..., tuple[Any, ...]]:
-        """The graph as a function of its inputs, outside autograd and autocast."""
+    def runner(self, graphs: CudaGraphs | None = None) -> Callable[..., tuple[Any, ...]]:
+        """The graph as a function of its inputs, outside autograd and autocast; captured where `graphs` are given."""
         call = load(self.source, self.name)
+        if graphs is not None and self.static is not None:
+            call = graphs.inference(call, self.static)
 
         def run(*inputs: Any) -> tuple[Any, ...]:
             with torch.no_grad(), torch_compat.autocast_off():

@@ -20,6 +20,7 @@ from ...rewrites.machine import cpu_model
 from ...rewrites.reason import Reason
 from .. import torch_compat
 from ..options import Options
+from ..triton.compiler import triton_version
 
 MAX_CONSTANT_BYTES = 1 << 20
 _ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,8 @@ class _NoKeyError(Exception):
 def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> str | Reason:
     """The key of compiling `gm` for inputs like these, or why it has none."""
     try:
-        parts = [*_machine(), *_state(), options.key(), *_module(gm), *_inputs(example_inputs)]
+        devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor)}
+        parts = [*_machine(), *_gpus(devices), *_state(), options.key(), *_module(gm), *_inputs(example_inputs)]
     except _NoKeyError as missing:
         return Reason("no-key", f"not cached: {missing}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -41,6 +43,15 @@ def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Option
 
 def _machine() -> Iterator[str]:
     yield from (source_digest(), str(torch.__version__), platform.python_version(), cpu_model())
+
+
+def _gpus(devices: Iterable[torch.device]) -> Iterator[str]:
+    """What machine code for GPUs depends on."""
+    for device in sorted((d for d in devices if d.type == "cuda"), key=str):
+        capability = torch.cuda.get_device_capability(device)
+        yield f"{device} {torch.cuda.get_device_name(device)} {capability} cuda {torch.version.cuda}"
+        yield f"triton {triton_version()}"
+        yield f"autocast {torch.is_autocast_enabled('cuda')} {torch.get_autocast_dtype('cuda')}"
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from torch import fx, nn
 import regraft
 from regraft import RuleSet, Sample, T
 from regraft.compiler import backend as backend_module
-from regraft.compiler.backend import resolve_rules
+from regraft.compiler.backend import Compilation, resolve_rules
 
 
 class Attention(nn.Module):
@@ -106,12 +106,31 @@ def test_profit_never_counts_only():
     assert [m.rule for m in cov.declined].count("sdpa") == 1
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-def test_modes_that_are_not_built_are_shown(mode):
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "reduce-overhead", "triton": True}, {"mode": "max-autotune", "triton": True}, {"template": "cudagraphs"}],
+)
+def test_cuda_graphs_need_a_cuda_device(options):
+    model, x = attention()
+    with torch.no_grad(), regraft.coverage() as cov:
+        torch.compile(model, backend="regraft", options=options)(x)
+    assert [(f.stage, f.code) for f in cov.fallbacks] == [("cudagraphs", "not-on-cuda")]
+
+
+@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+def test_without_cuda_graphs_nothing_is_said_of_them(mode):
     model, x = attention()
     with torch.no_grad(), regraft.coverage() as cov:
         torch.compile(model, backend="regraft", mode=mode)(x)
-    assert [f.code for f in cov.fallbacks] == ["mode-not-built"]
+    assert cov.fallbacks == []
+
+
+def test_modes_that_need_generated_gpu_kernels_say_so():
+    with regraft.coverage() as coverage:
+        torch.compile(torch.nn.Linear(4, 4), backend="regraft", mode="reduce-overhead")(torch.ones(2, 4))
+    assert [f.reason.code if hasattr(f, "reason") else f.code for f in coverage.graphs[0].fallbacks] == [
+        "mode-not-built"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -186,3 +205,30 @@ def test_a_program_that_our_faults_break_runs_as_it_was_written(monkeypatch):
         out = torch.compile(model, backend="regraft", options={"profit": "always", "rules": "sdpa"})(x)
     torch.testing.assert_close(out, model(x))
     assert [f.code for f in cov.fallbacks] == ["differentiate-failed"] and cov.count("sdpa") == 0
+
+
+def test_a_program_on_cuda_is_captured_as_its_parts_allow(monkeypatch, tmp_path):
+    """Which graphs are captured, and which inputs stay where they are: as if the inputs were on a GPU."""
+    asked = []
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+
+    class Graphs:
+        def __init__(self, limit, note):
+            self.limit = limit
+
+        def inference(self, call, static):
+            asked.append(("inference", static, self.limit))
+            return call
+
+    monkeypatch.setattr(backend_module, "CudaGraphs", Graphs)
+    monkeypatch.setattr(backend_module, "skip_reason", lambda graph, static, rng: None)
+    monkeypatch.setattr(
+        Compilation, "_cuda_graphs", lambda self: Graphs(self.options.cudagraph_limit, self._not_captured)
+    )
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    for _ in range(2):  # the second time it is recalled
+        torch.compiler.reset()
+        with torch.no_grad(), regraft.coverage() as cov:
+            torch.compile(model, backend="regraft", options={"cudagraph_limit": 3})(x)
+    assert asked == [("inference", frozenset({0, 1}), 3)] * 2
+    assert "capture" not in cov.graphs[0].seconds

@@ -175,7 +175,7 @@ def test_other_devices_are_left_alone():
     node = graph.placeholder("x")
     node.meta["val"] = torch.empty(2, device="meta")
     graph.output((node,))
-    with pytest.raises(NotGeneratedError, match="CPUs only"):
+    with pytest.raises(NotGeneratedError, match="CPUs and CUDA devices"):
         generate_kernels(fx.GraphModule({}, graph), "inference")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 
@@ -13,9 +14,11 @@ from regraft.compiler.ir.program import Buffer, Extern, Program, Reduction, Stor
 from regraft.compiler.ir.value import Op, Result
 from regraft.compiler.ir.verify import verify_kernel, verify_program
 from regraft.compiler.lowering.core import Lowering, const, contiguous, whole
-from regraft.compiler.schedule import check_schedule, schedule
+from regraft.compiler.schedule import CPU, GPU, check_schedule, schedule
 
 F32 = torch.float32
+# One that a few iterations keep busy: what large programs become, of small ones.
+SMALL_GPU = replace(GPU, busy=8, share=16, programs=16, lanes=4, chunk=8)
 
 
 class Node:
@@ -98,8 +101,8 @@ def inputs_of(program, seed=0, sizes=None):
 def run_schedule(program, found, inputs, sizes=None, extern=None, shuffle=None):
     """All buffers after running the steps of a schedule; buffers that it says are real are there beforehand."""
     tensors = {n: t.clone() if isinstance(t, torch.Tensor) and 0 not in t.stride() else t for n, t in inputs.items()}
-    for name in found.buffers:
-        tensors[name] = allocate(program.buffers[name], sizes or {})
+    for name, buffer in found.buffers.items():
+        tensors[name] = allocate(buffer, sizes or {})
     for step in found.steps:
         if isinstance(step, Extern):
             tensors.update(extern(step, tensors) or {})
@@ -110,10 +113,11 @@ def run_schedule(program, found, inputs, sizes=None, extern=None, shuffle=None):
     return tensors
 
 
-def assert_same(program, *, sizes=None, extern=None, seed=0, tolerance=1e-5, fuse=True):
+def assert_same(program, *, sizes=None, extern=None, seed=0, tolerance=1e-5, fuse=True, target=CPU):
     """Schedule, check, run both, compare outputs and inputs; gives the schedule."""
     assert not verify_program(program)
-    found = schedule(program, fuse=fuse)
+    found = schedule(program, fuse=fuse, target=target)
+    assert not verify_program(found.program)
     assert not [finding for k in found.kernels for finding in verify_kernel(k)]
     assert not check_schedule(program, found)
     inputs = inputs_of(program, seed, sizes)

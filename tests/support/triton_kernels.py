@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from regraft.compiler.ir.interpreter import allocate, bound_sizes
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.kernel_call import evaluate
 from regraft.compiler.lowering import lower
-from regraft.compiler.schedule import schedule
-from regraft.compiler.triton import KernelSource, kernel_source
+from regraft.compiler.schedule import GPU, Target, schedule
+from regraft.compiler.triton import KernelSource, Launch, kernel_source
 
 from .lowering import Replay, compare, fresh, trace
 
@@ -53,9 +53,11 @@ def interpreter() -> _Interpreter:
     return _Interpreter()
 
 
-def interpret(kernel: Kernel, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> KernelSource:
+def interpret(
+    kernel: Kernel, tensors: Mapping[str, Any], sizes: Mapping[str, int], plans: Sequence[Launch] | None = None
+) -> KernelSource:
     """Run a kernel on tensors by name, in place."""
-    source = kernel_source(kernel)
+    source = kernel_source(kernel, plans)
     memory = dict(tensors)
     for launch in source.launches:
         arguments = [_flat(memory[name]) for name in launch.params] + [sizes[name] for name in launch.sizes]
@@ -70,14 +72,17 @@ def interpret(kernel: Kernel, tensors: Mapping[str, Any], sizes: Mapping[str, in
 
 
 def run_interpreted(
-    kernel: Kernel, tensors: Mapping[str, Any], sizes: Mapping[str, int] | None = None
+    kernel: Kernel,
+    tensors: Mapping[str, Any],
+    sizes: Mapping[str, int] | None = None,
+    plans: Sequence[Launch] | None = None,
 ) -> dict[str, Any]:
     """What `ir.interpreter.run_kernel` does, in Triton: params by name, those missing allocated."""
     given = dict(tensors)
     for param in kernel.params:
         if param.buffer.name not in given:
             given[param.buffer.name] = allocate(param.buffer, sizes or {})
-    interpret(kernel, given, sizes or {})
+    interpret(kernel, given, sizes or {}, plans)
     return given
 
 
@@ -90,12 +95,12 @@ def _flat(tensor: Any) -> Any:
 
 
 def interpreted_agrees(
-    function: Callable[..., Any], *inputs: Any, dynamic: bool = False, **tolerance: Any
+    function: Callable[..., Any], *inputs: Any, dynamic: bool = False, target: Target = GPU, **tolerance: Any
 ) -> list[KernelSource]:
     """Assert that the generated kernels, interpreted, compute what eager does; gives their sources."""
     module = trace(function, *inputs, dynamic=dynamic)
     made = lower(module, strict=True)
-    plan = schedule(made.program)
+    plan = schedule(made.program, target=target)
     eager_inputs, own_inputs = fresh(inputs), fresh(inputs)
     replay = Replay(module, own_inputs)
     tensors = replay.given(made)
@@ -120,8 +125,11 @@ def interpreted_agrees(
     return sources
 
 
-def compile_for(source: KernelSource, capability: int) -> list[str]:
-    """Compile every launch for a GPU of this capability; gives the assembly."""
+def compile_for(source: KernelSource, capability: int, *, aligned: bool = False) -> list[str]:
+    """Compile every launch for a GPU of this capability; gives the assembly.
+
+    `aligned`: all buffers begin at multiples of 16 bytes.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -135,7 +143,9 @@ def compile_for(source: KernelSource, capability: int) -> list[str]:
         spec.loader.exec_module(module)
         made = []
         for launch in source.launches:
-            ast = ASTSource(getattr(module, launch.name), launch.signature)
+            pointers = [k for k, kind in enumerate(launch.signature.values()) if kind.startswith("*") and aligned]
+            attributes = {(k,): [["tt.divisibility", 16]] for k in pointers}
+            ast = ASTSource(getattr(module, launch.name), launch.signature, attrs=attributes)
             options = {"num_warps": launch.warps, "enable_fp_fusion": False}
             made.append(triton.compile(ast, target=GPUTarget("cuda", capability, 32), options=options).asm["ptx"])
     return made

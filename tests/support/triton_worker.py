@@ -59,6 +59,28 @@ def _patch() -> None:
         return plain(data, source, target, rounding)
 
     interpreter._convert_float = convert
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def multiply(self, a, b, *rest):
+        """Products of bfloat16; the interpreter multiplies their bits."""
+        return dot(self, _widened(a), _widened(b), *rest)
+
+    interpreter.InterpreterBuilder.create_dot = multiply
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patched_tensor(tensor, scope):
+        """Numbers are ends of ranges; Triton 3.6 has them as arrays, which numpy takes for none."""
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    interpreter._patch_lang_tensor = patched_tensor
+
+
+def _widened(x):
+    if x.dtype != tl.bfloat16:
+        return x
+    wide = torch.from_numpy(np.array(x.data).view(np.int16)).view(torch.bfloat16).float()
+    return interpreter.TensorHandle(wide.numpy(), tl.float32)
 
 
 def _run(source, calls):

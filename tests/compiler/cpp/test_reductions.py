@@ -13,7 +13,7 @@ from regraft.compiler.ir.index import Size, Var
 from regraft.compiler.ir.interpreter import run_kernel
 from regraft.compiler.ir.kernel import Assign, Fold, Loop, Update
 from regraft.compiler.ir.program import Reduction, Store
-from regraft.compiler.ir.value import Load, Number, Result
+from regraft.compiler.ir.value import Const, Load, Number, Result
 
 F32, I64 = torch.float32, torch.int64
 TARGETS = list(
@@ -23,7 +23,8 @@ SHAPES = [(1, 1), (3, 0), (17, 16), (3, 67), (1, 130)]
 CASES = [
     ("sum", F32), ("sum", I64), ("prod", F32), ("max", F32), ("max", torch.uint8), ("min", I64), ("min", torch.float64),
     ("any", torch.bool), ("all", torch.bool), ("xor", torch.int32), ("argmax", F32), ("argmin", I64), ("welford", F32),
-    ("softmax", F32), ("logaddexp", F32), ("logaddexp", torch.float64),
+    ("softmax", F32), ("logaddexp", F32), ("logaddexp", torch.float64), ("welford_states", F32),
+    ("softmax_states", F32),
 ]  # fmt: skip
 
 
@@ -32,13 +33,20 @@ def fold_kernel(reducer, dtype, rows, columns, along, dynamic=False):
     i, j = Var("i", rows), Var("j", columns)
     at = i.index() * columns + j.index() if along else j.index() * rows + i.index()
     x = flat_buffer("x", rows * columns, dtype)
-    values = (Load("x", (at,), dtype), Number(j.index(), I64))[: 2 if reducer.startswith("arg") else 1]
+    values = operands(reducer, Load("x", (at,), dtype), Number(j.index(), I64))
     reduction = Reduction("r", reducer, values)
     outs = [flat_buffer(f"out{k}", rows, d) for k, d in enumerate(component_dtypes(reducer, dtype))]
     stores = [Assign(Store(o.name, (i.index(),), Result("r", k, o.dtype))) for k, o in enumerate(outs)]
     body = (Fold((reduction,), (Loop(j, (Update(reduction),)),)), *stores)
     sizes = [s for s in (rows, columns) if dynamic]
     return kernel("fold", [x], outs, [Loop(i, body, True)], sizes=[s.terms[0][0][0] for s in sizes])
+
+
+def operands(reducer, x, position):
+    """What one element contributes; of states, those over one element."""
+    zero, one = (Const(number, x.dtype) for number in (0.0, 1.0))
+    more = {"argmax": [position], "argmin": [position], "welford_states": [zero, one], "softmax_states": [one]}
+    return (x, *more.get(reducer, ()))
 
 
 def elements(dtype, size, special=()):

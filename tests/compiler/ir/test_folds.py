@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft.compiler.ir import folds
-from regraft.compiler.ir.reducers import REDUCERS
+from regraft.compiler.ir.reducers import REDUCERS, algebra_of, folding_states
 
 INF, NAN = float("inf"), float("nan")
 ROWS = [
@@ -19,9 +19,12 @@ ROWS = [
     [5.0] * 5,
 ]
 FLOATING = ["sum", "prod", "max", "min", "argmax", "argmin", "welford", "softmax", "logaddexp"]
+STATES = [name for name, reducer in REDUCERS.items() if reducer.folds]
 
 
 def operands(reducer, x):
+    if REDUCERS[reducer].folds:
+        return folds.element(REDUCERS[reducer].folds, (x,))
     positions = torch.arange(x.shape[-1]).expand(x.shape)
     return (x, positions) if REDUCERS[reducer].operands == 2 else (x,)
 
@@ -54,6 +57,21 @@ def test_combining_parts_is_the_whole(reducer, cut):
     given = operands(reducer, torch.tensor(ROWS, dtype=torch.float64))
     left, right = (one_by_one(reducer, tuple(x[..., part] for x in given)) for part in (slice(cut), slice(cut, None)))
     assert_same(folds.combine(reducer, left, right), folds.reduce(reducer, given))
+
+
+@pytest.mark.parametrize("reducer", FLOATING)
+def test_folding_states_goes_on_where_folding_elements_stopped(reducer):
+    given = operands(reducer, torch.tensor(ROWS, dtype=torch.float64))
+    parts = [folds.reduce(reducer, tuple(x[..., part] for x in given)) for part in (slice(2), slice(2, 5))]
+    states = tuple(torch.stack(components, -1) for components in zip(*parts, strict=True))
+    assert_same(folds.reduce(folding_states(reducer), states), folds.reduce(reducer, given))
+
+
+@pytest.mark.parametrize("reducer", STATES)
+def test_states_have_the_algebra_of_what_they_are_states_of(reducer):
+    base = REDUCERS[reducer].folds
+    assert algebra_of(reducer) == algebra_of(base) == base
+    assert REDUCERS[reducer].operands == len(REDUCERS[reducer].components) == len(REDUCERS[base].components)
 
 
 @pytest.mark.parametrize("reducer", REDUCERS)

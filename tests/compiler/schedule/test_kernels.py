@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.schedules import Builder, assert_same, body_text, loops_of, number, op
 
 from regraft.compiler.ir.index import Loaded, Size
-from regraft.compiler.schedule import contract, schedule
+from regraft.compiler.schedule import CPU, schedule
 
 
 def test_params_say_what_is_done_with_them():
@@ -38,19 +40,17 @@ def rows(b, columns, **more):
 
 
 @pytest.mark.parametrize(("limit", "scratch"), [(64, ["t"]), (16, [])])
-def test_scratch_has_a_limit(monkeypatch, limit, scratch):
-    monkeypatch.setattr(contract, "MAX_SCRATCH", limit)
+def test_scratch_has_a_limit(limit, scratch):
     b = Builder()
-    found = assert_same(b.program(rows(b, 32)))
+    found = assert_same(b.program(rows(b, 32)), target=replace(CPU, scratch=limit))
     (kernel,) = found.kernels
     assert [s.name for s in kernel.scratch] == scratch
     assert ("t" in found.buffers) is not bool(scratch)
 
 
-def test_so_has_all_of_a_kernel(monkeypatch):
-    monkeypatch.setattr(contract, "MAX_SCRATCH_BYTES", 100)
+def test_so_has_all_of_a_kernel():
     b = Builder()
-    assert not assert_same(b.program(rows(b, 32))).kernels[0].scratch
+    assert not assert_same(b.program(rows(b, 32)), target=replace(CPU, scratch_bytes=100)).kernels[0].scratch
 
 
 def test_scratch_of_padded_rows():

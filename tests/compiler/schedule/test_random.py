@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.schedules import Builder, assert_same, number, op
+from support.schedules import SMALL_GPU, Builder, assert_same, number, op
 
 from regraft.compiler.ir.index import Loaded
-from regraft.compiler.schedule import legality
+from regraft.compiler.schedule import CPU
 
 SHAPES = [(2, 3, 4), (6, 4), (24,), (3, 8), (2, 12), (1, 24)]
 NAMES = ["exp", "neg", "abs"]
@@ -159,10 +161,15 @@ def test_schedules_compute_what_programs_do(program, seed):
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs(), st.integers(0, 3))
-def test_so_do_those_of_large_programs(monkeypatch, program, seed):
+def test_so_do_those_of_large_programs(program, seed):
     """Nothing is small: loops stay parallel, and kernels apart."""
-    monkeypatch.setattr(legality, "_SMALL", 0)
-    assert_same(program, extern=call, seed=seed, tolerance=1e-4)
+    assert_same(program, extern=call, seed=seed, tolerance=1e-4, target=replace(CPU, small=0))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.integers(0, 3))
+def test_so_do_those_for_gpus(program, seed):
+    assert_same(program, extern=call, seed=seed, tolerance=1e-4, target=SMALL_GPU)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

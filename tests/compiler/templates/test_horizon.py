@@ -11,7 +11,7 @@ import torch
 from regraft.compiler.ir.index import Var
 from regraft.compiler.ir.value import Const, Load, Number, Op, Value
 from regraft.compiler.templates.attention import SCORE
-from regraft.compiler.templates.horizon import horizon
+from regraft.compiler.templates.horizon import first_limit, horizon, inside, last_limit
 
 ROW, KEY, HEAD = Var("i", 100), Var("j", 200), Var("g", 4)
 LOWEST = Const(-math.inf, torch.float32)
@@ -57,6 +57,34 @@ CAUSAL = compare("le", j, i)
 )
 def test_hidden_keys(score: Value, expected: Any) -> None:
     assert horizon(score, KEY, ROW) == expected
+
+
+LOCAL = Op("logical_and", (CAUSAL, compare("gt", j, i - 8)), torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        (kept(compare("ge", j, i - 7)), i - 7),
+        (kept(compare("lt", i, j)), i + 1),
+        (kept(LOCAL), i - 7),
+        (dropped(Op("logical_or", (compare("gt", j, i), compare("lt", j, i - 7)), torch.bool)), i - 7),
+        (kept(CAUSAL), None),
+        (kept(compare("ge", j, -i)), None),
+    ],
+)
+def test_keys_hidden_at_the_beginning(score: Value, expected: Any) -> None:
+    found = first_limit(score, KEY, ROW)
+    assert (found.index if found else None) == expected
+
+
+def test_scores_of_keys_that_a_limit_sees() -> None:
+    for score in (kept(LOCAL), dropped(Op("logical_not", (LOCAL,), torch.bool)), dropped(compare("gt", j, i))):
+        limit = last_limit(score, KEY, ROW)
+        assert limit is not None
+        assert limit.index == i + 1
+        assert horizon(score, KEY, ROW) == i + 1
+        assert last_limit(inside(score, limit), KEY, ROW) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,313 @@
+"""CUDA graphs: a compiled graph's launches recorded once for each set of sizes, and replayed as one.
+
+    call 1    runs as it is: everything is loaded, chosen and warm
+    call 2    inputs copied into buffers;  captured;  replayed;  outputs copied out
+    call 3    inputs copied into buffers;             replayed;  outputs copied out
+
+Parameters and buffers (and what a forward kept for its backward) are read where they are: they are known by address.
+All other inputs are copied into memory that the capture reads, one copy each.
+
+Results are safe: what the program gets is memory of its own, a copy of each output; no later call changes it. That
+costs a pass over the outputs. What a forward keeps for its backward is not copied. It stays in the capture's memory,
+and as long as any of it lives, that capture is not replayed: another forward meanwhile gets a capture of its own, up to
+`SLOTS`, and then runs as it is.
+
+Memory: all inference captures of one stream share one pool, since nothing in it outlives a call; a training step holds
+a pool for each of its forward captures, shared with the backward that belongs to it. Outputs are held twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..rewrites.reason import Reason
+from . import torch_compat
+
+logger = logging.getLogger("regraft")
+
+SLOTS = 4  # captures of one set of sizes: by addresses, and while results of others are in use
+Boxed = Callable[[list[Any]], Any]
+
+_LOCK = threading.RLock()  # captures that share a pool are replayed and read by turns
+_INFERENCE_POOLS: dict[tuple[torch.device, int], Any] = {}
+
+
+class Device:
+    """What CUDA graphs need of torch and the GPU; tests have another."""
+
+    def stream(self, device: torch.device) -> int:
+        """The current stream of a device."""
+        return torch_compat.cuda_stream()(device.index or 0)
+
+    def is_capturing(self) -> bool:
+        """Whether the user is capturing already."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def new_pool(self) -> Any:
+        """A handle of memory that captures may share."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, call: Boxed, given: Sequence[Any], pool: Any, device: torch.device) -> tuple[Any, Any]:
+        """Record what `call` launches on these inputs, without running it: the recording, and what `call` gave.
+
+        Raises:
+            Exception: what was called cannot be recorded; nothing has run.
+        """
+        graph = torch.cuda.CUDAGraph()
+        current, side = torch.cuda.current_stream(device), _side_stream(device)
+        torch.cuda.empty_cache()  # so that the pool can grow
+        torch_compat.clear_cublas_workspaces()
+        side.wait_stream(current)
+        with torch.cuda.device(device), torch.cuda.stream(side), _uncollected():
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                result = call(list(given))
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        current.wait_stream(side)
+        torch_compat.clear_cublas_workspaces()
+        return graph, result
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Any:
+    """Garbage may own graphs and events, which must not be freed during a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class CudaGraphs:
+    """The captures of one compilation, its forward and its backward.
+
+    Args:
+        limit: how many sets of sizes are captured; calls of more run as they are.
+        note: told of every reason not to capture, once.
+        device: of tests.
+    """
+
+    def __init__(self, limit: int, note: Callable[[Reason], None], device: Device | None = None) -> None:
+        self.limit, self.note, self.device = limit, note, device or Device()
+        self.pools: dict[int, Any] = {}  # of what forwards keep, by address
+        self.steady: set[int] = set()  # addresses of static inputs of forwards
+
+    def inference(self, call: Boxed, static: frozenset[int]) -> Boxed:
+        """An inference graph; `static` are the positions of inputs whose addresses stay."""
+        return _boxed(_Graphed(self, call, static, None))
+
+    def forward(self, call: Boxed, static: frozenset[int], returned: int) -> Boxed:
+        """A forward graph; its first `returned` outputs go to the program, the others to the backward."""
+        return _boxed(_Graphed(self, call, static, returned))
+
+    def backward(self, call: Boxed) -> Boxed:
+        """A backward graph; it is captured where the forward has been."""
+        return _boxed(_Graphed(self, call, None, None))
+
+
+def _boxed(graphed: _Graphed) -> Boxed:
+    def run(args: list[Any]) -> Any:
+        return graphed.run(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the calling convention
+    return run
+
+
+class _Graphed:
+    """A compiled graph that is captured; `static` is None where addresses tell which inputs are: in a backward."""
+
+    def __init__(self, owner: CudaGraphs, call: Boxed, static: frozenset[int] | None, returned: int | None) -> None:
+        self._owner, self._call, self._static, self._returned = owner, call, static, returned
+        self._captures: dict[Any, list[_Capture]] = {}  # by stream and layouts
+        self._warm: set[Any] = set()  # numbers that it has run with
+        self._noted: set[str] = set()
+        self._failed = False
+
+    def run(self, args: list[Any]) -> Any:
+        """The graph on inputs, in boxed convention."""
+        device = next((x.device for x in args if isinstance(x, torch.Tensor)), None)
+        if self._failed or device is None or self._owner.device.is_capturing():
+            return self._call(args)
+        with _LOCK:
+            capture = self._capture_for(args, device)
+            if capture is not None:
+                return capture.replay(args)
+        return self._call(args)
+
+    def _capture_for(self, args: list[Any], device: torch.device) -> _Capture | None:
+        """The capture to replay, made if need be; None where the call is to run as it is."""
+        stream = self._owner.device.stream(device)
+        addresses = self._addresses(args)
+        captures = self._known((stream, *(_layout(x) for k, x in enumerate(args) if k not in addresses)))
+        numbers = tuple(x for x in args if not isinstance(x, torch.Tensor))
+        if captures is None or numbers not in self._warm:
+            self._warm.add(numbers)
+            return None
+        for capture in captures:
+            if capture.addresses == addresses and not capture.in_use():
+                return capture
+        pool = self._pool(device, stream, addresses)
+        if pool is None:
+            return None
+        if len(captures) >= SLOTS:
+            self._say("captures", f"{SLOTS} captures of one set of sizes are in use, or have other addresses")
+            return None
+        made = self._captured(args, addresses, pool, device)
+        if made is not None:
+            captures.append(made)
+        return made
+
+    def _addresses(self, args: Sequence[Any]) -> dict[int, int]:
+        """Where the inputs lie that are read where they are, by position."""
+        if self._static is not None:
+            return {k: args[k].data_ptr() for k in self._static if isinstance(args[k], torch.Tensor)}
+        pools, steady = self._owner.pools, self._owner.steady
+        found = {k: x.data_ptr() for k, x in enumerate(args) if isinstance(x, torch.Tensor)}
+        return {k: at for k, at in found.items() if at in pools or at in steady}
+
+    def _known(self, key: Any) -> list[_Capture] | None:
+        """The captures of one set of sizes; None for one too many."""
+        if key not in self._captures:
+            if len(self._captures) >= self._owner.limit:
+                self._say("many-sizes", f"{self._owner.limit} sets of sizes are captured; further ones run as they are")
+                return None
+            self._captures[key] = []
+        return self._captures[key]
+
+    def _pool(self, device: torch.device, stream: int, addresses: dict[int, int]) -> Any:
+        """Where a capture allocates: of a backward, where its forward did; None where that was not captured."""
+        if self._static is None:
+            return next((self._owner.pools[at] for at in addresses.values() if at in self._owner.pools), None)
+        if self._returned is not None:
+            return self._owner.device.new_pool()
+        if (device, stream) not in _INFERENCE_POOLS:
+            _INFERENCE_POOLS[device, stream] = self._owner.device.new_pool()
+        return _INFERENCE_POOLS[device, stream]
+
+    def _captured(self, args: list[Any], addresses: dict[int, int], pool: Any, device: torch.device) -> _Capture | None:
+        moving = {k: x for k, x in enumerate(args) if isinstance(x, torch.Tensor) and k not in addresses}
+        with torch.inference_mode(False):
+            buffers = {k: _same_memory(x) for k, x in moving.items()}
+        given = [buffers.get(k, x) for k, x in enumerate(args)]
+        try:
+            graph, results = self._owner.device.capture(self._call, given, pool, device)
+        except Exception as error:  # whatever cannot be recorded runs as it is
+            self._failed = True
+            logger.warning("regraft: a graph runs without CUDA graphs, its capture failed", exc_info=True)
+            self._say("capture-failed", f"{type(error).__name__}: {error}")
+            return None
+        capture = _Capture(graph, addresses, buffers, given, list(results), self._returned)
+        if self._returned is not None:
+            self._owner.pools.update((x.data_ptr(), pool) for x in capture.kept)
+            self._owner.steady.update(addresses.values())
+        return capture
+
+    def _say(self, code: str, message: str) -> None:
+        if code not in self._noted:
+            self._noted.add(code)
+            self._owner.note(Reason(code, message))
+
+
+class _Capture:
+    """One recording, and the memory that it reads and writes; `kept` are results that are given out as they are."""
+
+    def __init__(
+        self,
+        graph: Any,
+        addresses: dict[int, int],
+        buffers: dict[int, torch.Tensor],
+        given: Sequence[Any],
+        results: list[Any],
+        returned: int | None,
+    ) -> None:
+        self.addresses = addresses
+        self._graph, self._buffers, self._results = graph, buffers, results
+        places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor)}
+        self._inputs = [places.get(id(result)) for result in results]
+        steady = {_memory(given[k]) for k in addresses}
+        returned = len(results) if returned is None else returned
+        # What looks at a parameter is given as it is, as without a capture.
+        self._copied = [k < returned and _memory(x) not in steady for k, x in enumerate(results)]
+        given_out = [
+            x
+            for x, at, copied in zip(results, self._inputs, self._copied, strict=True)
+            if isinstance(x, torch.Tensor) and at is None and not copied and _memory(x) not in steady
+        ]
+        self.kept = given_out
+        self._watched = list({_memory(x): x for x in given_out}.values())
+        self._idle = [torch_compat.storage_users(x) for x in self._watched]
+
+    def in_use(self) -> bool:
+        """Whether anything that was given out as it is still lives."""
+        return any(torch_compat.storage_users(x) > n for x, n in zip(self._watched, self._idle, strict=True))
+
+    def replay(self, args: list[Any]) -> tuple[Any, ...]:
+        """Run on these inputs; empties the list."""
+        for position, buffer in self._buffers.items():
+            _flat(buffer).copy_(_flat(args[position]))
+        self._graph.replay()
+        copies: dict[int, torch.Tensor] = {}
+        results = [
+            self._result(x, at, copied, args, copies)
+            for x, at, copied in zip(self._results, self._inputs, self._copied, strict=True)
+        ]
+        args.clear()
+        return tuple(results)
+
+    @staticmethod
+    def _result(x: Any, at: int | None, copied: bool, args: list[Any], copies: dict[int, torch.Tensor]) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        if at is not None:
+            return args[at]
+        if not copied:
+            return x.data  # a tensor of its own, so that it can be told whether it lives
+        if id(x) not in copies:
+            copies[id(x)] = _same_memory(x)
+            _flat(copies[id(x)]).copy_(_flat(x))
+        return copies[id(x)]
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), value.stride(), value.dtype, value.device)
+    return value
+
+
+def _memory(value: Any) -> int:
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
+
+
+def _same_memory(x: torch.Tensor) -> torch.Tensor:
+    """New memory of the same layout."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """All memory between a tensor's first and last element: no element of it is written twice."""
+    if x.is_contiguous():
+        return x
+    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    return x.as_strided((span,), (1,))

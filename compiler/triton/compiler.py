@@ -1,0 +1,220 @@
+"""Runs Triton: functions in, machine code out, kept on disk by the hash of all that it depends on.
+
+    triton/3f/3f9a...c1.py       the source, to read; the same for all variants of a kernel
+    triton/a0/a07c...44.cubin    the machine code of one variant
+    triton/a0/a07c...44.json     what launches it: its name, shared memory, warps; the hash of the machine code
+
+Files are written aside and renamed into place, the `.json` last: readers in other processes see a whole entry or none.
+A damaged entry is compiled again. What is on disk needs neither Triton nor a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..options import cache_dir
+from . import worker
+from .errors import TritonFailed, TritonMissing
+from .pool import WorkerLostError, pool
+
+_STAGES = 3
+_UNSERVED = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "tmem_size")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What becomes one function on a GPU.
+
+    Args:
+        text: a module.
+        function: its name in the module.
+        signature: Triton's type of every parameter, in order.
+        aligned: positions of pointers that are multiples of 16 bytes.
+        warps: of a program.
+        capability: of the GPU: 90 for Hopper.
+    """
+
+    text: str
+    function: str
+    signature: tuple[tuple[str, str], ...]
+    aligned: tuple[int, ...]
+    warps: int
+    capability: int
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code.
+
+    Args:
+        code: the cubin.
+        name: of its function.
+        shared: bytes of shared memory that a program needs.
+        warps: of a program.
+        source: where its Triton lies, to read.
+    """
+
+    code: bytes
+    name: str
+    shared: int
+    warps: int
+    source: Path
+
+
+def can_build() -> bool:
+    """Whether there is a Triton."""
+    return triton_version() is not None
+
+
+@functools.cache
+def triton_version() -> str | None:
+    """The version of Triton, without importing it; None where there is none."""
+    for name in ("triton", "pytorch-triton"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    if importlib.util.find_spec("triton") is None:
+        return None
+    import triton
+
+    return str(triton.__version__)
+
+
+def compile_units(units: Sequence[Unit]) -> list[Cubin | TritonFailed]:
+    """The machine code of units, or why there is none; those not on disk are compiled side by side.
+
+    Raises:
+        TritonMissing: something must be compiled, and there is no Triton.
+    """
+    entries = [_Entry(unit) for unit in units]
+    known: dict[str, Cubin | TritonFailed | None] = {entry.key: entry.read() for entry in entries}
+    todo = {entry.key: entry for entry in entries if known[entry.key] is None}
+    if todo:
+        made = _compile(list(todo.values()))
+        known.update(zip(todo, made, strict=True))
+    return [known[entry.key] for entry in entries]  # type: ignore[misc]  # none is None any more
+
+
+class _Entry:
+    """A unit on disk."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.options = _options(unit)
+        parts = [unit.text, unit.function, unit.signature, unit.aligned, unit.capability, self.options]
+        self.key = _digest(json.dumps([*parts, triton_version()], sort_keys=True))
+        folder = _folder()
+        self.source = _place(folder, _digest(unit.text), ".py")
+        self._code, self._facts = (_place(folder, self.key, suffix) for suffix in (".cubin", ".json"))
+
+    def read(self) -> Cubin | None:
+        """The machine code, if it is there and undamaged."""
+        try:
+            facts, code = json.loads(self._facts.read_bytes()), self._code.read_bytes()
+        except (OSError, ValueError):
+            return None
+        if not isinstance(facts, dict) or facts.get("sha256") != hashlib.sha256(code).hexdigest():
+            return None
+        return Cubin(code, facts["name"], facts["shared"], facts["num_warps"], self.source)
+
+    def job(self) -> dict[str, Any]:
+        """What a worker is asked, the source written for it."""
+        if not self.source.exists():
+            _write(self.source, self.unit.text.encode())
+        self._code.parent.mkdir(parents=True, exist_ok=True)
+        return {
+            "source": str(self.source), "function": self.unit.function, "signature": self.unit.signature,
+            "aligned": self.unit.aligned, "capability": self.unit.capability, "options": self.options,
+            "cubin": str(self._code.with_name(f".{self.key[:8]}-{uuid.uuid4().hex}")),
+        }  # fmt: skip
+
+    def adopt(self, job: dict[str, Any], made: dict[str, Any]) -> Cubin | TritonFailed:
+        """Keep what a worker made."""
+        aside = Path(job["cubin"])
+        code = aside.read_bytes()
+        asked = [name for name in _UNSERVED if made[name]]
+        if asked or made["num_ctas"] not in (1, None):
+            aside.unlink()
+            return TritonFailed(f"{self.source}: needs {', '.join(asked) or 'clusters'}, which no launch gives it")
+        aside.replace(self._code)
+        _write(self._facts, json.dumps({**made, "sha256": hashlib.sha256(code).hexdigest()}, indent=2).encode())
+        return Cubin(code, made["name"], made["shared"], made["num_warps"], self.source)
+
+
+def _options(unit: Unit) -> dict[str, Any]:
+    """Eager rounds between a multiplication and an addition; checks of indices are there where the source has them."""
+    return {
+        "num_warps": unit.warps, "num_stages": _STAGES, "enable_fp_fusion": False,
+        "debug": "device_assert" in unit.text, "sanitize_overflow": False,
+    }  # fmt: skip
+
+
+def _compile(entries: Sequence[_Entry]) -> list[Cubin | TritonFailed]:
+    if not can_build():
+        raise TritonMissing("no Triton: the package 'triton' is not installed")
+    jobs = [entry.job() for entry in entries]
+    replies: Sequence[Any] = pool().run(jobs)
+    if all(isinstance(reply, WorkerLostError) for reply in replies):
+        replies = [_here(job) for job in jobs]  # a machine without processes to spare
+    return [_adopted(entry, job, reply) for entry, job, reply in zip(entries, jobs, replies, strict=True)]
+
+
+def _here(job: dict[str, Any]) -> dict[str, Any]:
+    """In this process."""
+    try:
+        return {"made": worker.compile_job(job)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _adopted(entry: _Entry, job: dict[str, Any], reply: Any) -> Cubin | TritonFailed:
+    if isinstance(reply, WorkerLostError):
+        return TritonFailed(f"Triton did not compile {entry.source}: {reply}")
+    if "error" in reply:
+        return TritonFailed(f"Triton refused {entry.source}:\n{reply['error'].strip()}")
+    return entry.adopt(job, reply["made"])
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _place(folder: Path, key: str, suffix: str) -> Path:
+    return folder / key[:2] / f"{key}{suffix}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.stem[:8]}-{uuid.uuid4().hex}")
+    aside.write_bytes(content)
+    aside.replace(path)
+
+
+def _folder() -> Path:
+    """The cache, or where that is turned off or can't be written a folder that lasts as long as the process."""
+    kept = cache_dir()
+    if kept is not None:
+        with contextlib.suppress(OSError):
+            (kept / "triton").mkdir(parents=True, exist_ok=True)
+            if os.access(kept / "triton", os.W_OK):
+                return kept / "triton"
+    return Path(_temporary().name)
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="regraft-triton-")

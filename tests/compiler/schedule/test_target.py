@@ -1,0 +1,135 @@
+"""What depends on the target: sizes that are worth something, what may run side by side, what is computed again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.schedules import SMALL_GPU, Builder, assert_same, body_text, loops_of, number, op, softmax
+
+from regraft.compiler.ir.index import Loaded
+from regraft.compiler.schedule import CPU, GPU, check_schedule, gpu, schedule
+from regraft.compiler.schedule.inlining import inline
+
+
+def test_gpus_differ_in_how_many_processors_they_have():
+    assert gpu() == GPU and gpu(66).programs == GPU.programs // 2
+    assert CPU.programs == 0
+
+
+def test_small_loops_are_packed_for_cpus_only():
+    b = Builder()
+    x, y = b.given("x", (7,)), b.given("y", (5,))
+    program = b.program(b.map("t", (7,), lambda i: op("exp", x.at(i))), b.map("u", (5,), lambda i: op("neg", y.at(i))))
+    assert len(assert_same(program).kernels) == 1
+    assert len(assert_same(program, target=GPU).kernels) == 2
+
+
+def test_no_loop_is_too_small_to_run_side_by_side():
+    b = Builder()
+    x = b.given("x", (8, 16))
+    t = b.map("t", (8, 16), lambda i: op("exp", x.at(i)))
+    u = b.map("u", (16, 8), lambda i: op("neg", t.at((i[1], i[0]))))
+    for kernel in assert_same(b.program(t, u), target=GPU).kernels:
+        assert all(loop.parallel for loop in loops_of(kernel))
+
+
+def scatter(mode, read=False):
+    b = Builder()
+    x, ids = b.given("x", (12, 4)), b.given("ids", (12,), dtype=torch.int64)
+    made = b.map("made", (5, 4), lambda i: number(1.0))
+
+    def value(i):
+        return op("add", x.at(i), made.at((0, i[1]))) if read else x.at(i)
+
+    b.write("scatter", made, (12, 4), lambda i: (Loaded(ids.at(i[:1]), 5, True).index(), i[1]), value, mode)
+    return b.program(made)
+
+
+def rows_of_the_scatter(program, target):
+    return loops_of(schedule(program, target=target).kernels[-1])[-2:]
+
+
+@pytest.mark.parametrize("mode", ["add", "max"])
+def test_additions_to_memory_run_side_by_side_where_they_are_atomic(mode):
+    program = scatter(mode)
+    assert_same(program, target=SMALL_GPU)
+    assert [loop.parallel for loop in rows_of_the_scatter(program, GPU)] == [True, True]
+    assert not rows_of_the_scatter(program, replace(CPU, small=0))[0].parallel
+
+
+def test_nor_on_the_host_of_a_program_for_a_gpu():
+    program = scatter("add")
+    program.buffers["elsewhere"] = replace(program.buffers["x"], name="elsewhere", device=torch.device("cuda"))
+    assert not rows_of_the_scatter(program, GPU)[0].parallel
+
+
+def test_but_not_what_is_read_meanwhile_or_overwritten():
+    assert not rows_of_the_scatter(scatter("add", read=True), replace(CPU, atomic=True, small=0))[0].parallel
+    assert not rows_of_the_scatter(scatter(None, read=True), replace(CPU, atomic=True, small=0))[0].parallel
+
+
+def test_a_store_by_data_runs_side_by_side_where_no_order_is_promised():
+    program = scatter(None)
+    found = schedule(program, target=GPU)
+    assert not check_schedule(program, found)
+    assert [loop.parallel for loop in loops_of(found.kernels[-1])[-2:]] == [True, True]
+    assert not rows_of_the_scatter(program, replace(CPU, small=0))[0].parallel
+
+
+def test_but_not_along_what_its_place_does_not_depend_on():
+    """Of several values for one place the last is it."""
+    b = Builder()
+    x, ids = b.given("x", (12, 4)), b.given("ids", (12,), dtype=torch.int64)
+    made = b.map("made", (5,), lambda i: number(1.0))
+    b.write("scatter", made, (12, 4), lambda i: (Loaded(ids.at(i[:1]), 5, True).index(),), x.at)
+    found = schedule(b.program(made), target=GPU)
+    assert not any(loop.parallel for loop in loops_of(found.kernels[-1]) if loop.var.extent == 4)
+
+
+def test_the_checker_knows_whether_additions_are_atomic():
+    program = scatter("add")
+    found = schedule(program, target=GPU)
+    assert not check_schedule(program, found)
+    assert check_schedule(program, replace(found, target=CPU))
+
+
+def decisions(program, target):
+    return dict(inline(program.items, program.buffers, program.outputs, target)[1])
+
+
+def test_a_gpu_computes_again_rather_than_keep():
+    b = Builder()
+    program = b.program(softmax(b, b.given("x", (8, 16))))
+    assert decisions(program, CPU)["softmax_exp"] == "recomputed"
+    assert decisions(program, GPU)["softmax_exp"] == ""
+    assert_same(program, target=GPU)
+
+
+def test_unless_it_takes_longer_than_memory():
+    b = Builder()
+    x, y, z = (b.given(name, (8, 16)) for name in "xyz")
+
+    def costly(i):
+        value = op("exp", op("add", x.at(i), op("mul", y.at(i), z.at(i))))
+        for _ in range(8):
+            value = op("sin", value)
+        return value
+
+    t = b.map("t", (8, 16), costly)
+    sums = [b.sum(f"s{k}", (8,), (16,), lambda o, r: t.at((*o, *r))) for k in range(3)]
+    assert decisions(b.program(*sums), GPU)["t"] == "recomputed"
+
+
+def test_rows_share_a_loop_where_one_program_holds_them():
+    """Few short rows are one kernel; few long ones leave most of a GPU idle."""
+    for columns, kernels in ((512, 1), (1 << 16, 3)):
+        b = Builder()
+        x = b.given("x", (8, columns))
+        s = b.sum("s", (8,), (columns,), lambda o, r, x=x: x.at((*o, *r)))
+        u = b.map("u", (8, columns), lambda i, x=x, s=s: op("sub", x.at(i), s.at(i[:1])))
+        program = b.program(u)
+        found = schedule(program, target=GPU)
+        assert not check_schedule(program, found)
+        assert len(found.kernels) == kernels, "\n".join(map(body_text, found.kernels))

@@ -1,0 +1,65 @@
+"""Tiles of the Triton attention kernels: what fits, and what comes first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from support.triton_attention import found_in
+
+from regraft.compiler.templates.attention import Attention
+from regraft.compiler.templates.attention_tiles import (
+    AMPERE,
+    HOPPER,
+    SMALLER,
+    Tile,
+    backward_tiles,
+    fits,
+    parts,
+    programs,
+    tiles,
+)
+
+from .test_attention_triton import BF16, F32, masked
+
+
+def attention(b: int, h: int, m: int, n: int, d: int, dtype: torch.dtype = BF16) -> Attention:
+    q, k, v = (torch.empty(b, h, size, d, dtype=dtype) for size in (m, n, n))
+    return found_in(masked, [q, k, v, torch.empty(m, n, dtype=dtype)])[0].attention
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [(1, [(0, 16)]), (24, [(0, 32)]), (64, [(0, 64)]), (80, [(0, 64), (64, 16)]), (112, [(0, 128)]),
+     (160, [(0, 128), (128, 32)])],
+)  # fmt: skip
+def test_parts_of_columns(columns: int, expected: list[tuple[int, int]]) -> None:
+    assert parts(columns) == expected
+
+
+@pytest.mark.parametrize("gpu", [HOPPER, AMPERE, SMALLER])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("depth", [16, 64, 80, 128, 256])
+def test_every_tile_fits(depth: int, dtype: torch.dtype, gpu: object) -> None:
+    found = attention(4, 8, 512, 512, depth, dtype)
+    assert tiles(found, gpu)
+    assert backward_tiles(found, gpu)
+    assert all(fits(tile, found, gpu) for tile in tiles(found, gpu))
+
+
+def test_tiles_are_no_larger_than_the_scores() -> None:
+    assert all(tile.queries <= 64 and tile.keys <= 32 for tile in tiles(attention(4, 8, 49, 20, 32), HOPPER))
+    assert {tile.queries for tile in tiles(attention(4, 8, 1, 512, 64), HOPPER)} == {16}
+
+
+def test_few_heads_get_smaller_blocks_of_queries() -> None:
+    few, many = attention(1, 4, 512, 512, 64), attention(16, 16, 512, 512, 64)
+    assert tiles(few, HOPPER)[0].queries == 64
+    assert tiles(many, HOPPER)[0].queries == 128
+    assert programs(Tile(128, 64, 4, 2), many) == 16 * 16 * 4
+
+
+def test_widths_beyond_all_tables_have_a_tile() -> None:
+    assert tiles(attention(1, 1, 64, 64, 500), HOPPER) == [Tile(16, 16, 4, 1)]

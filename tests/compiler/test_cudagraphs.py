@@ -1,0 +1,328 @@
+"""CUDA graphs by a device that records and replays on the CPU: results are safe, memory is read where it should be."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from regraft.compiler import cudagraphs
+from regraft.compiler.cudagraphs import SLOTS, CudaGraphs
+
+
+def at_address(x):
+    """The same memory, not kept alive: as a GPU knows it."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    memory = (ctypes.c_float * span).from_address(x.data_ptr())
+    return torch.from_numpy(np.ctypeslib.as_array(memory)).as_strided(x.shape, x.stride())
+
+
+class Recorded:
+    """Replays by calling again, results written to the same memory."""
+
+    def __init__(self, call, given, results, device):
+        self.call, self.given, self.results, self.device = call, list(map(at_address, given)), results, device
+
+    def replay(self):
+        self.device.replays += 1
+        with torch.inference_mode():
+            for kept, new in zip(self.results, self.call(list(self.given)), strict=True):
+                if isinstance(kept, torch.Tensor) and kept.data_ptr() != new.data_ptr():
+                    kept.copy_(new)
+
+
+class FakeDevice:
+    """Captures compute nothing that is seen: results are poisoned until the first replay."""
+
+    def __init__(self):
+        self.captures, self.replays, self.pools, self.capturing, self.broken = [], 0, 0, False, False
+        self.current = 1
+
+    def stream(self, device):
+        return self.current
+
+    def is_capturing(self):
+        return self.capturing
+
+    def new_pool(self):
+        self.pools += 1
+        return f"pool {self.pools}"
+
+    def capture(self, call, given, pool, device):
+        if self.broken:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        results = call(list(given))
+        inputs = {x.data_ptr() for x in given if isinstance(x, torch.Tensor)}
+        with torch.inference_mode():
+            for x in results:
+                if isinstance(x, torch.Tensor) and x.data_ptr() not in inputs:
+                    x.fill_(torch.nan)
+        self.captures.append(pool)
+        return Recorded(call, given, results, self), results
+
+
+class Graph:
+    """A boxed graph that counts its calls."""
+
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, args):
+        self.calls += 1
+        given = list(args)
+        args.clear()
+        return self.function(*given)
+
+
+@pytest.fixture(autouse=True)
+def _no_pools(monkeypatch):
+    monkeypatch.setattr(cudagraphs, "_INFERENCE_POOLS", {})
+
+
+@pytest.fixture
+def device():
+    return FakeDevice()
+
+
+def graphs(device, limit=8):
+    said = []
+    made = CudaGraphs(limit, said.append, device)
+    made.said = said
+    return made
+
+
+def test_the_first_call_runs_the_second_is_captured_the_third_replayed(device):
+    graph = Graph(lambda w, x: (w @ x,))
+    run = graphs(device).inference(graph, frozenset({0}))
+    w = torch.randn(4, 4)
+    for k in range(4):
+        x = torch.randn(4, 4)
+        args = [w, x]
+        (out,) = run(args)
+        torch.testing.assert_close(out, w @ x)
+        assert args == [] and (len(device.captures), device.replays) == (min(k, 1), k)
+
+
+def test_results_are_never_overwritten(device):
+    run = graphs(device).inference(Graph(lambda x: (x + 1, x.t() * 2)), frozenset())
+    inputs = [torch.randn(3, 5) for _ in range(5)]
+    results = [run([x]) for x in inputs]
+    for x, (a, b) in zip(inputs, results, strict=True):
+        torch.testing.assert_close(a, x + 1)
+        torch.testing.assert_close(b, x.t() * 2)
+        assert b.stride() == (x.t() * 2).stride()
+
+
+def test_a_result_that_comes_twice_is_one_tensor(device):
+    def function(x):
+        y = x + 1
+        return y, y, 7, None
+
+    run = graphs(device).inference(Graph(function), frozenset())
+    for _ in range(3):
+        a, b, number, nothing = run([torch.ones(2)])
+    assert a is b and (number, nothing) == (7, None)
+
+
+def test_an_input_that_is_a_result_is_the_callers_own(device):
+    run = graphs(device).inference(Graph(lambda x: (x, x + 1)), frozenset())
+    for _ in range(3):
+        x = torch.randn(3)
+        same, _ = run([x])
+        assert same is x
+
+
+def test_parameters_are_read_where_they_are(device):
+    w = torch.ones(3)
+    run = graphs(device).inference(Graph(lambda w, x: (w * x,)), frozenset({0}))
+    for k in range(4):
+        w.fill_(k)
+        torch.testing.assert_close(run([w, torch.ones(3)])[0], torch.full((3,), float(k)))
+    assert len(device.captures) == 1
+    other = torch.full((3,), 9.0)
+    torch.testing.assert_close(run([other, torch.ones(3)])[0], other)
+    assert len(device.captures) == 2
+
+
+def test_sizes_and_strides_have_their_own_captures(device):
+    run = graphs(device).inference(Graph(lambda n, x: (x * n,)), frozenset())
+    for _ in range(3):
+        a, b, c = torch.randn(4, 6), torch.randn(6, 4).t(), torch.randn(5, 6)
+        for n, x in ((2, a), (3, a), (2, b), (2, c)):
+            torch.testing.assert_close(run([n, x])[0], x * n)
+    assert len(device.captures) == 4 and device.pools == 1
+
+
+def test_overlapping_inputs_are_copied(device):
+    run = graphs(device).inference(Graph(lambda x: (x * 2,)), frozenset())
+    for _ in range(3):
+        x = torch.randn(4, 1).expand(4, 5)
+        torch.testing.assert_close(run([x])[0], x * 2)
+    assert device.replays == 2
+
+
+def test_beyond_the_limit_calls_run_as_they_are(device):
+    owner = graphs(device, limit=2)
+    graph = Graph(lambda x: (x + 1,))
+    run = owner.inference(graph, frozenset())
+    for _ in range(3):
+        for n in (1, 2, 3, 4):
+            torch.testing.assert_close(run([torch.ones(n)])[0], torch.full((n,), 2.0))
+    assert len(device.captures) == 2 and [reason.code for reason in owner.said] == ["many-sizes"]
+
+
+def test_what_cannot_be_captured_runs_as_it_is(device):
+    owner = graphs(device)
+    device.broken = True
+    run = owner.inference(Graph(lambda x: (x + 1,)), frozenset())
+    for _ in range(4):
+        torch.testing.assert_close(run([torch.ones(2)])[0], torch.full((2,), 2.0))
+    assert [reason.code for reason in owner.said] == ["capture-failed"] and "not permitted" in owner.said[0].message
+
+
+def test_within_a_capture_of_the_users_nothing_is_captured(device):
+    device.capturing = True
+    run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
+    for _ in range(3):
+        run([torch.ones(2)])
+    assert device.captures == []
+
+
+def test_streams_have_captures_and_pools_of_their_own(device):
+    run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
+    for stream in (1, 2, 1, 2, 1, 2):
+        device.current = stream
+        run([torch.ones(2)])
+    assert sorted(device.captures) == ["pool 1", "pool 2"]
+
+
+def test_inference_mode_and_its_tensors(device):
+    run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
+    for _ in range(3):
+        with torch.inference_mode():
+            assert run([torch.ones(2)])[0].tolist() == [2, 2]
+    assert run([torch.ones(2)])[0].tolist() == [2, 2]
+
+
+def test_threads_take_turns(device):
+    run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
+    wrong = []
+
+    def work(k):
+        for n in range(50):
+            x = torch.full((16,), float(k * 1000 + n))
+            if not torch.equal(run([x])[0], x + 1):
+                wrong.append((k, n))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+class Square(torch.autograd.Function):
+    """y = (w x)^2, as AOTAutograd would run it: the product and the weight are kept."""
+
+    forward_graph: object
+    backward_graph: object
+
+    @staticmethod
+    def forward(ctx, w, x):
+        y, *kept = Square.forward_graph([w, x])
+        ctx.save_for_backward(*kept)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Square.backward_graph([*ctx.saved_tensors, grad])
+
+
+@pytest.fixture
+def square(device):
+    owner = graphs(device)
+
+    def forward(w, x):
+        p = w * x
+        return p * p, p, w, x
+
+    def backward(p, w, x, grad):
+        g = 2 * p * grad
+        return g * x, g * w
+
+    Square.forward_graph = owner.forward(Graph(forward), frozenset({0}), 1)
+    Square.backward_graph = owner.backward(Graph(backward))
+    return owner
+
+
+def expected(w, x):
+    return 2 * w.detach() * x.detach() ** 2
+
+
+def test_steps_are_captured_forward_and_backward(square, device):
+    w = torch.randn(4, requires_grad=True)
+    for _ in range(5):
+        x = torch.randn(4)
+        w.grad = None
+        y = Square.apply(w, x)
+        torch.testing.assert_close(y, (w * x) ** 2)
+        y.sum().backward()
+        torch.testing.assert_close(w.grad, expected(w, x))
+        del y
+    assert device.captures == ["pool 1", "pool 1"] and device.replays == 8
+
+
+def test_forwards_before_their_backwards_keep_their_own(square, device):
+    w = torch.randn(4, requires_grad=True)
+    Square.apply(w, torch.randn(4)).sum().backward()
+    for _ in range(3):
+        xs = [torch.randn(4) for _ in range(SLOTS + 2)]
+        ys = [Square.apply(w, x) for x in xs]
+        for x, y in zip(xs, ys, strict=True):
+            w.grad = None
+            y.sum().backward()
+            torch.testing.assert_close(w.grad, expected(w, x))
+        del ys, x, y
+    assert square.said and {reason.code for reason in square.said} == {"captures"}
+    assert len(device.captures) == 2 * SLOTS
+
+
+def test_gradients_live_on(square):
+    w = torch.randn(4, requires_grad=True)
+    grads = []
+    for _ in range(5):
+        x = torch.randn(4)
+        (grad,) = torch.autograd.grad(Square.apply(w, x).sum(), w)
+        grads.append((grad, expected(w, x)))
+    for grad, wanted in grads:
+        torch.testing.assert_close(grad, wanted)
+
+
+def test_a_graph_that_is_kept_is_run_again(square):
+    w = torch.randn(4, requires_grad=True)
+    Square.apply(w, torch.randn(4)).sum().backward()
+    x = torch.randn(4)
+    loss = Square.apply(w, x).sum()
+    for _ in range(3):
+        w.grad = None
+        loss.backward(retain_graph=True)
+        torch.testing.assert_close(w.grad, expected(w, x))
+        Square.apply(w, torch.randn(4)).sum().backward()
+
+
+def test_what_is_dropped_is_used_again(square, device):
+    w = torch.randn(4, requires_grad=True)
+    for _ in range(2 * SLOTS):
+        Square.apply(w, torch.randn(4))
+        gc.collect()
+    assert len(device.captures) == 1

@@ -1,0 +1,90 @@
+"""Compiled programs on a GPU: eager's results, safe memory, random numbers that follow their seeds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regraft
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew(monkeypatch, tmp_path):
+    torch.compiler.reset()
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+
+
+def randn(*shape, **kwargs):
+    return torch.randn(shape, device="cuda", **kwargs)
+
+
+def compiled(function, **options):
+    return torch.compile(function, backend="regraft", options={"triton": True, **options})
+
+
+def mlp():
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.LayerNorm(128)).cuda()
+
+
+PROGRAMS = {
+    "pointwise": lambda x: (x.sin() + x.exp()).relu(),
+    "transposed": lambda x: x.t().contiguous() * 2,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "columns": lambda x: (x.sum(0), x.var(0)),
+    "argmax": lambda x: (x.argmax(1), x.max(1).values),
+    "scan": lambda x: x.cumsum(-1),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("shape", [(1024, 768), (37, 1023), (0, 5)])
+def test_kernels_are_eagers(name, shape):
+    if 0 in shape and name == "columns":
+        pytest.skip("variance of nothing warns")
+    x = randn(*shape)
+    with torch.no_grad(), regraft.coverage() as cov:
+        torch.testing.assert_close(compiled(PROGRAMS[name])(x), PROGRAMS[name](x), rtol=1e-4, atol=1e-5)
+    assert cov.fallbacks == [] and sum(code.kernels for graph in cov.graphs for code in graph.code)
+
+
+def test_pointers_that_are_not_aligned():
+    memory, run = randn(100_000), compiled(lambda x: x * 2 + 1)
+    for start in (0, 1, 2, 4):
+        x = memory[start : start + 5000]
+        torch.testing.assert_close(run(x), x * 2 + 1, rtol=0, atol=0)
+
+
+def test_the_backward_draws_the_forwards_mask():
+    x = torch.ones(500, 500, device="cuda", requires_grad=True)
+    run = compiled(lambda x: F.dropout(x, 0.25) * 1.0)
+    torch.manual_seed(1)
+    y = run(x)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach()) and abs(float((y != 0).float().mean()) - 0.75) < 0.01
+    torch.manual_seed(1)
+    assert torch.equal(run(x), y)
+
+
+def test_results_of_cuda_graphs_are_safe():
+    model = mlp()
+    run = compiled(model, template="cudagraphs")
+    with torch.no_grad():
+        inputs = [randn(16, 64) for _ in range(5)]
+        results = [run(x) for x in inputs]
+        for x, y in zip(inputs, results, strict=True):
+            torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_training_steps_of_cuda_graphs():
+    model = mlp()
+    run = compiled(model, template="cudagraphs")
+    for _ in range(3):
+        xs = [randn(16, 64) for _ in range(3)]
+        ys = [run(x) for x in xs]
+        for x, y in zip(xs, ys, strict=True):
+            ours = torch.autograd.grad(y.square().sum(), list(model.parameters()))
+            eager = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+            torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-3)

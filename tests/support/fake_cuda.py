@@ -1,0 +1,74 @@
+"""A CUDA driver that runs nothing: what would be launched on a GPU, looked at without one.
+
+with_fake_driver(monkeypatch)      kernels are built for Hopper, and launches recorded
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+STREAM = 77
+_MODULES = ("build", "driver", "launch")
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char * 128),
+        *((name, ctypes.c_ulonglong) for name in ("programs", "threads", "shared", "stream", "context")),
+        ("values", ctypes.c_ulonglong * 64),
+    )
+
+
+class FakeDriver:
+    """The library, and what it was asked."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.library = ctypes.CDLL(path)
+        self.library.fake_launch.restype = ctypes.POINTER(_Launch)
+
+    def reset(self, slots: int = 1) -> None:
+        """Forget everything; of later launches, remember so many arguments."""
+        self.library.fake_reset()
+        self.library.fake_slots(slots)
+
+    def launches(self) -> list[Any]:
+        """What was launched."""
+        return [self.library.fake_launch(k).contents for k in range(self.library.fake_launched())]
+
+
+@functools.cache
+def library() -> FakeDriver:
+    """The library, compiled once a process."""
+    folder = tempfile.mkdtemp(prefix="fake-cuda-")
+    path = Path(folder) / "libfakecuda.so"
+    source = Path(__file__).with_name("fake_cuda.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-O1", str(source), "-o", str(path)], check=True)
+    return FakeDriver(str(path))
+
+
+def with_fake_driver(monkeypatch: Any, slots: int = 1) -> FakeDriver:
+    """Build for Hopper, on the fake driver."""
+    import torch
+
+    import regraft.compiler.triton
+    from regraft.compiler import torch_compat
+
+    build, driver, launch = (importlib.import_module(f"regraft.compiler.triton.{n}") for n in _MODULES)
+    fake = library()
+    fake.reset(slots)
+    one = driver.Driver(fake.path)
+    for module in (driver, build, launch):
+        monkeypatch.setattr(module, "driver", lambda: one)
+    monkeypatch.setattr(build, "capability", lambda device: 90)
+    monkeypatch.setattr(regraft.compiler.triton, "processors", lambda device: 132)
+    monkeypatch.setattr(torch_compat, "cuda_stream", lambda: lambda device: STREAM + device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    launch._module.cache_clear()
+    return fake

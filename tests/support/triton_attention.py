@@ -1,0 +1,157 @@
+"""The attention template in Triton without a GPU: from an eager function to a kernel, interpreted or compiled.
+
+agrees(attention, q, k, v)                          interpreted; as near to float64 as eager, NaN and infinities alike
+compiled(attention_triton(found), 90)               machine code for Hopper, with what it takes of the GPU
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from regraft.compiler.ir.interpreter import allocate
+from regraft.compiler.templates.attention import Attention
+from regraft.compiler.templates.attention_tiles import Tile
+from regraft.compiler.templates.attention_triton import attention_triton, statistics_buffer
+from regraft.compiler.templates.attention_triton_backward import attention_backward
+from regraft.compiler.templates.match import SOFTMAXES, Found, match_attention
+from regraft.compiler.templates.region import packet
+from regraft.compiler.templates.sdpa import SDPA, match_sdpa
+from regraft.compiler.triton import KernelSource
+
+from .triton_kernels import interpreter
+
+SMALL = Tile(16, 16, 4, 1)
+
+
+def found_in(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Found, torch.fx.GraphModule]:
+    """The attention of a function, in its graph."""
+    with torch.no_grad():
+        traced = make_fx(function, tracing_mode="fake")(*inputs)
+    traced.graph.eliminate_dead_code()
+    for node in traced.graph.nodes:
+        if packet(node) in SOFTMAXES or packet(node) == SDPA:
+            found = match_sdpa(node) if packet(node) == SDPA else match_attention(node)
+            assert isinstance(found, Found), found
+            return found, traced
+    raise AssertionError("no softmax")
+
+
+@dataclass
+class Ran:
+    """What the kernel gave, and what it was."""
+
+    result: torch.Tensor
+    statistics: torch.Tensor
+    source: KernelSource
+    attention: Attention
+    inputs: list[torch.Tensor]
+
+
+class _Inputs(torch.fx.Interpreter):
+    """Runs a graph up to its attention: what the kernel reads, as it comes."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+
+    def of(self, nodes: Sequence[torch.fx.Node], inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """The values of nodes."""
+        with torch.no_grad():
+            self.run(*inputs)
+        return [self.env[node] for node in nodes]
+
+
+def run(function: Callable[..., Any], inputs: Sequence[Any], tile: Tile = SMALL, half: Any = None) -> Ran:
+    """The kernel of a function's attention, interpreted.
+
+    Args:
+        half: take operands to be of this dtype, where the matcher knows others only.
+    """
+    found, module = found_in(function, inputs)
+    attention, tensors = found.attention, _Inputs(module).of(found.inputs, inputs)
+    if half is not None:
+        attention = _with_dtype(attention, half)
+        tensors = [x.to(b.dtype) for x, b in zip(tensors, attention.reads, strict=True)]
+    result, statistics = allocate(attention.out.buffer, {}), allocate(statistics_buffer(attention), {})
+    source = attention_triton(attention, tile, statistics=True)
+    (launch,) = source.launches
+    given = [_memory(x) for x in (*tensors, result, statistics)]
+    (after,) = interpreter().run(source.text, [(launch.name, launch.programs, given)])
+    for x, filled in zip((result, statistics), after[-2:], strict=True):
+        _memory(x).copy_(filled)
+    return Ran(result, statistics, source, attention, tensors)
+
+
+def gradients(ran: Ran, gradient: torch.Tensor, tile: Tile = SMALL) -> list[torch.Tensor]:
+    """Gradients of q, k, v and scores by the kernels of the backward pass, interpreted: of every lead iteration."""
+    backward = attention_backward(ran.attention, tile, scores=True)
+    assert backward.scores is not None
+    results = (*backward.results, backward.scores)
+    reads = [b.name for b in ran.attention.reads]
+    memory = dict(zip(reads, ran.inputs, strict=True))
+    memory |= {ran.attention.out.buffer.name: ran.result, "statistics": ran.statistics}
+    memory |= {b.name: allocate(b, {}) for b in (backward.gradient, backward.delta, *results)}
+    memory[backward.gradient.name].copy_(gradient.reshape(memory[backward.gradient.name].shape))
+    memory[backward.scores.name].zero_()
+    for launch in backward.source.launches:
+        given = [_memory(memory[name]) for name in launch.params]
+        (after,) = interpreter().run(backward.source.text, [(launch.name, launch.programs, given)])
+        for name, x in zip(launch.params, after, strict=True):
+            _memory(memory[name]).copy_(x)
+    return [memory[b.name] for b in results]
+
+
+def _with_dtype(attention: Attention, dtype: torch.dtype) -> Attention:
+    operands = {
+        name: replace(x, buffer=replace(x.buffer, dtype=dtype))
+        for name, x in (("q", attention.q), ("k", attention.k), ("v", attention.v), ("out", attention.out))
+    }
+    return replace(attention, **operands)
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((span,), (1,))
+
+
+def agrees(function: Callable[..., torch.Tensor], inputs: Sequence[Any], slack: float = 4.0, **options: Any) -> Ran:
+    """Assert that the kernel, interpreted, is as near to float64 as eager is; NaN and infinities are eager's."""
+    ran, eager = run(function, inputs, **options), function(*inputs)
+    exact = function(*(x.double() if x.is_floating_point() else x for x in inputs))
+    ours = ran.result.reshape(eager.shape)
+    finite = eager.isfinite()
+    assert torch.equal(ours.isnan(), eager.isnan()), ran.source.text
+    assert torch.equal(ours[~finite & ~eager.isnan()], eager[~finite & ~eager.isnan()]), ran.source.text
+    if finite.any():
+        allowed = slack * float((eager.double() - exact)[finite].abs().max()) + 2e-6
+        assert float((ours.double() - exact)[finite].abs().max()) <= allowed, ran.source.text
+    return ran
+
+
+def compiled(source: KernelSource, capability: int) -> list[Any]:
+    """Triton's compiled kernels for a GPU of this capability, pointers aligned as torch's allocator gives them."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.py"
+        path.write_text(source.text)
+        spec = importlib.util.spec_from_file_location("kernels", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        made = []
+        for launch in source.launches:
+            aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(launch.signature))}
+            ast = ASTSource(getattr(module, launch.name), launch.signature, attrs=aligned)
+            options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
+            made.append(triton.compile(ast, target=GPUTarget("cuda", capability, 32), options=options))
+    return made
