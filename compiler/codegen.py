@@ -88,7 +88,7 @@ def generate_kernels(graph_module: fx.GraphModule, kind: str, *, verify: bool = 
         lowered = lower(graph_module, keep=kept)
         plan = schedule(lowered.program, target=target)
         if verify:
-            _check(plan)
+            _check(lowered.program, plan)
         try:
             functions = _build(plan.kernels)
         except triton.UnsupportedKernels as refusal:
@@ -126,9 +126,9 @@ def _tensors(value: Any) -> Sequence[Any]:
     return [v for v in values if hasattr(v, "device")]
 
 
-def _check(plan: Schedule) -> None:
+def _check(program: Program, plan: Schedule) -> None:
     with torch_compat.plain_eager():  # it computes with real tensors, inside Dynamo's fake mode
-        findings = check_schedule(plan.program, plan)
+        findings = check_schedule(program, plan)
     if findings:
         raise AssertionError("the schedule breaks dependences:\n" + "\n".join(map(str, findings)))
 

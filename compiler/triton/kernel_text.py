@@ -16,19 +16,18 @@ from typing import Any
 import torch
 
 from ..ir.accesses import accesses, loaded_buffers, statements, stored_buffers, updated
-from ..ir.bounds import bounds
 from ..ir.dependence import Dependence
-from ..ir.index import Index, Loaded, Var, add, atoms, mul, quotient
+from ..ir.index import Var, mul
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.program import Buffer, Reduction, Store
 from ..ir.value import Load, compute_dtype
 from .dtypes import signature_name, type_name
 from .plan import Launch, is_independent, is_scan, nest_of
 from .reductions import carriers, elements, folded, initial, joined, neutral, scanned
+from .spaces import are_apart, blocks_of, extent_of, is_indirect, is_small, number_of
 from .values import Axis, Names, UnservedError, Values
 from .writer import TritonWriter, factor
 
-_INT32 = 2**31 - 1
 _ATOMICS = ("add", "max", "min", "or", "and")
 
 
@@ -149,9 +148,9 @@ class _Writer:
     def _fits(self) -> bool:
         """Whether 32 bits hold every index: twice what is reached, since blocks reach beyond."""
         numbers = [a.offset for a in accesses(self._launch.body)]
-        numbers += [_extent(self._launch.blocks.rows + self._launch.blocks.columns + self._launch.outer)]
+        numbers += [extent_of(self._launch.blocks.rows + self._launch.blocks.columns + self._launch.outer)]
         numbers += [v.extent for v in _loops(self._launch.body)]
-        return all(_is_small(number) for number in numbers)
+        return all(is_small(number) for number in numbers)
 
     # -- programs -------------------------------------------------------------------------------------------------
 
@@ -160,8 +159,8 @@ class _Writer:
         blocks, outer = self._launch.blocks, self._launch.outer
         wide = ".to(tl.int64)" if self._index == "tl.int64" else ""
         self._out.line(f"program = tl.program_id(0){wide}")
-        column_blocks = _blocks_of(_extent(blocks.columns), blocks.column_block) if blocks.columns else 1
-        row_blocks = _blocks_of(_extent(blocks.rows), blocks.row_block) if blocks.rows else 1
+        column_blocks = blocks_of(extent_of(blocks.columns), blocks.column_block) if blocks.columns else 1
+        row_blocks = blocks_of(extent_of(blocks.rows), blocks.row_block) if blocks.rows else 1
         text = self._values.at
         if blocks.columns:
             at = "program" if not (blocks.rows or outer) else f"program % {text(column_blocks)}"
@@ -173,13 +172,13 @@ class _Writer:
         if outer:
             self._decode(f"program // {text(mul(column_blocks, row_blocks))}", outer)
         self._copies = self._place_workspaces(row_blocks, column_blocks)
-        return mul(mul(column_blocks, row_blocks), _extent(outer))
+        return mul(mul(column_blocks, row_blocks), extent_of(outer))
 
     def _place_workspaces(self, row_blocks: Any, column_blocks: Any) -> Any:
         """Give every iteration of the programs its own part of each workspace; gives their number."""
         blocks = self._launch.blocks
         rows, columns = mul(row_blocks, blocks.row_block), blocks.column_block if blocks.columns else 1
-        copies = mul(mul(_extent(self._launch.outer), mul(column_blocks, columns)), rows)
+        copies = mul(mul(extent_of(self._launch.outer), mul(column_blocks, columns)), rows)
         if not self._spilled:
             return copies
         slot = Var("slot", copies)
@@ -199,7 +198,7 @@ class _Writer:
         """Lanes over `block` consecutive iterations of loops, from the block numbered `at`."""
         first = at if block == 1 else f"{factor(at)} * {block}"
         self._out.line(f"{name} = {first} + tl.arange(0, {block}){turn}")
-        return self._bound(name, loops, block, _extent(loops))
+        return self._bound(name, loops, block, extent_of(loops))
 
     def _bound(self, name: str, loops: tuple[Var, ...], block: int, extent: Any) -> Axis:
         mask = None
@@ -211,7 +210,7 @@ class _Writer:
             return Axis(frozenset(loops), str(block), mask)
         position = Var(f"{name}.position", extent)
         self._values.names.variables[position] = name
-        return Axis(frozenset(loops), str(block), mask, _flat(loops), position)
+        return Axis(frozenset(loops), str(block), mask, number_of(loops), position)
 
     def _decode(self, flat: str, loops: Sequence[Var]) -> None:
         """Give the variables of loops, outermost first, their values at a position of all together."""
@@ -259,7 +258,7 @@ class _Writer:
             self._combine(store, pointer, value, held, where)
         values.dirty.add(buffer)
         self._forget_memory({buffer})
-        if buffer in self._read and store.mode is None and not _is_indirect(offset):
+        if buffer in self._read and store.mode is None and not is_indirect(offset):
             kept = values.kept(value, buffer)
             self._out.name(load, kept if kept == value else self._out.define("", kept))
 
@@ -284,7 +283,7 @@ class _Writer:
         self._out.forget(
             lambda key: (
                 bool(self._dependence.of(key[0] if isinstance(key, tuple) else key) & source)
-                and not (isinstance(key, Load) and _apart(key.indices[0], offset))
+                and not (isinstance(key, Load) and are_apart(key.indices[0], offset))
             )
         )
 
@@ -371,7 +370,7 @@ class _Writer:
             self._values.dirty -= memory
 
     def _lanes(self, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
-        extent, most = _extent(loops), self._launch.blocks.column_block
+        extent, most = extent_of(loops), self._launch.blocks.column_block
         if isinstance(extent, int) and extent <= most:
             self._at_once(loops, body, extent)
         else:
@@ -484,48 +483,8 @@ class _Writer:
         self._forget(own)
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-
-
-def _extent(loops: Sequence[Var]) -> Any:
-    total: Any = 1
-    for var in loops:
-        total = mul(total, var.extent)
-    return total
-
-
-def _flat(loops: Sequence[Var]) -> Any:
-    """The position of an iteration of loops, outermost first, among all of theirs."""
-    total: Any = 0
-    for var in loops:
-        total = add(mul(total, var.extent), var.index())
-    return total
-
-
-def _blocks_of(extent: Any, block: int) -> Any:
-    """How many blocks cover an extent."""
-    if isinstance(extent, int):
-        return -(-extent // block)
-    return quotient(add(extent, block - 1), block)
-
-
 def _loops(body: Sequence[Statement]) -> list[Var]:
     return [s.var for s in statements(body) if isinstance(s, Loop)]
-
-
-def _is_small(number: Any) -> bool:
-    """Whether 32 bits hold an index, and what lanes outside of the loops make of it."""
-    low, high = bounds(number)
-    return low is not None and high is not None and max(-low, high) < _INT32 // 2
-
-
-def _is_indirect(offset: Any) -> bool:
-    return isinstance(offset, Index) and any(isinstance(atom, Loaded) for atom in atoms(offset))
-
-
-def _apart(a: Any, b: Any) -> bool:
-    apart = add(a, mul(b, -1))
-    return isinstance(apart, int) and apart != 0
 
 
 def _is_axis(key: Any) -> bool:

@@ -18,10 +18,10 @@ from typing import Any
 from ..ir.accesses import accesses, loop_variables, statements, updated, values
 from ..ir.bounds import bounds
 from ..ir.dependence import Dependence
-from ..ir.index import Var, mul
-from ..ir.kernel import Assign, Fold, Loop, Statement
-from ..ir.ops import OPS
-from ..ir.value import Op, Result
+from ..ir.index import Var
+from ..ir.kernel import Fold, Loop, Statement
+from ..ir.value import Result
+from .spaces import extent_of
 
 _LANES = 16  # neighbours that an access should find next to each other
 _POINTWISE = 1024  # elements of a program without reductions
@@ -98,13 +98,13 @@ def _launch(statement: Statement) -> Launch:
 def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
     across = _across(loops, body)
     if across is None:
-        total = _extent(loops)
+        total = extent_of(loops)
         block = _fitting(_POINTWISE, total, _NARROWEST * _LANES)
         sizes = [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
         made = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= _power(total)]
         return Launch((), made[0], body, tuple(made[1:]))
     rows, columns = (_fitting(n, var.extent, n) for n, var in zip(_TILE, (across, loops[-1]), strict=True))
-    if _programs(_extent(loops), rows * columns) < _PROGRAMS:
+    if _programs(extent_of(loops), rows * columns) < _PROGRAMS:
         rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
     outer = tuple(v for v in loops if v is not across and v is not loops[-1])
     tiles = [(rows, columns), (rows // 2, columns // 2), (rows // 2, columns), (rows, columns // 2)]
@@ -136,8 +136,8 @@ def _is_long(var: Var) -> bool:
 
 def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
     inner = [leaf for statement in body for leaf in _leaves(statement)]
-    longest = max((_power(_extent(leaf)) for leaf in inner), default=1)
-    total = _extent(loops)
+    longest = max((_power(extent_of(leaf)) for leaf in inner), default=1)
+    total = extent_of(loops)
     if _is_contiguous_along(loops, inner, body):
         rows, columns = _fitting(_COLUMN[0], total, _NARROWEST), min(_COLUMN[1], longest)
         sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
@@ -211,23 +211,6 @@ def is_scan(body: tuple[Statement, ...]) -> bool:
     started = {r.name for s in statements(body) if isinstance(s, Fold) for r in s.reductions}
     carried = updated(body).keys() - started
     return any(isinstance(v, Result) and v.reduction in carried for v in values(body))
-
-
-def is_costly(body: Sequence[Statement]) -> bool:
-    """Whether a body computes for long between loads and stores."""
-    return any(isinstance(v, Op) and OPS[v.name].costly for v in values(body))
-
-
-def only_assigns(body: Sequence[Statement]) -> bool:
-    """Whether a body does nothing but store."""
-    return all(isinstance(s, Assign) for s in body)
-
-
-def _extent(loops: Sequence[Var]) -> Any:
-    total: Any = 1
-    for var in loops:
-        total = mul(total, var.extent)
-    return total
 
 
 def _power(extent: Any) -> int:

@@ -125,7 +125,7 @@ def test_without_cuda_graphs_nothing_is_said_of_them(mode):
     assert cov.fallbacks == []
 
 
-def test_modes_that_need_generated_gpu_kernels_say_so():
+def test_modes_that_are_not_built_are_shown():
     with regraft.coverage() as coverage:
         torch.compile(torch.nn.Linear(4, 4), backend="regraft", mode="reduce-overhead")(torch.ones(2, 4))
     assert [f.reason.code if hasattr(f, "reason") else f.code for f in coverage.graphs[0].fallbacks] == [
