@@ -8,7 +8,6 @@ Every stage prints as text and runs; what happened in it goes to one `GraphRecor
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from .autograd import GraphKind, differentiate
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
 from .codegen import NotGeneratedError, generate_kernels
+from .collector import uncollected
 from .cpp import can_build
 from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
@@ -69,20 +69,8 @@ def backend(
     Raises:
         OptionError: an unknown mode, option, value or rule; the message lists the valid ones.
     """
-    with _uncollected():
+    with uncollected():  # compiling makes many small objects that live on, each looked at again
         return Compilation(gm, example_inputs, Options.parse(mode, options)).run()
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Hold the garbage collector back: compiling makes many small objects that live on, each looked at again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Compilation:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ import torch
 
 from ..rewrites.reason import Reason
 from . import torch_compat
+from .collector import uncollected
 
 logger = logging.getLogger("regraft")
 
@@ -66,7 +66,8 @@ class Device:
         torch.cuda.empty_cache()  # so that the pool can grow
         torch_compat.clear_cublas_workspaces()
         side.wait_stream(current)
-        with torch.cuda.device(device), torch.cuda.stream(side), _uncollected():
+        # Garbage may own graphs and events, which must not be freed during a capture.
+        with torch.cuda.device(device), torch.cuda.stream(side), uncollected():
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 result = call(list(given))
@@ -83,18 +84,6 @@ class Device:
 @functools.cache
 def _side_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Any:
-    """Garbage may own graphs and events, which must not be freed during a capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class CudaGraphs:

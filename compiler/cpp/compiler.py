@@ -12,11 +12,8 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import shutil
 import subprocess
-import tempfile
-import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...rewrites.machine import cpu_model
-from ..options import cache_dir, compiler_setting
+from ..code_folder import code_folder
+from ..options import compiler_setting
 from .errors import CompileFailed, CompilerMissing
 
 _CANDIDATES = ("g++", "clang++", "c++")
@@ -48,9 +46,6 @@ class Compiler:
 
     path: str
     version: str
-
-
-_MAKING_FOLDER = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -122,24 +117,7 @@ def _library(source: Source) -> tuple[ctypes.CDLL, Path]:
 def _path(source: Source, compiler: Compiler) -> Path:
     parts = [source.text, *_FLAGS, *source.flags, compiler.path, compiler.version, cpu_model()]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return _folder() / name[:2] / f"{name}.so"
-
-
-def _folder() -> Path:
-    """The cache, or where that is turned off or can't be written a folder that lasts as long as the process."""
-    kept = cache_dir()
-    if kept is not None:
-        with contextlib.suppress(OSError):
-            (kept / "code").mkdir(parents=True, exist_ok=True)
-            if os.access(kept / "code", os.W_OK):
-                return kept / "code"
-    with _MAKING_FOLDER:  # a cached function may run twice at once, and the folder that lost goes with its object
-        return Path(_temporary().name)
-
-
-@functools.cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="regraft-code-")
+    return code_folder("code") / name[:2] / f"{name}.so"
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:

@@ -16,15 +16,13 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
-import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..options import cache_dir
+from ..code_folder import code_folder
 from . import worker
 from .errors import TritonFailed, TritonMissing
 from .pool import WorkerLostError, pool
@@ -114,7 +112,7 @@ class _Entry:
         self.options = _options(unit)
         parts = [unit.text, unit.function, unit.signature, unit.aligned, unit.capability, self.options]
         self.key = _digest(json.dumps([*parts, triton_version()], sort_keys=True))
-        folder = _folder()
+        folder = code_folder("triton")
         self.source = _place(folder, _digest(unit.text), ".py")
         self._code, self._facts = (_place(folder, self.key, suffix) for suffix in (".cubin", ".json"))
 
@@ -202,19 +200,3 @@ def _write(path: Path, content: bytes) -> None:
     aside = path.with_name(f".{path.stem[:8]}-{uuid.uuid4().hex}")
     aside.write_bytes(content)
     aside.replace(path)
-
-
-def _folder() -> Path:
-    """The cache, or where that is turned off or can't be written a folder that lasts as long as the process."""
-    kept = cache_dir()
-    if kept is not None:
-        with contextlib.suppress(OSError):
-            (kept / "triton").mkdir(parents=True, exist_ok=True)
-            if os.access(kept / "triton", os.W_OK):
-                return kept / "triton"
-    return Path(_temporary().name)
-
-
-@functools.cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="regraft-triton-")

@@ -1,11 +1,8 @@
 """Building kernels: one unit, equal kernels once, errors as in eager, threads as torch says, a cache that is safe."""
 
-import functools
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -248,20 +245,3 @@ def test_dtypes_without_a_c_type_are_refused():
     )  # fmt: skip
     with pytest.raises(cpp.UnsupportedDtype, match="complex64"):
         cpp.build([made])
-
-
-def test_threads_share_the_folder_where_the_cache_is_off(monkeypatch):
-    made = compiler._temporary.__wrapped__
-
-    @functools.cache
-    def slow():
-        folder = made()
-        time.sleep(0.05)
-        return folder
-
-    monkeypatch.setenv("REGRAFT_DISABLE_CACHE", "1")
-    monkeypatch.setattr(compiler, "_temporary", slow)
-    with ThreadPoolExecutor(4) as pool:
-        folders = list(pool.map(lambda _: compiler._folder(), range(4)))
-    assert len(set(folders)) == 1 and folders[0].is_dir()
-    slow().cleanup()
