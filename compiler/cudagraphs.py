@@ -22,6 +22,7 @@ import contextlib
 import functools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,19 @@ SLOTS = 4  # captures of one set of sizes: by addresses, and while results of ot
 Boxed = Callable[[list[Any]], Any]
 
 _LOCK = threading.RLock()  # captures that share a pool are replayed and read by turns
-_INFERENCE_POOLS: dict[tuple[torch.device, int], Any] = {}
+
+
+class _Pool:
+    """Memory that captures share, held by each of them.
+
+    Torch frees a pool when the last graph of it dies, and refuses its handle from then on: the next needs a new one.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+
+_INFERENCE_POOLS: weakref.WeakValueDictionary[tuple[torch.device, int], _Pool] = weakref.WeakValueDictionary()
 
 
 class Device:
@@ -97,7 +110,7 @@ class CudaGraphs:
 
     def __init__(self, limit: int, note: Callable[[Reason], None], device: Device | None = None) -> None:
         self.limit, self.note, self.device = limit, note, device or Device()
-        self.pools: dict[int, Any] = {}  # of what forwards keep, by address
+        self.pools: dict[int, _Pool] = {}  # of what forwards keep, by address
         self.steady: set[int] = set()  # addresses of static inputs of forwards
 
     def inference(self, call: Boxed, static: frozenset[int]) -> Boxed:
@@ -182,29 +195,32 @@ class _Graphed:
             self._captures[key] = []
         return self._captures[key]
 
-    def _pool(self, device: torch.device, stream: int, addresses: dict[int, int]) -> Any:
+    def _pool(self, device: torch.device, stream: int, addresses: dict[int, int]) -> _Pool | None:
         """Where a capture allocates: of a backward, where its forward did; None where that was not captured."""
         if self._static is None:
             return next((self._owner.pools[at] for at in addresses.values() if at in self._owner.pools), None)
         if self._returned is not None:
-            return self._owner.device.new_pool()
-        if (device, stream) not in _INFERENCE_POOLS:
-            _INFERENCE_POOLS[device, stream] = self._owner.device.new_pool()
-        return _INFERENCE_POOLS[device, stream]
+            return _Pool(self._owner.device.new_pool())
+        shared = _INFERENCE_POOLS.get((device, stream))
+        if shared is None:
+            shared = _INFERENCE_POOLS[device, stream] = _Pool(self._owner.device.new_pool())
+        return shared
 
-    def _captured(self, args: list[Any], addresses: dict[int, int], pool: Any, device: torch.device) -> _Capture | None:
+    def _captured(
+        self, args: list[Any], addresses: dict[int, int], pool: _Pool, device: torch.device
+    ) -> _Capture | None:
         moving = {k: x for k, x in enumerate(args) if isinstance(x, torch.Tensor) and k not in addresses}
         with torch.inference_mode(False):
             buffers = {k: _same_memory(x) for k, x in moving.items()}
         given = [buffers.get(k, x) for k, x in enumerate(args)]
         try:
-            graph, results = self._owner.device.capture(self._call, given, pool, device)
+            graph, results = self._owner.device.capture(self._call, given, pool.handle, device)
         except Exception as error:  # whatever cannot be recorded runs as it is
             self._failed = True
             logger.warning("regraft: a graph runs without CUDA graphs, its capture failed", exc_info=True)
             self._say("capture-failed", f"{type(error).__name__}: {error}")
             return None
-        capture = _Capture(graph, addresses, buffers, given, list(results), self._returned)
+        capture = _Capture(graph, pool, addresses, buffers, given, list(results), self._returned)
         if self._returned is not None:
             self._owner.pools.update((x.data_ptr(), pool) for x in capture.kept)
             self._owner.steady.update(addresses.values())
@@ -222,13 +238,14 @@ class _Capture:
     def __init__(
         self,
         graph: Any,
+        pool: _Pool,
         addresses: dict[int, int],
         buffers: dict[int, torch.Tensor],
         given: Sequence[Any],
         results: list[Any],
         returned: int | None,
     ) -> None:
-        self.addresses = addresses
+        self.addresses, self._pool = addresses, pool
         self._graph, self._buffers, self._results = graph, buffers, results
         places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor)}
         self._inputs = [places.get(id(result)) for result in results]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ class Graph:
 
 @pytest.fixture(autouse=True)
 def _no_pools(monkeypatch):
-    monkeypatch.setattr(cudagraphs, "_INFERENCE_POOLS", {})
+    monkeypatch.setattr(cudagraphs, "_INFERENCE_POOLS", weakref.WeakValueDictionary())
 
 
 @pytest.fixture
@@ -200,6 +201,16 @@ def test_streams_have_captures_and_pools_of_their_own(device):
         device.current = stream
         run([torch.ones(2)])
     assert sorted(device.captures) == ["pool 1", "pool 2"]
+
+
+def test_a_pool_whose_captures_have_died_is_not_used_again(device):
+    for _ in range(2):
+        run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
+        for _ in range(3):
+            run([torch.ones(2)])
+        del run
+        gc.collect()
+    assert device.captures == ["pool 1", "pool 2"]  # torch has freed the first
 
 
 def test_inference_mode_and_its_tensors(device):
