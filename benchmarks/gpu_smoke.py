@@ -118,14 +118,14 @@ def story(coverage: Any, *, may_fall_back: tuple[str, ...] = ()) -> str:
     return f"kernels {sum(code.kernels for code in codes)}; calls: {top or 'none'}"
 
 
-GRAPHS = {"mode": "reduce-overhead", "triton": True}
+GRAPHS = {"mode": "reduce-overhead"}
 
 
 def compiled(function: Any, **options: Any) -> Any:
     import torch
 
     dynamic = options.pop("dynamic", None)
-    return torch.compile(function, backend="regraft", dynamic=dynamic, options={"triton": True, **options})
+    return torch.compile(function, backend="regraft", dynamic=dynamic, options=options)
 
 
 def agrees(function: Any, *inputs: Any, tolerance: float = 1e-5, **options: Any) -> str:
@@ -437,9 +437,7 @@ def graph_dropout() -> str:
     import torch.nn.functional as F
 
     torch.compiler.reset()
-    run = torch.compile(
-        lambda x: F.dropout(x, 0.5) * 1.0, backend="regraft", options={"mode": "reduce-overhead", "triton": True}
-    )
+    run = torch.compile(lambda x: F.dropout(x, 0.5) * 1.0, backend="regraft", options={"mode": "reduce-overhead"})
     x = torch.ones(4096, device="cuda", requires_grad=True)
     masks = []
     for _ in range(5):
@@ -460,9 +458,7 @@ def graph_skips() -> str:
 
     torch.compiler.reset()
     with torch.no_grad(), regraft.coverage() as coverage:
-        run = torch.compile(
-            lambda x: x.add_(1).sum(), backend="regraft", options={"mode": "reduce-overhead", "triton": True}
-        )
+        run = torch.compile(lambda x: x.add_(1).sum(), backend="regraft", options={"mode": "reduce-overhead"})
         for _ in range(3):
             x = torch.zeros(8, device="cuda")
             assert float(run(x)) == 8 and float(x.sum()) == 8
@@ -541,7 +537,7 @@ def compile_model(subject: Subject, backend: str) -> Any:
         return subject.model
     name, _, mode = backend.partition("+")
     if name == "regraft":
-        return torch.compile(subject.model, backend="regraft", options={"mode": mode or "default", "triton": True})
+        return torch.compile(subject.model, backend="regraft", options={"mode": mode or "default"})
     return torch.compile(subject.model, backend=name, mode=mode or None)
 
 

@@ -86,9 +86,6 @@ class Compilation:
         self.training = torch.is_grad_enabled() and any(_requires_grad(x) for x in example_inputs)
         kind = "training" if self.training else "inference"
         self.record = GraphRecord(compile_name(), kind, nodes=len(gm.graph.nodes))
-        if options.mode in ("reduce-overhead", "max-autotune") and not options.triton:
-            message = f"mode {options.mode!r} compiles as 'default' without options={{'triton': True}}"
-            self.record.fallbacks.append(Fallback("mode", "mode-not-built", message))
         self._devices = frozenset(x.device.type for x in example_inputs if isinstance(x, torch.Tensor))
         self._graphs = self._cuda_graphs()
         if options.freezing:
@@ -112,7 +109,7 @@ class Compilation:
             self.record = known.record
             publish(known.record)
             return known.runner(self._graphs)
-        if "cuda" in self._devices and self._builds_for_gpus():
+        if "cuda" in self._devices and triton.can_build():
             triton.pool().start()  # they are ready when the first kernel is written
         compiled = self._compile()
         if key is not None and self._plain is not None and not self.record.fallbacks:
@@ -191,11 +188,8 @@ class Compilation:
 
         Then the backward may compute cheap values again within what reads them, random ones among these.
         """
-        builders = {"cpu": can_build, "cuda": self._builds_for_gpus}
+        builders = {"cpu": can_build, "cuda": triton.can_build}
         return all(device in builders and builders[device]() for device in self._devices or ("cpu",))
-
-    def _builds_for_gpus(self) -> bool:
-        return self.options.triton and triton.can_build()
 
     def _give_up(self, stage: str, error: Exception) -> None:
         """Note that the user's program runs as it was written, for a fault of ours."""
@@ -249,7 +243,7 @@ class Compilation:
     def _generate_kernels(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
         """Put generated kernels into the graph; where that fails, the calls of ATen stay."""
         try:
-            made = generate_kernels(graph_module, kind, verify=self.options.verify != "off", cuda=self.options.triton)
+            made = generate_kernels(graph_module, kind, verify=self.options.verify != "off")
         except NotGeneratedError as refusal:
             self.record.fallbacks.append(Fallback.of("kernels", refusal.reason))
         except Exception as error:

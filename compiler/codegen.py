@@ -70,19 +70,18 @@ class NotGeneratedError(Exception):
         self.reason = reason
 
 
-def generate_kernels(graph_module: fx.GraphModule, kind: str, *, verify: bool = False, cuda: bool = True) -> Generated:
+def generate_kernels(graph_module: fx.GraphModule, kind: str, *, verify: bool = False) -> Generated:
     """The graph with generated kernels in place of what they compute.
 
     Args:
         graph_module: after the lowered rules; it stays as it is.
         kind: ``"inference"``, ``"forward"`` or ``"backward"``, for the record.
         verify: prove every dependence of the schedule by an independent checker.
-        cuda: generate kernels for CUDA devices too.
 
     Raises:
         NotGeneratedError: nothing can be generated here: another device, no compiler.
     """
-    target = _target(graph_module.graph, cuda)
+    target = _target(graph_module.graph)
     kept: dict[str, str] = {}
     while True:
         lowered = lower(graph_module, keep=kept)
@@ -99,19 +98,16 @@ def generate_kernels(graph_module: fx.GraphModule, kind: str, *, verify: bool = 
         return Generated(graph, code, lowered.program, plan)
 
 
-def _target(graph: fx.Graph, cuda: bool) -> Target:
+def _target(graph: fx.Graph) -> Target:
     """What to schedule for: a GPU where the graph has tensors on one.
 
     Raises:
         NotGeneratedError: there are tensors on devices that nothing is generated for.
     """
     devices = {t.device for node in graph.nodes for t in _tensors(val(node))}
-    others = {d.type for d in devices} - {"cpu", *(["cuda"] if cuda else [])}
+    others = {d.type for d in devices} - {"cpu", "cuda"}
     if others:
-        able = (
-            "CPUs and CUDA devices" if cuda else "CPUs, and for CUDA devices where options={'triton': True} asks for it"
-        )
-        message = f"kernels are generated for {able}; this graph uses {', '.join(sorted(others))}"
+        message = f"kernels are generated for CPUs and CUDA devices; this graph uses {', '.join(sorted(others))}"
         raise NotGeneratedError(Reason("device", message))
     chosen = next((d for d in devices if d.type == "cuda"), None)
     if chosen is None:

@@ -44,8 +44,8 @@ class Options:
     """What one `torch.compile(..., backend="regraft")` was asked for.
 
     Args:
-        mode: as for `torch.compile`: with `triton`, ``"reduce-overhead"`` and ``"max-autotune"`` replay CUDA graphs;
-            without it all modes compile as ``"default"``.
+        mode: as for `torch.compile`: ``"reduce-overhead"`` and ``"max-autotune"`` replay CUDA graphs where all inputs
+            are on a GPU.
         profit: apply legal matches where measured to pay (``"measured"``), everywhere (``"always"``), or only count
             them (``"never"``).
         verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` also runs both sides of each rewrite
@@ -68,8 +68,6 @@ class Options:
             writes through ``.data``, which torch does not count, are not seen.
         debug: keep every stage as text in the records that `regraft.coverage` collects: the graphs, the loop program,
             the fusion log, the kernels and their C++ or Triton.
-        triton: generate kernels for CUDA devices, and let modes replay CUDA graphs. They are tested by interpretation
-            and compilation, and have not run on a GPU yet: until they have, they must be asked for.
         template: ``"cudagraphs"`` replays CUDA graphs in every mode. Launches of a graph are recorded at its second
             call with the same sizes, and are one from then on. Inputs that are no parameters are copied in, outputs
             are copied out: results are the program's own, and no later call changes them. What cannot be replayed
@@ -86,7 +84,6 @@ class Options:
     rng: RngPolicy = "statistical"
     freezing: bool = False
     debug: bool = False
-    triton: bool = False
     template: Template = "none"
     cudagraph_limit: int = 8
 
@@ -95,7 +92,7 @@ class Options:
             _check_choice(name, getattr(self, name), choices)
         if self.rules is not None and not isinstance(self.rules, tuple):
             raise OptionError(f"option 'rules' must be a tuple or None, not {type(self.rules).__name__}")
-        for name in ("freezing", "debug", "triton"):
+        for name in ("freezing", "debug"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name!r} must be True or False, not {getattr(self, name)!r}")
         limit = self.cudagraph_limit
@@ -105,7 +102,7 @@ class Options:
     @property
     def cudagraphs(self) -> bool:
         """Whether CUDA graphs are asked for."""
-        return self.template == "cudagraphs" or (self.triton and self.mode in ("reduce-overhead", "max-autotune"))
+        return self.template == "cudagraphs" or self.mode in ("reduce-overhead", "max-autotune")
 
     @classmethod
     def parse(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:

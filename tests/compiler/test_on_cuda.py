@@ -22,7 +22,7 @@ def randn(*shape, **kwargs):
 
 
 def compiled(function, **options):
-    return torch.compile(function, backend="regraft", options={"triton": True, **options})
+    return torch.compile(function, backend="regraft", options=options)
 
 
 def mlp():
