@@ -37,18 +37,31 @@ from .collector import uncollected
 from .cpp import can_build
 from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
-from .freezing import Boxed, Freezer, fold_tables, fold_uniform, refuse_training, spread_channels_last
-from .measure import Measured
+from .freezing import (
+    Boxed,
+    Freezer,
+    Spread,
+    convolutions_as_products,
+    fold_tables,
+    fold_uniform,
+    images_as_rows,
+    refuse_training,
+    split_biases,
+    spread_channels_last,
+)
+from .measure import BUDGET_SECONDS, Measured
 from .normal import FORMS
 from .options import OptionError, Options
 from .seeding import seed_calls
-from .templates import fuse_attention, fuse_gemm
+from .softmax_rows import keep_rows
+from .templates import fuse_attention, fuse_gemm, fuse_gemm_triton
 from .torch_compat import calls_plainly, compile_name, dynamo_signal, places
 from .warm.entry import Entry, recall, save
 from .warm.key import graph_key
 from .wrapper import Wrapper, generate
 
 logger = logging.getLogger("regraft")
+_PATIENCE = 10  # times as long may measuring take where the mode says so
 
 
 def backend(
@@ -166,7 +179,7 @@ class Compilation:
                 captured.graph_module,
                 captured.example_inputs,
                 self._compile_graph,
-                prepare=self._seed,
+                prepare=self._prepare,
                 recompute=self._generates(),
             )
         except dynamo_signal():
@@ -177,9 +190,18 @@ class Compilation:
             self._give_up("differentiate", error)
             return differentiate(flat_outputs(self._gm)[0], captured.example_inputs, self._compile_graph)
 
+    def _prepare(self, graph_module: fx.GraphModule) -> None:
+        """Have a graph ready for kernels before it is split: what the forward keeps for the backward."""
+        if not self._generates():
+            return
+        if self.training:
+            keep_rows(graph_module)
+            self._spread(graph_module, training=True)
+        self._seed(graph_module)
+
     def _seed(self, graph_module: fx.GraphModule) -> None:
         """Where kernels draw the random numbers, have them drawn from seeds."""
-        if self.options.rng == "eager" or not self._generates():
+        if self.options.rng == "eager":
             return
         self.record.details["seeded"] = dict(seed_calls(graph_module, fast=self.options.rng == "fast"))
 
@@ -278,13 +300,10 @@ class Compilation:
             with self._timed("freeze"):
                 freezer.begin(graph_module)
         if kind == "inference" and self._lays_out:
-            with self._timed("layout"):
-                self.record.details["channels_last"] = asdict(
-                    spread_channels_last(graph_module, self.oracle, self.record)
-                )
+            self._lay_out(graph_module)
         rewrite(graph_module, self.rules, self._settings("lowered", kind), self.record)
-        if kind == "inference":
-            self._fuse_templates(graph_module, packed=freezer is not None)
+        if kind == "inference" or "cuda" in self._devices:
+            self._fuse_templates(graph_module, kind, packed=freezer is not None)
         if freezer is None:
             return lambda call: call
         with self._timed("freeze"):
@@ -292,20 +311,52 @@ class Compilation:
         self.record.details["freezing"] = freezer.counts
         return protected
 
-    def _fuse_templates(self, graph_module: fx.GraphModule, packed: bool) -> None:
+    def _lay_out(self, graph_module: fx.GraphModule) -> None:
+        """Choose the layout of images, and what convolutions are in it."""
+        if not self._spread(graph_module).convolutions or isinstance(self.oracle, Never):
+            return
+        with self._timed("layout"):
+            products, biases = convolutions_as_products(graph_module), split_biases(graph_module)
+            images_as_rows(graph_module)
+        self.record.details["convolutions"] = {"products": products, "biases": biases}
+
+    def _spread(self, graph_module: fx.GraphModule, *, training: bool = False) -> Spread:
+        """Choose the layout of images."""
+        with self._timed("layout"):
+            spread = spread_channels_last(graph_module, self.oracle, self.record, training=training)
+        if spread.convolutions or not training:
+            self.record.details["channels_last"] = asdict(spread)
+        return spread
+
+    def _fuse_templates(self, graph_module: fx.GraphModule, kind: GraphKind, packed: bool) -> None:
         """Put kernels from templates into the graph, where they are worth it."""
         known = len(self.record.applied), len(self.record.declined)
-        if not any(taken.graph == "inference" for taken in self.record.snapshots):
-            self._draw("inference", "differentiate", graph_module.graph)
+        if not any(taken.graph == kind for taken in self.record.snapshots):
+            self._draw(kind, "differentiate", graph_module.graph)
         with self._timed("templates"):
-            fuse_attention(graph_module, self.oracle, self.record)
-            # With plain weights it gains too little to be worth its compile time by default.
-            if packed or self.options.mode.startswith("max-autotune"):
-                fuse_gemm(graph_module, self.oracle, self.record, packed=packed)
+            if kind == "inference":
+                fuse_attention(graph_module, self.oracle, self.record)
+            self._fuse_products(graph_module, packed)
         if self._drawn:
             self.record.snapshots[-1] = regions_by_name(self.record.snapshots[-1], self.record, known)
             if len(self.record.applied) > known[0]:
-                self._draw("inference", "templates", graph_module.graph)
+                self._draw(kind, "templates", graph_module.graph)
+
+    def _fuse_products(self, graph_module: fx.GraphModule, packed: bool) -> None:
+        """The same for products of matrices; where that fails, the library multiplies."""
+        thorough = self.options.mode.startswith("max-autotune")
+        try:
+            if "cuda" in self._devices:
+                fuse_gemm_triton(graph_module, self.oracle, self.record, thorough=thorough)
+            # With plain weights it gains too little to be worth its compile time by default.
+            elif packed or thorough:
+                fuse_gemm(graph_module, self.oracle, self.record, packed=packed)
+        except Exception as error:
+            if self.options.verify != "off":
+                raise
+            message = f"products are left to the library: {type(error).__name__}: {error}"
+            logger.warning("regraft: %s", message, exc_info=True)
+            self.record.fallbacks.append(Fallback("templates", "templates-failed", message))
 
     def _draw(self, name: str, stage: str, graph: fx.Graph) -> None:
         """Keep a snapshot, where somebody will look at it."""
@@ -350,7 +401,10 @@ def _requires_grad(value: Any) -> bool:
 
 def make_oracle(options: Options) -> Oracle:
     """Who decides what is worth it."""
-    oracles: dict[str, Callable[[], Oracle]] = {"always": Always, "never": Never, "measured": Measured}
+    patience = _PATIENCE if options.mode.startswith("max-autotune") else 1
+    oracles: dict[str, Callable[[], Oracle]] = {
+        "always": Always, "never": Never, "measured": lambda: Measured(patience * BUDGET_SECONDS),
+    }  # fmt: skip
     return oracles[options.profit]()
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from ..rewrites.graph import val
-from ..rewrites.reason import Reason
+from ..rewrites.reason import Reason, site_of
 from ..rewrites.record import Code, KeptCall
 from . import cpp, torch_compat, triton
 from .assemble import assemble
@@ -32,15 +32,16 @@ from .lowering.graph import Lowered, lower
 from .schedule import Schedule, overwrites, schedule
 from .schedule.check import check_schedule
 from .schedule.target import CPU, Target, gpu
-from .templates import TemplateKernel
+from .templates import TemplateKernel, TritonTemplateKernel
 
 logger = logging.getLogger("regraft")
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What became of one graph: `code` for the report, and every stage as text when asked for."""
+    """What became of one graph, the `source`: `code` for the report, and every stage as text when asked for."""
 
+    source: fx.Graph
     graph: fx.Graph
     code: Code
     program: Program
@@ -58,7 +59,8 @@ class Generated:
         if of["cpu"] or not kernels:
             found["c++"] = cpp.source_text(of["cpu"])
         if of["cuda"]:
-            found["triton"] = triton.source_text(of["cuda"])
+            sites = {node.name: site_of(node) for node in self.source.nodes}
+            found["triton"] = triton.source_text(of["cuda"], {n: f"{s}" for n, s in sites.items() if s is not None})
         return found
 
 
@@ -95,7 +97,7 @@ def generate_kernels(graph_module: fx.GraphModule, kind: str, *, verify: bool = 
             continue
         graph = assemble(graph_module.graph, plan, functions, overwrites)
         code = _code(kind, graph_module.graph, lowered, len(plan.kernels))
-        return Generated(graph, code, lowered.program, plan)
+        return Generated(graph_module.graph, graph, code, lowered.program, plan)
 
 
 def _target(graph: fx.Graph) -> Target:
@@ -181,7 +183,8 @@ def warn_once(message: str) -> None:
 
 def _code(kind: str, graph: fx.Graph, lowered: Lowered, kernels: int) -> Code:
     tensors = sum(isinstance(item, Definition) for item in lowered.program.items)
-    made = {node.name: node.target.template for node in graph.nodes if isinstance(node.target, TemplateKernel)}
+    kinds = (TemplateKernel, TritonTemplateKernel)
+    made = {node.name: node.target.template for node in graph.nodes if isinstance(node.target, kinds)}
     kept = [call for call in lowered.kept if call.node not in made]
     counts = Counter((call.operator, call.code) for call in kept)
     messages = {(call.operator, call.code): call.message for call in reversed(kept)}

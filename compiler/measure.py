@@ -132,6 +132,8 @@ class Measured:
         return decision
 
     def _measure(self, question: Question) -> Trial:
+        if question.prepare is not None:
+            question.prepare()
         start = time.perf_counter()
         deadline = start + self._budget - self.stats.seconds
         try:
@@ -220,8 +222,16 @@ def _settings() -> list[Any]:
         precision,
         torch.are_deterministic_algorithms_enabled(),
         [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()],
-        [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark],
+        [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, _convolution_precision()],
     ]
+
+
+def _convolution_precision() -> str:
+    cudnn = torch.backends.cudnn
+    try:
+        return str(cudnn.allow_tf32)
+    except RuntimeError:  # as above
+        return str(getattr(getattr(cudnn, "conv", None), "fp32_precision", ""))
 
 
 def _refuse_capture() -> None:

@@ -185,6 +185,14 @@ def bare_calls(namespace: str, *names: str) -> SimpleNamespace:
 
 
 @functools.cache
+def allows_tf32() -> bool:
+    """Whether the user lets GPUs round operands of float32 products to the 10 bits that tensor cores take."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # set through torch's newer interface, beside which this one refuses to answer
+        return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"
+
+
 def empty_strided(device: torch.device) -> Callable[..., torch.Tensor]:
     """``f(sizes, strides, dtype)``: uninitialised memory on a device, by the shortest way there is."""
     fast = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)

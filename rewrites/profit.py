@@ -24,6 +24,7 @@ class Question:
         original: the matched code as a callable of `inputs`.
         candidates: the replacements as callables of `inputs`, by name, in order of preference.
         training: gradients flow through: time forward and backward.
+        prepare: called before the programs are measured, if they are; its time is not counted as measuring.
     """
 
     rule: str
@@ -32,6 +33,7 @@ class Question:
     original: Callable[..., Any]
     candidates: Mapping[str, Callable[..., Any]]
     training: bool = False
+    prepare: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)

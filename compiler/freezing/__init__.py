@@ -1,6 +1,7 @@
 """Freezing: for inference, weights are known while compiling, and what follows from them alone is computed once.
 
     channels_last  convs on NCHW               ->  convs on channels-last, converted at the ends of the network
+    convolution_products   conv -> bias, norm   ->  product of matrices, elementwise work apart; on GPUs
     (the rules)    conv -> batch norm, linears of one input, linear, convolution
                                                ->  one call on weights of another value, size or layout
     fold           calls on weights alone      ->  constants of the program
@@ -12,10 +13,14 @@
 """
 
 from .channels_last import Spread, spread_channels_last
+from .convolution_products import convolutions_as_products, images_as_rows, split_biases
 from .freezer import Freezer
 from .guard import Boxed
 from .tables import fold_tables
 from .uniform import fold_uniform
 from .weights import refuse_training
 
-__all__ = ["Boxed", "Freezer", "Spread", "fold_tables", "fold_uniform", "refuse_training", "spread_channels_last"]
+__all__ = [
+    "Boxed", "Freezer", "Spread", "convolutions_as_products", "fold_tables", "fold_uniform", "images_as_rows",
+    "refuse_training", "split_biases", "spread_channels_last",
+]  # fmt: skip

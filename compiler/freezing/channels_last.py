@@ -1,15 +1,16 @@
-"""Channels-last for networks of convolutions on a CPU, decided once for all of them.
+"""Channels-last for networks of convolutions, decided once for all of them.
 
     conv(conv(x))   ->   conv(conv(clone(x, channels_last)))       and what follows keeps that layout, to the outputs
 
 One convolution alone would pay for converting its input and its result; in a network only the ends convert. So each
 kind of convolution is measured with both layouts, inputs ready made, and what counts is the sum over the network.
+On GPUs most kinds need no measurement (`seconds_saved`), and the weights are laid out with the inputs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,13 @@ from torch import fx
 from ...patterns.packing import channels_last, is_frozen, packed_convolution_weight
 from ...rewrites.editor import Editor, infer
 from ...rewrites.graph import arguments, dtype, op_name, rank, val
-from ...rewrites.layout import adapt_users
-from ...rewrites.profit import Oracle, Question
+from ...rewrites.layout import adapt_users, same_layout
+from ...rewrites.profit import Always, Never, Oracle, Question
 from ...rewrites.reason import site_of
 from ...rewrites.record import Evidence, GraphRecord, Match
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import hint
+from .tensor_cores import MOST_ASKED, is_on_cuda, seconds_saved, work
 
 aten = torch.ops.aten
 
@@ -32,6 +34,7 @@ RULE, FAMILY, CANDIDATE = "channels_last", "layout", "channels_last"
 MIN_SAVED = 0.03  # of the time of all convolutions: what their ends may cost to convert, and more
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _DTYPES = (torch.float32, torch.bfloat16)
+_BACKWARD = "aten.convolution_backward"
 _GEOMETRY = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 
 
@@ -52,12 +55,15 @@ class Spread:
     seconds: tuple[float, float] = (0.0, 0.0)
 
 
-def spread_channels_last(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord) -> Spread:
+def spread_channels_last(
+    graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, *, training: bool = False
+) -> Spread:
     """Let the convolutions of a functional graph run on channels-last where that is faster, in place.
 
-    Outputs keep their strides. The decision is one match of `RULE` in `record`, with the summed times as its evidence.
+    In a graph of forward and backward (`training`, for GPUs only), so do their gradients. Outputs keep their strides.
+    The decision is one match of `RULE` in `record`, with the summed times as its evidence.
     """
-    found = [node for node in graph_module.graph.nodes if _is_candidate(node)]
+    found = [node for node in graph_module.graph.nodes if _is_candidate(node, training)]
     if not found or all(_is_laid_out(_input(node)) for node in found):
         return Spread(len(found))
     chosen, seconds, evidence = _decide(found, oracle)
@@ -69,11 +75,14 @@ def spread_channels_last(graph_module: fx.GraphModule, oracle: Oracle, record: G
     return Spread(len(found), True, conversions, seconds)
 
 
-def _is_candidate(node: fx.Node) -> bool:
-    if op_name(node) != "aten.convolution" or rank(node) not in _FORMATS:
+def _is_candidate(node: fx.Node, training: bool) -> bool:
+    if op_name(node) != "aten.convolution" or rank(node) not in _FORMATS or rank(_input(node)) != rank(node):
         return False
-    x = val(_input(node))
-    plain = x.device.type == "cpu" and dtype(node) in _DTYPES and x.dim() == rank(node)
+    return is_on_cuda(node) or (not training and _is_on_cpu(node))
+
+
+def _is_on_cpu(node: fx.Node) -> bool:
+    plain = val(_input(node)).device.type == "cpu" and dtype(node) in _DTYPES
     return plain and arguments(node)["transposed"] is False and torch.backends.mkldnn.is_available()
 
 
@@ -93,10 +102,12 @@ def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float
     """Ask for each kind of convolution once, and sum up."""
     kinds = {_kind(node): node for node in found}
     count = Counter(map(_kind, found))
+    certain = {} if isinstance(oracle, (Always, Never)) else _certain(kinds)
+    saved = sum(count[kind] * seconds for kind, seconds in certain.items())
     before = after = 0.0
     votes, told = [], {}
-    for kind, node in kinds.items():
-        decision = oracle.decide(_question(node))
+    for kind in _asked(kinds, certain, count):
+        decision = oracle.decide(_question(kinds[kind]))
         votes += [decision.chosen is not None]
         times = decision.evidence.times
         told[decision.evidence.note] = decision.evidence
@@ -104,11 +115,26 @@ def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float
             before += count[kind] * times["original"]
             after += count[kind] * times[CANDIDATE]
     if not before:
-        return all(votes), (before, after), next(iter(told.values()))
+        by_rule = Evidence(note="half precision on tensor cores, which read channels-last: not measured")
+        return bool(certain) or all(votes), (before, after), by_rule if certain else next(iter(told.values()))
     source = "measured" if any(e.source == "measured" for e in told.values()) else "cache"
     note = f"the sum over {len(found)} convolutions of {len(kinds)} kinds, inputs laid out already"
     evidence = Evidence({"original": before, CANDIDATE: after}, source, note)
-    return after < before * (1 - MIN_SAVED), (before, after), evidence
+    return after - saved < before * (1 - MIN_SAVED), (before, after), evidence
+
+
+def _certain(kinds: Mapping[str, fx.Node]) -> dict[str, float]:
+    """The kinds that need no measurement, and the seconds that channels-last saves for one of them."""
+    told = {kind: seconds_saved(node) for kind, node in kinds.items()}
+    return {kind: seconds for kind, seconds in told.items() if seconds is not None}
+
+
+def _asked(kinds: Mapping[str, fx.Node], certain: Mapping[str, float], count: Mapping[str, int]) -> list[str]:
+    """The kinds to measure: all on a CPU, where layouts differ most; on GPUs the largest."""
+    open_kinds = [kind for kind in kinds if kind not in certain]
+    if not any(is_on_cuda(kinds[kind]) for kind in open_kinds):
+        return open_kinds
+    return sorted(open_kinds, key=lambda kind: -count[kind] * work(kinds[kind]))[:MOST_ASKED]
 
 
 def _match(found: Sequence[fx.Node], chosen: bool, evidence: Evidence) -> Match:
@@ -143,44 +169,80 @@ def _original(geometry: Sequence[Any]) -> Callable[..., Any]:
 
 
 def _plain(geometry: Sequence[Any]) -> Callable[..., Any]:
-    """The convolution on inputs that are converted at the first run, and kept."""
-    ready: dict[int, torch.Tensor] = {}
+    """The convolution on an input that is converted at the first run, and kept; on GPUs its weight too."""
+    ready = _Ready()
 
     def run(x: Any, weight: Any, bias: Any) -> Any:
-        laid_out = ready.setdefault(id(x), channels_last(x))
-        return aten.convolution.default(laid_out, weight, bias, *geometry)
+        laid_out = ready(weight) if weight.is_cuda else weight
+        return aten.convolution.default(ready(x), laid_out, bias, *geometry)
 
     return run
 
 
 def _packed(geometry: Sequence[Any]) -> Callable[..., Any]:
-    ready: dict[int, torch.Tensor] = {}
-    stride, padding, dilation, _, _, groups = geometry
+    ready = _Ready()
+    stride, padding, dilation, transposed, _, groups = geometry
 
     def run(x: Any, weight: Any, bias: Any) -> Any:
-        laid_out = ready.setdefault(id(x), channels_last(x))
+        if weight.is_cuda or transposed:
+            return aten.convolution.default(ready(x), ready(weight), bias, *geometry)
         packed = packed_convolution_weight(weight, padding, stride, dilation, groups, list(x.shape))
         return torch.ops.mkldnn._convolution_pointwise(
-            laid_out, packed, bias, padding, stride, dilation, groups, "none", [], ""
+            ready(x), packed, bias, padding, stride, dilation, groups, "none", [], ""
         )
 
     return run
+
+
+class _Ready:
+    """Tensors in channels-last, each converted once."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, torch.Tensor]] = {}
+
+    def __call__(self, x: Any) -> torch.Tensor:
+        source, made = self._made.get(id(x), (None, None))
+        if source is not x or made is None:
+            made = channels_last(x)
+            self._made[id(x)] = x, made
+        return made
 
 
 def _convert(graph: fx.Graph, found: Sequence[fx.Node]) -> int:
     """Convert what the first convolutions read, and let the layout spread from there; returns the number of copies."""
     editor = Editor(graph, SizeTable(graph))
     converted: dict[fx.Node, fx.Node] = {}
-    for node in found:
-        source = _input(node)
-        if _is_laid_out(source):
-            continue
-        with editor.at(node):
-            if source not in converted:
-                converted[source] = editor.call(aten.clone.default, source, memory_format=_FORMATS[rank(source)])
-        old = val(node)
-        node.replace_input_with(source, converted[source])
-        node.meta["val"] = infer(node)
-        node.meta.setdefault("regraft_layout", old)
-        adapt_users(graph, [node])
+    for node in (*found, *_gradients(graph, found)):
+        sources = [n for n in _laid_out_with(node) if not _is_laid_out(n)]
+        for source in sources:
+            with editor.at(node):
+                if source not in converted:
+                    converted[source] = editor.call(aten.clone.default, source, memory_format=_FORMATS[rank(source)])
+            node.replace_input_with(source, converted[source])
+        if sources:
+            _infer_again(graph, node)
     return len(converted)
+
+
+def _gradients(graph: fx.Graph, found: Sequence[fx.Node]) -> list[fx.Node]:
+    """In a graph of forward and backward, the gradients of what is laid out."""
+    weights = {node.args[1] for node in found}
+    calls = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    return [node for node in calls if node.args[2] in weights]
+
+
+def _laid_out_with(node: fx.Node) -> list[Any]:
+    """What a convolution reads in channels-last: oneDNN lays out weights by itself, in a way of its own."""
+    if op_name(node) == _BACKWARD:
+        return list(node.args[:3])
+    return list(node.args[:2]) if is_on_cuda(node) else [_input(node)]
+
+
+def _infer_again(graph: fx.Graph, node: fx.Node) -> None:
+    """Tell what follows a convolution how its result lies in memory now."""
+    old, new = val(node), infer(node)
+    node.meta["val"] = new
+    if same_layout(old, new):
+        return
+    node.meta.setdefault("regraft_layout", old)
+    adapt_users(graph, [node])

@@ -85,19 +85,19 @@ def _scaled(value: Value, at: Indices, weight: Tensor | None, bias: Tensor | Non
     return value if bias is None else plus(value, cast(bias.at(at), value.dtype))
 
 
-def _centered(x: Tensor, rows: Rows, mean: Tensor | None, rstd: Tensor) -> Element:
+def _centered(x: Tensor, rows: Rows, mean: Tensor | None, rstd: Element) -> Element:
     """The normalized element, before weight and bias."""
 
     def element(i: Indices) -> Value:
         value = x.at(i)
         centered = value if mean is None else minus(value, cast(mean.at(rows.row(i)), value.dtype))
-        return times(centered, cast(rstd.at(rows.row(i)), value.dtype))
+        return times(centered, cast(rstd(rows.row(i)), value.dtype))
 
     return element
 
 
 def _normalized(
-    low: Lowering, x: Tensor, rows: Rows, mean: Tensor | None, rstd: Tensor, *affine: Tensor | None
+    low: Lowering, x: Tensor, rows: Rows, mean: Tensor | None, rstd: Element, *affine: Tensor | None
 ) -> Tensor:
     element = _centered(x, rows, mean, rstd)
     compute = lambda i: _scaled(element(i), rows.columns.result(i), *affine)  # noqa: E731
@@ -112,7 +112,7 @@ def _statistics(low: Lowering, x: Tensor, rows: Rows, eps: float) -> tuple[Tenso
 
 def _layer(low: Lowering, x: Tensor, rows: Rows, eps: float, *affine: Tensor | None) -> tuple[Tensor, ...]:
     mean, rstd = _statistics(low, x, rows, eps)
-    return _normalized(low, x, rows, mean, rstd, *affine), stored(low, mean, 1), stored(low, rstd, 2)
+    return _normalized(low, x, rows, mean, rstd.at, *affine), stored(low, mean, 1), stored(low, rstd, 2)
 
 
 @lowers("aten.native_layer_norm")
@@ -144,7 +144,7 @@ def rms_norm(low: Lowering, x: Tensor, shape: Any, weight: Tensor | None, eps: f
     rows, dtype = _trailing(x, shape), compute_dtype(x.dtype)
     root = _reciprocal_root(rows.space, torch.finfo(dtype).eps if eps is None else eps)
     rstd = fold(low, rows.space, "sum", lambda i: square(x.at(i)), lambda _, squares: root(squares), dtype)[0]
-    return _normalized(low, x, rows, None, rstd, weight), stored(low, rstd, 1)
+    return _normalized(low, x, rows, None, rstd.at, weight), stored(low, rstd, 1)
 
 
 # -- batch norm --------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _batch_training(
     mean, rstd, *unbiased = moments(low, x, rows.space, finish if running else lambda squares: (root(squares),))
     of_batch = zip((updates, updates + 1), running, (mean, *unbiased), strict=False)
     updated = [_moved(low, old, new, momentum, output) for output, old, new in of_batch]
-    return _normalized(low, x, rows, mean, rstd, *affine), stored(low, mean, 1), stored(low, rstd, 2), *updated
+    return _normalized(low, x, rows, mean, rstd.at, *affine), stored(low, mean, 1), stored(low, rstd, 2), *updated
 
 
 def _moved(low: Lowering, old: Tensor, new: Tensor, momentum: float, output: int) -> Tensor:
@@ -181,14 +181,19 @@ def _moved(low: Lowering, old: Tensor, new: Tensor, momentum: float, output: int
 def _batch_evaluation(
     low: Lowering, x: Tensor, affine: tuple[Tensor | None, ...], running: tuple[Tensor, ...], eps: float
 ) -> tuple[Tensor, ...]:
-    """Normalized by the running statistics; those of the batch come out empty."""
-    rstd = _running_rstd(low, running[1], eps, compute_dtype(x.dtype))
-    none = (low.pointwise(lambda i: const(0, rstd.dtype), (0,), promised(low, k), output=k) for k in (1, 2))
-    return _normalized(low, x, _channels(x), running[0], rstd, *affine), *none
+    """Normalized by the running statistics; those of the batch come out empty on CPUs, as the running ones on GPUs."""
+    rstd = _running_rstd(running[1], eps, compute_dtype(x.dtype))
+    if low.device.type == "cuda":  # a launch for so few numbers takes longer than computing them for each element
+        made = _normalized(low, x, _channels(x), running[0], rstd, *affine)
+        of_channels = ((1, running[0].at), (2, rstd))
+        return made, *(low.pointwise(at, running[0].sizes, promised(low, k), output=k) for k, at in of_channels)
+    kept = low.pointwise(rstd, running[1].sizes, compute_dtype(x.dtype))
+    made = _normalized(low, x, _channels(x), running[0], kept.at, *affine)
+    return made, *(low.pointwise(lambda i: const(0, kept.dtype), (0,), promised(low, k), output=k) for k in (1, 2))
 
 
-def _running_rstd(low: Lowering, var: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    return low.pointwise(lambda i: op("rsqrt", plus(cast(var.at(i), dtype), eps)), var.sizes, dtype)
+def _running_rstd(var: Tensor, eps: float, dtype: torch.dtype) -> Element:
+    return lambda i: op("rsqrt", plus(cast(var.at(i), dtype), eps))
 
 
 @lowers("aten._native_batch_norm_legit_functional")
@@ -249,7 +254,7 @@ def _gradients(
     low: Lowering, rows: Rows, dy: Tensor, x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None
 ) -> tuple[Callable[[], Tensor], ...]:
     """Makers of dx, dw and db. Without `mean` (RMS norm) rows were not centered."""
-    normal, dtype, param = _centered(x, rows, mean, rstd), compute_dtype(x.dtype), rows.columns.result
+    normal, dtype, param = _centered(x, rows, mean, rstd.at), compute_dtype(x.dtype), rows.columns.result
     g = lambda i: _scaled(cast(dy.at(i), dtype), param(i), weight)  # noqa: E731
 
     def dx() -> Tensor:
@@ -317,13 +322,13 @@ def batch_norm_backward(low: Lowering, dy: Tensor, x: Tensor, weight: Tensor | N
         # Statistics that were promised in 16 bits are in float32 in eager where the weight is: they are made anew.
         mean, rstd = _statistics(low, x, rows, eps) if saved_mean.dtype in HALVES else saved
         return _chosen(low, *_batch_gradients(low, rows, dy, x, mean, rstd, weight))
-    rstd = _running_rstd(low, running_var, eps, dtype)
+    rstd = low.pointwise(_running_rstd(running_var, eps, dtype), running_var.sizes, dtype)
 
     def dx() -> Tensor:
         scaled = lambda i: times(_scaled(cast(dy.at(i), dtype), rows.row(i), weight), rstd.at(rows.row(i)))  # noqa: E731
         return low.pointwise(scaled, x.sizes, promised(low, 0), output=0)
 
-    normal = _centered(x, rows, running_mean, rstd)
+    normal = _centered(x, rows, running_mean, rstd.at)
     return _chosen(low, dx, *_parameter_gradients(low, rows, dy, normal, dtype))
 
 
@@ -331,7 +336,7 @@ def _batch_gradients(
     low: Lowering, rows: Rows, dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None
 ) -> tuple[Callable[[], Tensor], ...]:
     """As `_gradients`; rows are columns here, so that the sums that dx needs are dw and db."""
-    dtype, normal = compute_dtype(x.dtype), _centered(x, rows, mean, rstd)
+    dtype, normal = compute_dtype(x.dtype), _centered(x, rows, mean, rstd.at)
     dw = total(low, rows.columns, lambda i: times(cast(dy.at(i), dtype), normal(i)), dtype, output=1)
     db = total(low, rows.columns, lambda i: cast(dy.at(i), dtype), dtype, output=2)
     count = size_value(rows.space.count, dtype)

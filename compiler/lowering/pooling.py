@@ -8,6 +8,8 @@ Gradients are gathered, not scattered, wherever an element is seen by few window
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from .arithmetic import op, over, size_value, where
 from .core import Indices, Lowering, Tensor, Unlowered, lowers
 from .positions import filled, guarded, iterations, loaded, lowest, numel, raveled, scalar, unraveled
 from .views import promised_sizes
-from .windows import Adaptive, Sliding, Window, places, summed
+from .windows import UNROLLED, Adaptive, Sliding, Window, places, summed
 
 
 def _each(values: Sequence[int], rank: int, otherwise: Sequence[int] = ()) -> list[int]:
@@ -207,7 +209,7 @@ def adaptive_max_pool_backward(low: Lowering, grad_output: Tensor, x: Tensor, in
 
 
 def _maxima(low: Lowering, x: Tensor, windows: Sequence[Window], sizes: Indices) -> tuple[Tensor, Tensor]:
-    """Two reductions: where the positions are not asked for, theirs is dead."""
+    """Maxima and positions apart: where the positions are not asked for, theirs is dead."""
     rank, extents = len(windows), [w.width for w in windows]
     element, space = _seen(x, windows, lowest(x.dtype)), x.sizes[-rank:]
 
@@ -217,11 +219,30 @@ def _maxima(low: Lowering, x: Tensor, windows: Sequence[Window], sizes: Indices)
         here, padding = (size_value(p, torch.int64) for p in (raveled(place, space), numel(space)))
         return element(at, r), _last_nan(element(at, r), guarded(conditions, here, padding))
 
-    (largest,) = low.reduce("max", element, sizes, extents, lambda _, parts: parts[0], [x.dtype], output=0)
+    largest = _largest(low, element, sizes, extents, x.dtype)
     (where_,) = low.reduce(
         "argmax", placed, sizes, extents, lambda _, parts: _decoded(parts[1], x.dtype), [torch.int64], output=1
     )
     return largest, where_
+
+
+def _largest(
+    low: Lowering, element: Callable[[Indices, Indices], Value], sizes: Indices, extents: list[Any], dtype: torch.dtype
+) -> Tensor:
+    """Maxima of windows, as one expression or as a reduction."""
+    if _is_unrolled(low, numel(extents)):
+        steps = list(product(*map(range, extents)))
+        return low.pointwise(lambda at: reduce(_maximum, (element(at, r) for r in steps)), sizes, dtype, output=0)
+    return low.reduce("max", element, sizes, extents, lambda _, parts: parts[0], [dtype], output=0)[0]
+
+
+def _is_unrolled(low: Lowering, count: Any) -> bool:
+    """On a GPU few elements are one expression, whose threads read channels side by side."""
+    return low.device.type == "cuda" and isinstance(count, int) and 0 < count <= UNROLLED
+
+
+def _maximum(a: Value, b: Value) -> Value:
+    return op("maximum", a, b)
 
 
 def _last_nan(value: Value, position: Value) -> Value:

@@ -27,9 +27,9 @@ def _online(of: Space) -> bool:
     return isinstance(of.count, int) and not of.cached
 
 
-def _peak(low: Lowering, x: Tensor, of: Space, made: torch.dtype) -> Tensor:
+def _peak(low: Lowering, x: Tensor, of: Space, made: torch.dtype, output: int | None = None) -> Tensor:
     compute = lambda i: element(x, i, made)  # noqa: E731
-    return fold(low, of, "max", compute, lambda _, top: top, compute_dtype(made))[0]
+    return fold(low, of, "max", compute, lambda _, top: top, compute_dtype(made), output=output)[0]
 
 
 def _peak_and_total(low: Lowering, x: Tensor, of: Space, made: torch.dtype) -> tuple[Tensor, ...]:
@@ -80,17 +80,30 @@ def safe_softmax(low: Lowering, x: Tensor, dim: int, _dtype: Any = None) -> Tens
 def log_softmax(low: Lowering, x: Tensor, dim: int, _half_to_float: bool) -> Tensor:
     """The logarithm of softmax; ``x - peak`` comes first, which is exact for large x."""
     of, made = space(x, dim, keepdim=True), promised(low)
-    dtype = compute_dtype(made)
-    if _online(of):
-        peak, sums = _peak_and_total(low, x, of, made)
-        logs = low.pointwise(lambda i: op("log", sums.at(i)), sums.sizes, dtype)
-    else:
-        peak = _peak(low, x, of, made)
-        power = lambda i: op("exp", minus(element(x, i, made), peak.at(of.result(i))))  # noqa: E731
-        logs = fold(low, of, "sum", power, lambda _, s: op("log", s), dtype)[0]
+    peak, logs = _peak_and_log(low, x, of, made)
     return low.pointwise(
         lambda i: minus(element(x, i, made), peak.at(of.result(i)), logs.at(of.result(i))), x.sizes, made
     )
+
+
+def _peak_and_log(
+    low: Lowering, x: Tensor, of: Space, made: torch.dtype, outputs: tuple[int | None, int | None] = (None, None)
+) -> tuple[Tensor, Tensor]:
+    """The largest element of each row, and the logarithm of the sum of ``exp(x - largest)``."""
+    dtype = compute_dtype(made)
+    if _online(of):
+        finish = lambda _, top, sums: (top, op("log", sums))  # noqa: E731
+        peak, logs = fold(low, of, "softmax", lambda i: element(x, i, made), finish, dtype, dtype, output=outputs[0])
+        return peak, logs
+    peak = _peak(low, x, of, made, outputs[0])
+    power = lambda i: op("exp", minus(element(x, i, made), peak.at(of.result(i))))  # noqa: E731
+    return peak, fold(low, of, "sum", power, lambda _, s: op("log", s), dtype, output=outputs[1])[0]
+
+
+@lowers("regraft.log_softmax_rows")
+def log_softmax_rows(low: Lowering, x: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The two numbers a row that log-softmax subtracts."""
+    return _peak_and_log(low, x, space(x, dim, keepdim=True), dtype, (0, 1))
 
 
 @lowers("aten._softmax_backward_data")

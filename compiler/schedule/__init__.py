@@ -1,6 +1,6 @@
 """Scheduling: a loop program becomes kernels and calls in an order that runs.
 
-    Program -> dependences (dead code) -> inline -> split (long reductions) -> flat -> members
+    Program -> dependences (dead code) -> parts -> inline -> split (long reductions) -> flat -> members
             -> fusion (legality, profit) -> tree (shared loops) -> contract (scratch) -> kernels -> check
 
 `schedule` is the one entry. What depends on the machine, a `Target` says: nothing else knows a CPU from a GPU. What
@@ -26,6 +26,7 @@ from .legality import Refusal, can_fuse
 from .log import FusionLog
 from .members import Group
 from .pack import packed
+from .parts import join_parts
 from .profit import score_fusion, touched, written
 from .split import split_reductions
 from .target import CPU, GPU, Target, gpu
@@ -69,6 +70,8 @@ def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Sc
     """
     items = [without_empty_work(item) for item in live(program)]
     inlined: list[tuple[str, str]] = []
+    if fuse and target.choices:
+        items = join_parts(items, program.buffers, program.outputs)
     if fuse:
         items, inlined = inline(items, program.buffers, program.outputs, target)
     program = split_reductions(Program(program.buffers, items, program.outputs), target)

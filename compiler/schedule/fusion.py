@@ -12,13 +12,14 @@ from itertools import count
 
 from ..ir.program import Buffer, Extern, Item
 from .dependences import Effects, effects, order_of
-from .legality import Fusion, Refusal, fusion_of
+from .legality import Fusion, Refusal, fusion_of, makes_serial
 from .log import FusionLog
 from .members import Axes, Group, members_of
 from .profit import bytes_of, score_fusion, touched, written
 from .target import CPU, Target
 
 _ROUNDS = 24
+_LAUNCH = 1 << 20  # bytes that are moved in the time of a launch, about
 _NEAREST = 6  # groups after one that are tried with it, for each buffer
 
 Step = Group | Extern
@@ -89,7 +90,7 @@ class Fuser:
         for score, a, b in self._candidates():
             if a in gone or b in gone:
                 continue
-            found = self._try(a, b)
+            found = self._try(a, b, score)
             self.log.candidate(number, self._steps[a], self._steps[b], score, found)
             if isinstance(found, Refusal):
                 self._refused.add((a, b))
@@ -117,7 +118,7 @@ class Fuser:
             for at, a in enumerate(near):
                 yield from ((a, b) for b in near[at + 1 : at + 1 + _NEAREST])
 
-    def _try(self, a: int, b: int) -> Fusion | Refusal:
+    def _try(self, a: int, b: int, score: int) -> Fusion | Refusal:
         if self._between(a, b) or self._between(b, a):
             return Refusal("cycle")
         one, other = self._steps[a], self._steps[b]
@@ -127,7 +128,12 @@ class Fuser:
         if len({self._buffers[name].device for name in writes}) > 1:
             return Refusal("device")
         telling = sorted(shared, key=lambda n: (n not in writes, -self._weights[n], n))
-        return fusion_of(one, other, telling, self.axes, self._target)
+        found = fusion_of(one, other, telling, self.axes, self._target)
+        if isinstance(found, Fusion) and self._target.serial and makes_serial(found, one, other):
+            traffic = sum(self._weights[name] for name in touched(one) | touched(other))
+            if traffic > _LAUNCH and score * self._target.serial < traffic:
+                return Refusal("serial", tuple(telling[:1]))
+        return found
 
     def _between(self, a: int, b: int) -> bool:
         """Whether a path leads from `a` to `b` through something else."""

@@ -10,6 +10,7 @@ dear, it goes to several such readers, if computing it for each takes less time 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,11 +23,13 @@ from ..ir.value import HALVES, Const, Guarded, Load, Op, Rewriter, Value, substi
 from .affine import variables_of
 from .dependences import effects, loads, roots, values_in
 from .flat import rewritten
+from .one_hot import without_one_hot
 from .target import CPU, Target
 
 _CHEAP = 8  # operations of a value that may be computed for each of several readers
 _LARGEST = 128  # operations of a value after inlining
 _MOST_LOADS = 16
+_OVERLAP = 4  # times that a reader may read each element of what is not cheap: windows of pooling, a few side by side
 _SLOW = frozenset({"div", "sqrt", "rsqrt", "reciprocal", "floordiv", "truncdiv", "remainder", "fmod", "hypot"})
 
 NOT_INLINED = {
@@ -125,7 +128,7 @@ class _Inliner:
             if isinstance(item, Extern):
                 left.append(item)
                 continue
-            now = self._rewritten(item)
+            now = without_one_hot(self._rewritten(item))
             reason = self._why_not(now, place)
             if reason:
                 left.append(now)
@@ -220,7 +223,15 @@ class _Inliner:
         indirect = any(isinstance(a, Loaded) for i in load.indices for a in atoms(i))
         if indirect or name in {v.buffer for v in _inside_indices(reader)}:
             return False
-        return _steps_all(load, self._around(reader, load))
+        loops = self._around(reader, load)
+        return _steps_all(load, loops) and not self._overlaps(name, loops)
+
+    def _overlaps(self, name: str, loops: Sequence[Var]) -> bool:
+        """Whether windows overlap so much that most elements are read many times; unknown for symbolic sizes."""
+        extents, sizes = [v.extent for v in loops], self._buffers[name].sizes
+        if not all(isinstance(n, int) for n in (*extents, *sizes)):
+            return False
+        return math.prod(extents) > _OVERLAP * math.prod(sizes) > 0
 
     def _around(self, reader: Definition, load: Load) -> tuple[Var, ...]:
         """The loops in which a reader loads: its own, and the reduced ones where the load is reduced."""

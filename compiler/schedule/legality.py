@@ -31,6 +31,7 @@ MESSAGES = {
     "loop-order": "sharing loops would take away the contiguous innermost loop of one of them",
     "crossing": "an element would be read and written in different iterations of the shared loops",
     "parallelism": "the loops that they can share have too few iterations to keep threads busy",
+    "serial": "several loops of one would no longer run side by side, and little memory traffic would be saved",
     "no-gain": "it would save no memory traffic",
 }
 
@@ -193,6 +194,18 @@ def _parallel_enough(chain: list[Var], aligned: Aligned, target: Target) -> bool
     if work <= max(target.small, target.share * iterations):
         return True
     return not any(less(mul(iterations, 8), extent_of(c)) for c in (aligned.chain_a, aligned.chain_b))
+
+
+def makes_serial(found: Fusion, a: Group, b: Group) -> bool:
+    """Whether two groups lose loops to run side by side, and what one of them then has inside is several loops.
+
+    One is a row: neighbours in memory that one program takes together.
+    """
+    iterations = extent_of(found.chain)
+    if not any(less(iterations, extent_of(g.chain)) for g in (a, b)):
+        return False
+    shared = set(found.chain)
+    return any(len(set(m.outer) - shared) > 1 for m in found.members if m.part == "map")
 
 
 def is_small(members: Iterable[Member], target: Target) -> bool:

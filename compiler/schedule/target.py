@@ -25,6 +25,9 @@ class Target:
         lanes: neighbours in memory that one program takes together.
         chunk: what is left of a reduction for one program, at least.
         operations: how many of them take as long as moving one byte; 0: values of several operations are kept.
+        choices: whether choosing between two values costs no more than computing them.
+        serial: how many times the traffic that a fusion saves there may be, where it makes several loops of one of the
+            two serial; 0: as much as there is.
         atomic: whether stores that combine with memory may meet in one element, side by side; likewise a store at
             indices read from memory, which of equal ones is the last being nobody's promise there.
     """
@@ -40,6 +43,8 @@ class Target:
     lanes: int = 1
     chunk: int = 1
     operations: int = 0
+    choices: bool = False
+    serial: int = 0
     atomic: bool = False
 
 
@@ -54,7 +59,8 @@ def gpu(processors: int = 132) -> Target:
     """
     return Target(
         "gpu", busy=2 * processors, small=0, share=1 << 14, packs=False, scratch=1 << 14, scratch_bytes=1 << 18,
-        programs=4 * processors, lanes=64, chunk=1 << 12, operations=8, atomic=True,
+        programs=4 * processors, lanes=64, chunk=1 << 12, operations=8, choices=True, serial=8,
+        atomic=True,
     )  # fmt: skip
 
 

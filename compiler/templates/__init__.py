@@ -5,7 +5,11 @@
 
 from .fuse import fuse_attention
 from .gemm_fuse import fuse_gemm
+from .gemm_triton_fuse import fuse_gemm_triton
 from .kernel import TemplateKernel
 from .match import match_attention
+from .triton_kernel import TritonTemplateKernel
 
-__all__ = ["TemplateKernel", "fuse_attention", "fuse_gemm", "match_attention"]
+__all__ = [
+    "TemplateKernel", "TritonTemplateKernel", "fuse_attention", "fuse_gemm", "fuse_gemm_triton", "match_attention",
+]  # fmt: skip

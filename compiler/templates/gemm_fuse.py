@@ -6,34 +6,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import fx
 
-from ...patterns.packing import packed_linear_weight
-from ...rewrites.graph import is_pure
 from ...rewrites.profit import Always, Decision, Never, Oracle, Question
-from ...rewrites.reason import Reason, site_of
-from ...rewrites.record import Evidence, GraphRecord, Match, NearMiss
-from ...rewrites.splice import subgraph
+from ...rewrites.reason import Reason
+from ...rewrites.record import Evidence, GraphRecord
 from ..cpp.dtypes import UnsupportedDtype
 from ..cpp.errors import CompileFailed, CompilerMissing
 from .gemm_cpp import PRELUDE, gemm_cpp
-from .gemm_match import LINEAR, ONEDNN, REORDER, FoundProduct, match_gemm
+from .gemm_match import LINEAR, ONEDNN, FoundProduct, match_gemm
+from .gemm_question import RULE, Unfused, erase_dead, near_miss, recorded
 from .kernel import Layout, TemplateKernel, lanes
 from .layout import copied
 from .packing import LastPacked, packed_node, packed_sizes
 from .product import Matrix, Product
 from .region import packet
 
-RULE, CANDIDATE, FAMILY = "linear-template", "generated", "linear-kernel"
+CANDIDATE = "generated"
 _FEW_ROWS = 4  # with fewer, packing the weight takes longer than reading it
 _SMALL = 1 << 15  # multiplications that take no longer than the call
 
@@ -81,7 +77,7 @@ class _Fusion:
         for node in list(self._graph.nodes):
             found = match_gemm(node, packed)
             if isinstance(found, Reason):
-                self._record.near_misses.append(_near_miss(node, found))
+                self._record.near_misses.append(near_miss(node, found))
             elif found is not None:
                 nodes.append(node)
                 kernel = self._kernel(found)
@@ -103,7 +99,7 @@ class _Fusion:
             self._refuse(found, "no-compiler", f"{kernel.name} does not compile here")
             return False
         chosen = decision.chosen is not None
-        (self._record.applied if chosen else self._record.declined).append(_record(found, decision))
+        (self._record.applied if chosen else self._record.declined).append(recorded(found, decision))
         if chosen:
             self._replace(candidate)
         return chosen
@@ -116,7 +112,7 @@ class _Fusion:
             return None
 
     def _refuse(self, found: FoundProduct, code: str, message: str) -> None:
-        self._record.near_misses.append(_near_miss(found.output, Reason(code, message)))
+        self._record.near_misses.append(near_miss(found.output, Reason(code, message)))
 
     def _hopeless(self, found: FoundProduct) -> Decision | None:
         """No candidate where an estimate says so already, unless options ask for what is legal."""
@@ -140,7 +136,7 @@ class _Fusion:
             call = self._graph.call_function(kernel, tuple(inputs))
         call.meta = {**found.output.meta, "regraft_rule": RULE}
         found.output.replace_all_uses_with(call)
-        self._erase([*found.nodes, found.output])
+        erase_dead(self._graph, [*found.nodes, found.output])
 
     def _packed_weight(self, candidate: _Candidate) -> fx.Node:
         """The weight packed, right after it; folding merges equal calls."""
@@ -160,16 +156,6 @@ class _Fusion:
         if key not in self._copies:
             self._copies[key] = copied(node, layout.strides)
         return self._copies[key]
-
-    def _erase(self, nodes: Sequence[fx.Node]) -> None:
-        """Erase what nobody reads any more, and what only that read."""
-        pending = [node for node in nodes if not node.users and not node._erased]
-        while pending:
-            node = pending.pop()
-            if node.users or node._erased or node.op != "call_function" or not is_pure(node):
-                continue
-            pending.extend(node.all_input_nodes)
-            self._graph.erase_node(node)
 
 
 def _compiles(kernel: TemplateKernel) -> bool:
@@ -218,57 +204,6 @@ def _question(candidate: _Candidate) -> Question:
         rule=RULE,
         key=" ".join([kernel.name, *(str(node.target) for node in found.nodes)]),
         inputs=[node.meta["val"] for node in found.inputs],
-        original=_Original(found),
+        original=Unfused(found),
         candidates={CANDIDATE: program},
-    )
-
-
-class _Original:
-    """What a kernel would replace, as it would run otherwise: the library's product, then a generated kernel."""
-
-    def __init__(self, found: FoundProduct) -> None:
-        self._found = found
-        self._run: Callable[..., Any] | None = None
-
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        """The result of the nodes."""
-        if self._run is None:
-            self._run = self._made()
-        return self._run(*tensors)
-
-    def _made(self) -> Callable[..., Any]:
-        from ..codegen import NotGeneratedError, generate_kernels
-
-        found = self._found
-        inputs = list(dict.fromkeys(found.inputs))
-        program = subgraph(found.nodes, inputs, [found.output])
-        assert isinstance(program, fx.GraphModule)
-        for node, value in zip(program.graph.find_nodes(op="placeholder"), inputs, strict=True):
-            node.meta = dict(value.meta)
-        with contextlib.suppress(NotGeneratedError):
-            program.graph = generate_kernels(program, "inference").graph
-        for node in program.graph.nodes:
-            if packet(node) == REORDER:
-                node.target = packed_linear_weight
-        program.recompile()
-        places = [found.inputs.index(node) for node in inputs]
-        return lambda *tensors: program(*(tensors[place] for place in places))
-
-
-def _record(found: FoundProduct, decision: Decision) -> Match:
-    return Match(
-        rule=RULE,
-        family=FAMILY,
-        stage="lowered",
-        candidate=decision.chosen or "",
-        nodes=tuple(node.name for node in found.nodes),
-        site=site_of(found.output),
-        evidence=decision.evidence,
-    )
-
-
-def _near_miss(node: fx.Node, reason: Reason) -> NearMiss:
-    site: Any = reason.site or site_of(node)
-    return NearMiss(
-        RULE, FAMILY, reason.code, reason.message, reason.expected, reason.found, depth=1, size=2, site=site
     )

@@ -6,10 +6,13 @@
 
 An epilogue ends where a call reads its result that is no loop: another product, say. Before a normalization it would
 gain nothing: what is computed there joins the normalization's own loops for free.
+
+On a GPU the product may be read elsewhere, too: training keeps it for the backward pass. Then the kernel gives both.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -28,16 +31,20 @@ from ..lowering.core import LOWERINGS, Indices, Tensor, cast, contiguous
 from ..lowering.elementwise import element
 from ..lowering.positions import numel, raveled, unraveled
 from ..lowering.sizes import Unlowered
-from ..torch_compat import OpOverload, argument
+from ..torch_compat import OpOverload, allows_tf32, argument
 from .attention import address
+from .gemm_crop import before_padding, crop_of
 from .match import at, made, nodes_between
-from .product import ELEMENT, Matrix, Product
-from .region import Formulas, Region, is_move, packet
+from .product import ELEMENT, Matrix, Product, Result
+from .region import COPIES, Formulas, Region, is_move, packet
 
 LINEAR, ONEDNN, REORDER = "aten.linear", "mkldnn._linear_pointwise", "mkldnn._reorder_linear_weight"
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", LINEAR, ONEDNN)
 _POST_OPS = {name: f"aten.{name}" for name in ("relu", "sigmoid", "tanh", "gelu", "hardswish")} | {"swish": "aten.silu"}
+NORM = "aten._native_batch_norm_legit_no_training"
 _CASTS = ("aten._to_copy", "prims.convert_element_type")
+# Tensor cores cut float32 short before they multiply it: where the user's settings allow that, see `_dtypes`.
+DTYPES = {"cpu": (torch.float32,), "cuda": (torch.bfloat16, torch.float16)}
 _MAX_EPILOGUE, _MAX_DISTANCE = 40, 200  # nodes of an epilogue, and how far away in the graph
 
 
@@ -50,12 +57,14 @@ class FoundProduct:
         inputs: the nodes that the kernel reads, in the order of `Product.reads`.
         nodes: the nodes that it replaces, in the order of the graph.
         output: the last of them, whose value is the kernel's.
+        kept: the product itself, where the kernel gives that too (`Product.more`), for readers other than the epilogue.
     """
 
     product: Product
     inputs: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
     output: fx.Node
+    kept: fx.Node | None = None
 
 
 def match_gemm(call: fx.Node, packed: bool = False) -> FoundProduct | Reason | None:
@@ -65,21 +74,35 @@ def match_gemm(call: fx.Node, packed: bool = False) -> FoundProduct | Reason | N
         call: any node.
         packed: whether weights that are known while compiling come packed.
     """
-    if packet(call) not in PRODUCTS:
+    if not is_product(call):
         return None
     operands = _operands(call)
     if isinstance(operands, Reason):
         return operands
+    crop = _cropped(call, operands)
+    found = None if crop is None else _largest(call, crop[0], packed, crop[1])
+    return found if isinstance(found, FoundProduct) else _largest(call, operands, packed)
+
+
+def _largest(
+    call: fx.Node, operands: _Operands, packed: bool, crop: fx.Node | None = None
+) -> FoundProduct | Reason | None:
+    """A product with the largest epilogue that has a formula."""
     first: Reason | None = None
-    for nodes, output in reversed(list(_epilogues(call))):
+    for nodes, output, kept in reversed(list(_epilogues(call, crop))):
         try:
-            found = _Matcher(call, operands, nodes, output, packed).run()
+            found = _Matcher(call, operands, nodes, output, kept, packed).run()
         except Unlowered as refusal:
             found = Reason(f"epilogue-{refusal.code}", f"the epilogue has no formula: {refusal}", (output, call))
         if isinstance(found, FoundProduct):
             return found
         first = first or found
     return first
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a node is a call that multiplies matrices."""
+    return packet(node) in PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -101,6 +124,8 @@ def _operands(call: fx.Node) -> _Operands | Reason:
         reason = _unfit(node, call)
         if reason is not None:
             return reason
+    if x.meta["val"].dtype != weight.meta["val"].dtype:
+        return Reason("dtype", f"{x.name} and {weight.name} differ in dtype", (call,))
     x_sizes, sizes, strides = x.meta["val"].shape, tuple(weight.meta["val"].shape), tuple(weight.meta["val"].stride())
     rows, depth = numel(x_sizes[:-1]), x_sizes[-1]
     if packet(call) in (LINEAR, ONEDNN):
@@ -112,6 +137,20 @@ def _operands(call: fx.Node) -> _Operands | Reason:
     return _Operands(x, weight, bias, (1, rows, sizes[1], depth), (0, *strides))
 
 
+def _cropped(call: fx.Node, operands: _Operands) -> tuple[_Operands, fx.Node] | None:
+    """What a product was before it was padded for the library on a GPU, and the slice of what was asked for."""
+    weight, bias = before_padding(call.args[1], 0), operands.bias
+    if packet(call) != LINEAR or weight is None or call.meta["val"].device.type != "cuda":
+        return None
+    val = weight.meta["val"]
+    crop, bias = crop_of(call, val.shape[0]), bias if bias is None else before_padding(bias, 0)
+    if crop is None or (bias is None) != (operands.bias is None) or _unfit(weight, call) is not None:
+        return None
+    batch, rows, _, depth = operands.sizes
+    strides = (0, *(val.stride()[::-1]))
+    return _Operands(operands.x, weight, bias, (batch, rows, val.shape[0], depth), strides), crop
+
+
 def _arguments(call: fx.Node) -> tuple[Any, Any, Any]:
     """Bias, left and right operand."""
     if packet(call) == "aten.addmm":
@@ -120,12 +159,19 @@ def _arguments(call: fx.Node) -> tuple[Any, Any, Any]:
     return bias, call.args[0], call.args[1]
 
 
+def _dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
+    """What the template multiplies on a device."""
+    return (*DTYPES[device.type], *((torch.float32,) if device.type == "cuda" and allows_tf32() else ()))
+
+
 def _unfit(node: fx.Node, call: fx.Node) -> Reason | None:
     val = node.meta["val"]
-    if val.device.type != "cpu":
-        return Reason("device", f"the template is for CPUs, not {val.device}", (call,))
-    if val.dtype != torch.float32:
-        return Reason("dtype", f"{node.name} is {val.dtype}", (call,), "float32", str(val.dtype))
+    if val.device.type not in DTYPES or val.device != call.meta["val"].device:
+        return Reason("device", f"the template is for {' and '.join(DTYPES)}, not {val.device}", (call,))
+    dtypes = _dtypes(val.device)
+    if val.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        return Reason("dtype", f"{node.name} is {val.dtype}", (call,), wanted, str(val.dtype))
     if not all(isinstance(size, int) for size in (*val.shape, *val.stride())) or 0 in val.shape:
         return Reason("symbolic", f"sizes {tuple(val.shape)}: static ones above 0 needed", (call,))
     if node.op == "get_attr":
@@ -138,27 +184,49 @@ def _unfit(node: fx.Node, call: fx.Node) -> Reason | None:
 # -- epilogues --------------------------------------------------------------------------------------------------------
 
 
-def _epilogues(call: fx.Node) -> Iterator[tuple[tuple[fx.Node, ...], fx.Node]]:
-    """Sets of nodes after the product with one result between them, and that result; smaller ones first."""
-    yield (), call
-    inside: dict[fx.Node, None] = {call: None}
-    node = call
+def _epilogues(call: fx.Node, crop: fx.Node | None = None) -> Iterator[tuple[tuple[fx.Node, ...], fx.Node, bool]]:
+    """Sets of nodes after the product with one result between them, and that result; smaller ones first.
+
+    On a GPU the product itself may be one more result: the third component.
+
+    Args:
+        call: the product.
+        crop: what is asked for of it: then a copy of that is a result, and the product is none.
+    """
+    if crop is None:
+        yield (), call, False
+    keeps = call.meta["val"].device.type == "cuda" and crop is None
+    inside: dict[fx.Node, None] = dict.fromkeys([call, *([] if crop is None else [crop])])
+    first, node = crop or call, call
     for _ in range(_MAX_DISTANCE):
         node = node.next
         if node.op == "root" or len(inside) > _MAX_EPILOGUE:
             return
-        if not any(source in inside for source in node.all_input_nodes):
+        if node in inside or not any(source in inside for source in node.all_input_nodes):
             continue
-        if not _joins(node, call):
+        if not _joins(node, first):
             return
         inside[node] = None
         escaping = [n for n in inside if any(user not in inside for user in n.users)]
-        if escaping == [node] and not is_move(node) and any(map(_is_opaque, _readers(node))):
-            yield tuple(inside)[1:], node
+        others = [n for n in escaping if n is not node]
+        if node not in escaping or (others and not (keeps and all(_looks_at(n, call) for n in others))):
+            continue
+        ends = not is_move(node) or (crop is not None and packet(node) in COPIES)
+        if ends and packet(node) != NORM and any(map(_is_opaque, _readers(node))):
+            yield tuple(inside)[1:], node, bool(others)
+
+
+def _looks_at(node: fx.Node, call: fx.Node) -> bool:
+    """Whether a node is the product itself, or a view of it."""
+    while node is not call and is_move(node) and packet(node) not in COPIES:
+        node = node.all_input_nodes[0]
+    return node is call
 
 
 def _joins(node: fx.Node, call: fx.Node) -> bool:
     """Whether a node computes an element of its result from the product's element and others."""
+    if _normalizes(node):
+        return call.meta["val"].device.type == "cuda"
     val, wanted = node.meta.get("val"), call.meta["val"]
     if node.op != "call_function" or not isinstance(val, torch.Tensor) or not val.dim():
         return False
@@ -168,6 +236,13 @@ def _joins(node: fx.Node, call: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded in tags:
         return False
     return is_move(node) or packet(node) in _CASTS or torch.Tag.pointwise in tags
+
+
+def _normalizes(node: fx.Node) -> bool:
+    """Whether a node is a norm by running statistics, elementwise as it is, or takes its first result."""
+    if node.target is operator.getitem:
+        return packet(node.args[0]) == NORM and node.args[1] == 0  # type: ignore[arg-type]
+    return packet(node) == NORM and all(user.args[1] == 0 for user in node.users)
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
@@ -182,6 +257,11 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
             stack.extend(user.users)
         else:
             yield user
+
+
+def is_read_by_loops(node: fx.Node) -> bool:
+    """Whether something reads a node that would compute it in passing, if it were no product's epilogue."""
+    return not all(map(_is_opaque, _readers(node)))
 
 
 def _is_opaque(node: fx.Node) -> bool:
@@ -212,6 +292,7 @@ class _Epilogue(Region):
         """The product with what the call itself does to its elements."""
         low, call = Formulas(), self._call
         low.origin = low.current = call
+        low.device = call.meta["val"].device
         sizes = tuple(call.meta["val"].shape)
         bias = None if self._operands.bias is None else self.value(self._operands.bias)
 
@@ -224,7 +305,7 @@ class _Epilogue(Region):
             added = _scaled(added, argument(call, "beta") if packet(call) == "aten.addmm" else 1)
             return Op("add", (raw, added), torch.float32)
 
-        made = low.pointwise(compute, sizes, torch.float32)
+        made = low.pointwise(compute, sizes, call.meta["val"].dtype)
         return _post_op(low, call, made) if packet(call) == ONEDNN else made
 
 
@@ -246,9 +327,15 @@ def _post_op(low: Formulas, call: fx.Node, made: Tensor) -> Tensor:
 
 class _Matcher:
     def __init__(
-        self, call: fx.Node, operands: _Operands, nodes: tuple[fx.Node, ...], output: fx.Node, packed: bool
+        self,
+        call: fx.Node,
+        operands: _Operands,
+        nodes: tuple[fx.Node, ...],
+        output: fx.Node,
+        keep: bool,
+        packed: bool,
     ) -> None:
-        self._call, self._operands, self._output = call, operands, output
+        self._call, self._operands, self._output, self._keep = call, operands, output, keep
         self._packed = packed and operands.sizes[0] == 1 and is_frozen(operands.weight)
         self._region = _Epilogue(call, operands, nodes)
         batch, rows, columns, self._depth = operands.sizes
@@ -256,20 +343,33 @@ class _Matcher:
 
     def run(self) -> FoundProduct | Reason:
         """The product with this epilogue, or why it is none."""
-        out = replace(made(self._output), name="<out>")
-        if out.strides[-1] != 1 and self._column.extent > 1:
-            return Reason("result-strides", f"rows of {self._output.name} are not contiguous", (self._output,))
-        value = self._value()
-        if value is None:
-            return Reason("moved", "elements change their places in the epilogue", (self._output, self._call))
+        results = [self._result(self._output, "<out>")]
+        if self._keep:
+            results.append(self._result(self._call, "<product>"))
+        refusal = next((result for result in results if isinstance(result, Reason)), None)
+        left = self._left()
+        if refusal is not None or left is None:
+            return refusal or Reason("operand", f"{self._operands.x.name} is no matrix in memory", (self._call,))
+        out, *more = (result for result in results if isinstance(result, Result))
         leaves = dict(self._region.leaves)
         buffers = tuple(self._region.leaf(node).buffer for node in leaves.values())
         product = Product(
-            self._batch, self._row, self._column, self._depth, self._left(), self._right(), out,
-            address(out, self._indices(self._output)), cast(value, compute_dtype(out.dtype)), buffers, self._packed,
+            self._batch, self._row, self._column, self._depth, left, self._right(), out.buffer, out.place, out.value,
+            buffers, self._packed, tuple(more),
         )  # fmt: skip
         inputs = (self._operands.x, self._operands.weight, *leaves.values())
-        return FoundProduct(product, inputs, nodes_between(inputs, self._output), self._output)
+        nodes = nodes_between(inputs, self._output)
+        return FoundProduct(product, inputs, nodes, self._output, self._call if self._keep else None)
+
+    def _result(self, node: fx.Node, name: str) -> Result | Reason:
+        """What the kernel writes for a node."""
+        buffer = replace(made(node), name=name)
+        if buffer.strides[-1] != 1 and self._column.extent > 1:
+            return Reason("result-strides", f"rows of {node.name} are not contiguous", (node,))
+        value = self._value(node)
+        if value is None:
+            return Reason("moved", "elements change their places in the epilogue", (node, self._call))
+        return Result(buffer, address(buffer, self._indices(node)), cast(value, compute_dtype(buffer.dtype)))
 
     def _indices(self, node: fx.Node) -> tuple[Any, ...]:
         """The indices of element (g, i, j) in the result of a node."""
@@ -277,9 +377,9 @@ class _Matcher:
         flat = raveled((at(self._batch), at(self._row)), (self._batch.extent, self._row.extent))
         return (*unraveled(flat, sizes[:-1]), at(self._column))
 
-    def _value(self) -> Value | None:
-        """`f`; None where it looks at other elements of the product than its own."""
-        value = self._region.value(self._output).at(self._indices(self._output))
+    def _value(self, node: fx.Node) -> Value | None:
+        """`f` of a node; None where it looks at other elements of the product than its own."""
+        value = self._region.value(node).at(self._indices(node))
         own, moved = self._indices(self._call), []
 
         def raw(part: Value) -> Value | None:
@@ -291,11 +391,14 @@ class _Matcher:
         found = Rewriter(raw)(value)
         return None if any(moved) or not moved else found
 
-    def _left(self) -> Matrix:
+    def _left(self) -> Matrix | None:
         val = self._operands.x.meta["val"]
         sizes, strides = tuple(val.shape), tuple(val.stride())
         batched = packet(self._call) == "aten.bmm"
         row = strides[1] if batched else _row_stride(sizes[:-1], strides[:-1])
+        if val.device.type == "cuda":
+            buffer = Buffer("<a>", val.dtype, sizes, strides, val.device, "input")
+            return None if row is None else Matrix(buffer, strides[0] if batched else 0, row, strides[-1])
         if row is None or (strides[-1] != 1 and sizes[-1] > 1):
             strides = contiguous(sizes)
             row = sizes[-1]

@@ -30,18 +30,28 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Result:
+    """One more tensor that a product's kernel writes: its element (g, i, j) lies at `place` and is `value`."""
+
+    buffer: Buffer
+    place: Any
+    value: Value
+
+
+@dataclass(frozen=True)
 class Product:
     """One product with its epilogue.
 
     Args:
         batch, row, column: the loops.
         depth: what is summed over.
-        a: rows by depth, its column stride 1.
+        a: rows by depth, its column stride 1 (on GPUs any).
         b: depth by columns; where `packed`, vectors of columns one after the other, each with all of depth.
         out: the result; its element (g, i, j) lies at `place`, neighbours in a row side by side.
         value: `f`, in the compute dtype of `out`, with `ELEMENT` for the sum.
         buffers: what `f` loads from, and maybe more.
         packed: whether `b` comes in vectors (see `packing`).
+        more: what else is written; the product before the epilogue, where somebody else reads it (on GPUs).
     """
 
     batch: Var
@@ -55,6 +65,12 @@ class Product:
     value: Value
     buffers: tuple[Buffer, ...] = ()
     packed: bool = False
+    more: tuple[Result, ...] = ()
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """Everything that is written, in the order of the kernel's parameters."""
+        return (Result(self.out, self.place, self.value), *self.more)
 
     @property
     def reads(self) -> tuple[Buffer, ...]:

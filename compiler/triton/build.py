@@ -7,8 +7,7 @@ k3_layer_norm (17 equal layers)  ->  one module  ->  machine code for aligned po
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from .dtypes import UnsupportedDtypeError
 from .errors import TritonFailed, UnsupportedKernels
 from .kernel_text import LaunchText, UnsupportedStoreError
 from .launch import Convention, launcher
+from .names import kernel_name, provenance
 from .source import KernelSource, kernel_source
 
 
@@ -117,10 +117,20 @@ def _raise_for(kernels: Sequence[Kernel], results: Sequence[object]) -> None:
         raise UnsupportedKernels(why)
 
 
-def source_text(kernels: Sequence[Kernel]) -> str:
-    """The Triton of kernels, equal ones once, for reading."""
-    made = [_written(key) for key in dict.fromkeys(map(canonical, kernels))]
-    return "\n\n".join(one.text if isinstance(one, KernelSource) else f"# {one}" for one in made)
+def source_text(kernels: Sequence[Kernel], lines: Mapping[str, str] | None = None) -> str:
+    """The Triton of kernels, equal ones once, for reading: above each the graph nodes of all that are equal to it.
+
+    Args:
+        kernels: what to write.
+        lines: where the user's program has graph nodes, by name, as text.
+    """
+    nodes: dict[Kernel, tuple[str, ...]] = {}
+    for kernel in kernels:
+        key = canonical(kernel)
+        nodes[key] = (*nodes.get(key, ()), *kernel.nodes)
+    made = {key: _written(key) for key in nodes}
+    texts = {key: one.text if isinstance(one, KernelSource) else f"# {one}" for key, one in made.items()}
+    return "\n\n".join(provenance(nodes[key], lines or {}) + text for key, text in texts.items())
 
 
 def _written(kernel: Kernel) -> KernelSource | Exception:
@@ -129,7 +139,7 @@ def _written(kernel: Kernel) -> KernelSource | Exception:
         source = kernel_source(replace(kernel, name="KERNEL"))
     except (UnsupportedDtypeError, UnsupportedStoreError) as error:
         return error
-    name = "k" + hashlib.sha256(source.text.encode()).hexdigest()[:16]
+    name = kernel_name(kernel, source.text)
     launches = tuple(replace(one, name=one.name.replace("KERNEL", name)) for one in source.launches)
     return KernelSource(source.text.replace("KERNEL", name), launches)
 
@@ -245,6 +255,8 @@ def _function(text: str, names: tuple[str, ...]) -> Callable[..., int]:
 def _launcher(plan: LaunchPlan, device: int, cubin: Cubin | TritonFailed) -> Callable[..., None]:
     if isinstance(cubin, TritonFailed):
         raise cubin
+    if cubin.scratch:
+        raise TritonFailed(f"{cubin.source}: needs global scratch memory, which no launch gives it")
     return launcher(driver().load(cubin, device), device, plan.convention, _Unaligned(plan, device))
 
 

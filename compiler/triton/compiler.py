@@ -28,7 +28,7 @@ from .errors import TritonFailed, TritonMissing
 from .pool import WorkerLostError, pool
 
 _STAGES = 3
-_UNSERVED = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "tmem_size")
+_UNSERVED = ("profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "tmem_size")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Unit:
         aligned: positions of pointers that are multiples of 16 bytes.
         warps: of a program.
         capability: of the GPU: 90 for Hopper.
+        stages: of software pipelines in it.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Unit:
     aligned: tuple[int, ...]
     warps: int
     capability: int
+    stages: int = _STAGES
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Cubin:
         shared: bytes of shared memory that a program needs.
         warps: of a program.
         source: where its Triton lies, to read.
+        scratch: bytes of global memory that a program needs, one more argument: where it keeps descriptors.
     """
 
     code: bytes
@@ -69,6 +72,7 @@ class Cubin:
     shared: int
     warps: int
     source: Path
+    scratch: int = 0
 
 
 def can_build() -> bool:
@@ -124,7 +128,7 @@ class _Entry:
             return None
         if not isinstance(facts, dict) or facts.get("sha256") != hashlib.sha256(code).hexdigest():
             return None
-        return Cubin(code, facts["name"], facts["shared"], facts["num_warps"], self.source)
+        return _cubin(code, facts, self.source)
 
     def job(self) -> dict[str, Any]:
         """What a worker is asked, the source written for it."""
@@ -147,13 +151,18 @@ class _Entry:
             return TritonFailed(f"{self.source}: needs {', '.join(asked) or 'clusters'}, which no launch gives it")
         aside.replace(self._code)
         _write(self._facts, json.dumps({**made, "sha256": hashlib.sha256(code).hexdigest()}, indent=2).encode())
-        return Cubin(code, made["name"], made["shared"], made["num_warps"], self.source)
+        return _cubin(code, made, self.source)
+
+
+def _cubin(code: bytes, facts: dict[str, Any], source: Path) -> Cubin:
+    scratch = facts.get("global_scratch_size") or 0
+    return Cubin(code, facts["name"], facts["shared"], facts["num_warps"], source, scratch)
 
 
 def _options(unit: Unit) -> dict[str, Any]:
     """Eager rounds between a multiplication and an addition; checks of indices are there where the source has them."""
     return {
-        "num_warps": unit.warps, "num_stages": _STAGES, "enable_fp_fusion": False,
+        "num_warps": unit.warps, "num_stages": unit.stages, "enable_fp_fusion": False,
         "debug": "device_assert" in unit.text, "sanitize_overflow": False,
     }  # fmt: skip
 

@@ -21,9 +21,10 @@ from ..ir.index import Var, mul
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.program import Buffer, Reduction, Store
 from ..ir.value import Load, compute_dtype
+from .ahead import loaded_ahead
 from .dtypes import signature_name, type_name
 from .plan import Launch, is_independent, is_scan, nest_of
-from .reductions import carriers, elements, folded, initial, joined, neutral, scanned
+from .reductions import added, carriers, components_added, elements, folded, initial, joined, neutral, scanned
 from .spaces import are_apart, blocks_of, extent_of, is_indirect, is_small, number_of
 from .values import Axis, Names, UnservedError, Values
 from .writer import TritonWriter, factor
@@ -126,6 +127,9 @@ class _Writer:
         for buffer in self._params:
             type_name(buffer.dtype)
         programs = self._programs()
+        blocks = self._launch.blocks
+        if blocks.rows and blocks.columns:
+            self._ahead(self._launch.body, frozenset(blocks.columns))
         for statement in self._launch.body:
             self._statement(statement)
         kernel = self._kernel
@@ -164,6 +168,7 @@ class _Writer:
         text = self._values.at
         if blocks.columns:
             at = "program" if not (blocks.rows or outer) else f"program % {text(column_blocks)}"
+            at = at if column_blocks != 1 else "0"
             self._values.columns = self._axis("x", at, blocks.columns, blocks.column_block, "[None, :]")
         if blocks.rows:
             at = "program" if column_blocks == 1 else f"program // {text(column_blocks)}"
@@ -196,8 +201,8 @@ class _Writer:
 
     def _axis(self, name: str, at: str, loops: tuple[Var, ...], block: int, turn: str) -> Axis:
         """Lanes over `block` consecutive iterations of loops, from the block numbered `at`."""
-        first = at if block == 1 else f"{factor(at)} * {block}"
-        self._out.line(f"{name} = {first} + tl.arange(0, {block}){turn}")
+        first = "" if at == "0" else f"{at} + " if block == 1 else f"{factor(at)} * {block} + "
+        self._out.line(f"{name} = {first}tl.arange(0, {block}){turn}")
         return self._bound(name, loops, block, extent_of(loops))
 
     def _bound(self, name: str, loops: tuple[Var, ...], block: int, extent: Any) -> Axis:
@@ -403,19 +408,46 @@ class _Writer:
         else:
             self._forget_memory(stored_buffers(body))
             lanes = {s.reduction.name: self._accumulators(s, block) for s in carried}
+        if isinstance(extent, int) and extent:
+            self._ahead(body, frozenset(loops))
+        whole = extent if scan or not isinstance(extent, int) else extent // block * block
         first = self._out.fresh("first")
-        with self._out.block(f"for {first} in range(0, {self._values.at(extent)}, {block})"):
+        with self._out.block(f"for {first} in range(0, {self._values.at(whole)}, {block})"):
             self._barrier(body)
-            name = self._out.fresh("r")
-            self._out.line(f"{name} = {first} + tl.arange(0, {block})[None, :]")
-            self._forget_axes(loops, None)
-            self._values.columns = self._bound(name, loops, block, extent)
-            self._lane_body(body, lanes)
+            self._one_block(loops, body, (first, block, whole), lanes)
+        if whole != extent:  # the others need no mask, which would keep accesses narrow
+            self._forget_memory(stored_buffers(body))
+            self._barrier(body)
+            with self._out.apart():
+                self._one_block(loops, body, (str(whole), block, extent), lanes)
+        for state in carried if not scan else ():
+            self._reduce(state, lanes[state.reduction.name])
+
+    def _one_block(
+        self,
+        loops: tuple[Var, ...],
+        body: tuple[Statement, ...],
+        lanes: tuple[str, int, Any],
+        states: dict[str, list[str]],
+    ) -> None:
+        """A body over `lanes`: where they begin, how many there are, and where the last of them ends."""
+        first, block, extent = lanes
+        name = self._out.fresh("r")
+        self._out.line(f"{name} = {first} + tl.arange(0, {block})[None, :]")
+        self._forget_axes(loops, None)
+        self._values.columns = self._bound(name, loops, block, extent)
+        self._lane_body(body, states)
         self._values.columns = None
         stale = frozenset(loops)
         self._forget(stale)
-        for state in carried if not scan else ():
-            self._reduce(state, lanes[state.reduction.name])
+
+    def _ahead(self, body: Sequence[Statement], lanes: frozenset[Var]) -> None:
+        """Write what is the same for all of `lanes`."""
+        changed = lanes | {("buffer", name) for name in stored_buffers(self._launch.body)}
+        changed |= {("result", name) for name in updated(body)}
+        sizes = {b.name: b.sizes[0] if b.sizes else 1 for b in self._params}
+        for value in loaded_ahead(body, changed, self._dependence, sizes):
+            self._values.get(value)
 
     def _accumulators(self, state: _State, block: int) -> list[str]:
         """Partial results of each lane, over nothing yet."""
@@ -440,26 +472,26 @@ class _Writer:
                 continue
             reduction = statement.reduction
             state = self._states[reduction.name]
-            partial = self._masked(reduction)
+            partial = self._masked(reduction, None if lanes is None else components_added(reduction))
             if scan:
                 self._scan(state, partial)
             elif lanes is None:
                 self._reduce(state, partial)
             else:
                 own = lanes[reduction.name]
-                self._out.line(f"{', '.join(own)} = {joined(reduction, own, partial)}")
+                self._out.line(f"{', '.join(own)} = {added(reduction, own, partial)}")
 
-    def _masked(self, reduction: Reduction) -> list[str]:
-        """The components over each lane's element, those of nothing where lanes are outside of the loop."""
+    def _masked(self, reduction: Reduction, most: int | None) -> list[str]:
+        """The first components over each lane's element, those of nothing where lanes are outside of the loop."""
         columns = self._values.columns
         assert columns is not None
         shape = self._values.shape()
         operands = [self._values.get(value) for value in reduction.values]
         whole = [self._values.is_whole(value) for value in reduction.values]
-        found = [self._named(text) for text in elements(reduction, operands, shape, whole)]
+        found = [self._named(text) for text in elements(reduction, operands, shape, whole)[:most]]
         if columns.mask is None:
             return found
-        pairs = zip(found, neutral(reduction), strict=True)
+        pairs = zip(found, neutral(reduction), strict=False)
         return [self._out.define("", f"tl.where({columns.mask}, {name}, {none})") for name, none in pairs]
 
     def _named(self, text: str) -> str:

@@ -270,6 +270,22 @@ def join_softmax(top_a, sum_a, top_b, sum_b):
 
 
 @triton.jit
+def add_softmax(top, total, x):
+    """One more element, by one power: of the larger of the two the power is 1. Of a plus infinity, see fold_softmax."""
+    up = x > top
+    power = libdevice.exp2(tl.where(up, top - x, x - top) * 1.4426950408889634)
+    power = tl.where(x == float("-inf"), 0.0, power)
+    return tl.where(up | (x != x), x, top), tl.where(up, total * power + 1.0, total + power)
+
+
+@triton.jit
+def fold_softmax(top_lanes, total_lanes):
+    """What lanes come to: the maximum first, then every sum is scaled once. NaN where the maximum is plus infinity."""
+    top = tl.reduce(top_lanes, 1, join_max, keep_dims=True)
+    return top, tl.sum(total_lanes * softmax_scale(top_lanes, top), 1, keep_dims=True)
+
+
+@triton.jit
 def join_logaddexp(x, y):
     """log(exp(x) + exp(y)), of infinities too."""
     top = tl.where((x != x) | (x > y), x, y)

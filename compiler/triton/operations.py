@@ -11,7 +11,7 @@ from .dtypes import type_name
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*"}
 _BITS = {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
-_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _LOGIC = {"logical_and": "&", "logical_or": "|", "logical_xor": "^"}
 # What arithmetic means for truth values, where it means anything.
 _TRUTH = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&", "div": "&"}
@@ -29,7 +29,7 @@ _INTEGERS = {"floordiv": "floor_quotient", "pow": "integer_power"}
 
 
 # Operations with a block in which a bare number takes on the block's dtype, and their operands that may be one.
-_TAKES_NUMBERS = {**dict.fromkeys([*_INFIX, *_COMPARE], (0, 1)), "where": (1, 2), "maximum": (1,), "minimum": (1,)}
+_TAKES_NUMBERS = {**dict.fromkeys([*_INFIX, *COMPARE], (0, 1)), "where": (1, 2), "maximum": (1,), "minimum": (1,)}
 
 
 def number_operands(value: Op) -> tuple[int, ...]:
@@ -77,8 +77,8 @@ def _of_truth(name: str, args: list[str]) -> str:
         return f"({args[0]} == 0)"
     if name in ("abs", "sign"):
         return args[0]
-    if name in _COMPARE:  # of integers: Triton orders truth values as signed bits
-        return f"({args[0]}.to(tl.int32) {_COMPARE[name]} {args[1]}.to(tl.int32))"
+    if name in COMPARE:  # of integers: Triton orders truth values as signed bits
+        return f"({args[0]}.to(tl.int32) {COMPARE[name]} {args[1]}.to(tl.int32))"
     if name == "signbit":
         return f"({args[0]} != {args[0]})"
     raise NotImplementedError(f"{name} of truth values")
@@ -86,7 +86,7 @@ def _of_truth(name: str, args: list[str]) -> str:
 
 def _of_numbers(name: str, args: list[str], dtype: torch.dtype) -> str:
     listed, floating = ", ".join(args), dtype.is_floating_point
-    sign = _INFIX.get(name) or _BITS.get(name) or _COMPARE.get(name)
+    sign = _INFIX.get(name) or _BITS.get(name) or COMPARE.get(name)
     if sign is not None:
         return f"({args[0]} {sign} {args[1]})"
     if name in _UNARY:

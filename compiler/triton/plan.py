@@ -1,7 +1,8 @@
 """How a loop tree meets the GPU: what programs enumerate, what lanes do, how large the blocks are.
 
-for i < 8192 parallel: for j < 64 parallel: y[64*i + j] = ...     one axis of lanes over both loops
-for i parallel: for j parallel: y[64*i + j] = x[i + 8192*j]       tiles of rows i and columns j
+for k < 524288 parallel: y[k] = ...                               one axis of lanes
+for i parallel: for j parallel: y[64*i + j] = f(m[i])             tiles of rows i and columns j; m once a row
+for i parallel: for j parallel: y[64*i + j] = x[i + 8192*j]       the same, as wide along i as along j
 for i parallel: fold (for j < 768: update with x[768*i + j])      a program a row, j in lanes, all at once
 for j parallel: fold (for i: update with x[768*i + j])            rows j, columns i in a loop of blocks
 
@@ -18,17 +19,22 @@ from typing import Any
 from ..ir.accesses import accesses, loop_variables, statements, updated, values
 from ..ir.bounds import bounds
 from ..ir.dependence import Dependence
-from ..ir.index import Var
+from ..ir.index import Var, add, mul
 from ..ir.kernel import Fold, Loop, Statement
 from ..ir.value import Result
-from .spaces import extent_of
+from .spaces import extent_of, number_of
 
 _LANES = 16  # neighbours that an access should find next to each other
 _POINTWISE = 1024  # elements of a program without reductions
+_NARROW = 64  # lanes of a row of a tile, unless rows are shorter
+_FULL = 4  # of five lanes along a row, at least so many have an element
+_VECTOR = 8  # elements that a lane moves at once, where they are of 16 bits
+_ROW_LOADS = 3  # loads once a row that are worth narrower ones of elements
 _TILE = (64, 64)  # of a transposition
 _PERSISTENT = 8192  # elements of a row that registers hold
 _LOOPED = 2048  # elements of a row's block where the row is longer
 _COLUMN = (64, 64)  # rows (contiguous in memory) and columns of a block of a reduction across
+_ACROSS = 2048  # elements of such a block where there are fewer columns, at least
 _NARROWEST = 16  # neighbours in memory that are not given to different programs
 _PROGRAMS = 264  # that keep a GPU busy: two a multiprocessor
 _ELEMENTS_A_WARP = 256
@@ -98,11 +104,7 @@ def _launch(statement: Statement) -> Launch:
 def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
     across = _across(loops, body)
     if across is None:
-        total = extent_of(loops)
-        block = _fitting(_POINTWISE, total, _NARROWEST * _LANES)
-        sizes = [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
-        made = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= _power(total)]
-        return Launch((), made[0], body, tuple(made[1:]))
+        return _along(loops, body)
     rows, columns = (_fitting(n, var.extent, n) for n, var in zip(_TILE, (across, loops[-1]), strict=True))
     if _programs(extent_of(loops), rows * columns) < _PROGRAMS:
         rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
@@ -110,6 +112,45 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
     tiles = [(rows, columns), (rows // 2, columns // 2), (rows // 2, columns), (rows, columns // 2)]
     made = [Blocks((across,), (loops[-1],), r, c, _warps(r * c, 2)) for r, c in tiles if r and c]
     return Launch(outer, made[0], body, tuple(made[1:]))
+
+
+def _along(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
+    """Lanes along the innermost loop, where neighbours are neighbours in memory.
+
+    Where there are loops around one that is long enough, their variables and all that follows from these alone are
+    found once a row of a tile, rather than for every element by division.
+    """
+    total, width = extent_of(loops), _width(loops, body)
+    block = _fitting(_POINTWISE, total, _NARROWEST * _LANES)
+    sizes = [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
+    flat = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= _power(total)]
+    if not width:
+        return Launch((), flat[0], body, tuple(flat[1:]))
+    tiles = [(max(1, n // width), min(n, width), each) for n, each in sizes if n]
+    tiles = [tile for tile in tiles if tile[0] <= _power(extent_of(loops[:-1]))]
+    made = [Blocks(loops[:-1], loops[-1:], r, c, _warps(r * c, each)) for r, c, each in tiles]
+    return Launch((), made[0], body, (*made[1:], flat[0]))
+
+
+def _width(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> int:
+    """Lanes of a tile along the innermost loop that leave few idle at its end; 0 where there should be no tiles."""
+    extent = loops[-1].extent if len(loops) > 1 else 0
+    if not isinstance(extent, int) or extent < _LANES or not _pays_by_rows(loops, body):
+        return 0
+    width = min(_POINTWISE, _power(extent))
+    while width > _NARROW and -(-extent // width) * width * _FULL > extent * (_FULL + 1):
+        width //= 2
+    return width if -(-extent // width) * width * _FULL <= extent * (_FULL + 1) else 0
+
+
+def _pays_by_rows(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
+    """Whether tiles of rows load as wide as lanes over all loops would, or save much else."""
+    if loops[-1].extent % _VECTOR == 0:
+        return True
+    flat, dependence, found = number_of(loops), Dependence(), list(accesses(body))
+    if not any(isinstance(add(access.offset, mul(flat, -1)), int) for access in found):
+        return True
+    return len({(a.buffer, a.offset) for a in found if loops[-1] not in dependence.of(a.offset)}) >= _ROW_LOADS
 
 
 def _across(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Var | None:
@@ -139,7 +180,8 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
     longest = max((_power(extent_of(leaf)) for leaf in inner), default=1)
     total = extent_of(loops)
     if _is_contiguous_along(loops, inner, body):
-        rows, columns = _fitting(_COLUMN[0], total, _NARROWEST), min(_COLUMN[1], longest)
+        columns = min(_COLUMN[1], longest)
+        rows = _fitting(max(_COLUMN[0], _ACROSS // columns), total, _NARROWEST)
         sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
     else:
         block = longest if longest <= _PERSISTENT else _LOOPED

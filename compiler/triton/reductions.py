@@ -59,8 +59,22 @@ def joined(reduction: Reduction, left: Sequence[str], right: Sequence[str]) -> s
     return f"join_{algebra_of(reduction.reducer)}({', '.join([*left, *right])})"
 
 
+def components_added(reduction: Reduction) -> int:
+    """Of how many components of an element `added` makes use."""
+    return 1 if reduction.reducer == "softmax" else len(carriers(reduction))
+
+
+def added(reduction: Reduction, state: Sequence[str], element: Sequence[str]) -> str:
+    """One call that folds one more element into a state: its first components, `components_added` of them."""
+    if reduction.reducer == "softmax":
+        return f"add_softmax({', '.join([*state, *element])})"
+    return joined(reduction, state, element)
+
+
 def folded(reduction: Reduction, lanes: Sequence[str]) -> str:
     """One call that reduces lanes along the tile's second axis."""
+    if algebra_of(reduction.reducer) == "softmax":
+        return f"fold_softmax({', '.join(lanes)})"
     given = lanes[0] if len(lanes) == 1 else f"({', '.join(lanes)})"
     return f"tl.reduce({given}, 1, join_{algebra_of(reduction.reducer)}, keep_dims=True)"
 

@@ -19,7 +19,8 @@ from ..ir.ranges import in_range
 from ..ir.value import HALVES, Const, Guarded, Load, Number, Op, Result, Value, compute_dtype
 from .dtypes import bare_literal, literal, type_name
 from .index_text import index_text
-from .operations import number_operands, operation_text
+from .operations import COMPARE, number_operands, operation_text
+from .spaces import is_small
 from .writer import TritonWriter
 
 
@@ -211,7 +212,21 @@ class Values:
         if isinstance(value, Guarded):
             return self._guarded(value)
         assert isinstance(value, Op), value
+        if self._compares_places(value):
+            left, right = (self._place(arg) for arg in value.args)
+            return f"({left} {COMPARE[value.name]} {right})"
         return operation_text(value, self._operands(value))
+
+    def _compares_places(self, value: Op) -> bool:
+        """Whether an operation compares indices that 32 bits hold: then they are compared as they are, not as 64."""
+        numbers = [v.index if isinstance(v, Number) else v.number for v in value.args if isinstance(v, (Number, Const))]
+        if value.name not in COMPARE or len(numbers) != 2 or not any(map(self._is_block, numbers)):
+            return False
+        return not any(isinstance(n, (bool, float)) for n in numbers) and all(map(is_small, numbers))
+
+    def _place(self, value: Value) -> str:
+        assert isinstance(value, (Number, Const)), value
+        return self.at(value.index if isinstance(value, Number) else value.number)
 
     def _operands(self, value: Op) -> list[str]:
         """Operands by name, numbers as they are where another one says the dtype."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 
@@ -180,6 +181,21 @@ def test_failures_are_declined_with_a_reason(question, why):
     assert decision.chosen is None
     assert decision.evidence.note.startswith("not measured") and why in decision.evidence.note
     assert answering.stats.failed == 1
+
+
+def test_preparing_happens_where_something_is_measured_and_is_not_counted():
+    prepared = []
+
+    def prepare():
+        time.sleep(0.3)
+        prepared.append(True)
+
+    measured = oracle()
+    question = dataclasses.replace(ask(fast=sleeper(0.001)), prepare=prepare)
+    measured.decide(question)
+    measured.decide(question)
+    assert prepared == [True]
+    assert measured.stats.seconds < 0.3
 
 
 def test_failures_are_remembered_in_one_compilation_only():

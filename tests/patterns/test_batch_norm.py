@@ -9,9 +9,11 @@ import torch
 from support.freezing import disturbed, frozen
 from support.rewriting import compiled, rewritten
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regraft.compiler.check import refusals
 from regraft.patterns.batch_norm import batch_norm
+from regraft.rewrites.matcher import Binding
 
 LAYERS = {
     "conv1d": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6)), (2, 4, 9)),
@@ -168,3 +170,13 @@ def test_frozen_weights_are_not_measured() -> None:
         torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
     (match,) = (m for m in cov.applied if m.rule == "batch_norm")
     assert match.candidate == "folded_frozen" and match.evidence.note == "never costs more"
+
+
+@pytest.mark.parametrize(("device", "code"), [("cuda", "fused-anyway"), ("cpu", "weight-frozen")])
+def test_weights_that_may_change_are_not_folded_on_gpus(device: str, code: str) -> None:
+    """There the norm is part of the kernel that follows, and the fold would be computed at every call."""
+    x = torch.fx.Graph().placeholder("x")
+    with FakeTensorMode():
+        x.meta["val"] = torch.empty(2, 4, 6, 6, device=device)
+    (folded,) = (c for c in batch_norm.candidates if c.name == "folded")
+    assert folded.applies(Binding({"x": x}), {}).code == code

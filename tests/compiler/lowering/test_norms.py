@@ -7,6 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, agree_on_call, run, trace
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.lowering import lower
 
@@ -152,6 +154,16 @@ def test_batch_norm_by_running_statistics(dtype):
     parameters = [t.to(dtype) for t in batch()]
     agree(lambda *a: aten._native_batch_norm_legit_no_training(*a, 0.1, 1e-5), *parameters, **close(dtype))
     agree(lambda *a: aten.native_batch_norm(*a, False, 0.1, 1e-5), *parameters, **close(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm_by_running_statistics_on_cuda(dtype):
+    """There the statistics that tracing promises are not empty; a network of such norms is lowered whole."""
+    with FakeTensorMode():
+        x, parameter = torch.empty(2, 3, 4, 4, dtype=dtype, device="cuda"), torch.empty(3, dtype=dtype, device="cuda")
+        function = lambda x, *p: aten._native_batch_norm_legit_no_training(x, *p, 0.1, 1e-5)  # noqa: E731
+        module = make_fx(function)(x, *[parameter] * 4)
+    assert not lower(module, strict=True).kept
 
 
 def test_batch_norm_without_statistics():

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from support.lowering import agree
 from support.tensors import NAN
 
+from regraft.compiler.lowering import pooling
+
 aten = torch.ops.aten
 functional = torch.nn.functional
 EXAMPLES = settings(max_examples=15, deadline=None)
@@ -52,6 +54,18 @@ def test_max_pool_of_special_values(geometry, seed, special, share):
     x = image(seed)
     x[torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < share] = special
     agree(lambda x: aten.max_pool2d_with_indices(x, *geometry), x, exact=True)
+
+
+@pytest.mark.parametrize("geometry", [([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [1, 0], [2, 1], True)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_max_pool_as_on_gpus(geometry, dtype, monkeypatch):
+    """One expression, NaN and infinities as in a reduction."""
+    monkeypatch.setattr(pooling, "_is_unrolled", lambda low, count: True)
+    x = (4 * image(0, memory_format=torch.channels_last)).to(dtype)
+    if dtype.is_floating_point:
+        x[:, :, 2, 3], x[:, 0, 5:], x[:, 1, 6] = NAN, -float("inf"), float("inf")
+    made = agree(lambda x: aten.max_pool2d_with_indices(x, *geometry)[0], x, exact=True)
+    assert not any(item.reductions for item in made.program.items if item.name == "max_pool2d_with_indices")
 
 
 @EXAMPLES

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.lowering import agree, lowered, run, trace
 from support.tensors import FLOATS, tensor_and_dim
 
+import regraft.compiler.softmax_rows  # noqa: F401 (declares an operator)
 from regraft.compiler.lowering import lower
 
 aten = torch.ops.aten
@@ -62,6 +63,13 @@ def test_long_rows_go_once_through_the_input(name):
 def test_short_rows_take_two_passes():
     made = lowered(lambda x: x.softmax(-1), torch.randn(4, 128))
     assert [r.reducer for item in made.program.items for r in item.reductions] == ["max", "sum"]
+
+
+@pytest.mark.parametrize("length", [1, 7, 20000])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_the_numbers_of_rows(length, dim):
+    x = torch.randn((length, 3) if dim == 0 else (3, length)).bfloat16()
+    agree(lambda x: torch.ops.regraft.log_softmax_rows(x, dim, torch.float32), x)
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.schedules import Builder, assert_same, number, op
 
-from regraft.compiler.ir.index import Loaded
+from regraft.compiler.ir.index import Loaded, add
 from regraft.compiler.schedule.inlining import NOT_INLINED, inline
 
 
@@ -31,6 +31,15 @@ def test_but_not_where_it_would_be_computed_again():
     t = b.map("t", (4,), lambda i: op("exp", x.at(i)))
     u = b.map("u", (4, 8), lambda i: op("neg", t.at(i[:1])))
     assert decisions(b, u)["t"] == "recomputed"
+
+
+@pytest.mark.parametrize(("width", "reason"), [(3, ""), (7, "recomputed")])
+def test_windows_that_overlap_much_compute_it_again(width, reason):
+    b = Builder()
+    x = b.given("x", (32,))
+    t = b.map("t", (32,), lambda i: op("exp", x.at(i)))
+    u = b.sum("u", (32 - width,), (width,), lambda o, r: t.at((add(o[0], r[0]),)))
+    assert decisions(b, u)["t"] == reason
 
 
 def test_nor_under_an_index_read_from_memory():

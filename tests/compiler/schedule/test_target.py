@@ -6,9 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.lowering import trace
 from support.schedules import SMALL_GPU, Builder, assert_same, body_text, loops_of, number, op, softmax
 
+import regraft.compiler.softmax_rows  # noqa: F401 (declares an operator)
+from regraft.compiler.ir.accesses import statements
 from regraft.compiler.ir.index import Loaded
+from regraft.compiler.ir.kernel import Fold
+from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import CPU, GPU, check_schedule, gpu, schedule
 from regraft.compiler.schedule.inlining import inline
 
@@ -133,3 +138,45 @@ def test_rows_share_a_loop_where_one_program_holds_them():
         found = schedule(program, target=GPU)
         assert not check_schedule(program, found)
         assert len(found.kernels) == kernels, "\n".join(map(body_text, found.kernels))
+
+
+def test_loops_that_run_side_by_side_are_not_given_up_for_little():
+    """Two rotations of heads share their angles alone."""
+    b = Builder()
+    angles = b.given("angles", (512, 64))
+    made = []
+    for name, heads in (("q", 16), ("k", 4)):
+        x = b.given(name, (8, 512, heads, 64))
+        made.append(
+            b.map(f"{name}_r", x.sizes, lambda i, x=x: op("mul", x.at(i), angles.at((i[1], i[3])))),
+        )
+    found = schedule(b.program(*made), target=GPU)
+    assert len(found.kernels) == 2 and all(loop.parallel for k in found.kernels for loop in loops_of(k))
+    assert "serial" in str(found.log)
+    assert not check_schedule(found.program, found)
+
+
+def test_cross_entropy_reads_the_logits_once_and_writes_their_gradient_once():
+    """Of what a forward and a backward do with logits of 16 bits."""
+    x, target = torch.randn(700, 20000).bfloat16(), torch.randint(0, 20000, (700,))
+
+    def forward(x, target):
+        peak, logs = torch.ops.regraft.log_softmax_rows(x, 1, torch.float32)
+        y = x.float() - peak - logs
+        return *torch.ops.aten.nll_loss_forward(y, target, None, 1, -100), peak, logs
+
+    def backward(x, target, peak, logs, weight):
+        y = x.float() - peak - logs
+        grad = torch.ops.aten.nll_loss_backward(torch.ones(()), y, target, None, 1, -100, weight)
+        return torch.ops.aten._log_softmax_backward_data(grad, y, 1, torch.float32).bfloat16()
+
+    kept = torch.zeros(700, 1), torch.zeros(700, 1), torch.zeros(())
+    for function, inputs in ((forward, (x, target)), (backward, (x, target, *kept))):
+        plan = schedule(lower(trace(function, *inputs), strict=True).program, target=GPU)
+        long = [p.buffer for k in plan.kernels for p in k.params if p.buffer.sizes == (700 * 20000,)]
+        assert len(long) == (1 if function is forward else 2)
+        assert {buffer.dtype for buffer in long} == {torch.bfloat16}
+        folds = [
+            r.reducer for k in plan.kernels for s in statements(k.body) if isinstance(s, Fold) for r in s.reductions
+        ]
+        assert folds == (["softmax", "sum", "sum", "sum"] if function is forward else [])

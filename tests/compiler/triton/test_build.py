@@ -125,9 +125,20 @@ def test_without_workers_this_process_compiles(monkeypatch):
 def test_kernels_that_need_what_no_launch_gives_are_refused(monkeypatch):
     plain = worker.compile_job
     monkeypatch.setattr(Pool, "run", lambda self, jobs: [WorkerLostError("")] * len(jobs))
-    monkeypatch.setattr(worker, "compile_job", lambda job: {**plain(job), "global_scratch_size": 8})
+    monkeypatch.setattr(worker, "compile_job", lambda job: {**plain(job), "profile_scratch_size": 8})
     (refused,) = compile_units([UNIT])
-    assert isinstance(refused, TritonFailed) and "global_scratch_size" in str(refused)
+    assert isinstance(refused, TritonFailed) and "profile_scratch_size" in str(refused)
+
+
+def test_scratch_memory_is_told_to_who_launches(monkeypatch):
+    plain = worker.compile_job
+    monkeypatch.setattr(Pool, "run", lambda self, jobs: [WorkerLostError("")] * len(jobs))
+    monkeypatch.setattr(worker, "compile_job", lambda job: {**plain(job), "global_scratch_size": 8})
+    assert [cubin.scratch for cubin in (*compile_units([UNIT]), *compile_units([UNIT]))] == [8, 8]
+
+
+def test_stages_are_part_of_what_is_compiled():
+    assert compiler._Entry(UNIT).key != compiler._Entry(replace(UNIT, stages=5)).key
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------

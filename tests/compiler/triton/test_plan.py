@@ -52,10 +52,47 @@ def sizes(blocks):
         (lambda x: x.softmax(-1), [R(8192, 64)], (16, 64, 4)),
         (lambda x: x.softmax(-1), [R(512, 64)], (1, 64, 1)),
         (lambda x: x.sum(0), [R(512, 50257)], (64, 64, 8)),
+        (lambda x: x.sum(1), [R(4096, 4, 64)], (512, 4, 4)),
+        (lambda x, b: x + b, [R(4096, 768), R(4096, 1)], (4, 256, 4)),
+        (lambda x, b: x + b, [R(4096, 768), R(768)], (4, 256, 4)),
+        (lambda x, b: x + b, [R(4096, 770), R(4096, 1)], (1, 1024, 4)),
+        (lambda x, b, c, d: x * b + c - d, [R(4096, 7777), R(4096, 1), R(4096, 1), R(4096, 1)], (1, 1024, 4)),
+        (lambda x, b: x + b, [R(8, 512, 16, 64), R(512, 1, 64)], (16, 64, 4)),
+        (lambda x, b: x + b, [R(4096, 33), R(4096, 1)], (1, 512, 2)),
     ],
 )
 def test_defaults(function, inputs, expected):
     assert sizes(launch(function, *inputs).blocks) == expected
+
+
+def test_what_is_the_same_for_a_row_is_found_once_a_row():
+    function, inputs = (lambda x, b, c, d: x * b / c - d), [R(64, 7777), *(R(64, 1) for _ in range(3))]
+    (source,) = interpreted_agrees(function, *inputs)
+    assert "% 7777" not in source.text and launch(function, *inputs).blocks.columns
+
+
+def test_what_all_blocks_of_a_row_load_is_loaded_before_the_first():
+    (source,) = interpreted_agrees(lambda x, b: (x - b).abs().sum(1), R(600, 9000), R(600, 1), rtol=1e-4, atol=1e-4)
+    before, after = source.text.split("for first")
+    assert before.count("tl.load") == 1
+    assert [line.count("mask") for line in after.splitlines() if "tl.load" in line] == [
+        0,
+        1,
+    ]  # blocks, and what is left
+
+
+def test_what_is_there_is_loaded_once_a_row_whatever_is_chosen():
+    function = lambda x, m: F.pad((x - m).exp(), (0, 8))  # noqa: E731
+    for width in (120, 9000):
+        (source,) = interpreted_agrees(function, R(300, width), R(300, 1))
+        loads = [line for line in source.text.splitlines() if "tl.load" in line]
+        assert [line for line in loads if "arg1" in line and "mask" not in line], source.text
+
+
+def test_long_rows_of_softmax_take_one_power_an_element():
+    x = R(140, 20000) * 5  # rows enough not to be split
+    sources = interpreted_agrees(lambda x: x.log_softmax(1), x, rtol=1e-6, atol=5e-6)
+    assert any("= add_softmax(" in source.text for source in sources)
 
 
 def test_candidates_begin_with_the_default_and_differ():

@@ -1,0 +1,370 @@
+"""The pass on GPUs: products with what is computed from their results become calls of generated kernels.
+
+%addmm = ...; %view = ...; %gelu = ...     ->   gemm_gelu_3f2a_128x256x64_8w3s(%x, %weight, %bias)
+
+A library multiplies as fast as a GPU can: a kernel of our own pays by the pass over memory that it saves, or where the
+library has no good kernel for rows that are not aligned. Both are estimated first; where it may pay, a few tiles are
+measured against the library's call with the kernel that would follow it (see `measure`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import operator
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.profit import Always, Decision, Never, Oracle, Question
+from ...rewrites.reason import Reason
+from ...rewrites.record import Evidence, GraphRecord
+from ..ir.value import Load, Rewriter, Value
+from ..torch_compat import OpOverload, is_mutable
+from ..triton import TritonFailed, TritonMissing, UnsupportedDtypeError, can_build
+from ..triton.build import capability, processors
+from .attention_tiles import Gpu
+from .gemm_match import FoundProduct, is_product, is_read_by_loops, match_gemm
+from .gemm_question import RULE, Unfused, erase_dead, near_miss, recorded
+from .gemm_triton import gemm_triton
+from .gemm_triton_tiles import GemmTile, fused_gain, gemm_tiles, is_aligned, neighbours
+from .kernel import Layout
+from .product import Product, Result
+from .region import is_move, packet
+from .triton_kernel import TritonTemplateKernel, compile_side_by_side
+
+_TILES, _MORE_TILES = 4, 12  # measured for each product: by default, and where time does not matter
+_KERNELS, _FEWEST = 16, 2  # compiled for a graph by default, for each product at least
+_SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
+_WORTH = 0.08  # of the product's own time: what an epilogue must save to be asked about
+_SMALL = 1 << 27  # multiplications that take no longer than a launch
+_ROUNDS = 3  # of the search around the best tile
+
+
+_Kind = tuple[Product, str]
+
+
+def fuse_gemm_triton(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, *, thorough: bool) -> int:
+    """Replace matrix products on a GPU by generated kernels, as the oracle decides.
+
+    Args:
+        graph_module: a graph after autograd; changed in place.
+        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
+        record: gets what was applied and declined, and near misses with their reasons.
+        thorough: ask about every product, with more tiles, and search around the best one.
+
+    Returns:
+        How many were replaced.
+    """
+    gpu = device_of(graph_module.graph)
+    if gpu is None:
+        return 0
+    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough), 0
+    for node in fusion.prepared():
+        # What was found in the graph as it was may read what has been replaced since: look again.
+        found = match_gemm(node)
+        if isinstance(found, FoundProduct) and fusion.considers(found):
+            fused += fusion.run(found)
+    return fused
+
+
+def device_of(graph: fx.Graph) -> tuple[int, Gpu] | None:
+    """The one GPU of a graph, with its index; None where there is none that the kernels are for."""
+    if not can_build() or torch.version.hip is not None:
+        return None
+    values = [node.meta.get("val") for node in graph.nodes]
+    devices = {x.device for x in values if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
+    if len(devices) != 1:
+        return None
+    index = next(iter(devices)).index
+    index = torch.cuda.current_device() if index is None else index
+    return (index, _gpu(index)) if _gpu(index).capability >= 80 else None
+
+
+@functools.cache
+def _gpu(index: int) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
+    shared = getattr(properties, "shared_memory_per_block_optin", 48 << 10)  # torch has no type for it
+    return Gpu(capability(index), shared, processors(index))
+
+
+class _Fusion:
+    def __init__(
+        self, graph: fx.Graph, oracle: Oracle, record: GraphRecord, gpu: tuple[int, Gpu], thorough: bool
+    ) -> None:
+        self._graph, self._oracle, self._record, self._thorough = graph, oracle, record, thorough
+        self._device, self._gpu = gpu
+        self._count = _MORE_TILES if thorough else _TILES
+        self._left = _MORE_SECONDS if thorough else _SECONDS
+        self._asked: set[str] = set()
+        self._tiles: dict[str, GemmTile] = {}
+        self._compiled = _Compiled()
+        self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
+
+    def prepared(self) -> list[fx.Node]:
+        """The products that a kernel could compute; kernels that will be asked about are gathered, to be compiled."""
+        nodes = []
+        weights, taken = Counter[_Kind](), set[fx.Node]()
+        for node in list(self._graph.nodes):
+            found = match_gemm(node)
+            if isinstance(found, Reason):
+                self._record.near_misses.append(near_miss(node, found))
+            elif found is not None and self.considers(found):
+                nodes.append(node)
+                # Of two products that meet in an epilogue the first has it.
+                mine = {item for item in found.nodes if not is_move(item)}
+                if self._takes_all() or mine & taken or hopeless(found, self._gpu, self._thorough) is not None:
+                    continue
+                taken |= mine
+                weights[_kind(found)] += found.product.multiplications
+        if not self._thorough and len(weights) * _TILES > _KERNELS:
+            self._count = max(_KERNELS // len(weights), _FEWEST)
+            self._chosen = {kind for kind, _ in weights.most_common(_KERNELS // self._count)}
+        for kind in weights if self._chosen is None else self._chosen:
+            with contextlib.suppress(UnsupportedDtypeError):
+                self._compiled.add(self._kernels(kind, gemm_tiles(kind[0], self._gpu, self._count)))
+        return nodes
+
+    def considers(self, found: FoundProduct) -> bool:
+        """Whether to look at a product at all."""
+        return self._thorough or self._takes_all() or has_to_offer(found)
+
+    def run(self, found: FoundProduct) -> bool:
+        """Decide on one product; whether it was replaced."""
+        why = None if self._takes_all() else hopeless(found, self._gpu, self._thorough)
+        if why is None and self._chosen is not None and _kind(found) not in self._chosen:
+            why = "other products of this graph promise more"
+        anchor = _anchor(self._graph, found)
+        if anchor is None:
+            why = "the product is read before the epilogue has its operands, or memory is written to in between"
+        if why is not None:
+            return self._decline(found, f"estimate: {why}")
+        try:
+            kernels = self._kernels(_kind(found), gemm_tiles(found.product, self._gpu, self._count))
+            if not kernels:
+                return self._decline(found, "no tile fits this GPU")
+            if self._left <= 0 and _key(found, kernels) not in self._asked:
+                return self._decline(found, "the time for measurements of this graph is spent")
+            decision, kernel = self._decide(found, kernels)
+            if kernel is not None:
+                kernel.build()
+        except (UnsupportedDtypeError, TritonMissing, TritonFailed) as error:
+            code = "epilogue-dtype" if isinstance(error, UnsupportedDtypeError) else "no-machine-code"
+            self._record.near_misses.append(near_miss(found.output, Reason(code, str(error))))
+            return False
+        (self._record.applied if kernel else self._record.declined).append(recorded(found, decision))
+        if kernel is not None and anchor is not None:
+            replace_product(self._graph, found, kernel, anchor)
+        return kernel is not None
+
+    def _takes_all(self) -> bool:
+        return isinstance(self._oracle, (Always, Never))
+
+    def _decline(self, found: FoundProduct, note: str) -> bool:
+        self._record.declined.append(recorded(found, Decision(None, Evidence(note=note))))
+        return False
+
+    def _kernels(self, kind: _Kind, tiles: Sequence[GemmTile]) -> dict[str, TritonTemplateKernel]:
+        """A kernel for each tile, by the tile's name."""
+        product, label = kind
+        self._tiles.update((str(tile), tile) for tile in tiles)
+        made = (gemm_kernel(product, tile, label, self._device, self._gpu) for tile in tiles)
+        return {str(tile): kernel for tile, kernel in zip(tiles, made, strict=True)}
+
+    def _decide(
+        self, found: FoundProduct, kernels: dict[str, TritonTemplateKernel]
+    ) -> tuple[Decision, TritonTemplateKernel | None]:
+        """The oracle's decision, and the kernel that it chose if any."""
+        start, compiling = time.perf_counter(), self._compiled.seconds
+        decision = self._oracle.decide(self._question(found, kernels))
+        self._asked.add(_key(found, kernels))
+        for _ in range(_ROUNDS if self._thorough and not self._takes_all() else 0):
+            if decision.chosen is None:
+                break
+            tile = self._tiles[decision.chosen]
+            more = self._kernels(_kind(found), [tile, *neighbours(found.product, tile, self._gpu)])
+            better = self._oracle.decide(self._question(found, more))
+            if better.chosen in (None, decision.chosen):
+                break
+            decision, kernels = better, more
+        self._left -= time.perf_counter() - start - (self._compiled.seconds - compiling)
+        chosen = kernels[decision.chosen] if decision.chosen is not None else None
+        return decision, chosen
+
+    def _question(self, found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> Question:
+        self._compiled.add(kernels)
+        unfused = Unfused(found)
+        return Question(
+            rule=RULE,
+            key=_key(found, kernels),
+            inputs=[node.meta["val"] for node in found.inputs],
+            original=unfused,
+            candidates={name: _Reread(k) if is_read_by_loops(found.output) else k for name, k in kernels.items()},
+            prepare=functools.partial(self._compiled.prepare, unfused),
+        )
+
+
+class _Reread:
+    """A kernel, and reading its result once: loops that would compute the epilogue in passing must load it instead."""
+
+    def __init__(self, kernel: TritonTemplateKernel) -> None:
+        self.kernel = kernel
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """The kernel's results."""
+        made = self.kernel(*tensors)
+        torch.sum(made[0] if isinstance(made, tuple) else made)
+        return made
+
+
+def hopeless(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
+    """Why a kernel cannot pay, by an estimate; None where it may."""
+    product = found.product
+    if product.multiplications < _SMALL:
+        return "less work than a launch"
+    if thorough:
+        return None
+    if not computes(found):
+        return None
+    gain = fused_gain(product, gpu, 1 if is_read_by_loops(found.output) else 0)
+    return None if gain >= _WORTH else f"the epilogue would save {gain:.0%} of the product's time"
+
+
+def has_to_offer(found: FoundProduct) -> bool:
+    """Whether there is what a library's call does not do as well: an epilogue, or rows that are not aligned."""
+    return computes(found) or not is_aligned(found.product)
+
+
+def computes(found: FoundProduct) -> bool:
+    """Whether there is more to the epilogue than what the library's call does itself: a sum with a row."""
+    call = next(node for node in found.nodes if is_product(node))
+    return any(node is not call and not is_move(node) for node in (*found.nodes, found.output))
+
+
+def _kind(found: FoundProduct) -> _Kind:
+    """What a product is, whatever its buffers are called."""
+    return renamed(found.product), _label(found)
+
+
+def _label(found: FoundProduct) -> str:
+    """What the epilogue computes, for the kernel's name: ``gelu``."""
+    names = [packet(node).partition(".")[2].strip("_") for node in found.nodes if not is_move(node)]
+    return "_".join(dict.fromkeys(name for name in names if name.isidentifier()))[:40]
+
+
+def renamed(product: Product) -> Product:
+    """The product with its buffers named by position: equal products of different graphs are equal."""
+    names = {b.name: f"p{number}" for number, b in enumerate(product.reads)}
+
+    def load(value: Value) -> Value | None:
+        if not isinstance(value, Load) or value.buffer not in names:
+            return None
+        return Load(names[value.buffer], value.indices, value.dtype)
+
+    rewrite = Rewriter(load)
+    more = tuple(Result(x.buffer, x.place, rewrite(x.value)) for x in product.more)
+    buffers = tuple(replace(b, name=names[b.name]) for b in product.buffers)
+    a, b = (replace(x, buffer=replace(x.buffer, name=names[x.buffer.name])) for x in (product.a, product.b))
+    return replace(product, a=a, b=b, value=rewrite(product.value), more=more, buffers=buffers)
+
+
+@functools.lru_cache(maxsize=512)
+def gemm_kernel(product: Product, tile: GemmTile, label: str, device: int, gpu: Gpu) -> TritonTemplateKernel:
+    """The kernel of a product with a tile; equal ones are the same.
+
+    Raises:
+        UnsupportedDtypeError: the epilogue computes with a dtype that Triton has no type for.
+    """
+    source = gemm_triton(product, tile, gpu.processors, label)
+    plain = gemm_triton(product, replace(tile, descriptors=False), gpu.processors, label)
+    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in product.reads)
+    outputs = tuple(Layout(x.buffer.sizes, x.buffer.strides, x.buffer.dtype) for x in product.results)
+    (launch,) = source.launches
+    return TritonTemplateKernel(launch.name, "gemm", source, plain, inputs, outputs, device)
+
+
+# -- the question -----------------------------------------------------------------------------------------------------
+
+
+class _Compiled:
+    """The kernels of a graph, compiled side by side when the first of them is about to be measured."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, TritonTemplateKernel] = {}
+        self._known: set[str] = set()
+        self.seconds = 0.0  # spent on it
+
+    def add(self, kernels: Mapping[str, TritonTemplateKernel]) -> None:
+        """Have these compiled, too."""
+        new = {kernel.name: kernel for kernel in kernels.values() if kernel.name not in self._known}
+        self._waiting |= new
+        self._known |= new.keys()
+
+    def prepare(self, unfused: Unfused) -> None:
+        """Compile what waits, and what the library's call is followed by."""
+        start, waiting = time.perf_counter(), list(self._waiting.values())
+        self._waiting.clear()
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(compile_side_by_side, waiting)
+            unfused.build()
+            done.result()
+        self.seconds += time.perf_counter() - start
+
+
+def _key(found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> str:
+    texts = "\n".join(kernel.source.text for kernel in kernels.values())
+    digest = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
+    return " ".join([digest, *(str(node.target) for node in found.nodes)])
+
+
+# -- the graph --------------------------------------------------------------------------------------------------------
+
+
+def _anchor(graph: fx.Graph, found: FoundProduct) -> fx.Node | None:
+    """The node before which the kernel may be called.
+
+    None where readers of the product come before operands of the epilogue, or memory is written to in between.
+    """
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    first, last = next(node for node in found.nodes if is_product(node)), found.output
+    if any(_writes(node) for node in order if order[first] < order[node] < order[last]):
+        return None
+    if all(order[node] < order[first] for node in found.inputs):
+        return first
+    inside = {*found.nodes, last}
+    read = [(node, user) for node in found.nodes if node is not last for user in node.users]
+    outside = [(node, user) for node, user in read if user not in inside]
+    return last if all(node is found.kept and order[user] > order[last] for node, user in outside) else None
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and is_mutable(node.target)
+
+
+def replace_product(graph: fx.Graph, found: FoundProduct, kernel: TritonTemplateKernel, anchor: fx.Node) -> None:
+    """Put the call of a kernel into the graph, before `anchor`."""
+    with graph.inserting_before(anchor):
+        call = graph.call_function(kernel, found.inputs)
+        call.meta = {**found.output.meta, "regraft_rule": RULE}
+        if found.kept is None:
+            found.output.replace_all_uses_with(call)
+        else:
+            _unpack(graph, found, call)
+    erase_dead(graph, [*found.nodes, found.output])
+
+
+def _unpack(graph: fx.Graph, found: FoundProduct, call: fx.Node) -> None:
+    assert found.kept is not None
+    nodes = (found.output, found.kept)
+    call.meta["val"] = tuple(node.meta["val"] for node in nodes)
+    for place, node in enumerate(nodes):
+        item = graph.call_function(operator.getitem, (call, place))
+        item.meta = {**node.meta, "regraft_rule": RULE}
+        node.replace_all_uses_with(item)

@@ -1,0 +1,107 @@
+"""The product template in Triton without a GPU: from a function to a kernel, interpreted or compiled.
+
+agrees(lambda x, w: F.gelu(x @ w), x, w)                interpreted; as near to float64 as eager
+on_gpu(function, x, w)                                  its graph, as if the tensors lay on a GPU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from regraft.compiler.ir.interpreter import allocate
+from regraft.compiler.templates.gemm_match import FoundProduct, is_product, match_gemm
+from regraft.compiler.templates.gemm_triton import gemm_triton
+from regraft.compiler.templates.gemm_triton_tiles import GemmTile
+from regraft.compiler.templates.region import packet
+from regraft.compiler.triton import KernelSource
+
+from .triton_kernels import interpreter
+
+SMALL = GemmTile(32, 64, 32, 4, 2)
+
+
+def on_gpu(function: Callable[..., Any], *inputs: torch.Tensor) -> torch.fx.GraphModule:
+    """The graph of a function after autograd, of tensors like these on a GPU."""
+    with FakeTensorMode(), torch.no_grad():
+        fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") for x in inputs]
+        module = make_fx(torch.func.functionalize(function))(*fakes)
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def found_in(module: torch.fx.GraphModule, name: str = "") -> FoundProduct:
+    """The first product of a graph (of an operator of that name), with its epilogue."""
+    node = next(node for node in module.graph.nodes if is_product(node) and packet(node).startswith(name))
+    found = match_gemm(node)
+    assert isinstance(found, FoundProduct), found
+    return found
+
+
+class _Values(torch.fx.Interpreter):
+    """Runs a graph, and keeps all values."""
+
+    def __init__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        with torch.no_grad():
+            self.run(*inputs)
+
+
+def run(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], tile: GemmTile = SMALL, processors: int = 3
+) -> tuple[list[torch.Tensor], FoundProduct, KernelSource]:
+    """The results of the kernel of a function's product, interpreted."""
+    module = on_gpu(function, *inputs)
+    found = found_in(module)
+    values = _Values(module, inputs)
+    results, source = interpreted(found, [values.env[node] for node in found.inputs], tile, processors)
+    return results, found, source
+
+
+def interpreted(
+    found: FoundProduct, inputs: Sequence[torch.Tensor], tile: GemmTile, processors: int
+) -> tuple[list[torch.Tensor], KernelSource]:
+    """The results of a product's kernel, given what it reads."""
+    source = gemm_triton(found.product, tile, processors)
+    (launch,) = source.launches
+    results = [allocate(result.buffer, {}) for result in found.product.results]
+    given = [memory(x) for x in (*inputs, *results)]
+    (after,) = interpreter().run(source.text, [(launch.name, launch.programs, given)])
+    for x, filled in zip(results, after[-len(results) :], strict=True):
+        memory(x).copy_(filled)
+    return results, source
+
+
+def agrees(
+    function: Callable[..., torch.Tensor], *inputs: torch.Tensor, slack: float = 1.5, **options: Any
+) -> tuple[FoundProduct, KernelSource]:
+    """Assert that the kernel computes the function, as near to float64 as eager does."""
+    (result, *more), found, source = run(function, inputs, **options)
+    assert not more
+    near(result, function, inputs, slack, source)
+    return found, source
+
+
+def near(
+    result: torch.Tensor, function: Callable[..., Any], inputs: Sequence[Any], slack: float, source: KernelSource
+) -> None:
+    """Assert that a result is as near to float64 as eager's; NaN and infinities alike."""
+    eager = function(*inputs)
+    exact = function(*(x.double() if x.is_floating_point() else x for x in inputs))
+    assert (result.shape, result.dtype, result.stride()) == (eager.shape, eager.dtype, eager.stride())
+    finite = eager.isfinite()
+    assert torch.equal(result.isnan(), eager.isnan()), source.text
+    assert torch.equal(result[~finite & ~eager.isnan()], eager[~finite & ~eager.isnan()]), source.text
+    if finite.any():
+        allowed = slack * float((eager.double() - exact)[finite].abs().max()) + 1e-6
+        assert float((result.double() - exact)[finite].abs().max()) <= allowed, source.text
+
+
+def memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory of a tensor as one dim."""
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((span,), (1,))
