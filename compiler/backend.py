@@ -29,6 +29,7 @@ from ..rewrites.rule import Rule, declared
 from ..rewrites.ruleset import RuleSet, plugin_rules
 from ..rewrites.snapshot import regions_by_name, snapshot
 from . import triton
+from .attention_masks import settle_masks
 from .autograd import GraphKind, differentiate
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
@@ -151,6 +152,9 @@ class Compilation:
             mark_gradients(captured.graph_module.graph, wanted)
             if self._freezer is not None:
                 self._freezer.mark(captured.graph_module)
+            with self._timed("masks"):
+                masks = settle_masks(captured.graph_module, keep_stream=self.options.rng == "eager")
+            self.record.details["masks"] = masks
             rewrite(captured.graph_module, self.rules, self._settings("forward", "program"), self.record)
         self._note_graph("captured", captured.graph_module)
         with self._timed("differentiate"):

@@ -88,3 +88,41 @@ def test_training_steps_of_cuda_graphs():
             ours = torch.autograd.grad(y.square().sum(), list(model.parameters()))
             eager = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
             torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-3)
+
+
+def attention_under(mask):
+    def function(q, k, v):
+        scores = q @ k.transpose(-2, -1) * 0.125
+        return torch.softmax(scores + mask(q), -1) @ v
+
+    return function
+
+
+def keeps_all(q):
+    rows = torch.arange(q.shape[-2], device=q.device)
+    zero = torch.tensor(0.0, device=q.device, dtype=q.dtype)
+    return torch.where((rows[:, None] >= 0).expand(2, 1, -1, q.shape[-2]), zero, torch.finfo(q.dtype).min)
+
+
+def test_masks_of_literals_on_the_gpu_are_known():
+    given = [randn(2, 4, 128, 64, dtype=torch.bfloat16) for _ in range(3)]
+    function = attention_under(keeps_all)
+    with torch.no_grad(), regraft.coverage() as cov:
+        out = compiled(function, debug=True)(*given)
+        torch.testing.assert_close(out, function(*given), rtol=2e-2, atol=2e-2)
+    (graph,) = cov.graphs
+    assert cov.count("attention") == 1 and "arange" not in graph.details["graph:inference"]
+
+
+def test_attention_calls_with_spread_masks_get_a_fused_kernel():
+    given = [randn(2, 4, 128, 64, dtype=torch.bfloat16) for _ in range(3)]
+    bias = randn(128, 128, 4, dtype=torch.bfloat16)
+
+    def function(q, k, v, bias):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.permute(2, 0, 1).unsqueeze(0))
+
+    with torch.no_grad(), regraft.coverage() as cov:
+        out = compiled(function, debug=True)(*given, bias)
+        torch.testing.assert_close(out, function(*given, bias), rtol=2e-2, atol=2e-2)
+    (graph,) = cov.graphs
+    assert graph.details["masks"] == {"rows": 1} and "bmm" not in graph.details["graph:inference"]
