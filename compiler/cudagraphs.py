@@ -1,19 +1,20 @@
 """CUDA graphs: a compiled graph's launches recorded once for each set of sizes, and replayed as one.
 
     call 1    runs as it is: everything is loaded, chosen and warm
-    call 2    inputs copied into buffers;  captured;  replayed;  outputs copied out
-    call 3    inputs copied into buffers;             replayed;  outputs copied out
+    call 2    inputs copied into buffers;  captured;  replayed;  outputs given out
+    call 3    inputs copied into buffers;             replayed;  outputs given out
 
 Parameters and buffers (and what a forward kept for its backward) are read where they are: they are known by address.
 All other inputs are copied into memory that the capture reads, one copy each.
 
-Results are safe: what the program gets is memory of its own, a copy of each output; no later call changes it. That
-costs a pass over the outputs. What a forward keeps for its backward is not copied. It stays in the capture's memory,
-and as long as any of it lives, that capture is not replayed: another forward meanwhile gets a capture of its own, up to
-`SLOTS`, and then runs as it is.
+Results are safe: no later call changes what the program still holds. Large results, gradients and what a forward keeps
+for its backward are given out as they are, in the capture's memory, and as long as any of it lives, that capture is not
+replayed. A loop that holds one result while it computes the next gets a second capture, and the two take turns; with
+`SLOTS` of them in use, results come from a capture that copies them out. Small results, and what a forward gives to
+the program, are copied: a loss that is held must not hold a whole step's memory.
 
-Memory: all inference captures of one stream share one pool, since nothing in it outlives a call; a training step holds
-a pool for each of its forward captures, shared with the backward that belongs to it. Outputs are held twice.
+Memory: all inference captures of one stream share one pool, since nothing in it but results outlives a call; a training
+step holds a pool for each of its forward captures, shared with the backward that belongs to it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from .collector import uncollected
 logger = logging.getLogger("regraft")
 
 SLOTS = 4  # captures of one set of sizes: by addresses, and while results of others are in use
+_ALL = 1 << 62
+_SMALL = 1 << 18  # bytes of a result of an inference graph that is copied out
 Boxed = Callable[[list[Any]], Any]
 
 _LOCK = threading.RLock()  # captures that share a pool are replayed and read by turns
@@ -170,13 +173,19 @@ class _Graphed:
         pool = self._pool(device, stream, addresses)
         if pool is None:
             return None
-        if len(captures) >= SLOTS:
+        if len(captures) >= SLOTS and (self._returned is not None or captures[-1].gives_nothing):
             self._say("captures", f"{SLOTS} captures of one set of sizes are in use, or have other addresses")
             return None
-        made = self._captured(args, addresses, pool, device)
+        made = self._captured(args, addresses, pool, device, self._limit(len(captures)))
         if made is not None:
             captures.append(made)
         return made
+
+    def _limit(self, others: int) -> int:
+        """Bytes up to which results of the program are copied out, in a capture beside so many."""
+        if self._returned is not None or others >= SLOTS - 1:
+            return _ALL
+        return _SMALL if self._static is not None else 0
 
     def _addresses(self, args: Sequence[Any]) -> dict[int, int]:
         """Where the inputs lie that are read where they are, by position."""
@@ -207,20 +216,20 @@ class _Graphed:
         return shared
 
     def _captured(
-        self, args: list[Any], addresses: dict[int, int], pool: _Pool, device: torch.device
+        self, args: list[Any], addresses: dict[int, int], pool: _Pool, device: torch.device, limit: int
     ) -> _Capture | None:
         moving = {k: x for k, x in enumerate(args) if isinstance(x, torch.Tensor) and k not in addresses}
-        with torch.inference_mode(False):
-            buffers = {k: _same_memory(x) for k, x in moving.items()}
-        given = [buffers.get(k, x) for k, x in enumerate(args)]
         try:
-            graph, results = self._owner.device.capture(self._call, given, pool.handle, device)
+            with torch.inference_mode(False), torch.no_grad():  # results may be used in another mode later
+                buffers = {k: _same_memory(x) for k, x in moving.items()}
+                given = [buffers.get(k, x) for k, x in enumerate(args)]
+                graph, results = self._owner.device.capture(self._call, given, pool.handle, device)
         except Exception as error:  # whatever cannot be recorded runs as it is
             self._failed = True
             logger.warning("regraft: a graph runs without CUDA graphs, its capture failed", exc_info=True)
             self._say("capture-failed", f"{type(error).__name__}: {error}")
             return None
-        capture = _Capture(graph, pool, addresses, buffers, given, list(results), self._returned)
+        capture = _Capture(graph, pool, addresses, buffers, given, list(results), self._returned, limit)
         if self._returned is not None:
             self._owner.pools.update((x.data_ptr(), pool) for x in capture.kept)
             self._owner.steady.update(addresses.values())
@@ -244,6 +253,7 @@ class _Capture:
         given: Sequence[Any],
         results: list[Any],
         returned: int | None,
+        limit: int,
     ) -> None:
         self.addresses, self._pool = addresses, pool
         self._graph, self._buffers, self._results = graph, buffers, results
@@ -252,7 +262,7 @@ class _Capture:
         steady = {_memory(given[k]) for k in addresses}
         returned = len(results) if returned is None else returned
         # What looks at a parameter is given as it is, as without a capture.
-        self._copied = [k < returned and _memory(x) not in steady for k, x in enumerate(results)]
+        self._copied = [k < returned and _memory(x) not in steady and _bytes(x) <= limit for k, x in enumerate(results)]
         given_out = [
             x
             for x, at, copied in zip(results, self._inputs, self._copied, strict=True)
@@ -261,6 +271,11 @@ class _Capture:
         self.kept = given_out
         self._watched = list({_memory(x): x for x in given_out}.values())
         self._idle = [torch_compat.storage_users(x) for x in self._watched]
+
+    @property
+    def gives_nothing(self) -> bool:
+        """Whether all results are copied out, so that it can always be replayed."""
+        return not self._watched
 
     def in_use(self) -> bool:
         """Whether anything that was given out as it is still lives."""
@@ -271,26 +286,23 @@ class _Capture:
         for position, buffer in self._buffers.items():
             _flat(buffer).copy_(_flat(args[position]))
         self._graph.replay()
-        copies: dict[int, torch.Tensor] = {}
+        made: dict[int, torch.Tensor] = {}
         results = [
-            self._result(x, at, copied, args, copies)
+            self._result(x, at, copied, args, made)
             for x, at, copied in zip(self._results, self._inputs, self._copied, strict=True)
         ]
         args.clear()
         return tuple(results)
 
     @staticmethod
-    def _result(x: Any, at: int | None, copied: bool, args: list[Any], copies: dict[int, torch.Tensor]) -> Any:
+    def _result(x: Any, at: int | None, copied: bool, args: list[Any], made: dict[int, torch.Tensor]) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
         if at is not None:
             return args[at]
-        if not copied:
-            return x.data  # a tensor of its own, so that it can be told whether it lives
-        if id(x) not in copies:
-            copies[id(x)] = _same_memory(x)
-            _flat(copies[id(x)]).copy_(_flat(x))
-        return copies[id(x)]
+        if id(x) not in made:
+            made[id(x)] = _copy(x) if copied else x.data  # a tensor of its own, so that it can be told whether it lives
+        return made[id(x)]
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -304,6 +316,16 @@ def _layout(value: Any) -> Any:
 
 def _memory(value: Any) -> int:
     return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    new = _same_memory(x)
+    _flat(new).copy_(_flat(x))
+    return new
+
+
+def _bytes(value: Any) -> int:
+    return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
 
 
 def _same_memory(x: torch.Tensor) -> torch.Tensor:

@@ -68,11 +68,12 @@ def test_the_backward_draws_the_forwards_mask():
     assert torch.equal(run(x), y)
 
 
-def test_results_of_cuda_graphs_are_safe():
+@pytest.mark.parametrize("rows", [16, 4096])
+def test_results_of_cuda_graphs_are_safe(rows):
     model = mlp()
     run = compiled(model, template="cudagraphs")
     with torch.no_grad():
-        inputs = [randn(16, 64) for _ in range(5)]
+        inputs = [randn(rows, 64) for _ in range(7)]
         results = [run(x) for x in inputs]
         for x, y in zip(inputs, results, strict=True):
             torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-4)
