@@ -22,6 +22,7 @@ from ..patterns import default_rules
 from ..rewrites.coverage import is_watched, publish
 from ..rewrites.driver import Settings, rewrite
 from ..rewrites.effects import mark_gradients
+from ..rewrites.graph import mark_returned
 from ..rewrites.profit import Always, Never, Oracle
 from ..rewrites.reason import Reason
 from ..rewrites.record import Fallback, GraphRecord
@@ -43,8 +44,9 @@ from .measure import Measured
 from .normal import FORMS
 from .options import OptionError, Options
 from .seeding import seed_calls
+from .spaced_rows import space_rows, strides_of_outputs, take_strides
 from .templates import fuse_attention, fuse_gemm
-from .torch_compat import calls_plainly, compile_name, dynamo_signal, places
+from .torch_compat import calls_plainly, compile_name, dynamo_signal, places, told_strides
 from .warm.entry import Entry, recall, save
 from .warm.key import graph_key
 from .wrapper import Wrapper, generate
@@ -205,11 +207,19 @@ class Compilation:
         self._lays_out = False
 
     def _compile_graph(
-        self, graph_module: fx.GraphModule, _inputs: Sequence[Any], kind: GraphKind
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind
     ) -> Callable[..., Any]:
         """Compile one graph after differentiation."""
         start = time.perf_counter()
+        if kind == "backward":
+            take_strides(graph_module, inputs)
+        told, returned = told_strides(), places()[1]
+        is_told = kind == "forward" and told is not None and returned is not None
+        if is_told:
+            mark_returned(graph_module.graph, returned)
         protected = self._lower(graph_module, kind)
+        if is_told:
+            told.extend(strides_of_outputs(graph_module))
         self._note_graph(kind, graph_module)
         captured = self._captured(graph_module, kind)
         with self._timed("kernels"):
@@ -286,6 +296,8 @@ class Compilation:
                 self.record.details["channels_last"] = asdict(
                     spread_channels_last(graph_module, self.oracle, self.record)
                 )
+        if self._lays_out:
+            self.record.details[f"spaced:{kind}"] = space_rows(graph_module)
         rewrite(graph_module, self.rules, self._settings("lowered", kind), self.record)
         if kind == "inference":
             self._fuse_templates(graph_module, packed=freezer is not None)
