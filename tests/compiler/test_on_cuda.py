@@ -127,3 +127,12 @@ def test_attention_calls_with_spread_masks_get_a_fused_kernel():
         torch.testing.assert_close(out, function(*given, bias), rtol=2e-2, atol=2e-2)
     (graph,) = cov.graphs
     assert graph.details["masks"] == {"rows": 1} and "bmm" not in graph.details["graph:inference"]
+
+
+def test_gelu_by_tanh_is_an_epilogue():
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(approximate="tanh")).cuda().to(torch.bfloat16)
+    x = randn(512, 256, dtype=torch.bfloat16)
+    with torch.no_grad(), regraft.coverage() as cov:
+        out = compiled(model, profit="always", debug=True)(x)
+        torch.testing.assert_close(out, model(x), rtol=2e-2, atol=2e-2)
+    assert "_addmm_activation" in cov.graphs[0].details["graph:inference"]
