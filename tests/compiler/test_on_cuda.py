@@ -46,7 +46,7 @@ def test_kernels_are_eagers(name, shape):
         pytest.skip("variance of nothing warns")
     x = randn(*shape)
     with torch.no_grad(), regraft.coverage() as cov:
-        torch.testing.assert_close(compiled(PROGRAMS[name])(x), PROGRAMS[name](x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(compiled(PROGRAMS[name])(x), PROGRAMS[name](x), rtol=1e-4, atol=1e-4)
     assert cov.fallbacks == [] and sum(code.kernels for graph in cov.graphs for code in graph.code)
 
 

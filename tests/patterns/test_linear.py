@@ -196,3 +196,12 @@ def test_weight_that_may_change_is_not_packed() -> None:
 @pytest.mark.parametrize("sample", [s for s in linear.samples if s.refused], ids=lambda s: s.refused)
 def test_near_misses(sample: Any) -> None:
     assert sample.refused in refusals(linear, sample)
+
+
+def test_a_product_that_a_backward_keeps_is_computed_once():
+    model, x = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU()), torch.randn(2, 32, 64)
+    options = {"profit": "always", "debug": True}
+    with regraft.coverage() as cov:
+        torch.compile(model, backend="regraft", options=options)(x).sum().backward()
+    forward = cov.graphs[0].details["graph:forward"]
+    assert forward.count("target=torch.ops.mkldnn._linear_pointwise") + forward.count("target=torch.ops.aten.addmm") == 1
