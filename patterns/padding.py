@@ -71,21 +71,9 @@ def added(x: Any, weight: Any, bytes_: int) -> Sizes:
 
 
 def _aligned_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[Any, Any, Any]:
-    """Rows, columns and inner size; None where they do not matter: rows of memory that begin apart may be aligned."""
-    side_by_side = x.dim() == weight.dim() and _is_transposed(x)
-    rows = x.shape[-2] if side_by_side and not _begins_aligned(x) else None
-    inner = None if _begins_aligned(x) and _begins_aligned(weight) else x.shape[-1]
-    return rows, weight.shape[0 if weight.dim() == 2 else -1], inner
-
-
-def _is_transposed(x: torch.Tensor) -> bool:
-    return bool(x.stride(-1) != 1 and x.stride(-2) == 1)
-
-
-def _begins_aligned(x: torch.Tensor) -> bool:
-    """Whether each row of a matrix in memory, or column of a transposed one, begins at a multiple of 16 bytes."""
-    step = x.stride(-1 if _is_transposed(x) else -2)
-    return type(step) is int and step * x.dtype.itemsize % ALIGNED == 0
+    """Rows, columns and inner size; None for rows that do not matter."""
+    side_by_side = x.dim() == weight.dim() and x.stride(-1) != 1 and x.stride(-2) == 1
+    return x.shape[-2] if side_by_side else None, weight.shape[0 if weight.dim() == 2 else -1], x.shape[-1]
 
 
 def needed_dense(match: Binding, policy: Mapping[str, str]) -> bool:
