@@ -49,6 +49,7 @@ from .templates import fuse_attention, fuse_gemm
 from .torch_compat import calls_plainly, compile_name, dynamo_signal, places, told_strides
 from .warm.entry import Entry, recall, save
 from .warm.key import graph_key
+from .wide_products import widen_products
 from .wrapper import Wrapper, generate
 
 logger = logging.getLogger("regraft")
@@ -299,6 +300,8 @@ class Compilation:
         if self._lays_out:
             self.record.details[f"spaced:{kind}"] = space_rows(graph_module)
         rewrite(graph_module, self.rules, self._settings("lowered", kind), self.record)
+        if self._lays_out:
+            self.record.details[f"widened:{kind}"] = widen_products(graph_module)
         if kind == "inference":
             self._fuse_templates(graph_module, packed=freezer is not None)
         if freezer is None:

@@ -136,3 +136,32 @@ def test_gelu_by_tanh_is_an_epilogue():
         out = compiled(model, profit="always", debug=True)(x)
         torch.testing.assert_close(out, model(x), rtol=2e-2, atol=2e-2)
     assert "_addmm_activation" in cov.graphs[0].details["graph:inference"]
+
+
+def relative_error(found, expected):
+    return float(torch.linalg.vector_norm(found.double() - expected) / torch.linalg.vector_norm(expected))
+
+
+@pytest.mark.parametrize("classes", [512, 1003])
+def test_gradients_under_autocast_are_no_worse_than_eagers(classes):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, classes)).cuda()
+    x, labels = randn(2048, 256), torch.randint(classes, (2048,), device="cuda")
+
+    def gradients(run, x):
+        model.zero_grad()
+        F.cross_entropy(run(x).float() if x.dtype == torch.float32 else run(x), labels).backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    def autocast(x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return model(x)
+
+    eager = gradients(autocast, x)
+    with regraft.coverage() as cov:
+        ours = gradients(compiled(autocast), x)
+    assert cov.fallbacks == []
+    model.double()
+    exact = gradients(model, x.double())
+    for found, other, expected in zip(ours, eager, exact, strict=True):
+        assert relative_error(found, expected) < 1.5 * relative_error(other, expected) + 1e-6
