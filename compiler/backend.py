@@ -39,6 +39,7 @@ from .collector import uncollected
 from .cpp import can_build
 from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
+from .cudnn_gradients import lay_out_gradients
 from .freezing import Boxed, Freezer, fold_tables, fold_uniform, refuse_training, spread_channels_last
 from .measure import Measured
 from .normal import FORMS
@@ -300,6 +301,7 @@ class Compilation:
         if self._lays_out:
             self.record.details[f"spaced:{kind}"] = space_rows(graph_module)
         rewrite(graph_module, self.rules, self._settings("lowered", kind), self.record)
+        lay_out_gradients(graph_module)
         if self._lays_out:
             self.record.details[f"widened:{kind}"] = widen_products(graph_module)
         if kind == "inference":
