@@ -41,6 +41,7 @@ from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
 from .cudnn_gradients import lay_out_gradients
 from .freezing import Boxed, Freezer, fold_tables, fold_uniform, refuse_training, spread_channels_last
+from .freezing.scalars import move_scalars
 from .measure import Measured
 from .normal import FORMS
 from .options import OptionError, Options
@@ -289,6 +290,7 @@ class Compilation:
         freezer = self._freezer if kind == "inference" else None
         fold_uniform(graph_module)
         fold_tables(graph_module)
+        move_scalars(graph_module)
         rewrite(graph_module, self.rules, self._settings("simplify", kind), self.record)
         if freezer is not None:
             with self._timed("freeze"):
