@@ -143,6 +143,7 @@ class _Graphed:
     def __init__(self, owner: CudaGraphs, call: Boxed, static: frozenset[int] | None, returned: int | None) -> None:
         self._owner, self._call, self._static, self._returned = owner, call, static, returned
         self._captures: dict[Any, list[_Capture]] = {}  # by stream and layouts
+        self._all: list[_Capture] = []
         self._warm: set[Any] = set()  # numbers that it has run with
         self._noted: set[str] = set()
         self._failed = False
@@ -153,23 +154,21 @@ class _Graphed:
         if self._failed or device is None or self._owner.device.is_capturing():
             return self._call(args)
         with _LOCK:
-            capture = self._capture_for(args, device)
+            stream = self._owner.device.stream(device)
+            capture = next((c for c in self._all if c.fits(args, stream) and not c.in_use()), None)
+            capture = capture or self._new_capture(args, device, stream)
             if capture is not None:
                 return capture.replay(args)
         return self._call(args)
 
-    def _capture_for(self, args: list[Any], device: torch.device) -> _Capture | None:
-        """The capture to replay, made if need be; None where the call is to run as it is."""
-        stream = self._owner.device.stream(device)
+    def _new_capture(self, args: list[Any], device: torch.device, stream: int) -> _Capture | None:
+        """A capture of this call; None where it is to run as it is."""
         addresses = self._addresses(args)
         captures = self._known((stream, *(_layout(x) for k, x in enumerate(args) if k not in addresses)))
         numbers = tuple(x for x in args if not isinstance(x, torch.Tensor))
         if captures is None or numbers not in self._warm:
             self._warm.add(numbers)
             return None
-        for capture in captures:
-            if capture.addresses == addresses and not capture.in_use():
-                return capture
         pool = self._pool(device, stream, addresses)
         if pool is None:
             return None
@@ -178,7 +177,9 @@ class _Graphed:
             return None
         made = self._captured(args, addresses, pool, device, self._limit(len(captures)))
         if made is not None:
+            made.stream = stream
             captures.append(made)
+            self._all.append(made)
         return made
 
     def _limit(self, others: int) -> int:
@@ -255,7 +256,10 @@ class _Capture:
         returned: int | None,
         limit: int,
     ) -> None:
-        self.addresses, self._pool = addresses, pool
+        self.stream, self._pool = 0, pool
+        self._places, self._addresses = [*addresses], [*addresses.values()]
+        self._layouts = [(k, buffer.shape, buffer.stride(), buffer.dtype) for k, buffer in buffers.items()]
+        self._numbers = [(k, x) for k, x in enumerate(given) if not isinstance(x, torch.Tensor)]
         self._graph, self._buffers, self._results = graph, buffers, results
         places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor)}
         self._inputs = [places.get(id(result)) for result in results]
@@ -276,6 +280,18 @@ class _Capture:
     def gives_nothing(self) -> bool:
         """Whether all results are copied out, so that it can always be replayed."""
         return not self._watched
+
+    def fits(self, args: Sequence[Any], stream: int) -> bool:
+        """Whether inputs lie, or are laid out, as those that it was made for; this is all that a replay checks."""
+        return (
+            stream == self.stream
+            and [args[k].data_ptr() for k in self._places] == self._addresses
+            and all(
+                (x := args[k]).shape == shape and x.stride() == stride and x.dtype == dtype
+                for k, shape, stride, dtype in self._layouts
+            )
+            and all(args[k] == number for k, number in self._numbers)
+        )
 
     def in_use(self) -> bool:
         """Whether anything that was given out as it is still lives."""
