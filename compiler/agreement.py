@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 TOLERANCE = 1e-2
 HALF_TOLERANCE = 5e-2
+_PIECE = 1 << 24  # elements
 
 
 def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = True) -> str:
@@ -37,7 +39,7 @@ def relative_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
     Left out is what is not finite, and a tensor that is but rounding beside the largest (the gradient of what cancels).
     """
     pairs = [
-        (_comparable(a), _comparable(b))
+        (a, b)
         for a, b in zip(found, expected, strict=True)
         if isinstance(b, torch.Tensor) and (b.dtype.is_floating_point or b.dtype.is_complex) and b.numel()
     ]
@@ -46,10 +48,12 @@ def relative_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    finite = expected.isfinite() & found.isfinite()
-    found, expected = found.where(finite, 0), expected.where(finite, 0)
-    scale = float(torch.linalg.vector_norm(expected))
-    return float(torch.linalg.vector_norm(found - expected)) / scale if scale else 0.0
+    wrong = scale = 0.0
+    for a, b in zip(_pieces(found), _pieces(expected), strict=True):
+        finite = b.isfinite() & a.isfinite()
+        wrong = math.hypot(wrong, float(torch.linalg.vector_norm((a - b).where(finite, 0))))
+        scale = math.hypot(scale, float(torch.linalg.vector_norm(b.where(finite, 0))))
+    return wrong / scale if scale else 0.0
 
 
 def _difference(found: Any, expected: Any, largest: float, values: bool) -> str:
@@ -70,17 +74,23 @@ def _value_difference(found: torch.Tensor, expected: torch.Tensor, largest: floa
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         return "" if torch.equal(found, expected) else "integer values differ"
     tolerance = TOLERANCE if torch.finfo(expected.dtype).eps < 1e-6 else HALF_TOLERANCE
-    found, expected = _comparable(found), _comparable(expected)
-    if not torch.equal(found.isnan(), expected.isnan()):
-        return "NaN in other places"
-    finite = expected.isfinite() & found.isfinite()
-    if not torch.equal(found[~finite].nan_to_num(), expected[~finite].nan_to_num()):
-        return "infinities in other places"
-    error = _largest(found[finite] - expected[finite])
-    own = _largest(expected)
+    error = own = 0.0
+    for a, b in zip(_pieces(found), _pieces(expected), strict=True):
+        if not torch.equal(a.isnan(), b.isnan()):
+            return "NaN in other places"
+        finite = b.isfinite() & a.isfinite()
+        if not torch.equal(a.where(~finite, 0).nan_to_num(), b.where(~finite, 0).nan_to_num()):
+            return "infinities in other places"
+        error = max(error, _largest((a - b).where(finite, 0)))
+        own = max(own, _largest(b))
     if error <= tolerance * own + 0.1 * tolerance * largest:
         return ""
     return f"relative error {error / own if own else float('inf'):.2g}, more than {tolerance:g}"
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The elements of a tensor, some at a time: comparing takes several copies of what is compared."""
+    return map(_comparable, tensor.reshape(-1).split(_PIECE))
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:
@@ -93,5 +103,4 @@ def _largest(tensor: torch.Tensor) -> float:
     """The largest finite magnitude."""
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) or tensor.numel() == 0:
         return 0.0
-    magnitude = _comparable(tensor).abs()
-    return float(magnitude.nan_to_num(nan=0.0, posinf=0.0).max())
+    return max(float(piece.abs().nan_to_num(nan=0.0, posinf=0.0).max()) for piece in _pieces(tensor))

@@ -22,6 +22,7 @@ from ..patterns import default_rules
 from ..rewrites.coverage import is_watched, publish
 from ..rewrites.driver import Settings, rewrite
 from ..rewrites.effects import mark_gradients
+from ..rewrites.graph import mark_returned
 from ..rewrites.profit import Always, Never, Oracle
 from ..rewrites.reason import Reason
 from ..rewrites.record import Fallback, GraphRecord
@@ -29,6 +30,7 @@ from ..rewrites.rule import Rule, declared
 from ..rewrites.ruleset import RuleSet, plugin_rules
 from ..rewrites.snapshot import regions_by_name, snapshot
 from . import triton
+from .attention_masks import settle_masks
 from .autograd import GraphKind, differentiate
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
@@ -37,6 +39,7 @@ from .collector import uncollected
 from .cpp import can_build
 from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
+from .cudnn_gradients import lay_out_gradients
 from .freezing import (
     Boxed,
     Freezer,
@@ -49,15 +52,18 @@ from .freezing import (
     split_biases,
     spread_channels_last,
 )
+from .freezing.scalars import move_scalars
 from .measure import BUDGET_SECONDS, Measured
 from .normal import FORMS
 from .options import OptionError, Options
 from .seeding import seed_calls
 from .softmax_rows import keep_rows
+from .spaced_rows import space_rows, strides_of_outputs, take_strides
 from .templates import fuse_attention, fuse_gemm, fuse_gemm_triton
-from .torch_compat import calls_plainly, compile_name, dynamo_signal, places
+from .torch_compat import calls_plainly, compile_name, dynamo_signal, places, told_strides
 from .warm.entry import Entry, recall, save
 from .warm.key import graph_key
+from .wide_products import widen_products
 from .wrapper import Wrapper, generate
 
 logger = logging.getLogger("regraft")
@@ -164,6 +170,9 @@ class Compilation:
             mark_gradients(captured.graph_module.graph, wanted)
             if self._freezer is not None:
                 self._freezer.mark(captured.graph_module)
+            with self._timed("masks"):
+                masks = settle_masks(captured.graph_module, keep_stream=self.options.rng == "eager")
+            self.record.details["masks"] = masks
             rewrite(captured.graph_module, self.rules, self._settings("forward", "program"), self.record)
         self._note_graph("captured", captured.graph_module)
         with self._timed("differentiate"):
@@ -223,11 +232,19 @@ class Compilation:
         self._lays_out = False
 
     def _compile_graph(
-        self, graph_module: fx.GraphModule, _inputs: Sequence[Any], kind: GraphKind
+        self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind
     ) -> Callable[..., Any]:
         """Compile one graph after differentiation."""
         start = time.perf_counter()
+        if kind == "backward":
+            take_strides(graph_module, inputs)
+        told, returned = told_strides(), places()[1]
+        is_told = kind == "forward" and told is not None and returned is not None
+        if is_told:
+            mark_returned(graph_module.graph, returned)
         protected = self._lower(graph_module, kind)
+        if is_told:
+            told.extend(strides_of_outputs(graph_module))
         self._note_graph(kind, graph_module)
         captured = self._captured(graph_module, kind)
         with self._timed("kernels"):
@@ -295,13 +312,19 @@ class Compilation:
         freezer = self._freezer if kind == "inference" else None
         fold_uniform(graph_module)
         fold_tables(graph_module)
+        move_scalars(graph_module)
         rewrite(graph_module, self.rules, self._settings("simplify", kind), self.record)
         if freezer is not None:
             with self._timed("freeze"):
                 freezer.begin(graph_module)
         if kind == "inference" and self._lays_out:
             self._lay_out(graph_module)
+        if self._lays_out:
+            self.record.details[f"spaced:{kind}"] = space_rows(graph_module)
         rewrite(graph_module, self.rules, self._settings("lowered", kind), self.record)
+        lay_out_gradients(graph_module)
+        if self._lays_out:
+            self.record.details[f"widened:{kind}"] = widen_products(graph_module)
         if kind == "inference" or "cuda" in self._devices:
             self._fuse_templates(graph_module, kind, packed=freezer is not None)
         if freezer is None:

@@ -1,19 +1,20 @@
 """CUDA graphs: a compiled graph's launches recorded once for each set of sizes, and replayed as one.
 
     call 1    runs as it is: everything is loaded, chosen and warm
-    call 2    inputs copied into buffers;  captured;  replayed;  outputs copied out
-    call 3    inputs copied into buffers;             replayed;  outputs copied out
+    call 2    inputs copied into buffers;  captured;  replayed;  outputs given out
+    call 3    inputs copied into buffers;             replayed;  outputs given out
 
 Parameters and buffers (and what a forward kept for its backward) are read where they are: they are known by address.
 All other inputs are copied into memory that the capture reads, one copy each.
 
-Results are safe: what the program gets is memory of its own, a copy of each output; no later call changes it. That
-costs a pass over the outputs. What a forward keeps for its backward is not copied. It stays in the capture's memory,
-and as long as any of it lives, that capture is not replayed: another forward meanwhile gets a capture of its own, up to
-`SLOTS`, and then runs as it is.
+Results are safe: no later call changes what the program still holds. Large results, gradients and what a forward keeps
+for its backward are given out as they are, in the capture's memory, and as long as any of it lives, that capture is not
+replayed. A loop that holds one result while it computes the next gets a second capture, and the two take turns; with
+`SLOTS` of them in use, results come from a capture that copies them out. Small results, and what a forward gives to
+the program, are copied: a loss that is held must not hold a whole step's memory.
 
-Memory: all inference captures of one stream share one pool, since nothing in it outlives a call; a training step holds
-a pool for each of its forward captures, shared with the backward that belongs to it. Outputs are held twice.
+Memory: all inference captures of one stream share one pool, since nothing in it but results outlives a call; a training
+step holds a pool for each of its forward captures, shared with the backward that belongs to it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from .collector import uncollected
 logger = logging.getLogger("regraft")
 
 SLOTS = 4  # captures of one set of sizes: by addresses, and while results of others are in use
+_ALL = 1 << 62
+_SMALL = 1 << 18  # bytes of a result of an inference graph that is copied out
 Boxed = Callable[[list[Any]], Any]
 
 _LOCK = threading.RLock()  # captures that share a pool are replayed and read by turns
@@ -140,6 +143,7 @@ class _Graphed:
     def __init__(self, owner: CudaGraphs, call: Boxed, static: frozenset[int] | None, returned: int | None) -> None:
         self._owner, self._call, self._static, self._returned = owner, call, static, returned
         self._captures: dict[Any, list[_Capture]] = {}  # by stream and layouts
+        self._all: list[_Capture] = []
         self._warm: set[Any] = set()  # numbers that it has run with
         self._noted: set[str] = set()
         self._failed = False
@@ -150,33 +154,39 @@ class _Graphed:
         if self._failed or device is None or self._owner.device.is_capturing():
             return self._call(args)
         with _LOCK:
-            capture = self._capture_for(args, device)
+            stream = self._owner.device.stream(device)
+            capture = next((c for c in self._all if c.fits(args, stream) and not c.in_use()), None)
+            capture = capture or self._new_capture(args, device, stream)
             if capture is not None:
                 return capture.replay(args)
         return self._call(args)
 
-    def _capture_for(self, args: list[Any], device: torch.device) -> _Capture | None:
-        """The capture to replay, made if need be; None where the call is to run as it is."""
-        stream = self._owner.device.stream(device)
+    def _new_capture(self, args: list[Any], device: torch.device, stream: int) -> _Capture | None:
+        """A capture of this call; None where it is to run as it is."""
         addresses = self._addresses(args)
         captures = self._known((stream, *(_layout(x) for k, x in enumerate(args) if k not in addresses)))
         numbers = tuple(x for x in args if not isinstance(x, torch.Tensor))
         if captures is None or numbers not in self._warm:
             self._warm.add(numbers)
             return None
-        for capture in captures:
-            if capture.addresses == addresses and not capture.in_use():
-                return capture
         pool = self._pool(device, stream, addresses)
         if pool is None:
             return None
-        if len(captures) >= SLOTS:
+        if len(captures) >= SLOTS and (self._returned is not None or captures[-1].gives_nothing):
             self._say("captures", f"{SLOTS} captures of one set of sizes are in use, or have other addresses")
             return None
-        made = self._captured(args, addresses, pool, device)
+        made = self._captured(args, addresses, pool, device, self._limit(len(captures)))
         if made is not None:
+            made.stream = stream
             captures.append(made)
+            self._all.append(made)
         return made
+
+    def _limit(self, others: int) -> int:
+        """Bytes up to which results of the program are copied out, in a capture beside so many."""
+        if self._returned is not None or others >= SLOTS - 1:
+            return _ALL
+        return _SMALL if self._static is not None else 0
 
     def _addresses(self, args: Sequence[Any]) -> dict[int, int]:
         """Where the inputs lie that are read where they are, by position."""
@@ -207,20 +217,20 @@ class _Graphed:
         return shared
 
     def _captured(
-        self, args: list[Any], addresses: dict[int, int], pool: _Pool, device: torch.device
+        self, args: list[Any], addresses: dict[int, int], pool: _Pool, device: torch.device, limit: int
     ) -> _Capture | None:
         moving = {k: x for k, x in enumerate(args) if isinstance(x, torch.Tensor) and k not in addresses}
-        with torch.inference_mode(False):
-            buffers = {k: _same_memory(x) for k, x in moving.items()}
-        given = [buffers.get(k, x) for k, x in enumerate(args)]
         try:
-            graph, results = self._owner.device.capture(self._call, given, pool.handle, device)
+            with torch.inference_mode(False), torch.no_grad():  # results may be used in another mode later
+                buffers = {k: _same_memory(x) for k, x in moving.items()}
+                given = [buffers.get(k, x) for k, x in enumerate(args)]
+                graph, results = self._owner.device.capture(self._call, given, pool.handle, device)
         except Exception as error:  # whatever cannot be recorded runs as it is
             self._failed = True
             logger.warning("regraft: a graph runs without CUDA graphs, its capture failed", exc_info=True)
             self._say("capture-failed", f"{type(error).__name__}: {error}")
             return None
-        capture = _Capture(graph, pool, addresses, buffers, given, list(results), self._returned)
+        capture = _Capture(graph, pool, addresses, buffers, given, list(results), self._returned, limit)
         if self._returned is not None:
             self._owner.pools.update((x.data_ptr(), pool) for x in capture.kept)
             self._owner.steady.update(addresses.values())
@@ -244,15 +254,19 @@ class _Capture:
         given: Sequence[Any],
         results: list[Any],
         returned: int | None,
+        limit: int,
     ) -> None:
-        self.addresses, self._pool = addresses, pool
+        self.stream, self._pool = 0, pool
+        self._places, self._addresses = [*addresses], [*addresses.values()]
+        self._layouts = [(k, buffer.shape, buffer.stride(), buffer.dtype) for k, buffer in buffers.items()]
+        self._numbers = [(k, x) for k, x in enumerate(given) if not isinstance(x, torch.Tensor)]
         self._graph, self._buffers, self._results = graph, buffers, results
         places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor)}
         self._inputs = [places.get(id(result)) for result in results]
         steady = {_memory(given[k]) for k in addresses}
         returned = len(results) if returned is None else returned
         # What looks at a parameter is given as it is, as without a capture.
-        self._copied = [k < returned and _memory(x) not in steady for k, x in enumerate(results)]
+        self._copied = [k < returned and _memory(x) not in steady and _bytes(x) <= limit for k, x in enumerate(results)]
         given_out = [
             x
             for x, at, copied in zip(results, self._inputs, self._copied, strict=True)
@@ -261,6 +275,23 @@ class _Capture:
         self.kept = given_out
         self._watched = list({_memory(x): x for x in given_out}.values())
         self._idle = [torch_compat.storage_users(x) for x in self._watched]
+
+    @property
+    def gives_nothing(self) -> bool:
+        """Whether all results are copied out, so that it can always be replayed."""
+        return not self._watched
+
+    def fits(self, args: Sequence[Any], stream: int) -> bool:
+        """Whether inputs lie, or are laid out, as those that it was made for; this is all that a replay checks."""
+        return (
+            stream == self.stream
+            and [args[k].data_ptr() for k in self._places] == self._addresses
+            and all(
+                (x := args[k]).shape == shape and x.stride() == stride and x.dtype == dtype
+                for k, shape, stride, dtype in self._layouts
+            )
+            and all(args[k] == number for k, number in self._numbers)
+        )
 
     def in_use(self) -> bool:
         """Whether anything that was given out as it is still lives."""
@@ -271,26 +302,23 @@ class _Capture:
         for position, buffer in self._buffers.items():
             _flat(buffer).copy_(_flat(args[position]))
         self._graph.replay()
-        copies: dict[int, torch.Tensor] = {}
+        made: dict[int, torch.Tensor] = {}
         results = [
-            self._result(x, at, copied, args, copies)
+            self._result(x, at, copied, args, made)
             for x, at, copied in zip(self._results, self._inputs, self._copied, strict=True)
         ]
         args.clear()
         return tuple(results)
 
     @staticmethod
-    def _result(x: Any, at: int | None, copied: bool, args: list[Any], copies: dict[int, torch.Tensor]) -> Any:
+    def _result(x: Any, at: int | None, copied: bool, args: list[Any], made: dict[int, torch.Tensor]) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
         if at is not None:
             return args[at]
-        if not copied:
-            return x.data  # a tensor of its own, so that it can be told whether it lives
-        if id(x) not in copies:
-            copies[id(x)] = _same_memory(x)
-            _flat(copies[id(x)]).copy_(_flat(x))
-        return copies[id(x)]
+        if id(x) not in made:
+            made[id(x)] = _copy(x) if copied else x.data  # a tensor of its own, so that it can be told whether it lives
+        return made[id(x)]
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -304,6 +332,16 @@ def _layout(value: Any) -> Any:
 
 def _memory(value: Any) -> int:
     return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    new = _same_memory(x)
+    _flat(new).copy_(_flat(x))
+    return new
+
+
+def _bytes(value: Any) -> int:
+    return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
 
 
 def _same_memory(x: torch.Tensor) -> torch.Tensor:

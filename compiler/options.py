@@ -69,10 +69,9 @@ class Options:
         debug: keep every stage as text in the records that `regraft.coverage` collects: the graphs, the loop program,
             the fusion log, the kernels and their C++ or Triton.
         template: ``"cudagraphs"`` replays CUDA graphs in every mode. Launches of a graph are recorded at its second
-            call with the same sizes, and are one from then on. Inputs that are no parameters are copied in, outputs
-            are copied out: results are the program's own, and no later call changes them. What cannot be replayed
-            (tensors on CPUs, writes to inputs, calls that wait for data, operators of others) runs as it is, and the
-            record says why.
+            call with the same sizes, and are one from then on. Inputs that are no parameters are copied in;
+            results are the program's own, and no later call changes them. What cannot be replayed (tensors on CPUs,
+            writes to inputs, calls that wait for data, operators of others) runs as it is, and the record says why.
         cudagraph_limit: sets of sizes of one graph that are captured; calls with further ones run as they are.
     """
 

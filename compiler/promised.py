@@ -17,7 +17,7 @@ from .torch_compat import OpOverload
 
 # Calls whose results are contiguous, or as told, whatever runs.
 _ATEN = (
-    "mm addmm bmm baddbmm mv dot linear embedding empty full arange sort topk "
+    "mm addmm _addmm_activation bmm baddbmm mv dot linear embedding empty full arange sort topk "
     "_scaled_dot_product_flash_attention_for_cpu"
 )
 _TRUSTED = frozenset([*(f"aten.{name}" for name in _ATEN.split()), "mkldnn._linear_pointwise"])

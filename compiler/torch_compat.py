@@ -106,6 +106,11 @@ def places() -> tuple[frozenset[int], int | None]:
     return frozenset(getattr(metadata, "static_input_indices", None) or ()), getattr(metadata, "num_forward", None)
 
 
+def told_strides() -> list[tuple[int, ...] | None] | None:
+    """Where AOTAutograd is told the strides of a forward's outputs, which it gives the backward's compiler; or None."""
+    return getattr(torch._guards.TracingContext.try_get(), "output_strides", None)
+
+
 def cuda_spin(seconds: float) -> None:
     """Keep the current CUDA stream busy for about `seconds`, so that kernels launched meanwhile queue up behind."""
     spin = getattr(torch.cuda, "_sleep", None)

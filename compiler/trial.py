@@ -31,6 +31,7 @@ _SEED = 2027
 Program = Callable[..., Any]
 Step = Callable[[], list[Any]]
 Clock = Callable[[Step], float]
+Cotangents = dict[int, dict[tuple[int, ...], torch.Tensor]]
 
 
 @dataclass
@@ -80,7 +81,7 @@ def run_trial(
     """
     trial = Trial()
     with _quiet(inputs.devices), torch.set_grad_enabled(training):
-        cotangents: dict[int, torch.Tensor] | None = {} if training else None
+        cotangents: Cotangents | None = {} if training else None
         programs = {ORIGINAL: original, **candidates}
         steps = {name: _step(program, inputs, cotangents) for name, program in programs.items()}
         agreeing = _agreeing(steps, inputs, trial)
@@ -106,11 +107,12 @@ def _quiet(devices: Sequence[torch.device]) -> Iterator[None]:
         yield
 
 
-def _step(program: Program, inputs: Inputs, cotangents: dict[int, torch.Tensor] | None) -> Step:
+def _step(program: Program, inputs: Inputs, cotangents: Cotangents | None) -> Step:
     """One run of a program as a callable.
 
     It gives the program's outputs; with `cotangents` (the gradients from above by number of the output, made as needed
-    and shared by all programs) it runs backward too and gives the gradients of the inputs after the outputs.
+    and shared by all programs) it runs backward too and gives the gradients of the inputs after the outputs. Each comes
+    in its output's strides: that is what kernels of libraries are used to.
     """
     leaves = [tensor for tensor in inputs.tensors if tensor.requires_grad]
 
@@ -122,13 +124,19 @@ def _step(program: Program, inputs: Inputs, cotangents: dict[int, torch.Tensor] 
         roots = [out for out in outputs if isinstance(out, torch.Tensor) and out.requires_grad]
         if not roots or cotangents is None:
             return outputs
-        for number, root in enumerate(roots):
-            if number not in cotangents:
-                cotangents[number] = made_up(root)
-        above = [cotangents[number] for number in range(len(roots))]
+        above = [_cotangent(cotangents, number, root) for number, root in enumerate(roots)]
         return outputs + list(torch.autograd.grad(roots, leaves, above, materialize_grads=True))
 
     return forward if cotangents is None or not leaves else forward_backward
+
+
+def _cotangent(cotangents: Cotangents, number: int, root: torch.Tensor) -> torch.Tensor:
+    """The gradient of an output, the same numbers whatever its strides."""
+    of_strides = cotangents.setdefault(number, {})
+    strides = tuple(root.stride())
+    if strides not in of_strides:
+        of_strides[strides] = torch.empty_like(root, requires_grad=False).copy_(made_up(root))
+    return of_strides[strides]
 
 
 def _agreeing(steps: Mapping[str, Step], inputs: Inputs, trial: Trial) -> dict[str, Step]:

@@ -2,6 +2,8 @@
 
     activation(linear(x, weight, bias))   ->   one oneDNN call with the activation as post-op
 
+    gelu_tanh(linear(x, weight, bias))    ->   one cuBLASLt call, on CUDA devices
+
 A weight that is known while compiling is laid out as oneDNN wants it, once.
 
 MKL and oneDNN differ by up to 2.4x for the same product, in either direction, by CPU and by shape: measured, never
@@ -39,8 +41,10 @@ POST_OPS = {
     "hardswish": ("hardswish", ""),
 }
 ACTIVATIONS = ("none", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh")
-_HIDING_NAN = ("relu",)  # activations that make a number of NaN in oneDNN
+_HIDING_NAN = ("relu",)  # activations that make a number of NaN in oneDNN and in cuBLASLt
 _DTYPES = (torch.float32, torch.bfloat16)
+_CUDA_ACTIVATIONS = ("gelu_tanh", "relu")  # what cuBLASLt has as an epilogue
+_CUDA_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def activation(match: Binding, policy: Mapping[str, str]) -> str:
@@ -64,6 +68,8 @@ def onednn_packed(x: Any, weight: Any, bias: Any, *, activation: str) -> torch.T
 def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     """oneDNN: CPU tensors of a dtype it computes in, none of them empty."""
     x, weight = match.operands["x"], match.operands["weight"]
+    if val(x).device.type != "cpu":
+        return Reason("kernel-unavailable", "oneDNN: it is for CPUs", (x,), "cpu", str(val(x).device))
     if dtype(x) not in _DTYPES:
         return Reason("kernel-unavailable", f"oneDNN: not for {describe(x)}", (x,), "float32 or bfloat16", describe(x))
     if not all(known(s >= 1) for s in (*shape(x), *shape(weight))):
@@ -85,6 +91,35 @@ def _overlaps(weight: Any) -> bool:
 def onednn_packed_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     """As oneDNN, with a weight that is known while compiling."""
     return only_frozen(match.operands["weight"]) or onednn_applies(match, policy)
+
+
+def cublaslt(x: Any, weight: Any, bias: Any, *, activation: str) -> torch.Tensor:
+    """One cuBLASLt call that applies the activation to what it accumulates."""
+    rows = x.reshape(-1, x.shape[-1])
+    y = torch.ops.aten._addmm_activation(bias, rows, weight.t(), use_gelu=activation == "gelu_tanh")
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def cublaslt_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
+    """cuBLASLt: half precision on a CUDA device, with a bias."""
+    x, name = match.operands["x"], activation(match, policy)
+    if val(x).device.type != "cuda" or name not in _CUDA_ACTIVATIONS or "bias" not in match.operands:
+        return Reason("kernel-unavailable", f"cuBLASLt: {name} of a product is no epilogue of its own here", (x,))
+    if dtype(x) not in _CUDA_DTYPES:
+        return Reason("kernel-unavailable", f"cuBLASLt: not for {describe(x)}", (x,), "half precision", describe(x))
+    if not all(known(s >= 1) for s in (*shape(x), *shape(match.operands["weight"]))):
+        return Reason("kernel-unavailable", "cuBLASLt: a size may be zero", (x,))
+    if name in _HIDING_NAN and policy.get("nan", "eager") == "eager":
+        return Reason("kernel-unavailable", "cuBLASLt: its relu turns NaN into 0 (option nan='safe' allows that)", (x,))
+    return None
+
+
+def has_library(x: Any, match: Binding) -> Reason | None:
+    """A CPU for which torch carries oneDNN, or an epilogue that cuBLASLt has."""
+    device = val(x).device
+    if device.type == "cuda" and dict(match.tags)[ACTIVATION] in _CUDA_ACTIVATIONS and "bias" in match.operands:
+        return None
+    return on_cpu(x)
 
 
 def on_cpu(x: Any) -> Reason | None:
@@ -134,13 +169,14 @@ _NEAR_MISSES = [
     replacement=[
         Candidate("onednn_packed", onednn_packed, onednn_packed_applies),
         Candidate("onednn", onednn, onednn_applies),
+        Candidate("cublaslt", cublaslt, cublaslt_applies),
     ],
     samples=[
         Sample(x=T("B S K"), weight=T("N K", frozen=True), bias=T("N"), tags={"bias": "yes", ACTIVATION: name})
         for name in ACTIVATIONS
     ]
     + [Sample(x=T("M K"), weight=_W, tags=_BARE), *_NEAR_MISSES],
-    guards=(on_cpu, matrix_product, bias_per_column),
+    guards=(has_library, matrix_product, bias_per_column),
     derived={"activation": activation},
     numerics=Numerics(slack=4.0),
 )

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
-from ..rewrites.graph import describe, dtype, op_name, rank, val
+from ..rewrites.graph import describe, dtype, op_name, promised, rank, val
 from ..rewrites.layout import is_kernel
 from ..rewrites.matcher import Binding
 from ..rewrites.pattern import Call, Term, choose
@@ -78,15 +78,16 @@ def _aligned_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[Any, Any, Any
 
 def needed_dense(match: Binding, policy: Mapping[str, str]) -> bool:
     """Whether the result, seen through views, is returned or read by a kernel that trusts its strides."""
-    return any(user.op == "output" or is_kernel(user) for user in _readers(match.matched[0]))
+    return _read_dense(match.matched[0])
 
 
-def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    for user in node.users:
-        if op_name(user) in _VIEWS:
-            yield from _readers(user)
-        else:
-            yield user
+def _read_dense(node: fx.Node) -> bool:
+    return any(
+        (user.op == "output" and node in promised(user))
+        or is_kernel(user)
+        or (op_name(user) in _VIEWS and _read_dense(user))
+        for user in node.users
+    )
 
 
 def known_before(match: Binding, policy: Mapping[str, str]) -> bool:

@@ -75,6 +75,26 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return values
 
 
+def mark_returned(graph: fx.Graph, count: int) -> None:
+    """Note that only the first outputs of a graph go to the program; the others are another graph's to read."""
+    graph.output_node().meta["returned"] = count
+
+
+def promised(output: fx.Node) -> list[fx.Node]:
+    """The outputs whose strides are promised: what the program gets, and what is of symbolic size."""
+    count = output.meta.get("returned", 1 << 30)
+    values = enumerate(nodes_in(output.args[0]))
+    return [node for place, node in values if place < count or not has_known_strides(node)]
+
+
+def has_known_strides(node: Any) -> bool:
+    """Whether a value is a tensor of static sizes and strides."""
+    value = val(node)
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    return all(type(n) is int for n in (*value.shape, *value.stride()))
+
+
 def val(node: Any) -> Any:
     """The metadata value of a node (a fake tensor, a symbolic number, a tuple of them), or the constant itself."""
     return node.meta.get("val") if isinstance(node, fx.Node) else node

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from .editor import infer
-from .graph import is_tensor, op_name, val
+from .graph import is_tensor, op_name, promised, val
 from .symbolic import hint, same_shape
 
 aten = torch.ops.aten
@@ -44,7 +44,8 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node]) -> None:
     if not dirty:
         return
     for node in graph.nodes:
-        inputs = [n for n in node.all_input_nodes if n in dirty]
+        read = promised(node) if node.op == "output" else node.all_input_nodes
+        inputs = [n for n in read if n in dirty]
         if not inputs or node in dirty:
             continue
         if _needs_old_layout(node):

@@ -27,7 +27,10 @@ REASONS: dict[str, str] = {
     "metadata": "the lowered result would not have the metadata that tracing promised",
 }
 
-_LIBRARY = "mm bmm addmm addbmm baddbmm addmv addr mv dot vdot linear linear_backward convolution convolution_backward"
+_LIBRARY = """
+    mm bmm addmm _addmm_activation addbmm baddbmm addmv addr mv dot vdot linear linear_backward convolution
+    convolution_backward
+"""
 _ATTENTION = """
     scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention

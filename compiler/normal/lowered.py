@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, is_number, rank, sees, shape
+from ...rewrites.graph import arguments, is_number, op_name, rank, sees, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import same_shape
 from . import build
@@ -37,11 +37,16 @@ def mm_as_linear(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.reshape")
 def linear_of_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """reshape(linear(reshape(x, [B * S, D]), w, b), [B, S, N])  ->  linear(x, w, b)."""
+    """reshape(linear(reshape(x, [B * S, D]), w, b), [B, S, N])  ->  linear(x, w, b).
+
+    Not where the rows are read as they are too (a backward keeps them): there would be two products.
+    """
     inner = node.args[0]
     if not sees(node, inner, "aten.linear") or not sees(node, inner.args[0], "aten.reshape"):
         return None
     x = inner.args[0].args[0]
-    if rank(inner) != 2 or not same_shape([*shape(x)[:-1], shape(inner)[-1]], shape(node)):
+    if rank(inner) != 2 or any(op_name(user) != "aten.reshape" for user in inner.users):
+        return None
+    if not same_shape([*shape(x)[:-1], shape(inner)[-1]], shape(node)):
         return None
     return edit.call(aten.linear.default, x, *inner.args[1:])

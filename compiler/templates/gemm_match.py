@@ -101,8 +101,8 @@ def _largest(
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a node is a call that multiplies matrices."""
-    return packet(node) in PRODUCTS
+    """Whether a node is a call that multiplies matrices, and gives what they are made of."""
+    return packet(node) in PRODUCTS and node.target is not torch.ops.aten.mm.dtype
 
 
 @dataclass(frozen=True)

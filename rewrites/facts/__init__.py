@@ -26,7 +26,7 @@ import torch
 from torch import fx
 
 from ..graph import is_tensor, op_name, val
-from .evaluate import MAX_BYTES, example, is_known_exactly, summary, table_of
+from .evaluate import MAX_BYTES, example, is_known_exactly, plainly, summary, table_of
 from .fact import REAL, Choice, Fact, Positions, Table, Uniform, ends, nonnegative
 from .joins import CASTS, JOINS
 from .pointwise import ELEMENTWISE, EXACT, is_exact, takes_gradient
@@ -129,10 +129,13 @@ def _keeps_bits(node: fx.Node) -> bool:
 
 
 def literal(node: fx.Node) -> torch.Tensor | None:
-    """The value of a tensor literal of the program, which was a constant when the graph was captured."""
+    """The value of a tensor literal of the program, which was a constant when the graph was captured, on the CPU."""
     tensor = getattr(val(node), "constant", None)
     if tensor is None and node.op == "get_attr" and _CONSTANT.match(str(node.target)):
         tensor = getattr(node.graph.owning_module, str(node.target), None)
-    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" or hasattr(tensor, "fake_mode"):
+    if not isinstance(tensor, torch.Tensor) or tensor.is_meta or hasattr(tensor, "fake_mode"):
         return None
-    return tensor if tensor.numel() * tensor.dtype.itemsize <= MAX_BYTES else None
+    if tensor.numel() * tensor.dtype.itemsize > MAX_BYTES:
+        return None
+    with plainly():
+        return tensor.cpu()

@@ -110,7 +110,15 @@ def test_the_first_call_runs_the_second_is_captured_the_third_replayed(device):
         assert args == [] and (len(device.captures), device.replays) == (min(k, 1), k)
 
 
-def test_results_are_never_overwritten(device):
+@pytest.fixture(params=["copied", "given"])
+def small(request, monkeypatch):
+    """Whether results are small enough to be copied out."""
+    if request.param == "given":
+        monkeypatch.setattr(cudagraphs, "_SMALL", 0)
+    return request.param == "copied"
+
+
+def test_results_are_never_overwritten(device, small):
     run = graphs(device).inference(Graph(lambda x: (x + 1, x.t() * 2)), frozenset())
     inputs = [torch.randn(3, 5) for _ in range(5)]
     results = [run([x]) for x in inputs]
@@ -120,7 +128,37 @@ def test_results_are_never_overwritten(device):
         assert b.stride() == (x.t() * 2).stride()
 
 
-def test_a_result_that_comes_twice_is_one_tensor(device):
+def test_large_results_are_given_out_in_turns(device, monkeypatch):
+    monkeypatch.setattr(cudagraphs, "_SMALL", 0)
+    run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
+    places = []
+    for k in range(6):
+        (y,) = run([torch.full((3,), float(k))])  # the last result is held while the next is computed
+        torch.testing.assert_close(y, torch.full((3,), k + 1.0))
+        places.append(y.data_ptr())
+    assert len(device.captures) == 2 and places[2:4] == places[4:6]
+
+
+def test_results_that_are_all_held_are_copied(device, monkeypatch):
+    monkeypatch.setattr(cudagraphs, "_SMALL", 0)
+    run = graphs(device).inference(Graph(lambda x: (x + 1, x.view(1, 3) + 2)), frozenset())
+    held = [run([torch.full((3,), float(k))]) for k in range(3 * SLOTS)]
+    for k, (a, b) in enumerate(held):
+        assert a.tolist() == [k + 1] * 3 and b.tolist() == [[k + 2] * 3]
+    assert len(device.captures) == SLOTS
+    del held, a, b
+    (y, _) = run([torch.zeros(3)])
+    assert y.tolist() == [1, 1, 1] and len(device.captures) == SLOTS
+
+
+def test_a_view_of_a_result_keeps_it(device, monkeypatch):
+    monkeypatch.setattr(cudagraphs, "_SMALL", 0)
+    run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
+    views = [run([torch.full((3,), float(k))])[0][1:] for k in range(4)]
+    assert [v.tolist() for v in views] == [[k + 1.0] * 2 for k in range(4)]
+
+
+def test_a_result_that_comes_twice_is_one_tensor(device, small):
     def function(x):
         y = x + 1
         return y, y, 7, None
@@ -213,7 +251,7 @@ def test_a_pool_whose_captures_have_died_is_not_used_again(device):
     assert device.captures == ["pool 1", "pool 2"]  # torch has freed the first
 
 
-def test_inference_mode_and_its_tensors(device):
+def test_inference_mode_and_its_tensors(device, small):
     run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
     for _ in range(3):
         with torch.inference_mode():
@@ -221,7 +259,7 @@ def test_inference_mode_and_its_tensors(device):
     assert run([torch.ones(2)])[0].tolist() == [2, 2]
 
 
-def test_threads_take_turns(device):
+def test_threads_take_turns(device, small):
     run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
     wrong = []
 

@@ -213,3 +213,25 @@ def test_random_state_is_restored_even_after_failure():
     with pytest.raises(UnmeasurableError):
         run(lambda x: torch.rand(3) / 0 + 1 // 0)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_gradients_from_above_come_in_the_strides_of_their_outputs():
+    seen = []
+
+    class Noted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append((grad.stride(), grad.contiguous()))
+            return grad
+
+    def turned(x):
+        return Noted.apply(x.t().contiguous().t())
+
+    trial = run(lambda x: Noted.apply(x), shape=(4, 8), training=True, turned=turned)
+    assert not trial.dropped
+    strides = {stride for stride, _ in seen}
+    assert strides == {(8, 1), (1, 4)} and all(torch.equal(grad, seen[0][1]) for _, grad in seen)

@@ -11,6 +11,7 @@ from support.attentions import normal
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
 from torch import nn
 
+import regraft
 from regraft.compiler.check import refusals
 from regraft.patterns.linear import linear
 
@@ -196,3 +197,12 @@ def test_weight_that_may_change_is_not_packed() -> None:
 @pytest.mark.parametrize("sample", [s for s in linear.samples if s.refused], ids=lambda s: s.refused)
 def test_near_misses(sample: Any) -> None:
     assert sample.refused in refusals(linear, sample)
+
+
+def test_a_product_that_a_backward_keeps_is_computed_once():
+    model, x = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU()), torch.randn(2, 32, 64)
+    options = {"profit": "always", "debug": True}
+    with regraft.coverage() as cov:
+        torch.compile(model, backend="regraft", options=options)(x).sum().backward()
+    forward = cov.graphs[0].details["graph:forward"]
+    assert sum(forward.count(f"target=torch.ops.{name}") for name in ("mkldnn._linear_pointwise", "aten.addmm")) == 1
