@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .compiler.expect import expect_match
     from .compiler.explain import explain
     from .compiler.options import OptionError, Options
+    from .compiler.profile import KernelReport, kernels
     from .patterns import default_rules
     from .rewrites.coverage import Coverage, coverage
     from .rewrites.pattern import PatternError, choose, optional
@@ -34,6 +35,8 @@ _HOMES = {
     "check": ".compiler.check",
     "expect_match": ".compiler.expect",
     "explain": ".compiler.explain",
+    "KernelReport": ".compiler.profile",
+    "kernels": ".compiler.profile",
     "OptionError": ".compiler.options",
     "Options": ".compiler.options",
     "default_rules": ".patterns",
@@ -59,6 +62,7 @@ __all__ = [
     "ROUNDING",
     "Candidate",
     "Coverage",
+    "KernelReport",
     "Numerics",
     "OptionError",
     "Options",
@@ -76,6 +80,7 @@ __all__ = [
     "default_rules",
     "expect_match",
     "explain",
+    "kernels",
     "optional",
     "register_pattern",
 ]

@@ -136,11 +136,12 @@ class _Assembly:
         return self._sizes.symbol(size.name)
 
     def _provenance(self, kernel: Kernel) -> dict[str, Any]:
-        """Source line, module and rule of the last node that the kernel computes."""
+        """Source line, module and rule of the last node that the kernel computes, and the stack traces of all."""
         nodes = [self._old[name] for name in kernel.nodes if name in self._old]
         if not nodes:
             return {}
         meta = {key: value for key, value in nodes[-1].meta.items() if key not in ("val", "tensor_meta")}
+        meta["regraft_fused"] = tuple(dict.fromkeys(filter(None, (node.meta.get("stack_trace") for node in nodes))))
         rules = sorted({node.meta["regraft_rule"] for node in nodes if "regraft_rule" in node.meta})
         return {**meta, "regraft_rule": ", ".join(rules)} if rules else meta
 

@@ -59,7 +59,7 @@ from .options import OptionError, Options
 from .seeding import seed_calls
 from .softmax_rows import keep_rows
 from .spaced_rows import space_rows, strides_of_outputs, take_strides
-from .templates import fuse_attention, fuse_gemm, fuse_gemm_triton
+from .templates import fuse_attention, fuse_attention_triton, fuse_gemm, fuse_gemm_triton
 from .torch_compat import calls_plainly, compile_name, dynamo_signal, places, told_strides
 from .warm.entry import Entry, recall, save
 from .warm.key import graph_key
@@ -67,6 +67,8 @@ from .wide_products import widen_products
 from .wrapper import Wrapper, generate
 
 logger = logging.getLogger("regraft")
+Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
+"""Told of each compiled graph: name of the program, kind, the graph, its wrapper; gives what is called in its place."""
 _PATIENCE = 10  # times as long may measuring take where the mode says so
 
 
@@ -93,12 +95,22 @@ def backend(
 
 
 class Compilation:
-    """The compilation of one graph: its options, rules, oracle and record."""
+    """The compilation of one graph: its options, rules, oracle and record.
+
+    What is observed is neither recalled nor replayed as a CUDA graph: every call runs the wrapper.
+    """
 
     def __init__(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, *, near_miss_depth: int = 2
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        options: Options,
+        *,
+        near_miss_depth: int = 2,
+        observe: Observer | None = None,
     ) -> None:
         self._near_miss_depth = near_miss_depth
+        self._observe = observe
         self.options = options
         self.rules = resolve_rules(options.rules)
         self.oracle = make_oracle(options)
@@ -137,7 +149,7 @@ class Compilation:
 
     def _cuda_graphs(self) -> CudaGraphs | None:
         """What captures this program's graphs, where that was asked for and makes sense."""
-        if not self.options.cudagraphs:
+        if not self.options.cudagraphs or self._observe is not None:
             return None
         if self._devices != {"cuda"}:
             message = (
@@ -152,7 +164,7 @@ class Compilation:
 
     def _key(self) -> str | None:
         """The key of this compilation in the cache of graphs, if it has one."""
-        if self.training or self.options.verify != "off" or self.options.debug:
+        if self.training or self.options.verify != "off" or self.options.debug or self._observe is not None:
             return None
         if self._freezer is not None:  # it holds weights
             return None
@@ -256,7 +268,8 @@ class Compilation:
         self.record.details[f"source:{kind}"] = wrapper.source
         self.record.details[f"stats:{kind}"] = wrapper.stats
         self._nested += time.perf_counter() - start
-        return protected(captured(wrapper.call))
+        call = wrapper.call if self._observe is None else self._observe(self.record.name, kind, graph_module, wrapper)
+        return protected(captured(call))
 
     def _captured(self, graph_module: fx.GraphModule, kind: GraphKind) -> Callable[[Boxed], Boxed]:
         """What to wrap a compiled graph in, so that it is replayed as a CUDA graph where that may be."""
@@ -359,25 +372,40 @@ class Compilation:
         with self._timed("templates"):
             if kind == "inference":
                 fuse_attention(graph_module, self.oracle, self.record)
+                self._fuse_attention_triton(graph_module)
             self._fuse_products(graph_module, packed)
         if self._drawn:
             self.record.snapshots[-1] = regions_by_name(self.record.snapshots[-1], self.record, known)
             if len(self.record.applied) > known[0]:
                 self._draw(kind, "templates", graph_module.graph)
 
-    def _fuse_products(self, graph_module: fx.GraphModule, packed: bool) -> None:
-        """The same for products of matrices; where that fails, the library multiplies."""
+    def _fuse_attention_triton(self, graph_module: fx.GraphModule) -> None:
+        """Put attention kernels into a graph on a GPU."""
+        if "cuda" not in self._devices:
+            return
         thorough = self.options.mode.startswith("max-autotune")
-        try:
+        with self._contained("attention stays as it is"):
+            fuse_attention_triton(graph_module, self.oracle, self.record, thorough=thorough)
+
+    def _fuse_products(self, graph_module: fx.GraphModule, packed: bool) -> None:
+        """The same for products of matrices."""
+        thorough = self.options.mode.startswith("max-autotune")
+        with self._contained("products are left to the library"):
             if "cuda" in self._devices:
                 fuse_gemm_triton(graph_module, self.oracle, self.record, thorough=thorough)
             # With plain weights it gains too little to be worth its compile time by default.
             elif packed or thorough:
                 fuse_gemm(graph_module, self.oracle, self.record, packed=packed)
+
+    @contextmanager
+    def _contained(self, outcome: str) -> Iterator[None]:
+        """A pass over templates that may fail: then `outcome`, and the record says so."""
+        try:
+            yield
         except Exception as error:
             if self.options.verify != "off":
                 raise
-            message = f"products are left to the library: {type(error).__name__}: {error}"
+            message = f"{outcome}: {type(error).__name__}: {error}"
             logger.warning("regraft: %s", message, exc_info=True)
             self.record.fallbacks.append(Fallback("templates", "templates-failed", message))
 

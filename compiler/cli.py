@@ -1,55 +1,59 @@
-"""The `regraft` command: report, explain, rules, check.
+"""The `regraft` command: report, explain, code, kernels, bench, rules, check.
 
 Exit codes: 0 all is well; 1 a finding (wrong results, a regression, a rule that fails its check); 2 a usage error.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import itertools
 import json
-import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from .._version import __version__
 from .cli_corpus import corpus_arguments, run_corpus
-from .cli_shared import UsageError, errors, shown_progress
+from .cli_options import (
+    TARGET,
+    Batch,
+    Device,
+    DType,
+    Layers,
+    Mask,
+    Seq,
+    Settings,
+    Tiny,
+    Train,
+    chosen_target,
+    loaded_target,
+)
+from .cli_profile import bench, kernels
+from .cli_shared import UsageError, output_console, shown_progress, usage_errors
 
 if TYPE_CHECKING:
     from ..rewrites.report.document import Report
     from ..rewrites.rule import Rule
     from .check import CheckResult, Failure
     from .examine import Plan
-    from .targets import Choices, Target
+    from .targets import Choices
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Pattern-matching graph rewrites for PyTorch: did it match? is it right? was it worth it?",
 )  # fmt: skip
 
-Layers = Annotated[int | None, typer.Option(min=1, help="Layers of each stack (default: the model's own).")]
-Tiny = Annotated[bool, typer.Option("--tiny", help="Small widths, heads and vocabulary.")]
-Mask = Annotated[bool, typer.Option("--mask", help="Give a padding mask.")]
-Train = Annotated[bool, typer.Option("--train", help="Training mode: forward and backward, dropout on.")]
-DType = Annotated[Literal["float32", "bfloat16", "float16", "float64"], typer.Option(help="Parameters and inputs.")]
-Batch = Annotated[int, typer.Option(min=1, help="Rows.")]
-Seq = Annotated[int | None, typer.Option(min=1, help="Tokens of a row (default: 128, or what the model takes).")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the transformers configuration.")
-]
-TARGET = "hf:TYPE (any transformers model type), path.py:factory or module:factory"
 CONTRACTS_FROM = 100  # columns: narrower, the list of rules leaves out what they promise of numbers
+
+
+app.command()(kernels)
+app.command()(bench)
 
 
 def main() -> None:
@@ -117,10 +121,10 @@ def report(
     ] = None,
 ) -> None:
     """Compile models; say what matched and why not, whether results agree with eager, and how fast they are."""
-    with _usage_errors():
+    with usage_errors():
         if diff is not None:
             raise typer.Exit(_diff(*diff))
-        chosen = _choices(layers, tiny, mask or not targets, train, dtype, batch, seq, device, settings)
+        chosen = chosen_target(layers, tiny, mask or not targets, train, dtype, batch, seq, device, settings)
         if corpus is not None:
             arguments = corpus_arguments(chosen, dynamic=dynamic, profit=profit, verify=verify)
             made, drops = run_corpus(corpus, targets or (), arguments, parts, jobs, snapshot)
@@ -154,9 +158,9 @@ def explain(
 
     from .. import explain as explained
 
-    with _usage_errors():
+    with usage_errors():
         _rules_named(rule, families=False)
-        loaded = _loaded(target, _choices(layers, tiny, mask, train, dtype, batch, seq, device, settings))
+        loaded = loaded_target(target, chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings))
         with shown_progress() as progress:
             progress(f"matching {rule} in {target}", 0.5)
             with torch.set_grad_enabled(train):
@@ -184,8 +188,8 @@ def code(
     """Print what a model is compiled to, stage by stage."""
     from .examine import Plan
 
-    with _usage_errors():
-        chosen = _choices(layers, tiny, mask, train, dtype, batch, seq, device, settings)
+    with usage_errors():
+        chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
         made = _examined([target], chosen, Plan({"debug": True}, timed=False), None)
     for graph in (graph for entry in made.entries for graph in entry.graphs):
         for name, text in graph.details.items():
@@ -208,14 +212,14 @@ def rules(
     if fallbacks:
         _show_fallbacks(as_json)
         return
-    with _usage_errors():
+    with usage_errors():
         facts = _chosen_facts(names)
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
     elif names:
         typer.echo("\n\n".join(_described(fact) for fact in facts))
     else:
-        console = _console()
+        console = output_console()
         console.print(_rule_table(facts, contracts=console.width >= CONTRACTS_FROM))
 
 
@@ -246,7 +250,7 @@ def _show_fallbacks(as_json: bool) -> None:
     for code, why in sorted(set(KEPT.values())):
         names = ", ".join(sorted(name for name, reason in KEPT.items() if reason == (code, why)))
         table.add_row(*map(escape, [code, names, why]))
-    _console().print(table)
+    output_console().print(table)
 
 
 def _described(fact: dict[str, Any]) -> str:
@@ -292,7 +296,7 @@ def check(
     ] = False,
 ) -> None:
     """Run the property tests of rules: does the replacement compute what the pattern computes?"""
-    with _usage_errors():
+    with usage_errors():
         chosen = _chosen_rules(names)
     if guards:
         raise typer.Exit(_show_guards(chosen))
@@ -314,7 +318,7 @@ def _checked(rules: Sequence[Rule], examples: int, seed: int) -> dict[str, Check
     from .. import check as checked
 
     results = {}
-    with _usage_errors(), shown_progress() as progress:
+    with usage_errors(), shown_progress() as progress:
         for number, rule in enumerate(rules):
             progress(f"checking {rule.name}", number / len(rules))
             try:
@@ -351,66 +355,9 @@ def _show_guards(rules: Sequence[Rule]) -> int:
                 missing += sample is None and not tested
                 shown = repr(sample) if sample is not None else f"tests/patterns/{tested}" if tested else "NONE"
                 table.add_row(rule.name, escape(condition), escape(shown))
-    _console().print(table)
+    output_console().print(table)
     typer.echo(f"{table.row_count - missing} of {table.row_count} conditions are noticed by a near miss or a test")
     return 1 if missing else 0
-
-
-def _console() -> Console:
-    """Standard output; a file or pipe has no width of its own, and tables want more than rich's 80 columns."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=120)
-
-
-@contextlib.contextmanager
-def _usage_errors() -> Iterator[None]:
-    """A usage error is one line and exit code 2; anything else is a fault, with its traceback."""
-    from ..rewrites.report.document import ReportError
-    from .options import OptionError
-    from .targets import TargetError
-
-    try:
-        yield
-    except (UsageError, TargetError, OptionError, ReportError) as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from error
-
-
-def _choices(
-    layers: int | None,
-    tiny: bool,
-    mask: bool,
-    train: bool,
-    dtype: str,
-    batch: int,
-    seq: int | None,
-    device: str,
-    settings: list[str] | None,
-) -> Choices:
-    import torch
-
-    from .targets import Choices
-
-    config = dict(_setting(text) for text in settings or ())
-    return Choices(layers, tiny, mask, train, getattr(torch, dtype), batch, seq, device, config)
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--set {text!r}: expected KEY=VALUE")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
-
-
-def _loaded(target: str, choices: Choices) -> Target:
-    from .targets import load
-
-    with shown_progress() as progress:
-        progress(f"building {target}", 0.0)
-        return load(target, choices)
 
 
 def _examined(targets: Sequence[str], choices: Choices, plan: Plan, threads: int | None) -> Report:
@@ -423,7 +370,7 @@ def _examined(targets: Sequence[str], choices: Choices, plan: Plan, threads: int
         torch.set_num_threads(threads)
     entries = []
     for target in targets:
-        loaded = _loaded(target, choices)
+        loaded = loaded_target(target, choices)
         with shown_progress() as progress:
             entries.append(examine(loaded, plan, progress))
     return Report(entries)
@@ -432,7 +379,7 @@ def _examined(targets: Sequence[str], choices: Choices, plan: Plan, threads: int
 def _shown(made: Report, *paths: Path) -> None:
     from ..rewrites.report.text import report_view
 
-    _console().print(report_view(made))
+    output_console().print(report_view(made))
     written = [str(made.write(path)) for path in paths]
     typer.echo(f"\nwritten: {', '.join(written)}")
 

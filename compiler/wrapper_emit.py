@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +50,13 @@ class Source:
         text: the module, which defines `call(args)`; its name `objects` must be bound to the table before it runs.
         objects: constants, submodules and functions that have no spelling of their own, by name.
         sites: the user's source line behind each line (1-based) of the text.
+        calls: the graph node that each line calls, by name, where it calls one.
     """
 
     text: str
     objects: dict[str, Any]
     sites: dict[int, Site]
+    calls: dict[int, str] = field(default_factory=dict)
 
 
 def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> Source:
@@ -67,7 +69,8 @@ def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> Source
     header = list(_header(name, body.spelling, plan, body.uses("math."), body.uses("operator."), body.checks))
     shift = len(header)
     text = "\n".join(header + [f"    {line}" if line else "" for line in body.lines]) + "\n"
-    return Source(text, body.spelling.objects, {line + shift: site for line, site in body.sites.items()})
+    sites = {line + shift: site for line, site in body.sites.items()}
+    return Source(text, body.spelling.objects, sites, {line + shift: name for line, name in body.calls.items()})
 
 
 def module_path(node: fx.Node) -> str:
@@ -91,6 +94,7 @@ class _Body:
         self.spelling = Spelling(graph_module, {*self._parts, *(node for node in calls if not _is_bound(node))})
         self.lines: list[str] = []
         self.sites: dict[int, Site] = {}
+        self.calls: dict[int, str] = {}
         self._plan = plan
         self.checks = False
         self._provenance = ""
@@ -107,7 +111,10 @@ class _Body:
 
     def _emit(self, line: str, node: fx.Node | None = None) -> None:
         self.lines.append(line)
-        site = site_of(node) if node is not None else None
+        if node is None:
+            return
+        self.calls[len(self.lines)] = node.name
+        site = site_of(node)
         if site is not None:
             self.sites[len(self.lines)] = site
 

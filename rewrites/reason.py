@@ -56,7 +56,12 @@ class Reason:
 
 def site_of(node: fx.Node) -> Site | None:
     """The innermost frame of the user's program that made `node`, or None where the node carries no stack trace."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    return site_in(node.meta.get("stack_trace") or "")
+
+
+def site_in(stack_trace: str) -> Site | None:
+    """The innermost frame of a stack trace, or None where it has none."""
+    frames = _FRAME.findall(stack_trace)
     if not frames:
         return None
     file, line, function, code = frames[-1]

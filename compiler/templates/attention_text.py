@@ -20,7 +20,7 @@ from ..triton.dtypes import signature_name
 from ..triton.values import Axis, Names, Values
 from ..triton.writer import TritonWriter
 from .attention import SCORE, Attention, Operand
-from .attention_score import LOG2_E, in_powers_of_two
+from .attention_score import LOG2_E, in_powers_of_two, lean
 from .attention_tiles import Tile, parts
 from .horizon import first_limit, last_limit
 
@@ -98,11 +98,18 @@ class AttentionText:
         self._raw = flatten_value(SCORE, [raw])
         self._plain, *sinks = (flatten_value(value, [*attention.buffers, raw]) for value in attention.values)
         self._sink = sinks[0] if sinks else None
-        powers = in_powers_of_two(self._plain)
+        self._exact = self._plain
+        if attention.q.buffer.dtype.itemsize == 2:
+            self._plain = lean(self._plain)
+        powers = in_powers_of_two(self._plain, self._is_shared)
         self._log2_base, self._score = (LOG2_E, self._plain) if powers is None else (1.0, powers)
         limits = (find(self._score, attention.key, attention.row) for find in (first_limit, last_limit))
         self._first, self._last = (None if limit is None or _is_indirect(limit.index) else limit for limit in limits)
         self._depth, self._width = parts(attention.depth), parts(attention.width)
+
+    def _is_shared(self, value: Value) -> bool:
+        """Whether a part of the score is the same for all queries."""
+        return not self._dependence.of(value) & {self._a.row, ("buffer", SCORE.buffer)}
 
     def launch(self, kind: str) -> AttentionLaunch:
         """Write the kernel; `kind` goes into its name."""

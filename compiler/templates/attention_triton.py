@@ -26,7 +26,7 @@ from ..triton import KernelSource
 from ..triton.dtypes import type_name
 from ..triton.source import module_text
 from .attention import Attention
-from .attention_score import LOG2_E
+from .attention_score import LOG2_E, unscaled
 from .attention_text import AttentionText, both, check_operands, contiguous, rows_of
 from .attention_tiles import Tile, programs, tiles
 from .horizon import Limit, inside
@@ -129,7 +129,12 @@ class ByQueries(AttentionText):
 
 
 class _Forward(ByQueries):
+    _factor = 1.0  # of scores in the exponent of 2
+
     def _write(self) -> int:
+        apart = unscaled(self._score) if self._log2_base == 1.0 else None
+        if apart is not None:
+            self._score, self._factor = apart
         self._queries()
         self._start()
         self._keys(self._step)
@@ -151,7 +156,10 @@ class _Forward(ByQueries):
             self._line(f"acc{number} = tl.zeros([{rows}, {size}], tl.float32)")
 
     def _step(self, there: str | None) -> None:
-        self._line(f"p, top, total, rescale = softmax_step(x, top, total, {self._log2_base})")
+        step, number = ("softmax_step", self._log2_base)
+        if self._factor != 1.0:
+            step, number = ("scaled_softmax_step", self._factor)
+        self._line(f"p, top, total, rescale = {step}(x, top, total, {number})")
         self._load("v", self._a.v, "at[:, None]", there, "e")
         for number, _ in enumerate(self._width):
             weights = f"p.to({type_name(self._a.v.buffer.dtype)})"
@@ -159,11 +167,12 @@ class _Forward(ByQueries):
 
     def _finish(self) -> None:
         x = self._a.out
+        self._line("share = 1.0 / total[:, None]")
+        if self._a.safe:
+            self._line("share = tl.where(total[:, None] == 0.0, 0.0, share)")
         self._line(f"out_head = {self._head(x, self._more[0])}")
         for number, mask in enumerate(self._width_masks):
-            result = f"acc{number} / total[:, None]"
-            if self._a.safe:
-                result = f"tl.where(total[:, None] == 0.0, 0.0, {result})"
+            result = f"acc{number} * share"
             conditions = both(self._row_mask, mask)
             where = f", mask={conditions}" if conditions else ""
             place = f"out_head + i * {x.row} + e{number} * {x.column}"

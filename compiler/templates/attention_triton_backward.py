@@ -111,7 +111,7 @@ class _Backward(AttentionText):
     def __init__(self, attention: Attention, tile: Tile, more: Sequence[Buffer], precision: str) -> None:
         super().__init__(attention, tile, more, precision)
         try:
-            self._slope = derivative(self._plain)
+            self._slope = derivative(self._exact)
         except NoDerivativeError as error:
             raise UnsupportedAttentionError(f"no backward pass: {error}") from error
 

@@ -176,7 +176,8 @@ def gemm_kernel(product: Product) -> TemplateKernel:
         product = replace(product, b=_packed_matrix(product))
     inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in product.reads)
     out = product.out
-    return _kernel(gemm_cpp(product, lanes()), inputs, Layout(out.sizes, out.strides, out.dtype))
+    layout = Layout(out.sizes, out.strides, out.dtype)
+    return _kernel(gemm_cpp(product, lanes()), inputs, layout, product.flops)
 
 
 def _packed_matrix(product: Product) -> Matrix:
@@ -186,10 +187,10 @@ def _packed_matrix(product: Product) -> Matrix:
 
 
 @functools.lru_cache(maxsize=256)
-def _kernel(body: str, inputs: tuple[Layout, ...], output: Layout) -> TemplateKernel:
+def _kernel(body: str, inputs: tuple[Layout, ...], output: Layout, flops: int) -> TemplateKernel:
     digest = hashlib.blake2b((PRELUDE + body).encode(), digest_size=6).hexdigest()
     name = f"gemm_{digest}"
-    return TemplateKernel(name, "gemm", PRELUDE + body.replace("KERNEL", name), inputs, output)
+    return TemplateKernel(name, "gemm", PRELUDE + body.replace("KERNEL", name), inputs, output, flops)
 
 
 # -- the question ---------------------------------------------------------------------------------------------------

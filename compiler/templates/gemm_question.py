@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,47 +13,32 @@ from ...rewrites.graph import is_pure
 from ...rewrites.profit import Decision
 from ...rewrites.reason import Reason, site_of
 from ...rewrites.record import Match, NearMiss
-from ...rewrites.splice import subgraph
 from .gemm_match import REORDER, FoundProduct
 from .region import packet
+from .unfused import Unfused as Nodes
 
 RULE, FAMILY = "linear-template", "linear-kernel"
 
 
-class Unfused:
-    """What a kernel would replace, as it would run otherwise: the library's product, then a generated kernel."""
+class Unfused(Nodes):
+    """What a kernel would replace, as it would run otherwise: the library's product, then a generated kernel.
+
+    It gives the product itself beside the result where the kernel gives that too.
+    """
 
     def __init__(self, found: FoundProduct) -> None:
-        self._found = found
-        self._run: Callable[..., Any] | None = None
+        inputs = list(dict.fromkeys(found.inputs))
+        super().__init__(found.nodes, inputs, [found.output] if found.kept is None else [found.output, found.kept])
+        self._places = [found.inputs.index(node) for node in inputs]
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """The result of the nodes, and the product itself where the kernel gives that too."""
-        return (self._run or self.build())(*tensors)
+        """The results, of what the kernel reads."""
+        return super().__call__(*(tensors[place] for place in self._places))
 
-    def build(self) -> Callable[..., Any]:
-        """Compile the kernel that follows the library's call."""
-        self._run = self._made()
-        return self._run
-
-    def _made(self) -> Callable[..., Any]:
-        from ..codegen import NotGeneratedError, generate_kernels
-
-        found = self._found
-        inputs = list(dict.fromkeys(found.inputs))
-        outputs = [found.output] if found.kept is None else [found.output, found.kept]
-        program = subgraph(found.nodes, inputs, outputs)
-        assert isinstance(program, fx.GraphModule)
-        for node, value in zip(program.graph.find_nodes(op="placeholder"), inputs, strict=True):
-            node.meta = dict(value.meta)
-        with contextlib.suppress(NotGeneratedError):
-            program.graph = generate_kernels(program, "inference").graph
-        for node in program.graph.nodes:
+    def _adapt(self, graph: fx.Graph) -> None:
+        for node in graph.nodes:
             if packet(node) == REORDER:
                 node.target = packed_linear_weight
-        program.recompile()
-        places = [found.inputs.index(node) for node in inputs]
-        return lambda *tensors: program(*(tensors[place] for place in places))
 
 
 def erase_dead(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:

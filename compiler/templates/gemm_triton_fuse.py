@@ -287,7 +287,7 @@ def gemm_kernel(product: Product, tile: GemmTile, label: str, device: int, gpu: 
     inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in product.reads)
     outputs = tuple(Layout(x.buffer.sizes, x.buffer.strides, x.buffer.dtype) for x in product.results)
     (launch,) = source.launches
-    return TritonTemplateKernel(launch.name, "gemm", source, plain, inputs, outputs, device)
+    return TritonTemplateKernel(launch.name, "gemm", source, plain, inputs, outputs, device, product.flops)
 
 
 # -- the question -----------------------------------------------------------------------------------------------------

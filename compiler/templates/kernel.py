@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,7 @@ class TemplateKernel:
         source: its C++, to follow the preludes of `cpp` and of the template; the function to call has that name.
         inputs: layouts it was generated for; tensors that come in others are copied into these first.
         output: the layout of the result.
+        flops: multiplications and additions of its products.
     """
 
     name: str
@@ -50,6 +52,7 @@ class TemplateKernel:
     source: str
     inputs: tuple[Layout, ...]
     output: Layout
+    flops: int = 0
     _run: Callable[..., None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +101,14 @@ def attention_kernel(attention: Attention) -> TemplateKernel:
     """
     inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in attention.reads)
     out = attention.out.buffer
-    return _kernel(attention_cpp(attention, lanes()), inputs, Layout(out.sizes, out.strides, out.dtype))
+    flops = attention_flops(attention)
+    return _kernel(attention_cpp(attention, lanes()), inputs, Layout(out.sizes, out.strides, out.dtype), flops)
+
+
+def attention_flops(attention: Attention) -> int:
+    """Multiplications and additions of both products."""
+    pairs = math.prod(var.extent for var in (*attention.lead, attention.row, attention.key))
+    return 2 * pairs * (attention.depth + attention.width)
 
 
 def lanes() -> int:
@@ -107,10 +117,10 @@ def lanes() -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _kernel(body: str, inputs: tuple[Layout, ...], output: Layout) -> TemplateKernel:
+def _kernel(body: str, inputs: tuple[Layout, ...], output: Layout, flops: int) -> TemplateKernel:
     digest = hashlib.blake2b((PRELUDE + body).encode(), digest_size=6).hexdigest()
     name = f"attention_{digest}"
-    return TemplateKernel(name, "attention", body.replace("KERNEL", name), inputs, output)
+    return TemplateKernel(name, "attention", body.replace("KERNEL", name), inputs, output, flops)
 
 
 def _placed(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -26,13 +26,17 @@ from ..lowering.core import cast
 from ..lowering.positions import numel, raveled, unraveled
 from ..lowering.sizes import Unlowered
 from .attention import SCORE, Attention, Operand, address, operand
+from .bias_cost import worth_computing
 from .region import Region, is_move, packet, plain_load, unrounded
 
 SOFTMAXES = {"aten._softmax": False, "aten._safe_softmax": True}
 _PRODUCTS = ("aten.bmm", "aten.mm")
 _REDUCTIONS = ("aten.amax", "aten.max", "aten.sum", "aten.mean")
 _CASTS = ("aten._to_copy", "prims.convert_element_type")
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = {
+    "cpu": (torch.float32, torch.bfloat16),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}  # by type of device
 _MAX_REGION = 200  # nodes between softmax and product: more is not attention
 
 
@@ -121,9 +125,9 @@ def _check_softmax(softmax: fx.Node) -> None:
     if packet(softmax) not in SOFTMAXES:
         raise _RefusedError(Reason("no-softmax", f"{softmax.name} is no softmax", (softmax,)))
     val = softmax.meta["val"]
-    if val.device.type != "cpu":
-        raise _RefusedError(Reason("device", f"the template is for CPUs, not {val.device}", (softmax,)))
-    if val.dtype not in DTYPES:
+    if val.device.type not in DTYPES:
+        raise _RefusedError(Reason("device", f"the template is for CPUs and GPUs, not {val.device}", (softmax,)))
+    if not is_served(val):
         raise _RefusedError(Reason("dtype", f"{val.dtype} is not computed in float32", (softmax,)))
     if val.dim() < 2 or softmax.args[1] not in (-1, val.dim() - 1):
         found = f"dim {softmax.args[1]} of {val.dim()}"
@@ -170,7 +174,8 @@ class _Matcher:
     def __init__(self, softmax: fx.Node, down: list[fx.Node], product: fx.Node) -> None:
         self._softmax, self._down, self._product = softmax, down, product
         self._inside = _between(product, softmax)
-        self._region, self._source = Region(self._inside, through_copies=False), Region()
+        maybe = worth_computing(_beside(self._inside)) if softmax.meta["val"].device.type == "cuda" else ()
+        self._region, self._source = Region(self._inside, through_copies=False, maybe=maybe), Region()
         sizes = tuple(int(size) for size in softmax.meta["val"].shape)
         self._lead = tuple(Var(f"g{d}", size) for d, size in enumerate(sizes[:-2]))
         self._heads = tuple(map(at, self._lead))
@@ -258,7 +263,7 @@ class _Matcher:
     def _operand(self, node: Any, inner: tuple[Var, Var], row: Var, column: Var) -> Operand:
         product = self._down[-1] if node is self._down[-1].args[1] else self._product
         places = self._flat(tuple(map(at, inner)), product)
-        if node.meta["val"].dtype not in DTYPES:
+        if not is_served(node.meta["val"]):
             raise _RefusedError(Reason("dtype", f"{node.name} is {node.meta['val'].dtype}", (node,)))
         for tensor in (self._source.value(node), self._source.leaf(node)):
             load = plain_load(tensor.at(places))
@@ -287,7 +292,7 @@ class _Matcher:
             result = made(output)
             where = (*unraveled(raveled(self._heads, sizes), shape[:-2]), at(self._row), at(column))
             result = replace(result, strides=tuple(result.strides[perm.index(d)] for d in range(len(shape))))
-        if result.dtype not in DTYPES:
+        if not is_served(output.meta["val"]):
             raise _RefusedError(Reason("dtype", f"{output.name} is {result.dtype}", (output,)))
         found = operand(result, address(result, where), self._row, column)
         if found is None:
@@ -327,6 +332,17 @@ def _permutation(node: fx.Node, rank: int) -> list[int] | None:
         dims[a], dims[b] = dims[b], dims[a]
         return dims
     return None
+
+
+def is_served(val: torch.Tensor) -> bool:
+    """Whether the template multiplies such a tensor."""
+    return val.dtype in DTYPES.get(val.device.type, ())
+
+
+def _beside(inside: Iterable[fx.Node]) -> list[fx.Node]:
+    """What the nodes between product and softmax read beside each other."""
+    inside = dict.fromkeys(inside)
+    return [source for node in inside for source in node.all_input_nodes if source not in inside]
 
 
 def at(var: Var) -> Any:

@@ -73,6 +73,11 @@ class Product:
         return (Result(self.out, self.place, self.value), *self.more)
 
     @property
+    def flops(self) -> int:
+        """Multiplications and additions of the product."""
+        return 2 * self.batch.extent * self.row.extent * self.column.extent * self.depth
+
+    @property
     def reads(self) -> tuple[Buffer, ...]:
         """Every buffer that is read, in the order of the kernel's parameters."""
         return (self.a.buffer, self.b.buffer, *self.buffers)

@@ -100,10 +100,13 @@ class Region:
     Args:
         inside: the nodes to compute.
         through_copies: whether moves that copy are read through too: the copy goes, at the price of its strides.
+        maybe: nodes to compute where they have a formula.
     """
 
-    def __init__(self, inside: Container[fx.Node] = (), *, through_copies: bool = True) -> None:
-        self._inside, self._through_copies = inside, through_copies
+    def __init__(
+        self, inside: Container[fx.Node] = (), *, through_copies: bool = True, maybe: Container[fx.Node] = ()
+    ) -> None:
+        self._inside, self._through_copies, self._maybe = inside, through_copies, maybe
         self._low = Formulas()
         self._values: dict[fx.Node, Any] = {}
         self._positional: dict[fx.Node, bool] = {}
@@ -122,7 +125,7 @@ class Region:
     def _made(self, node: fx.Node) -> Any:
         if self._is_seen_through(node):
             return self._compute(node)
-        if self._is_positional(node):
+        if node in self._maybe or self._is_positional(node):
             with contextlib.suppress(Unlowered):
                 return self._compute(node)
         return self.leaf(node)

@@ -1,4 +1,8 @@
-"""PyTorch's own attention for CPUs as an attention of the template: a call whose description is known."""
+"""PyTorch's own attentions as attentions of the template: calls whose description is known.
+
+_scaled_dot_product_flash_attention_for_cpu(%q, %k, %v, attn_mask=%m)          ->   f = s * scale + m[b, h, i, j]
+_scaled_dot_product_efficient_attention(%q, %k, %v, add(%bias, %mask), ...)    ->   f = s * scale + bias + mask
+"""
 
 from __future__ import annotations
 
@@ -16,23 +20,31 @@ from ..lowering.elementwise import element
 from ..lowering.sizes import Unlowered
 from ..torch_compat import argument
 from .attention import SCORE, Attention, Operand, address, operand
-from .match import DTYPES, Found, at, loads, made, nodes_between
-from .region import Region, plain_load
+from .attention_score import masked
+from .bias_cost import worth_computing
+from .match import Found, at, is_served, loads, made, nodes_between
+from .region import Region, packet, plain_load, unrounded
 
-SDPA = "aten._scaled_dot_product_flash_attention_for_cpu"
+# By the name of the mask's argument, where there may be one.
+SDPA = {
+    "aten._scaled_dot_product_flash_attention_for_cpu": "attn_mask",
+    "aten._scaled_dot_product_flash_attention": "",
+    "aten._scaled_dot_product_efficient_attention": "attn_bias",
+    "aten._scaled_dot_product_cudnn_attention": "attn_bias",
+}
 
 
 def match_sdpa(call: fx.Node) -> Found | Reason:
     """The attention that a call of the fused CPU operator computes, or why the template cannot.
 
     Args:
-        call: gives (result, logsumexp); the latter must not be used.
+        call: of one of `SDPA`; it gives the result first, and nothing else of it may be used.
     """
     users = [user for user in call.users if user.users]
     if len(users) != 1 or users[0].target is not operator.getitem or users[0].args[1] != 0:
         return Reason("logsumexp-used", "the logarithms of the row sums are used: a training graph", (call,))
     q = call.args[0].meta["val"]  # type: ignore[union-attr]
-    if q.dtype not in DTYPES or argument(call, "dropout_p"):
+    if not is_served(q) or argument(call, "dropout_p"):
         return Reason("dtype", f"{q.dtype}, dropout {argument(call, 'dropout_p')}", (call,))
     try:
         return _Sdpa(call, users[0]).run()
@@ -40,11 +52,20 @@ def match_sdpa(call: fx.Node) -> Found | Reason:
         return Reason(f"score-{refusal.code}", str(refusal), (call,))
 
 
+def given_mask(call: fx.Node) -> Any:
+    """The mask or bias that a call of one of `SDPA` gets, None without."""
+    name = SDPA[packet(call)]
+    return argument(call, name) if name else None
+
+
 class _Sdpa:
     def __init__(self, call: fx.Node, output: fx.Node) -> None:
         self._call, self._output = call, output
-        self._region, self._mask = Region(), Region(through_copies=False)
         q, k, v = call.args[:3]
+        self._given = given_mask(call)
+        lean = self._given is not None and self._given.meta["val"].device.type == "cuda"
+        maybe = worth_computing([self._given]) if lean else ()
+        self._region, self._mask = Region(), Region(through_copies=False, maybe=maybe)
         if not all(isinstance(n, int) and n for x in (q, k, v) for n in x.meta["val"].shape):  # type: ignore[union-attr]
             raise Unlowered("symbolic", "sizes: static ones above 0 needed")
         self._q, self._k, self._v = q, k, v
@@ -89,13 +110,12 @@ class _Sdpa:
         scale = self._depth.extent**-0.5 if scale is None else scale
         score: Value = Op("mul", (SCORE, Const(float(scale), torch.float32)), torch.float32)
         lowest = Const(float("-inf"), torch.float32)
-        mask = argument(self._call, "attn_mask")
-        if mask is not None:
-            value = element(self._mask.value(mask), self._places())
+        if self._given is not None:
+            value = unrounded(element(self._mask.value(self._given), self._places()))
             if value.dtype == torch.bool:
                 score = Op("where", (value, score, lowest), torch.float32)
             else:
-                score = Op("add", (score, value), torch.float32)
+                score = masked(score, value)
         if argument(self._call, "is_causal"):
             i, j = (Number(at(var), torch.int64) for var in (self._row, self._key))
             score = Op("where", (Op("le", (j, i), torch.bool), score, lowest), torch.float32)

@@ -33,6 +33,7 @@ class TritonTemplateKernel:
         inputs: layouts it was generated for; tensors that come in others are copied into these first.
         outputs: the layouts of the results; one of them is given as it is, several as a tuple.
         device: the index of its GPU.
+        flops: multiplications and additions of its products.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TritonTemplateKernel:
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     device: int
+    flops: int = 0
     _run: Callable[..., None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

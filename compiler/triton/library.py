@@ -297,6 +297,25 @@ def join_logaddexp(x, y):
 
 
 @triton.jit
+def fast_tanh(x):
+    """Within 3e-7 of it, by one power and one quotient."""
+    return 1.0 - 2.0 / (1.0 + libdevice.exp2(x * 2.8853900817779268))
+
+
+@triton.jit
+def scaled_softmax_step(x, top, total, factor: tl.constexpr):
+    """The same as `softmax_step`, of scores of which `factor` (above 0) times as much is the exponent of 2.
+
+    Maxima are of exponents. Scores are multiplied and shifted in one instruction.
+    """
+    new = tl.maximum(top, tl.max(x, 1) * factor)
+    shift = tl.where(new == float("-inf"), 0.0, new)
+    p = libdevice.exp2(tl.fma(x, tl.full(x.shape, factor, tl.float32), tl.broadcast_to(shift[:, None] * -1.0, x.shape)))
+    rescale = libdevice.exp2(top - shift)
+    return p, new, total * rescale + tl.sum(p, 1), rescale
+
+
+@triton.jit
 def softmax_step(x, top, total, log2_base: tl.constexpr):
     """One more block of a row's scores: base^(x - top), top and sum so far, and what results so far scale by.
 

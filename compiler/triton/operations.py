@@ -19,7 +19,7 @@ _TRUTH = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&", "div": "&"}
 _FLOATS = {
     "div": "quotient", "floordiv": "floor_quotient_float", "truncdiv": "trunc_quotient_float", "sqrt": "square_root",
     "reciprocal": "reciprocal", "sigmoid": "sigmoid", "digamma": "digamma", "signbit": "sign_bit",
-    "round": "libdevice.rint",
+    "round": "libdevice.rint", "fast_tanh": "fast_tanh",
 }  # fmt: skip
 _ANY = {
     "sign": "sign", "maximum": "maximum", "minimum": "minimum", "lshift": "shifted_left", "rshift": "shifted_right",

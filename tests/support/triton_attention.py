@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.ir.interpreter import allocate
 from regraft.compiler.templates.attention import Attention
+from regraft.compiler.templates.attention_question import matched
 from regraft.compiler.templates.attention_tiles import Tile
 from regraft.compiler.templates.attention_triton import attention_triton, statistics_buffer
 from regraft.compiler.templates.attention_triton_backward import attention_backward
@@ -37,8 +39,8 @@ def found_in(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Found
         traced = make_fx(function, tracing_mode="fake")(*inputs)
     traced.graph.eliminate_dead_code()
     for node in traced.graph.nodes:
-        if packet(node) in SOFTMAXES or packet(node) == SDPA:
-            found = match_sdpa(node) if packet(node) == SDPA else match_attention(node)
+        if packet(node) in SOFTMAXES or packet(node) in SDPA:
+            found = match_sdpa(node) if packet(node) in SDPA else match_attention(node)
             assert isinstance(found, Found), found
             return found, traced
     raise AssertionError("no softmax")
@@ -53,6 +55,45 @@ class Ran:
     source: KernelSource
     attention: Attention
     inputs: list[torch.Tensor]
+
+
+def on_gpu(function: Callable[..., Any], *inputs: torch.Tensor) -> torch.fx.GraphModule:
+    """The graph of a function, as if its tensors lay on a GPU."""
+    with FakeTensorMode(), torch.no_grad():
+        module = make_fx(function)(
+            *(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") for x in inputs)
+        )
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def found_on_gpu(function: Callable[..., Any], inputs: Sequence[Any]) -> Found:
+    """The first attention of a function, as if its tensors lay on a GPU."""
+    for node in on_gpu(function, *inputs).graph.nodes:
+        found = matched(node)
+        if found is not None:
+            assert isinstance(found, Found), found
+            return found
+    raise AssertionError("no attention")
+
+
+def run_on_gpu(function: Callable[..., Any], inputs: Sequence[Any], tile: Tile = SMALL) -> torch.Tensor:
+    """The result of the kernel of a function's first attention as found on a GPU, interpreted on a CPU."""
+    found = found_on_gpu(function, inputs)
+    values = dict(zip(found.output.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    for node in found.output.graph.nodes:
+        if node.op == "call_function" and all(source in values for source in node.all_input_nodes):
+            if not set(found.inputs) - values.keys():
+                break
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **{k: "cpu" if k == "device" else x for k, x in kwargs.items()})
+    result = allocate(found.attention.out.buffer, {})
+    source = attention_triton(found.attention, tile)
+    (launch,) = source.launches
+    given = [_memory(x) for x in (*(values[node] for node in found.inputs), result)]
+    (after,) = interpreter().run(source.text, [(launch.name, launch.programs, given)])
+    _memory(result).copy_(after[-1])
+    return result
 
 
 class _Inputs(torch.fx.Interpreter):

@@ -203,6 +203,14 @@ def test_lowest_biases_give_uniform_rows() -> None:
     agrees(masked, [*qkv(1, 2, 20, 40, 16, 16), bias])
 
 
+@pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(F32).min, torch.finfo(F32).max, -1e9])
+def test_masks_of_keys_alone(lowest: float) -> None:
+    mask = random(2, 1, 1, 40)
+    mask[0, ..., 25:], mask[1] = lowest, lowest
+    ran = agrees(scored(lambda s, mask: s * 0.25 + mask), [*qkv(2, 2, 20, 40, 16, 16), mask])
+    assert "softmax_step(x, top, total, 1.0)" in ran.source.text
+
+
 @pytest.mark.parametrize("where", [0, 1, 2])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_nan_and_infinities_spread_as_in_eager(where: int, number: float) -> None:

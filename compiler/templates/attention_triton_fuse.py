@@ -1,0 +1,238 @@
+"""The pass on GPUs: attentions of an inference graph become calls of generated kernels, where those are faster.
+
+    %bmm = ...; tanh, where; %_softmax = ...; %bmm_1 = ...     ->   attention_3f2a(%q, %k, %v)
+    %bias = expand(add(...)); cudnn_attention(..., %bias)      ->   attention_81c0(%q, %k, %v, %table, %keep)
+
+Libraries' kernels are the fastest there are for plain and causal scores: these are asked about only where time does not
+matter. With masks and biases they read (and somebody writes) a tensor of the size of the scores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.profit import Always, Decision, Never, Oracle, Question
+from ...rewrites.reason import Reason
+from ...rewrites.record import Evidence, GraphRecord
+from ..torch_compat import allows_tf32
+from ..triton import TritonFailed, TritonMissing, UnsupportedDtypeError
+from .attention import Attention
+from .attention_question import RULE, Replacer, is_on, matched, near_miss, recorded
+from .attention_text import UnsupportedAttentionError
+from .attention_tiles import Gpu, Tile, tiles
+from .attention_triton import attention_triton
+from .gemm_triton_fuse import device_of
+from .kernel import Layout, attention_flops
+from .layout import with_keys_innermost
+from .match import Found
+from .region import is_move, packet
+from .sdpa import SDPA, given_mask
+from .triton_kernel import TritonTemplateKernel, compile_side_by_side
+from .unfused import Unfused
+
+_TILES, _MORE_TILES = 4, 10  # measured for each attention: by default, and where time does not matter
+_KERNELS, _FEWEST = 12, 2  # compiled for a graph by default, for each attention at least
+_SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
+_Kernels = Mapping[str, TritonTemplateKernel]
+
+
+def fuse_attention_triton(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, *, thorough: bool) -> int:
+    """Replace the attentions of an inference graph on a GPU by generated kernels, as the oracle decides.
+
+    Args:
+        graph_module: a graph after autograd, static sizes; changed in place.
+        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
+        record: gets what was applied and declined, and near misses with their reasons.
+        thorough: ask about plain attentions too, with more tiles.
+
+    Returns:
+        How many were replaced.
+    """
+    gpu = device_of(graph_module.graph)
+    if gpu is None:
+        return 0
+    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough), 0
+    for node in fusion.prepared():
+        # What was found in the graph as it was may read what has been replaced since: look again.
+        found = matched(node)
+        if isinstance(found, Found):
+            fused += fusion.run(found)
+    return fused
+
+
+class _Fusion:
+    def __init__(
+        self, graph: fx.Graph, oracle: Oracle, record: GraphRecord, gpu: tuple[int, Gpu], thorough: bool
+    ) -> None:
+        self._graph, self._oracle, self._record, self._thorough = graph, oracle, record, thorough
+        self._device, self._gpu = gpu
+        self._replacer = Replacer(graph)
+        self._left = _MORE_SECONDS if thorough else _SECONDS
+        self._count = _MORE_TILES if thorough else _TILES
+        self._made: dict[Any, TritonTemplateKernel] = {}
+        self._known: dict[str, tuple[Decision, _Kernels]] = {}
+
+    def prepared(self) -> list[fx.Node]:
+        """Where there are attentions to decide on; of many kinds of them fewer tiles are measured."""
+        nodes, kinds = [], set[str]()
+        for node in list(self._graph.nodes):
+            one = matched(node) if is_on(node, "cuda") else None
+            if isinstance(one, Reason):
+                self._record.near_misses.append(near_miss(node, one))
+            elif one is not None and (self._thorough or self._takes_all() or has_to_offer(one)):
+                nodes.append(node)
+                with contextlib.suppress(UnsupportedDtypeError, UnsupportedAttentionError):
+                    kinds.add(attention_triton(one.attention).launches[0].name)
+        if not self._thorough and kinds:
+            self._count = min(max(_KERNELS // len(kinds), _FEWEST), _TILES)
+        return nodes
+
+    def _takes_all(self) -> bool:
+        return isinstance(self._oracle, (Always, Never))
+
+    def run(self, found: Found) -> bool:
+        """Decide on one attention; whether it was replaced."""
+        try:
+            decision, kernels = self._decide(found)
+            kernel = None if decision.chosen is None else kernels[decision.chosen]
+            if kernel is not None:
+                kernel.build()
+        except (UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing, TritonFailed) as error:
+            compiles = isinstance(error, (UnsupportedDtypeError, UnsupportedAttentionError))
+            reason = Reason("score-dtype" if compiles else "no-machine-code", str(error))
+            self._record.near_misses.append(near_miss(found.output, reason))
+            return False
+        (self._record.applied if kernel else self._record.declined).append(recorded(found, decision))
+        if kernel is not None:
+            self._replacer.replace(found, kernel, kernel.inputs)
+        return kernel is not None
+
+    def _decide(self, found: Found) -> tuple[Decision, _Kernels]:
+        """The oracle's decision, for equal attentions the same, and the kernels to choose from."""
+        kernels = self._kernels(found)
+        kept = _kept(found)
+        key = _key(found, kernels, kept)
+        if key not in self._known:
+            if self._left <= 0:
+                note = "estimate: the time for measurements of this graph is spent"
+                return Decision(None, Evidence(note=note)), kernels
+            start = time.perf_counter()
+            inputs = (*found.inputs, *kept)
+            unfused = _Compiled(Unfused(_after(found, inputs), inputs, [found.output]), kernels)
+            question = _question(found, kernels, kept, key, unfused)
+            self._known[key] = self._oracle.decide(question), kernels
+            self._left -= time.perf_counter() - start - unfused.seconds
+        return self._known[key]
+
+    def _kernels(self, found: Found) -> _Kernels:
+        """A kernel for each tile, by the tile's name."""
+        attention = with_keys_innermost(found.attention)
+        made = {}
+        for tile in tiles(attention, self._gpu)[: self._count]:
+            kernel = attention_kernel(attention, tile, self._device)
+            key = (kernel.name, kernel.inputs, kernel.outputs)
+            made[_name(tile)] = self._made.setdefault(key, kernel)
+        return made
+
+
+def attention_kernel(attention: Attention, tile: Tile, device: int) -> TritonTemplateKernel:
+    """The kernel of an attention with a tile, on a GPU.
+
+    Raises:
+        UnsupportedDtypeError, UnsupportedAttentionError: see `attention_triton`.
+    """
+    source = attention_triton(attention, tile, precision="tf32" if allows_tf32() else "ieee")
+    (launch,) = source.launches
+    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in attention.reads)
+    out = attention.out.buffer
+    outputs = (Layout(out.sizes, out.strides, out.dtype),)
+    return TritonTemplateKernel(
+        launch.name, "attention", source, source, inputs, outputs, device, attention_flops(attention)
+    )
+
+
+def has_to_offer(found: Found) -> bool:
+    """Whether there is what libraries' kernels do not do as well: anything beside a causal mask."""
+    return all(given_mask(node) is not None for node in found.nodes if packet(node) in SDPA)
+
+
+class _Among:
+    """A kernel among whose arguments are more than it reads: the last ones."""
+
+    def __init__(self, kernel: TritonTemplateKernel, count: int) -> None:
+        self._kernel, self._count = kernel, count
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """The kernel's result."""
+        return self._kernel(*tensors[: self._count])
+
+
+class _Compiled:
+    """What kernels compete with, compiled beside them; `seconds` is what that took."""
+
+    def __init__(self, unfused: Unfused, kernels: _Kernels) -> None:
+        self._unfused, self._kernels = unfused, kernels
+        self.seconds = 0.0
+
+    def __call__(self, *tensors: Any) -> Any:
+        """The attention as it would run otherwise."""
+        return self._unfused(*tensors)
+
+    def prepare(self) -> None:
+        """Compile them, and all kernels."""
+        start = time.perf_counter()
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(compile_side_by_side, list(self._kernels.values()))
+            self._unfused.build()
+            done.result()
+        self.seconds += time.perf_counter() - start
+
+
+def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: str, unfused: _Compiled) -> Question:
+    candidates = {name: _Among(kernel, len(found.inputs)) if kept else kernel for name, kernel in kernels.items()}
+    return Question(
+        rule=RULE,
+        key=key,
+        inputs=[node.meta["val"] for node in (*found.inputs, *kept)],
+        original=unfused,
+        candidates=candidates,
+        prepare=unfused.prepare,
+    )
+
+
+def _kept(found: Found) -> tuple[fx.Node, ...]:
+    """What is computed on the way and read by others too, as a mask of all layers is: it counts as made already."""
+    inside = set(found.nodes)
+    shared = {node for node in inside - {found.output} if not inside.issuperset(node.users)}
+    shared = {node for node in shared if not is_move(node) and isinstance(node.meta.get("val"), torch.Tensor)}
+    read = {source for node in _after(found, (*found.inputs, *shared)) for source in node.all_input_nodes}
+    return tuple(node for node in found.nodes if node in shared & read)
+
+
+def _after(found: Found, inputs: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+    """The nodes that make the result of `inputs`."""
+    known, wanted, queue = set(inputs), set[fx.Node](), [found.output]
+    for node in queue:
+        if node not in known and node not in wanted:
+            wanted.add(node)
+            queue.extend(node.all_input_nodes)
+    return tuple(node for node in found.nodes if node in wanted)
+
+
+def _key(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> str:
+    texts = "\n".join(kernel.source.text for kernel in kernels.values())
+    layouts = [str(kernel.inputs) for kernel in kernels.values()]
+    digest = hashlib.blake2b("\n".join([texts, *layouts]).encode(), digest_size=8).hexdigest()
+    return " ".join([digest, *(str(node.target) for node in _after(found, (*found.inputs, *kept)))])
+
+
+def _name(tile: Tile) -> str:
+    return f"{tile.queries}x{tile.keys}_{tile.warps}w{tile.stages}s"

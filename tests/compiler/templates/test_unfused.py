@@ -1,0 +1,22 @@
+"""Nodes of a graph as they run without a template."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from regraft.compiler.templates.unfused import Unfused
+
+
+def test_nodes_run_as_they_would_in_the_graph() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ w + b) * 2
+
+    inputs = torch.randn(8, 16), torch.randn(16, 8), torch.randn(8)
+    module = make_fx(function, tracing_mode="fake")(*inputs)
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    unfused = Unfused(nodes, list(module.graph.find_nodes(op="placeholder")), [nodes[-1]])
+    torch.testing.assert_close(unfused(*inputs), function(*inputs))
+    (product, *_) = nodes
+    tail = Unfused(nodes[1:], [product, module.graph.find_nodes(op="placeholder")[2]], [nodes[-1]])
+    torch.testing.assert_close(tail(inputs[0] @ inputs[1], inputs[2]), function(*inputs))
