@@ -359,18 +359,19 @@ class Compilation:
         with self._timed("templates"):
             if kind == "inference":
                 fuse_attention(graph_module, self.oracle, self.record)
-            self._fuse_products(graph_module, packed)
+            self._fuse_products(graph_module, kind, packed)
         if self._drawn:
             self.record.snapshots[-1] = regions_by_name(self.record.snapshots[-1], self.record, known)
             if len(self.record.applied) > known[0]:
                 self._draw(kind, "templates", graph_module.graph)
 
-    def _fuse_products(self, graph_module: fx.GraphModule, packed: bool) -> None:
+    def _fuse_products(self, graph_module: fx.GraphModule, kind: GraphKind, packed: bool) -> None:
         """The same for products of matrices; where that fails, the library multiplies."""
         thorough = self.options.mode.startswith("max-autotune")
         try:
             if "cuda" in self._devices:
-                fuse_gemm_triton(graph_module, self.oracle, self.record, thorough=thorough)
+                training = kind != "inference"
+                fuse_gemm_triton(graph_module, self.oracle, self.record, thorough=thorough, training=training)
             # With plain weights it gains too little to be worth its compile time by default.
             elif packed or thorough:
                 fuse_gemm(graph_module, self.oracle, self.record, packed=packed)
