@@ -362,17 +362,17 @@ def test_of_two_products_that_meet_the_first_has_the_epilogue() -> None:
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_of_many_products_the_most_rewarding_are_asked_about_with_fewer_tiles() -> None:
+def test_of_many_products_the_most_rewarding_are_asked_about() -> None:
     def many(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(F.gelu(torch.mm(x, w)) for w in weights)
 
     oracle = Fastest()
     _, record = fuse(many, empty(8192, 768), *(empty(768, 1024 + 64 * n) for n in range(12)), oracle=oracle)
-    assert len(oracle.questions) == 8
-    assert {len(question.candidates) for question in oracle.questions} == {2}
+    assert len(oracle.questions) == 4
     notes = [match.evidence.note for match in record.declined if match.evidence and match.evidence.note]
-    assert notes == ["estimate: other products of this graph promise more"] * 4
-    assert [match.nodes[0] for match in record.declined if match.evidence.note] == ["mm", "mm_1", "mm_2", "mm_3"]
+    assert notes == ["estimate: other products of this graph promise more"] * 8
+    declined = [match.nodes[0] for match in record.declined if match.evidence.note]
+    assert declined == ["mm", *(f"mm_{n}" for n in range(1, 8))]  # the smaller ones
 
 
 def test_kernels_are_compiled_when_something_is_measured_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
