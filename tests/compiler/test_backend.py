@@ -204,8 +204,8 @@ def test_products_of_every_graph_on_cuda_may_become_templates(monkeypatch, train
     """Which graphs are looked at, and what is left of a fault there: as if the inputs were on a GPU."""
     asked = []
 
-    def planted(graph_module, oracle, record, *, thorough):
-        asked.append(thorough)
+    def planted(graph_module, oracle, record, **settings):
+        asked.append((settings["thorough"], settings["training"]))
         raise RuntimeError("planted")
 
     monkeypatch.setattr(backend_module, "fuse_gemm_triton", planted)
@@ -224,7 +224,7 @@ def test_products_of_every_graph_on_cuda_may_become_templates(monkeypatch, train
         if training:
             out.sum().backward()
     torch.testing.assert_close(out, model(x))
-    assert asked == [False] * (2 if training else 1)
+    assert asked == [(False, training)] * (2 if training else 1)
     assert {f.code for f in cov.fallbacks if f.stage == "templates"} == {"templates-failed"}
 
 
