@@ -36,6 +36,7 @@ from .capture import Captured, capture
 from .capture.outputs import flat_outputs
 from .codegen import NotGeneratedError, generate_kernels
 from .collector import uncollected
+from .common_calls import share_calls
 from .cpp import can_build
 from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
@@ -313,6 +314,8 @@ class Compilation:
         fold_uniform(graph_module)
         fold_tables(graph_module)
         move_scalars(graph_module)
+        if kind == "inference":  # of a joint graph, autograd's partition does it
+            share_calls(graph_module)
         rewrite(graph_module, self.rules, self._settings("simplify", kind), self.record)
         if freezer is not None:
             with self._timed("freeze"):
