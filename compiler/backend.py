@@ -239,12 +239,11 @@ class Compilation:
         start = time.perf_counter()
         if kind == "backward":
             take_strides(graph_module, inputs)
-        told, returned = told_strides(), places()[1]
-        is_told = kind == "forward" and told is not None and returned is not None
-        if is_told:
+        told, returned = told_strides() if kind == "forward" else None, places()[1]
+        if told is not None and returned is not None:
             mark_returned(graph_module.graph, returned)
         protected = self._lower(graph_module, kind)
-        if is_told:
+        if told is not None and returned is not None:
             told.extend(strides_of_outputs(graph_module))
         self._note_graph(kind, graph_module)
         captured = self._captured(graph_module, kind)

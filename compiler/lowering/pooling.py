@@ -225,7 +225,8 @@ def _maxima(low: Lowering, x: Tensor, windows: Sequence[Window], sizes: Indices)
         steps, nowhere = list(product(*map(range, extents))), size_value(numel(space), torch.int64)
 
         def position(at: Indices) -> Value:
-            best, found = lowest(x.dtype), nowhere
+            best: Value = lowest(x.dtype)
+            found: Value = nowhere
             for r in steps:
                 best, found = _better(element(at, r), placed(at, r)[2], best, found, nowhere)
             return found
