@@ -46,19 +46,22 @@ def settle_masks(graph_module: fx.GraphModule, *, keep_stream: bool = False) -> 
     facts = facts_of_graph(graph, written)
     editor = Editor(graph, SizeTable(graph))
     found: Counter[str] = Counter()
+    no_mask: dict[str, Any] = {"attn_mask": None}
+    copies: dict[fx.Node, fx.Node] = {}  # one for all layers that share a mask
     for call in calls:
         given = arguments(call)
         mask = given["attn_mask"]
         if keep_stream and given["dropout_p"] != 0.0:
             continue
         if keeps_everything(mask, facts.get(mask)):
-            kind, changed = "none", {"attn_mask": None}
+            kind, changed = "none", no_mask
         elif mask not in written and _is_square(given) and is_causal(mask):
-            kind, changed = "causal", {"attn_mask": None, "is_causal": True}
+            kind, changed = "causal", {**no_mask, "is_causal": True}
         elif val(mask).device.type == "cuda" and not known_equal(val(mask).stride(-1), 1):
-            with editor.at(call):
-                changed = {"attn_mask": editor.call(aten.contiguous.default, mask)}
-            kind = "rows"
+            if mask not in copies or mask in written:
+                with editor.at(call):
+                    copies[mask] = editor.call(aten.contiguous.default, mask)
+            kind, changed = "rows", {"attn_mask": copies[mask]}
         else:
             continue
         _replace(editor, call, given | changed)

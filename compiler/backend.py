@@ -36,6 +36,7 @@ from .capture import Captured, capture
 from .capture.outputs import flat_outputs
 from .codegen import NotGeneratedError, generate_kernels
 from .collector import uncollected
+from .common_calls import share_calls
 from .cpp import can_build
 from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
@@ -250,12 +251,11 @@ class Compilation:
         start = time.perf_counter()
         if kind == "backward":
             take_strides(graph_module, inputs)
-        told, returned = told_strides(), places()[1]
-        is_told = kind == "forward" and told is not None and returned is not None
-        if is_told:
+        told, returned = told_strides() if kind == "forward" else None, places()[1]
+        if told is not None and returned is not None:
             mark_returned(graph_module.graph, returned)
         protected = self._lower(graph_module, kind)
-        if is_told:
+        if told is not None and returned is not None:
             told.extend(strides_of_outputs(graph_module))
         self._note_graph(kind, graph_module)
         captured = self._captured(graph_module, kind)
@@ -326,6 +326,8 @@ class Compilation:
         fold_uniform(graph_module)
         fold_tables(graph_module)
         move_scalars(graph_module)
+        if kind == "inference":  # of a joint graph, autograd's partition does it
+            share_calls(graph_module)
         rewrite(graph_module, self.rules, self._settings("simplify", kind), self.record)
         if freezer is not None:
             with self._timed("freeze"):
@@ -373,7 +375,7 @@ class Compilation:
             if kind == "inference":
                 fuse_attention(graph_module, self.oracle, self.record)
                 self._fuse_attention_triton(graph_module)
-            self._fuse_products(graph_module, packed)
+            self._fuse_products(graph_module, kind, packed)
         if self._drawn:
             self.record.snapshots[-1] = regions_by_name(self.record.snapshots[-1], self.record, known)
             if len(self.record.applied) > known[0]:
@@ -387,12 +389,13 @@ class Compilation:
         with self._contained("attention stays as it is"):
             fuse_attention_triton(graph_module, self.oracle, self.record, thorough=thorough)
 
-    def _fuse_products(self, graph_module: fx.GraphModule, packed: bool) -> None:
+    def _fuse_products(self, graph_module: fx.GraphModule, kind: GraphKind, packed: bool) -> None:
         """The same for products of matrices."""
         thorough = self.options.mode.startswith("max-autotune")
         with self._contained("products are left to the library"):
             if "cuda" in self._devices:
-                fuse_gemm_triton(graph_module, self.oracle, self.record, thorough=thorough)
+                training = kind != "inference"
+                fuse_gemm_triton(graph_module, self.oracle, self.record, thorough=thorough, training=training)
             # With plain weights it gains too little to be worth its compile time by default.
             elif packed or thorough:
                 fuse_gemm(graph_module, self.oracle, self.record, packed=packed)

@@ -264,7 +264,7 @@ class _Capture:
         places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor)}
         self._inputs = [places.get(id(result)) for result in results]
         steady = {_memory(given[k]) for k in addresses}
-        returned = len(results) if returned is None else returned
+        returned_count, returned = returned, len(results) if returned is None else returned
         # What looks at a parameter is given as it is, as without a capture.
         self._copied = [k < returned and _memory(x) not in steady and _bytes(x) <= limit for k, x in enumerate(results)]
         given_out = [
@@ -273,7 +273,10 @@ class _Capture:
             if isinstance(x, torch.Tensor) and at is None and not copied and _memory(x) not in steady
         ]
         self.kept = given_out
-        self._watched = list({_memory(x): x for x in given_out}.values())
+        # What a forward keeps is let go as one: one tensor of its own tells for all.
+        self._sentinel = next(iter(given_out), None) if returned_count is not None else None
+        watched = given_out if self._sentinel is None else [self._sentinel]
+        self._watched = list({_memory(x): x for x in watched}.values())
         self._idle = [torch_compat.storage_users(x) for x in self._watched]
 
     @property
@@ -304,11 +307,15 @@ class _Capture:
         self._graph.replay()
         made: dict[int, torch.Tensor] = {}
         results = [
-            self._result(x, at, copied, args, made)
+            x if self._is_held(x, at, copied) else self._result(x, at, copied, args, made)
             for x, at, copied in zip(self._results, self._inputs, self._copied, strict=True)
         ]
         args.clear()
         return tuple(results)
+
+    def _is_held(self, x: Any, at: int | None, copied: bool) -> bool:
+        """Whether a result goes out as the tensor that is held here: all that a forward keeps but the sentinel."""
+        return self._sentinel is not None and x is not self._sentinel and at is None and not copied
 
     @staticmethod
     def _result(x: Any, at: int | None, copied: bool, args: list[Any], made: dict[int, torch.Tensor]) -> Any:

@@ -13,13 +13,14 @@ pass writes the result over a vocabulary. `x - peak` comes first, as in eager, w
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..rewrites.editor import Editor
-from ..rewrites.graph import val
+from ..rewrites.graph import op_name, val
 from ..rewrites.sizes import SizeTable
 from .torch_compat import backward_nodes, mark_recomputed
 
@@ -49,6 +50,7 @@ def _fake_rows(x: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Ten
 
 _library.impl("log_softmax_rows", _rows, "CompositeExplicitAutograd")
 torch.library.register_fake("regraft::log_softmax_rows", _fake_rows, lib=_library)
+_SAME = ("aten.detach", "aten.alias", "aten._to_copy", "aten.view")
 _ROWS = torch.ops.regraft.log_softmax_rows.default
 
 
@@ -63,7 +65,7 @@ def keep_rows(graph_module: fx.GraphModule) -> int:
     found = [
         node
         for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default)
-        if node not in stays and not backward.isdisjoint(node.users) and _is_plain(node)
+        if node not in stays and _is_read(node, backward) and _is_plain(node)
     ]
     if not found:
         return 0
@@ -73,12 +75,27 @@ def keep_rows(graph_module: fx.GraphModule) -> int:
         made.clear()
         with editor.at(node):
             result = _split(editor, node.args[0], node.args[1], val(node).dtype)
+        for other in _respelled(node, stays):
+            mark_recomputed(other, True)
         for part in made:
             mark_recomputed(part, part.target is not _ROWS and part.target is not operator.getitem)
         result.meta["val"] = node.meta["val"]  # the layout that was promised
         editor.replace(node, result)
         editor.erase_dead(node)
     return len(found)
+
+
+def _is_read(node: fx.Node, backward: set[fx.Node]) -> bool:
+    """Whether the backward reads a value, perhaps in another dtype: autocast's loss takes single precision."""
+    return any(user in backward or (op_name(user) in _SAME and _is_read(user, backward)) for user in node.users)
+
+
+def _respelled(node: fx.Node, stays: set[fx.Node]) -> Iterator[fx.Node]:
+    """The same value under other names and in other dtypes, as far as nothing else holds it."""
+    for user in node.users:
+        if user not in stays and op_name(user) in _SAME and "recompute" not in user.meta:
+            yield user
+            yield from _respelled(user, stays)
 
 
 def _is_plain(node: fx.Node) -> bool:

@@ -213,15 +213,33 @@ def _maxima(low: Lowering, x: Tensor, windows: Sequence[Window], sizes: Indices)
     rank, extents = len(windows), [w.width for w in windows]
     element, space = _seen(x, windows, lowest(x.dtype)), x.sizes[-rank:]
 
-    def placed(at: Indices, r: Indices) -> tuple[Value, Value]:
+    def placed(at: Indices, r: Indices) -> tuple[Value, Value, Value]:
         place, conditions = places(w.element(o, k) for w, o, k in zip(windows, at[-rank:], r, strict=True))
         # Padding comes after every element, so that it is never chosen where all are -inf.
         here, padding = (size_value(p, torch.int64) for p in (raveled(place, space), numel(space)))
-        return element(at, r), _last_nan(element(at, r), guarded(conditions, here, padding))
+        place_ = guarded(conditions, here, padding)
+        return element(at, r), _last_nan(element(at, r), place_), place_
 
     largest = _largest(low, element, sizes, extents, x.dtype)
+    if _is_unrolled(low, numel(extents)):
+        steps, nowhere = list(product(*map(range, extents))), size_value(numel(space), torch.int64)
+
+        def position(at: Indices) -> Value:
+            best: Value = lowest(x.dtype)
+            found: Value = nowhere
+            for r in steps:
+                best, found = _better(element(at, r), placed(at, r)[2], best, found, nowhere)
+            return found
+
+        return largest, low.pointwise(position, sizes, torch.int64, output=1)
     (where_,) = low.reduce(
-        "argmax", placed, sizes, extents, lambda _, parts: _decoded(parts[1], x.dtype), [torch.int64], output=1
+        "argmax",
+        lambda at, r: placed(at, r)[:2],
+        sizes,
+        extents,
+        lambda _, parts: _decoded(parts[1], x.dtype),
+        [torch.int64],
+        output=1,
     )
     return largest, where_
 
@@ -234,6 +252,15 @@ def _largest(
         steps = list(product(*map(range, extents)))
         return low.pointwise(lambda at: reduce(_maximum, (element(at, r) for r in steps)), sizes, dtype, output=0)
     return low.reduce("max", element, sizes, extents, lambda _, parts: parts[0], [dtype], output=0)[0]
+
+
+def _better(value: Value, place: Value, best: Value, found: Value, nowhere: Value) -> tuple[Value, Value]:
+    """The larger of two elements and its place: the first of equal ones, the last NaN, and never padding."""
+    wins = op("logical_or", op("eq", found, nowhere), op("gt", value, best))
+    if value.dtype.is_floating_point:
+        wins = op("logical_or", wins, op("isnan", value))
+    wins = op("logical_and", op("ne", place, nowhere), wins)
+    return where(wins, value, best), where(wins, place, found)
 
 
 def _is_unrolled(low: Lowering, count: Any) -> bool:

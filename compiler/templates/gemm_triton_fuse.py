@@ -40,8 +40,8 @@ from .product import Product, Result
 from .region import is_move, packet
 from .triton_kernel import TritonTemplateKernel, compile_side_by_side
 
-_TILES, _MORE_TILES = 4, 12  # measured for each product: by default, and where time does not matter
-_KERNELS, _FEWEST = 16, 2  # compiled for a graph by default, for each product at least
+_TILES, _MORE_TILES = 1, 12  # measured for each product: by default, and where time does not matter
+_KERNELS = 4  # compiled for a graph by default: each takes seconds
 _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
 _WORTH = 0.08  # of the product's own time: what an epilogue must save to be asked about
 _SMALL = 1 << 27  # multiplications that take no longer than a launch
@@ -51,7 +51,9 @@ _ROUNDS = 3  # of the search around the best tile
 _Kind = tuple[Product, str]
 
 
-def fuse_gemm_triton(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, *, thorough: bool) -> int:
+def fuse_gemm_triton(
+    graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, *, thorough: bool, training: bool = False
+) -> int:
     """Replace matrix products on a GPU by generated kernels, as the oracle decides.
 
     Args:
@@ -59,6 +61,8 @@ def fuse_gemm_triton(graph_module: fx.GraphModule, oracle: Oracle, record: Graph
         oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
         record: gets what was applied and declined, and near misses with their reasons.
         thorough: ask about every product, with more tiles, and search around the best one.
+        training: a forward or backward graph. Where its products are kept as well as read by an epilogue there is
+            little to save, so that only those are asked about whose rows are not aligned.
 
     Returns:
         How many were replaced.
@@ -66,7 +70,7 @@ def fuse_gemm_triton(graph_module: fx.GraphModule, oracle: Oracle, record: Graph
     gpu = device_of(graph_module.graph)
     if gpu is None:
         return 0
-    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough), 0
+    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough, training), 0
     for node in fusion.prepared():
         # What was found in the graph as it was may read what has been replaced since: look again.
         found = match_gemm(node)
@@ -97,9 +101,16 @@ def _gpu(index: int) -> Gpu:
 
 class _Fusion:
     def __init__(
-        self, graph: fx.Graph, oracle: Oracle, record: GraphRecord, gpu: tuple[int, Gpu], thorough: bool
+        self,
+        graph: fx.Graph,
+        oracle: Oracle,
+        record: GraphRecord,
+        gpu: tuple[int, Gpu],
+        thorough: bool,
+        training: bool,
     ) -> None:
-        self._graph, self._oracle, self._record, self._thorough = graph, oracle, record, thorough
+        self._graph, self._oracle, self._record = graph, oracle, record
+        self._thorough, self._training = thorough, training
         self._device, self._gpu = gpu
         self._count = _MORE_TILES if thorough else _TILES
         self._left = _MORE_SECONDS if thorough else _SECONDS
@@ -124,9 +135,8 @@ class _Fusion:
                     continue
                 taken |= mine
                 weights[_kind(found)] += found.product.multiplications
-        if not self._thorough and len(weights) * _TILES > _KERNELS:
-            self._count = max(_KERNELS // len(weights), _FEWEST)
-            self._chosen = {kind for kind, _ in weights.most_common(_KERNELS // self._count)}
+        if not self._thorough and len(weights) > _KERNELS:
+            self._chosen = {kind for kind, _ in weights.most_common(_KERNELS)}
         for kind in weights if self._chosen is None else self._chosen:
             with contextlib.suppress(UnsupportedDtypeError):
                 self._compiled.add(self._kernels(kind, gemm_tiles(kind[0], self._gpu, self._count)))
@@ -134,7 +144,9 @@ class _Fusion:
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a product at all."""
-        return self._thorough or self._takes_all() or has_to_offer(found)
+        if self._thorough or self._takes_all():
+            return True
+        return not is_aligned(found.product) if self._training else has_to_offer(found)
 
     def run(self, found: FoundProduct) -> bool:
         """Decide on one product; whether it was replaced."""

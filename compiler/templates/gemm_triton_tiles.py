@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ..ir.value import walk
 from .attention_tiles import Gpu
 from .product import Matrix, Product
 
@@ -18,6 +19,7 @@ _START = 1500  # cycles until the first operands are there, and for leaving
 _LIBRARY = 0.7  # of the rate that libraries reach
 _REGISTERS = 64 << 10  # of a multiprocessor
 _FEW_SHARED = 1 << 10  # bytes that the system keeps of each program's shared memory
+_LIGHT, _SPILLED = 6, 0.85  # values of an epilogue beside whose registers large tiles slow down, and how much
 _MIN_SHARE = 2  # of the tiles measured, at least one in so many has its operands read in the other way
 
 
@@ -150,7 +152,9 @@ def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     """Cycles that a product takes with a tile, roughly."""
     itemsize = product.a.buffer.dtype.itemsize
     steps = -(-product.depth // tile.depth) * tile.depth
-    multiply = 2.0 * tile.rows * tile.columns * steps / (_rate(gpu, itemsize) * _efficiency(tile, gpu))
+    crowded = len(list(walk([product.value]))) > _LIGHT and tile.rows * tile.columns >= 128 * 256
+    efficiency = _efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
+    multiply = 2.0 * tile.rows * tile.columns * steps / (_rate(gpu, itemsize) * efficiency)
     finish = tile.rows * tile.columns * epilogue_bytes(product) / _BYTES_PER_CYCLE
     tiles = tile.count(product)
     if tile.descriptors:
@@ -216,6 +220,8 @@ def _efficiency(tile: GemmTile, gpu: Gpu) -> float:
     base = 0.8 if area >= 128 * 256 else 0.72 if area >= 128 * 128 else 0.58 if area >= 64 * 128 else 0.42
     if tile.rows < 64 and gpu.capability >= 90:  # the older instructions
         base /= 2
+    if not tile.descriptors and gpu.capability >= 90:  # addresses are computed by the warps that multiply
+        base *= 0.85
     if area >= 128 * 32 * tile.warps and not tile.descriptors:  # no registers left for addresses
         base *= 0.9
     return base * min(1.0, tile.rows / 32)

@@ -99,6 +99,21 @@ def test_on_cuda_rows_are_contiguous():
     assert settle_masks(module) == {}
 
 
+def test_layers_share_one_copy():
+    def function(q, k, v, bias):
+        mask = bias.permute(2, 0, 1).unsqueeze(0)
+        x = aten.scaled_dot_product_attention(q, k, v, mask)
+        return aten.scaled_dot_product_attention(x, k, v, mask)
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        half = [torch.empty(2, 3, 6, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        bias = torch.empty(6, 6, 3, device="cuda", dtype=torch.bfloat16)
+        module = make_fx(function, pre_dispatch=True)(*half, bias)
+    assert settle_masks(module) == {"rows": 2}
+    first, second = masks_of(module)
+    assert first is second
+
+
 def test_random_streams_are_kept():
     module = on_cuda(lambda bias: bias.permute(2, 0, 1).unsqueeze(0), p=0.5)
     assert settle_masks(module, keep_stream=True) == {}

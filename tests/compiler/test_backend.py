@@ -204,8 +204,8 @@ def test_products_of_every_graph_on_cuda_may_become_templates(monkeypatch, train
     """Which graphs are looked at, and what is left of a fault there: as if the inputs were on a GPU."""
     asked = []
 
-    def planted(graph_module, oracle, record, *, thorough):
-        asked.append(thorough)
+    def planted(graph_module, oracle, record, **settings):
+        asked.append(settings)
         raise RuntimeError("planted")
 
     monkeypatch.setattr(backend_module, "fuse_gemm_triton", planted)
@@ -226,7 +226,8 @@ def test_products_of_every_graph_on_cuda_may_become_templates(monkeypatch, train
             out.sum().backward()
     torch.testing.assert_close(out, model(x))
     # Products of forward and backward, or attentions and products of a graph of inference.
-    assert asked == [False] * 2
+    products = {"thorough": False, "training": training}
+    assert asked == ([products] * 2 if training else [{"thorough": False}, products])
     assert {f.code for f in cov.fallbacks if f.stage == "templates"} == {"templates-failed"}
 
 

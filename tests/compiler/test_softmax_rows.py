@@ -104,3 +104,15 @@ def test_what_no_backward_reads_stays():
 
 def test_an_empty_dim_stays():
     assert agrees(lambda x: F.log_softmax(x, 1).sum(), torch.randn(4, 0)).count == 0
+
+
+def test_the_loss_may_take_another_dtype():
+    """As autocast on GPUs has it: log-softmax in half precision, the loss of it in single."""
+
+    def function(x, target):
+        y = torch.log_softmax(x, 1, torch.bfloat16)
+        return F.nll_loss(y.to(torch.float32), target)
+
+    kept = agrees(function, torch.randn(5, 7, dtype=torch.bfloat16), TARGETS, rtol=1e-2, atol=1e-2)
+    saved = [value.meta["val"] for value in kept.graphs["forward"].graph.output_node().args[0][1:]]
+    assert kept.count == 1 and not any(v.shape == (5, 7) and v.dtype == torch.float32 for v in saved)

@@ -64,8 +64,19 @@ def test_max_pool_as_on_gpus(geometry, dtype, monkeypatch):
     x = (4 * image(0, memory_format=torch.channels_last)).to(dtype)
     if dtype.is_floating_point:
         x[:, :, 2, 3], x[:, 0, 5:], x[:, 1, 6] = NAN, -float("inf"), float("inf")
-    made = agree(lambda x: aten.max_pool2d_with_indices(x, *geometry)[0], x, exact=True)
+        x[:, :, 2, 4] = NAN
+    made = agree(lambda x: aten.max_pool2d_with_indices(x, *geometry), x, exact=True)
     assert not any(item.reductions for item in made.program.items if item.name == "max_pool2d_with_indices")
+
+
+@EXAMPLES
+@given(geometries(dilated=True), SEEDS, st.sampled_from([NAN, float("inf"), -float("inf")]), st.floats(0.05, 1))
+def test_max_pool_of_special_values_as_on_gpus(geometry, seed, special, share):
+    x = image(seed)
+    x[torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < share] = special
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pooling, "_is_unrolled", lambda low, count: count <= 9)
+        agree(lambda x: aten.max_pool2d_with_indices(x, *geometry), x, exact=True)
 
 
 @EXAMPLES
