@@ -28,9 +28,9 @@ from torch import fx
 from ..rewrites.editor import Editor
 from ..rewrites.graph import arguments, is_tensor, op_name, val
 from ..rewrites.sizes import SizeTable
+from .joint import backward_nodes, mark_recomputed
 from .normal.reading import is_literal, uniform
 from .random_ops import ops
-from .torch_compat import backward_nodes, mark_recomputed
 
 aten = torch.ops.aten
 

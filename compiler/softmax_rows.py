@@ -22,7 +22,7 @@ from torch import fx
 from ..rewrites.editor import Editor
 from ..rewrites.graph import op_name, val
 from ..rewrites.sizes import SizeTable
-from .torch_compat import backward_nodes, mark_recomputed
+from .joint import backward_nodes, mark_recomputed
 
 aten = torch.ops.aten
 

@@ -152,24 +152,6 @@ def aot_compile(
     return compiler(graph_module, example_inputs)
 
 
-def backward_nodes(joint: fx.Graph) -> set[fx.Node]:
-    """The nodes of a joint graph that belong to the backward: the tangents, and what follows from them."""
-    found: set[fx.Node] = set()
-    for node in joint.nodes:
-        tangent = node.op == "placeholder" and "tangents" in str(node.target)
-        marked = node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
-        if tangent or marked or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def mark_recomputed(node: fx.Node, recomputed: bool) -> None:
-    """Have the backward compute a node of a joint graph anew, or have it kept (False), whatever that costs."""
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE if recomputed else CheckpointPolicy.MUST_SAVE
-
-
 def bare_calls(namespace: str, *names: str) -> SimpleNamespace:
     """Operators of `torch.ops.<namespace>` by ``packet.overload``, bound to their C++ entry: one Python frame less.
 
@@ -189,7 +171,6 @@ def bare_calls(namespace: str, *names: str) -> SimpleNamespace:
     return bound
 
 
-@functools.cache
 def allows_tf32() -> bool:
     """Whether the user lets GPUs round operands of float32 products to the 10 bits that tensor cores take."""
     try:

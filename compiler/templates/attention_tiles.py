@@ -51,7 +51,7 @@ HOPPER, AMPERE, SMALLER = Gpu(90, 227 << 10, 132), Gpu(80, 163 << 10, 108), Gpu(
 # By columns of the wider operand, the first to be preferred.
 _HALVES = {
     64: (
-        Tile(128, 64, 4, 3), Tile(128, 128, 8, 3), Tile(128, 128, 4, 3), Tile(128, 64, 8, 3), Tile(64, 128, 4, 2),
+        Tile(128, 64, 8, 3), Tile(128, 64, 4, 3), Tile(128, 128, 8, 3), Tile(128, 128, 4, 3), Tile(64, 128, 4, 2),
         Tile(64, 64, 4, 3), Tile(64, 32, 4, 3), Tile(32, 64, 4, 3), Tile(16, 128, 4, 3), Tile(16, 64, 4, 4),
     ),
     128: (

@@ -9,7 +9,6 @@ matter. With masks and biases they read (and somebody writes) a tensor of the si
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Mapping
@@ -38,8 +37,7 @@ from .sdpa import SDPA, given_mask
 from .triton_kernel import TritonTemplateKernel, compile_side_by_side
 from .unfused import Unfused
 
-_TILES, _MORE_TILES = 4, 10  # measured for each attention: by default, and where time does not matter
-_KERNELS, _FEWEST = 12, 2  # compiled for a graph by default, for each attention at least
+_TILES, _MORE_TILES = 1, 10  # measured for each attention: by default, and where time does not matter
 _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
 _Kernels = Mapping[str, TritonTemplateKernel]
 
@@ -82,17 +80,13 @@ class _Fusion:
 
     def prepared(self) -> list[fx.Node]:
         """Where there are attentions to decide on; of many kinds of them fewer tiles are measured."""
-        nodes, kinds = [], set[str]()
+        nodes = []
         for node in list(self._graph.nodes):
             one = matched(node) if is_on(node, "cuda") else None
             if isinstance(one, Reason):
                 self._record.near_misses.append(near_miss(node, one))
             elif one is not None and (self._thorough or self._takes_all() or has_to_offer(one)):
                 nodes.append(node)
-                with contextlib.suppress(UnsupportedDtypeError, UnsupportedAttentionError):
-                    kinds.add(attention_triton(one.attention).launches[0].name)
-        if not self._thorough and kinds:
-            self._count = min(max(_KERNELS // len(kinds), _FEWEST), _TILES)
         return nodes
 
     def _takes_all(self) -> bool:

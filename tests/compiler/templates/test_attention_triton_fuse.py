@@ -15,7 +15,7 @@ import torch
 from support.fake_cuda import with_fake_driver
 from support.triton_attention import found_on_gpu, on_gpu, run_on_gpu
 
-from regraft.compiler.templates import TritonTemplateKernel, gemm_triton_fuse, triton_kernel
+from regraft.compiler.templates import TritonTemplateKernel, attention_triton_fuse, gemm_triton_fuse, triton_kernel
 from regraft.compiler.templates.attention_tiles import HOPPER
 from regraft.compiler.templates.attention_triton_fuse import fuse_attention_triton
 from regraft.compiler.templates.fuse import fuse_attention
@@ -237,7 +237,8 @@ def test_a_small_mask_is_read_as_it_is() -> None:
 # -- who decides ------------------------------------------------------------------------------------------------------
 
 
-def test_the_fastest_tile_is_taken() -> None:
+def test_the_fastest_tile_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_triton_fuse, "_TILES", 4)
     oracle = Fastest(**{"128x128_8w": 0.3, "128x64": 0.5})
     module, record = fuse(attend(capped), qkv(16, 12, 512, 512, 64), oracle)
     assert record.applied[0].candidate.startswith("128x128_8w")

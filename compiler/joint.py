@@ -1,0 +1,22 @@
+"""Joint graphs, forward and backward in one: which nodes are the backward's, and what it is to compute anew."""
+
+from __future__ import annotations
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+
+def backward_nodes(joint: fx.Graph) -> set[fx.Node]:
+    """The nodes of a joint graph that belong to the backward: the tangents, and what follows from them."""
+    found: set[fx.Node] = set()
+    for node in joint.nodes:
+        tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        marked = node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+        if tangent or marked or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def mark_recomputed(node: fx.Node, recomputed: bool) -> None:
+    """Have the backward compute a node of a joint graph anew, or have it kept (False), whatever that costs."""
+    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE if recomputed else CheckpointPolicy.MUST_SAVE
