@@ -172,11 +172,9 @@ def test_bounds_and_json(tmp_path):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu():
-    model, x = (
-        torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()).cuda().bfloat16(),
-        torch.ones(1024, 1024),
-    )
-    report = regraft.kernels(model, x.cuda().bfloat16())
+    model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()).cuda().bfloat16()
+    x = torch.ones(1024, 1024, device="cuda", dtype=torch.bfloat16)
+    report = regraft.kernels(model, x)
     assert report.limits.device.startswith("cuda") and report.kernel_seconds > 0
     with torch.no_grad():
         report = regraft.kernels(model, x, mode="reduce-overhead")

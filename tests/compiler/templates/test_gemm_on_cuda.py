@@ -114,4 +114,4 @@ def test_measured_decisions_are_kept_with_their_evidence() -> None:
         (evidence,) = (match.evidence for match in matches)
         assert evidence is not None
         assert evidence.source == source
-        assert len(evidence.times) >= 3
+        assert len(evidence.times) == 2  # the original and one tile: compiling takes seconds
