@@ -84,7 +84,7 @@ HELD: dict[str, tuple[str, ...]] = {
         "compiler/test_measure.py::test_spent_budget_takes_the_nearest_shape",
     ),
     "13 skips are explained: #148439 #152887 #170604 #192748": (  # there are no captured CUDA graphs to overwrite
-        "compiler/test_backend.py::test_modes_that_are_not_built_are_shown",
+        "compiler/test_backend.py::test_cuda_graphs_need_a_cuda_device",
     ),
     "14 strides and aliases: #149732 #182328 #136837": (
         "test_pains.py::test_strides_and_aliases_of_results_are_eagers",
