@@ -12,7 +12,7 @@ from itertools import count
 
 from ..ir.program import Buffer, Extern, Item
 from .dependences import Effects, effects, order_of
-from .legality import Fusion, Refusal, fusion_of, makes_serial
+from .legality import Fusion, Refusal, fusion_of, makes_serial, walks_across
 from .log import FusionLog
 from .members import Axes, Group, members_of
 from .profit import bytes_of, score_fusion, touched, written
@@ -129,11 +129,17 @@ class Fuser:
             return Refusal("device")
         telling = sorted(shared, key=lambda n: (n not in writes, -self._weights[n], n))
         found = fusion_of(one, other, telling, self.axes, self._target)
-        if isinstance(found, Fusion) and self._target.serial and makes_serial(found, one, other):
-            traffic = sum(self._weights[name] for name in touched(one) | touched(other))
-            if traffic > _LAUNCH and score * self._target.serial < traffic:
-                return Refusal("serial", tuple(telling[:1]))
-        return found
+        slow = self._slow(found, one, other, score) if isinstance(found, Fusion) else ""
+        return Refusal(slow, tuple(telling[:1])) if slow else found
+
+    def _slow(self, found: Fusion, one: Group, other: Group, score: int) -> str:
+        """Why a legal fusion would take longer than the two apart; "" where it would not."""
+        traffic = sum(self._weights[name] for name in touched(one) | touched(other))
+        if not self._target.serial or traffic <= _LAUNCH:
+            return ""
+        if makes_serial(found, one, other) and score * self._target.serial < traffic:
+            return "serial"
+        return "across" if walks_across(found) else ""
 
     def _between(self, a: int, b: int) -> bool:
         """Whether a path leads from `a` to `b` through something else."""

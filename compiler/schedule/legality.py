@@ -21,6 +21,7 @@ from .profit import guess
 from .target import CPU, Target
 
 MAX_MEMBERS = 48
+_LANES = 16  # results side by side that are worth a kernel of their own
 MAX_BUFFERS = 40
 
 MESSAGES = {
@@ -32,6 +33,7 @@ MESSAGES = {
     "crossing": "an element would be read and written in different iterations of the shared loops",
     "parallelism": "the loops that they can share have too few iterations to keep threads busy",
     "serial": "several loops of one would no longer run side by side, and little memory traffic would be saved",
+    "across": "a fold would compute results that lie side by side one after the other, walking across its operands",
     "no-gain": "it would save no memory traffic",
 }
 
@@ -206,6 +208,25 @@ def makes_serial(found: Fusion, a: Group, b: Group) -> bool:
         return False
     shared = set(found.chain)
     return any(len(set(m.outer) - shared) > 1 for m in found.members if m.part == "map")
+
+
+def walks_across(found: Fusion) -> bool:
+    """Whether a fold is left with loops of its own in which neighbours in memory come one after the other.
+
+    for i parallel: { for r, c: y[i, r, c] = ...;  for c < 64: fold r: sum of y[i, r, c] }    lanes go along r
+    """
+    shared = set(found.chain)
+    for member in found.members:
+        own = [axis for axis in member.outer if axis not in shared] if member.part == "fold" else []
+        several = less(_LANES - 1, extent_of(own)) if own else False
+        if several and any(_step(a.offset, axis) == 1 for a in member.accesses if not a.write for axis in own):
+            return True
+    return False
+
+
+def _step(offset: Any, axis: Var) -> Any:
+    """How far apart in memory neighbours along an axis are; 0 where that is not plain."""
+    return next((factor for atoms, factor in getattr(offset, "terms", ()) if atoms == (axis,)), 0)
 
 
 def is_small(members: Iterable[Member], target: Target) -> bool:

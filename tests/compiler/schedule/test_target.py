@@ -156,6 +156,17 @@ def test_loops_that_run_side_by_side_are_not_given_up_for_little():
     assert not check_schedule(found.program, found)
 
 
+def test_folds_do_not_walk_across_what_lies_side_by_side():
+    """Sums of columns beside what computes the columns: lanes would go along the rows, each in a line of its own."""
+    b = Builder()
+    x = b.given("x", (64, 512, 64))
+    y = b.map("y", x.sizes, lambda i, x=x: op("mul", x.at(i), x.at(i)))
+    s = b.sum("s", (64, 64), (512,), lambda o, r, y=y: y.at((o[0], r[0], o[1])))
+    found = schedule(b.program(y, s), target=GPU)
+    assert "across" in str(found.log) and not check_schedule(found.program, found)
+    assert len(found.kernels) == 3  # the sum is split in two stages
+
+
 def test_cross_entropy_reads_the_logits_once_and_writes_their_gradient_once():
     """Of what a forward and a backward do with logits of 16 bits."""
     x, target = torch.randn(700, 20000).bfloat16(), torch.randint(0, 20000, (700,))
