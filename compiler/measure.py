@@ -138,7 +138,7 @@ class Measured:
         deadline = start + self._budget - self.stats.seconds
         try:
             _refuse_capture()
-            inputs = synthesize(question.inputs, question.training)
+            inputs = synthesize(question.inputs, question.training, question.arrange)
             return run_trial(
                 question.original, question.candidates, inputs, question.training, self._program_seconds, deadline
             )
@@ -202,6 +202,7 @@ def decision_key(question: Question) -> str:
         "candidates": list(question.candidates),
         "inputs": describe(question.inputs),
         "training": question.training,
+        "arranged": question.arrange is not None,
         "gpus": sorted(gpu_model(device.index) for device in devices),
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),

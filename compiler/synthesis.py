@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,16 +70,21 @@ class TensorSpec:
 class Inputs:
     """Real arguments for the programs of a question, and how to make them anew.
 
-    `values` are the arguments in order; `tensors` are the distinct tensors among them.
+    `values` are the arguments in order; `tensors` are the distinct tensors among them; `arrange` overwrites those that
+    follow from others.
     """
 
     values: list[Any]
     tensors: list[torch.Tensor]
     _templates: list[tuple[torch.Tensor, TensorSpec]] = field(default_factory=list)
+    arrange: Callable[[Sequence[Any]], None] | None = None
 
     def refill(self) -> None:
-        """Give every tensor its first values back, after a program that writes to its inputs."""
+        """Give every tensor its first values, also after a program that writes to its inputs."""
         _fill_all(self.tensors, self._templates)
+        if self.arrange is not None:
+            with torch.no_grad():
+                self.arrange(self.values)
 
     def versions(self) -> list[int]:
         """Counters that change when a tensor is written to."""
@@ -155,12 +160,15 @@ def has_symbols(inputs: Sequence[Any]) -> bool:
     return any(isinstance(number, SYMBOLIC) for number in numbers)
 
 
-def synthesize(inputs: Sequence[Any], training: bool = False) -> Inputs:
+def synthesize(
+    inputs: Sequence[Any], training: bool = False, arrange: Callable[[Sequence[Any]], None] | None = None
+) -> Inputs:
     """Real tensors in place of fake ones. Must run outside every tracing mode.
 
     Args:
         inputs: fake tensors, real tensors (copied), numbers, symbolic numbers, or lists of these.
         training: keep requires_grad.
+        arrange: overwrites the values that follow from others (`Question.arrange`).
 
     Raises:
         UnmeasurableError: as `tensor_spec`, or the inputs would take too much of the free memory.
@@ -169,14 +177,15 @@ def synthesize(inputs: Sequence[Any], training: bool = False) -> Inputs:
     templates = [(source, tensor_spec(source)) for source in sources]
     _guard_memory([spec for _, spec in templates])
     tensors = [_allocate(spec) for _, spec in templates]
-    _fill_all(tensors, templates)
     for tensor, (_, spec) in zip(tensors, templates, strict=True):
         tensor.requires_grad_(training and spec.requires_grad)
     real = {id(source): tensor for source, tensor in zip(sources, tensors, strict=True)}
     values = torch_compat.tree_map(
         lambda leaf: real[id(leaf)] if isinstance(leaf, torch.Tensor) else concrete(leaf), list(inputs)
     )
-    return Inputs(values, tensors, templates)
+    made = Inputs(values, tensors, templates, arrange)
+    made.refill()
+    return made
 
 
 def made_up(like: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,8 @@ class Question:
         candidates: the replacements as callables of `inputs`, by name, in order of preference.
         training: gradients flow through: time forward and backward.
         prepare: called before the programs are measured, if they are; its time is not counted as measuring.
+        arrange: called with the real values of `inputs`, in which it overwrites those that follow from others; without
+            it they are independent of each other.
     """
 
     rule: str
@@ -34,6 +36,7 @@ class Question:
     candidates: Mapping[str, Callable[..., Any]]
     training: bool = False
     prepare: Callable[[], None] | None = None
+    arrange: Callable[[Sequence[Any]], None] | None = None
 
 
 @dataclass(frozen=True)

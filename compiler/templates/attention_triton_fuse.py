@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import fx
 from ...rewrites.profit import Always, Decision, Never, Oracle, Question
 from ...rewrites.reason import Reason
 from ...rewrites.record import Evidence, GraphRecord
+from ...rewrites.splice import subgraph
 from ..torch_compat import allows_tf32
 from ..triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from .attention import Attention
@@ -199,7 +200,21 @@ def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: s
         original=unfused,
         candidates=candidates,
         prepare=unfused.prepare,
+        arrange=_arranged(found, kept) if kept else None,
     )
+
+
+def _arranged(found: Found, kept: tuple[fx.Node, ...]) -> Callable[[Sequence[Any]], None]:
+    """Computes the last arguments from those before: the kernel does so too, and must find the same."""
+    count = len(found.inputs)
+    program = subgraph(_before(found, kept), found.inputs, kept)
+
+    def arrange(values: Sequence[Any]) -> None:
+        made = program(*values[:count])
+        for value, new in zip(values[count:], made if isinstance(made, (tuple, list)) else (made,), strict=True):
+            value.copy_(new)
+
+    return arrange
 
 
 def _kept(found: Found) -> tuple[fx.Node, ...]:
@@ -213,7 +228,16 @@ def _kept(found: Found) -> tuple[fx.Node, ...]:
 
 def _after(found: Found, inputs: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
     """The nodes that make the result of `inputs`."""
-    known, wanted, queue = set(inputs), set[fx.Node](), [found.output]
+    return _between(found, inputs, (found.output,))
+
+
+def _before(found: Found, kept: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+    """The nodes that make `kept` of the kernel's inputs."""
+    return _between(found, found.inputs, kept)
+
+
+def _between(found: Found, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+    known, wanted, queue = set(inputs), set[fx.Node](), list(outputs)
     for node in queue:
         if node not in known and node not in wanted:
             wanted.add(node)

@@ -137,6 +137,19 @@ def test_refill_restores_the_first_values():
     assert all(torch.equal(a, b) for a, b in zip(inputs.tensors, before, strict=True))
 
 
+def test_values_that_follow_from_others_are_arranged_at_first_and_at_each_refill():
+    def total(values):
+        values[1].copy_(values[0].sum())
+
+    inputs = synthesize([fake(torch.empty(5, requires_grad=True)), fake(torch.empty(()))], True, total)
+    first = inputs.values[1].item()
+    assert first == inputs.values[0].sum().item()
+    inputs.values[1].zero_()
+    inputs.refill()
+    assert inputs.values[1].item() == first
+    assert inputs.values[0].requires_grad and not inputs.values[1].requires_grad
+
+
 def test_symbolic_sizes_become_their_hints():
     x = symbolic(torch.empty(6, 5))
     inputs = [x.t(), x.shape[0], x.shape[0] * x.shape[1], x.shape[0] / 2]

@@ -173,6 +173,23 @@ def test_graphs_on_cpus_are_left_to_the_other_pass() -> None:
     assert fuse_attention_triton(module, Always(), GraphRecord("test"), thorough=False) == 0
 
 
+def test_a_mask_that_others_read_too_is_measured_as_what_the_kernel_makes_of_its_inputs() -> None:
+    def shared(q: Any, k: Any, v: Any, bias: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        both = bias + mask
+        return cudnn(q, k, v, both), both.exp()
+
+    oracle = Fastest(w=0.5)
+    module, _ = fuse(shared, [*qkv(), random(1, 3, 20, 40), random(2, 1, 1, 40)], oracle)
+    assert len(kernels(module)) == 1
+    (question,) = oracle.questions
+    values = [random(*x.shape) for x in question.inputs]
+    assert question.arrange is not None
+    question.arrange(values)
+    bias, mask = (next(x for x in values[:-1] if x.shape[0] == n and x.shape[-1] == 40 and x.dim() == 4
+                       and x.shape[2] == m) for n, m in ((1, 20), (2, 1)))  # fmt: skip
+    assert torch.equal(values[-1], bias + mask)
+
+
 # -- what is computed in the kernel -----------------------------------------------------------------------------------
 
 
