@@ -5,7 +5,8 @@
     call 3    inputs copied into buffers;             replayed;  outputs given out
 
 Parameters and buffers (and what a forward kept for its backward) are read where they are: they are known by address.
-All other inputs are copied into memory that the capture reads, one copy each.
+All other inputs are copied into memory that the capture reads, one copy each; but large results of other graphs, which
+come to lie at the same place in every step, are read there once they have been seen there twice.
 
 Results are safe: no later call changes what the program still holds. Large results, gradients and what a forward keeps
 for its backward are given out as they are, in the capture's memory, and as long as any of it lives, that capture is not
@@ -25,17 +26,20 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..rewrites.reason import Reason
 from . import torch_compat
 from .collector import uncollected
+from .cudagraph_memory import LARGE, Given, copy_of, flat, layout, memory, same_memory, size_of
 
 logger = logging.getLogger("regraft")
 
 SLOTS = 4  # captures of one set of sizes: by addresses, and while results of others are in use
+_TRIES = 4  # calls in which large results of other graphs are waited for, to lie where they have been before
+_BOUND = 2  # captures that read such results where they are: the program may hold one while the next is computed
 _ALL = 1 << 62
 _SMALL = 1 << 18  # bytes of a result of an inference graph that is copied out
 Boxed = Callable[[list[Any]], Any]
@@ -53,6 +57,7 @@ class _Pool:
         self.handle = handle
 
 
+_GIVEN = Given()
 _INFERENCE_POOLS: weakref.WeakValueDictionary[tuple[torch.device, int], _Pool] = weakref.WeakValueDictionary()
 
 
@@ -143,6 +148,7 @@ class _Graphed:
     def __init__(self, owner: CudaGraphs, call: Boxed, static: frozenset[int] | None, returned: int | None) -> None:
         self._owner, self._call, self._static, self._returned = owner, call, static, returned
         self._captures: dict[Any, list[_Capture]] = {}  # by stream and layouts
+        self._chains: dict[Any, list[dict[int, int]]] = {}  # where large results of other graphs lay, as above
         self._all: list[_Capture] = []
         self._warm: set[Any] = set()  # numbers that it has run with
         self._noted: set[str] = set()
@@ -159,23 +165,28 @@ class _Graphed:
             capture = capture or self._new_capture(args, device, stream)
             if capture is not None:
                 return capture.replay(args)
-        return self._call(args)
+        results = self._call(args)
+        for result in results[: self._returned]:
+            _GIVEN.note(result)
+        return results
 
     def _new_capture(self, args: list[Any], device: torch.device, stream: int) -> _Capture | None:
         """A capture of this call; None where it is to run as it is."""
         addresses = self._addresses(args)
-        captures = self._known((stream, *(_layout(x) for k, x in enumerate(args) if k not in addresses)))
+        key = (stream, *(layout(x) for k, x in enumerate(args) if k not in addresses))
+        captures = self._known(key)
         numbers = tuple(x for x in args if not isinstance(x, torch.Tensor))
         if captures is None or numbers not in self._warm:
             self._warm.add(numbers)
             return None
+        chained = self._chained(key, args, addresses, len(captures))
         pool = self._pool(device, stream, addresses)
-        if pool is None:
+        if chained is None or pool is None:
             return None
         if len(captures) >= SLOTS and (self._returned is not None or captures[-1].gives_nothing):
             self._say("captures", f"{SLOTS} captures of one set of sizes are in use, or have other addresses")
             return None
-        made = self._captured(args, addresses, pool, device, self._limit(len(captures)))
+        made = self._captured(args, _Read(addresses, chained), pool, device, self._limit(len(captures)))
         if made is not None:
             made.stream = stream
             captures.append(made)
@@ -195,6 +206,17 @@ class _Graphed:
         pools, steady = self._owner.pools, self._owner.steady
         found = {k: x.data_ptr() for k, x in enumerate(args) if isinstance(x, torch.Tensor)}
         return {k: at for k, at in found.items() if at in pools or at in steady}
+
+    def _chained(self, key: Any, args: Sequence[Any], addresses: dict[int, int], others: int) -> dict[int, int] | None:
+        """Where large results of other graphs lie that this capture is to read there; None to wait with it."""
+        large = {k: x.data_ptr() for k, x in enumerate(args) if k not in addresses and x in _GIVEN}
+        if not large or others >= _BOUND:
+            return {}
+        seen = self._chains.setdefault(key, [])
+        if large in seen:
+            return large
+        seen.append(large)
+        return {} if len(seen) > _TRIES else None
 
     def _known(self, key: Any) -> list[_Capture] | None:
         """The captures of one set of sizes; None for one too many."""
@@ -216,13 +238,12 @@ class _Graphed:
             shared = _INFERENCE_POOLS[device, stream] = _Pool(self._owner.device.new_pool())
         return shared
 
-    def _captured(
-        self, args: list[Any], addresses: dict[int, int], pool: _Pool, device: torch.device, limit: int
-    ) -> _Capture | None:
+    def _captured(self, args: list[Any], read: _Read, pool: _Pool, device: torch.device, limit: int) -> _Capture | None:
+        addresses = read.addresses | read.chained
         moving = {k: x for k, x in enumerate(args) if isinstance(x, torch.Tensor) and k not in addresses}
         try:
             with torch.inference_mode(False), torch.no_grad():  # results may be used in another mode later
-                buffers = {k: _same_memory(x) for k, x in moving.items()}
+                buffers = {k: same_memory(x) for k, x in moving.items()}
                 given = [buffers.get(k, x) for k, x in enumerate(args)]
                 graph, results = self._owner.device.capture(self._call, given, pool.handle, device)
         except Exception as error:  # whatever cannot be recorded runs as it is
@@ -230,7 +251,9 @@ class _Graphed:
             logger.warning("regraft: a graph runs without CUDA graphs, its capture failed", exc_info=True)
             self._say("capture-failed", f"{type(error).__name__}: {error}")
             return None
-        capture = _Capture(graph, pool, addresses, buffers, given, list(results), self._returned, limit)
+        if _looks_at(results, [args[k] for k in read.chained]):  # it would keep them alive, at their place
+            return self._captured(args, _Read(read.addresses, {}), pool, device, limit)
+        capture = _Capture(graph, pool, read, buffers, given, results, self._returned, limit)
         if self._returned is not None:
             self._owner.pools.update((x.data_ptr(), pool) for x in capture.kept)
             self._owner.steady.update(addresses.values())
@@ -242,6 +265,13 @@ class _Graphed:
             self._owner.note(Reason(code, message))
 
 
+class _Read(NamedTuple):
+    """Where the inputs lie that are read where they are: parameters and the like, and large results of other graphs."""
+
+    addresses: dict[int, int]
+    chained: dict[int, int]
+
+
 class _Capture:
     """One recording, and the memory that it reads and writes; `kept` are results that are given out as they are."""
 
@@ -249,34 +279,38 @@ class _Capture:
         self,
         graph: Any,
         pool: _Pool,
-        addresses: dict[int, int],
+        read: _Read,
         buffers: dict[int, torch.Tensor],
         given: Sequence[Any],
-        results: list[Any],
+        results: Sequence[Any],
         returned: int | None,
         limit: int,
     ) -> None:
         self.stream, self._pool = 0, pool
+        addresses = read.addresses | read.chained
         self._places, self._addresses = [*addresses], [*addresses.values()]
-        self._layouts = [(k, buffer.shape, buffer.stride(), buffer.dtype) for k, buffer in buffers.items()]
+        varying = (*buffers, *read.chained)
+        self._layouts = [(k, given[k].shape, given[k].stride(), given[k].dtype) for k in varying]
         self._numbers = [(k, x) for k, x in enumerate(given) if not isinstance(x, torch.Tensor)]
-        self._graph, self._buffers, self._results = graph, buffers, results
+        self._graph, self._buffers = graph, buffers
         places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor)}
         self._inputs = [places.get(id(result)) for result in results]
-        steady = {_memory(given[k]) for k in addresses}
+        self._results = [x if at is None else None for x, at in zip(results, self._inputs, strict=True)]
+        steady = {memory(given[k]) for k in addresses}
         returned_count, returned = returned, len(results) if returned is None else returned
         # What looks at a parameter is given as it is, as without a capture.
-        self._copied = [k < returned and _memory(x) not in steady and _bytes(x) <= limit for k, x in enumerate(results)]
+        self._copied = [k < returned and memory(x) not in steady and size_of(x) <= limit for k, x in enumerate(results)]
         given_out = [
             x
             for x, at, copied in zip(results, self._inputs, self._copied, strict=True)
-            if isinstance(x, torch.Tensor) and at is None and not copied and _memory(x) not in steady
+            if isinstance(x, torch.Tensor) and at is None and not copied and memory(x) not in steady
         ]
+        self._given = [k for k, at in enumerate(self._inputs[:returned]) if at is None and size_of(results[k]) >= LARGE]
         self.kept = given_out
         # What a forward keeps is let go as one: one tensor of its own tells for all.
         self._sentinel = next(iter(given_out), None) if returned_count is not None else None
         watched = given_out if self._sentinel is None else [self._sentinel]
-        self._watched = list({_memory(x): x for x in watched}.values())
+        self._watched = list({memory(x): x for x in watched}.values())
         self._idle = [torch_compat.storage_users(x) for x in self._watched]
 
     @property
@@ -303,7 +337,7 @@ class _Capture:
     def replay(self, args: list[Any]) -> tuple[Any, ...]:
         """Run on these inputs; empties the list."""
         for position, buffer in self._buffers.items():
-            _flat(buffer).copy_(_flat(args[position]))
+            flat(buffer).copy_(flat(args[position]))
         self._graph.replay()
         made: dict[int, torch.Tensor] = {}
         results = [
@@ -311,6 +345,8 @@ class _Capture:
             for x, at, copied in zip(self._results, self._inputs, self._copied, strict=True)
         ]
         args.clear()
+        for k in self._given:
+            _GIVEN.note(results[k])
         return tuple(results)
 
     def _is_held(self, x: Any, at: int | None, copied: bool) -> bool:
@@ -319,46 +355,18 @@ class _Capture:
 
     @staticmethod
     def _result(x: Any, at: int | None, copied: bool, args: list[Any], made: dict[int, torch.Tensor]) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
         if at is not None:
             return args[at]
+        if not isinstance(x, torch.Tensor):
+            return x
         if id(x) not in made:
-            made[id(x)] = _copy(x) if copied else x.data  # a tensor of its own, so that it can be told whether it lives
+            made[id(x)] = (
+                copy_of(x) if copied else x.data
+            )  # a tensor of its own, so that it can be told whether it lives
         return made[id(x)]
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
-
-
-def _layout(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return (tuple(value.shape), value.stride(), value.dtype, value.device)
-    return value
-
-
-def _memory(value: Any) -> int:
-    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
-
-
-def _copy(x: torch.Tensor) -> torch.Tensor:
-    new = _same_memory(x)
-    _flat(new).copy_(_flat(x))
-    return new
-
-
-def _bytes(value: Any) -> int:
-    return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
-
-
-def _same_memory(x: torch.Tensor) -> torch.Tensor:
-    """New memory of the same layout."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-
-
-def _flat(x: torch.Tensor) -> torch.Tensor:
-    """All memory between a tensor's first and last element: no element of it is written twice."""
-    if x.is_contiguous():
-        return x
-    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-    return x.as_strided((span,), (1,))
+def _looks_at(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a result lies in the memory of one of these inputs, and is not the input itself."""
+    places, same = {memory(x) for x in inputs}, {id(x) for x in inputs}
+    return any(isinstance(x, torch.Tensor) and memory(x) in places and id(x) not in same for x in results)

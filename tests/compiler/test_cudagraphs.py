@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from regraft.compiler import cudagraphs
+from regraft.compiler import cudagraph_memory, cudagraphs
 from regraft.compiler.cudagraphs import SLOTS, CudaGraphs
 
 
@@ -43,7 +43,7 @@ class FakeDevice:
 
     def __init__(self):
         self.captures, self.replays, self.pools, self.capturing, self.broken = [], 0, 0, False, False
-        self.current = 1
+        self.current, self.read = 1, []
 
     def stream(self, device):
         return self.current
@@ -65,6 +65,7 @@ class FakeDevice:
                 if isinstance(x, torch.Tensor) and x.data_ptr() not in inputs:
                     x.fill_(torch.nan)
         self.captures.append(pool)
+        self.read.append([x.data_ptr() for x in given if isinstance(x, torch.Tensor)])
         return Recorded(call, given, results, self), results
 
 
@@ -275,6 +276,84 @@ def test_threads_take_turns(device, small):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+# -- large results of other graphs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Every result counts as large."""
+    monkeypatch.setattr(cudagraphs, "_GIVEN", cudagraphs.Given())
+    monkeypatch.setattr(cudagraph_memory, "LARGE", 1)
+    monkeypatch.setattr(cudagraphs, "LARGE", 1)
+
+
+def test_large_results_of_other_graphs_are_read_where_they_are(device, large):
+    memory = torch.zeros(3)
+    cudagraphs._GIVEN.note(memory)
+    run = graphs(device).inference(Graph(lambda n, y: (y * n,)), frozenset())
+    for k in range(5):
+        memory.fill_(k)
+        assert run([2, memory])[0].tolist() == [2.0 * k] * 3
+    assert device.read == [[memory.data_ptr()]]
+    other = torch.ones(3)  # the user's own
+    assert run([2, other])[0].tolist() == [2.0] * 3
+    assert len(device.read) == 2 and device.read[1] != [other.data_ptr()]
+
+
+def test_backwards_read_large_gradients_and_kept_inputs_where_they_are(square, device, large):
+    w, x, grad = torch.randn(4, requires_grad=True), torch.randn(4), torch.randn(4)
+    cudagraphs._GIVEN.note(x)
+    cudagraphs._GIVEN.note(grad)
+    for _ in range(6):
+        x.normal_(), grad.normal_()
+        (found,) = torch.autograd.grad(Square.apply(w, x), w, grad)
+        torch.testing.assert_close(found, expected(w, x) * grad)
+    assert device.read[-1][-2:] == [x.data_ptr(), grad.data_ptr()]
+
+
+def test_the_program_may_hold_a_large_result_while_the_next_is_computed(device, large):
+    first = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
+    second = graphs(device).inference(Graph(lambda y: (y * 2, y)), frozenset())
+    for k in range(12):
+        (y,) = first([torch.full((3,), float(k))])
+        z, same = second([y])
+        assert same is y and z.tolist() == [2 * k + 2.0] * 3
+    assert len(device.captures) <= 2 + 2 + 2
+
+
+def test_large_results_that_lie_elsewhere_each_time_are_copied(device, large):
+    first = graphs(device).forward(Graph(lambda x: (x + 1,)), frozenset(), 1)
+    second = graphs(device).inference(Graph(lambda y: (y * 2,)), frozenset())
+    held = []
+    for k in range(12):
+        held.append(first([torch.full((3,), float(k))])[0])
+        assert second([held[-1]])[0].tolist() == [2 * k + 2.0] * 3
+    assert [y.tolist() for y in held] == [[k + 1.0] * 3 for k in range(12)]
+    assert len(device.captures) == 2 and device.replays > 12
+
+
+def test_another_layout_at_the_same_place_is_another_capture(device, large):
+    memory = torch.zeros(12)
+    cudagraphs._GIVEN.note(memory)
+    run = graphs(device).inference(Graph(lambda y: (y.sum(0),)), frozenset())
+    for _ in range(4):
+        for view in (memory.view(3, 4), memory.view(4, 3), memory.view(4, 3).t()):
+            memory.copy_(torch.rand(12))
+            torch.testing.assert_close(run([view])[0], view.sum(0))
+    assert len(device.captures) == 3
+
+
+def test_a_view_of_a_large_result_does_not_keep_it(device, large):
+    memory = torch.zeros(12)
+    cudagraphs._GIVEN.note(memory)
+    run = graphs(device).forward(Graph(lambda y: (y + 1, y.view(3, 4))), frozenset(), 1)
+    before = memory.untyped_storage()._use_count() if hasattr(memory.untyped_storage(), "_use_count") else None
+    for _ in range(4):
+        run([memory])
+    if before is not None:
+        assert memory.untyped_storage()._use_count() == before
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
