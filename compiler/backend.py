@@ -52,6 +52,7 @@ from .freezing import (
     refuse_training,
     split_biases,
     spread_channels_last,
+    sum_bias_gradients,
 )
 from .freezing.scalars import move_scalars
 from .measure import BUDGET_SECONDS, Measured
@@ -218,7 +219,9 @@ class Compilation:
             return
         if self.training:
             keep_rows(graph_module)
-            self._spread(graph_module, training=True)
+            if self._spread(graph_module, training=True).convolutions and not isinstance(self.oracle, Never):
+                biases = {"biases": split_biases(graph_module), "bias_gradients": sum_bias_gradients(graph_module)}
+                self.record.details["convolutions"] = biases
         self._seed(graph_module)
 
     def _seed(self, graph_module: fx.GraphModule) -> None:

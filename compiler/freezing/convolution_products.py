@@ -1,6 +1,5 @@
 """Convolutions on a GPU as what they are made of: products of matrices, and elementwise work that joins other loops.
 
-    convolution(x, w, bias)         ->  add(convolution(x, w), bias)        ATen adds it in a kernel of its own
     relu(norm(convolution(x, w)))   ->  images(relu(norm(mm(rows(x), w))))  kernel of one element, channels-last
 
 The channels of all pixels of channels-last images are the rows of a matrix. A convolution that looks at one pixel at a
@@ -20,7 +19,6 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, nodes_in, op_name, rank, shape, val
-from ...rewrites.layout import same_layout
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known_equal, same_shape
 
@@ -32,28 +30,6 @@ _DTYPES = (torch.bfloat16,)
 _ALIGNED = 8  # channels of a pixel that are loaded at once
 _NORM = "aten._native_batch_norm_legit_no_training"
 _GPUS = ("cuda",)
-
-
-def split_biases(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
-    """Add the biases of convolutions by calls of their own, in place; returns how many."""
-    graph, split = graph_module.graph, 0
-    editor = Editor(graph, SizeTable(graph))
-    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-        x, weight, bias, *geometry = node.args
-        if bias is None or val(node).device.type not in devices or not dtype(node).is_floating_point:
-            continue
-        if arguments(node)["groups"] != 1 and not are_rows(x):  # ATen's kernel for one channel a group adds it itself
-            continue
-        with editor.at(node):
-            bare = editor.call(aten.convolution.default, x, weight, None, *geometry)
-            per_channel = editor.call(aten.view.default, bias, [-1] + [1] * (rank(node) - 2))
-            whole = editor.call(aten.add.Tensor, bare, per_channel)
-        if same_layout(val(whole), val(node)):
-            editor.replace(node, whole)
-            split += 1
-        editor.erase_dead(node if not node.users else whole)
-    graph_module.recompile()
-    return split
 
 
 def convolutions_as_products(
