@@ -2,25 +2,22 @@
 
     capture -> rewrite "forward" -> differentiate -> rewrite "lowered" -> generate kernels -> wrapper
 
-
-Every stage prints as text and runs; what happened in it goes to one `GraphRecord`, published to `regraft.coverage()`.
+What is done to the graphs before kernels is in `stages`. Every stage prints as text and runs; what happened in it goes
+to one `GraphRecord`, published to `regraft.coverage()`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..patterns import default_rules
-from ..rewrites.coverage import is_watched, publish
-from ..rewrites.driver import Settings, rewrite
+from ..rewrites.coverage import publish
 from ..rewrites.effects import mark_gradients
 from ..rewrites.graph import mark_returned
 from ..rewrites.profit import Always, Never, Oracle
@@ -28,44 +25,22 @@ from ..rewrites.reason import Reason
 from ..rewrites.record import Fallback, GraphRecord
 from ..rewrites.rule import Rule, declared
 from ..rewrites.ruleset import RuleSet, plugin_rules
-from ..rewrites.snapshot import regions_by_name, snapshot
 from . import triton
-from .attention_masks import settle_masks
 from .autograd import GraphKind, differentiate
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
 from .codegen import NotGeneratedError, generate_kernels
 from .collector import uncollected
-from .common_calls import share_calls
-from .cpp import can_build
 from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
-from .cudnn_gradients import lay_out_gradients
-from .freezing import (
-    Boxed,
-    Freezer,
-    Spread,
-    convolutions_as_products,
-    fold_tables,
-    fold_uniform,
-    images_as_rows,
-    refuse_training,
-    split_biases,
-    spread_channels_last,
-    sum_bias_gradients,
-)
-from .freezing.scalars import move_scalars
+from .freezing import Boxed, Freezer, refuse_training
 from .measure import BUDGET_SECONDS, Measured
-from .normal import FORMS
 from .options import OptionError, Options
-from .seeding import seed_calls
-from .softmax_rows import keep_rows
-from .spaced_rows import space_rows, strides_of_outputs, take_strides
-from .templates import fuse_attention, fuse_attention_triton, fuse_gemm, fuse_gemm_triton
+from .spaced_rows import strides_of_outputs, take_strides
+from .stages import Stages
 from .torch_compat import calls_plainly, compile_name, dynamo_signal, places, told_strides
 from .warm.entry import Entry, recall, save
 from .warm.key import graph_key
-from .wide_products import widen_products
 from .wrapper import Wrapper, generate
 
 logger = logging.getLogger("regraft")
@@ -111,7 +86,6 @@ class Compilation:
         near_miss_depth: int = 2,
         observe: Observer | None = None,
     ) -> None:
-        self._near_miss_depth = near_miss_depth
         self._observe = observe
         self.options = options
         self.rules = resolve_rules(options.rules)
@@ -123,9 +97,16 @@ class Compilation:
         self._graphs = self._cuda_graphs()
         if options.freezing:
             refuse_training(example_inputs)
-        self._freezer = Freezer(gm, example_inputs) if options.freezing else None
-        self._lays_out = True
-        self._drawn = is_watched()  # somebody will look at the graphs
+        self._stages = Stages(
+            options,
+            self.rules,
+            self.oracle,
+            self.record,
+            self._devices,
+            training=self.training,
+            freezer=Freezer(gm, example_inputs) if options.freezing else None,
+            near_miss_depth=near_miss_depth,
+        )
         self._gm = gm
         self._example_inputs = example_inputs
         self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
@@ -134,7 +115,7 @@ class Compilation:
 
     def run(self) -> Callable[..., Any]:
         """The graph as compiled before, or through all stages; the record is published when all has succeeded."""
-        with self._timed("recall"):
+        with self.record.timed("recall"):
             key = self._key()
             known = recall(key) if key is not None else None
         if known is not None:
@@ -168,28 +149,23 @@ class Compilation:
         """The key of this compilation in the cache of graphs, if it has one."""
         if self.training or self.options.verify != "off" or self.options.debug or self._observe is not None:
             return None
-        if self._freezer is not None:  # it holds weights
+        if self.options.freezing:  # the record and the code hold weights
             return None
         key = graph_key(self._gm, self._example_inputs, self.options)
         return key if isinstance(key, str) else None
 
     def _compile(self) -> Callable[..., Any]:
         """All stages, one after the other."""
-        with self._timed("capture"):
+        with self.record.timed("capture"):
             captured = capture(self._gm, self._example_inputs)
         if captured.fallback is not None:
             self.record.fallbacks.append(Fallback.of("capture", captured.fallback))
         else:
             wanted = [self.training and _requires_grad(x) for x in self._example_inputs]
             mark_gradients(captured.graph_module.graph, wanted)
-            if self._freezer is not None:
-                self._freezer.mark(captured.graph_module)
-            with self._timed("masks"):
-                masks = settle_masks(captured.graph_module, keep_stream=self.options.rng == "eager")
-            self.record.details["masks"] = masks
-            rewrite(captured.graph_module, self.rules, self._settings("forward", "program"), self.record)
+            self._stages.rewrite_program(captured.graph_module)
         self._note_graph("captured", captured.graph_module)
-        with self._timed("differentiate"):
+        with self.record.timed("differentiate"):
             compiled = self._differentiate(captured)
         self.record.seconds["differentiate"] -= self._nested  # a backward compiled later, when first run, is not in it
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
@@ -202,8 +178,8 @@ class Compilation:
                 captured.graph_module,
                 captured.example_inputs,
                 self._compile_graph,
-                prepare=self._prepare,
-                recompute=self._generates(),
+                prepare=self._stages.prepare,
+                recompute=self._stages.generates(),
             )
         except dynamo_signal():
             raise
@@ -213,39 +189,13 @@ class Compilation:
             self._give_up("differentiate", error)
             return differentiate(flat_outputs(self._gm)[0], captured.example_inputs, self._compile_graph)
 
-    def _prepare(self, graph_module: fx.GraphModule) -> None:
-        """Have a graph ready for kernels before it is split: what the forward keeps for the backward."""
-        if not self._generates():
-            return
-        if self.training:
-            keep_rows(graph_module)
-            if self._spread(graph_module, training=True).convolutions and not isinstance(self.oracle, Never):
-                biases = {"biases": split_biases(graph_module), "bias_gradients": sum_bias_gradients(graph_module)}
-                self.record.details["convolutions"] = biases
-        self._seed(graph_module)
-
-    def _seed(self, graph_module: fx.GraphModule) -> None:
-        """Where kernels draw the random numbers, have them drawn from seeds."""
-        if self.options.rng == "eager":
-            return
-        self.record.details["seeded"] = dict(seed_calls(graph_module, fast=self.options.rng == "fast"))
-
-    def _generates(self) -> bool:
-        """Whether kernels are generated for all inputs' devices.
-
-        Then the backward may compute cheap values again within what reads them, random ones among these.
-        """
-        builders = {"cpu": can_build, "cuda": triton.can_build}
-        return all(device in builders and builders[device]() for device in self._devices or ("cpu",))
-
     def _give_up(self, stage: str, error: Exception) -> None:
         """Note that the user's program runs as it was written, for a fault of ours."""
         reason = Reason(f"{stage}-failed", f"the rewritten program did not compile: {type(error).__name__}: {error}")
         logger.warning("regraft: %s; it runs as it was written", reason.message, exc_info=True)
         self.record.fallbacks.append(Fallback.of(stage, reason))
         self.record.applied.clear()
-        self._freezer = None
-        self._lays_out = False
+        self._stages.stand_back()
 
     def _compile_graph(
         self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind
@@ -257,14 +207,14 @@ class Compilation:
         told, returned = told_strides() if kind == "forward" else None, places()[1]
         if told is not None and returned is not None:
             mark_returned(graph_module.graph, returned)
-        protected = self._lower(graph_module, kind)
+        protected = self._stages.lower(graph_module, kind)
         if told is not None and returned is not None:
             told.extend(strides_of_outputs(graph_module))
         self._note_graph(kind, graph_module)
         captured = self._captured(graph_module, kind)
-        with self._timed("kernels"):
+        with self.record.timed("kernels"):
             self._generate_kernels(graph_module, kind)
-        with self._timed("generate"):
+        with self.record.timed("generate"):
             wrapper = generate(graph_module, name=f"{self.record.name} {kind}")
         if kind == "inference" and calls_plainly():
             self._plain = wrapper
@@ -307,7 +257,7 @@ class Compilation:
             self._keep_calls(error)
         else:
             graph_module.graph = made.graph
-            self._draw(kind, "kernels", made.graph)
+            self._stages.draw(kind, "kernels", made.graph)
             self.record.code.append(made.code)
             if self.options.debug:
                 self.record.details.update((f"{stage}:{kind}", text) for stage, text in made.texts().items())
@@ -322,125 +272,6 @@ class Compilation:
         reason = Reason("kernels-failed", f"no kernels were generated: {type(error).__name__}: {error}")
         logger.warning("regraft: %s; the graph runs by calls of ATen", reason.message, exc_info=True)
         self.record.fallbacks.append(Fallback.of("kernels", reason))
-
-    def _lower(self, graph_module: fx.GraphModule, kind: GraphKind) -> Callable[[Boxed], Boxed]:
-        """Rewrite a graph after autograd, its weights frozen where asked; gives what to wrap the compiled graph in."""
-        freezer = self._freezer if kind == "inference" else None
-        fold_uniform(graph_module)
-        fold_tables(graph_module)
-        move_scalars(graph_module)
-        if kind == "inference":  # of a joint graph, autograd's partition does it
-            share_calls(graph_module)
-        rewrite(graph_module, self.rules, self._settings("simplify", kind), self.record)
-        if freezer is not None:
-            with self._timed("freeze"):
-                freezer.begin(graph_module)
-        if kind == "inference" and self._lays_out:
-            self._lay_out(graph_module)
-        if self._lays_out:
-            self.record.details[f"spaced:{kind}"] = space_rows(graph_module)
-        rewrite(graph_module, self.rules, self._settings("lowered", kind), self.record)
-        lay_out_gradients(graph_module)
-        if self._lays_out:
-            self.record.details[f"widened:{kind}"] = widen_products(graph_module)
-        if kind == "inference" or "cuda" in self._devices:
-            self._fuse_templates(graph_module, kind, packed=freezer is not None)
-        if freezer is None:
-            return lambda call: call
-        with self._timed("freeze"):
-            protected = freezer.finish(graph_module)
-        self.record.details["freezing"] = freezer.counts
-        return protected
-
-    def _lay_out(self, graph_module: fx.GraphModule) -> None:
-        """Choose the layout of images, and what convolutions are in it."""
-        if not self._spread(graph_module).convolutions or isinstance(self.oracle, Never):
-            return
-        with self._timed("layout"):
-            products, biases = convolutions_as_products(graph_module), split_biases(graph_module)
-            images_as_rows(graph_module)
-        self.record.details["convolutions"] = {"products": products, "biases": biases}
-
-    def _spread(self, graph_module: fx.GraphModule, *, training: bool = False) -> Spread:
-        """Choose the layout of images."""
-        with self._timed("layout"):
-            spread = spread_channels_last(graph_module, self.oracle, self.record, training=training)
-        if spread.convolutions or not training:
-            self.record.details["channels_last"] = asdict(spread)
-        return spread
-
-    def _fuse_templates(self, graph_module: fx.GraphModule, kind: GraphKind, packed: bool) -> None:
-        """Put kernels from templates into the graph, where they are worth it."""
-        known = len(self.record.applied), len(self.record.declined)
-        if not any(taken.graph == kind for taken in self.record.snapshots):
-            self._draw(kind, "differentiate", graph_module.graph)
-        with self._timed("templates"):
-            if kind == "inference":
-                fuse_attention(graph_module, self.oracle, self.record)
-                self._fuse_attention_triton(graph_module)
-            self._fuse_products(graph_module, kind, packed)
-        if self._drawn:
-            self.record.snapshots[-1] = regions_by_name(self.record.snapshots[-1], self.record, known)
-            if len(self.record.applied) > known[0]:
-                self._draw(kind, "templates", graph_module.graph)
-
-    def _fuse_attention_triton(self, graph_module: fx.GraphModule) -> None:
-        """The same for attention on a GPU."""
-        if "cuda" not in self._devices:
-            return
-        thorough = self.options.mode.startswith("max-autotune")
-        with self._contained("attention stays as it is"):
-            fuse_attention_triton(graph_module, self.oracle, self.record, thorough=thorough)
-
-    def _fuse_products(self, graph_module: fx.GraphModule, kind: GraphKind, packed: bool) -> None:
-        """The same for products of matrices."""
-        thorough = self.options.mode.startswith("max-autotune")
-        with self._contained("products are left to the library"):
-            if "cuda" in self._devices:
-                training = kind != "inference"
-                fuse_gemm_triton(graph_module, self.oracle, self.record, thorough=thorough, training=training)
-            # With plain weights it gains too little to be worth its compile time by default.
-            elif packed or thorough:
-                fuse_gemm(graph_module, self.oracle, self.record, packed=packed)
-
-    @contextmanager
-    def _contained(self, outcome: str) -> Iterator[None]:
-        """A pass over templates that may fail: then `outcome`, and the record says so."""
-        try:
-            yield
-        except Exception as error:
-            if self.options.verify != "off":
-                raise
-            message = f"{outcome}: {type(error).__name__}: {error}"
-            logger.warning("regraft: %s", message, exc_info=True)
-            self.record.fallbacks.append(Fallback("templates", "templates-failed", message))
-
-    def _draw(self, name: str, stage: str, graph: fx.Graph) -> None:
-        """Keep a snapshot, where somebody will look at it."""
-        if self._drawn:
-            self.record.snapshots.append(snapshot(graph, name, stage))
-
-    def _settings(self, stage: Any, graph: str) -> Settings:
-        return Settings(
-            stage=stage,
-            normal_form=FORMS[stage],
-            oracle=self.oracle,
-            training=self.training and graph == "program",
-            keep_stream=self.options.rng == "eager",
-            verify=self.options.verify,
-            near_miss_depth=self._near_miss_depth,
-            drawn=graph if self._drawn else "",
-            policy=(("nan", self.options.nan), ("rng", self.options.rng)),
-        )
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - start
-            self.record.seconds[stage] = self.record.seconds.get(stage, 0.0) + spent
 
 
 def _restored(compiled: Callable[..., Any], restore: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:

@@ -5,6 +5,9 @@ Records hold no graph nodes, so that they can outlive the graphs they tell of, b
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,3 +206,12 @@ class GraphRecord:
     errors: dict[str, list[float]] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the seconds that the block takes to a stage's."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -199,38 +199,6 @@ def test_a_program_that_our_faults_break_runs_as_it_was_written(monkeypatch):
     assert [f.code for f in cov.fallbacks] == ["differentiate-failed"] and cov.count("sdpa") == 0
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_products_of_every_graph_on_cuda_may_become_templates(monkeypatch, training):
-    """Which graphs are looked at, and what is left of a fault there: as if the inputs were on a GPU."""
-    asked = []
-
-    def planted(graph_module, oracle, record, **settings):
-        asked.append(settings)
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr(backend_module, "fuse_gemm_triton", planted)
-    monkeypatch.setattr(backend_module, "fuse_attention_triton", planted)
-    real = Compilation.__init__
-
-    def on_cuda(self, *args, **kwargs):
-        real(self, *args, **kwargs)
-        self._devices = frozenset({"cuda"})
-
-    monkeypatch.setattr(Compilation, "__init__", on_cuda)
-    monkeypatch.setattr(Compilation, "_key", lambda self: None)
-    monkeypatch.setattr(backend_module.triton, "can_build", lambda: False)
-    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
-    with torch.set_grad_enabled(training), regraft.coverage() as cov:
-        out = torch.compile(model, backend="regraft")(x)
-        if training:
-            out.sum().backward()
-    torch.testing.assert_close(out, model(x))
-    # Products of forward and backward, or attentions and products of a graph of inference.
-    products = {"thorough": False, "training": training}
-    assert asked == ([products] * 2 if training else [{"thorough": False}, products])
-    assert {f.code for f in cov.fallbacks if f.stage == "templates"} == {"templates-failed"}
-
-
 def test_a_program_on_cuda_is_captured_as_its_parts_allow(monkeypatch, tmp_path):
     """Which graphs are captured, and which inputs stay where they are: as if the inputs were on a GPU."""
     asked = []

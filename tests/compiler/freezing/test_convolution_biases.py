@@ -12,7 +12,7 @@ from support.rewriting import compiled
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regraft.compiler import backend
+from regraft.compiler import stages
 from regraft.compiler.freezing import split_biases, sum_bias_gradients
 from regraft.rewrites.graph import op_name
 
@@ -50,7 +50,7 @@ def test_without_a_bias_nothing_is_summed() -> None:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_training(layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
     for pass_ in (split_biases, sum_bias_gradients):
-        monkeypatch.setattr(backend, pass_.__name__, partial(pass_, **CPU))
+        monkeypatch.setattr(stages, pass_.__name__, partial(pass_, **CPU))
     monkeypatch.setattr(
         "regraft.compiler.freezing.channels_last._is_candidate",
         lambda node, training: op_name(node) == "aten.convolution",

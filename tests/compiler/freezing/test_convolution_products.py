@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from regraft.compiler import backend
+from regraft.compiler import stages
 from regraft.compiler.freezing import convolutions_as_products, images_as_rows, split_biases
 
 CPU = {"devices": ("cpu",)}
@@ -220,7 +220,7 @@ def test_symbolic_sizes() -> None:
 def test_error_is_no_worse_than_eagers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In half precision, compiled: what joins the rows is rounded less often than in eager."""
     for name, how in ((convolutions_as_products, ALL), (split_biases, CPU), (images_as_rows, CPU)):
-        monkeypatch.setattr(backend, name.__name__, partial(name, **how))
+        monkeypatch.setattr(stages, name.__name__, partial(name, **how))
     torch.manual_seed(seed)
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3)]
     for _ in range(3):
