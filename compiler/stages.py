@@ -7,9 +7,10 @@ each graph after autograd      constants, rules, freezing, layouts, kernels from
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..rewrites.snapshot import regions_by_name, snapshot
 from . import triton
 from .attention_masks import settle_masks
 from .autograd import GraphKind
+from .codegen import generate_kernels
 from .common_calls import share_calls
 from .cpp import can_build
 from .cudnn_gradients import lay_out_gradients
@@ -172,31 +174,34 @@ class Stages:
         known = len(self._record.applied), len(self._record.declined)
         if not any(taken.graph == kind for taken in self._record.snapshots):
             self.draw(kind, "differentiate", graph_module.graph)
+        meanwhile = _compiled_ahead(graph_module, kind)
         with self._record.timed("templates"):
             if kind == "inference":
                 fuse_attention(graph_module, self._oracle, self._record)
-                self._fuse_attention_triton(graph_module)
-            self._fuse_products(graph_module, kind, packed)
+                self._fuse_attention_triton(graph_module, meanwhile)
+            self._fuse_products(graph_module, kind, packed, meanwhile)
         if self._drawn:
             self._record.snapshots[-1] = regions_by_name(self._record.snapshots[-1], self._record, known)
             if len(self._record.applied) > known[0]:
                 self.draw(kind, "templates", graph_module.graph)
 
-    def _fuse_attention_triton(self, graph_module: fx.GraphModule) -> None:
+    def _fuse_attention_triton(self, graph_module: fx.GraphModule, meanwhile: Callable[[], None]) -> None:
         """The same for attention on a GPU."""
         if "cuda" not in self._devices:
             return
         thorough = self._options.mode.startswith("max-autotune")
         with self._contained("attention stays as it is"):
-            fuse_attention_triton(graph_module, self._oracle, self._record, thorough=thorough)
+            fuse_attention_triton(graph_module, self._oracle, self._record, thorough=thorough, meanwhile=meanwhile)
 
-    def _fuse_products(self, graph_module: fx.GraphModule, kind: GraphKind, packed: bool) -> None:
+    def _fuse_products(
+        self, graph_module: fx.GraphModule, kind: GraphKind, packed: bool, meanwhile: Callable[[], None]
+    ) -> None:
         """The same for products of matrices."""
         thorough = self._options.mode.startswith("max-autotune")
         with self._contained("products are left to the library"):
             if "cuda" in self._devices:
-                training = kind != "inference"
-                fuse_gemm_triton(graph_module, self._oracle, self._record, thorough=thorough, training=training)
+                how = {"thorough": thorough, "training": kind != "inference"}
+                fuse_gemm_triton(graph_module, self._oracle, self._record, meanwhile=meanwhile, **how)
             # With plain weights it gains too little to be worth its compile time by default.
             elif packed or thorough:
                 fuse_gemm(graph_module, self._oracle, self._record, packed=packed)
@@ -230,3 +235,14 @@ class Stages:
             drawn=graph if self._drawn else "",
             policy=(("nan", self._options.nan), ("rng", self._options.rng)),
         )
+
+
+def _compiled_ahead(graph_module: fx.GraphModule, kind: GraphKind) -> Callable[[], None]:
+    """What compiles a graph's kernels, once: most are the same when templates are in it, and are known then."""
+
+    @functools.cache
+    def compile_ahead() -> None:
+        with suppress(Exception):  # whatever is wrong is found again, where it is told
+            generate_kernels(graph_module, kind)
+
+    return compile_ahead

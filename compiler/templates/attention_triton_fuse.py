@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from .layout import with_keys_innermost
 from .match import Found
 from .region import is_move, packet
 from .sdpa import SDPA, given_mask
-from .triton_kernel import TritonTemplateKernel, compile_side_by_side
+from .triton_kernel import TritonTemplateKernel, compile_beside, nothing
 from .unfused import Unfused
 
 _TILES, _MORE_TILES = 1, 10  # measured for each attention: by default, and where time does not matter
@@ -43,7 +42,14 @@ _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
 _Kernels = Mapping[str, TritonTemplateKernel]
 
 
-def fuse_attention_triton(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, *, thorough: bool) -> int:
+def fuse_attention_triton(
+    graph_module: fx.GraphModule,
+    oracle: Oracle,
+    record: GraphRecord,
+    *,
+    thorough: bool,
+    meanwhile: Callable[[], None] = nothing,
+) -> int:
     """Replace the attentions of an inference graph on a GPU by generated kernels, as the oracle decides.
 
     Args:
@@ -51,6 +57,7 @@ def fuse_attention_triton(graph_module: fx.GraphModule, oracle: Oracle, record: 
         oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
         record: gets what was applied and declined, and near misses with their reasons.
         thorough: ask about plain attentions too, with more tiles.
+        meanwhile: called while kernels compile in other processes, if that takes long.
 
     Returns:
         How many were replaced.
@@ -58,7 +65,7 @@ def fuse_attention_triton(graph_module: fx.GraphModule, oracle: Oracle, record: 
     gpu = device_of(graph_module.graph)
     if gpu is None:
         return 0
-    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough), 0
+    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough, meanwhile), 0
     for node in fusion.prepared():
         # What was found in the graph as it was may read what has been replaced since: look again.
         found = matched(node)
@@ -69,10 +76,17 @@ def fuse_attention_triton(graph_module: fx.GraphModule, oracle: Oracle, record: 
 
 class _Fusion:
     def __init__(
-        self, graph: fx.Graph, oracle: Oracle, record: GraphRecord, gpu: tuple[int, Gpu], thorough: bool
+        self,
+        graph: fx.Graph,
+        oracle: Oracle,
+        record: GraphRecord,
+        gpu: tuple[int, Gpu],
+        thorough: bool,
+        meanwhile: Callable[[], None],
     ) -> None:
         self._graph, self._oracle, self._record, self._thorough = graph, oracle, record, thorough
         self._device, self._gpu = gpu
+        self._meanwhile = meanwhile
         self._replacer = Replacer(graph)
         self._left = _MORE_SECONDS if thorough else _SECONDS
         self._count = _MORE_TILES if thorough else _TILES
@@ -121,7 +135,7 @@ class _Fusion:
                 return Decision(None, Evidence(note=note)), kernels
             start = time.perf_counter()
             inputs = (*found.inputs, *kept)
-            unfused = _Compiled(Unfused(_after(found, inputs), inputs, [found.output]), kernels)
+            unfused = _Compiled(Unfused(_after(found, inputs), inputs, [found.output]), kernels, self._meanwhile)
             question = _question(found, kernels, kept, key, unfused)
             self._known[key] = self._oracle.decide(question), kernels
             self._left -= time.perf_counter() - start - unfused.seconds
@@ -173,8 +187,8 @@ class _Among:
 class _Compiled:
     """What kernels compete with, compiled beside them; `seconds` is what that took."""
 
-    def __init__(self, unfused: Unfused, kernels: _Kernels) -> None:
-        self._unfused, self._kernels = unfused, kernels
+    def __init__(self, unfused: Unfused, kernels: _Kernels, meanwhile: Callable[[], None]) -> None:
+        self._unfused, self._kernels, self._meanwhile = unfused, kernels, meanwhile
         self.seconds = 0.0
 
     def __call__(self, *tensors: Any) -> Any:
@@ -184,10 +198,7 @@ class _Compiled:
     def prepare(self) -> None:
         """Compile them, and all kernels."""
         start = time.perf_counter()
-        with ThreadPoolExecutor(1) as thread:
-            done = thread.submit(compile_side_by_side, list(self._kernels.values()))
-            self._unfused.build()
-            done.result()
+        compile_beside(list(self._kernels.values()), self._unfused.build, self._meanwhile)
         self.seconds += time.perf_counter() - start
 
 

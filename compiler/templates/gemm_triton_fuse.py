@@ -15,8 +15,7 @@ import hashlib
 import operator
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +37,7 @@ from .gemm_triton_tiles import GemmTile, fused_gain, gemm_tiles, is_aligned, nei
 from .kernel import Layout
 from .product import Product, Result
 from .region import is_move, packet
-from .triton_kernel import TritonTemplateKernel, compile_side_by_side
+from .triton_kernel import TritonTemplateKernel, compile_beside, nothing
 
 _TILES, _MORE_TILES = 1, 12  # measured for each product: by default, and where time does not matter
 _KERNELS = 4  # compiled for a graph by default: each takes seconds
@@ -52,7 +51,13 @@ _Kind = tuple[Product, str]
 
 
 def fuse_gemm_triton(
-    graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, *, thorough: bool, training: bool = False
+    graph_module: fx.GraphModule,
+    oracle: Oracle,
+    record: GraphRecord,
+    *,
+    thorough: bool,
+    training: bool = False,
+    meanwhile: Callable[[], None] = nothing,
 ) -> int:
     """Replace matrix products on a GPU by generated kernels, as the oracle decides.
 
@@ -63,6 +68,7 @@ def fuse_gemm_triton(
         thorough: ask about every product, with more tiles, and search around the best one.
         training: a forward or backward graph. Where its products are kept as well as read by an epilogue there is
             little to save, so that only those are asked about whose rows are not aligned.
+        meanwhile: called while kernels compile in other processes, if that takes long.
 
     Returns:
         How many were replaced.
@@ -70,7 +76,7 @@ def fuse_gemm_triton(
     gpu = device_of(graph_module.graph)
     if gpu is None:
         return 0
-    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough, training), 0
+    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough, training, meanwhile), 0
     for node in fusion.prepared():
         # What was found in the graph as it was may read what has been replaced since: look again.
         found = match_gemm(node)
@@ -108,6 +114,7 @@ class _Fusion:
         gpu: tuple[int, Gpu],
         thorough: bool,
         training: bool,
+        meanwhile: Callable[[], None],
     ) -> None:
         self._graph, self._oracle, self._record = graph, oracle, record
         self._thorough, self._training = thorough, training
@@ -116,7 +123,7 @@ class _Fusion:
         self._left = _MORE_SECONDS if thorough else _SECONDS
         self._asked: set[str] = set()
         self._tiles: dict[str, GemmTile] = {}
-        self._compiled = _Compiled()
+        self._compiled = _Compiled(meanwhile)
         self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
 
     def prepared(self) -> list[fx.Node]:
@@ -308,7 +315,8 @@ def gemm_kernel(product: Product, tile: GemmTile, label: str, device: int, gpu: 
 class _Compiled:
     """The kernels of a graph, compiled side by side when the first of them is about to be measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
         self._waiting: dict[str, TritonTemplateKernel] = {}
         self._known: set[str] = set()
         self.seconds = 0.0  # spent on it
@@ -323,10 +331,7 @@ class _Compiled:
         """Compile what waits, and what the library's call is followed by."""
         start, waiting = time.perf_counter(), list(self._waiting.values())
         self._waiting.clear()
-        with ThreadPoolExecutor(1) as thread:
-            done = thread.submit(compile_side_by_side, waiting)
-            unfused.build()
-            done.result()
+        compile_beside(waiting, unfused.build, self._meanwhile)
         self.seconds += time.perf_counter() - start
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,9 +125,26 @@ class TritonTemplateKernel:
         return {**self.__dict__, "_run": None}
 
 
-def compile_side_by_side(kernels: Sequence[TritonTemplateKernel]) -> None:
-    """Have the machine code of kernels on disk; what fails says so when it is built."""
-    compile_units([kernel.unit for kernel in kernels])
+def nothing() -> None:
+    """Do nothing."""
+
+
+def compile_beside(
+    kernels: Sequence[TritonTemplateKernel], work: Callable[[], Any], more: Callable[[], None] = nothing
+) -> None:
+    """Have the machine code of kernels on disk, and do some work; what fails to compile says so when it is built.
+
+    Args:
+        kernels: compiled in other processes.
+        work: done beside that.
+        more: done as well, where that takes longer.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        compiled = thread.submit(compile_units, [kernel.unit for kernel in kernels])
+        work()
+        if not compiled.done():
+            more()
+        compiled.result()
 
 
 def _otherwise(kernel: TritonTemplateKernel, known: dict[str, Callable[..., None]], *tensors: torch.Tensor) -> None:

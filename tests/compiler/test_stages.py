@@ -14,6 +14,7 @@ def test_products_of_every_graph_on_cuda_may_become_templates(monkeypatch, train
     asked = []
 
     def planted(graph_module, oracle, record, **settings):
+        assert callable(settings.pop("meanwhile"))
         asked.append(settings)
         raise RuntimeError("planted")
 

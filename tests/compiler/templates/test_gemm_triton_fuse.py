@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -377,9 +379,7 @@ def test_of_many_products_the_most_rewarding_are_asked_about() -> None:
 
 def test_kernels_are_compiled_when_something_is_measured_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    monkeypatch.setattr(
-        gemm_triton_fuse, "compile_side_by_side", lambda kernels: compiled.extend(k.name for k in kernels)
-    )
+    monkeypatch.setattr(triton_kernel, "compile_units", lambda units: compiled.extend(unit.function for unit in units))
     monkeypatch.setattr(gemm_triton_fuse.Unfused, "build", lambda self: compiled.append("unfused"))
     oracle = Fastest()
     fuse(gelu, *BERT, oracle=oracle)
@@ -391,3 +391,18 @@ def test_kernels_are_compiled_when_something_is_measured_and_not_before(monkeypa
     compiled.clear()
     question.prepare()
     assert compiled == ["unfused"]
+
+
+def test_what_waits_for_kernels_does_something_else_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, told = threading.Event(), list[str]()
+
+    def more() -> None:
+        told.append("more")
+        done.set()
+
+    monkeypatch.setattr(triton_kernel, "compile_units", lambda units: done.wait(10))
+    triton_kernel.compile_beside([], lambda: told.append("work"), more)
+    assert told == ["work", "more"]
+    monkeypatch.setattr(triton_kernel, "compile_units", lambda units: None)
+    triton_kernel.compile_beside([], lambda: time.sleep(0.2), more)
+    assert told == ["work", "more"]
