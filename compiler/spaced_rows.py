@@ -22,13 +22,12 @@ from torch import fx
 
 from ..rewrites.editor import Editor
 from ..rewrites.graph import dtype, has_known_strides, is_tensor, op_name, rank, shape, val
-from ..rewrites.layout import adapt_users, is_kernel
+from ..rewrites.layout import adapt_users, is_kernel, missing
 from ..rewrites.sizes import SizeTable
 from .lowering.core import LOWERINGS
 
 aten = torch.ops.aten
 
-ALIGNED = 16  # bytes
 _DEVICES = ("cuda",)
 MOST = 1.01  # times as large as it was may a matrix become
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -67,9 +66,7 @@ def _gap(node: fx.Node) -> int:
     columns = shape(node)[-1]
     if value.device.type not in _DEVICES or any(type(n) is not int or n == 0 for n in value.shape):
         return 0
-    if not value.is_contiguous() or columns * value.itemsize % ALIGNED == 0:
-        return 0
-    gap = -columns % (ALIGNED // value.itemsize)
+    gap = missing(columns, value.itemsize) if value.is_contiguous() else 0
     return gap if columns + gap <= MOST * columns else 0
 
 

@@ -18,7 +18,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from ..rewrites.graph import describe, dtype, op_name, promised, rank, val
-from ..rewrites.layout import is_kernel
+from ..rewrites.layout import ALIGNED, is_kernel, missing
 from ..rewrites.matcher import Binding
 from ..rewrites.pattern import Call, Term, choose
 from ..rewrites.reason import Reason
@@ -26,7 +26,6 @@ from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from .packing import is_frozen, prepared
 
-ALIGNED = 16  # bytes that a row must be a multiple of
 MOST = 1.25  # times as large as it was may a product become
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _VIEWS = ("aten.view", "aten.reshape", "aten.permute", "aten.transpose", "aten.t", "aten.expand", "aten.slice",
@@ -65,9 +64,8 @@ def added(x: Any, weight: Any, bytes_: int) -> Sizes:
 
     What is aligned to 16 bytes stays; the number of rows matters only where they are side by side in memory.
     """
-    itemsize = x.dtype.itemsize
-    misfit = ((s, s is not None and s * itemsize % ALIGNED != 0) for s in _aligned_sizes(x, weight))
-    return tuple(-s % (bytes_ // itemsize) if odd else 0 for s, odd in misfit)  # type: ignore[return-value]
+    sizes = _aligned_sizes(x, weight)
+    return tuple(0 if s is None else missing(s, x.dtype.itemsize, bytes_) for s in sizes)  # type: ignore[return-value]
 
 
 def _aligned_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[Any, Any, Any]:

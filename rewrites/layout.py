@@ -25,6 +25,14 @@ _STRIDE_SENSITIVE = {
 }  # fmt: skip
 
 
+ALIGNED = 16  # bytes: where a row of a matrix had better begin for tensor cores, and less so for vector units
+
+
+def missing(elements: Any, itemsize: int, bytes_: int = ALIGNED) -> Any:
+    """How many elements to add to a row so that the next begins at a multiple of `bytes_`; 0 where it is `ALIGNED`."""
+    return 0 if elements * itemsize % ALIGNED == 0 else -elements % (bytes_ // itemsize)
+
+
 def same_layout(a: Any, b: Any) -> bool:
     """Whether two fake tensors, or tuples of them, have equal shape, strides and dtype."""
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):

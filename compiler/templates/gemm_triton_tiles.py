@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ...rewrites.layout import missing
 from ..ir.value import walk
 from .attention_tiles import Gpu
 from .product import Matrix, Product
@@ -191,7 +192,7 @@ def is_aligned(product: Product) -> bool:
     steps = []
     for x in (product.a, product.b):
         steps += [step for step in (x.batch, x.row, x.column) if step != 1]
-    return all(step * product.a.buffer.dtype.itemsize % 16 == 0 for step in (*steps, product.column.extent))
+    return not any(missing(step, product.a.buffer.dtype.itemsize) for step in (*steps, product.column.extent))
 
 
 def epilogue_bytes(product: Product) -> float:

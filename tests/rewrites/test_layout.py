@@ -3,7 +3,7 @@
 import torch
 from support.engine import X, applied, capture, ops, rule
 
-from regraft.rewrites.layout import restore_layout, same_layout
+from regraft.rewrites.layout import missing, restore_layout, same_layout
 from regraft.rewrites.verifier import verify_graph
 
 A = torch.randn(2, 3, 4)
@@ -93,3 +93,8 @@ def test_a_write_reaches_every_reader():
     assert len(applied(module, swapped()).applied) == 1
     for ours, eager in zip(module(A.clone()), function(A.clone()), strict=True):
         assert torch.equal(ours, eager)
+
+
+def test_what_is_missing_to_an_aligned_row():
+    assert [missing(n, 2) for n in (8, 9, 15, 16, 0)] == [0, 7, 1, 0, 0]
+    assert [missing(n, 4, 128) for n in (4, 5, 33)] == [0, 27, 31]  # what begins at 16 bytes stays
