@@ -110,3 +110,38 @@ def test_a_graph_that_writes_to_its_input_is_not_captured():
             x = torch.zeros(8, device="cuda")
             assert float(run(x)) == 8 and float(x.sum()) == 8
     assert "input-mutated" in {f.code for f in cov.fallbacks}
+
+
+class Words(torch.nn.Module):
+    """Logits of 32 MiB, and a loss that is compiled apart from them."""
+
+    def __init__(self):
+        super().__init__()
+        self.lookup, self.head = torch.nn.Embedding(64, 128), torch.nn.Linear(128, 8192)
+
+    def forward(self, ids, labels):
+        logits = self.head(F.gelu(self.lookup(ids)))
+        torch._dynamo.graph_break()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits
+
+
+@pytest.mark.parametrize("held", [0, 1, 3], ids=["dropped", "held for a step", "held for three"])
+def test_large_results_between_graphs(held):
+    torch.manual_seed(0)
+    model = Words().cuda()
+    run, kept = torch.compile(model, backend="regraft", mode="reduce-overhead"), []
+    for _ in range(10):
+        ids, labels = (torch.randint(64, (8, 128), device="cuda") for _ in range(2))
+        model.zero_grad(set_to_none=True)
+        loss, logits = run(ids, labels)
+        (loss + logits.square().mean()).backward()
+        found = [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+        model.zero_grad(set_to_none=True)
+        expected, theirs = model(ids, labels)
+        (expected + theirs.square().mean()).backward()
+        for a, b in zip(found, [expected.detach(), *(p.grad for p in model.parameters())], strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-4)
+        kept = [*kept, (logits, theirs)][len(kept) + 1 - held :]
+        for a, b in kept:
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-3)
+        del loss, logits, expected, theirs
