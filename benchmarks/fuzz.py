@@ -2,9 +2,12 @@
 
     python benchmarks/fuzz.py --count 10000 --shard 0/2
     python benchmarks/fuzz.py --seed 4711 --count 1 --texts
+    python benchmarks/fuzz.py --device cuda --count 2000 --budget 60
+    python benchmarks/fuzz.py --device interpreter --count 200
 
 Program number n comes from seed n: every third has symbolic sizes, kernels of small programs also run by the
-interpreter. The kernels of many programs are compiled together. A program that disagrees is made as small as it goes,
+interpreter. The kernels of many programs are compiled together. For a GPU they are Triton, run on one or by its
+interpreter. A program that disagrees is made as small as it goes,
 and printed with the first stage that is wrong; `--texts` adds its graph, loop program, fusion log and kernels.
 """
 
@@ -28,11 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import torch
 import typer
-from support.fuzzing import Failure, check_batch, shrink
+from support.fuzzing import BUILDERS, Failure, check_batch, shrink
 from support.random_programs import draw
 from support.stages import texts
+from support.triton_kernels import device_lost
 
 torch.set_num_threads(1)
+TRIES = {"cpu": 200, "cuda": 40, "interpreter": 60}  # programs compiled to make a failing one smaller
 
 
 def batches(seeds: range, size: int) -> Iterator[range]:
@@ -40,18 +45,20 @@ def batches(seeds: range, size: int) -> Iterator[range]:
         yield seeds[start : start + size]
 
 
-def report(failure: Failure, *, small: bool, with_texts: bool) -> None:
-    failure = shrink(failure) if small else failure
+def report(failure: Failure, device: str, *, tries: int, with_texts: bool) -> None:
+    failure = shrink(failure, tries, device) if tries else failure
     print(failure, flush=True)
     if with_texts:
         print(texts(failure.program, failure.dynamic), flush=True)
 
 
-def main(
+def main(  # noqa: PLR0913 - the command's options
     count: int = 1000,
     seed: int = 0,
     shard: str = "0/1",
     batch: int = 50,
+    device: Annotated[str, typer.Option(help="cpu (C++), cuda (Triton), or interpreter: Triton's.")] = "cpu",
+    budget: Annotated[float, typer.Option(help="Seconds after which no further programs are begun.")] = 1e9,
     small: Annotated[bool, typer.Option(help="Make failing programs as small as they go.")] = True,
     with_texts: Annotated[bool, typer.Option("--texts", help="Print all stages of failing programs.")] = False,
     out: Annotated[str, typer.Option(help="Write counts and failing seeds as JSON.")] = "",
@@ -59,16 +66,25 @@ def main(
     """Run `count` programs; exits with 1 where one disagrees."""
     logging.disable(logging.CRITICAL)
     warnings.filterwarnings("ignore")
+    if device not in BUILDERS or (device == "cuda" and not torch.cuda.is_available()):
+        raise typer.BadParameter(f"no device {device!r} here; there are {', '.join(BUILDERS)}")
+    tries = TRIES[device] if small else 0
     part, parts = map(int, shard.split("/"))
     counts: Counter[str] = Counter()
     failed: list[int] = []
     start = time.perf_counter()
     for seeds in batches(range(seed + part, seed + count, parts), batch):
+        if time.perf_counter() > start + budget:
+            break
         programs = {n: (draw(random.Random(n)), n % 3 == 0) for n in seeds}
-        for failure in check_batch(programs, counts):
+        found = check_batch(programs, counts, device)
+        if reason := device_lost(device):
+            raise SystemExit(f"one of the programs {seeds} breaks the device: {reason}")
+        for failure in found:
             failed.append(failure.number)
             print(f"--- program {failure.number}", flush=True)
-            report(failure, small=small, with_texts=with_texts)
+            late = time.perf_counter() > start + budget
+            report(failure, device, tries=0 if late else tries, with_texts=with_texts)
     counts["seconds"] = round(time.perf_counter() - start)
     print(dict(counts), f"failed: {failed}")
     if out:

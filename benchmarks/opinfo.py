@@ -1,11 +1,15 @@
-"""torch's operator database through AOTAutograd and generated C++, against eager: values, dtypes, sizes, strides.
+"""torch's operator database through AOTAutograd and generated kernels, against eager: values, dtypes, sizes, strides.
 
-    python benchmarks/opinfo.py --shard 0/2 --out shard0.json
+    python benchmarks/opinfo.py --jobs 2 --out benchmarks/opinfo.json
     python benchmarks/opinfo.py --only 'nn.functional.*pool.*'
+    python benchmarks/opinfo.py --device cuda --jobs 12 --budget 270 --out opinfo_cuda.json
+    python benchmarks/opinfo.py --device interpreter --only '.*softmax.*'
+    python benchmarks/opinfo.py --shard 0/2 --outcomes shard0.json
     python benchmarks/opinfo.py --merge shard0.json,shard1.json --out benchmarks/opinfo.json
 
-Float32 (forward, gradient, strided, dynamic, in place, Philox) and bfloat16, int64, bool. A worker process runs one
-operator after the other; one that crashes or hangs is replaced, and the case at hand recorded as the culprit.
+Float32 (forward, gradient, strided, dynamic, in place, Philox) and bfloat16, int64, bool; on a GPU float16 too, with
+fewer samples. A worker process runs one operator after the other; one that crashes, hangs or breaks the GPU is
+replaced, and the case at hand recorded as the culprit.
 """
 
 from __future__ import annotations
@@ -14,15 +18,18 @@ import json
 import logging
 import os
 import re
-import selectors
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Annotated, Any
 
 import typer
@@ -31,32 +38,62 @@ from rich.table import Table
 
 BUILDING = "building the kernels"
 OUTCOMES = ("ok", "wrong", "error", "crash", "skipped")
+NOT_RIGHT = ("wrong", "error", "crash")
+START_SECONDS = 180.0
+# By device: samples of each way, and seconds that an operator may take.
+SAMPLES = {"cpu": 4, "cuda": 2, "interpreter": 2}
+LIMITS = {"cpu": 240.0, "cuda": 60.0, "interpreter": 240.0}
 
 
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 
-def work(samples: int) -> None:
+def work(samples: int, device: str) -> None:
     """Operators' names in, one a line; JSON out: ``{"at": case}`` before each case, then ``{"done": outcomes}``."""
     os.environ.setdefault("REGRAFT_CACHE_DIR", tempfile.mkdtemp(prefix="regraft-opinfo-"))
     logging.disable(logging.CRITICAL)
     warnings.filterwarnings("ignore")
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
     import torch
-    from support.opinfo import cases, check, operators
+    from support.opinfo import CUDA_DTYPES, CUDA_HOWS, CUDA_OTHERS, cases, check, device_lost, operators
 
     torch.set_num_threads(1)
+    sparing: dict[str, Any] = {}
+    if device == "cuda":
+        _prepare_gpu()
+    if device != "cpu":
+        sparing = {"dtypes": CUDA_DTYPES, "hows": CUDA_HOWS, "others": CUDA_OTHERS, "device": device}
     known = operators()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # operators may print
     answers.write(json.dumps({"operators": list(known)}) + "\n")
     for line in sys.stdin:
         try:
-            found = check(list(cases(known[line.strip()], samples)), lambda case: _tell(answers, {"at": case}))
+            drawn = list(cases(known[line.strip()], samples, **sparing))
+            found = check(drawn, lambda case: _tell(answers, {"at": case}))
         except Exception as error:
             found = []
             _tell(answers, {"failed": f"{type(error).__name__}: {error}"[:500]})
-        _tell(answers, {"done": [asdict(outcome) for outcome in found]})
+        lost = device_lost(device)
+        _tell(answers, {"done": [asdict(outcome) for outcome in found], "lost": lost})
+        if lost:
+            return
+
+
+def _prepare_gpu() -> None:
+    """Eager's full precision, and one process that compiles for this one: others do the same beside it."""
+    import importlib
+
+    import torch
+
+    from regraft.compiler.triton.pool import Pool
+
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA device")
+    # Torch's test helpers, which have the operators, forbid to assign these.
+    torch.backends.cudnn.set_flags(_deterministic=True, _allow_tf32=False)
+    one = Pool(1)
+    importlib.import_module("regraft.compiler.triton.compiler").pool = lambda: one  # type: ignore[attr-defined]
 
 
 def _tell(answers: Any, message: dict[str, Any]) -> None:
@@ -64,72 +101,149 @@ def _tell(answers: Any, message: dict[str, Any]) -> None:
 
 
 class Worker:
-    """A process that runs operators, started anew when one brings it down."""
+    """A process that runs operators, started anew when one brings it down.
 
-    def __init__(self, samples: int, limit: float) -> None:
-        self._samples, self._limit = samples, limit
+    Args:
+        samples, device: what it runs.
+        limit: seconds that an operator may take.
+        errors: where what it prints goes.
+    """
+
+    def __init__(self, samples: int, device: str, limit: float, errors: Path) -> None:
+        self._command = [sys.executable, __file__, "--worker", "--samples", str(samples), "--device", device]
+        self._limit, self._errors = limit, errors
         self._process: subprocess.Popen[str] | None = None
+        self._answers: Queue[dict[str, Any] | None] = Queue()
+        self._ready = False
+
+    def start(self) -> None:
+        """Start the process, without waiting for it."""
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, bufsize=1
+            )
+        self._answers, self._ready = Queue(), False
+        threading.Thread(target=_read, args=(self._process, self._answers), daemon=True).start()
 
     def operators(self) -> list[str]:
-        return self._start()
+        """All names, once it has started.
 
-    def _start(self) -> list[str]:
-        command = [sys.executable, __file__, "--worker", "--samples", str(self._samples)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1
-        )
-        answer = self._answer(time.monotonic() + 120)
-        assert answer is not None, "the worker did not start"
+        Raises:
+            RuntimeError: it has not.
+        """
+        if self._process is None:
+            self.start()
+        answer = self._answer(time.monotonic() + START_SECONDS)
+        if answer is None:
+            self.stop()
+            raise RuntimeError(f"the worker did not start: {self._said()}")
+        self._ready = True
         return list(answer["operators"])
 
-    def run(self, name: str) -> list[dict[str, Any]]:
-        """The outcomes of one operator."""
-        if self._process is None:
-            self._start()
+    def run(self, name: str, deadline: float = float("inf")) -> list[dict[str, Any]] | None:
+        """The outcomes of one operator; None where time is up before it is done."""
+        at = f"{name} (samples)"
+        if not self._ready:
+            try:
+                self.operators()
+            except RuntimeError as error:
+                return [_nothing(at, "crash", str(error))]
         assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(name + "\n")
-        end, at = time.monotonic() + self._limit, f"{name} (samples)"
-        extra: list[dict[str, Any]] = []
+        with suppress(OSError):  # of one that has gone there is no answer
+            self._process.stdin.write(name + "\n")
+        end, extra = min(time.monotonic() + self._limit, deadline), list[dict[str, Any]]()
         while True:
             answer = self._answer(end)
             if answer is None:
-                how = f"killed by signal {-code}" if (code := self.stop()) is not None and code < 0 else "hung"
-                return [*extra, {"case": at, "outcome": "crash", "message": how, "kept": [], "kernels": 0}]
+                code = self.stop()
+                if time.monotonic() >= deadline:
+                    return None
+                how = "hung" if code is None else f"killed by signal {-code}" if code < 0 else f"ended with {code}"
+                return [*extra, _nothing(at, "crash", f"{how} {self._said()}".strip())]
             if "done" in answer:
+                if answer["lost"]:
+                    self.stop()
                 return [*extra, *answer["done"]]
             if "failed" in answer:
-                extra.append(
-                    {
-                        "case": at,
-                        "outcome": "skipped",
-                        "message": f"samples: {answer['failed']}",
-                        "kept": [],
-                        "kernels": 0,
-                    }
-                )
+                extra.append(_nothing(at, "skipped", f"samples: {answer['failed']}"))
             at = answer.get("at", at) if answer.get("at") != BUILDING else f"{name} (kernels)"
 
     def _answer(self, end: float) -> dict[str, Any] | None:
         """The next message; None where the process is gone or too late."""
-        assert self._process is not None and self._process.stdout is not None
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(self._process.stdout, selectors.EVENT_READ)
-            if not waiting.select(max(0.0, end - time.monotonic())):
-                return None
-        line = self._process.stdout.readline()
-        return json.loads(line) if line else None
+        try:
+            return self._answers.get(timeout=max(0.0, min(end - time.monotonic(), 1e6)))
+        except Empty:
+            return None
+
+    def _said(self) -> str:
+        """The last line that the process printed."""
+        lines = self._errors.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
 
     def stop(self) -> int | None:
         """End the process; its exit code where it had ended by itself."""
-        assert self._process is not None
+        process, self._process, self._ready = self._process, None, False
+        if process is None:
+            return None
+        assert process.stdin is not None
+        with suppress(OSError):  # it then ends, unless it is busy
+            process.stdin.close()
         try:
-            code: int | None = self._process.wait(timeout=10)
+            return process.wait(timeout=2)
         except subprocess.TimeoutExpired:
-            code = None
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-        return code
+            process.kill()
+            process.wait()
+            return None
+
+
+def _read(process: subprocess.Popen[str], answers: Queue[dict[str, Any] | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        with suppress(ValueError):  # the half of a line
+            answers.put(json.loads(line))
+    answers.put(None)
+
+
+def _nothing(case: str, outcome: str, message: str) -> dict[str, Any]:
+    return {"case": case, "outcome": outcome, "message": message, "kept": [], "kernels": 0}
+
+
+# -- the sweep ---------------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """Operators over several workers.
+
+    Args:
+        workers: run side by side.
+        deadline: by `time.monotonic`; what is not done by then is not run.
+    """
+
+    def __init__(self, workers: list[Worker], deadline: float) -> None:
+        self._workers, self._deadline = workers, deadline
+        self._names: Queue[str] = Queue()
+        self._done: Queue[tuple[str, list[dict[str, Any]] | None]] = Queue()
+
+    def run(self, chosen: Any) -> Iterator[tuple[str, list[dict[str, Any]] | None]]:
+        """Operators that `chosen` picks of all names, each with its outcomes, or None where time was up."""
+        for worker in self._workers:
+            worker.start()
+        names = chosen(self._workers[0].operators())
+        for name in names:
+            self._names.put(name)
+        for worker in self._workers:
+            threading.Thread(target=self._serve, args=(worker,), daemon=True).start()
+        for _ in names:
+            yield self._done.get()
+        for worker in self._workers:
+            worker.stop()
+
+    def _serve(self, worker: Worker) -> None:
+        with suppress(Empty):
+            while True:
+                name = self._names.get_nowait()
+                late = time.monotonic() > self._deadline
+                self._done.put((name, None if late else worker.run(name, self._deadline)))
 
 
 # -- the summary -------------------------------------------------------------------------------------------------------
@@ -166,7 +280,7 @@ def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "operators": dict(Counter(operators.values()).most_common()),
         "cases": {way: dict(counts) for way, counts in sorted(ways.items())},
-        "not right": [f for f in outcomes if f["outcome"] in ("wrong", "error", "crash")],
+        "not right": [f for f in outcomes if f["outcome"] in NOT_RIGHT],
         "kept": dict(sorted(kept.items())),
         "skipped": {reason: sorted(names) for reason, names in sorted(skipped.items())},
     }
@@ -187,7 +301,8 @@ def _worse(before: str | None, found: dict[str, Any]) -> str:
     return now if before is None else min(before, now, key=_RANK.index)
 
 
-def show(made: dict[str, Any]) -> None:
+def show(made: dict[str, Any], *, kept: bool = True) -> None:
+    """Print a summary: counts, with `kept` each call that was kept, and what is not right, one line each."""
     console = Console(width=140)
     table = Table("way", *OUTCOMES, "generated in full", "kernels", title="cases")
     for way, counts in made["cases"].items():
@@ -198,49 +313,93 @@ def show(made: dict[str, Any]) -> None:
     table.add_row("all", *(str(total[key]) for key in (*OUTCOMES, "generated in full", "kernels")))
     console.print(table)
     console.print("operators:", made["operators"])
-    for name, entry in made["kept"].items():
+    for name, entry in made["kept"].items() if kept else ():
         console.print(
             f"kept {name}: {entry['cases']} cases; {entry['why']}", soft_wrap=True, highlight=False, markup=False
         )
+    if made.get("not run"):
+        names = f"not run, time was up: {len(made['not run'])}: {' '.join(made['not run'])}"
+        console.print(names[:2000], soft_wrap=True, highlight=False, markup=False)
     for found in made["not right"]:
-        console.print(f"{found['outcome']} {found['case']}: {found['message'][:300]}", soft_wrap=True, markup=False)
+        line = " ".join(f"{found['outcome']} {found['case']}: {found['message']}".split())
+        console.print(line[:300], soft_wrap=True, highlight=False, markup=False)
 
 
-def main(
+def tell(name: str, found: list[dict[str, Any]]) -> None:
+    """Print what became of an operator."""
+    print(name, dict(Counter(outcome["outcome"] for outcome in found)), flush=True)
+    for bad in found:
+        if bad["outcome"] in NOT_RIGHT:
+            print("   ", bad["outcome"], bad["case"], bad["message"][:400], flush=True)
+
+
+def write(path: str, content: Any, indent: int | None = None) -> None:
+    """Write JSON, where there is a path."""
+    if path:
+        Path(path).write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+
+
+def main(  # noqa: PLR0913 - the command's options
     shard: str = "0/1",
     only: Annotated[str, typer.Option(help="A regular expression that operators' names match in full.")] = ".*",
+    device: Annotated[
+        str, typer.Option(help="cpu (C++), cuda (Triton), or interpreter: Triton's, of kernels for GPUs.")
+    ] = "cpu",
     samples: Annotated[
-        int, typer.Option(help="Samples of each operator forward and gradient; fewer of other ways.")
-    ] = 4,
-    limit: Annotated[float, typer.Option(help="Seconds that one operator may take.")] = 240.0,
+        int, typer.Option(help="Samples of each operator forward and gradient; fewer of other ways. 0: the device's.")
+    ] = 0,
+    limit: Annotated[float, typer.Option(help="Seconds that one operator may take. 0: the device's.")] = 0.0,
+    jobs: Annotated[int, typer.Option(help="Worker processes.")] = 1,
+    budget: Annotated[float, typer.Option(help="Seconds that all may take; what is left then is not run.")] = 1e9,
     merge: Annotated[str, typer.Option(help="Summarize these files of outcomes instead of running.")] = "",
-    out: Annotated[str, typer.Option(help="Write outcomes here; with --merge, the summary.")] = "",
+    out: Annotated[str, typer.Option(help="Write the summary here.")] = "",
+    outcomes: Annotated[str, typer.Option(help="Write the outcomes of all cases here, for --merge.")] = "",
     worker: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run the sweep, or one of its shards."""
+    start = time.monotonic()
+    if device not in SAMPLES:
+        raise typer.BadParameter(f"no device {device!r}; there are {', '.join(SAMPLES)}")
+    samples, limit = samples or SAMPLES[device], limit or LIMITS[device]
     if worker:
-        work(samples)
+        work(samples, device)
         return
     if merge:
         made = summary(merged(merge.split(",")))
         show(made)
-        if out:
-            Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        write(out, made, 1)
         return
     part, parts = map(int, shard.split("/"))
-    process = Worker(samples, limit)
-    names = [name for name in process.operators() if re.fullmatch(only, name)][part::parts]
-    outcomes = []
-    for name in names:
-        found = process.run(name)
-        outcomes += found
-        print(name, dict(Counter(o["outcome"] for o in found)), flush=True)
-        for bad in found:
-            if bad["outcome"] in ("wrong", "error", "crash"):
-                print("   ", bad["outcome"], bad["case"], bad["message"][:400], flush=True)
-        if out:
-            Path(out).write_text(json.dumps(outcomes) + "\n", encoding="utf-8")
-    show(summary(outcomes))
+
+    def chosen(names: list[str]) -> list[str]:
+        return [name for name in names if re.fullmatch(only, name)][part::parts]
+
+    found: list[dict[str, Any]] = []
+    late: list[str] = []
+
+    def made_of() -> dict[str, Any]:
+        return summary(found) | ({"not run": late} if late else {})
+
+    with tempfile.TemporaryDirectory(prefix="regraft-opinfo-", ignore_cleanup_errors=True) as folder:
+        os.environ.setdefault("REGRAFT_CACHE_DIR", folder)  # equal kernels are compiled once for all workers
+        workers = [Worker(samples, device, limit, Path(folder) / f"worker{k}.txt") for k in range(jobs)]
+        written = time.monotonic()
+        for name, new in Sweep(workers, start + budget).run(chosen):
+            if new is None:
+                late.append(name)
+                continue
+            found += new
+            if jobs == 1:
+                tell(name, new)
+            if time.monotonic() > written + 10:
+                written = time.monotonic()
+                write(outcomes, found)
+                write(out, made_of(), 1)
+    made = made_of()
+    write(outcomes, found)
+    write(out, made, 1)
+    show(made, kept=device != "cuda")
+    print(f"{time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

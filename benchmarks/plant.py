@@ -3,6 +3,7 @@
     python benchmarks/plant.py --programs 2000 --seed 0
     python benchmarks/plant.py --programs 1 --seed 4711 --text
     python benchmarks/plant.py --programs 200 --rules sdpa,rms_norm --out plant.json
+    python benchmarks/plant.py --programs 2000 --device cuda --budget 60
 
 Program number n comes from seed n. Three in ten are trained, three in ten have symbolic sizes, a third
 is bfloat16. Each is captured, rewritten by every stage with the default rules, every legal
@@ -27,6 +28,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from support.planting import draw, judge
+from support.triton_kernels import device_lost
 
 from regraft.patterns import default_rules
 
@@ -47,18 +49,26 @@ def main(
     programs: int = 200,
     seed: int = 0,
     rules: Annotated[str, typer.Option(help="Names of rules to plant, separated by commas; default: all.")] = "",
+    device: Annotated[str, typer.Option(help="Where the programs run: cpu or cuda.")] = "cpu",
+    budget: Annotated[float, typer.Option(help="Seconds after which no further program is begun.")] = 1e9,
     text: Annotated[bool, typer.Option("--text", help="Print every program, not only those that fail.")] = False,
     out: Annotated[str, typer.Option(help="Write the summary as JSON.")] = "",
 ) -> None:
     """Run `programs` of them; exits with 1 where one is missed, wrong, replaced against a refusal, or raises."""
     logging.disable(logging.CRITICAL)
     warnings.filterwarnings("ignore")
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise typer.BadParameter(f"no device {device!r} here")
     usable, counts, planted = chosen(rules), Counter[str](), Counter[str]()
     failed: dict[int, str] = {}
     start = time.perf_counter()
     for number in track(range(seed, seed + programs), "planting", console=Console(stderr=True)):
-        planting = draw(number, usable)
+        if time.perf_counter() > start + budget:
+            break
+        planting = draw(number, usable, device)
         verdict = judge(planting)
+        if reason := device_lost(device):
+            raise SystemExit(f"program {number} breaks the device: {reason}\n{draw(number, usable)}")
         counts[f"{planting.kind} {verdict.how}"] += 1
         planted.update(plant.rule.name for plant in planting.plants)
         if text or verdict.how in FAULTS:

@@ -288,6 +288,7 @@ def check(
     ] = None,
     examples: Annotated[int, typer.Option(min=1, help="Programs to draw for each rule.")] = 50,
     seed: Annotated[int, typer.Option(help="The same seed draws the same programs.")] = 0,
+    device: Device = "cpu",
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a runnable script for every counterexample there.")
     ] = None,
@@ -300,21 +301,23 @@ def check(
         chosen = _chosen_rules(names)
     if guards:
         raise typer.Exit(_show_guards(chosen))
-    results = _checked(chosen, examples, seed)
+    results = _checked(chosen, examples, seed, device)
+    idle = [name for name, result in results.items() if device != "cpu" and not (result.runs or result.failures)]
     for name, result in results.items():
-        verdict = "ok    " if result.ok else "FAILED"
+        verdict = "unused" if name in idle else "ok    " if result.ok else "FAILED"
         typer.echo(f"{verdict}  {name:<{max(map(len, results))}}  {result.summary}")
     for result in results.values():
         for failure in result.failures:
             typer.echo(f"\n{failure}")
             if save is not None:
                 typer.echo(f"  script {_saved(failure, save)}")
-    failed = [name for name, result in results.items() if not result.ok]
-    typer.echo(f"\n{len(results) - len(failed)} passed, {len(failed)} failed")
+    failed = [name for name, result in results.items() if not result.ok and name not in idle]
+    unused = f", {len(idle)} not for {device}" if idle else ""
+    typer.echo(f"\n{len(results) - len(failed) - len(idle)} passed, {len(failed)} failed{unused}")
     raise typer.Exit(1 if failed else 0)
 
 
-def _checked(rules: Sequence[Rule], examples: int, seed: int) -> dict[str, CheckResult]:
+def _checked(rules: Sequence[Rule], examples: int, seed: int, device: str) -> dict[str, CheckResult]:
     from .. import check as checked
 
     results = {}
@@ -322,8 +325,8 @@ def _checked(rules: Sequence[Rule], examples: int, seed: int) -> dict[str, Check
         for number, rule in enumerate(rules):
             progress(f"checking {rule.name}", number / len(rules))
             try:
-                results[rule.name] = checked(rule, examples=examples, seed=seed)
-            except ModuleNotFoundError as error:
+                results[rule.name] = checked(rule, examples=examples, seed=seed, device=device)
+            except (ModuleNotFoundError, ValueError) as error:
                 raise UsageError(str(error)) from error
     return results
 

@@ -142,7 +142,8 @@ def _four_dims(x: torch.Tensor, batch: Any) -> torch.Tensor:
     """
     x = x.expand(*batch, *x.shape[-2:])
     if x.stride(-1) != 1 or x.stride(-2) < x.shape[-1]:
-        x = x.contiguous()
+        # A single row counts as contiguous whatever its stride, which some kernels look at all the same.
+        x = x.clone(memory_format=torch.contiguous_format) if x.is_contiguous() else x.contiguous()
     while x.dim() < 4:
         x = x.unsqueeze(0)
     return x.flatten(0, -4) if x.dim() > 4 else x

@@ -73,6 +73,11 @@ class Case:
         """Whether gradients flow."""
         return any(isinstance(o, torch.Tensor) and o.requires_grad for o in self.operands)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it runs on another device than the CPU."""
+        return any(isinstance(o, torch.Tensor) and o.device.type not in ("cpu", "meta") for o in self.operands)
+
     def program(self, *operands: Any) -> Any:
         """What eager runs."""
         with choosing(dict(self.tags)):
@@ -101,14 +106,16 @@ class Case:
         return Rewritten(graph_module, places, record, frozenset(renamed.values()))
 
     def _settings(self, rule: Rule) -> Settings:
+        keeps = rule.numerics.random != "distribution"
         return Settings(
             stage=rule.stage,
             normal_form=FORMS[rule.stage],
             oracle=Always(),
             training=self.training,
-            keep_stream=rule.numerics.random != "distribution",
+            keep_stream=keeps,
             verify="structure",
-            policy=(("nan", self.nan),),
+            # Candidates that draw otherwise on purpose are for those who allow it: they could not be compared by value.
+            policy=(("nan", self.nan), *((("rng", "eager"),) if keeps else ())),
             near_miss_depth=0,
         )
 

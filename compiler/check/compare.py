@@ -62,7 +62,7 @@ def compare(case: Case, rewritten: Program) -> Disagreement | None:
 def run(case: Case, program: Program, seed: int | None = None) -> Outcome:
     """Run a program forward, and backward from a weighted sum of its results where gradients flow."""
     torch.manual_seed(case.seed if seed is None else seed)
-    before = torch.get_rng_state()
+    before = _random_state(case)
     leaves = [o for o in case.operands if isinstance(o, torch.Tensor) and o.requires_grad]
     with torch.set_grad_enabled(bool(leaves)):
         out = program(*case.operands)
@@ -71,14 +71,21 @@ def run(case: Case, program: Program, seed: int | None = None) -> Outcome:
         total = torch.stack(losses).sum() if losses else None
         found = [None] * len(leaves) if total is None else torch.autograd.grad(total, leaves, allow_unused=True)
     gradients = [torch.zeros_like(o) if g is None else g for g, o in zip(found, leaves, strict=True)]
-    state = torch.get_rng_state()
+    state = _random_state(case)
     return Outcome([r.detach() for r in results], gradients, not torch.equal(before, state), state)
+
+
+def _random_state(case: Case) -> torch.Tensor:
+    """Of the generators of the CPU and of the operands' devices, one after the other."""
+    devices = {o.device for o in case.operands if isinstance(o, torch.Tensor) and o.device.type == "cuda"}
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in sorted(devices, key=str))]
+    return torch.cat(states)
 
 
 def _weighted(result: torch.Tensor) -> torch.Tensor:
     """A sum with weights that differ, so that transposed gradients are caught."""
     weights = torch.linspace(0.5, 1.5, max(result.numel(), 1), dtype=torch.float64)[: result.numel()]
-    return (result.double() * weights.view(result.shape)).sum()
+    return (result.double() * weights.view(result.shape).to(result.device)).sum()
 
 
 def _doubled(case: Case) -> Case:
@@ -101,7 +108,7 @@ def _shaken(case: Case, number: int) -> Case:
         if doubled is operand:
             return operand
         noise = torch.rand(operand.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        made = doubled.detach() * (1 + noise * torch.finfo(operand.dtype).eps)
+        made = doubled.detach() * (1 + noise.to(operand.device) * torch.finfo(operand.dtype).eps)
         return made.requires_grad_(operand.requires_grad)
 
     return replace(case, operands=tuple(map(off, case.operands)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,6 +40,15 @@ def tensors(sample: Sample) -> dict[str, T]:
     return {name: given for name, given in sample.operands.items() if isinstance(given, T)}
 
 
+def placed(sample: Sample, device: str) -> Sample:
+    """A sample on another device; what stands for an unknown one stays there."""
+    operands = {
+        name: replace(given, device=device) if isinstance(given, T) and given.device == "cpu" else given
+        for name, given in sample.operands.items()
+    }
+    return Sample(tags=sample.tags, sizes=sample.sizes, refused=sample.refused, **operands)
+
+
 def dim_names(sample: Sample) -> list[str]:
     """The named dims of a sample's tensors."""
     return sorted(frozenset[str]().union(*(spec.names for spec in tensors(sample).values())))
@@ -58,8 +67,8 @@ def differentiable(spec: T) -> bool:
 
 def make(spec: T, sizes: Mapping[str, int], dtype: torch.dtype, look: Look, seed: int) -> torch.Tensor:
     """A tensor as `spec` declares it and `look` says; `dtype` where the spec leaves that open."""
-    x = laid_out(_values(spec, sizes, spec.dtype or dtype, look.values, seed), look.layout)
-    return x.to(spec.device).requires_grad_(look.gradient)
+    values = _values(spec, sizes, spec.dtype or dtype, look.values, seed)
+    return laid_out(values.to(spec.device), look.layout).requires_grad_(look.gradient)
 
 
 def _values(spec: T, sizes: Mapping[str, int], dtype: torch.dtype, kind: str, seed: int) -> torch.Tensor:

@@ -79,7 +79,7 @@ def _settings(case: Case, sample: Sample, candidate: str) -> Iterator[tuple[str,
 def _operand(spec: T | None, operand: Any, drawn: Drawn, name: str, place: int) -> str:
     if not isinstance(operand, torch.Tensor):
         return repr(operand)
-    if operand.numel() <= _LITERAL:
+    if operand.numel() <= _LITERAL and operand.device.type == "cpu":
         return literal(operand)
     look = drawn.looks.get(name, Look())
     sizes = {n: s for n, s in drawn.sizes if spec is not None and n in spec.names}

@@ -20,16 +20,21 @@ from .case import Case, Rewritten, alone, quiet
 from .compare import compare
 from .drawn import Drawn, drawings, hypothesis
 from .guards import without_applies
+from .operands import placed
 from .result import CheckResult, Failure
 
+_ELSEWHERE = "device-unsupported"
 
-def check(rule: Rule | str, *, examples: int = 50, seed: int = 0) -> CheckResult:
+
+def check(rule: Rule | str, *, examples: int = 50, seed: int = 0, device: str = "cpu") -> CheckResult:
     """Run the property test of one rule.
 
     Args:
         rule: a rule or the name of one.
         examples: how many programs to draw, beside every sample as it is; each tries every candidate.
         seed: the same seed draws the same programs.
+        device: where the programs run, ``"cpu"`` or ``"cuda"``. On another one than the CPU a rule may say that it is
+            not for it.
 
     Returns:
         The result; `ok` where no counterexample was found. At most one drawn failure per candidate is kept, made as
@@ -37,12 +42,16 @@ def check(rule: Rule | str, *, examples: int = 50, seed: int = 0) -> CheckResult
 
     Raises:
         ModuleNotFoundError: hypothesis, which draws the examples, is not installed.
+        ValueError: there is no such device here.
     """
     hypothesis()
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise ValueError(f"rules are checked on 'cpu' or 'cuda', where there is one; not on {device!r}")
     (chosen,) = resolve_rules((rule,))
     start = time.perf_counter()
-    with torch.random.fork_rng(devices=[]), quiet():
-        result = _Search(chosen, examples, seed).run()
+    devices = [] if device == "cpu" else [device]
+    with torch.random.fork_rng(devices=devices), quiet():
+        result = _Search(chosen, examples, seed, device).run()
     result.seconds = time.perf_counter() - start
     return result
 
@@ -54,9 +63,10 @@ class _FoundError(AssertionError):
 class _Search:
     """The search for counterexamples to one rule."""
 
-    def __init__(self, rule: Rule, examples: int, seed: int) -> None:
-        self.rule, self.examples, self.seed = rule, examples, seed
-        self.matching = [s for s in rule.samples if not s.refused]
+    def __init__(self, rule: Rule, examples: int, seed: int, device: str) -> None:
+        self.rule, self.examples, self.seed, self.device = rule, examples, seed, device
+        self.samples = [placed(s, device) for s in rule.samples]
+        self.matching = [s for s in self.samples if not s.refused]
         self.used: set[str] = set()
         self.result = CheckResult(rule.name)
 
@@ -66,7 +76,7 @@ class _Search:
         every, failed = tuple(names), dict[str, Failure]()
         for sample in self.matching:
             failed |= {f.candidate: f for f in self._as_it_is(sample, [n for n in names if n not in failed])}
-        for sample in self.rule.samples:
+        for sample in self.samples:
             if sample.refused:
                 self.result.failures += self._not_refused(sample)
         while names and (found := self._drawn(names)) is not None:
@@ -175,7 +185,8 @@ def not_refused(case: Case, code: str, *, any_reason: bool = False) -> str | Non
         return f"should be refused with {code!r}, but raises {_told(error)}"
     if rewritten.whole:
         return f"should be refused with {code!r}, but matches"
-    if code in rewritten.codes or any_reason:
+    # Samples say what refuses them on a CPU; elsewhere the rule as a whole may not be for the device.
+    if code in rewritten.codes or any_reason or (case.elsewhere and _ELSEWHERE in rewritten.codes):
         return None
     return f"should be refused with {code!r}, but the reasons are {', '.join(sorted(rewritten.codes)) or 'none'}"
 
@@ -183,6 +194,7 @@ def not_refused(case: Case, code: str, *, any_reason: bool = False) -> str | Non
 def _why_not(case: Case, rule: Rule, rewritten: Rewritten) -> str | None:
     """Why a rule did not match where it had to; None where the candidate cannot be used, or not for symbolic sizes."""
     accepted = {"kernel-unavailable", *(("size-symbolic",) if case.dynamic else ())}
+    accepted |= {"device-unsupported"} if case.elsewhere else set()
     if accepted & rewritten.codes or case.rewritten(without_applies(rule)).whole:
         return None
     return "did not match: " + ("; ".join(m.message for m in rewritten.record.near_misses) or "no operator fits")

@@ -46,6 +46,7 @@ class FakeFailure:
 class FakeCheck:
     failures: list
     summary: str = "7 compared"
+    runs: int = 7
 
     @property
     def ok(self):
@@ -174,21 +175,35 @@ def test_explain(monkeypatch):
 def test_check(monkeypatch, tmp_path):
     asked = []
 
-    def check(rule, *, examples, seed):
-        asked.append((rule.name, examples, seed))
+    def check(rule, *, examples, seed, device):
+        asked.append((rule.name, examples, seed, device))
         return FakeCheck([] if rule.name == "sdpa" else [FakeFailure(rule)])
 
     monkeypatch.setattr(regraft, "check", check, raising=False)
     output = run("check", code=1).output
     assert "ok      sdpa    7 compared" in output and "FAILED  linear  7 compared" in output
     assert "counterexample: x = nan" in output
-    assert output.endswith("1 passed, 1 failed\n") and asked == [("sdpa", 50, 0), ("linear", 50, 0)]
+    assert output.endswith("1 passed, 1 failed\n") and asked == [("sdpa", 50, 0, "cpu"), ("linear", 50, 0, "cpu")]
     assert "1 passed, 0 failed" in run("check", "attention", "--examples", "7", "--seed", "3").output
-    assert asked[-1] == ("sdpa", 7, 3)
+    assert asked[-1] == ("sdpa", 7, 3, "cpu")
 
     for file in ("linear_kernel.py", "linear_kernel_1.py"):
         assert file in run("check", "--save", "found", code=1).output
         assert (tmp_path / "found" / file).read_text() == "print('a counterexample')"
+
+
+def test_check_on_a_gpu(monkeypatch):
+    """A rule that is not for the device has failed at nothing, and proven nothing."""
+    results = {"sdpa": FakeCheck([]), "linear": FakeCheck([], runs=0)}
+    monkeypatch.setattr(regraft, "check", lambda rule, device, **_: results[rule.name], raising=False)
+    output = run("check", "--device", "cuda").output
+    assert "unused  linear" in output and output.endswith("1 passed, 0 failed, 1 not for cuda\n")
+
+
+def test_check_where_there_is_no_gpu():
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert "not on 'cuda'" in run("check", "sdpa", "--device", "cuda", code=2).output
 
 
 def test_check_without_hypothesis(monkeypatch):

@@ -92,3 +92,28 @@ def test_a_kernel_that_does_not_compile_is_an_error(monkeypatch):
     monkeypatch.setattr(cpp, "build", refuse)
     (outcome,) = check([sampled(torch.exp, torch.randn(4))])
     assert outcome.outcome == "error" and "CompileFailed" in outcome.message
+
+
+def test_kernels_of_gpus_are_interpreted():
+    known = operators()
+    every = [c for n in ("cumsum", "scatter_add") for c in cases(known[n], 1, hows=["plain"], device="interpreter")]
+    outcomes = check(every)
+    assert {o.outcome for o in outcomes} == {"ok"} and sum(o.kernels for o in outcomes) >= len(outcomes)
+
+
+@pytest.mark.parametrize(("calls", "how"), [(1, "skipped"), (5, "crash")])
+def test_a_device_that_is_lost_ends_the_check(monkeypatch, calls, how):
+    """Whatever runs after it would fail as well: eager's fault where no kernel has run yet, else ours."""
+    every = [sampled(torch.exp, torch.randn(4)) for _ in range(4)]
+    for case in every:
+        case.device = "cuda"
+    left = iter(range(calls))
+
+    def synchronize(device):
+        if next(left, None) is None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    outcomes = check(every)
+    assert outcomes[-1].outcome == how and "illegal memory access" in outcomes[-1].message
+    assert len(outcomes) == (1 if how == "skipped" else 2)

@@ -111,6 +111,14 @@ def wrong_kernels(staged_program):
     return {k.name: spoiled(k, run) for k, run in zip(kernels, build(kernels), strict=True)}
 
 
+def test_kernels_of_gpus_agree_by_their_interpreter():
+    pytest.importorskip("triton")
+    counts = Counter()
+    failures = check_batch({n: (draw(random.Random(n)), n % 3 == 0) for n in range(900, 915)}, counts, "interpreter")
+    assert not failures, failures[0]
+    assert counts["agree"] > 10 and counts["kernels"] > 10
+
+
 def test_a_wrong_kernel_is_seen():
     found = staged(program([given(3, 4)], [("plain", [0], 3)], (1,), exact=True))
     assert check_schedule_by_interpreter(found)
@@ -121,7 +129,7 @@ def test_a_wrong_kernel_is_seen():
 def test_failing_programs_shrink(monkeypatch):
     import support.fuzzing as fuzzing
 
-    def bad_cumsum(programs, counts):
+    def bad_cumsum(programs, counts, device):
         return [
             fuzzing.Failure(n, p, d, "code", "scanned is wrong")
             for n, (p, d) in programs.items()

@@ -22,7 +22,7 @@ from torch import fx
 from regraft.compiler.check.case import Case
 from regraft.compiler.check.compare import compare
 from regraft.compiler.check.drawn import Drawn
-from regraft.compiler.check.operands import LAYOUTS, Look, differentiable, dim_names, make, tensors
+from regraft.compiler.check.operands import LAYOUTS, Look, differentiable, dim_names, make, placed, tensors
 from regraft.compiler.normal import FORMS
 from regraft.compiler.torch_compat import capture_function
 from regraft.patterns import default_rules
@@ -179,8 +179,8 @@ def _surroundings(values: Sequence[Any], source: random.Random) -> list[Tensor]:
 # -- drawing
 
 
-def draw(seed: int, rules: Sequence[Rule] | None = None) -> Planting:
-    """The planting of a seed, its rules among these (by default all)."""
+def draw(seed: int, rules: Sequence[Rule] | None = None, device: str = "cpu") -> Planting:
+    """The planting of a seed, its rules among these (by default all), its operands on a device."""
     source = random.Random(seed)
     chosen = list(default_rules() if rules is None else rules)
     kind = source.choice(("planted", "planted", "almost", "almost", "refused"))
@@ -193,7 +193,7 @@ def draw(seed: int, rules: Sequence[Rule] | None = None) -> Planting:
     plants, operands = list[Plant](), list[Tensor]()
     for _ in range(1 if kind == "refused" else source.randint(1, 3)):
         rule = source.choice([r for r in chosen if _usable(r, kind)] or chosen)
-        sample = source.choice(_usable(rule, kind) or _usable(rule, "planted"))
+        sample = placed(source.choice(_usable(rule, kind) or _usable(rule, "planted")), device)
         sizes = tuple((n, _size(source, sample.sizes[n], kind)) for n in dim_names(sample))
         plants.append(Plant(rule, sample, sizes, len(operands)))
         trained = training and rule.stage == "forward"
@@ -203,7 +203,7 @@ def draw(seed: int, rules: Sequence[Rule] | None = None) -> Planting:
 
 
 def _usable(rule: Rule, kind: str) -> list[Sample]:
-    """The samples of a kind that a CPU runs."""
+    """The samples of a kind that run."""
     fits = [s for s in rule.samples if bool(s.refused) == (kind == "refused")]
     return [s for s in fits if all(t.device == "cpu" for t in tensors(s).values())]
 

@@ -279,10 +279,12 @@ def triangle(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
 def created(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     x = ranked(x)
     ways = (
-        lambda: torch.arange(x.shape[-1]) + numeric(x), lambda: torch.full_like(x, 1), lambda: torch.zeros_like(x),
-        lambda: torch.arange(x.shape[0]), lambda: x.new_ones(x.shape[-1:]),
-        lambda: torch.eye(x.shape[0], x.shape[-1])[:100],
-        lambda: torch.linspace(0, 4, 5).to(x.dtype), lambda: torch.arange(5, -5, -2),
+        lambda: torch.arange(x.shape[-1], device=x.device) + numeric(x),
+        lambda: torch.full_like(x, 1), lambda: torch.zeros_like(x), lambda: torch.arange(x.shape[0], device=x.device),
+        lambda: x.new_ones(x.shape[-1:]),
+        lambda: torch.eye(x.shape[0], x.shape[-1], device=x.device)[:100],
+        lambda: torch.linspace(0, 4, 5, device=x.device).to(x.dtype),
+        lambda: torch.arange(5, -5, -2, device=x.device),
     )  # fmt: skip
     return pick(ways, n)()
 
@@ -393,7 +395,8 @@ def scattered(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
         lambda: x.index_add(d, some, part), lambda: x.index_fill(d, some, 1),
         lambda: x.index_put((indices(some, x.shape[0]),), source[:1], accumulate=True),
         lambda: x.scatter_add(d, at.narrow(d, 0, 1), source), lambda: x.index_put((x > 0,), x.new_ones(())),
-        lambda: x.scatter_reduce(d, at, source.sign(), "prod"), lambda: x.index_copy(d, torch.arange(size), source),
+        lambda: x.scatter_reduce(d, at, source.sign(), "prod"),
+        lambda: x.index_copy(d, torch.arange(size, device=x.device), source),
         lambda: x.put(some, part.reshape(-1)[: some.numel()], accumulate=True),
     )  # fmt: skip
     return pick(ways, n)()
@@ -462,7 +465,8 @@ def lost(x: Tensor, y: Tensor, z: Tensor, n: int) -> Tensor:
     y, reduction = real(alike(y, x)), pick(("mean", "sum", "none"), n)
     if not x.numel():
         return x
-    classes = indices(z.reshape(-1)[:1], x.shape[1]).expand(x.shape[0]) if z.numel() else torch.zeros(x.shape[0]).long()
+    first = z.reshape(-1)[:1] if z.numel() else x.new_zeros(1)
+    classes = indices(first, x.shape[1]).expand(x.shape[0])
     ways = (
         lambda: F.mse_loss(x, y, reduction=reduction), lambda: F.smooth_l1_loss(x, y, reduction=reduction),
         lambda: F.cross_entropy(x, classes, reduction=reduction), lambda: F.l1_loss(x, y, reduction=reduction),

@@ -40,13 +40,18 @@ class Step:
 
 @dataclass(frozen=True)
 class RandomProgram:
-    """Inputs, steps and the values that come out; `exact` ones give the same bits in any order of evaluation."""
+    """Inputs, steps and the values that come out; `exact` ones give the same bits in any order of evaluation.
+
+    Args:
+        device: where the inputs are made; their values are the same everywhere.
+    """
 
     given: tuple[Given, ...]
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     seed: int
     exact: bool
+    device: str = "cpu"
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run on tensors."""
@@ -66,7 +71,7 @@ class RandomProgram:
     def inputs(self) -> list[Tensor]:
         """Its inputs, in memory of their own."""
         generator = torch.Generator().manual_seed(self.seed)
-        return [_tensor(given, generator) for given in self.given]
+        return [_tensor(given, generator, self.device) for given in self.given]
 
     def __str__(self) -> str:
         lines = [f"v{k} = {_text(given)}" for k, given in enumerate(self.given)]
@@ -141,8 +146,8 @@ def _given(source: random.Random, exact: bool) -> Given:
     return Given(sizes, source.choice(DTYPES), source.choice(LAYOUTS), fill)
 
 
-def _tensor(given: Given, generator: torch.Generator) -> Tensor:
-    made = _filled(_shape_of_memory(given), given, generator)
+def _tensor(given: Given, generator: torch.Generator, device: str) -> Tensor:
+    made = _filled(_shape_of_memory(given), given, generator).to(device)
     if given.layout == "transposed" and made.dim() > 1:
         return made.transpose(0, -1)
     if given.layout == "stepped" and made.dim():

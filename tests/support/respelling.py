@@ -177,7 +177,7 @@ def _returned(self: Almost, x: Tensor) -> Tensor:
 
 
 def _varying(self: Almost, x: Tensor) -> Tensor:
-    return x * torch.arange(1, x.shape[-1] + 1, dtype=x.dtype) if x.dim() and _floats(x) else x
+    return x * torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device) if x.dim() and _floats(x) else x
 
 
 def _whole(self: Almost, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.ir.printer import kernel_text, program_text
 from regraft.compiler.ir.verify import verify_kernel, verify_program
 from regraft.compiler.lowering import Lowered, lower
-from regraft.compiler.schedule import Schedule, check_schedule, overwrites, schedule
+from regraft.compiler.schedule import CPU, Schedule, Target, check_schedule, overwrites, schedule
 from regraft.compiler.wrapper import generate
 
 from .lowering import run as interpret
@@ -56,8 +56,8 @@ class Wrong(Exception):
         self.stage, self.message = stage, message
 
 
-def staged(program: RandomProgram, *, dynamic: bool = False) -> Staged | None:
-    """Lower and schedule a program; None where eager refuses it.
+def staged(program: RandomProgram, *, dynamic: bool = False, target: Target = CPU) -> Staged | None:
+    """Lower and schedule a program for a target; None where eager refuses it.
 
     Raises:
         Wrong: a stage fails, or a checker objects.
@@ -73,7 +73,7 @@ def staged(program: RandomProgram, *, dynamic: bool = False) -> Staged | None:
     _sound("lowering", [kept.message for kept in made.kept if kept.code == "failed"])
     # That an index stays in range cannot always be proven of symbolic sizes.
     _sound("lowering", [f for f in verify_program(made.program) if not (dynamic and f.code == "range")])
-    plan = _tried("schedule", lambda: schedule(made.program))
+    plan = _tried("schedule", lambda: schedule(made.program, target=target))
     _sound("schedule", [f for k in plan.kernels for f in verify_kernel(k) if not (dynamic and f.code == "range")])
     _sound("schedule", check_schedule(made.program, plan))
     return Staged(program, dynamic, expected, module, made, plan)
@@ -227,7 +227,7 @@ def _shake(inputs: Sequence[torch.Tensor], generator: torch.Generator) -> None:
     for tensor in inputs:
         if tensor.dtype.is_floating_point and 0 not in tensor.stride():
             noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * torch.finfo(tensor.dtype).eps
-            tensor.copy_(tensor * (1 + noise))
+            tensor.copy_(tensor * (1 + noise.to(tensor.device)))
 
 
 def _results(program: RandomProgram, inputs: list[torch.Tensor]) -> list[list[Any]]:

@@ -2,6 +2,7 @@
 
 interpreted_agrees(lambda x: x.relu(), torch.randn(3, 4))      every kernel interpreted, results are eager's
 compile_for(kernel_source(kernel), 90)                         machine code for Hopper
+compiles(kernel_source(kernel))                                the same for every GPU that is promised
 """
 
 from __future__ import annotations
@@ -24,9 +25,18 @@ from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.kernel_call import evaluate
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, Target, schedule
-from regraft.compiler.triton import KernelSource, Launch, kernel_source
+from regraft.compiler.triton import (
+    KernelSource,
+    Launch,
+    UnsupportedDtypeError,
+    UnsupportedStoreError,
+    kernel_source,
+)
 
 from .lowering import Replay, compare, fresh, trace
+
+# By capability: bytes of shared memory that a program may have.
+SHARED = {90: 227 << 10, 80: 163 << 10}
 
 
 class _Interpreter:
@@ -71,6 +81,26 @@ def interpret(
     return source
 
 
+def interpreted(kernel: Kernel) -> Callable[..., None]:
+    """A kernel as what the code generator calls: tensors in the order of its params, then sizes."""
+    names = [param.buffer.name for param in kernel.params]
+
+    def run(*args: Any) -> None:
+        sizes = {size.name: n for size, n in zip(kernel.sizes, args[len(names) :], strict=True)}
+        interpret(kernel, dict(zip(names, args, strict=False)), sizes)
+
+    return run
+
+
+def unsupported(kernel: Kernel) -> str:
+    """Why a kernel has no Triton; empty where it has."""
+    try:
+        kernel_source(kernel)
+    except (UnsupportedDtypeError, UnsupportedStoreError) as error:
+        return str(error)
+    return ""
+
+
 def run_interpreted(
     kernel: Kernel,
     tensors: Mapping[str, Any],
@@ -84,6 +114,17 @@ def run_interpreted(
             given[param.buffer.name] = allocate(param.buffer, sizes or {})
     interpret(kernel, given, sizes or {}, plans)
     return given
+
+
+def device_lost(device: str) -> str:
+    """What a GPU has failed with, so that nothing runs on it any more in this process; empty where it has not."""
+    if device != "cuda":
+        return ""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+    return ""
 
 
 def _flat(tensor: Any) -> Any:
@@ -147,5 +188,12 @@ def compile_for(source: KernelSource, capability: int, *, aligned: bool = False)
             attributes = {(k,): [["tt.divisibility", 16]] for k in pointers}
             ast = ASTSource(getattr(module, launch.name), launch.signature, attrs=attributes)
             options = {"num_warps": launch.warps, "enable_fp_fusion": False}
-            made.append(triton.compile(ast, target=GPUTarget("cuda", capability, 32), options=options).asm["ptx"])
+            compiled = triton.compile(ast, target=GPUTarget("cuda", capability, 32), options=options)
+            assert compiled.metadata.shared <= SHARED[capability], (launch.name, compiled.metadata.shared)
+            made.append(compiled.asm["ptx"])
     return made
+
+
+def compiles(source: KernelSource) -> bool:
+    """Whether every launch has machine code, for Hopper and for Ampere."""
+    return all(all(compile_for(source, capability)) for capability in SHARED)

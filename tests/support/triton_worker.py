@@ -6,6 +6,7 @@ worker  -> the tensors after all launches, or the traceback
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import pickle
@@ -29,6 +30,7 @@ _SPECIAL = {
     "atan2": torch.atan2, "hypot": torch.hypot,
     "copysign": torch.copysign, "nextafter": torch.nextafter, "erf": torch.erf, "erfc": torch.erfc,
     "erfinv": torch.erfinv, "lgamma": torch.lgamma, "rsqrt": lambda x: 1 / torch.sqrt(x),
+    "fast_dividef": torch.div,
 }  # fmt: skip
 _PLAIN = (
     "floor ceil trunc exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh"
@@ -66,6 +68,17 @@ def _patch() -> None:
         return dot(self, _widened(a), _widened(b), *rest)
 
     interpreter.InterpreterBuilder.create_dot = multiply
+    combine = interpreter.InterpreterBuilder.create_atomic_rmw
+
+    def combine_halves(self, operation, pointers, values, mask, *rest):
+        """Sums in bfloat16; the interpreter has none."""
+        if values.dtype.scalar != tl.bfloat16:
+            return combine(self, operation, pointers, values, mask, *rest)
+        lanes = zip(pointers.data.flat, values.data.flat, mask.data.flat, strict=True)
+        before = [_added(int(at), int(bits)) if inside else 0 for at, bits, inside in lanes]
+        return interpreter.TensorHandle(np.array(before, np.uint16).reshape(values.data.shape), tl.bfloat16)
+
+    interpreter.InterpreterBuilder.create_atomic_rmw = combine_halves
     patch_tensor = interpreter._patch_lang_tensor
 
     def patched_tensor(tensor, scope):
@@ -81,6 +94,15 @@ def _widened(x):
         return x
     wide = torch.from_numpy(np.array(x.data).view(np.int16)).view(torch.bfloat16).float()
     return interpreter.TensorHandle(wide.numpy(), tl.float32)
+
+
+def _added(at, bits):
+    """Add to the bfloat16 at an address; what was there."""
+    cell = ctypes.c_uint16.from_address(at)
+    before = cell.value
+    total = torch.tensor([before << 16, bits << 16], dtype=torch.int64).to(torch.int32).view(torch.float32).sum()
+    cell.value = total.to(torch.bfloat16).view(torch.int16).item() & 0xFFFF
+    return before
 
 
 def _run(source, calls):

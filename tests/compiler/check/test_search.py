@@ -13,7 +13,7 @@ from regraft.compiler.check import check
 from regraft.compiler.check.case import Case
 from regraft.compiler.check.compare import compare
 from regraft.compiler.check.drawn import Drawn
-from regraft.compiler.check.operands import Look
+from regraft.compiler.check.operands import Look, placed
 
 SAMPLES = [Sample(x=T("B N"), y=T("B N"))]
 
@@ -218,3 +218,16 @@ def test_one_rounding_of_an_operand_is_nobodys_error():
 
     assert problem("exp_rounded", lambda x: torch.exp((x.double() * rounded).to(x.dtype))) is None
     assert "is off" in str(problem("exp_off", lambda x: torch.exp(x * 1.0001)))
+
+
+def test_devices_that_are_not_there_are_refused():
+    for device in ("cuda",) * (not torch.cuda.is_available()) + ("meta", "tpu"):
+        with pytest.raises(ValueError, match=f"not on '{device}'"):
+            check(declare("check_right_elsewhere", right), device=device)
+
+
+def test_samples_move_but_those_of_unknown_devices():
+    sample = Sample(x=T("B N"), y=T("B", device="meta"), scale=2.0, sizes={"B": 4}, refused="some-code")
+    moved = placed(sample, "cuda")
+    assert (moved.operands["x"].device, moved.operands["y"].device, moved.operands["scale"]) == ("cuda", "meta", 2.0)
+    assert (moved.sizes, moved.refused) == (sample.sizes, "some-code")
