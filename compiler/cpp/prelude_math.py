@@ -307,6 +307,12 @@ COMPOSED = r"""
 template <class X> INLINE X op_rsqrt(X a) { return 1 / op_sqrt(a); }
 template <class X> INLINE X op_reciprocal(X a) { return 1 / a; }
 template <class X> INLINE X op_sigmoid(X a) { return 1 / (1 + op_exp(-a)); }
+template <class X> INLINE X op_normal_cdf(X a) {
+  return (op_erf(a * like(a, 0.70710678118654752440)) + like(a, 1)) * like(a, 0.5);
+}
+template <class X> INLINE X op_normal_pdf(X a) {
+  return op_exp(a * a * like(a, -0.5)) * like(a, 0.39894228040143267794);
+}
 template <class X> INLINE X scale(X x, X top) { return sel(op_eq(x, like(x, -__builtin_inf())), X{}, op_exp(x - top)); }
 template <class X, class I> INLINE void co_argmax(X& x, I& i, X y, I j) {
   const auto lost = op_ne(x, x);

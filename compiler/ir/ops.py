@@ -7,6 +7,7 @@ dtype (`where` and the amount of a shift apart); casts are explicit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -46,6 +47,14 @@ def _philox_word(word: int) -> Callable[..., torch.Tensor]:
     return lambda seed, offset: philox(*torch.broadcast_tensors(seed, offset))[word]
 
 
+def _normal_cdf(x: torch.Tensor) -> torch.Tensor:
+    return (1 + torch.erf(x * math.sqrt(0.5))) * 0.5
+
+
+def _normal_pdf(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x * x * -0.5) * math.sqrt(0.5 / math.pi)
+
+
 def _unary(names: str, **more: Any) -> dict[str, OpInfo]:
     return {name: OpInfo(1, "same", getattr(torch, name), **more) for name in names.split()}
 
@@ -78,6 +87,9 @@ OPS: dict[str, OpInfo] = {
     **_unary("floor ceil trunc round", floating=True),  # round: half to even
     **_unary("exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan", floating=True, costly=True),
     **_unary("sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid", floating=True, costly=True),
+    # The standard normal distribution: what part of it lies below, and its density; as eager's GELU has them.
+    "normal_cdf": OpInfo(1, "same", _normal_cdf, floating=True, costly=True),
+    "normal_pdf": OpInfo(1, "same", _normal_pdf, floating=True, costly=True),
     # Choice. `maximum` and `minimum` give NaN where either operand is NaN; of 0.0 and -0.0 either one, as in eager.
     "maximum": OpInfo(2, "same", torch.maximum),
     "minimum": OpInfo(2, "same", torch.minimum),

@@ -109,12 +109,13 @@ def _selu(low: Lowering, x: Tensor) -> Tensor:
 @lowers("aten.gelu")
 def _gelu(low: Lowering, x: Tensor, *, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
-        return elementwise(low, [x], lambda a: times(times(0.5, a), plus(1, op("tanh", _cubic(a)))))
-    return elementwise(low, [x], lambda a: times(times(a, 0.5), plus(1, op("erf", times(a, math.sqrt(0.5))))))
+        return elementwise(low, [x], lambda a: times(a, _sigmoid(_gelu_exponent(a))))
+    return elementwise(low, [x], lambda a: times(a, op("normal_cdf", a)))
 
 
-def _cubic(a: Value) -> Value:
-    return times(BETA, plus(a, times(KAPPA, times(times(a, a), a))))
+def _gelu_exponent(a: Value) -> Value:
+    """Twice what eager takes the tanh of: (1 + tanh(u)) / 2 is sigmoid(2 u), in which nothing cancels."""
+    return times(2 * BETA, plus(a, times(KAPPA, times(times(a, a), a))))
 
 
 @lowers("aten.gelu_backward")
@@ -124,16 +125,18 @@ def _gelu_backward(low: Lowering, g: Tensor, x: Tensor, *, approximate: str = "n
 
 
 def _gelu_slope(a: Value) -> Value:
-    cdf = times(0.5, plus(1, op("erf", times(a, math.sqrt(0.5)))))
-    density = times(math.sqrt(0.5 / math.pi), op("exp", times(square(a), -0.5)))
-    return plus(cdf, times(a, density))
+    return plus(op("normal_cdf", a), times(a, op("normal_pdf", a)))
 
 
 def _gelu_tanh_slope(a: Value) -> Value:
-    bent = op("tanh", _cubic(a))
-    left, right = times(0.5, a), plus(1, bent)
-    inner = times(BETA, plus(1, times(3 * KAPPA, square(a))))
-    return plus(times(0.5, right), times(times(left, minus(1, square(bent))), inner))
+    """By s + x s (1 - s) times the slope of the exponent; s and 1 - s come from the smaller power, neither from 1."""
+    exponent = _gelu_exponent(a)
+    size = op("abs", exponent)
+    larger = _sigmoid(size)
+    smaller = times(op("exp", negated(size)), larger)
+    share = where(op("gt", exponent, 0), larger, smaller)
+    inner = times(2 * BETA, plus(1, times(3 * KAPPA, square(a))))
+    return plus(share, times(times(a, times(smaller, larger)), inner))
 
 
 @lowers("aten.silu")

@@ -339,11 +339,13 @@ def _batch_gradients(
     dtype, normal = compute_dtype(x.dtype), _centered(x, rows, mean, rstd.at)
     dw = total(low, rows.columns, lambda i: times(cast(dy.at(i), dtype), normal(i)), dtype, output=1)
     db = total(low, rows.columns, lambda i: cast(dy.at(i), dtype), dtype, output=2)
-    count = size_value(rows.space.count, dtype)
+    count = rows.space.count
+    share = const(1 / count, dtype) if isinstance(count, int) and count else None  # as eager: no element divides
 
     def compute(i: Indices) -> Value:
         row = rows.row(i)
-        drift = over(plus(db.at(row), times(normal(i), dw.at(row))), count)
+        whole = plus(db.at(row), times(normal(i), dw.at(row)))
+        drift = over(whole, size_value(count, dtype)) if share is None else times(whole, share)
         return times(minus(cast(dy.at(i), dtype), drift), _scaled(cast(rstd.at(row), dtype), row, weight))
 
     return (

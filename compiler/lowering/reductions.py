@@ -208,16 +208,30 @@ def argmin(low: Lowering, x: Tensor, dim: int | None = None, keepdim: bool = Fal
 def moments(low: Lowering, x: Tensor, of: Space, finish: Finish) -> tuple[Tensor, ...]:
     """The mean, and what `finish` makes of the sum of squared deviations, in the dtype computed in.
 
-    Two passes where a row stays in cache (as accurate, and each pass vectorizes), one pass (Welford) elsewhere.
+    Two passes where a row stays in cache (as accurate, and each pass vectorizes), one pass (Welford) elsewhere: of long
+    rows, and on GPUs of those that lie scattered, as a channel's elements, since there several programs share a row.
     """
     dtype = compute_dtype(x.dtype)
     made = len(finish(size_value(of.count, dtype)))
-    if not of.cached:
+    if not of.cached or (low.device.type == "cuda" and _is_scattered(x, of)):
         return fold(low, of, "welford", x.at, lambda _, m, m2, n: (m, *finish(m2)), *[dtype] * (1 + made))
     center = average(low, of, x.at, dtype)
     deviation = lambda i: minus(x.at(i), center.at(of.result(i)))  # noqa: E731
     spread = fold(low, of, "sum", lambda i: square(deviation(i)), lambda _, m2: finish(m2), *[dtype] * made)
     return center, *spread
+
+
+def _is_scattered(x: Tensor, of: Space) -> bool:
+    """Whether the elements of a row are known not to lie side by side in memory."""
+    sizes, strides = x.buffer.sizes, x.buffer.strides
+    if not x.is_whole or not all(isinstance(n, int) for n in (*sizes, *strides)):
+        return False
+    expected = 1
+    for stride, size in sorted((strides[d], sizes[d]) for d in of.dims if sizes[d] != 1):
+        if stride != expected:
+            return True
+        expected *= size
+    return False
 
 
 def _variance(of: Space, correction: float | None, root: bool) -> Finish:

@@ -4,14 +4,17 @@ Shares nothing with the scheduler but the IR. Two questions, each with typed fin
 
     between statements   every buffer has versions, one more with each store. What a store is computed from, through all
                          scratch, must be versions that the program's definition sees, itself or through what needs
-                         no memory here, or through partial results, buffers that the program does not have (this file)
+                         no memory here, or through partial results, buffers that the program does not have (this file).
+                         One store may fill a buffer that the program fills part by part
     within loops         the element that is read was written in the same iteration of all shared loops, and parallel
                          iterations touch no element in common (`check_loops`)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ir.index import Loaded, atoms
@@ -70,6 +73,15 @@ class _Expected:
         """Names of the calls that must run."""
         return [item.name for k, item in enumerate(self._items) if isinstance(item, Extern) and k in self._needed]
 
+    def fills(self, name: str) -> bool:
+        """Whether several definitions one after the other, and nothing between them, make a buffer part by part."""
+        places = self.stores.get(name, [])
+        between = [self._items[place] for place in range(places[0], places[-1] + 1)] if places else []
+        if len(places) < 2 or any(isinstance(item, Extern) for item in between):
+            return False
+        stores = [s for item in between for s in item.stores if s.buffer == name]  # type: ignore[union-attr]
+        return all(s.mode is None for s in stores) and not any(name in _reads(item) for item in between)
+
     def version(self, name: str, place: int) -> int:
         """How many stores to a buffer come before an item."""
         return sum(at < place for at in self.stores.get(name, ()))
@@ -91,6 +103,19 @@ class _Expected:
                         found |= self.seen(at, within, known)
             known[place] = found
         return known[place]
+
+
+def _assigns(body: Sequence[Statement]) -> Iterator[Assign]:
+    for statement in body:
+        if isinstance(statement, Assign):
+            yield statement
+        elif isinstance(statement, (Loop, Fold)):
+            yield from _assigns(statement.body)
+
+
+def _elements(sizes: Sequence[Any]) -> int | None:
+    """How many there are; None where that depends on symbols."""
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
 def _writes(item: Any) -> list[str]:
@@ -117,6 +142,8 @@ class _Versions:
         self._mine: set[int] = set()  # the program's items whose stores the kernel has done
         self._known: dict[int, frozenset[Version]] = {}
         self._found: list[Finding] = []
+        kernels = [step for step in schedule.steps if isinstance(step, Kernel)]
+        self._statements = Counter(s.store.buffer for kernel in kernels for s in _assigns(kernel.body))
 
     def run(self) -> list[Finding]:
         for step in self._schedule.steps:
@@ -151,19 +178,31 @@ class _Versions:
             return None
         return stores[at]
 
-    def _body(self, kernel: Kernel, body: Sequence[Statement]) -> None:
+    def _parts(self, kernel: Kernel, store: Store, around: Sequence[Loop]) -> list[int]:
+        """The program's items that a store makes: one, or all that fill a buffer where one store does."""
+        name, where = store.buffer, kernel.name
+        places = self._expected.stores.get(name, [])
+        if self._statements[name] > 1 or not self._expected.fills(name):
+            place = self._stored(where, name)
+            return [] if place is None else [place]
+        elements, iterations = _elements(self._program.buffers[name].sizes), _elements([s.var.extent for s in around])
+        if None not in (elements, iterations) and iterations != elements:
+            self._note("missing", where, f"{iterations} elements of {name} are stored, not {elements}")
+        return [place for _ in places if (place := self._stored(where, name)) is not None]
+
+    def _body(self, kernel: Kernel, body: Sequence[Statement], around: tuple[Loop, ...] = ()) -> None:
         for statement in body:
             if isinstance(statement, (Loop, Fold)):
-                self._body(kernel, statement.body)
+                self._body(kernel, statement.body, (*around, *([statement] if isinstance(statement, Loop) else ())))
             elif isinstance(statement, Update):
                 name = statement.reduction.name
                 self._local[name] = self._local.get(name, frozenset()) | self._sources(
                     kernel, _inputs(statement.reduction.values)
                 )
             else:
-                self._assign(kernel, statement)
+                self._assign(kernel, statement, around)
 
-    def _assign(self, kernel: Kernel, statement: Assign) -> None:
+    def _assign(self, kernel: Kernel, statement: Assign, around: Sequence[Loop]) -> None:
         store = statement.store
         sources = self._sources(kernel, _inputs([store.value], store))
         if store.buffer in self._scratch:
@@ -173,12 +212,15 @@ class _Versions:
             before, mine = self._partial.get(store.buffer, (frozenset(), frozenset()))
             self._partial[store.buffer] = before | sources, mine | self._mine
             return
-        place = self._stored(kernel.name, store.buffer)
-        if place is None:
+        places = self._parts(kernel, store, around)
+        seen = [self._expected.seen(place, self._within, self._known) for place in places]
+        if not seen:
             return
-        for name, version in sorted(sources - self._expected.seen(place, self._within, self._known)):
+        for name, version in sorted(sources - frozenset[Version]().union(*seen)):
             self._note("stale-read", kernel.name, f"{store.buffer} is made from {name} after {version} stores")
-        self._mine.add(place)
+        if len(seen) > 1 and any(part and not part & sources for part in seen):
+            self._note("missing", kernel.name, f"{store.buffer} is made without one of its parts")
+        self._mine.update(places)
         self._known = {}
 
     def _within(self, name: str, place: int) -> bool:

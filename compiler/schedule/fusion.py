@@ -12,14 +12,16 @@ from itertools import count
 
 from ..ir.program import Buffer, Extern, Item
 from .dependences import Effects, effects, order_of
-from .legality import Fusion, Refusal, fusion_of, makes_serial, walks_across
+from .inlining import cost_of
+from .legality import Fusion, Refusal, fusion_of, makes_serial, maps_in_columns, walks_across
 from .log import FusionLog
-from .members import Axes, Group, members_of
-from .profit import bytes_of, score_fusion, touched, written
+from .members import Axes, Group, Member, extent_of, members_of
+from .profit import bytes_of, guess, score_fusion, touched, written
 from .target import CPU, Target
 
 _ROUNDS = 24
 _LAUNCH = 1 << 20  # bytes that are moved in the time of a launch, about
+_BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial"})  # refusals for the loops that would be shared
 _NEAREST = 6  # groups after one that are tried with it, for each buffer
 
 Step = Group | Extern
@@ -50,7 +52,8 @@ class Fuser:
         self._before: dict[int, set[int]] = {}
         self._after: dict[int, set[int]] = {}
         self._above: dict[int, int] = {}  # the steps before each, as bits
-        self._refused: set[tuple[int, int]] = set()
+        self._refused: dict[tuple[int, int], str] = {}
+        self._in_columns = False
         self._start(items)
 
     def _start(self, items: Sequence[Item]) -> None:
@@ -75,15 +78,24 @@ class Fuser:
         return Group(members, members[-1].outer, key)
 
     def run(self, rounds: int | None = None) -> list[Step]:
-        """Fuse to a fixpoint.
+        """Fuse to a fixpoint, then once more with what may go into folds of columns and found nothing better.
 
         Returns:
             groups and calls in an order that respects all dependences, near that of the program.
         """
-        for number in range(_ROUNDS if rounds is None else rounds):
+        left = iter(range(_ROUNDS if rounds is None else rounds))
+        self._in_columns = False
+        self._rounds(left)
+        if self._target.lanes > 1:
+            self._in_columns = True
+            self._refused = {pair: code for pair, code in self._refused.items() if code not in _BY_LOOPS}
+            self._rounds(left)
+        return [self._steps[key] for key in self._ordered()]
+
+    def _rounds(self, numbers: Iterator[int]) -> None:
+        for number in numbers:
             if not self._round(number):
                 break
-        return [self._steps[key] for key in self._ordered()]
 
     def _round(self, number: int) -> bool:
         gone: set[int] = set()
@@ -93,7 +105,7 @@ class Fuser:
             found = self._try(a, b, score)
             self.log.candidate(number, self._steps[a], self._steps[b], score, found)
             if isinstance(found, Refusal):
-                self._refused.add((a, b))
+                self._refused[a, b] = found.code
             else:
                 self._merge(a, b, found)
                 gone |= {a, b}
@@ -128,7 +140,7 @@ class Fuser:
         if len({self._buffers[name].device for name in writes}) > 1:
             return Refusal("device")
         telling = sorted(shared, key=lambda n: (n not in writes, -self._weights[n], n))
-        found = fusion_of(one, other, telling, self.axes, self._target)
+        found = fusion_of(one, other, telling, self.axes, self._target, in_columns=self._in_columns)
         slow = self._slow(found, one, other, score) if isinstance(found, Fusion) else ""
         return Refusal(slow, tuple(telling[:1])) if slow else found
 
@@ -139,7 +151,16 @@ class Fuser:
             return ""
         if makes_serial(found, one, other) and score * self._target.serial < traffic:
             return "serial"
+        if any(self._computes_long(m) for m in maps_in_columns(found)):
+            return "compute"
         return "across" if walks_across(found) else ""
+
+    def _computes_long(self, member: Member) -> bool:
+        """Whether computing a map takes more than a quarter of the time that moving its operands and results takes."""
+        definition = member.definition
+        work = sum(cost_of(store.value, definition.loops, self._buffers).work for store in definition.stores)
+        moved = sum(self._weights[name] for name in member.touched)
+        return 4 * work * guess(extent_of(member.outer)) > self._target.operations * moved
 
     def _between(self, a: int, b: int) -> bool:
         """Whether a path leads from `a` to `b` through something else."""

@@ -10,6 +10,7 @@ dear, it goes to several such readers, if computing it for each takes less time 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from ..ir.program import Buffer, Definition, Extern, Item
 from ..ir.simplify import Simplifier
 from ..ir.value import HALVES, Const, Guarded, Load, Op, Rewriter, Value, substitute, walk
 from .affine import variables_of
-from .dependences import effects, loads, roots, values_in
+from .dependences import effects, loads, order_of, roots, values_in
 from .flat import rewritten
 from .one_hot import without_one_hot
 from .target import CPU, Target
@@ -58,8 +59,8 @@ class Cost:
         return self.ops <= _CHEAP and self.loads <= 1 and not self.slow
 
 
-def cost_of(value: Value, loops: Sequence[Var]) -> Cost:
-    """The cost of a value of a nest over `loops`."""
+def cost_of(value: Value, loops: Sequence[Var], buffers: Mapping[str, Buffer]) -> Cost:
+    """The cost of a value of a nest over `loops`. What memory holds may be narrower than what it is computed with."""
     ops, full, slow, work, loaded = 0, 0, False, 0, 0
     for part in walk([value]):
         if isinstance(part, (Op, Guarded)):
@@ -67,7 +68,7 @@ def cost_of(value: Value, loops: Sequence[Var]) -> Cost:
             slow |= isinstance(part, Op) and (part.name in _SLOW or OPS[part.name].costly)
             work += _work(part)
         elif isinstance(part, Load) and _steps_all(part, loops):
-            full, loaded = full + 1, loaded + part.dtype.itemsize
+            full, loaded = full + 1, loaded + buffers[part.buffer].dtype.itemsize
     return Cost(ops, full, slow, work, loaded)
 
 
@@ -117,6 +118,7 @@ class _Inliner:
         self._nodes: dict[str, tuple[str, ...]] = {}
         self._loads: dict[int, Sequence[Load]] = {}
         self._sizes: dict[int, int] = {}
+        self._above: list[int] = []  # the items before each, as bits; found when first asked for
         self._done: dict[Load, Value] = {}
         # What is made may become scratch, which is not rounded.
         self._simplify = Simplifier({n: b.dtype for n, b in buffers.items() if b.kind != "made" and b.dtype in HALVES})
@@ -173,7 +175,7 @@ class _Inliner:
         sources = [v for v in walk([value]) if isinstance(v, Load)]
         if any(self._overwritten(item, sources, place, reader) for reader in readers):
             return "overwritten"
-        cost = cost_of(value, item.loops)
+        cost = cost_of(value, item.loops, self._buffers)
         if len(sources) > _MOST_LOADS or any(self._size(r) + cost.ops > _LARGEST for r in readers):
             return "large"
         if not self._affordable(name, value, cost, readers):
@@ -208,15 +210,56 @@ class _Inliner:
         sites = [(self._items[r], load) for r in readers for load in self._loads_of(r) if load.buffer == name]
         if cost.cheap or isinstance(value, Const):
             return True
-        if len(sites) != 1 and not self._cheaper_than_memory(name, cost, len(sites)):
+        if len(sites) != 1 and not self._cheaper_than_memory(name, cost, readers):
             return False
         return all(self._reads_each_once(name, reader, load) for reader, load in sites)
 
-    def _cheaper_than_memory(self, name: str, cost: Cost, readers: int) -> bool:
-        """Whether computing a value for each reader takes less time than writing it once and reading it each time."""
-        worth, size = self._target.operations, self._buffers[name].dtype.itemsize
-        again = readers - 1
-        return again * (cost.work + worth * cost.loaded) < worth * size * (1 + readers)
+    def _kernels(self, name: str, readers: list[int]) -> int:
+        """In how many places readers would compute it: alike ones that do not wait for each other become one kernel."""
+        if not self._target.operations:
+            return sum(load.buffer == name for r in readers for load in self._loads_of(r))
+        found: list[tuple[Any, list[int]]] = []
+        for reader in readers:
+            item = self._items[reader]
+            assert isinstance(item, Definition)
+            for load in self._loads_of(reader):
+                if load.buffer == name:
+                    self._join(found, (item.loops, item.reduced, item.scan, load.indices), reader)
+        return len(found)
+
+    def _join(self, found: list[tuple[Any, list[int]]], shape: Any, reader: int) -> None:
+        for other, together in found:
+            if other == shape and not any(self._waits(reader, earlier) for earlier in together):
+                together.append(reader)
+                return
+        found.append((shape, [reader]))
+
+    def _waits(self, item: int, other: int) -> bool:
+        """Whether one item needs what another, which comes before it, makes, directly or not."""
+        if not self._above:
+            for before in order_of(self._effects):
+                self._above.append(functools.reduce(lambda bits, at: bits | self._above[at] | 1 << at, before, 0))
+        return bool(self._above[item] >> other & 1)
+
+    def _cheaper_than_memory(self, name: str, cost: Cost, readers: list[int]) -> bool:
+        """Whether computing a value in each kernel takes less time than writing it once and reading it there.
+
+        A first reader that goes over the same elements in the same way computes what it stores, and reads nothing.
+        """
+        worth, size, kernels = self._target.operations, self._buffers[name].dtype.itemsize, self._kernels(name, readers)
+        kept = kernels + (not (readers and self._goes_along(name, readers[0])))
+        return (kernels - 1) * (cost.work + worth * cost.loaded) < worth * size * kept
+
+    def _goes_along(self, name: str, reader: int) -> bool:
+        """Whether a reader has the loops of what it reads, a fold that of neighbours in memory inside."""
+        item, buffer = self._items[reader], self._buffers[name]
+        assert isinstance(item, Definition)
+        load = next(load for load in self._loads_of(reader) if load.buffer == name)
+        variables = [None if size == 1 else _variable(i) for i, size in zip(load.indices, buffer.sizes, strict=True)]
+        if any(size != 1 and (v is None or v.extent != size) for v, size in zip(variables, buffer.sizes, strict=True)):
+            return False
+        inner = {v for v, stride in zip(variables, buffer.strides, strict=True) if stride == 1}
+        return not item.reductions or bool(inner & {*item.reduced})
 
     def _reads_each_once(self, name: str, reader: Item, load: Load) -> bool:
         assert isinstance(reader, Definition)

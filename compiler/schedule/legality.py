@@ -34,6 +34,7 @@ MESSAGES = {
     "parallelism": "the loops that they can share have too few iterations to keep threads busy",
     "serial": "several loops of one would no longer run side by side, and little memory traffic would be saved",
     "across": "a fold would compute results that lie side by side one after the other, walking across its operands",
+    "compute": "a fold of columns has few programs, which a map inside of it would keep computing for too long",
     "no-gain": "it would save no memory traffic",
 }
 
@@ -82,8 +83,10 @@ def can_fuse(a: Group, b: Group, shared: list[str], axes: Axes | None = None, ta
     return found if isinstance(found, Refusal) else None
 
 
-def fusion_of(a: Group, b: Group, shared: list[str], axes: Axes, target: Target = CPU) -> Fusion | Refusal:
-    """Two groups as one, or why not."""
+def fusion_of(
+    a: Group, b: Group, shared: list[str], axes: Axes, target: Target = CPU, *, in_columns: bool = True
+) -> Fusion | Refusal:
+    """Two groups as one, or why not; `in_columns`: maps may also go into folds of columns."""
     if len(a.members) + len(b.members) > MAX_MEMBERS:
         return Refusal("too-large")
     if len({n for g in (a, b) for m in g.members for n in m.touched}) > MAX_BUFFERS:
@@ -92,7 +95,7 @@ def fusion_of(a: Group, b: Group, shared: list[str], axes: Axes, target: Target 
         return side_by_side(a, b, shared, axes)
     refusal = Refusal("unaligned", tuple(shared[:1]))
     for aligned in alignments(a, b, shared, axes):
-        found = _fused(aligned, target)
+        found = _fused(aligned, target, in_columns)
         if isinstance(found, Fusion):
             return found
         refusal = found
@@ -114,12 +117,24 @@ def in_order(members: Iterable[Member]) -> tuple[Member, ...]:
     return tuple(sorted(members, key=lambda m: m.place))
 
 
-def _fused(aligned: Aligned, target: Target) -> Fusion | Refusal:
+def _fused(aligned: Aligned, target: Target, in_columns: bool) -> Fusion | Refusal:
     everyone = (*aligned.a, *aligned.b)
     common = [v for v in aligned.chain_a if v in aligned.chain_b]
     if not common:
         return Refusal("unaligned")
-    kept = _keeping_innermost(common, everyone)
+    barred = {v for m in everyone if (v := contiguous_axis(m)) in common and not set(m.outer) <= set(common)}
+    columns = barred & columns_of(everyone, target) if in_columns else frozenset()
+    if columns:
+        found = _sharing(common, everyone, barred - columns, aligned, target)
+        if isinstance(found, Fusion) and guess(extent_of(found.chain)) >= target.lanes * target.busy:
+            return found
+    return _sharing(common, everyone, barred, aligned, target)
+
+
+def _sharing(
+    common: list[Var], everyone: tuple[Member, ...], barred: set[Var], aligned: Aligned, target: Target
+) -> Fusion | Refusal:
+    kept = _keeping_innermost(common, everyone, barred)
     if not kept:
         return Refusal("loop-order")
     chain, culprits = _uncrossed(kept, aligned)
@@ -130,14 +145,26 @@ def _fused(aligned: Aligned, target: Target) -> Fusion | Refusal:
     return Fusion(in_order(everyone), tuple(chain))
 
 
-def _keeping_innermost(common: list[Var], members: tuple[Member, ...]) -> list[Var]:
-    """Axes that may go outside: not the contiguous one of a member that has loops of its own besides."""
+def _keeping_innermost(common: list[Var], members: tuple[Member, ...], barred: set[Var]) -> list[Var]:
+    """Axes that may go outside: of contiguous ones one, and none that is `barred`.
+
+    That is in general the contiguous axis of a member that has loops of its own besides. But where programs take
+    neighbours in memory together, and do so for a fold of columns, they do it for maps inside of it, too:
+
+        for c: fold: for r: { y[64*r + c] = ...; update with x[64*r + c] }        rows c, columns r of one tile
+    """
     innermost = {v for m in members if (v := contiguous_axis(m)) is not None}
-    barred = {v for m in members if (v := contiguous_axis(m)) in common and not set(m.outer) <= set(common)}
     inner = [v for v in common if v in innermost - barred]
     if len(inner) > 1:
         inner = []
     return [v for v in common if v not in innermost] + inner
+
+
+def columns_of(members: Iterable[Member], target: Target) -> frozenset[Var]:
+    """Axes along which the operands of folds lie side by side, where programs take such neighbours together."""
+    folds = [m for m in members if m.part == "fold" and m.outer] if target.lanes > 1 else []
+    ends = [(m, m.outer[-1]) for m in folds if less(_LANES - 1, m.outer[-1].extent)]
+    return frozenset(axis for m, axis in ends if any(_step(a.offset, axis) == 1 for a in m.accesses))
 
 
 def contiguous_axis(member: Member) -> Var | None:
@@ -222,6 +249,12 @@ def walks_across(found: Fusion) -> bool:
         if several and any(_step(a.offset, axis) == 1 for a in member.accesses if not a.write for axis in own):
             return True
     return False
+
+
+def maps_in_columns(found: Fusion) -> list[Member]:
+    """Maps that are computed inside of a fold of columns: their contiguous loop is around the others."""
+    shared = set(found.chain)
+    return [m for m in found.members if contiguous_axis(m) in shared and not set(m.outer) <= shared]
 
 
 def _step(offset: Any, axis: Var) -> Any:

@@ -16,13 +16,13 @@ contiguous loop is the outer one, and code generators take strips of it through 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir.dependence import Dependence
 from ..ir.index import Var
 from ..ir.program import Definition, StoreMode
 from .affine import OPAQUE, separate, variables_of
-from .legality import conflicts, contiguous_axis, is_small
+from .legality import columns_of, conflicts, contiguous_axis, is_small
 from .members import Group, Member
 from .target import CPU, Target
 
@@ -61,6 +61,7 @@ class _Pending:
     member: Member
     outer: tuple[Var, ...]
     reduced: tuple[Var, ...]
+    columns: frozenset[Var] = frozenset()  # contiguous ones that may be around others
 
     @property
     def choices(self) -> tuple[Var, ...]:
@@ -68,12 +69,14 @@ class _Pending:
         if not self.outer:
             return self.reduced[:1]
         innermost = contiguous_axis(self.member)
+        if innermost is self.outer[0] and innermost in self.columns:
+            return (innermost,)
         return tuple(v for v in self.outer if v is not innermost) or self.outer
 
     def inside(self, axis: Var) -> _Pending:
         if axis in self.outer:
-            return _Pending(self.member, tuple(v for v in self.outer if v is not axis), self.reduced)
-        return _Pending(self.member, (), self.reduced[1:])
+            return replace(self, outer=tuple(v for v in self.outer if v is not axis))
+        return replace(self, outer=(), reduced=self.reduced[1:])
 
 
 class _Cluster:
@@ -88,7 +91,8 @@ def tree_of(group: Group, target: Target = CPU) -> tuple[Tree, ...]:
 
     Small loops one after the other are not: the target would gain nothing, and what passes between them can be scratch.
     """
-    pending = [_Pending(m, _chain_first(m, group.chain), m.reduced) for m in group.members]
+    columns = columns_of(group.members, target) & frozenset(group.chain)
+    pending = [_Pending(m, _chain_first(m, group.chain), m.reduced, columns) for m in group.members]
     trees = _build(pending, frozenset())
     if len(trees) > 1 and is_small(group.members, target):
         return trees

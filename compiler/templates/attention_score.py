@@ -22,7 +22,7 @@ _LOWEST = float("-inf")
 _LARGEST = torch.finfo(torch.float32).max
 _MIN, _MAX = 1e-30, 1e30  # of factors that may be put together
 _EXACT = 1 << 22  # below this floats hold integers, and sums of a few
-_BOUNDED = ("tanh", "fast_tanh", "sigmoid", "erf", "sin", "cos")  # by 1
+_BOUNDED = ("tanh", "fast_tanh", "sigmoid", "erf", "normal_cdf", "normal_pdf", "sin", "cos")  # by 1
 
 
 def lean(score: Value) -> Value:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...rewrites.layout import missing
-from ..ir.value import walk
+from ..ir.value import Op, walk
 from .attention_tiles import Gpu
 from .product import Matrix, Product
 
@@ -21,6 +21,7 @@ _LIBRARY = 0.7  # of the rate that libraries reach
 _REGISTERS = 64 << 10  # of a multiprocessor
 _FEW_SHARED = 1 << 10  # bytes that the system keeps of each program's shared memory
 _LIGHT, _SPILLED = 6, 0.85  # values of an epilogue beside whose registers large tiles slow down, and how much
+_HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polynomial rather than an instruction or two
 _MIN_SHARE = 2  # of the tiles measured, at least one in so many has its operands read in the other way
 
 
@@ -153,7 +154,8 @@ def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     """Cycles that a product takes with a tile, roughly."""
     itemsize = product.a.buffer.dtype.itemsize
     steps = -(-product.depth // tile.depth) * tile.depth
-    crowded = len(list(walk([product.value]))) > _LIGHT and tile.rows * tile.columns >= 128 * 256
+    held = sum(_HELD.get(value.name, 1) if isinstance(value, Op) else 1 for value in walk([product.value]))
+    crowded = held > _LIGHT and tile.rows * tile.columns >= 128 * 256
     efficiency = _efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
     multiply = 2.0 * tile.rows * tile.columns * steps / (_rate(gpu, itemsize) * efficiency)
     finish = tile.rows * tile.columns * epilogue_bytes(product) / _BYTES_PER_CYCLE

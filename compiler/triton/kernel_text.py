@@ -9,6 +9,7 @@ for i < 128 parallel:                          x = tl.program_id(0) + tl.arange(
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,13 @@ from ..ir.value import Load, compute_dtype
 from .ahead import loaded_ahead
 from .dtypes import signature_name, type_name
 from .plan import Launch, is_independent, is_scan, nest_of
-from .reductions import added, carriers, components_added, elements, folded, initial, joined, neutral, scanned
+from .reductions import added, carriers, components_added, counted, elements, folded, initial, joined, neutral, scanned
 from .spaces import are_apart, blocks_of, extent_of, is_indirect, is_small, number_of
 from .values import Axis, Names, UnservedError, Values
 from .writer import TritonWriter, factor
 
 _ATOMICS = ("add", "max", "min", "or", "and")
+_ATOMIC_BYTES = 4  # of integers
 
 
 class UnsupportedStoreError(Exception):
@@ -97,6 +99,26 @@ class _State:
         if self.reduction.values[0].dtype != torch.bool:
             return self.names
         return [f"({self.names[0]} != 0)", *self.names[1:]]
+
+
+@dataclass(frozen=True)
+class _Accumulators:
+    """Partial results that each lane has to itself while a loop comes in blocks.
+
+    Args:
+        names: by reduction, the variables of its components.
+        number: of the block that is folded in, from 1: of so many elements a lane that has one has then seen. A text
+            where it is not known.
+    """
+
+    names: dict[str, list[str]]
+    number: str | int
+
+    def share(self, reduction: Reduction) -> str:
+        """That of one element of all so far: one number for all lanes."""
+        if isinstance(self.number, int):
+            return repr(1.0 / self.number)
+        return f"1.0 / (tl.full([1, 1], 0.0, {type_name(carriers(reduction)[0])}) + {self.number})"
 
 
 class _Writer:
@@ -256,21 +278,21 @@ class _Writer:
         pointer, mask = values.pointer(buffer, offset), values.mask(always=True)
         where = f", mask={mask}" if mask else ""
         held = type_name(values.names.dtypes[buffer])
+        values.touch(buffer, offset, store.mode or "write")
         if store.mode is None:
             text = value if store.value.dtype == values.names.dtypes[buffer] else f"{value}.to({held})"
             self._out.line(f"tl.store({pointer}, {text}{where})")
         else:
             self._combine(store, pointer, value, held, where)
-        values.dirty.add(buffer)
         self._forget_memory({buffer})
         if buffer in self._read and store.mode is None and not is_indirect(offset):
             kept = values.kept(value, buffer)
             self._out.name(load, kept if kept == value else self._out.define("", kept))
 
     def _combine(self, store: Store, pointer: str, value: str, held: str, where: str) -> None:
-        floating = self._values.names.dtypes[store.buffer].is_floating_point
-        if store.mode not in _ATOMICS or (floating and store.mode != "add"):
-            kind = self._values.names.dtypes[store.buffer]
+        kind = self._values.names.dtypes[store.buffer]
+        served = store.mode == "add" if kind.is_floating_point else kind.itemsize >= _ATOMIC_BYTES
+        if store.mode not in _ATOMICS or not served:
             raise UnsupportedStoreError(f"there is no atomic '{store.mode}' of {kind} on GPUs")
         whole = f"tl.broadcast_to({value}, {self._values.shape()}).to({held})"
         self._out.line(f'tl.atomic_{store.mode}({pointer}, {whole}{where}, sem="relaxed")')
@@ -351,12 +373,15 @@ class _Writer:
 
     def _serial(self, loop: Loop) -> None:
         self._before(loop.body)
-        name = self._out.fresh("i")
+        self._forget(frozenset({loop.var}))  # an earlier loop over it was another
+        self._forget_axes((loop.var,), None)
+        name, before = self._out.fresh("i"), self._values.touched.copy()
         with self._out.block(f"for {name} in range({self._values.at(loop.var.extent)})"):
             self._barrier(loop.body)
             self._values.names.variables[loop.var] = name
             for statement in loop.body:
                 self._statement(statement)
+        self._values.perhaps(before, loop.var.extent)
 
     def _before(self, body: Sequence[Statement]) -> None:
         """What a loop changes has a value before it, and what was read of it is stale inside."""
@@ -368,11 +393,12 @@ class _Writer:
         self._forget(own)
 
     def _barrier(self, body: Sequence[Statement]) -> None:
-        """Iterations see what earlier ones stored."""
-        memory = stored_buffers(body) - self._values.names.scratch
-        if memory & loaded_buffers(body):
-            self._out.line("tl.debug_barrier()")
-            self._values.dirty -= memory
+        """Iterations see what earlier ones stored, and do not store before those have."""
+        stores = Counter(s.store.buffer for s in statements(body) if isinstance(s, Assign))
+        loaded = loaded_buffers(body)
+        memory = stores.keys() - self._values.names.scratch
+        if any(name in loaded or stores[name] > 1 for name in memory):
+            self._values.barrier()
 
     def _lanes(self, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
         extent, most = extent_of(loops), self._launch.blocks.column_block
@@ -411,24 +437,29 @@ class _Writer:
         if isinstance(extent, int) and extent:
             self._ahead(body, frozenset(loops))
         whole = extent if scan or not isinstance(extent, int) else extent // block * block
-        first = self._out.fresh("first")
+        first, before = self._out.fresh("first"), self._values.touched.copy()
         with self._out.block(f"for {first} in range(0, {self._values.at(whole)}, {block})"):
             self._barrier(body)
-            self._one_block(loops, body, (first, block, whole), lanes)
+            self._one_block(loops, body, (first, block, whole), _Accumulators(lanes, f"({first} // {block} + 1)"))
+        self._values.perhaps(before, whole)
         if whole != extent:  # the others need no mask, which would keep accesses narrow
             self._forget_memory(stored_buffers(body))
             self._barrier(body)
             with self._out.apart():
-                self._one_block(loops, body, (str(whole), block, extent), lanes)
+                last = _Accumulators(lanes, whole // block + 1)
+                self._one_block(loops, body, (str(whole), block, extent), last)
         for state in carried if not scan else ():
-            self._reduce(state, lanes[state.reduction.name])
+            own, text = lanes[state.reduction.name], self._values.at(extent)
+            for line in counted(state.reduction, own, self._lanes_shape(block), text, block):
+                self._out.line(line)
+            self._reduce(state, own)
 
     def _one_block(
         self,
         loops: tuple[Var, ...],
         body: tuple[Statement, ...],
         lanes: tuple[str, int, Any],
-        states: dict[str, list[str]],
+        accumulators: _Accumulators,
     ) -> None:
         """A body over `lanes`: where they begin, how many there are, and where the last of them ends."""
         first, block, extent = lanes
@@ -436,7 +467,7 @@ class _Writer:
         self._out.line(f"{name} = {first} + tl.arange(0, {block})[None, :]")
         self._forget_axes(loops, None)
         self._values.columns = self._bound(name, loops, block, extent)
-        self._lane_body(body, states)
+        self._lane_body(body, accumulators)
         self._values.columns = None
         stale = frozenset(loops)
         self._forget(stale)
@@ -451,11 +482,14 @@ class _Writer:
 
     def _accumulators(self, state: _State, block: int) -> list[str]:
         """Partial results of each lane, over nothing yet."""
-        rows = self._values.rows.length if self._values.rows else "1"
         names = [f"{name}_lanes" for name in state.names]
-        for name, text in zip(names, initial(state.reduction, f"[{rows}, {block}]"), strict=True):
+        for name, text in zip(names, initial(state.reduction, self._lanes_shape(block)), strict=True):
             self._out.line(f"{name} = {text}")
         return names
+
+    def _lanes_shape(self, block: int) -> str:
+        rows = self._values.rows.length if self._values.rows else "1"
+        return f"[{rows}, {block}]"
 
     def _reduce(self, state: _State, lanes: Sequence[str]) -> None:
         partial = [self._out.fresh() for _ in lanes]
@@ -463,8 +497,8 @@ class _Writer:
         self._join(state, partial)
         self._publish(state.reduction, state.results())
 
-    def _lane_body(self, body: tuple[Statement, ...], lanes: dict[str, list[str]] | None) -> None:
-        """Statements of a loop whose iterations are lanes; `lanes` holds accumulators where it comes in blocks."""
+    def _lane_body(self, body: tuple[Statement, ...], lanes: _Accumulators | None) -> None:
+        """Statements of a loop whose iterations are lanes; `lanes` are the accumulators where it comes in blocks."""
         scan = is_scan(body)
         for statement in body:
             if not isinstance(statement, Update) or statement.reduction.name not in self._states:
@@ -478,8 +512,8 @@ class _Writer:
             elif lanes is None:
                 self._reduce(state, partial)
             else:
-                own = lanes[reduction.name]
-                self._out.line(f"{', '.join(own)} = {added(reduction, own, partial)}")
+                inside = self._values.columns.mask if self._values.columns else None
+                self._out.line(added(reduction, lanes.names[reduction.name], partial, lanes.share(reduction), inside))
 
     def _masked(self, reduction: Reduction, most: int | None) -> list[str]:
         """The first components over each lane's element, those of nothing where lanes are outside of the loop."""

@@ -19,7 +19,9 @@ _TRUTH = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&", "div": "&"}
 _FLOATS = {
     "div": "quotient", "floordiv": "floor_quotient_float", "truncdiv": "trunc_quotient_float", "sqrt": "square_root",
     "reciprocal": "reciprocal", "sigmoid": "sigmoid", "digamma": "digamma", "signbit": "sign_bit",
-    "round": "libdevice.rint", "fast_tanh": "fast_tanh",
+    "round": "libdevice.rint", "fast_tanh": "fast_tanh", "normal_cdf": "normal_cdf", "normal_pdf": "normal_pdf",
+    "fast_exp": "fast_exp", "fast_quotient": "fast_quotient", "fast_reciprocal": "fast_reciprocal",
+    "fast_sigmoid": "fast_sigmoid",
 }  # fmt: skip
 _ANY = {
     "sign": "sign", "maximum": "maximum", "minimum": "minimum", "lshift": "shifted_left", "rshift": "shifted_right",

@@ -6,13 +6,17 @@ for i parallel: for j parallel: y[64*i + j] = x[i + 8192*j]       the same, as w
 for i parallel: fold (for j < 768: update with x[768*i + j])      a program a row, j in lanes, all at once
 for j parallel: fold (for i: update with x[768*i + j])            rows j, columns i in a loop of blocks
 
-Sizes are Hopper's: a lane has 8 elements, which is 16 bytes of 16-bit numbers; blocks are halved where programs would
-be too few to go round. What is best depends on more than a plan can see: `candidates` are what is worth measuring.
+Sizes are Hopper's: a lane has 8 elements, 32 bytes of float32, and 16 where it loads one number of 16 bits for each and
+others once a row, or rows of such: as many bytes are on their way at once, and what a program does once is done for
+more. Machine code keeps to few registers, and where they do not hold all that a lane loads, loads wait for one another:
+hence no more elements where two numbers are loaded for each, and 8 where columns of 16 bits are summed, each with a sum
+of its own; of few columns a lane sums all, so that lanes need not meet. Blocks are halved where programs would be too
+few to go round. What is best depends on more than a plan can see: `candidates` are what is worth measuring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,9 +38,13 @@ _TILE = (64, 64)  # of a transposition
 _PERSISTENT = 8192  # elements of a row that registers hold
 _LOOPED = 2048  # elements of a row's block where the row is longer
 _COLUMN = (64, 64)  # rows (contiguous in memory) and columns of a block of a reduction across
+_FEW = 64  # columns that a lane folds all by itself, so that lanes need not meet
 _ACROSS = 2048  # elements of such a block where there are fewer columns, at least
+_LONELY = 8192  # elements of such a block where programs are so few that nothing else hides what memory takes
 _NARROWEST = 16  # neighbours in memory that are not given to different programs
 _PROGRAMS = 264  # that keep a GPU busy: two a multiprocessor
+_NARROW_BYTES = 2  # of numbers that a lane has twice as many of
+_MANY = 4 * _PROGRAMS  # programs that can do with fewer lanes each
 _ELEMENTS_A_WARP = 256
 _WARPS = 16
 
@@ -80,31 +88,46 @@ def candidates(launch: Launch) -> tuple[Launch, ...]:
     return tuple(replace(launch, blocks=blocks, others=()) for blocks in dict.fromkeys([launch.blocks, *launch.others]))
 
 
-def launches(body: Sequence[Statement]) -> list[Launch]:
-    """The launches of a kernel's body, in order."""
+def launches(body: Sequence[Statement], bytes_of: Mapping[str, int] | None = None) -> list[Launch]:
+    """The launches of a kernel's body, in order.
+
+    Args:
+        body: of the kernel.
+        bytes_of: an element of each buffer in memory, by name; 4 where it is not known.
+    """
+    bytes_of = bytes_of or {}
     if not any(isinstance(s, Loop) and s.parallel for s in body):
-        return [_reducing((), tuple(body))]
-    return [_launch(statement) for statement in body]
+        return [_reducing((), tuple(body), bytes_of)]
+    return [_launch(statement, bytes_of) for statement in body]
 
 
-def _launch(statement: Statement) -> Launch:
+def _launch(statement: Statement, bytes_of: Mapping[str, int]) -> Launch:
     loops: list[Var] = []
     body: tuple[Statement, ...] = (statement,)
     while len(body) == 1 and isinstance(body[0], Loop) and body[0].parallel:
         loops.append(body[0].var)
         body = body[0].body
     if not any(isinstance(s, Loop) for s in statements(body)):
-        return _pointwise(tuple(loops), body)
-    return _reducing(tuple(loops), body)
+        return _pointwise(tuple(loops), body, bytes_of)
+    return _reducing(tuple(loops), body, bytes_of)
+
+
+def _loaded(body: Sequence[Statement], axes: Sequence[Collection[Var]], bytes_of: Mapping[str, int]) -> list[int]:
+    """The bytes of each number that is loaded for every element of a tile, not once for a row or a column."""
+    dependence = Dependence()
+    along = [frozenset(axis) for axis in axes if axis]
+    found = {(a.buffer, a.offset) for a in accesses(body) if not a.stored and a.buffer in bytes_of}
+    return [bytes_of[buffer] for buffer, offset in found if all(dependence.of(offset) & axis for axis in along)]
 
 
 # -- without loops inside ---------------------------------------------------------------------------------------------
 
 
-def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
+def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Mapping[str, int]) -> Launch:
     across = _across(loops, body)
     if across is None:
-        return _along(loops, body)
+        loaded = _loaded(body, (loops[:-1], loops[-1:]), bytes_of)
+        return _along(loops, body, 0 < sum(loaded) <= _NARROW_BYTES)
     rows, columns = (_fitting(n, var.extent, n) for n, var in zip(_TILE, (across, loops[-1]), strict=True))
     if _programs(extent_of(loops), rows * columns) < _PROGRAMS:
         rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
@@ -114,7 +137,7 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
     return Launch(outer, made[0], body, tuple(made[1:]))
 
 
-def _along(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
+def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool) -> Launch:
     """Lanes along the innermost loop, where neighbours are neighbours in memory.
 
     Where there are loops around one that is long enough, their variables and all that follows from these alone are
@@ -126,6 +149,8 @@ def _along(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
     flat = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= _power(total)]
     if not width:
         return Launch((), flat[0], body, tuple(flat[1:]))
+    if narrow and _programs(total, 2 * block) >= _MANY:
+        sizes = [(2 * block, 2), *sizes]
     tiles = [(max(1, n // width), min(n, width), each) for n, each in sizes if n]
     tiles = [tile for tile in tiles if tile[0] <= _power(extent_of(loops[:-1]))]
     made = [Blocks(loops[:-1], loops[-1:], r, c, _warps(r * c, each)) for r, c, each in tiles]
@@ -175,22 +200,38 @@ def _is_long(var: Var) -> bool:
 # -- with loops inside ------------------------------------------------------------------------------------------------
 
 
-def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Launch:
+def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Mapping[str, int]) -> Launch:
     inner = [leaf for statement in body for leaf in _leaves(statement)]
     longest = max((_power(extent_of(leaf)) for leaf in inner), default=1)
     total = extent_of(loops)
+    loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), bytes_of)
+    narrow = 0 < max(loaded, default=0) <= _NARROW_BYTES
     if _is_contiguous_along(loops, inner, body):
         columns = min(_COLUMN[1], longest)
         rows = _fitting(max(_COLUMN[0], _ACROSS // columns), total, _NARROWEST)
+        if _programs(total, rows) < _PROGRAMS:
+            columns = max(columns, min(longest, _LONELY // rows))
         sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
+        if narrow:
+            fewer = columns // 2 if _is_multiple(loops[-1].extent, _VECTOR) else columns
+            sizes = [(rows, fewer, 1), (rows // 2, columns, 1), (rows, columns, 1), *sizes]
+        if longest <= _FEW and _programs(total, _POINTWISE) >= _PROGRAMS:
+            columns = min(longest, _VECTOR)
+            sizes = [(_POINTWISE, columns, columns), *sizes]
     else:
         block = longest if longest <= _PERSISTENT else _LOOPED
         rows = _fitting(max(1, _POINTWISE // block), total, 1)
         sizes = [(rows, block, 1), (rows, block, 2), (2 * rows, block, 2), (max(rows // 2, 1), block, 1)]
+        if narrow and longest <= block and _programs(total, rows) >= _MANY:
+            sizes = [(rows, block, 2), *sizes]
         sizes += [(1, 2 * block, 2)] if longest > block else [(1, _LOOPED, 1)] if block > _LOOPED else []
     sizes = [(r, c, each) for r, c, each in sizes if 1 <= r <= _power(total) and 1 <= c <= longest]
     made = [Blocks(loops, (), r, c, _warps(r * c, each)) for r, c, each in sizes]
     return Launch((), made[0], body, tuple(made[1:]))
+
+
+def _is_multiple(extent: Any, of: int) -> bool:
+    return isinstance(extent, int) and extent % of == 0
 
 
 def _leaves(statement: Statement) -> list[tuple[Var, ...]]:

@@ -61,14 +61,36 @@ def joined(reduction: Reduction, left: Sequence[str], right: Sequence[str]) -> s
 
 def components_added(reduction: Reduction) -> int:
     """Of how many components of an element `added` makes use."""
-    return 1 if reduction.reducer == "softmax" else len(carriers(reduction))
+    return 1 if reduction.reducer in ("softmax", "welford") else len(carriers(reduction))
 
 
-def added(reduction: Reduction, state: Sequence[str], element: Sequence[str]) -> str:
-    """One call that folds one more element into a state: its first components, `components_added` of them."""
+def added(
+    reduction: Reduction, state: Sequence[str], element: Sequence[str], share: str = "", inside: str | None = None
+) -> str:
+    """One line that folds one more element into a state.
+
+    Args:
+        reduction: what folds.
+        state: its components, as names; counts are not touched: they are `counted` in the end.
+        element: its first components, `components_added` of them; those of nothing in lanes that have none.
+        share: one over the number of elements with this one, the same in all lanes.
+        inside: which lanes have an element, None where all do.
+    """
     if reduction.reducer == "softmax":
-        return f"add_softmax({', '.join([*state, *element])})"
-    return joined(reduction, state, element)
+        return f"{', '.join(state)} = add_softmax({', '.join([*state, *element])})"
+    if reduction.reducer == "welford":
+        given = ", ".join([*state[:2], *element, share])
+        call = f"add_welford({given})" if inside is None else f"add_welford_inside({given}, {inside})"
+        return f"{', '.join(state[:2])} = {call}"
+    return f"{', '.join(state)} = {joined(reduction, state, element)}"
+
+
+def counted(reduction: Reduction, state: Sequence[str], shape: str, extent: str, block: int) -> list[str]:
+    """Lines that give each lane the count of its elements, where they came in blocks and nobody counted."""
+    if reduction.reducer != "welford":
+        return []
+    number = f"({extent} + {block - 1} - tl.arange(0, {block})[None, :]) // {block}"
+    return [f"{state[2]} = tl.broadcast_to(({number}).to({type_name(carriers(reduction)[2])}), {shape})"]
 
 
 def folded(reduction: Reduction, lanes: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from importlib import resources
 from ..ir.kernel import Kernel
 from .kernel_text import LaunchText, launch_text
 from .plan import Launch, launches
+from .precision import with_fast_functions
 
 _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 
@@ -41,7 +42,9 @@ def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> Kern
     Raises:
         UnsupportedDtypeError, UnsupportedStoreError: Triton cannot compute it.
     """
-    plans = launches(kernel.body) if plans is None else plans
+    if plans is None:
+        kernel = with_fast_functions(kernel)
+        plans = launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
     names = [kernel.name if len(plans) == 1 else f"{kernel.name}_{k}" for k in range(len(plans))]
     made = tuple(launch_text(kernel, plan, name) for plan, name in zip(plans, names, strict=True))
     return KernelSource(module_text([one.text for one in made]), made)

@@ -6,7 +6,7 @@ row to row has shape [ROWS, 1], and so on: operations broadcast. Lanes that lie 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from ..ir.dependence import Dependence, Sources
-from ..ir.index import Atom, Index, Loaded, Size, Var, add, mul
+from ..ir.index import Atom, Index, Loaded, Size, Var, add, atoms, mul
 from ..ir.ranges import in_range
 from ..ir.value import HALVES, Const, Guarded, Load, Number, Op, Result, Value, compute_dtype
 from .dtypes import bare_literal, literal, type_name
 from .index_text import index_text
 from .operations import COMPARE, number_operands, operation_text
-from .spaces import is_small
+from .spaces import is_indirect, is_small
 from .writer import TritonWriter
 
 
@@ -63,6 +63,28 @@ class Names:
     variables: dict[Any, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Touch:
+    """An access to memory that the kernel writes.
+
+    Args:
+        how: ``"read"``, ``"write"``, or what an atomic store does.
+        offset: of the element; `shape` the tile's.
+    """
+
+    how: str
+    offset: Any
+    shape: str
+
+    def meets(self, earlier: Touch) -> bool:
+        """Whether a lane may touch the element of another lane of an earlier access, and their order matters."""
+        if self.how == earlier.how and self.how != "write":
+            return False
+        if self.how == "read" or (self.offset, self.shape) != (earlier.offset, earlier.shape):
+            return True
+        return is_indirect(self.offset)
+
+
 class UnservedError(Exception):
     """A scratch buffer is read where its value is not at hand: it needs memory."""
 
@@ -79,7 +101,7 @@ class Values:
         self.rows: Axis | None = None
         self.columns: Axis | None = None
         self.guards: tuple[tuple[str, Sources], ...] = ()
-        self.dirty: set[str] = set()  # buffers written since the last barrier
+        self.touched: dict[str, frozenset[Touch]] = {}  # by buffer that the kernel writes, since the last barrier
         self.stored: frozenset[str] = frozenset()  # buffers that the kernel writes: loads may be what was stored
 
     # -- lanes ----------------------------------------------------------------------------------------------------
@@ -145,7 +167,9 @@ class Values:
             return False
         sources = self.dependence.of(number)
         axes = [axis.vars for axis in (self.rows, self.columns) if axis is not None]
-        return any(sources & vars for vars in axes) or any(isinstance(s, tuple) for s in sources)
+        if any(sources & vars for vars in axes) or any(isinstance(s, tuple) for s in sources):
+            return True
+        return any(isinstance(atom, Loaded) for atom in atoms(number))  # a value, of constants too
 
     def _prepare(self, number: Any) -> None:
         if not isinstance(number, Index):
@@ -235,16 +259,14 @@ class Values:
         return [number or self.get(arg) for number, arg in zip(bare, value.args, strict=True)]
 
     def _load(self, value: Load) -> str:
-        buffer, offset = value.buffer, value.indices[0] if value.indices else 0
+        buffer, place = value.buffer, value.indices[0] if value.indices else 0
         if buffer in self.names.scalars:
             return f"tl.full([1, 1], {self.names.buffers[buffer]}, {type_name(value.dtype)})"
         if buffer in self.names.scratch:
             raise UnservedError(buffer)
-        offset = add(self.names.bases.get(buffer, 0), offset)
+        offset = add(self.names.bases.get(buffer, 0), place)
         at = self.block(offset)
-        if buffer in self.dirty:
-            self.writer.line("tl.debug_barrier()")
-            self.dirty.clear()
+        self.touch(buffer, place, "read")
         mask = self.mask(of=offset)
         text = f"tl.load({self.names.buffers[buffer]} + {at}{f', mask={mask}' if mask else ''})"
         held = self.names.dtypes[buffer]
@@ -265,6 +287,27 @@ class Values:
         return f"tl.where({condition}, {chosen}, {other})"
 
     # -- memory ---------------------------------------------------------------------------------------------------
+
+    def touch(self, buffer: str, offset: Any, how: str) -> None:
+        """Note an access that the next line makes; a barrier before it where it must not overtake an earlier one."""
+        if buffer not in self.stored:
+            return
+        touch = Touch(how, offset, self.shape())
+        if any(touch.meets(earlier) for earlier in self.touched.get(buffer, ())):
+            self.barrier()
+        self.touched[buffer] = self.touched.get(buffer, frozenset()) | {touch}
+
+    def perhaps(self, before: Mapping[str, frozenset[Touch]], iterations: Any) -> None:
+        """After a loop that may have had no iteration: what was touched `before` it may still be."""
+        if isinstance(iterations, int):
+            return
+        for buffer, touches in before.items():
+            self.touched[buffer] = self.touched.get(buffer, frozenset()) | touches
+
+    def barrier(self) -> None:
+        """All lanes are done with memory that they have touched."""
+        self.writer.line("tl.debug_barrier()")
+        self.touched.clear()
 
     def pointer(self, buffer: str, offset: Any) -> str:
         """Pointers to an element of a buffer, one a lane of the tile."""

@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from support.lowering import agree
+from support.lowering import agree, run, trace
+
+from regraft.compiler.lowering import lower
+from regraft.compiler.lowering.activations import BETA, KAPPA
 
 ACTIVATIONS = {
     "relu": F.relu, "relu6": F.relu6, "leaky_relu": lambda x: F.leaky_relu(x, 0.2), "elu": lambda x: F.elu(x, 1.3),
@@ -64,3 +67,43 @@ def test_elu_from_its_result():
 
 def test_symbolic_sizes():
     agree(lambda x: (F.gelu(x), F.glu(x, 0), F.silu(x)), torch.randn(4, 6), dynamic=True)
+
+
+def slope_of_gelu(x):
+    return torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate="tanh")
+
+
+def exact_gelu(x):
+    """In float64, where eager's loses all digits too: (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u))."""
+    return x / (1 + torch.exp(-2 * BETA * (x + KAPPA * x**3)))
+
+
+def exact_slope(x):
+    power = torch.exp(-2 * BETA * (x + KAPPA * x**3))
+    return 1 / (1 + power) + x * power / (1 + power) ** 2 * 2 * BETA * (1 + 3 * KAPPA * x**2)
+
+
+@pytest.mark.parametrize(
+    ("function", "exactly"),
+    [(lambda x: F.gelu(x, approximate="tanh"), exact_gelu), (slope_of_gelu, exact_slope)],
+    ids=["gelu", "slope"],
+)
+def test_gelu_by_tanh_is_no_worse_than_eagers(function, exactly):
+    """Everywhere; and where eager's loses all digits, it keeps some."""
+    x = torch.cat([torch.linspace(-9, 9, 20001), -torch.logspace(-30, 0, 301), torch.logspace(-30, 0, 301)])
+    module, exact = trace(function, x), exactly(x.double())
+    ours = run(module, lower(module, strict=True), [x])
+    for low in range(-9, 9):
+        part = (x >= low) & (x < low + 1)
+        error, bound = ((y.double() - exact).abs()[part].max() for y in (ours, function(x)))
+        assert error <= bound * 1.1 + 1e-7 * exact[part].abs().max(), low
+    small = (x < -5.5) & (x > -8)
+    assert ((ours - exact).abs() / exact.abs())[small].max() < 1e-3
+
+
+@pytest.mark.parametrize("function", [F.gelu, torch.ops.aten.gelu_backward], ids=["gelu", "slope"])
+def test_gelu_is_made_of_the_normal_distribution(function):
+    x = torch.randn(4, 6)
+    inputs = (x,) if function is F.gelu else (x, x + 1)
+    text = str(agree(function, *inputs).program)
+    assert "normal_cdf" in text and "erf" not in text

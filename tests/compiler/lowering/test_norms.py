@@ -10,6 +10,7 @@ from support.lowering import agree, agree_on_call, run, trace
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from regraft.compiler.ir.value import Op, walk
 from regraft.compiler.lowering import lower
 
 aten = torch.ops.aten
@@ -164,6 +165,34 @@ def test_batch_norm_by_running_statistics_on_cuda(dtype):
         function = lambda x, *p: aten._native_batch_norm_legit_no_training(x, *p, 0.1, 1e-5)  # noqa: E731
         module = make_fx(function)(x, *[parameter] * 4)
     assert not lower(module, strict=True).kept
+
+
+@pytest.mark.parametrize(
+    ("device", "layout", "dims", "reducers"),
+    [
+        ("cuda", torch.channels_last, [0, 2, 3], ["welford"]),
+        ("cuda", torch.contiguous_format, [0, 2, 3], ["welford"]),
+        ("cuda", torch.contiguous_format, [1, 2, 3], ["sum", "sum"]),
+        ("cuda", torch.channels_last, [1, 2, 3], ["sum", "sum"]),
+        ("cpu", torch.channels_last, [0, 2, 3], ["sum", "sum"]),
+    ],
+)
+def test_rows_that_lie_scattered_are_read_once_on_gpus(device, layout, dims, reducers):
+    with FakeTensorMode():
+        x = torch.empty(8, 32, 14, 14, device=device).to(memory_format=layout)
+        module = make_fx(lambda x: torch.var_mean(x, dims))(x)
+    program = lower(module, strict=True).program
+    assert [r.reducer for item in program.items for r in item.reductions] == reducers
+
+
+def test_gradients_of_batches_are_not_divided_by_element():
+    x, weight, _, mean, var = batch()
+    (dy,) = numbers(10, SHAPE)
+    module = trace(
+        lambda *a: aten.native_batch_norm_backward(*a, True, 1e-5, MASKS[0]), dy, x, weight, mean, var, mean, var
+    )
+    *_, dx = [item for item in lower(module, strict=True).program.items if not item.reductions]
+    assert not [v for v in walk([dx.stores[0].value]) if isinstance(v, Op) and v.name == "div"]
 
 
 def test_batch_norm_without_statistics():

@@ -123,8 +123,61 @@ def test_unless_it_takes_longer_than_memory():
         return value
 
     t = b.map("t", (8, 16), costly)
-    sums = [b.sum(f"s{k}", (8,), (16,), lambda o, r: t.at((*o, *r))) for k in range(3)]
-    assert decisions(b.program(*sums), GPU)["t"] == "recomputed"
+    rows = b.sum("rows", (8,), (16,), lambda o, r: t.at((*o, *r)))
+    columns = b.sum("columns", (16,), (8,), lambda o, r: t.at((*r, *o)))
+    every = b.sum("every", (), (8, 16), lambda o, r: t.at(r))
+    assert decisions(b.program(rows, columns, every), GPU)["t"] == "recomputed"
+
+
+def masked(maps, rows=False):
+    """A gradient where something was positive, for sums of columns, so many maps, one that waits for sums, and rows."""
+    b = Builder()
+    dy, y, z = (b.given(name, (512, 64), dtype=torch.bfloat16) for name in ("dy", "y", "z"))
+    t = b.map("t", (512, 64), lambda i: op("where", op("lt", y.at(i), number(0.0)), number(0.0), dy.at(i)), y.dtype)
+    sums = [b.sum(f"s{k}", (64,), (512,), lambda o, r, k=k: op("mul", t.at((*r, *o)), number(k))) for k in range(2)]
+    made = [b.map(f"m{k}", (512, 64), lambda i, k=k: op("add", t.at(i), number(k))) for k in range(maps)]
+    made.append(b.map("last", (512, 64), lambda i: op("sub", op("mul", t.at(i), z.at(i)), sums[0].at(i[1:]))))
+    if rows:
+        made += [b.sum(f"r{k}", (512,), (64,), lambda o, r: t.at((*o, *r))) for k in range(2)]
+    return b.program(*sums, *made)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("maps", [0, 1, 8])
+def test_readers_that_become_one_kernel_are_one(maps, rows):
+    """Sums of the same columns are one kernel, and so are maps side by side."""
+    program = masked(maps, rows)
+    assert decisions(program, GPU)["t"] == ("recomputed" if rows else "")
+    assert decisions(program, CPU)["t"] == "recomputed"
+    assert_same(program, target=GPU)
+
+
+@pytest.mark.parametrize(("first", "reason"), [("rows", "recomputed"), ("columns", ""), ("window", "")])
+def test_a_reader_that_goes_along_has_what_it_stores_for_nothing(first, reason):
+    """The sum of a row can store what it sums up; of a column, or of a part of it, it had better be alone."""
+    b = Builder()
+    dy, y = (b.given(name, (512, 64), dtype=torch.bfloat16) for name in ("dy", "y"))
+    t = b.map("t", (512, 64), lambda i: op("where", op("lt", y.at(i), number(0.0)), number(0.0), dy.at(i)), y.dtype)
+    if first == "rows":
+        s = b.sum("s", (512,), (64,), lambda o, r: t.at((*o, *r)))
+        last = b.map("last", (512, 64), lambda i: op("sub", t.at(i), s.at(i[:1])))
+    elif first == "columns":
+        s = b.sum("s", (64,), (512,), lambda o, r: t.at((*r, *o)))
+        last = b.map("last", (512, 64), lambda i: op("sub", t.at(i), s.at(i[1:])))
+    else:
+        s = b.map("s", (511, 64), lambda i: op("neg", t.at((i[0] + 1, i[1]))))
+        last = b.map("last", (512, 64), lambda i: op("neg", t.at(i)))
+    assert decisions(b.program(s, last), GPU)["t"] == reason
+
+
+def test_what_waits_for_another_reader_is_no_part_of_its_kernel():
+    b = Builder()
+    dy, y = (b.given(name, (512, 64), dtype=torch.bfloat16) for name in ("dy", "y"))
+    t = b.map("t", (512, 64), lambda i: op("where", op("lt", y.at(i), number(0.0)), number(0.0), dy.at(i)), y.dtype)
+    first = b.sum("first", (64,), (512,), lambda o, r: t.at((*r, *o)))
+    second = b.sum("second", (64,), (512,), lambda o, r: op("mul", t.at((*r, *o)), first.at(o)))
+    third = b.sum("third", (64,), (512,), lambda o, r: op("mul", t.at((*r, *o)), second.at(o)))
+    assert decisions(b.program(third), GPU)["t"] == "recomputed"
 
 
 def test_rows_share_a_loop_where_one_program_holds_them():
@@ -156,15 +209,46 @@ def test_loops_that_run_side_by_side_are_not_given_up_for_little():
     assert not check_schedule(found.program, found)
 
 
-def test_folds_do_not_walk_across_what_lies_side_by_side():
-    """Sums of columns beside what computes the columns: lanes would go along the rows, each in a line of its own."""
+def sums_of_columns(batch, costly=0):
+    """Sums of columns beside what computes the columns."""
     b = Builder()
-    x = b.given("x", (64, 512, 64))
-    y = b.map("y", x.sizes, lambda i, x=x: op("mul", x.at(i), x.at(i)))
-    s = b.sum("s", (64, 64), (512,), lambda o, r, y=y: y.at((o[0], r[0], o[1])))
-    found = schedule(b.program(y, s), target=GPU)
+    x = b.given("x", (batch, 512, 64))
+
+    def value(i):
+        found = op("mul", x.at(i), x.at(i))
+        for _ in range(costly):
+            found = op("sin", found)
+        return found
+
+    y = b.map("y", x.sizes, value)
+    s = b.sum("s", (batch, 64), (512,), lambda o, r, y=y: y.at((o[0], r[0], o[1])))
+    return b.program(y, s)
+
+
+def test_folds_do_not_walk_across_what_lies_side_by_side():
+    """Lanes would go along the rows, each in a line of its own."""
+    found = schedule(sums_of_columns(24), target=GPU)
     assert "across" in str(found.log) and not check_schedule(found.program, found)
     assert len(found.kernels) == 3  # the sum is split in two stages
+
+
+def test_sums_of_columns_take_what_computes_the_columns():
+    """Where there are columns enough: tiles whose lanes go along the columns for both."""
+    program = sums_of_columns(64)
+    found = schedule(program, target=GPU)
+    first, _ = found.kernels
+    assert not check_schedule(found.program, found)
+    _, parts, columns = loops_of(first)[:3]
+    assert parts.parallel and columns.parallel and (parts.var.extent, columns.var.extent) == (8, 64)
+    (fold,) = (s for s in columns.body if isinstance(s, Fold))
+    (rows,) = fold.body
+    assert [type(s).__name__ for s in rows.body] == ["Assign", "Update"]  # y and the sums, in one loop
+    assert_same(sums_of_columns(4), target=SMALL_GPU)
+
+
+def test_but_not_what_takes_long_to_compute():
+    found = schedule(sums_of_columns(64, costly=4), target=GPU)
+    assert "compute" in str(found.log) and len(found.kernels) == 3
 
 
 def test_cross_entropy_reads_the_logits_once_and_writes_their_gradient_once():

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_kernels import compile_for, interpret, run_interpreted
+from support.triton_kernels import compiles, interpret, run_interpreted
 
 from regraft.compiler.ir.ops import OPS
 from regraft.compiler.ir.value import Load, Op
@@ -23,6 +23,8 @@ def test_operations_are_eagers(dtype):
         if name in ("lgamma", "digamma", "erfinv", "pow"):
             precision *= 8
         tolerance = {"rtol": precision, "atol": 1e-38 if precision else 0}
+        if name in ("normal_cdf", "normal_pdf"):  # in the tails eager is less precise; see test_library
+            tolerance = {"rtol": precision, "atol": precision / 10}
         try:
             torch.testing.assert_close(run_interpreted(kernel, inputs)["out"], expected, equal_nan=True, **tolerance)
         except Exception as error:
@@ -34,7 +36,7 @@ def test_operations_are_eagers(dtype):
 def test_operations_compile(dtype):
     """All of a dtype in one module: a kernel each."""
     for name in names_for(dtype):
-        assert compile_for(kernel_source(case(name, dtype)[0]), 90), name
+        assert compiles(kernel_source(case(name, dtype)[0])), name
 
 
 def test_signs_of_zero_are_kept():
@@ -70,4 +72,4 @@ def test_random_bits_are_philox():
         given = {"seed": seed, "offset": offset, "out": torch.zeros(size, dtype=torch.int64)}
         source = interpret(kernel, given, {})
         assert torch.equal(given["out"], OPS[name].reference(seed, offset)), name
-        assert compile_for(source, 90)
+        assert compiles(source)
