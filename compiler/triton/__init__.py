@@ -10,7 +10,8 @@ from .build import CompiledKernel, build, processors, source_text
 from .compiler import can_build, triton_version
 from .dtypes import UnsupportedDtypeError
 from .errors import TritonFailed, TritonMissing, UnsupportedKernels
-from .kernel_text import LaunchText, UnsupportedStoreError, Workspace
+from .kernel_body import UnsupportedStoreError
+from .kernel_text import LaunchText, Workspace
 from .plan import Blocks, Launch, candidates, launches
 from .pool import pool
 from .source import KernelSource, kernel_source

@@ -21,7 +21,8 @@ from .compiler import Cubin, Unit, compile_units
 from .driver import driver
 from .dtypes import UnsupportedDtypeError
 from .errors import TritonFailed, UnsupportedKernels
-from .kernel_text import LaunchText, UnsupportedStoreError
+from .kernel_body import UnsupportedStoreError
+from .kernel_text import LaunchText
 from .launch import Convention, launcher
 from .names import kernel_name, provenance
 from .source import KernelSource, kernel_source
