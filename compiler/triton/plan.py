@@ -24,7 +24,7 @@ from ..ir.accesses import accesses, loop_variables, statements, updated, values
 from ..ir.bounds import bounds
 from ..ir.dependence import Dependence
 from ..ir.index import Var, add, mul
-from ..ir.kernel import Fold, Loop, Statement
+from ..ir.kernel import Fold, Loop, Statement, Update
 from ..ir.value import Result
 from .spaces import extent_of, number_of
 
@@ -212,7 +212,7 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
         if _programs(total, rows) < _PROGRAMS:
             columns = max(columns, min(longest, _LONELY // rows))
         sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
-        if narrow:
+        if narrow and not _has_moments(body):
             fewer = columns // 2 if _is_multiple(loops[-1].extent, _VECTOR) else columns
             sizes = [(rows, fewer, 1), (rows // 2, columns, 1), (rows, columns, 1), *sizes]
         if longest <= _FEW and _programs(total, _POINTWISE) >= _PROGRAMS:
@@ -228,6 +228,11 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     sizes = [(r, c, each) for r, c, each in sizes if 1 <= r <= _power(total) and 1 <= c <= longest]
     made = [Blocks(loops, (), r, c, _warps(r * c, each)) for r, c, each in sizes]
     return Launch((), made[0], body, tuple(made[1:]))
+
+
+def _has_moments(body: Sequence[Statement]) -> bool:
+    """Whether a fold computes so much for an element that what lanes have in common counts, as Welford's does."""
+    return any(isinstance(s, Update) and s.reduction.reducer == "welford" for s in statements(body))
 
 
 def _is_multiple(extent: Any, of: int) -> bool:

@@ -259,3 +259,13 @@ def test_scatters_run_side_by_side(name):
     function, *inputs = SCATTERS[name]
     assert all(one.blocks.columns for kernel in kernels(function, *inputs) for one in launches(kernel.body))
     interpreted_agrees(function, *inputs)
+
+
+def test_lanes_that_compute_moments_have_more_elements_of_16_bits():
+    x = torch.randn(40_000, 512).bfloat16()
+    made = [launches(k.body, {p.buffer.name: p.buffer.dtype.itemsize for p in k.params}) for k in kernels(_moments, x)]
+    assert sizes(made[0][0].blocks) == (64, 64, 8)
+
+
+def _moments(x):
+    return torch.var_mean(x.float(), 0)
