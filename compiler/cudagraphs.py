@@ -360,9 +360,8 @@ class _Capture:
         if not isinstance(x, torch.Tensor):
             return x
         if id(x) not in made:
-            made[id(x)] = (
-                copy_of(x) if copied else x.data
-            )  # a tensor of its own, so that it can be told whether it lives
+            # A tensor of its own, so that it can be told whether it lives.
+            made[id(x)] = copy_of(x) if copied else x.data
         return made[id(x)]
 
 
