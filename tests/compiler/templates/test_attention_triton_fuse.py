@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,15 +11,14 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.fake_cuda import with_fake_driver
+from support.template_oracle import Fastest, with_fake_hopper
 from support.triton_attention import found_on_gpu, on_gpu, run_on_gpu
 
-from regraft.compiler.templates import TritonTemplateKernel, attention_triton_fuse, gemm_triton_fuse, triton_kernel
-from regraft.compiler.templates.attention_tiles import HOPPER
+from regraft.compiler.templates import TritonTemplateKernel, attention_triton_fuse
 from regraft.compiler.templates.attention_triton_fuse import fuse_attention_triton
 from regraft.compiler.templates.fuse import fuse_attention
-from regraft.rewrites.profit import Always, Decision, Never, Question
-from regraft.rewrites.record import Evidence, GraphRecord
+from regraft.rewrites.profit import Always, Never
+from regraft.rewrites.record import GraphRecord
 
 aten = torch.ops.aten
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -28,30 +26,9 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "attentions"))
-    fake = with_fake_driver(monkeypatch, 8)
-    module = importlib.import_module("regraft.compiler.triton.driver")
-    monkeypatch.setattr(triton_kernel, "driver", module.driver)
-    monkeypatch.setattr(triton_kernel, "capability", lambda device: 90)
-    monkeypatch.setattr(gemm_triton_fuse, "_gpu", lambda index: HOPPER)
+    fake = with_fake_hopper(monkeypatch, tmp_path_factory.getbasetemp() / "attentions")
     monkeypatch.setattr(TritonTemplateKernel, "build", lambda self: None)
     return fake
-
-
-class Fastest:
-    """A timer that knows: seconds by what the program's name has in it; the first it does not know takes 1."""
-
-    def __init__(self, **seconds: float) -> None:
-        self.seconds, self.questions = seconds, list[Question]()
-
-    def decide(self, question: Question) -> Decision:
-        self.questions.append(question)
-        times = {
-            name: next((s for key, s in self.seconds.items() if key in name), 1.0)
-            for name in ("original", *question.candidates)
-        }
-        best = min(times, key=lambda name: times[name])
-        return Decision(None if best == "original" else best, Evidence(times, "measured"))
 
 
 def random(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
 import threading
 import time
@@ -14,7 +13,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.fake_cuda import with_fake_driver
+from support.template_oracle import Fastest, with_fake_hopper
 from support.triton_gemm import on_gpu
 from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -22,45 +21,22 @@ from torch.nn import functional as F
 
 from regraft.compiler.codegen import generate_kernels
 from regraft.compiler.templates import TritonTemplateKernel, gemm_triton_fuse, triton_kernel
-from regraft.compiler.templates.attention_tiles import HOPPER
 from regraft.compiler.templates.gemm_triton_fuse import fuse_gemm_triton
 from regraft.compiler.triton import TritonFailed
 from regraft.compiler.wrapper import generate
-from regraft.rewrites.profit import Always, Decision, Never, Question
-from regraft.rewrites.record import Evidence, GraphRecord
+from regraft.rewrites.profit import Always, Never
+from regraft.rewrites.record import GraphRecord
 
 BF16 = torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "products"))
-    fake = with_fake_driver(monkeypatch, 8)
-    module = importlib.import_module("regraft.compiler.triton.driver")
-    monkeypatch.setattr(triton_kernel, "driver", module.driver)
-    monkeypatch.setattr(triton_kernel, "capability", lambda device: 90)
-    monkeypatch.setattr(gemm_triton_fuse, "_gpu", lambda index: HOPPER)
-    return fake
+    return with_fake_hopper(monkeypatch, tmp_path_factory.getbasetemp() / "products")
 
 
 def empty(*sizes: int) -> torch.Tensor:
     return torch.empty(sizes, dtype=BF16)
-
-
-class Fastest:
-    """A timer that knows: seconds by what the program's name has in it; the first it does not know takes 1."""
-
-    def __init__(self, **seconds: float) -> None:
-        self.seconds, self.questions = seconds, list[Question]()
-
-    def time(self, name: str) -> float:
-        return next((s for key, s in self.seconds.items() if key in name), 1.0)
-
-    def decide(self, question: Question) -> Decision:
-        self.questions.append(question)
-        times = {name: self.time(name) for name in ("original", *question.candidates)}
-        best = min(times, key=lambda name: times[name])
-        return Decision(None if best == "original" else best, Evidence(times, "measured"))
 
 
 def fuse(

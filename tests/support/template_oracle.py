@@ -1,0 +1,43 @@
+"""What tests of the passes over templates share: a timer that knows, and a Hopper GPU in name."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regraft.compiler.templates import gemm_triton_fuse, triton_kernel
+from regraft.compiler.templates.attention_tiles import HOPPER
+from regraft.rewrites.profit import Decision, Question
+from regraft.rewrites.record import Evidence
+
+from .fake_cuda import with_fake_driver
+
+
+class Fastest:
+    """A timer that knows: seconds by what the program's name has in it; the first it does not know takes 1."""
+
+    def __init__(self, **seconds: float) -> None:
+        self.seconds, self.questions = seconds, list[Question]()
+
+    def time(self, name: str) -> float:
+        return next((s for key, s in self.seconds.items() if key in name), 1.0)
+
+    def decide(self, question: Question) -> Decision:
+        self.questions.append(question)
+        times = {name: self.time(name) for name in ("original", *question.candidates)}
+        best = min(times, key=lambda name: times[name])
+        return Decision(None if best == "original" else best, Evidence(times, "measured"))
+
+
+def with_fake_hopper(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
+    """Template kernels are for a Hopper GPU that runs nothing, their code in `folder`; gives the driver."""
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(folder))
+    fake = with_fake_driver(monkeypatch, 8)
+    module = importlib.import_module("regraft.compiler.triton.driver")
+    monkeypatch.setattr(triton_kernel, "driver", module.driver)
+    monkeypatch.setattr(triton_kernel, "capability", lambda device: 90)
+    monkeypatch.setattr(gemm_triton_fuse, "_gpu", lambda index: HOPPER)
+    return fake
