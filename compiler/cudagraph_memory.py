@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,11 +49,11 @@ def memory(value: Any) -> int:
     return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
 
 
-def copy_of(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of its own, of the same layout."""
-    new = same_memory(x)
-    flat(new).copy_(flat(x))
-    return new
+def lies_in(x: torch.Tensor, ranges: Sequence[range]) -> bool:
+    """Whether any of the memory behind a tensor is among these addresses."""
+    start = memory(x)
+    end = start + size_of(x)
+    return any(start < part.stop and part.start < end for part in ranges)
 
 
 def size_of(value: Any) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import torch_compat
+from . import torch_memory
 
 LARGE_BYTES = 8 << 20  # from here on: at most a quarter of a page of 2 MiB is lost in every 8
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -30,7 +30,7 @@ def is_large(sizes: Sequence[Any], dtype: torch.dtype) -> bool:
 @functools.cache
 def empty_large(device: torch.device) -> Callable[..., torch.Tensor]:
     """``f(sizes, strides, dtype)``: uninitialised memory on a device, on the CPU in large pages where possible."""
-    allocate = torch_compat.empty_strided(device)
+    allocate = torch_memory.empty_strided(device)
     advise = _advice() if device.type == "cpu" else None
     if advise is None:
         return allocate

@@ -82,19 +82,9 @@ def writes_to(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def cuda_stream() -> Callable[[int], int]:
-    """``f(device index)``: the handle of the current stream, by the shortest way there is."""
-    return torch._C._cuda_getCurrentRawStream
-
-
-def clear_cublas_workspaces() -> None:
-    """Let cuBLAS allocate its workspaces anew: memory of a captured graph's own must not be shared with others."""
-    torch._C._cuda_clearCublasWorkspaces()
-
-
-def storage_users(tensor: torch.Tensor) -> int:
-    """How many references there are to the memory behind a tensor: one a tensor that looks at it, and Python's own."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+def keeps_graph() -> bool:
+    """Whether the backward that is running leaves its graph to be run again; also where none is running."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def places() -> tuple[frozenset[int], int | None]:
@@ -109,13 +99,6 @@ def places() -> tuple[frozenset[int], int | None]:
 def told_strides() -> list[tuple[int, ...] | None] | None:
     """Where AOTAutograd is told the strides of a forward's outputs, which it gives the backward's compiler; or None."""
     return getattr(torch._guards.TracingContext.try_get(), "output_strides", None)
-
-
-def cuda_spin(seconds: float) -> None:
-    """Keep the current CUDA stream busy for about `seconds`, so that kernels launched meanwhile queue up behind."""
-    spin = getattr(torch.cuda, "_sleep", None)
-    if spin is not None:
-        spin(int(seconds * 2e9))  # cycles: GPUs clock at about 2 GHz
 
 
 def aot_compile(
@@ -177,19 +160,6 @@ def allows_tf32() -> bool:
         return torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:  # set through torch's newer interface, beside which this one refuses to answer
         return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"
-
-
-def empty_strided(device: torch.device) -> Callable[..., torch.Tensor]:
-    """``f(sizes, strides, dtype)``: uninitialised memory on a device, by the shortest way there is."""
-    fast = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
-    # The one for GPUs allocates on the current device: right where there is no other.
-    if fast is not None and (device.type == "cpu" or (device.type == "cuda" and torch.cuda.device_count() == 1)):
-        return fast
-
-    def allocate(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
-
-    return allocate
 
 
 def operator_path(target: Any) -> tuple[str, str, str] | None:
@@ -565,11 +535,6 @@ def calls_plainly() -> bool:
     plain = kinds <= {"PlainTensorMeta", "int"}
     extra = metadata.num_intermediate_bases or metadata.tokens or metadata.num_graphsafe_rng_states
     return plain and not written and not views and not extra
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Identity of the memory behind a tensor, while it lives."""
-    return tensor.untyped_storage()._cdata
 
 
 def has_symbols(tensor: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import torch_compat
+from . import torch_compat, torch_memory
 from .agreement import disagreement, relative_error
 from .synthesis import Inputs, UnmeasurableError, made_up
 
@@ -143,7 +143,9 @@ def _agreeing(steps: Mapping[str, Step], inputs: Inputs, trial: Trial) -> dict[s
     """The programs that run and give what the original gives (it comes first); none where that fails."""
     agreeing: dict[str, Step] = {}
     expected: _Result | None = None
+    result = None
     for name, step in steps.items():
+        result = None  # its memory is free before the next program runs
         try:
             result = _run_once(step, inputs)
             why = "" if expected is None else disagreement(result.leaves, expected.leaves, not expected.random)
@@ -257,7 +259,7 @@ class CudaClock:
         """Run `step` and wait for it."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         low, high = self.LIMITS
-        torch_compat.cuda_spin(min(max(1.5 * self._launch.get(step, high), low), high))
+        torch_memory.cuda_spin(min(max(1.5 * self._launch.get(step, high), low), high))
         start.record()
         begin = time.perf_counter()
         step()

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from ..rewrites.symbolic import SYMBOLIC
-from . import torch_compat
+from . import torch_compat, torch_memory
 from .ir.program import Buffer
 from .large_memory import empty_large, is_large
 
@@ -162,7 +162,7 @@ class Spelling:
         device = buffer.device
         if is_large(buffer.sizes, buffer.dtype):
             return self.object(empty_large(device), f"empty_large_{device.type}")
-        return self.object(torch_compat.empty_strided(device), f"empty_strided_{device.type}")
+        return self.object(torch_memory.empty_strided(device), f"empty_strided_{device.type}")
 
     def space(self, namespace: str) -> str:
         """The name of an operator namespace such as `aten`."""

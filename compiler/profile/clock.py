@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from .. import torch_compat
+from .. import torch_memory
 
 
 class Clock(Protocol):
@@ -71,7 +71,7 @@ class EventClock:
     def start(self, name: str) -> None:
         """The call of that name comes next."""
         low, high = self.LIMITS
-        torch_compat.cuda_spin(min(max(1.5 * self._launch.get(name, self.UNKNOWN) + low, low), high))
+        torch_memory.cuda_spin(min(max(1.5 * self._launch.get(name, self.UNKNOWN) + low, low), high))
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         self._pairs.append((name, begin, end))

@@ -16,7 +16,8 @@ from ..cpp.binding import bind
 from ..cpp.build import source_of
 from ..cpp.compiler import compile_all
 from ..cpp.target import host_target
-from ..torch_compat import empty_strided, is_fake
+from ..torch_compat import is_fake
+from ..torch_memory import empty_strided
 from .attention import Attention
 from .attention_cpp import PRELUDE, attention_cpp
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ..torch_compat import empty_strided, is_fake
+from ..torch_compat import is_fake
+from ..torch_memory import empty_strided
 from ..triton import KernelSource, TritonFailed
 from ..triton.build import capability
 from ..triton.compiler import Cubin, Unit, compile_units

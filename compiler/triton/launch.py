@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_compat
+from .. import torch_memory
 from ..cpp.compiler import Source, compile_all
 from ..cpp.errors import CompileFailed, CompilerMissing
 from .driver import MAX_PROGRAMS, Function, driver
@@ -83,7 +83,7 @@ def _module() -> Any:
     assert spec is not None, path
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    module.setup(torch.Tensor.data_ptr, torch_compat.cuda_stream(), *driver().addresses(*_ADDRESSES))
+    module.setup(torch.Tensor.data_ptr, torch_memory.cuda_stream(), *driver().addresses(*_ADDRESSES))
     return module
 
 
@@ -107,4 +107,4 @@ def _call(function: Function, device: int, convention: Convention, otherwise: An
             return
         values.append(ctypes.c_void_p(address))
     values += [ctypes.c_void_p(), ctypes.c_void_p()]
-    driver().launch(function, programs, values, torch_compat.cuda_stream()(device))
+    driver().launch(function, programs, values, torch_memory.cuda_stream()(device))

@@ -18,7 +18,7 @@ from torch import fx
 
 from ...rewrites.machine import cpu_model
 from ...rewrites.reason import Reason
-from .. import torch_compat
+from .. import torch_compat, torch_memory
 from ..options import Options
 from ..triton.compiler import triton_version
 
@@ -153,5 +153,5 @@ def _sharing(tensors: Iterable[torch.Tensor]) -> str:
     """Which inputs share memory: the positions of each storage's first tensor."""
     first: dict[int, int] = {}
     return " ".join(
-        str(first.setdefault(torch_compat.storage_key(tensor), position)) for position, tensor in enumerate(tensors)
+        str(first.setdefault(torch_memory.storage_key(tensor), position)) for position, tensor in enumerate(tensors)
     )

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from regraft.compiler import cudagraph_memory, cudagraphs, torch_compat
+from regraft.compiler import cudagraph_capture, cudagraph_memory, cudagraphs, torch_compat, torch_memory
+from regraft.compiler.cudagraph_capture import GIVEN
 from regraft.compiler.cudagraphs import SLOTS, CudaGraphs
 
 
@@ -32,10 +33,14 @@ class Recorded:
 
     def replay(self):
         self.device.replays += 1
+        made = {x.data_ptr() for x in self.results if isinstance(x, torch.Tensor)}
         with torch.inference_mode():
             for kept, new in zip(self.results, self.call(list(self.given)), strict=True):
                 if isinstance(kept, torch.Tensor) and kept.data_ptr() != new.data_ptr():
                     kept.copy_(new)
+            for x in self.given:  # what a forward kept has been let go
+                if isinstance(x, torch.Tensor) and x.data_ptr() in self.device.lent - made:
+                    x.fill_(torch.nan)
 
 
 class FakeDevice:
@@ -43,13 +48,23 @@ class FakeDevice:
 
     def __init__(self):
         self.captures, self.replays, self.pools, self.capturing, self.broken = [], 0, 0, False, False
-        self.current, self.read = 1, []
+        self.current, self.read, self.lent, self.shared = 1, [], set(), False
 
     def stream(self, device):
         return self.current
 
     def is_capturing(self):
         return self.capturing
+
+    def keeps_graph(self):
+        return torch_compat.keeps_graph()
+
+    def unused(self, pool):
+        return [range(1 << 62)] if self.shared else []
+
+    def borrowed(self, x):
+        self.lent.add(x.data_ptr())
+        return x.detach()
 
     def new_pool(self):
         self.pools += 1
@@ -58,7 +73,9 @@ class FakeDevice:
     def capture(self, call, given, pool, device):
         if self.broken:
             raise RuntimeError("operation not permitted when stream is capturing")
-        results = call(list(given))
+        given, taken = list(given), given
+        results = call(taken)
+        assert taken == []
         inputs = {x.data_ptr() for x in given if isinstance(x, torch.Tensor)}
         with torch.inference_mode():
             for x in results:
@@ -252,6 +269,15 @@ def test_a_pool_whose_captures_have_died_is_not_used_again(device):
     assert device.captures == ["pool 1", "pool 2"]  # torch has freed the first
 
 
+def test_results_where_other_captures_write_are_copied(device, monkeypatch):
+    monkeypatch.setattr(cudagraphs, "_SMALL", 0)
+    device.shared = True
+    run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
+    held = [run([torch.full((3,), float(k))])[0] for k in range(6)]
+    assert [y.tolist() for y in held] == [[k + 1.0] * 3 for k in range(6)]
+    assert len(device.captures) == 1
+
+
 def test_inference_mode_and_its_tensors(device, small):
     run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
     for _ in range(3):
@@ -284,14 +310,14 @@ def test_threads_take_turns(device, small):
 @pytest.fixture
 def large(monkeypatch):
     """Every result counts as large."""
-    monkeypatch.setattr(cudagraphs, "_GIVEN", cudagraphs.Given())
+    monkeypatch.setattr(GIVEN, "_known", {})
     monkeypatch.setattr(cudagraph_memory, "LARGE", 1)
-    monkeypatch.setattr(cudagraphs, "LARGE", 1)
+    monkeypatch.setattr(cudagraph_capture, "LARGE", 1)
 
 
 def test_large_results_of_other_graphs_are_read_where_they_are(device, large):
     memory = torch.zeros(3)
-    cudagraphs._GIVEN.note(memory)
+    GIVEN.note(memory)
     run = graphs(device).inference(Graph(lambda n, y: (y * n,)), frozenset())
     for k in range(5):
         memory.fill_(k)
@@ -304,8 +330,8 @@ def test_large_results_of_other_graphs_are_read_where_they_are(device, large):
 
 def test_backwards_read_large_gradients_and_kept_inputs_where_they_are(square, device, large):
     w, x, grad = torch.randn(4, requires_grad=True), torch.randn(4), torch.randn(4)
-    cudagraphs._GIVEN.note(x)
-    cudagraphs._GIVEN.note(grad)
+    GIVEN.note(x)
+    GIVEN.note(grad)
     for _ in range(6):
         x.normal_(), grad.normal_()
         (found,) = torch.autograd.grad(Square.apply(w, x), w, grad)
@@ -336,7 +362,7 @@ def test_large_results_that_lie_elsewhere_each_time_are_copied(device, large):
 
 def test_another_layout_at_the_same_place_is_another_capture(device, large):
     memory = torch.zeros(12)
-    cudagraphs._GIVEN.note(memory)
+    GIVEN.note(memory)
     run = graphs(device).inference(Graph(lambda y: (y.sum(0),)), frozenset())
     for _ in range(4):
         for view in (memory.view(3, 4), memory.view(4, 3), memory.view(4, 3).t()):
@@ -347,12 +373,12 @@ def test_another_layout_at_the_same_place_is_another_capture(device, large):
 
 def test_a_view_of_a_large_result_does_not_keep_it(device, large):
     memory = torch.zeros(12)
-    cudagraphs._GIVEN.note(memory)
+    GIVEN.note(memory)
     run = graphs(device).forward(Graph(lambda y: (y + 1, y.view(3, 4))), frozenset(), 1)
-    before = torch_compat.storage_users(memory)
+    before = torch_memory.storage_users(memory)
     for _ in range(4):
         run([memory])
-    assert device.replays and torch_compat.storage_users(memory) == before
+    assert device.replays and torch_memory.storage_users(memory) == before
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -435,6 +461,45 @@ def test_gradients_live_on(square):
         torch.testing.assert_close(grad, wanted)
 
 
+def test_gradients_that_are_held_through_the_next_forward_are_copied(square, device):
+    w = torch.randn(4, requires_grad=True)
+    held = []
+    for _ in range(5):
+        x = torch.randn(4)
+        y = Square.apply(w, x)
+        held.append((torch.autograd.grad(y.sum(), w)[0], expected(w, x)))
+        del y
+    for grad, wanted in held:
+        torch.testing.assert_close(grad, wanted)
+    assert device.captures == ["pool 1", "pool 1"]
+
+
+def test_a_step_whose_gradients_come_to_be_held_is_captured_again(square, device):
+    w = torch.randn(4, requires_grad=True)
+
+    def gradient(x):
+        return torch.autograd.grad(Square.apply(w, x).sum(), w)[0]
+
+    for _ in range(3):
+        gradient(torch.randn(4))
+    assert device.captures == ["pool 1", "pool 1"]
+    given = [torch.randn(4) for _ in range(5)]
+    for grad, x in zip([gradient(x) for x in given], given, strict=True):
+        torch.testing.assert_close(grad, expected(w, x))
+    assert device.captures == ["pool 1", "pool 1", "pool 2", "pool 2"] and len(square.pools) == 1
+
+
+def test_a_second_backward_of_a_forward_has_memory_of_its_own(square, device):
+    w = torch.randn(4, requires_grad=True)
+    for k in range(6):
+        x = torch.randn(4)
+        grad = torch.ones(8)[::2] if k % 2 else torch.ones(4)
+        (found,) = torch.autograd.grad(Square.apply(w, x), w, grad)
+        torch.testing.assert_close(found, expected(w, x))
+        del found
+    assert device.captures == ["pool 1", "pool 1", "pool 2"]
+
+
 def test_a_graph_that_is_kept_is_run_again(square):
     w = torch.randn(4, requires_grad=True)
     Square.apply(w, torch.randn(4)).sum().backward()
@@ -445,6 +510,7 @@ def test_a_graph_that_is_kept_is_run_again(square):
         loss.backward(retain_graph=True)
         torch.testing.assert_close(w.grad, expected(w, x))
         Square.apply(w, torch.randn(4)).sum().backward()
+    assert [reason.code for reason in square.said] == ["graph-kept"]
 
 
 def test_what_is_dropped_is_used_again(square, device):

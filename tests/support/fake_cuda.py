@@ -58,7 +58,7 @@ def with_fake_driver(monkeypatch: Any, slots: int = 1) -> FakeDriver:
     import torch
 
     import regraft.compiler.triton
-    from regraft.compiler import torch_compat
+    from regraft.compiler import torch_memory
 
     build, driver, launch = (importlib.import_module(f"regraft.compiler.triton.{n}") for n in _MODULES)
     fake = library()
@@ -68,7 +68,7 @@ def with_fake_driver(monkeypatch: Any, slots: int = 1) -> FakeDriver:
         monkeypatch.setattr(module, "driver", lambda: one)
     monkeypatch.setattr(build, "capability", lambda device: 90)
     monkeypatch.setattr(regraft.compiler.triton, "processors", lambda device: 132)
-    monkeypatch.setattr(torch_compat, "cuda_stream", lambda: lambda device: STREAM + device)
+    monkeypatch.setattr(torch_memory, "cuda_stream", lambda: lambda device: STREAM + device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     launch._module.cache_clear()
     return fake

@@ -1,0 +1,145 @@
+"""One recording of a compiled graph: when it may be replayed, and how its results are given out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from . import torch_memory
+from .cudagraph_memory import LARGE, Given, flat, memory, same_memory, size_of
+from .cudagraph_pool import Pool
+
+GIVEN = Given()
+
+
+class Read(NamedTuple):
+    """Where the inputs lie that are read where they are: parameters and the like, and large results of other graphs.
+
+    Of the former, `kept` are those that a forward keeps.
+    """
+
+    addresses: dict[int, int]
+    chained: dict[int, int]
+    kept: frozenset[int]
+
+    @property
+    def all(self) -> dict[int, int]:
+        """Both."""
+        return self.addresses | self.chained
+
+
+class Capture:
+    """One recording, and the memory that it reads and writes.
+
+    `kept` are results that are given out as they are; `home` is the pool of the forward that a backward belongs to.
+
+    Args:
+        graph: the recording.
+        pool: where it allocates.
+        read: inputs that are read where they are.
+        buffers: memory for the others that are tensors, by position.
+        given: the inputs, as they were in the capture.
+        results: what the capture gave.
+        returned: how many of them go to the program, in a forward; None for all, in other graphs.
+        copies: whether a result that goes to the program is to be copied out.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        pool: Pool,
+        read: Read,
+        buffers: dict[int, torch.Tensor],
+        given: Sequence[Any],
+        results: Sequence[Any],
+        returned: int | None,
+        copies: Callable[[torch.Tensor], bool],
+    ) -> None:
+        self.stream, self.pool, self.home = 0, pool, pool
+        self._places, self._addresses = [*read.all], [*read.all.values()]
+        varying = (*buffers, *read.chained)
+        self._layouts = [(k, given[k].shape, given[k].stride(), given[k].dtype) for k in varying]
+        self._numbers = [(k, x) for k, x in enumerate(given) if not isinstance(x, torch.Tensor)]
+        self._graph, self._buffers = graph, buffers
+        places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor) and k not in read.kept}
+        self._inputs = [places.get(id(result)) for result in results]
+        self._results = [x if at is None else None for x, at in zip(results, self._inputs, strict=True)]
+        # What looks at a parameter is given as it is, as without a capture.
+        steady = {memory(given[k]) for k in read.all if k not in read.kept}
+        own = [isinstance(x, torch.Tensor) and memory(x) not in steady for x in self._results]
+        count = len(results) if returned is None else returned
+        self._copied = [k < count and mine and copies(results[k]) for k, mine in enumerate(own)]
+        self._given = [k for k, at in enumerate(self._inputs[:count]) if at is None and size_of(results[k]) >= LARGE]
+        self.kept = [x for x, mine, copied in zip(results, own, self._copied, strict=True) if mine and not copied]
+        # What a forward keeps is let go as one: one tensor of its own tells for all.
+        self._sentinel = next(iter(self.kept), None) if returned is not None else None
+        watched = self.kept if self._sentinel is None else [self._sentinel]
+        self._watched = list({memory(x): x for x in watched}.values())
+        self._idle = [torch_memory.storage_users(x) for x in self._watched]
+
+    @property
+    def gives_nothing(self) -> bool:
+        """Whether all results are copied out, so that it can always be replayed."""
+        return not self._watched
+
+    def fits(self, args: Sequence[Any], stream: int) -> bool:
+        """Whether inputs lie, or are laid out, as those that it was made for; this is all that a replay checks."""
+        return (
+            stream == self.stream
+            and [args[k].data_ptr() for k in self._places] == self._addresses
+            and all(
+                (x := args[k]).shape == shape and x.stride() == stride and x.dtype == dtype
+                for k, shape, stride, dtype in self._layouts
+            )
+            and all(args[k] == number for k, number in self._numbers)
+        )
+
+    def in_use(self) -> bool:
+        """Whether anything that was given out as it is still lives."""
+        return any(torch_memory.storage_users(x) > n for x, n in zip(self._watched, self._idle, strict=True))
+
+    def replay(self, args: list[Any]) -> tuple[Any, ...]:
+        """Run on these inputs; empties the list."""
+        for position, buffer in self._buffers.items():
+            flat(buffer).copy_(flat(args[position]))
+        self._graph.replay()
+        made: dict[int, torch.Tensor] = {}
+        results = [
+            x if self._is_held(x, at, copied) else self._result(x, at, copied, args, made)
+            for x, at, copied in zip(self._results, self._inputs, self._copied, strict=True)
+        ]
+        self._copy(made)
+        args.clear()
+        for k in self._given:
+            GIVEN.note(results[k])
+        return tuple(results)
+
+    def _is_held(self, x: Any, at: int | None, copied: bool) -> bool:
+        """Whether a result goes out as the tensor that is held here: all that a forward keeps but the sentinel."""
+        return self._sentinel is not None and x is not self._sentinel and at is None and not copied
+
+    @staticmethod
+    def _result(x: Any, at: int | None, copied: bool, args: list[Any], made: dict[int, torch.Tensor]) -> Any:
+        if at is not None:
+            return args[at]
+        if not isinstance(x, torch.Tensor):
+            return x
+        if id(x) not in made:
+            # A tensor of its own, so that it can be told whether it lives.
+            made[id(x)] = same_memory(x) if copied else x.data
+        return made[id(x)]
+
+    def _copy(self, made: dict[int, torch.Tensor]) -> None:
+        """Fill the copies among the results, all in few launches."""
+        copied = (x for x, copied in zip(self._results, self._copied, strict=True) if copied)
+        sources = {id(x): x for x in copied if x is not None}
+        if sources:
+            torch_memory.copy_all([flat(made[key]) for key in sources], [flat(x) for x in sources.values()])
+
+
+def looks_at(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a result lies in the memory of one of these inputs, and is not the input itself."""
+    places, same = {memory(x) for x in inputs}, {id(x) for x in inputs}
+    return any(isinstance(x, torch.Tensor) and memory(x) in places and id(x) not in same for x in results)

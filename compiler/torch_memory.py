@@ -1,0 +1,77 @@
+"""What regraft needs of torch's internals where memory and GPUs are concerned; beside it, `torch_compat` has the rest.
+
+Every function here wraps exactly one internal fact of torch and says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identity of the memory behind a tensor, while it lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def storage_users(tensor: torch.Tensor) -> int:
+    """How many references there are to the memory behind a tensor: one a tensor that looks at it, and Python's own."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def reference(x: torch.Tensor) -> Any:
+    """A reference to a tensor's memory that does not keep it: `expired()` tells whether it is gone."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return StorageWeakRef(x.untyped_storage())
+
+
+def borrowed(x: torch.Tensor) -> torch.Tensor:
+    """A GPU's tensor in the same memory, which does not keep it alive."""
+    storage = x.untyped_storage()
+    seen = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), x.device, storage.nbytes())
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(seen, x.storage_offset(), x.shape, x.stride())
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source to its target, in few launches."""
+    torch._foreach_copy_(targets, sources)
+
+
+def empty_strided(device: torch.device) -> Callable[..., torch.Tensor]:
+    """``f(sizes, strides, dtype)``: uninitialised memory on a device, by the shortest way there is."""
+    fast = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    # The one for GPUs allocates on the current device: right where there is no other.
+    if fast is not None and (device.type == "cpu" or (device.type == "cuda" and torch.cuda.device_count() == 1)):
+        return fast
+
+    def allocate(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+
+    return allocate
+
+
+def unused_memory(pool: tuple[int, int]) -> list[range]:
+    """Addresses of a private memory pool of CUDA's that nothing holds."""
+    segments = torch.cuda.memory_snapshot(pool, include_traces=False)
+    blocks = [block for segment in segments for block in segment["blocks"] if block["state"] != "active_allocated"]
+    return [range(block["address"], block["address"] + block["size"]) for block in blocks]
+
+
+def cuda_stream() -> Callable[[int], int]:
+    """``f(device index)``: the handle of the current stream, by the shortest way there is."""
+    return torch._C._cuda_getCurrentRawStream
+
+
+def cuda_spin(seconds: float) -> None:
+    """Keep the current CUDA stream busy for about `seconds`, so that kernels launched meanwhile queue up behind."""
+    spin = getattr(torch.cuda, "_sleep", None)
+    if spin is not None:
+        spin(int(seconds * 2e9))  # cycles: GPUs clock at about 2 GHz
+
+
+def clear_cublas_workspaces() -> None:
+    """Let cuBLAS allocate its workspaces anew: memory of a captured graph's own must not be shared with others."""
+    torch._C._cuda_clearCublasWorkspaces()

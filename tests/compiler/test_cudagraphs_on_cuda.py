@@ -1,0 +1,99 @@
+"""CUDA graphs on a GPU: what the program holds outlives every later replay, whichever captures share memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+N = 2048  # rows and columns: 16 MiB
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew(monkeypatch, tmp_path):
+    torch.compiler.reset()
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+
+
+def matrix(rows=N):
+    return torch.rand(rows, N, device="cuda") / N
+
+
+def weight():
+    return matrix().requires_grad_()
+
+
+def replayed(function):
+    """A function under CUDA graphs."""
+    return torch.compile(function, backend="regraft", mode="reduce-overhead", dynamic=False)
+
+
+def wide(x, w):
+    """Products in between are dead before the result is there."""
+    return (((x @ w).relu() @ w).relu() @ w).relu() @ w
+
+
+def test_results_of_one_graph_outlive_replays_of_another():
+    w, first, second = matrix(), replayed(wide), replayed(lambda x, w: (x @ w) * 2)
+    with torch.no_grad():
+        for _ in range(4):
+            x = matrix()
+            first(x, w)
+            held, wanted = second(x, w), (x @ w) * 2
+            first(matrix(), w)
+            torch.testing.assert_close(held, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_results_of_one_size_outlive_replays_of_another():
+    w, run = matrix(), replayed(wide)
+    with torch.no_grad():
+        for _ in range(4):
+            run(matrix(), w)
+            x = matrix(N - 8)
+            held, wanted = run(x, w), wide(x, w)
+            run(matrix(), w)
+            torch.testing.assert_close(held, wanted, rtol=1e-4, atol=1e-6)
+
+
+def loss_of(x, w, v):
+    return ((x @ w).relu() @ v).square().mean(-1).sin().mean()
+
+
+def test_gradients_outlive_a_forward():
+    w, v = weight(), weight()
+    run = replayed(loss_of)
+    for _ in range(4):
+        x = matrix() * N
+        wanted = torch.autograd.grad(loss_of(x, w, v), (w, v))
+        held = torch.autograd.grad(run(x, w, v), (w, v))
+        run(matrix() * N, w, v)
+        for found, expected in zip(held, wanted, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_gradients_accumulate():
+    w, v = weight(), weight()
+    run, given = replayed(loss_of), [matrix() * N for _ in range(4)]
+    for _ in range(3):
+        grads = []
+        for function in (loss_of, run):
+            w.grad = v.grad = None
+            for x in given:
+                function(x, w, v).backward()
+            grads.append((w.grad, v.grad))
+        for expected, found in zip(*grads, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_a_graph_that_is_kept_gives_its_gradients_again():
+    w, v = weight(), weight()
+    run = replayed(loss_of)
+    for _ in range(4):
+        x = matrix() * N
+        wanted = torch.autograd.grad(loss_of(x, w, v), (w, v))
+        loss = run(x, w, v)
+        for kept in (True, True, False):
+            held = torch.autograd.grad(loss, (w, v), retain_graph=kept)
+            for found, expected in zip(held, wanted, strict=True):
+                torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
