@@ -44,6 +44,7 @@ from .freezing import (
 from .freezing.scalars import move_scalars
 from .normal import FORMS
 from .options import Options
+from .pooled_places import keep_places
 from .seeding import seed_calls
 from .softmax_rows import keep_rows
 from .spaced_rows import space_rows
@@ -104,6 +105,7 @@ class Stages:
             return
         if self._training:
             keep_rows(graph_module)
+            keep_places(graph_module)
             if self._spread(graph_module, training=True).convolutions and not isinstance(self._oracle, Never):
                 biases = {"biases": split_biases(graph_module), "bias_gradients": sum_bias_gradients(graph_module)}
                 self._record.details["convolutions"] = biases
