@@ -33,7 +33,7 @@ class Read(NamedTuple):
 class Capture:
     """One recording, and the memory that it reads and writes.
 
-    `kept` are results that are given out as they are; `home` is the pool of the forward that a backward belongs to.
+    `kept` is what a forward keeps for its backward; `home` is the pool of the forward that a backward belongs to.
 
     Args:
         graph: the recording.
@@ -70,12 +70,21 @@ class Capture:
         steady = {memory(given[k]) for k in read.all if k not in read.kept}
         own = [isinstance(x, torch.Tensor) and memory(x) not in steady for x in self._results]
         count = len(results) if returned is None else returned
-        self._copied = [k < count and mine and copies(results[k]) for k, mine in enumerate(own)]
+        # The program may write to what it is given, and the backward must not see it.
+        kept = {memory(x) for x in results[count:]}
+        self._copied = [
+            k < count and mine and (copies(x) or memory(x) in kept)
+            for k, (x, mine) in enumerate(zip(results, own, strict=True))
+        ]
         self._given = [k for k, at in enumerate(self._inputs[:count]) if at is None and size_of(results[k]) >= LARGE]
-        self.kept = [x for x, mine, copied in zip(results, own, self._copied, strict=True) if mine and not copied]
+        given_out = [mine and not copied for mine, copied in zip(own, self._copied, strict=True)]
+        self.kept = [x for x, out in zip(results[count:], given_out[count:], strict=True) if out]
         # What a forward keeps is let go as one: one tensor of its own tells for all.
-        self._sentinel = next(iter(self.kept), None) if returned is not None else None
-        watched = self.kept if self._sentinel is None else [self._sentinel]
+        self._sentinel = next(iter(self.kept), None)
+        # All the others go out as the tensors that are held here.
+        self._constant = {k for k in range(count, len(results)) if given_out[k] and results[k] is not self._sentinel}
+        self._sentinel_idle = 0 if self._sentinel is None else torch_memory.storage_users(self._sentinel)
+        watched = [x for x, out in zip(results[:count], given_out, strict=False) if out]
         self._watched = list({memory(x): x for x in watched}.values())
         self._idle = [torch_memory.storage_users(x) for x in self._watched]
 
@@ -96,8 +105,12 @@ class Capture:
             and all(args[k] == number for k, number in self._numbers)
         )
 
-    def in_use(self) -> bool:
-        """Whether anything that was given out as it is still lives."""
+    def is_pending(self) -> bool:
+        """Whether a backward may still come: what the forward keeps for it lives."""
+        return self._sentinel is not None and torch_memory.storage_users(self._sentinel) > self._sentinel_idle
+
+    def is_held(self) -> bool:
+        """Whether the program holds a result that lies in the capture's memory."""
         return any(torch_memory.storage_users(x) > n for x, n in zip(self._watched, self._idle, strict=True))
 
     def replay(self, args: list[Any]) -> tuple[Any, ...]:
@@ -105,10 +118,10 @@ class Capture:
         for position, buffer in self._buffers.items():
             flat(buffer).copy_(flat(args[position]))
         self._graph.replay()
-        made: dict[int, torch.Tensor] = {}
+        made: dict[tuple[int, bool], torch.Tensor] = {}
         results = [
-            x if self._is_held(x, at, copied) else self._result(x, at, copied, args, made)
-            for x, at, copied in zip(self._results, self._inputs, self._copied, strict=True)
+            x if k in self._constant else self._result(x, at, copied, args, made)
+            for k, (x, at, copied) in enumerate(zip(self._results, self._inputs, self._copied, strict=True))
         ]
         self._copy(made)
         args.clear()
@@ -116,27 +129,25 @@ class Capture:
             GIVEN.note(results[k])
         return tuple(results)
 
-    def _is_held(self, x: Any, at: int | None, copied: bool) -> bool:
-        """Whether a result goes out as the tensor that is held here: all that a forward keeps but the sentinel."""
-        return self._sentinel is not None and x is not self._sentinel and at is None and not copied
-
     @staticmethod
-    def _result(x: Any, at: int | None, copied: bool, args: list[Any], made: dict[int, torch.Tensor]) -> Any:
+    def _result(
+        x: Any, at: int | None, copied: bool, args: list[Any], made: dict[tuple[int, bool], torch.Tensor]
+    ) -> Any:
         if at is not None:
             return args[at]
         if not isinstance(x, torch.Tensor):
             return x
-        if id(x) not in made:
+        if (id(x), copied) not in made:
             # A tensor of its own, so that it can be told whether it lives.
-            made[id(x)] = same_memory(x) if copied else x.data
-        return made[id(x)]
+            made[id(x), copied] = same_memory(x) if copied else x.data
+        return made[id(x), copied]
 
-    def _copy(self, made: dict[int, torch.Tensor]) -> None:
+    def _copy(self, made: dict[tuple[int, bool], torch.Tensor]) -> None:
         """Fill the copies among the results, all in few launches."""
         copied = (x for x, copied in zip(self._results, self._copied, strict=True) if copied)
         sources = {id(x): x for x in copied if x is not None}
         if sources:
-            torch_memory.copy_all([flat(made[key]) for key in sources], [flat(x) for x in sources.values()])
+            torch_memory.copy_all([flat(made[key, True]) for key in sources], [flat(x) for x in sources.values()])
 
 
 def looks_at(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> bool:

@@ -57,7 +57,7 @@ class Pool:
 
     def is_lent(self) -> bool:
         """Whether a gradient that lies here is alive."""
-        return any(capture.in_use() for ref in self._lenders if (capture := ref()) is not None)
+        return any(capture.is_held() for ref in self._lenders if (capture := ref()) is not None)
 
 
 def _owner(x: Any, kept: torch.Tensor | None) -> Any:

@@ -11,14 +11,14 @@ come to lie at the same place in every step, are read there once they have been 
 Results are safe: no later call changes what the program still holds. Large results, gradients and what a forward keeps
 for its backward are given out as they are, in the capture's memory, and as long as any of it lives, that capture is not
 replayed. A loop that holds one result while it computes the next gets a second capture, and the two take turns; with
-`SLOTS` of them in use, results come from a capture that copies them out. Small results, and what a forward gives to
-the program, are copied: a loss that is held must not hold a whole step's memory.
+`SLOTS` of them in use, results come from a capture that copies them out. Small results are copied: a loss that is held
+must not hold a whole step's memory. A program that holds large results or gradients of one training step while it runs
+the next forward, to accumulate them, say, gets copies of these too.
 
 Memory: all inference captures of one stream share one pool, since nothing in it but results outlives a call; results
 that lie where another capture wrote before are copied out, as its replays write there again. A training step holds a
 pool for each of its forward captures, shared with the backward that belongs to it, which writes its own values over
-what it has read of the forward's. So the forward waits for the gradients: a program that holds them while it runs the
-next forward, to accumulate them, gets copies.
+what it has read of the forward's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..rewrites.reason import Reason
 from . import torch_memory
 from .cudagraph_capture import GIVEN, Capture, Read, looks_at
 from .cudagraph_device import Boxed, Device
-from .cudagraph_memory import layout, lies_in, memory, same_memory, size_of
+from .cudagraph_memory import LARGE, layout, lies_in, memory, same_memory, size_of
 from .cudagraph_pool import Pool
 
 logger = logging.getLogger("regraft")
@@ -63,22 +63,15 @@ class CudaGraphs:
         self.limit, self.note, self.device = limit, note, device or Device()
         self.pools: dict[int, Pool] = {}  # of what forwards keep, by address
         self.steady: set[int] = set()  # addresses of static inputs of forwards
-        self.copies_gradients = False
-        self._gradients: list[Any] = []  # of the last backward that ran as it is, not kept alive
         self._graphs: list[_Graphed] = []
 
-    def note_gradients(self, results: Sequence[Any]) -> None:
-        """A backward that ran as it is gave these to the program."""
-        self._gradients = [torch_memory.reference(x) for x in results if isinstance(x, torch.Tensor)]
-
-    def look_for_gradients(self) -> None:
-        """A forward begins; if the program still holds gradients, it may do so in every step."""
-        self.copies_gradients |= not all(ref.expired() for ref in self._gradients)
-        self._gradients = []
+    def begin(self) -> None:
+        """A step begins that is not replayed."""
+        for graph in self._graphs:
+            graph.look()
 
     def drop(self, pool: Pool) -> None:
-        """Forget a step whose gradients are held."""
-        self.copies_gradients = True
+        """Forget a step of which the program holds results."""
         self.pools = {address: p for address, p in self.pools.items() if p is not pool}
         for graph in self._graphs:
             graph.drop(pool)
@@ -116,6 +109,8 @@ class _Graphed:
         self._warm: set[Any] = set()  # numbers that it has run with
         self._noted: set[str] = set()
         self._failed = False
+        self._copies = False  # results, large ones and gradients too, in training
+        self._last: list[Any] = []  # results of the last call that ran as it is, not kept alive
 
     def run(self, args: list[Any]) -> Any:
         """The graph on inputs, in boxed convention."""
@@ -130,15 +125,26 @@ class _Graphed:
         results = self._call(args)
         for result in results[: self._returned]:
             GIVEN.note(result)
-        if self._static is None:
-            self._owner.note_gradients(results)
+        tensors = (x for x in results[: self._returned] if isinstance(x, torch.Tensor))
+        self._last = [torch_memory.reference(x) for x in tensors if self._is_given(x)]
         return results
 
+    def look(self) -> None:
+        """A step begins. If the program still holds results of the last one, it may do so in every step."""
+        self._copies |= not all(ref.expired() for ref in self._last)
+        self._last = []
+
     def drop(self, pool: Pool) -> None:
-        """Forget all captures in a pool."""
-        self._all = [c for c in self._all if c.pool is not pool and c.home is not pool]
+        """Forget all captures in a pool; what the program holds of them it may hold in every step."""
+        dropped = [c for c in self._all if c.pool is pool or c.home is pool]
+        self._copies |= any(c.is_held() for c in dropped)
+        self._all = [c for c in self._all if c not in dropped]
         for captures in self._captures.values():
-            captures[:] = [c for c in captures if c in self._all]
+            captures[:] = [c for c in captures if c not in dropped]
+
+    def _is_given(self, x: torch.Tensor) -> bool:
+        """Whether a capture of a training step gives out such a result as it is."""
+        return self._static is None or size_of(x) >= LARGE
 
     def _is_kept(self) -> bool:
         """Whether the program wants to run this backward again: then what it reads must not be written over."""
@@ -149,10 +155,12 @@ class _Graphed:
 
     def _made(self, args: list[Any], stream: int) -> Capture | None:
         """A capture that can be replayed now."""
-        for capture in [c for c in self._all if c.fits(args, stream) and not c.in_use()]:
-            if self._returned is None or not capture.pool.is_lent():
+        for capture in [c for c in self._all if c.fits(args, stream) and not c.is_pending()]:
+            held = capture.is_held() or (self._returned is not None and capture.pool.is_lent())
+            if not held:
                 return capture
-            self._owner.drop(capture.pool)
+            if self._returned is not None:
+                self._owner.drop(capture.pool)
         return None
 
     def _new_capture(self, args: list[Any], device: torch.device, stream: int) -> Capture | None:
@@ -161,7 +169,7 @@ class _Graphed:
         key = (stream, *(layout(x) for k, x in enumerate(args) if k not in addresses))
         captures = self._known(key)
         if self._returned is not None:
-            self._owner.look_for_gradients()
+            self._owner.begin()
         numbers = tuple(x for x in args if not isinstance(x, torch.Tensor))
         if captures is None or numbers not in self._warm:
             self._warm.add(numbers)
@@ -183,11 +191,11 @@ class _Graphed:
 
     def _limit(self, others: int) -> int:
         """Bytes up to which results of the program are copied out, in a capture beside so many."""
-        if self._returned is not None or others >= SLOTS - 1:
+        if self._static is not None and self._returned is None:
+            return _SMALL if others < SLOTS - 1 else _ALL
+        if self._copies or others >= SLOTS - 1:
             return _ALL
-        if self._static is None:
-            return _ALL if self._owner.copies_gradients else 0
-        return _SMALL
+        return 0 if self._static is None else LARGE - 1
 
     def _addresses(self, args: Sequence[Any]) -> dict[int, int]:
         """Where the inputs lie that are read where they are, by position."""

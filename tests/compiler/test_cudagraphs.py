@@ -25,6 +25,10 @@ def at_address(x):
     return torch.from_numpy(np.ctypeslib.as_array(memory)).as_strided(x.shape, x.stride())
 
 
+def poison(x):
+    x.fill_(torch.nan if x.is_floating_point() else 0)
+
+
 class Recorded:
     """Replays by calling again, results written to the same memory."""
 
@@ -40,7 +44,7 @@ class Recorded:
                     kept.copy_(new)
             for x in self.given:  # what a forward kept has been let go
                 if isinstance(x, torch.Tensor) and x.data_ptr() in self.device.lent - made:
-                    x.fill_(torch.nan)
+                    poison(x)
 
 
 class FakeDevice:
@@ -80,7 +84,7 @@ class FakeDevice:
         with torch.inference_mode():
             for x in results:
                 if isinstance(x, torch.Tensor) and x.data_ptr() not in inputs:
-                    x.fill_(torch.nan)
+                    poison(x)
         self.captures.append(pool)
         self.read.append([x.data_ptr() for x in given if isinstance(x, torch.Tensor)])
         return Recorded(call, given, results, self), results
@@ -313,6 +317,7 @@ def large(monkeypatch):
     monkeypatch.setattr(GIVEN, "_known", {})
     monkeypatch.setattr(cudagraph_memory, "LARGE", 1)
     monkeypatch.setattr(cudagraph_capture, "LARGE", 1)
+    monkeypatch.setattr(cudagraphs, "LARGE", 1)
 
 
 def test_large_results_of_other_graphs_are_read_where_they_are(device, large):
@@ -487,6 +492,48 @@ def test_a_step_whose_gradients_come_to_be_held_is_captured_again(square, device
     for grad, x in zip([gradient(x) for x in given], given, strict=True):
         torch.testing.assert_close(grad, expected(w, x))
     assert device.captures == ["pool 1", "pool 1", "pool 2", "pool 2"] and len(square.pools) == 1
+
+
+def test_large_results_of_a_forward_are_given_out_as_they_are(square, device, large):
+    w = torch.randn(4, requires_grad=True)
+    places = []
+    for _ in range(5):
+        x = torch.randn(4)
+        y = Square.apply(w, x)
+        torch.testing.assert_close(y, (w * x) ** 2)
+        places.append(y.data_ptr())
+        (found,) = torch.autograd.grad(y.sum(), w)
+        torch.testing.assert_close(found, expected(w, x))
+        del y, found
+    assert len(set(places[2:])) == 1 and len(device.captures) == 2
+
+
+def test_large_results_that_the_next_forward_finds_alive_are_copied(square, device, large):
+    w, held = torch.randn(4, requires_grad=True), []
+
+    def step():
+        x = torch.randn(4)
+        y = Square.apply(w, x)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), w)[0], expected(w, x))
+        return y.detach(), (w.detach() * x) ** 2
+
+    for _ in range(3):
+        step()
+    held = [step() for _ in range(6)]
+    for found, wanted in held:
+        torch.testing.assert_close(found, wanted)
+    assert len(device.captures) == 4
+
+
+def test_results_that_the_backward_reads_are_copied(device, large):
+    owner = graphs(device)
+    run = owner.forward(Graph(lambda x: (y := x.exp(), y)), frozenset(), 1)
+    run([torch.zeros(3)])
+    for _ in range(4):
+        y, kept = run([torch.zeros(3)])
+        y.fill_(7)
+        assert kept.tolist() == [1.0] * 3
+        del y, kept
 
 
 def test_a_second_backward_of_a_forward_has_memory_of_its_own(square, device):

@@ -97,3 +97,26 @@ def test_a_graph_that_is_kept_gives_its_gradients_again():
             held = torch.autograd.grad(loss, (w, v), retain_graph=kept)
             for found, expected in zip(held, wanted, strict=True):
                 torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_large_results_of_training_steps(holds):
+    w, v = weight(), weight()
+    run, held = replayed(lambda x, w, v: (x @ w).relu() @ v), []
+    for _ in range(6):
+        x = matrix() * N
+        y = run(x, w, v)
+        grads = torch.autograd.grad(y.square().mean(), (w, v))
+        wanted = (x @ w).relu() @ v
+        expected = torch.autograd.grad(wanted.square().mean(), (w, v))
+        held += [(y.detach(), wanted.detach()), *zip(grads, expected, strict=True)]
+        if not holds:
+            check(held)
+            held.clear()
+        del y, grads
+    check(held)
+
+
+def check(held):
+    for found, expected in held:
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
