@@ -32,7 +32,6 @@ from typing import Any
 import torch
 
 from ..rewrites.reason import Reason
-from . import torch_memory
 from .cudagraph_capture import GIVEN, Capture, Read, looks_at
 from .cudagraph_device import Boxed, Device
 from .cudagraph_memory import LARGE, layout, lies_in, memory, same_memory, size_of
@@ -64,11 +63,6 @@ class CudaGraphs:
         self.pools: dict[int, Pool] = {}  # of what forwards keep, by address
         self.steady: set[int] = set()  # addresses of static inputs of forwards
         self._graphs: list[_Graphed] = []
-
-    def begin(self) -> None:
-        """A step begins that is not replayed."""
-        for graph in self._graphs:
-            graph.look()
 
     def drop(self, pool: Pool) -> None:
         """Forget a step of which the program holds results."""
@@ -110,7 +104,6 @@ class _Graphed:
         self._noted: set[str] = set()
         self._failed = False
         self._copies = False  # results, large ones and gradients too, in training
-        self._last: list[Any] = []  # results of the last call that ran as it is, not kept alive
 
     def run(self, args: list[Any]) -> Any:
         """The graph on inputs, in boxed convention."""
@@ -125,14 +118,7 @@ class _Graphed:
         results = self._call(args)
         for result in results[: self._returned]:
             GIVEN.note(result)
-        tensors = (x for x in results[: self._returned] if isinstance(x, torch.Tensor))
-        self._last = [torch_memory.reference(x) for x in tensors if self._is_given(x)]
         return results
-
-    def look(self) -> None:
-        """A step begins. If the program still holds results of the last one, it may do so in every step."""
-        self._copies |= not all(ref.expired() for ref in self._last)
-        self._last = []
 
     def drop(self, pool: Pool) -> None:
         """Forget all captures in a pool; what the program holds of them it may hold in every step."""
@@ -141,10 +127,6 @@ class _Graphed:
         self._all = [c for c in self._all if c not in dropped]
         for captures in self._captures.values():
             captures[:] = [c for c in captures if c not in dropped]
-
-    def _is_given(self, x: torch.Tensor) -> bool:
-        """Whether a capture of a training step gives out such a result as it is."""
-        return self._static is None or size_of(x) >= LARGE
 
     def _is_kept(self) -> bool:
         """Whether the program wants to run this backward again: then what it reads must not be written over."""
@@ -168,8 +150,6 @@ class _Graphed:
         addresses = self._addresses(args)
         key = (stream, *(layout(x) for k, x in enumerate(args) if k not in addresses))
         captures = self._known(key)
-        if self._returned is not None:
-            self._owner.begin()
         numbers = tuple(x for x in args if not isinstance(x, torch.Tensor))
         if captures is None or numbers not in self._warm:
             self._warm.add(numbers)

@@ -6,7 +6,6 @@ Every function here wraps exactly one internal fact of torch and says which.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -19,13 +18,6 @@ def storage_key(tensor: torch.Tensor) -> int:
 def storage_users(tensor: torch.Tensor) -> int:
     """How many references there are to the memory behind a tensor: one a tensor that looks at it, and Python's own."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-def reference(x: torch.Tensor) -> Any:
-    """A reference to a tensor's memory that does not keep it: `expired()` tells whether it is gone."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return StorageWeakRef(x.untyped_storage())
 
 
 def borrowed(x: torch.Tensor) -> torch.Tensor:
