@@ -341,6 +341,26 @@ def join_argmin(x, i, y, j):
 
 
 @triton.jit
+def first_of(lanes, top, positions):
+    """The lowest position of a NaN, or else of what is `top`: the largest or smallest of all."""
+    return tl.min(tl.where((lanes == top) | (lanes != lanes), positions, 9223372036854775807), 1, keep_dims=True)
+
+
+@triton.jit
+def fold_argmax(lanes, positions):
+    """What lanes come to, by two folds that take less than one of pairs."""
+    top = tl.reduce(lanes, 1, join_max, keep_dims=True)
+    return top, first_of(lanes, top, positions)
+
+
+@triton.jit
+def fold_argmin(lanes, positions):
+    """What lanes come to, by two folds that take less than one of pairs."""
+    top = tl.reduce(lanes, 1, join_min, keep_dims=True)
+    return top, first_of(lanes, top, positions)
+
+
+@triton.jit
 def join_welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
     """Means, sums of squared differences, counts."""
     n = n_a + n_b
@@ -348,6 +368,16 @@ def join_welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
     delta = tl.where((n_a == 0) | (n_b == 0), 0.0, mean_b - mean_a)
     mean = tl.where(n_a == 0, mean_b, mean_a + delta * share)
     return mean, m2_a + m2_b + delta * delta * n_a * share, n
+
+
+@triton.jit
+def fold_welford(means, m2s, counts):
+    """What lanes come to: the mean of all first, then what each lane differs from it. With an infinity, both are NaN."""
+    n = tl.sum(counts, 1, keep_dims=True)
+    mean = tl.sum(means * (counts / tl.where(n == 0, 1.0, n)), 1, keep_dims=True)
+    delta = tl.where(counts == 0, 0.0, means - mean)
+    m2 = tl.sum(m2s + delta * delta * counts, 1, keep_dims=True)
+    return tl.where((m2 != m2) & (n > 1), m2, mean), m2, n
 
 
 @triton.jit

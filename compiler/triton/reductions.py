@@ -11,6 +11,8 @@ from ..ir.program import Reduction
 from ..ir.reducers import algebra_of
 from .dtypes import bare_literal, spelled, type_name
 
+_FOLDED_APART = frozenset({"softmax", "argmax", "argmin", "welford"})  # lanes come together faster than by joining two at a time
+
 
 def carriers(reduction: Reduction) -> tuple[torch.dtype, ...]:
     """The dtypes that components are held in: truth values as int32, which every reduction of Triton takes."""
@@ -95,8 +97,8 @@ def counted(reduction: Reduction, state: Sequence[str], shape: str, extent: str,
 
 def folded(reduction: Reduction, lanes: Sequence[str]) -> str:
     """One call that reduces lanes along the tile's second axis."""
-    if algebra_of(reduction.reducer) == "softmax":
-        return f"fold_softmax({', '.join(lanes)})"
+    if algebra_of(reduction.reducer) in _FOLDED_APART:
+        return f"fold_{algebra_of(reduction.reducer)}({', '.join(lanes)})"
     given = lanes[0] if len(lanes) == 1 else f"({', '.join(lanes)})"
     return f"tl.reduce({given}, 1, join_{algebra_of(reduction.reducer)}, keep_dims=True)"
 
