@@ -250,12 +250,12 @@ class _Graphed:
         return capture
 
     def _kept_by(self, pool: Pool, results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-        """A forward's results, with those of its own held by the pool."""
+        """A forward's results, with what it keeps of its own held by the pool; the program holds what it is given."""
         inputs = {memory(x) for x in given}
-        own = {id(x): x for x in results if isinstance(x, torch.Tensor) and memory(x) not in inputs}
+        own = {id(x): x for x in results[self._returned :] if isinstance(x, torch.Tensor) and memory(x) not in inputs}
         pool.keep(own.values())
         borrowed = {key: self._owner.device.borrowed(x) for key, x in own.items()}
-        return [borrowed.get(id(x), x) for x in results]
+        return [*results[: self._returned], *(borrowed.get(id(x), x) for x in results[self._returned :])]
 
     def _say(self, code: str, message: str) -> None:
         if code not in self._noted:

@@ -11,7 +11,9 @@ from ..ir.program import Reduction
 from ..ir.reducers import algebra_of
 from .dtypes import bare_literal, spelled, type_name
 
-_FOLDED_APART = frozenset({"softmax", "argmax", "argmin", "welford"})  # lanes come together faster than by joining two at a time
+_FOLDED_APART = frozenset(
+    {"softmax", "argmax", "argmin", "welford"}
+)  # lanes come together faster than by joining two at a time
 
 
 def carriers(reduction: Reduction) -> tuple[torch.dtype, ...]:

@@ -490,6 +490,7 @@ def test_large_results_of_a_forward_are_given_out_as_they_are(square, device, la
         y = Square.apply(w, x)
         torch.testing.assert_close(y, (w * x) ** 2)
         places.append(y.data_ptr())
+        assert y.data_ptr() not in device.lent  # else it would not outlive its capture
         (found,) = torch.autograd.grad(y.sum(), w)
         torch.testing.assert_close(found, expected(w, x))
         del y, found
