@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -83,15 +83,14 @@ class Capture:
         self._sentinel = next(iter(self.kept), None)
         # All the others go out as the tensors that are held here.
         self._constant = {k for k in range(count, len(results)) if given_out[k] and results[k] is not self._sentinel}
-        self._sentinel_idle = 0 if self._sentinel is None else torch_memory.storage_users(self._sentinel)
+        self._pending = _users([] if self._sentinel is None else [self._sentinel])
         watched = [x for x, out in zip(results[:count], given_out, strict=False) if out]
-        self._watched = list({memory(x): x for x in watched}.values())
-        self._idle = [torch_memory.storage_users(x) for x in self._watched]
+        self._held = _users({memory(x): x for x in watched}.values())
 
     @property
     def gives_nothing(self) -> bool:
         """Whether all results are copied out, so that it can always be replayed."""
-        return not self._watched
+        return not self._held
 
     def fits(self, args: Sequence[Any], stream: int) -> bool:
         """Whether inputs lie, or are laid out, as those that it was made for; this is all that a replay checks."""
@@ -107,11 +106,11 @@ class Capture:
 
     def is_pending(self) -> bool:
         """Whether a backward may still come: what the forward keeps for it lives."""
-        return self._sentinel is not None and torch_memory.storage_users(self._sentinel) > self._sentinel_idle
+        return any(torch_memory.storage_users(key) > idle for key, idle in self._pending)
 
     def is_held(self) -> bool:
         """Whether the program holds a result that lies in the capture's memory."""
-        return any(torch_memory.storage_users(x) > n for x, n in zip(self._watched, self._idle, strict=True))
+        return any(torch_memory.storage_users(key) > idle for key, idle in self._held)
 
     def replay(self, args: list[Any]) -> tuple[Any, ...]:
         """Run on these inputs; empties the list."""
@@ -148,6 +147,12 @@ class Capture:
         sources = {id(x): x for x in copied if x is not None}
         if sources:
             torch_memory.copy_all([flat(made[key, True]) for key in sources], [flat(x) for x in sources.values()])
+
+
+def _users(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """Which memory tensors lie in, and how many references there are to it while nobody else has one."""
+    keys = [torch_memory.storage_key(x) for x in tensors]
+    return [(key, torch_memory.storage_users(key)) for key in keys]
 
 
 def looks_at(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> bool:

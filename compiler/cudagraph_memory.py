@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .torch_memory import storage_key
+
 LARGE = 1 << 24  # bytes of a result that another graph had better read where it lies
 _REMEMBERED = 1024
 
@@ -26,15 +28,11 @@ class Given:
         if size_of(value) >= LARGE:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[_storage(value)] = memory(value)
+            self._known[storage_key(value)] = memory(value)
 
     def __contains__(self, value: Any) -> bool:
         """Whether a tensor lies in such a result."""
-        return size_of(value) >= LARGE and self._known.get(_storage(value)) == memory(value)
-
-
-def _storage(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata
+        return size_of(value) >= LARGE and self._known.get(storage_key(value)) == memory(value)
 
 
 def layout(value: Any) -> Any:

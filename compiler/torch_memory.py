@@ -15,9 +15,12 @@ def storage_key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def storage_users(tensor: torch.Tensor) -> int:
-    """How many references there are to the memory behind a tensor: one a tensor that looks at it, and Python's own."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+def storage_users(key: int) -> int:
+    """How many references there are to memory that lives, by its `storage_key`.
+
+    One for each tensor that looks at it, and Python's own.
+    """
+    return torch._C._storage_Use_Count(key)
 
 
 def borrowed(x: torch.Tensor) -> torch.Tensor:

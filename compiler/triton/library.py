@@ -372,7 +372,7 @@ def join_welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
 
 @triton.jit
 def fold_welford(means, m2s, counts):
-    """What lanes come to: the mean of all first, then what each lane differs from it. With an infinity, both are NaN."""
+    """What lanes come to: the mean of all, then how each differs from it. With an infinity, both are NaN."""
     n = tl.sum(counts, 1, keep_dims=True)
     mean = tl.sum(means * (counts / tl.where(n == 0, 1.0, n)), 1, keep_dims=True)
     delta = tl.where(counts == 0, 0.0, means - mean)
