@@ -9,35 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from regraft.compiler.autograd import differentiate
 from regraft.compiler.pooled_places import keep_places
-from regraft.compiler.wrapper import generate
 
-aten = torch.ops.aten
-
-
-class Kept:
-    """A backend that keeps places, splits with recomputation, and runs the graphs by calls."""
-
-    def __init__(self):
-        torch.compiler.reset()
-        self.graphs, self.count = {}, 0
-
-    def __call__(self, graph_module, inputs):
-        return differentiate(graph_module, inputs, self._compile, prepare=self._prepare, recompute=True)
-
-    def _prepare(self, graph_module):
-        self.count += keep_places(graph_module)
-
-    def _compile(self, graph_module, inputs, kind):
-        self.graphs[kind] = graph_module
-        return generate(graph_module, name=kind).call
-
-    def kept(self):
-        """The tensors that the forward keeps, by dtype, each with its number of elements."""
-        results = self.graphs["forward"].graph.output_node().args[0][1:]
-        values = [node.meta["val"] for node in results if node.op != "placeholder"]
-        return sorted((str(v.dtype), v.numel()) for v in values if isinstance(v, torch.Tensor))
+from ..support.joint_pass import JointPass
 
 
 def gradients(function, x):
@@ -48,7 +22,7 @@ def gradients(function, x):
 
 
 def agrees(function, x):
-    kept = Kept()
+    kept = JointPass(keep_places)
     theirs = gradients(function, x)
     ours = gradients(torch.compile(function, backend=kept, fullgraph=True, dynamic=False), x)
     torch.testing.assert_close(ours, theirs, equal_nan=True)
@@ -106,3 +80,18 @@ def test_what_stays(function):
 
 def test_three_dims_stay():
     assert agrees(lambda x: F.max_pool3d(x * 2, 2), torch.randn(2, 3, 4, 4, 4)).count == 0
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_network_by_generated_kernels(layout):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    stem = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 2, 1)
+    ).to(memory_format=layout)
+    x, gradients = torch.randn(2, 3, 19, 17).contiguous(memory_format=layout), []
+    for run in (stem, torch.compile(stem, backend="regraft")):
+        stem.zero_grad()
+        run(x).square().sum().backward()
+        gradients.append([p.grad.clone() for p in stem.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-3)

@@ -7,31 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from regraft.compiler.autograd import differentiate
 from regraft.compiler.softmax_rows import keep_rows
-from regraft.compiler.wrapper import generate
 
+from ..support.joint_pass import JointPass
 from ..support.lowering import trace
 
 aten = torch.ops.aten
-
-
-class Kept:
-    """A backend that keeps rows' numbers, splits with recomputation, and runs the graphs by calls."""
-
-    def __init__(self):
-        torch.compiler.reset()
-        self.graphs, self.count = {}, 0
-
-    def __call__(self, graph_module, inputs):
-        return differentiate(graph_module, inputs, self._compile, prepare=self._prepare, recompute=True)
-
-    def _prepare(self, graph_module):
-        self.count += keep_rows(graph_module)
-
-    def _compile(self, graph_module, inputs, kind):
-        self.graphs[kind] = graph_module
-        return generate(graph_module, name=kind).call
 
 
 def gradients(function, x, *more):
@@ -42,7 +23,7 @@ def gradients(function, x, *more):
 
 
 def agrees(function, x, *more, **tolerance):
-    kept = Kept()
+    kept = JointPass(keep_rows)
     theirs = gradients(function, x, *more)
     ours = gradients(torch.compile(function, backend=kept, fullgraph=True), x, *more)
     torch.testing.assert_close(ours, theirs, equal_nan=True, **tolerance)
