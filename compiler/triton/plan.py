@@ -213,6 +213,8 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
         if _programs(total, rows) < _PROGRAMS:
             columns = max(columns, min(longest, _LONELY // rows))
         sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
+        if not narrow and _has_moments(body) and _programs(total, 2 * rows) >= _PROGRAMS:
+            sizes = [(2 * rows, columns // 2, 2), *sizes]
         if narrow and not _has_moments(body):
             fewer = columns // 2 if _is_multiple(loops[-1].extent, _VECTOR) else columns
             sizes = [(rows, fewer, 1), (rows // 2, columns, 1), (rows, columns, 1), *sizes]
