@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from . import torch_memory
-from .cudagraph_memory import LARGE, Given, flat, memory, same_memory, size_of
+from .cudagraph_memory import LARGE, Given, flat, in_memory_of, memory, same_memory, size_of
 from .cudagraph_pool import Pool
 
 GIVEN = Given()
+Made = dict[tuple[int, bool], torch.Tensor]  # results of a replay, by what they are of, and whether they are copies
 
 
 class Read(NamedTuple):
@@ -59,7 +61,8 @@ class Capture:
     ) -> None:
         self.stream, self.pool, self.home = 0, pool, pool
         self._places, self._addresses = [*read.all], [*read.all.values()]
-        varying = (*buffers, *read.chained)
+        # In a backward an address is not all that is known of a parameter.
+        varying = (*buffers, *read.chained, *(k for k in read.addresses if read.kept and k not in read.kept))
         self._layouts = [(k, given[k].shape, given[k].stride(), given[k].dtype) for k in varying]
         self._numbers = [(k, x) for k, x in enumerate(given) if not isinstance(x, torch.Tensor)]
         self._graph, self._buffers = graph, buffers
@@ -70,20 +73,21 @@ class Capture:
         steady = {memory(given[k]) for k in read.all if k not in read.kept}
         own = [isinstance(x, torch.Tensor) and memory(x) not in steady for x in self._results]
         count = len(results) if returned is None else returned
-        # The program may write to what it is given, and the backward must not see it.
-        kept = {memory(x) for x in results[count:]}
+        # The program may write to what it is given, and the backward must not see it; nor does the program get what a
+        # forward keeps, which its next replay overwrites.
+        kept = {memory(x) for x in results[count:]} | {memory(given[k]) for k in read.kept}
         self._copied = [
             k < count and mine and (copies(x) or memory(x) in kept)
             for k, (x, mine) in enumerate(zip(results, own, strict=True))
         ]
+        # Results that share memory share it when they are copied, too.
+        copied = {id(x): x for x, it in zip(results, self._copied, strict=True) if it}.values()
+        users = Counter(map(memory, copied))
+        self._shared = {memory(x): _bytes(x) for x in copied if users[memory(x)] > 1}
         self._given = [k for k, at in enumerate(self._inputs[:count]) if at is None and size_of(results[k]) >= LARGE]
         given_out = [mine and not copied for mine, copied in zip(own, self._copied, strict=True)]
         self.kept = [x for x, out in zip(results[count:], given_out[count:], strict=True) if out]
-        # What a forward keeps is let go as one: one tensor of its own tells for all.
-        self._sentinel = next(iter(self.kept), None)
-        # All the others go out as the tensors that are held here.
-        self._constant = {k for k in range(count, len(results)) if given_out[k] and results[k] is not self._sentinel}
-        self._pending = _users([] if self._sentinel is None else [self._sentinel])
+        self._pending = _users(self.kept)
         watched = [x for x, out in zip(results[:count], given_out, strict=False) if out]
         self._held = _users({memory(x): x for x in watched}.values())
 
@@ -117,10 +121,10 @@ class Capture:
         for position, buffer in self._buffers.items():
             flat(buffer).copy_(flat(args[position]))
         self._graph.replay()
-        made: dict[tuple[int, bool], torch.Tensor] = {}
+        made: Made = {}
         results = [
-            x if k in self._constant else self._result(x, at, copied, args, made)
-            for k, (x, at, copied) in enumerate(zip(self._results, self._inputs, self._copied, strict=True))
+            self._result(x, at, copied, args, made)
+            for x, at, copied in zip(self._results, self._inputs, self._copied, strict=True)
         ]
         self._copy(made)
         args.clear()
@@ -128,25 +132,38 @@ class Capture:
             GIVEN.note(results[k])
         return tuple(results)
 
-    @staticmethod
-    def _result(
-        x: Any, at: int | None, copied: bool, args: list[Any], made: dict[tuple[int, bool], torch.Tensor]
-    ) -> Any:
+    def _result(self, x: Any, at: int | None, copied: bool, args: list[Any], made: Made) -> Any:
         if at is not None:
             return args[at]
         if not isinstance(x, torch.Tensor):
             return x
         if (id(x), copied) not in made:
             # A tensor of its own, so that it can be told whether it lives.
-            made[id(x), copied] = same_memory(x) if copied else x.data
+            made[id(x), copied] = self._copy_of(x, made) if copied else x.data
         return made[id(x), copied]
 
-    def _copy(self, made: dict[tuple[int, bool], torch.Tensor]) -> None:
+    def _copy_of(self, x: torch.Tensor, made: Made) -> torch.Tensor:
+        """Memory for a copy of a result, beside that of results that share its own."""
+        shared = self._shared.get(memory(x))
+        if shared is None:
+            return same_memory(x)
+        key = memory(x), True
+        if key not in made:
+            made[key] = torch.empty_like(shared)
+        return in_memory_of(made[key], x)
+
+    def _copy(self, made: Made) -> None:
         """Fill the copies among the results, all in few launches."""
-        copied = (x for x, copied in zip(self._results, self._copied, strict=True) if copied)
-        sources = {id(x): x for x in copied if x is not None}
+        pairs = {id(x): x for x, copied in zip(self._results, self._copied, strict=True) if copied and x is not None}
+        alone = {key: x for key, x in pairs.items() if memory(x) not in self._shared} if self._shared else pairs
+        sources = alone | self._shared
         if sources:
             torch_memory.copy_all([flat(made[key, True]) for key in sources], [flat(x) for x in sources.values()])
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """All memory behind a tensor."""
+    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
 
 
 def _users(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:

@@ -47,6 +47,12 @@ def memory(value: Any) -> int:
     return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
 
 
+def in_memory_of(holder: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A tensor like `x`, at the same place in the memory behind another."""
+    made = torch.empty(0, dtype=x.dtype, device=holder.device)
+    return made.set_(holder.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+
+
 def lies_in(x: torch.Tensor, ranges: Sequence[range]) -> bool:
     """Whether any of the memory behind a tensor is among these addresses."""
     start = memory(x)

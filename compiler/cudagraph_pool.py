@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .cudagraph_memory import memory
+from .cudagraph_memory import in_memory_of, memory
 
 if TYPE_CHECKING:
     from .cudagraph_capture import Capture
@@ -46,7 +46,7 @@ class Pool:
         not known which memory is free at which time: nothing else may be captured here.
         """
         self.spent = True
-        taken = [_owner(x, self._kept.get(memory(x))) for x in args]
+        taken = [_owner(x, self._kept.get(memory(x))) if isinstance(x, torch.Tensor) else x for x in args]
         for x in args:
             self._kept.pop(memory(x), None)
         return taken
@@ -60,8 +60,6 @@ class Pool:
         return any(capture.is_held() for ref in self._lenders if (capture := ref()) is not None)
 
 
-def _owner(x: Any, kept: torch.Tensor | None) -> Any:
+def _owner(x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
     """`x` as a tensor in the memory that was kept."""
-    if kept is None:
-        return x
-    return kept.new_empty(0, dtype=x.dtype).set_(kept.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+    return x if kept is None else in_memory_of(kept, x)

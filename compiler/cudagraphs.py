@@ -109,15 +109,23 @@ class _Graphed:
         """The graph on inputs, in boxed convention."""
         device = next((x.device for x in args if isinstance(x, torch.Tensor)), None)
         if self._failed or device is None or self._owner.device.is_capturing() or self._is_kept():
-            return self._call(args)
+            return self._as_it_is(args)
         with _LOCK:
             stream = self._owner.device.stream(device)
             capture = self._made(args, stream) or self._new_capture(args, device, stream)
             if capture is not None:
                 return capture.replay(args)
-        results = self._call(args)
+        results = self._as_it_is(args)
         for result in results[: self._returned]:
             GIVEN.note(result)
+        return results
+
+    def _as_it_is(self, args: list[Any]) -> Any:
+        """The graph without a capture. What a forward's capture keeps is held until all that reads it is launched."""
+        pools = self._owner.pools
+        held = [x for x in args if isinstance(x, torch.Tensor) and x.data_ptr() in pools] if pools else []
+        results = self._call(args)
+        held.clear()
         return results
 
     def drop(self, pool: Pool) -> None:
@@ -227,14 +235,15 @@ class _Graphed:
                 written = gpu.unused(pool.handle) if self._static is not None else []
                 taken = pool.take(given) if read.kept else list(given)
                 graph, results = gpu.capture(self._call, taken, pool.handle, device)
-                if self._returned is not None:
+                chains = looks_at(results, [args[k] for k in read.chained])  # it would keep them alive, at their place
+                if self._returned is not None and not chains:
                     results = self._kept_by(pool, results, given)
         except Exception as error:  # whatever cannot be recorded runs as it is
             self._failed = True
             logger.warning("regraft: a graph runs without CUDA graphs, its capture failed", exc_info=True)
             self._say("capture-failed", f"{type(error).__name__}: {error}")
             return None
-        if looks_at(results, [args[k] for k in read.chained]):  # it would keep them alive, at their place
+        if chains:
             return self._captured(args, read._replace(chained={}), home, device, limit)
 
         def copies(x: torch.Tensor) -> bool:

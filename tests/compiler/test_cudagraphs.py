@@ -2,105 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 import weakref
 
-import numpy as np
 import pytest
 import torch
 
-from regraft.compiler import cudagraph_capture, cudagraph_memory, cudagraphs, torch_compat, torch_memory
+from regraft.compiler import cudagraph_capture, cudagraph_memory, cudagraphs, torch_memory
 from regraft.compiler.cudagraph_capture import GIVEN
-from regraft.compiler.cudagraphs import SLOTS, CudaGraphs
+from regraft.compiler.cudagraphs import SLOTS
 
-
-def at_address(x):
-    """The same memory, not kept alive: as a GPU knows it."""
-    if not isinstance(x, torch.Tensor):
-        return x
-    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    memory = (ctypes.c_float * span).from_address(x.data_ptr())
-    return torch.from_numpy(np.ctypeslib.as_array(memory)).as_strided(x.shape, x.stride())
-
-
-def poison(x):
-    x.fill_(torch.nan if x.is_floating_point() else 0)
-
-
-class Recorded:
-    """Replays by calling again, results written to the same memory."""
-
-    def __init__(self, call, given, results, device):
-        self.call, self.given, self.results, self.device = call, list(map(at_address, given)), results, device
-
-    def replay(self):
-        self.device.replays += 1
-        made = {x.data_ptr() for x in self.results if isinstance(x, torch.Tensor)}
-        with torch.inference_mode():
-            for kept, new in zip(self.results, self.call(list(self.given)), strict=True):
-                if isinstance(kept, torch.Tensor) and kept.data_ptr() != new.data_ptr():
-                    kept.copy_(new)
-            for x in self.given:  # what a forward kept has been let go
-                if isinstance(x, torch.Tensor) and x.data_ptr() in self.device.lent - made:
-                    poison(x)
-
-
-class FakeDevice:
-    """Captures compute nothing that is seen: results are poisoned until the first replay."""
-
-    def __init__(self):
-        self.captures, self.replays, self.pools, self.capturing, self.broken = [], 0, 0, False, False
-        self.current, self.read, self.lent, self.shared = 1, [], set(), False
-
-    def stream(self, device):
-        return self.current
-
-    def is_capturing(self):
-        return self.capturing
-
-    def keeps_graph(self):
-        return torch_compat.keeps_graph()
-
-    def unused(self, pool):
-        return [range(1 << 62)] if self.shared else []
-
-    def borrowed(self, x):
-        self.lent.add(x.data_ptr())
-        return x.detach()
-
-    def new_pool(self):
-        self.pools += 1
-        return f"pool {self.pools}"
-
-    def capture(self, call, given, pool, device):
-        if self.broken:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        given, taken = list(given), given
-        results = call(taken)
-        assert taken == []
-        inputs = {x.data_ptr() for x in given if isinstance(x, torch.Tensor)}
-        with torch.inference_mode():
-            for x in results:
-                if isinstance(x, torch.Tensor) and x.data_ptr() not in inputs:
-                    poison(x)
-        self.captures.append(pool)
-        self.read.append([x.data_ptr() for x in given if isinstance(x, torch.Tensor)])
-        return Recorded(call, given, results, self), results
-
-
-class Graph:
-    """A boxed graph that counts its calls."""
-
-    def __init__(self, function):
-        self.function, self.calls = function, 0
-
-    def __call__(self, args):
-        self.calls += 1
-        given = list(args)
-        args.clear()
-        return self.function(*given)
+from ..support.recorded_graphs import FakeDevice, Graph, graphs
 
 
 @pytest.fixture(autouse=True)
@@ -111,13 +24,6 @@ def _no_pools(monkeypatch):
 @pytest.fixture
 def device():
     return FakeDevice()
-
-
-def graphs(device, limit=8):
-    said = []
-    made = CudaGraphs(limit, said.append, device)
-    made.said = said
-    return made
 
 
 def test_the_first_call_runs_the_second_is_captured_the_third_replayed(device):
@@ -189,6 +95,19 @@ def test_a_result_that_comes_twice_is_one_tensor(device, small):
     for _ in range(3):
         a, b, number, nothing = run([torch.ones(2)])
     assert a is b and (number, nothing) == (7, None)
+
+
+def test_results_that_share_memory_share_it_when_copied(device):
+    def function(x):
+        y = x + 1
+        return y, y[1:], y.view(2, 2), x * 2
+
+    run = graphs(device).inference(Graph(function), frozenset())
+    for k in range(4):
+        y, part, square, alone = run([torch.full((4,), float(k))])
+        y[2] = 9
+        assert part.tolist() == [k + 1, 9, k + 1] and square[1].tolist() == [9, k + 1]
+        assert alone.tolist() == [2.0 * k] * 4
 
 
 def test_an_input_that_is_a_result_is_the_callers_own(device):
@@ -333,17 +252,6 @@ def test_large_results_of_other_graphs_are_read_where_they_are(device, large):
     assert len(device.read) == 2 and device.read[1] != [other.data_ptr()]
 
 
-def test_backwards_read_large_gradients_and_kept_inputs_where_they_are(square, device, large):
-    w, x, grad = torch.randn(4, requires_grad=True), torch.randn(4), torch.randn(4)
-    GIVEN.note(x)
-    GIVEN.note(grad)
-    for _ in range(6):
-        x.normal_(), grad.normal_()
-        (found,) = torch.autograd.grad(Square.apply(w, x), w, grad)
-        torch.testing.assert_close(found, expected(w, x) * grad)
-    assert device.read[-1][-2:] == [x.data_ptr(), grad.data_ptr()]
-
-
 def test_the_program_may_hold_a_large_result_while_the_next_is_computed(device, large):
     first = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
     second = graphs(device).inference(Graph(lambda y: (y * 2, y)), frozenset())
@@ -384,174 +292,3 @@ def test_a_view_of_a_large_result_does_not_keep_it(device, large):
     for _ in range(4):
         run([memory])
     assert device.replays and torch_memory.storage_users(torch_memory.storage_key(memory)) == before
-
-
-# -- training ---------------------------------------------------------------------------------------------------------
-
-
-class Square(torch.autograd.Function):
-    """y = (w x)^2, as AOTAutograd would run it: the product and the weight are kept."""
-
-    forward_graph: object
-    backward_graph: object
-
-    @staticmethod
-    def forward(ctx, w, x):
-        y, *kept = Square.forward_graph([w, x])
-        ctx.save_for_backward(*kept)
-        return y
-
-    @staticmethod
-    def backward(ctx, grad):
-        return Square.backward_graph([*ctx.saved_tensors, grad])
-
-
-@pytest.fixture
-def square(device):
-    owner = graphs(device)
-
-    def forward(w, x):
-        p = w * x
-        return p * p, p, w, x
-
-    def backward(p, w, x, grad):
-        g = 2 * p * grad
-        return g * x, g * w
-
-    Square.forward_graph = owner.forward(Graph(forward), frozenset({0}), 1)
-    Square.backward_graph = owner.backward(Graph(backward))
-    return owner
-
-
-def expected(w, x):
-    return 2 * w.detach() * x.detach() ** 2
-
-
-def test_steps_are_captured_forward_and_backward(square, device):
-    w = torch.randn(4, requires_grad=True)
-    for _ in range(5):
-        x = torch.randn(4)
-        w.grad = None
-        y = Square.apply(w, x)
-        torch.testing.assert_close(y, (w * x) ** 2)
-        y.sum().backward()
-        torch.testing.assert_close(w.grad, expected(w, x))
-        del y
-    assert device.captures == ["pool 1", "pool 1"] and device.replays == 8
-
-
-def test_forwards_before_their_backwards_keep_their_own(square, device):
-    w = torch.randn(4, requires_grad=True)
-    Square.apply(w, torch.randn(4)).sum().backward()
-    for _ in range(3):
-        xs = [torch.randn(4) for _ in range(SLOTS + 2)]
-        ys = [Square.apply(w, x) for x in xs]
-        for x, y in zip(xs, ys, strict=True):
-            w.grad = None
-            y.sum().backward()
-            torch.testing.assert_close(w.grad, expected(w, x))
-        del ys, x, y
-    assert square.said and {reason.code for reason in square.said} == {"captures"}
-    assert len(device.captures) == 2 * SLOTS
-
-
-def test_gradients_live_on(square):
-    w = torch.randn(4, requires_grad=True)
-    grads = []
-    for _ in range(5):
-        x = torch.randn(4)
-        y = Square.apply(w, x)
-        grads.append((torch.autograd.grad(y.sum(), w)[0], expected(w, x)))
-        del y
-    for grad, wanted in grads:
-        torch.testing.assert_close(grad, wanted)
-
-
-def test_a_step_whose_gradients_come_to_be_held_is_captured_again(square, device):
-    w = torch.randn(4, requires_grad=True)
-
-    def gradient(x):
-        return torch.autograd.grad(Square.apply(w, x).sum(), w)[0]
-
-    for _ in range(3):
-        gradient(torch.randn(4))
-    assert device.captures == ["pool 1", "pool 1"]
-    given = [torch.randn(4) for _ in range(5)]
-    for grad, x in zip([gradient(x) for x in given], given, strict=True):
-        torch.testing.assert_close(grad, expected(w, x))
-    assert device.captures == ["pool 1", "pool 1", "pool 2", "pool 2"] and len(square.pools) == 1
-
-
-def test_large_results_of_a_forward_are_given_out_as_they_are(square, device, large):
-    w = torch.randn(4, requires_grad=True)
-    places = []
-    for _ in range(5):
-        x = torch.randn(4)
-        y = Square.apply(w, x)
-        torch.testing.assert_close(y, (w * x) ** 2)
-        places.append(y.data_ptr())
-        assert y.data_ptr() not in device.lent  # else it would not outlive its capture
-        (found,) = torch.autograd.grad(y.sum(), w)
-        torch.testing.assert_close(found, expected(w, x))
-        del y, found
-    assert len(set(places[2:])) == 1 and len(device.captures) == 2
-
-
-def test_large_results_that_the_next_forward_finds_alive_are_copied(square, device, large):
-    w, held = torch.randn(4, requires_grad=True), []
-
-    def step():
-        x = torch.randn(4)
-        y = Square.apply(w, x)
-        torch.testing.assert_close(torch.autograd.grad(y.sum(), w)[0], expected(w, x))
-        return y.detach(), (w.detach() * x) ** 2
-
-    for _ in range(3):
-        step()
-    held = [step() for _ in range(6)]
-    for found, wanted in held:
-        torch.testing.assert_close(found, wanted)
-    assert len(device.captures) == 4
-
-
-def test_results_that_the_backward_reads_are_copied(device, large):
-    owner = graphs(device)
-    run = owner.forward(Graph(lambda x: (y := x.exp(), y)), frozenset(), 1)
-    run([torch.zeros(3)])
-    for _ in range(4):
-        y, kept = run([torch.zeros(3)])
-        y.fill_(7)
-        assert kept.tolist() == [1.0] * 3
-        del y, kept
-
-
-def test_a_second_backward_of_a_forward_has_memory_of_its_own(square, device):
-    w = torch.randn(4, requires_grad=True)
-    for k in range(6):
-        x = torch.randn(4)
-        grad = torch.ones(8)[::2] if k % 2 else torch.ones(4)
-        (found,) = torch.autograd.grad(Square.apply(w, x), w, grad)
-        torch.testing.assert_close(found, expected(w, x))
-        del found
-    assert device.captures == ["pool 1", "pool 1", "pool 2"]
-
-
-def test_a_graph_that_is_kept_is_run_again(square):
-    w = torch.randn(4, requires_grad=True)
-    Square.apply(w, torch.randn(4)).sum().backward()
-    x = torch.randn(4)
-    loss = Square.apply(w, x).sum()
-    for _ in range(3):
-        w.grad = None
-        loss.backward(retain_graph=True)
-        torch.testing.assert_close(w.grad, expected(w, x))
-        Square.apply(w, torch.randn(4)).sum().backward()
-    assert [reason.code for reason in square.said] == ["graph-kept"]
-
-
-def test_what_is_dropped_is_used_again(square, device):
-    w = torch.randn(4, requires_grad=True)
-    for _ in range(2 * SLOTS):
-        Square.apply(w, torch.randn(4))
-        gc.collect()
-    assert len(device.captures) == 1
