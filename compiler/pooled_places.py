@@ -86,12 +86,11 @@ def _respell(editor: Editor, node: fx.Node) -> None:
             grad = editor.call(aten.threshold_backward.default, grad, out, stops.args[2])
         wide = editor.call(aten._to_copy.default, near, dtype=torch.int64)
         places = editor.call(aten.add.Tensor, wide, _first(editor, near, x, geometry))
-        like = val(x)
-        nothing = editor.call(aten.full.default, [1] * like.dim(), 0, dtype=like.dtype, device=like.device)
-        result = editor.call(
-            _BACKWARD, grad, editor.call(aten.expand.default, nothing, list(like.shape)), *geometry, places
-        )
-    result.meta["val"] = val(stops or node)  # the layout that was promised
+        like = val(x)  # nobody reads its memory; it says how the gradient lies
+        unread = editor.call(aten.empty_strided.default, list(like.shape), list(like.stride()),
+                             dtype=like.dtype, device=like.device)  # fmt: skip
+        mark_recomputed(unread, True)
+        result = editor.call(_BACKWARD, grad, unread, *geometry, places)
     editor.replace(stops or node, result)
     editor.erase_dead(stops or node)
 

@@ -108,7 +108,7 @@ class Stages:
             if self._spread(graph_module, training=True).convolutions and not isinstance(self._oracle, Never):
                 biases = {"biases": split_biases(graph_module), "bias_gradients": sum_bias_gradients(graph_module)}
                 self._record.details["convolutions"] = biases
-            keep_places(graph_module)  # knows how images lie from here on
+            keep_places(graph_module)
         self._seed(graph_module)
 
     def _seed(self, graph_module: fx.GraphModule) -> None:

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from regraft.compiler import torch_compat
+from regraft.compiler import torch_memory
 from regraft.compiler.profile.clock import EventClock, HostClock
 
 
@@ -53,7 +53,7 @@ class Event:
 @pytest.fixture
 def gpu(monkeypatch):
     made = Gpu()
-    monkeypatch.setattr(torch_compat, "cuda_spin", made.spin)
+    monkeypatch.setattr(torch_memory, "cuda_spin", made.spin)
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return made

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regraft
-from regraft.compiler import torch_compat
+from regraft.compiler import torch_memory
 from regraft.compiler.options import OptionError
 from regraft.compiler.profile import limits, profiler, record
 from regraft.compiler.profile.profiler import NothingRanError
@@ -197,7 +197,7 @@ class WallEvent:
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_the_way_of_gpus_on_a_cpu(monkeypatch, mode):
     monkeypatch.setattr(record, "_on_cuda", lambda graph: True)
-    monkeypatch.setattr(torch_compat, "cuda_spin", lambda seconds: None)
+    monkeypatch.setattr(torch_memory, "cuda_spin", lambda seconds: None)
     monkeypatch.setattr(torch.cuda, "Event", WallEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
