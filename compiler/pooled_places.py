@@ -7,8 +7,8 @@
     e = threshold_backward(d, y, 0)                       e = max_pool2d_with_indices_backward(g', like y,
                                                                                                near + first)
 
-Done on the joint graph, before it is split. Of `y` its sizes are needed alone. An element gets gradients only from
-windows whose maximum it is: where the rectifier stops them, the window's result says so as well.
+Done on the joint graph, before it is split. Of `y` sizes and strides are needed, not its memory. An element gets
+gradients only from windows whose maximum it is: where the rectifier stops them, the window's result says so as well.
 """
 
 from __future__ import annotations
