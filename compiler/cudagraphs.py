@@ -251,7 +251,7 @@ class _Graphed:
 
         capture = Capture(graph, pool, read, buffers, given, results, self._returned, copies)
         if self._returned is not None:
-            self._owner.pools.update((x.data_ptr(), pool) for x in capture.kept)
+            self._owner.pools.update((x.data_ptr(), pool) for x in capture.kept if size_of(x))
             self._owner.steady.update(read.addresses.values())
         if self._static is None:
             capture.home = home

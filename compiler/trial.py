@@ -143,9 +143,8 @@ def _agreeing(steps: Mapping[str, Step], inputs: Inputs, trial: Trial) -> dict[s
     """The programs that run and give what the original gives (it comes first); none where that fails."""
     agreeing: dict[str, Step] = {}
     expected: _Result | None = None
-    result = None
     for name, step in steps.items():
-        result = None  # its memory is free before the next program runs
+        result: _Result | None = None  # its memory is free before the next program runs
         try:
             result = _run_once(step, inputs)
             why = "" if expected is None else disagreement(result.leaves, expected.leaves, not expected.random)

@@ -46,7 +46,9 @@ _PROGRAMS = 264  # that keep a GPU busy: two a multiprocessor
 _NARROW_BYTES = 2  # of numbers that a lane has twice as many of
 _MANY = 4 * _PROGRAMS  # programs that can do with fewer lanes each
 _ELEMENTS_A_WARP = 256
-_WITH_PLACES = frozenset({"argmax", "argmin"})
+# Folds whose elements take so much that what lanes have in common counts; and those of places, of 64 bits: the fewer
+# lanes come together the better.
+_MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
 _WARPS = 16
 
 
@@ -213,9 +215,9 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
         if _programs(total, rows) < _PROGRAMS:
             columns = max(columns, min(longest, _LONELY // rows))
         sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
-        if not narrow and _has_moments(body) and _programs(total, 2 * rows) >= _PROGRAMS:
+        if not narrow and _folds(body, _MOMENTS) and _programs(total, 2 * rows) >= _PROGRAMS:
             sizes = [(2 * rows, columns // 2, 2), *sizes]
-        if narrow and not _has_moments(body):
+        if narrow and not _folds(body, _MOMENTS):
             fewer = columns // 2 if _is_multiple(loops[-1].extent, _VECTOR) else columns
             sizes = [(rows, fewer, 1), (rows // 2, columns, 1), (rows, columns, 1), *sizes]
         if longest <= _FEW and _programs(total, _POINTWISE) >= _PROGRAMS:
@@ -225,7 +227,7 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
         block = longest if longest <= _PERSISTENT else _LOOPED
         rows = _fitting(max(1, _POINTWISE // block), total, 1)
         sizes = [(rows, block, 1), (rows, block, 2), (2 * rows, block, 2), (max(rows // 2, 1), block, 1)]
-        if (narrow or _finds_places(body)) and longest <= block and _programs(total, rows) >= _MANY:
+        if (narrow or _folds(body, _PLACES)) and longest <= block and _programs(total, rows) >= _MANY:
             sizes = [(rows, block, 2), *sizes]
         sizes += [(1, 2 * block, 2)] if longest > block else [(1, _LOOPED, 1)] if block > _LOOPED else []
     sizes = [(r, c, each) for r, c, each in sizes if 1 <= r <= _power(total) and 1 <= c <= longest]
@@ -233,14 +235,9 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     return Launch((), made[0], body, tuple(made[1:]))
 
 
-def _has_moments(body: Sequence[Statement]) -> bool:
-    """Whether a fold computes so much for an element that what lanes have in common counts, as Welford's does."""
-    return any(isinstance(s, Update) and s.reduction.reducer == "welford" for s in statements(body))
-
-
-def _finds_places(body: Sequence[Statement]) -> bool:
-    """Whether lanes fold numbers and their places, of 64 bits, so that the fewer of them come together the better."""
-    return any(isinstance(s, Update) and s.reduction.reducer in _WITH_PLACES for s in statements(body))
+def _folds(body: Sequence[Statement], reducers: frozenset[str]) -> bool:
+    """Whether a body has a fold by any of these."""
+    return any(isinstance(s, Update) and s.reduction.reducer in reducers for s in statements(body))
 
 
 def _is_multiple(extent: Any, of: int) -> bool:

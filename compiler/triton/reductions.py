@@ -11,9 +11,8 @@ from ..ir.program import Reduction
 from ..ir.reducers import algebra_of
 from .dtypes import bare_literal, spelled, type_name
 
-_FOLDED_APART = frozenset(
-    {"softmax", "argmax", "argmin", "welford"}
-)  # lanes come together faster than by joining two at a time
+# Of these, lanes come together faster than by joining two at a time.
+_FOLDED_APART = frozenset({"softmax", "argmax", "argmin", "welford"})
 
 
 def carriers(reduction: Reduction) -> tuple[torch.dtype, ...]:

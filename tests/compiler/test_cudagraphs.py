@@ -9,11 +9,11 @@ import weakref
 import pytest
 import torch
 
-from regraft.compiler import cudagraph_capture, cudagraph_memory, cudagraphs, torch_memory
+from regraft.compiler import cudagraphs, torch_memory
 from regraft.compiler.cudagraph_capture import GIVEN
 from regraft.compiler.cudagraphs import SLOTS
 
-from ..support.recorded_graphs import FakeDevice, Graph, graphs
+from ..support.recorded_graphs import FakeDevice, Graph, count_all_as_large, graphs
 
 
 @pytest.fixture(autouse=True)
@@ -232,11 +232,7 @@ def test_threads_take_turns(device, small):
 
 @pytest.fixture
 def large(monkeypatch):
-    """Every result counts as large."""
-    monkeypatch.setattr(GIVEN, "_known", {})
-    monkeypatch.setattr(cudagraph_memory, "LARGE", 1)
-    monkeypatch.setattr(cudagraph_capture, "LARGE", 1)
-    monkeypatch.setattr(cudagraphs, "LARGE", 1)
+    count_all_as_large(monkeypatch)
 
 
 def test_large_results_of_other_graphs_are_read_where_they_are(device, large):

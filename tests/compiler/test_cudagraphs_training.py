@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import gc
-import weakref
 
 import pytest
 import torch
 
-from regraft.compiler import cudagraph_capture, cudagraph_memory, cudagraphs
 from regraft.compiler.cudagraph_capture import GIVEN
 from regraft.compiler.cudagraphs import SLOTS
 
-from ..support.recorded_graphs import FakeDevice, Graph, graphs
-
-
-@pytest.fixture(autouse=True)
-def _no_pools(monkeypatch):
-    monkeypatch.setattr(cudagraphs, "_INFERENCE_POOLS", weakref.WeakValueDictionary())
+from ..support.recorded_graphs import FakeDevice, Graph, count_all_as_large, graphs
 
 
 @pytest.fixture
@@ -27,11 +20,7 @@ def device():
 
 @pytest.fixture
 def large(monkeypatch):
-    """Every result counts as large."""
-    monkeypatch.setattr(GIVEN, "_known", {})
-    monkeypatch.setattr(cudagraph_memory, "LARGE", 1)
-    monkeypatch.setattr(cudagraph_capture, "LARGE", 1)
-    monkeypatch.setattr(cudagraphs, "LARGE", 1)
+    count_all_as_large(monkeypatch)
 
 
 class Square(torch.autograd.Function):
@@ -178,6 +167,16 @@ def test_what_a_forward_keeps_may_be_let_go_one_by_one(device):
         held.append(second)
         del first
     assert [x.tolist() for x in held] == [[3.0 * k] * 3 for k in range(2 * SLOTS)]
+
+
+def test_nothing_lies_at_no_address(device):
+    owner = graphs(device)
+    run = owner.forward(Graph(lambda x: (x + 1, x[:0] * 2, x * 3)), frozenset(), 1)
+    for _ in range(3):
+        _, empty, kept = run([torch.ones(3)])
+        assert empty.shape == (0,) and kept.tolist() == [3.0] * 3
+        del empty, kept
+    assert device.captures and 0 not in owner.pools
 
 
 def test_a_gradient_that_a_forward_has_kept_is_copied(device):
