@@ -33,7 +33,10 @@ from .attention_tiles import Gpu
 from .gemm_match import FoundProduct, is_product, is_read_by_loops, match_gemm
 from .gemm_question import RULE, Unfused, erase_dead, near_miss, recorded
 from .gemm_triton import gemm_triton
-from .gemm_triton_tiles import GemmTile, fused_gain, gemm_tiles, is_aligned, neighbours
+from .gemm_triton_choice import gemm_tiles, neighbours
+from .gemm_triton_cost import fused_gain, is_skinny
+from .gemm_triton_split import workspaces
+from .gemm_triton_tiles import GemmTile, is_aligned
 from .kernel import Layout
 from .product import Product, Result
 from .region import is_move, packet
@@ -246,7 +249,7 @@ class _Reread:
 def hopeless(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
     """Why a kernel cannot pay, by an estimate; None where it may."""
     product = found.product
-    if product.multiplications < _SMALL:
+    if product.multiplications < _SMALL and not is_skinny(product):
         return "less work than a launch"
     if thorough:
         return None
@@ -257,8 +260,8 @@ def hopeless(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
 
 
 def has_to_offer(found: FoundProduct) -> bool:
-    """Whether there is what a library's call does not do as well: an epilogue, or rows that are not aligned."""
-    return computes(found) or not is_aligned(found.product)
+    """Whether there is what a library's call does not do as well: an epilogue, rows that are not aligned, few rows."""
+    return computes(found) or not is_aligned(found.product) or is_skinny(found.product)
 
 
 def computes(found: FoundProduct) -> bool:
@@ -305,8 +308,9 @@ def gemm_kernel(product: Product, tile: GemmTile, label: str, device: int, gpu: 
     plain = gemm_triton(product, replace(tile, descriptors=False), gpu.processors, label)
     inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in product.reads)
     outputs = tuple(Layout(x.buffer.sizes, x.buffer.strides, x.buffer.dtype) for x in product.results)
-    (launch,) = source.launches
-    return TritonTemplateKernel(launch.name, "gemm", source, plain, inputs, outputs, device, product.flops)
+    own = tuple(Layout(b.sizes, b.strides, b.dtype) for b in workspaces(product, tile))
+    name = source.launches[0].name
+    return TritonTemplateKernel(name, "gemm", source, plain, inputs, outputs, device, product.flops, own)
 
 
 # -- the question -----------------------------------------------------------------------------------------------------

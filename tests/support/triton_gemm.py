@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from regraft.compiler.ir.interpreter import allocate
 from regraft.compiler.templates.gemm_match import FoundProduct, is_product, match_gemm
 from regraft.compiler.templates.gemm_triton import gemm_triton
+from regraft.compiler.templates.gemm_triton_split import workspaces
 from regraft.compiler.templates.gemm_triton_tiles import GemmTile
 from regraft.compiler.templates.region import packet
 from regraft.compiler.triton import KernelSource
@@ -67,12 +68,15 @@ def interpreted(
 ) -> tuple[list[torch.Tensor], KernelSource]:
     """The results of a product's kernel, given what it reads."""
     source = gemm_triton(found.product, tile, processors)
-    (launch,) = source.launches
     results = [allocate(result.buffer, {}) for result in found.product.results]
-    given = [memory(x) for x in (*inputs, *results)]
-    (after,) = interpreter().run(source.text, [(launch.name, launch.programs, given)])
-    for x, filled in zip(results, after[-len(results) :], strict=True):
-        memory(x).copy_(filled)
+    own = [allocate(buffer, {}).fill_(float("nan")) for buffer in workspaces(found.product, tile)]
+    held = [memory(x) for x in (*inputs, *results, *own)]
+    for launch in source.launches:
+        given = [held[place] for place in launch.places]
+        (after,) = interpreter().run(source.text, [(launch.name, launch.programs, given)])
+        for place, filled in zip(launch.places, after, strict=True):
+            if place >= len(inputs):
+                held[place].copy_(filled)
     return results, source
 
 

@@ -20,7 +20,8 @@ from regraft.compiler.templates import gemm_match
 from regraft.compiler.templates.attention_tiles import AMPERE, HOPPER
 from regraft.compiler.templates.gemm_match import is_product, match_gemm
 from regraft.compiler.templates.gemm_triton import gemm_triton
-from regraft.compiler.templates.gemm_triton_tiles import GemmTile, fits, gemm_tiles
+from regraft.compiler.templates.gemm_triton_choice import gemm_tiles
+from regraft.compiler.templates.gemm_triton_tiles import GemmTile, fits
 from regraft.rewrites.reason import Reason
 
 BF16, F16 = torch.bfloat16, torch.float16

@@ -10,17 +10,9 @@ import torch
 from regraft.compiler.ir.index import Var
 from regraft.compiler.ir.program import Buffer
 from regraft.compiler.templates.attention_tiles import AMPERE, HOPPER, SMALLER, Gpu
-from regraft.compiler.templates.gemm_triton_tiles import (
-    GemmTile,
-    can_describe,
-    described,
-    estimate,
-    fits,
-    fused_gain,
-    gemm_tiles,
-    is_aligned,
-    neighbours,
-)
+from regraft.compiler.templates.gemm_triton_choice import gemm_tiles, neighbours
+from regraft.compiler.templates.gemm_triton_cost import estimate, fused_gain
+from regraft.compiler.templates.gemm_triton_tiles import GemmTile, can_describe, described, fits, is_aligned
 from regraft.compiler.templates.product import ELEMENT, Matrix, Product, Result
 
 BF16 = torch.bfloat16
@@ -85,7 +77,7 @@ def test_neighbours_differ_in_one_thing_and_fit() -> None:
     assert len(found) > 5
     for other in found:
         assert fits(BERT, other, HOPPER)
-        names = ("rows", "columns", "depth", "warps", "stages", "descriptors")
+        names = ("rows", "columns", "depth", "warps", "stages", "descriptors", "splits")
         assert sum(getattr(tile, name) != getattr(other, name) for name in names) == 1
 
 

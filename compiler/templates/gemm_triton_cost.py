@@ -1,0 +1,126 @@
+"""What a product costs with a tile, and what a library's call would: estimates, in cycles of one multiprocessor.
+
+waves of programs  *  (multiplications of those that share a multiprocessor  +  what nothing overlaps)
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..ir.value import Op, walk
+from .attention_tiles import Gpu
+from .gemm_triton_tiles import FEW_SHARED, GemmTile
+from .product import Product
+
+_BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
+_CACHED_BYTES_PER_CYCLE = 48  # of the second cache, for each multiprocessor
+_LATENCY = 1000  # cycles until what is asked of memory is there, where much is
+_BESIDE = 1 / 8  # of what goes on beside something that takes longer: it is in the way
+_SECOND = 2500  # cycles that a second launch takes
+_START = 1500  # cycles until the first operands are there, and for leaving
+_LIBRARY = 0.7  # of the rate that libraries reach
+_REGISTERS = 64 << 10  # of a multiprocessor
+_LIGHT, _SPILLED = 6, 0.85  # values of an epilogue beside whose registers large tiles slow down, and how much
+_FEW, _LARGE = 64, 8 << 20  # rows that tensor cores have time for while memory gives the other operand; its bytes
+_HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polynomial rather than an instruction or two
+
+
+def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
+    """Cycles that a product takes with a tile, roughly."""
+    sides = _programs(product, tile, gpu), moved(product) / (_BYTES_PER_CYCLE * gpu.processors) + _START
+    busy = max(sides) + _BESIDE * min(sides)
+    if tile.splits == 1:
+        return busy
+    summed = _elements_of(product) * (4 * tile.splits + epilogue_bytes(product))
+    return busy + _SECOND + summed / (_BYTES_PER_CYCLE * gpu.processors)
+
+
+def _programs(product: Product, tile: GemmTile, gpu: Gpu) -> float:
+    """Cycles until the last program is done, as if no other read the same memory."""
+    itemsize = product.a.buffer.dtype.itemsize
+    span = tile.span(product.depth)
+    held = sum(_HELD.get(value.name, 1) if isinstance(value, Op) else 1 for value in walk([product.value]))
+    crowded = held > _LIGHT and tile.rows * tile.columns >= 128 * 256
+    efficiency = _efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
+    rows, columns = min(tile.rows, product.row.extent), min(tile.columns, product.column.extent)
+    multiply = 2.0 * tile.rows * tile.columns * span / (_rate(gpu, itemsize) * efficiency)
+    step = max(multiply, (rows + columns) * span * itemsize / _CACHED_BYTES_PER_CYCLE)
+    alone = span // tile.depth * _LATENCY / (tile.stages - 1)
+    finish = rows * columns * (epilogue_bytes(product) if tile.splits == 1 else 4) / _BYTES_PER_CYCLE
+    tiles = tile.count(product) * tile.splits
+    if tile.descriptors:
+        return -(-tiles // gpu.processors) * (max(step, alone) + finish) + 2 * _START
+    registers = (tile.rows * tile.columns // (32 * tile.warps) + 64) * 32 * tile.warps
+    shared = tile.shared(itemsize) + FEW_SHARED
+    together = max(min(gpu.shared_bytes // shared, _REGISTERS // registers, 4), 1)
+    # A last wave that is not full has fewer programs on each multiprocessor.
+    waves, rest = divmod(tiles, gpu.processors * together)
+    last = -(-rest // gpu.processors)
+    overhead = _START + finish
+    return waves * (max(together * step, alone) + overhead) + (max(last * step, alone) + overhead if rest else 0)
+
+
+def library(product: Product, gpu: Gpu) -> float:
+    """Cycles that a library's call takes, roughly: for multiplications, or for what it moves."""
+    multiply = 2.0 * product.multiplications / (_rate(gpu, product.a.buffer.dtype.itemsize) * _LIBRARY * gpu.processors)
+    return max(multiply, moved(product) / (_BYTES_PER_CYCLE * _LIBRARY * gpu.processors))
+
+
+def is_skinny(product: Product) -> bool:
+    """Whether memory is what a product takes its time for: a large operand, few rows or columns of the other."""
+    few = min(product.row.extent, product.column.extent) <= _FEW
+    return few and moved(product) >= _LARGE
+
+
+def moved(product: Product) -> int:
+    """Bytes that any kernel reads and writes: operands and the result, once."""
+    p = product
+    sides = (p.a.buffer, p.row.extent * p.depth), (p.b.buffer, p.depth * p.column.extent)
+    read = (min(p.batch.extent * n, math.prod(buffer.sizes)) * buffer.dtype.itemsize for buffer, n in sides)
+    return sum(read) + _elements_of(p) * p.out.dtype.itemsize
+
+
+def fused_gain(product: Product, gpu: Gpu, lost: int = 0) -> float:
+    """What an epilogue saves at least, of the time that the product itself takes, roughly.
+
+    A kernel of its own would read the product again, which is written only where somebody else reads it, too.
+
+    Args:
+        product: what is computed.
+        gpu: where.
+        lost: passes over the result that become necessary: of loops that would compute it in passing.
+    """
+    passes = (1 if product.more else 2) - lost
+    itemsize = product.a.buffer.dtype.itemsize
+    saved = passes * _elements_of(product) * itemsize / (_BYTES_PER_CYCLE * gpu.processors) + 2 * _START
+    return saved / library(product, gpu)
+
+
+def epilogue_bytes(product: Product) -> float:
+    """Bytes that the epilogue moves for each element of the result, roughly: operands of few elements are not seen."""
+    whole = _elements_of(product)
+    read = sum(b.dtype.itemsize for b in product.buffers if math.prod(b.sizes) >= whole)
+    return read + sum(result.buffer.dtype.itemsize for result in product.results)
+
+
+def _elements_of(product: Product) -> int:
+    return product.batch.extent * product.row.extent * product.column.extent
+
+
+def _rate(gpu: Gpu, itemsize: int) -> int:
+    """Floating-point operations in a cycle of a multiprocessor."""
+    of_halves = 4096 if gpu.capability >= 90 else 2048 if gpu.capability == 80 else 1024
+    return of_halves * 2 // itemsize
+
+
+def _efficiency(tile: GemmTile, gpu: Gpu) -> float:
+    """What part of the rate a tile reaches: wide ones read less of shared memory for each multiplication."""
+    area = tile.rows * tile.columns
+    base = 0.8 if area >= 128 * 256 else 0.72 if area >= 128 * 128 else 0.58 if area >= 64 * 128 else 0.42
+    if tile.rows < 64 and gpu.capability >= 90:  # the older instructions
+        base /= 2
+    if not tile.descriptors and gpu.capability >= 90:  # addresses are computed by the warps that multiply
+        base *= 0.85
+    if area >= 128 * 32 * tile.warps and not tile.descriptors:  # no registers left for addresses
+        base *= 0.9
+    return base * min(1.0, tile.rows / 32)
