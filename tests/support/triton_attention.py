@@ -7,6 +7,8 @@ compiled(attention_triton(found), 90)               machine code for Hopper, wit
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -196,3 +198,15 @@ def compiled(source: KernelSource, capability: int) -> list[Any]:
             options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
             made.append(triton.compile(ast, target=GPUTarget("cuda", capability, 32), options=options))
     return made
+
+
+def spilled(made: Any) -> int:
+    """Bytes of a thread's registers that compiled code keeps in memory."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", text)))
