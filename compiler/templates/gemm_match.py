@@ -8,6 +8,7 @@ An epilogue ends where a call reads its result that is no loop: another product,
 gain nothing: what is computed there joins the normalization's own loops for free.
 
 On a GPU the product may be read elsewhere, too: training keeps it for the backward pass. Then the kernel gives both.
+There operands may be computed on the way in, too: see `gemm_prologue`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ..lowering.sizes import Unlowered
 from ..torch_compat import OpOverload, allows_tf32, argument
 from .attention import address
 from .gemm_crop import before_padding, crop_of
+from .gemm_prologue import FoundPrologue, prologue_of
 from .match import at, made, nodes_between
 from .product import ELEMENT, Matrix, Product, Result
 from .region import COPIES, Formulas, Region, is_move, packet
@@ -58,6 +60,7 @@ class FoundProduct:
         nodes: the nodes that it replaces, in the order of the graph.
         output: the last of them, whose value is the kernel's.
         kept: the product itself, where the kernel gives that too (`Product.more`), for readers other than the epilogue.
+        before: those of `nodes` that prologues compute.
     """
 
     product: Product
@@ -65,14 +68,16 @@ class FoundProduct:
     nodes: tuple[fx.Node, ...]
     output: fx.Node
     kept: fx.Node | None = None
+    before: frozenset[fx.Node] = frozenset()
 
 
-def match_gemm(call: fx.Node, packed: bool = False) -> FoundProduct | Reason | None:
+def match_gemm(call: fx.Node, packed: bool = False, sides: str = "") -> FoundProduct | Reason | None:
     """The product that a call computes with as much of an epilogue as can be, None where it is no product.
 
     Args:
         call: any node.
         packed: whether weights that are known while compiling come packed.
+        sides: of which operands prologues are looked for: ``"a"``, ``"b"``, ``"ab"``; on GPUs.
     """
     if not is_product(call):
         return None
@@ -80,18 +85,18 @@ def match_gemm(call: fx.Node, packed: bool = False) -> FoundProduct | Reason | N
     if isinstance(operands, Reason):
         return operands
     crop = _cropped(call, operands)
-    found = None if crop is None else _largest(call, crop[0], packed, crop[1])
-    return found if isinstance(found, FoundProduct) else _largest(call, operands, packed)
+    found = None if crop is None else _largest(call, crop[0], packed, sides, crop[1])
+    return found if isinstance(found, FoundProduct) else _largest(call, operands, packed, sides)
 
 
 def _largest(
-    call: fx.Node, operands: _Operands, packed: bool, crop: fx.Node | None = None
+    call: fx.Node, operands: _Operands, packed: bool, sides: str, crop: fx.Node | None = None
 ) -> FoundProduct | Reason | None:
     """A product with the largest epilogue that has a formula."""
     first: Reason | None = None
     for nodes, output, kept in reversed(list(_epilogues(call, crop))):
         try:
-            found = _Matcher(call, operands, nodes, output, kept, packed).run()
+            found = _Matcher(call, operands, nodes, output, kept, packed, sides).run()
         except Unlowered as refusal:
             found = Reason(f"epilogue-{refusal.code}", f"the epilogue has no formula: {refusal}", (output, call))
         if isinstance(found, FoundProduct):
@@ -334,12 +339,14 @@ class _Matcher:
         output: fx.Node,
         keep: bool,
         packed: bool,
+        sides: str,
     ) -> None:
         self._call, self._operands, self._output, self._keep = call, operands, output, keep
         self._packed = packed and operands.sizes[0] == 1 and is_frozen(operands.weight)
         self._region = _Epilogue(call, operands, nodes)
         batch, rows, columns, self._depth = operands.sizes
         self._batch, self._row, self._column = Var("g", batch), Var("i", rows), Var("j", columns)
+        self._step, self._sides = Var("k", self._depth), sides
 
     def run(self) -> FoundProduct | Reason:
         """The product with this epilogue, or why it is none."""
@@ -347,19 +354,40 @@ class _Matcher:
         if self._keep:
             results.append(self._result(self._call, "<product>"))
         refusal = next((result for result in results if isinstance(result, Reason)), None)
-        left = self._left()
+        sides = self._prologues()
+        left = self._left() if sides[0] is None else sides[0].matrix
         if refusal is not None or left is None:
             return refusal or Reason("operand", f"{self._operands.x.name} is no matrix in memory", (self._call,))
+        right = self._right() if sides[1] is None else sides[1].matrix
         out, *more = (result for result in results if isinstance(result, Result))
-        leaves = dict(self._region.leaves)
+        computed = [side for side in sides if side is not None]
+        leaves = {name: node for side in computed for name, node in side.leaves.items()} | self._region.leaves
+        for operand in (left, right):
+            leaves.pop(operand.buffer.name, None)
         buffers = tuple(self._region.leaf(node).buffer for node in leaves.values())
         product = Product(
-            self._batch, self._row, self._column, self._depth, left, self._right(), out.buffer, out.place, out.value,
-            buffers, self._packed, tuple(more),
+            self._batch, self._row, self._column, self._depth, left, right, out.buffer, out.place, out.value,
+            buffers, self._packed, tuple(more), self._step, *(None if side is None else side.prologue for side in sides)
         )  # fmt: skip
-        inputs = (self._operands.x, self._operands.weight, *leaves.values())
+        operands = self._operands.x, self._operands.weight
+        mains = (node if side is None else side.main for node, side in zip(operands, sides, strict=True))
+        inputs = (*mains, *leaves.values())
         nodes = nodes_between(inputs, self._output)
-        return FoundProduct(product, inputs, nodes, self._output, self._call if self._keep else None)
+        before = frozenset(node for side in computed for node in side.nodes)
+        return FoundProduct(product, inputs, nodes, self._output, self._call if self._keep else None, before)
+
+    def _prologues(self) -> tuple[FoundPrologue | None, FoundPrologue | None]:
+        """How operands are computed, where that is looked for."""
+        x, weight = self._operands.x, self._operands.weight
+        g, i, j, k = map(at, (self._batch, self._row, self._column, self._step))
+        batched, turned = packet(self._call) == "aten.bmm", packet(self._call) in (LINEAR, ONEDNN)
+        of_x = (g, i, k) if batched else (*unraveled(i, tuple(map(int, x.meta["val"].shape[:-1]))), k)
+        of_weight = (g, k, j) if batched else (j, k) if turned else (k, j)
+        left, right = (self._batch, self._row, self._step), (self._batch, self._step, self._column)
+        return (
+            prologue_of(x, self._call, of_x, left) if "a" in self._sides else None,
+            prologue_of(weight, self._call, of_weight, right) if "b" in self._sides else None,
+        )
 
     def _result(self, node: fx.Node, name: str) -> Result | Reason:
         """What the kernel writes for a node."""

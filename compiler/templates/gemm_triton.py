@@ -16,6 +16,7 @@ import hashlib
 
 from ..triton import KernelSource
 from ..triton.source import module_text
+from .gemm_triton_operand import Operand
 from .gemm_triton_split import Parts, sum_of_parts
 from .gemm_triton_text import GemmLaunch
 from .gemm_triton_tiles import GemmTile, described
@@ -56,7 +57,7 @@ class _GemmTriton(Parts):
         super().__init__(product, tile)
         self._count = tile.count(product) * tile.splits
         self._programs = min(self._count, processors) if tile.descriptors else self._count
-        halves = product.a.buffer.dtype.itemsize == 2
+        halves = product.dtype.itemsize == 2
         self._dot = f"acc = tl.dot(a, b, acc{'' if halves else _TF32})"
 
     def finished(self, name: str) -> GemmLaunch:
@@ -121,17 +122,39 @@ class _GemmTriton(Parts):
         a, b, depth = self.product.a, self.product.b, self.tile.depth
         self.line(f"k = tl.arange(0, {depth}){self.long}")
         begin = "k" if self.tile.splits == 1 else "(first + k)"
-        self.line(f"a_at = {self._base(a)} + i * {a.row} + {begin}[None, :] * {a.column}")
-        self.line(f"b_at = {self._base(b)} + {begin}[:, None] * {b.row} + j * {b.column}")
+        left, right = self._computed()
+        if left is None:
+            self.line(f"a_at = {self._base(a)} + i * {a.row} + {begin}[None, :] * {a.column}")
+        if right is None:
+            self.line(f"b_at = {self._base(b)} + {begin}[:, None] * {b.row} + j * {b.column}")
         rows, columns = self.row_mask(self.tile.rows), self.column_mask(self.tile.columns)
         with self.writer.block(f"for start in {self._steps()}"):
             inside = self.product.depth % depth != 0
             if inside:
                 self.line(f"inside = k < {self.product.depth} - start")
-            self.line(f"a = tl.load(a_at{_where(rows, 'inside[None, :]' if inside else None)})")
-            self.line(f"b = tl.load(b_at{_where('inside[:, None]' if inside else None, columns)})")
+            if left is None:
+                self.line(f"a = tl.load(a_at{_where(rows, 'inside[None, :]' if inside else None)})")
+            else:
+                left.write()
+            if right is None:
+                self.line(f"b = tl.load(b_at{_where('inside[:, None]' if inside else None, columns)})")
+            else:
+                right.write()
             self.line(self._dot)
-            self.line(f"a_at += {depth * a.column}", f"b_at += {depth * b.row}")
+            self.line(*([f"a_at += {depth * a.column}"] if left is None else []))
+            self.line(*([f"b_at += {depth * b.row}"] if right is None else []))
+
+    def _computed(self) -> tuple[Operand | None, Operand | None]:
+        """Operands with prologues; what all steps share is written."""
+        sides = {"a": self.product.left, "b": self.product.right}
+        if not self.product.is_computed:
+            return None, None
+        self.axes(self.tile.rows, self.tile.columns)
+        made = {name: x and Operand(self, name, x, self.tile) for name, x in sides.items()}
+        for operand in made.values():
+            if operand is not None:
+                operand.ahead()
+        return made["a"], made["b"]
 
     def _base(self, x: Matrix) -> str:
         name = self.values.names.buffers[x.buffer.name]

@@ -71,7 +71,7 @@ def neighbours(product: Product, tile: GemmTile, gpu: Gpu) -> list[GemmTile]:
 
 
 def _legal(product: Product, gpu: Gpu) -> Iterator[GemmTile]:
-    wide = product.a.buffer.dtype.itemsize // 2  # as many bytes a step whatever the dtype
+    wide = product.dtype.itemsize // 2  # as many bytes a step whatever the dtype
     for known in _HOPPER if gpu.capability >= 90 else _AMPERE:
         tile = replace(known, depth=known.depth // wide)
         for made in (tile, replace(tile, descriptors=True)):

@@ -9,12 +9,13 @@ import math
 
 from ..ir.value import Op, walk
 from .attention_tiles import Gpu
-from .gemm_triton_tiles import FEW_SHARED, GemmTile
-from .product import Product
+from .gemm_triton_tiles import FEW_SHARED, GemmTile, read_bytes, shared_bytes
+from .product import Product, Prologue
 
 _BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
 _CACHED_BYTES_PER_CYCLE = 48  # of the second cache, for each multiprocessor
 _LATENCY = 1000  # cycles until what is asked of memory is there, where much is
+_LANES = 128  # operations in a cycle of a multiprocessor, beside tensor cores
 _BESIDE = 1 / 8  # of what goes on beside something that takes longer: it is in the way
 _SECOND = 2500  # cycles that a second launch takes
 _START = 1500  # cycles until the first operands are there, and for leaving
@@ -37,21 +38,23 @@ def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
 
 def _programs(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     """Cycles until the last program is done, as if no other read the same memory."""
-    itemsize = product.a.buffer.dtype.itemsize
+    itemsize = product.dtype.itemsize
     span = tile.span(product.depth)
     held = sum(_HELD.get(value.name, 1) if isinstance(value, Op) else 1 for value in walk([product.value]))
     crowded = held > _LIGHT and tile.rows * tile.columns >= 128 * 256
     efficiency = _efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
     rows, columns = min(tile.rows, product.row.extent), min(tile.columns, product.column.extent)
     multiply = 2.0 * tile.rows * tile.columns * span / (_rate(gpu, itemsize) * efficiency)
-    step = max(multiply, (rows + columns) * span * itemsize / _CACHED_BYTES_PER_CYCLE)
+    computed = span * (tile.rows * work(product.left) + tile.columns * work(product.right)) / _LANES
+    read = span * (rows * read_bytes(product.a, product.left) + columns * read_bytes(product.b, product.right))
+    step = max(multiply + computed, read / _CACHED_BYTES_PER_CYCLE)
     alone = span // tile.depth * _LATENCY / (tile.stages - 1)
     finish = rows * columns * (epilogue_bytes(product) if tile.splits == 1 else 4) / _BYTES_PER_CYCLE
     tiles = tile.count(product) * tile.splits
     if tile.descriptors:
         return -(-tiles // gpu.processors) * (max(step, alone) + finish) + 2 * _START
     registers = (tile.rows * tile.columns // (32 * tile.warps) + 64) * 32 * tile.warps
-    shared = tile.shared(itemsize) + FEW_SHARED
+    shared = shared_bytes(product, tile) + FEW_SHARED
     together = max(min(gpu.shared_bytes // shared, _REGISTERS // registers, 4), 1)
     # A last wave that is not full has fewer programs on each multiprocessor.
     waves, rest = divmod(tiles, gpu.processors * together)
@@ -62,7 +65,7 @@ def _programs(product: Product, tile: GemmTile, gpu: Gpu) -> float:
 
 def library(product: Product, gpu: Gpu) -> float:
     """Cycles that a library's call takes, roughly: for multiplications, or for what it moves."""
-    multiply = 2.0 * product.multiplications / (_rate(gpu, product.a.buffer.dtype.itemsize) * _LIBRARY * gpu.processors)
+    multiply = 2.0 * product.multiplications / (_rate(gpu, product.dtype.itemsize) * _LIBRARY * gpu.processors)
     return max(multiply, moved(product) / (_BYTES_PER_CYCLE * _LIBRARY * gpu.processors))
 
 
@@ -74,10 +77,18 @@ def is_skinny(product: Product) -> bool:
 
 def moved(product: Product) -> int:
     """Bytes that any kernel reads and writes: operands and the result, once."""
-    p = product
-    sides = (p.a.buffer, p.row.extent * p.depth), (p.b.buffer, p.depth * p.column.extent)
-    read = (min(p.batch.extent * n, math.prod(buffer.sizes)) * buffer.dtype.itemsize for buffer, n in sides)
-    return sum(read) + _elements_of(p) * p.out.dtype.itemsize
+    p, read = product, 0
+    for x, prologue, n in ((p.a, p.left, p.row.extent * p.depth), (p.b, p.right, p.depth * p.column.extent)):
+        buffers = (x.buffer,) if prologue is None else prologue.buffers
+        read += sum(min(p.batch.extent * n, math.prod(b.sizes)) * b.dtype.itemsize for b in buffers)
+    return read + _elements_of(p) * p.out.dtype.itemsize
+
+
+def work(prologue: Prologue | None) -> int:
+    """Operations for an element of an operand, roughly: with its address, and the rounding at the end."""
+    if prologue is None:
+        return 0
+    return 2 + sum(_HELD.get(value.name, 1) for value in walk([prologue.value]) if isinstance(value, Op))
 
 
 def fused_gain(product: Product, gpu: Gpu, lost: int = 0) -> float:
@@ -91,7 +102,7 @@ def fused_gain(product: Product, gpu: Gpu, lost: int = 0) -> float:
         lost: passes over the result that become necessary: of loops that would compute it in passing.
     """
     passes = (1 if product.more else 2) - lost
-    itemsize = product.a.buffer.dtype.itemsize
+    itemsize = product.dtype.itemsize
     saved = passes * _elements_of(product) * itemsize / (_BYTES_PER_CYCLE * gpu.processors) + 2 * _START
     return saved / library(product, gpu)
 

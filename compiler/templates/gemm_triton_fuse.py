@@ -25,6 +25,7 @@ from torch import fx
 from ...rewrites.profit import Always, Decision, Never, Oracle, Question
 from ...rewrites.reason import Reason
 from ...rewrites.record import Evidence, GraphRecord
+from ..ir.program import Buffer
 from ..ir.value import Load, Rewriter, Value
 from ..torch_compat import OpOverload, is_mutable
 from ..triton import TritonFailed, TritonMissing, UnsupportedDtypeError, can_build
@@ -38,7 +39,7 @@ from .gemm_triton_cost import fused_gain, is_skinny
 from .gemm_triton_split import workspaces
 from .gemm_triton_tiles import GemmTile, is_aligned
 from .kernel import Layout
-from .product import Product, Result
+from .product import Product, Prologue, Result
 from .region import is_move, packet
 from .triton_kernel import TritonTemplateKernel, compile_beside, nothing
 
@@ -266,8 +267,8 @@ def has_to_offer(found: FoundProduct) -> bool:
 
 def computes(found: FoundProduct) -> bool:
     """Whether there is more to the epilogue than what the library's call does itself: a sum with a row."""
-    call = next(node for node in found.nodes if is_product(node))
-    return any(node is not call and not is_move(node) for node in (*found.nodes, found.output))
+    own = {next(node for node in found.nodes if is_product(node)), *found.before}
+    return any(node not in own and not is_move(node) for node in (*found.nodes, found.output))
 
 
 def _kind(found: FoundProduct) -> _Kind:
@@ -290,11 +291,19 @@ def renamed(product: Product) -> Product:
             return None
         return Load(names[value.buffer], value.indices, value.dtype)
 
+    def named(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
+        return tuple(replace(b, name=names[b.name]) for b in buffers)
+
+    def prologue(given: Prologue | None) -> Prologue | None:
+        return given and replace(given, value=rewrite(given.value), buffers=named(given.buffers))
+
     rewrite = Rewriter(load)
     more = tuple(Result(x.buffer, x.place, rewrite(x.value)) for x in product.more)
-    buffers = tuple(replace(b, name=names[b.name]) for b in product.buffers)
-    a, b = (replace(x, buffer=replace(x.buffer, name=names[x.buffer.name])) for x in (product.a, product.b))
-    return replace(product, a=a, b=b, value=rewrite(product.value), more=more, buffers=buffers)
+    a, b = (replace(x, buffer=named([x.buffer])[0]) for x in (product.a, product.b))
+    return replace(
+        product, a=a, b=b, value=rewrite(product.value), more=more, buffers=named(product.buffers),
+        left=prologue(product.left), right=prologue(product.right),
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=512)
@@ -355,7 +364,9 @@ def _anchor(graph: fx.Graph, found: FoundProduct) -> fx.Node | None:
     """
     order = {node: number for number, node in enumerate(graph.nodes)}
     first, last = next(node for node in found.nodes if is_product(node)), found.output
-    if any(_writes(node) for node in order if order[first] < order[node] < order[last]):
+    # What a prologue reads, the graph reads before the product.
+    begin = min(order[node] for node in found.nodes)
+    if any(_writes(node) for node in order if begin < order[node] < order[last]):
         return None
     if all(order[node] < order[first] for node in found.inputs):
         return first

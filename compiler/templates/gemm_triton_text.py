@@ -98,7 +98,7 @@ class ProductText:
         raw = Buffer(ELEMENT.buffer, ELEMENT.dtype, (1,), (1,), self.product.out.device)
         self.writer.name(flatten_value(ELEMENT, [raw]), "acc")
         for result in self.product.results:
-            self._store(result, flatten_value(result.value, [*self.product.buffers, raw]))
+            self._store(result, flatten_value(result.value, [*self.product.reads, raw]))
 
     def _store(self, result: Result, value: Value) -> None:
         held = type_name(result.buffer.dtype)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ...rewrites.layout import missing
 from .attention_tiles import Gpu
-from .product import Matrix, Product
+from .product import Matrix, Product, Prologue
 
 FEW_SHARED = 1 << 10  # bytes that the system keeps of each program's shared memory
 _DEEPEST = {False: 256, True: 128}  # step, by whether the GPU's own unit copies it
@@ -47,9 +48,10 @@ class GemmTile:
         steps = -(-depth // self.depth)
         return -(-steps // self.splits) * self.depth
 
-    def shared(self, itemsize: int) -> int:
-        """Bytes of shared memory that the operands of a program take."""
-        return self.stages * (self.rows + self.columns) * self.depth * itemsize
+    def shared(self, left: int, right: int | None = None) -> int:
+        """Bytes of shared memory that the operands of a program take, given bytes of their elements."""
+        right = left if right is None else right
+        return self.stages * (self.rows * left + self.columns * right) * self.depth
 
 
 def fits(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
@@ -61,11 +63,24 @@ def fits(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
         return False
     if tile.rows * tile.columns > 128 * 32 * tile.warps:  # sums in a thread's registers
         return False
-    itemsize = product.a.buffer.dtype.itemsize
     kept = tile.rows * tile.columns * product.out.dtype.itemsize if tile.descriptors else 0  # on the way to memory
-    if tile.shared(itemsize) + kept + FEW_SHARED > gpu.shared_bytes:
+    if shared_bytes(product, tile) + kept + FEW_SHARED > gpu.shared_bytes:
         return False
     return not tile.descriptors or can_describe(product, gpu)
+
+
+def shared_bytes(product: Product, tile: GemmTile) -> int:
+    """Bytes of shared memory for the operands: as they are multiplied, or as they are read if that is more."""
+    sides = ((product.a, product.left), (product.b, product.right))
+    return tile.shared(*(max(read_bytes(x, prologue), product.dtype.itemsize) for x, prologue in sides))
+
+
+def read_bytes(x: Matrix, prologue: Prologue | None) -> int:
+    """Bytes that are read for an element of an operand; what has few elements is not seen."""
+    if prologue is None:
+        return x.buffer.dtype.itemsize
+    size = math.prod(x.buffer.sizes)
+    return sum(b.dtype.itemsize for b in prologue.buffers if 2 * math.prod(b.sizes) > size)
 
 
 def _splits(product: Product, tile: GemmTile) -> bool:
@@ -80,7 +95,7 @@ def _splits(product: Product, tile: GemmTile) -> bool:
 
 def can_describe(product: Product, gpu: Gpu) -> bool:
     """Whether the unit that copies tiles can read both operands: rows side by side, multiples of 16 bytes apart."""
-    if gpu.capability < 90 or product.batch.extent > 1:
+    if gpu.capability < 90 or product.batch.extent > 1 or product.is_computed:
         return False
     a, b = product.a, product.b
     sides = ((a, product.row.extent, product.depth), (b, product.depth, product.column.extent))
@@ -100,7 +115,9 @@ def described(x: Matrix, rows: int, columns: int) -> tuple[int, bool] | None:
 
 def is_aligned(product: Product) -> bool:
     """Whether neighbouring lines of all three matrices lie multiples of 16 bytes apart, as libraries like it."""
-    steps = []
-    for x in (product.a, product.b):
-        steps += [step for step in (x.batch, x.row, x.column) if step != 1]
-    return not any(missing(step, product.a.buffer.dtype.itemsize) for step in (*steps, product.column.extent))
+    if missing(product.column.extent, product.dtype.itemsize):
+        return False
+    sides = (product.a, product.b)
+    return not any(
+        missing(step, x.buffer.dtype.itemsize) for x in sides for step in (x.batch, x.row, x.column) if step != 1
+    )

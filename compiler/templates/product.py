@@ -2,7 +2,8 @@
 
     for g < batch, i < rows, j < columns:   out[g, i, j] = f(g, i, j, sum over k of a[g, i, k] * b[g, k, j])
 
-`f` is a value of the loop IR: bias, activation, scale, residuals, the other half of a gated layer.
+`f` is a value of the loop IR: bias, activation, scale, residuals, the other half of a gated layer. On GPUs operands may
+be formulas, too: weights of fewer bytes with their scales, a cast, what a normalization or a gate ends with.
 """
 
 from __future__ import annotations
@@ -30,6 +31,21 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Prologue:
+    """An operand that is computed element by element, as it is read.
+
+    Args:
+        value: the element (g, i, k) or (g, k, j), in the compute dtype of `dtype`.
+        dtype: what it is rounded to before it is multiplied.
+        buffers: what it loads from; the operand's `Matrix` is the largest of these.
+    """
+
+    value: Value
+    dtype: torch.dtype
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True)
 class Result:
     """One more tensor that a product's kernel writes: its element (g, i, j) lies at `place` and is `value`."""
 
@@ -52,6 +68,8 @@ class Product:
         buffers: what `f` loads from, and maybe more.
         packed: whether `b` comes in vectors (see `packing`).
         more: what else is written; the product before the epilogue, where somebody else reads it (on GPUs).
+        step: the loop over the depth, of which prologues are formulas.
+        left, right: how elements of `a` and `b` are computed, None where they are loaded (on GPUs).
     """
 
     batch: Var
@@ -66,6 +84,19 @@ class Product:
     buffers: tuple[Buffer, ...] = ()
     packed: bool = False
     more: tuple[Result, ...] = ()
+    step: Var | None = None
+    left: Prologue | None = None
+    right: Prologue | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is multiplied."""
+        return self.a.buffer.dtype if self.left is None else self.left.dtype
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether an operand has a prologue."""
+        return self.left is not None or self.right is not None
 
     @property
     def results(self) -> tuple[Result, ...]:

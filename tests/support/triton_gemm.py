@@ -35,10 +35,10 @@ def on_gpu(function: Callable[..., Any], *inputs: torch.Tensor) -> torch.fx.Grap
     return module
 
 
-def found_in(module: torch.fx.GraphModule, name: str = "") -> FoundProduct:
-    """The first product of a graph (of an operator of that name), with its epilogue."""
+def found_in(module: torch.fx.GraphModule, name: str = "", sides: str = "") -> FoundProduct:
+    """The first product of a graph (of an operator of that name), with its epilogue, and prologues of operands."""
     node = next(node for node in module.graph.nodes if is_product(node) and packet(node).startswith(name))
-    found = match_gemm(node)
+    found = match_gemm(node, sides=sides)
     assert isinstance(found, FoundProduct), found
     return found
 
@@ -53,11 +53,15 @@ class _Values(torch.fx.Interpreter):
 
 
 def run(
-    function: Callable[..., Any], inputs: Sequence[torch.Tensor], tile: GemmTile = SMALL, processors: int = 3
+    function: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    tile: GemmTile = SMALL,
+    processors: int = 3,
+    sides: str = "",
 ) -> tuple[list[torch.Tensor], FoundProduct, KernelSource]:
     """The results of the kernel of a function's product, interpreted."""
     module = on_gpu(function, *inputs)
-    found = found_in(module)
+    found = found_in(module, sides=sides)
     values = _Values(module, inputs)
     results, source = interpreted(found, [values.env[node] for node in found.inputs], tile, processors)
     return results, found, source
