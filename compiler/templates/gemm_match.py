@@ -35,7 +35,7 @@ from ..lowering.sizes import Unlowered
 from ..torch_compat import OpOverload, allows_tf32, argument
 from .attention import address
 from .gemm_crop import before_padding, crop_of
-from .gemm_prologue import FoundPrologue, prologue_of
+from .gemm_prologue import FoundPrologue, is_computed, prologue_of
 from .match import at, made, nodes_between
 from .product import ELEMENT, Matrix, Product, Result
 from .region import COPIES, Formulas, Region, is_move, packet
@@ -103,6 +103,12 @@ def _largest(
             return found
         first = first or found
     return first
+
+
+def has_prologue(call: fx.Node, sides: str) -> bool:
+    """Whether operands of a product (of `sides`) are computed by what nobody else reads."""
+    _, x, weight = _arguments(call)
+    return any(is_computed(operand, call) for side, operand in (("a", x), ("b", weight)) if side in sides)
 
 
 def is_product(node: fx.Node) -> bool:

@@ -9,7 +9,7 @@ Only what nobody else reads, element by element: no reductions, no random number
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ def prologue_of(
         loops: the batch, the operand's rows and its columns.
     """
     inside = _chain(operand, call)
-    if all(map(is_move, inside)):
+    if not _is_worth(inside):
         return None
     region = Region(inside, through_copies=False)
     try:
@@ -82,6 +82,15 @@ def prologue_of(
     leaves = {name: region.leaves[name] for name in buffers}
     prologue = Prologue(value, operand.meta["val"].dtype, tuple(buffers.values()))
     return FoundPrologue(prologue, _matrix(value, main, loops), leaves[main.name], leaves, tuple(inside))
+
+
+def is_computed(operand: fx.Node, call: fx.Node) -> bool:
+    """Whether an operand of a product may have a prologue: what to ask before all formulas are made."""
+    return _is_worth(_chain(operand, call))
+
+
+def _is_worth(inside: Iterable[fx.Node]) -> bool:
+    return not all(map(is_move, inside))
 
 
 def _chain(operand: fx.Node, call: fx.Node) -> dict[fx.Node, None]:

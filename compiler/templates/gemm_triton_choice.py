@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .attention_tiles import Gpu
-from .gemm_triton_cost import estimate
+from .gemm_triton_cost import apart, estimate
 from .gemm_triton_tiles import GemmTile, fits
 from .product import Product
 
+_HOPE = 1.1  # of the estimated time of what there is: with that it may still be faster
 _MIN_SHARE = 2  # of the tiles measured, at least one in so many has its operands read in the other way
 
 _HOPPER = (
@@ -42,6 +43,15 @@ def gemm_tiles(product: Product, gpu: Gpu, count: int) -> list[GemmTile]:
     sure = sorted(sure, key=ordered.index)[:count]
     more = [tile for tile in ordered if tile not in sure]
     return sorted([*sure, *more[: count - len(sure)]], key=ordered.index)
+
+
+def promises(computed: Product, plain: Product, gpu: Gpu) -> bool:
+    """Whether computing operands as they are read may take less time than kernels of their own, and `plain`."""
+    tiles, others = gemm_tiles(computed, gpu, 1), gemm_tiles(plain, gpu, 1)
+    if not tiles or not others:
+        return False
+    both = estimate(plain, others[0], gpu) + apart(computed, gpu)
+    return estimate(computed, tiles[0], gpu) < _HOPE * both
 
 
 def _varied(tiles: list[GemmTile]) -> list[GemmTile]:

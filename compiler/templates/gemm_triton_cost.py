@@ -22,7 +22,8 @@ _START = 1500  # cycles until the first operands are there, and for leaving
 _LIBRARY = 0.7  # of the rate that libraries reach
 _REGISTERS = 64 << 10  # of a multiprocessor
 _LIGHT, _SPILLED = 6, 0.85  # values of an epilogue beside whose registers large tiles slow down, and how much
-_FEW, _LARGE = 64, 8 << 20  # rows that tensor cores have time for while memory gives the other operand; its bytes
+FEW = 64  # rows that tensor cores have time for while memory gives the other operand
+_LARGE = 8 << 20  # bytes of that, at least, so that it takes longer than a launch
 _HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polynomial rather than an instruction or two
 
 
@@ -71,7 +72,7 @@ def library(product: Product, gpu: Gpu) -> float:
 
 def is_skinny(product: Product) -> bool:
     """Whether memory is what a product takes its time for: a large operand, few rows or columns of the other."""
-    few = min(product.row.extent, product.column.extent) <= _FEW
+    few = min(product.row.extent, product.column.extent) <= FEW
     return few and moved(product) >= _LARGE
 
 
@@ -82,6 +83,16 @@ def moved(product: Product) -> int:
         buffers = (x.buffer,) if prologue is None else prologue.buffers
         read += sum(min(p.batch.extent * n, math.prod(b.sizes)) * b.dtype.itemsize for b in buffers)
     return read + _elements_of(p) * p.out.dtype.itemsize
+
+
+def apart(product: Product, gpu: Gpu) -> float:
+    """Cycles that kernels of their own take to compute the operands that prologues compute, roughly."""
+    p, cycles = product, 0.0
+    for x, prologue, n in ((p.a, p.left, p.row.extent * p.depth), (p.b, p.right, p.depth * p.column.extent)):
+        if prologue is not None:
+            bytes_moved = p.batch.extent * n * (read_bytes(x, prologue) + prologue.dtype.itemsize)
+            cycles += bytes_moved / (_BYTES_PER_CYCLE * gpu.processors) + 2 * _START
+    return cycles
 
 
 def work(prologue: Prologue | None) -> int:

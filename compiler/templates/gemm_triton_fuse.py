@@ -15,7 +15,7 @@ import hashlib
 import operator
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,11 +31,11 @@ from ..torch_compat import OpOverload, is_mutable
 from ..triton import TritonFailed, TritonMissing, UnsupportedDtypeError, can_build
 from ..triton.build import capability, processors
 from .attention_tiles import Gpu
-from .gemm_match import FoundProduct, is_product, is_read_by_loops, match_gemm
+from .gemm_match import FoundProduct, has_prologue, is_product, is_read_by_loops, match_gemm
 from .gemm_question import RULE, Unfused, erase_dead, near_miss, recorded
 from .gemm_triton import gemm_triton
-from .gemm_triton_choice import gemm_tiles, neighbours
-from .gemm_triton_cost import fused_gain, is_skinny
+from .gemm_triton_choice import gemm_tiles, neighbours, promises
+from .gemm_triton_cost import FEW, fused_gain, is_skinny
 from .gemm_triton_split import workspaces
 from .gemm_triton_tiles import GemmTile, is_aligned
 from .kernel import Layout
@@ -83,9 +83,7 @@ def fuse_gemm_triton(
     fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough, training, meanwhile), 0
     for node in fusion.prepared():
         # What was found in the graph as it was may read what has been replaced since: look again.
-        found = match_gemm(node)
-        if isinstance(found, FoundProduct) and fusion.considers(found):
-            fused += fusion.run(found)
+        fused += any(fusion.run(found) for found in fusion.found(match_gemm(node), node) if fusion.considers(found))
     return fused
 
 
@@ -135,10 +133,11 @@ class _Fusion:
         nodes = []
         weights, taken = Counter[_Kind](), set[fx.Node]()
         for node in list(self._graph.nodes):
-            found = match_gemm(node)
-            if isinstance(found, Reason):
-                self._record.near_misses.append(near_miss(node, found))
-            elif found is not None and self.considers(found):
+            plain = match_gemm(node)
+            if isinstance(plain, Reason):
+                self._record.near_misses.append(near_miss(node, plain))
+            found = next(filter(self.considers, self.found(plain, node)), None)
+            if found is not None:
                 nodes.append(node)
                 # Of two products that meet in an epilogue the first has it.
                 mine = {item for item in found.nodes if not is_move(item)}
@@ -152,6 +151,29 @@ class _Fusion:
             with contextlib.suppress(UnsupportedDtypeError):
                 self._compiled.add(self._kernels(kind, gemm_tiles(kind[0], self._gpu, self._count)))
         return nodes
+
+    def found(self, plain: FoundProduct | Reason | None, node: fx.Node) -> Iterator[FoundProduct]:
+        """What a kernel could compute of a product, the most first: with operands that are computed, and without."""
+        if not isinstance(plain, FoundProduct):
+            return
+        sides = self._sides(plain.product)
+        computed = match_gemm(node, sides=sides) if has_prologue(node, sides) else None
+        if isinstance(computed, FoundProduct) and computed.before and self._pays(computed, plain):
+            yield computed
+        yield plain
+
+    def _sides(self, product: Product) -> str:
+        """Which operands may be computed on the way in: by default those whose elements one program reads alone."""
+        if self._thorough or self._takes_all():
+            return "ab"
+        few_rows, few_columns = product.row.extent <= FEW, product.column.extent <= FEW
+        return "" if self._training else "b" * few_rows + "a" * few_columns
+
+    def _pays(self, computed: FoundProduct, plain: FoundProduct) -> bool:
+        if self._takes_all():
+            return True
+        known = self._thorough or is_skinny(computed.product)
+        return known and promises(computed.product, plain.product, self._gpu)
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a product at all."""
@@ -254,7 +276,7 @@ def hopeless(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
         return "less work than a launch"
     if thorough:
         return None
-    if not computes(found):
+    if not computes(found) or found.before:
         return None
     gain = fused_gain(product, gpu, 1 if is_read_by_loops(found.output) else 0)
     return None if gain >= _WORTH else f"the epilogue would save {gain:.0%} of the product's time"
@@ -262,7 +284,7 @@ def hopeless(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
 
 def has_to_offer(found: FoundProduct) -> bool:
     """Whether there is what a library's call does not do as well: an epilogue, rows that are not aligned, few rows."""
-    return computes(found) or not is_aligned(found.product) or is_skinny(found.product)
+    return computes(found) or bool(found.before) or not is_aligned(found.product) or is_skinny(found.product)
 
 
 def computes(found: FoundProduct) -> bool:
