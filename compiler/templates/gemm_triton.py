@@ -16,7 +16,7 @@ import hashlib
 
 from ..triton import KernelSource
 from ..triton.source import module_text
-from .gemm_triton_operand import Operand
+from .gemm_triton_operand import Computed, Loaded
 from .gemm_triton_split import Parts, sum_of_parts
 from .gemm_triton_text import GemmLaunch
 from .gemm_triton_tiles import GemmTile, described
@@ -119,46 +119,25 @@ class _GemmTriton(Parts):
         return f"range(first, {end}, {step})"
 
     def _by_pointers(self) -> None:
-        a, b, depth = self.product.a, self.product.b, self.tile.depth
-        self.line(f"k = tl.arange(0, {depth}){self.long}")
-        begin = "k" if self.tile.splits == 1 else "(first + k)"
-        left, right = self._computed()
-        if left is None:
-            self.line(f"a_at = {self._base(a)} + i * {a.row} + {begin}[None, :] * {a.column}")
-        if right is None:
-            self.line(f"b_at = {self._base(b)} + {begin}[:, None] * {b.row} + j * {b.column}")
-        rows, columns = self.row_mask(self.tile.rows), self.column_mask(self.tile.columns)
+        product, tile = self.product, self.tile
+        self.line(f"k = tl.arange(0, {tile.depth}){self.long}")
+        if product.is_computed:
+            self.axes(tile.rows, tile.columns)
+        first = "k" if tile.splits == 1 else "(first + k)"
+        sides = [
+            Loaded(self, name, x, tile, first) if prologue is None else Computed(self, name, prologue, tile)
+            for name, x, prologue in (("a", product.a, product.left), ("b", product.b, product.right))
+        ]
+        for side in sides:
+            side.ahead()
         with self.writer.block(f"for start in {self._steps()}"):
-            inside = self.product.depth % depth != 0
-            if inside:
-                self.line(f"inside = k < {self.product.depth} - start")
-            if left is None:
-                self.line(f"a = tl.load(a_at{_where(rows, 'inside[None, :]' if inside else None)})")
-            else:
-                left.write()
-            if right is None:
-                self.line(f"b = tl.load(b_at{_where('inside[:, None]' if inside else None, columns)})")
-            else:
-                right.write()
+            if product.depth % tile.depth:
+                self.line(f"inside = k < {product.depth} - start")
+            for side in sides:
+                side.load()
             self.line(self._dot)
-            self.line(*([f"a_at += {depth * a.column}"] if left is None else []))
-            self.line(*([f"b_at += {depth * b.row}"] if right is None else []))
-
-    def _computed(self) -> tuple[Operand | None, Operand | None]:
-        """Operands with prologues; what all steps share is written."""
-        sides = {"a": self.product.left, "b": self.product.right}
-        if not self.product.is_computed:
-            return None, None
-        self.axes(self.tile.rows, self.tile.columns)
-        made = {name: x and Operand(self, name, x, self.tile) for name, x in sides.items()}
-        for operand in made.values():
-            if operand is not None:
-                operand.ahead()
-        return made["a"], made["b"]
-
-    def _base(self, x: Matrix) -> str:
-        name = self.values.names.buffers[x.buffer.name]
-        return f"{name} + g * {x.batch}" if self.product.batch.extent > 1 and x.batch else name
+            for side in sides:
+                side.advance()
 
     def _descriptor(self, name: str, x: Matrix, rows: int, columns: int) -> None:
         """Describe an operand to the unit that copies tiles; what lies outside of it is 0."""
@@ -198,8 +177,3 @@ class _GemmTriton(Parts):
             return
         mask = self.values.mask(always=True)
         self.line(f"tl.store({self.sums('part')}, acc{f', mask={mask}' if mask else ''})")
-
-
-def _where(*masks: str | None) -> str:
-    found = [mask for mask in masks if mask is not None]
-    return f", mask={' & '.join(found)}, other=0.0" if found else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .attention_tiles import Gpu
-from .gemm_triton_cost import apart, estimate
+from .gemm_triton_cost import apart, estimate, is_skinny
 from .gemm_triton_tiles import GemmTile, fits
 from .product import Product
 
@@ -19,16 +19,17 @@ _HOPPER = (
     GemmTile(64, 256, 64, 4, 3), GemmTile(128, 64, 64, 4, 4), GemmTile(64, 128, 64, 4, 4), GemmTile(64, 64, 64, 4, 5),
     GemmTile(64, 64, 128, 4, 3), GemmTile(32, 64, 128, 4, 4), GemmTile(16, 64, 128, 4, 4), GemmTile(64, 32, 128, 4, 4),
     # Few rows: what counts is how much of the other operand is on its way.
-    GemmTile(16, 16, 256, 4, 5), GemmTile(16, 32, 256, 4, 4), GemmTile(16, 64, 256, 4, 3), GemmTile(16, 128, 128, 4, 4),
-    GemmTile(32, 32, 256, 4, 3), GemmTile(64, 128, 128, 4, 3),
+    GemmTile(16, 32, 256, 4, 4), GemmTile(16, 32, 128, 4, 5), GemmTile(16, 128, 128, 4, 4), GemmTile(32, 32, 256, 4, 4),
+    GemmTile(64, 128, 128, 4, 3),
 )  # fmt: skip
 _AMPERE = (
     GemmTile(128, 256, 32, 8, 3), GemmTile(256, 128, 32, 8, 3), GemmTile(128, 128, 64, 8, 3),
     GemmTile(128, 128, 32, 4, 4), GemmTile(128, 64, 32, 4, 4), GemmTile(64, 128, 32, 4, 4), GemmTile(64, 64, 64, 4, 3),
     GemmTile(32, 64, 64, 4, 4), GemmTile(16, 64, 128, 4, 3), GemmTile(64, 32, 64, 4, 4),
-    GemmTile(16, 16, 256, 4, 4), GemmTile(16, 32, 256, 4, 3), GemmTile(32, 32, 128, 4, 4),
+    GemmTile(16, 32, 256, 4, 3), GemmTile(32, 32, 128, 4, 4),
 )  # fmt: skip
 _SPLITS = (2, 4, 8, 16)
+_FEWEST = 16, 32  # rows and columns of a tile that every product may have
 _BESIDE = 4  # parts of tiles on a multiprocessor, at most: more would wait for each other
 
 
@@ -84,10 +85,20 @@ def _legal(product: Product, gpu: Gpu) -> Iterator[GemmTile]:
     wide = product.dtype.itemsize // 2  # as many bytes a step whatever the dtype
     for known in _HOPPER if gpu.capability >= 90 else _AMPERE:
         tile = replace(known, depth=known.depth // wide)
-        for made in (tile, replace(tile, descriptors=True)):
+        if is_skinny(product) and not _is_slim(product, tile):
+            continue
+        for made in (tile, *(() if is_skinny(product) else (replace(tile, descriptors=True),))):
             if fits(product, made, gpu):
                 yield made
                 yield from _split(product, made, gpu)
+
+
+def _is_slim(product: Product, tile: GemmTile) -> bool:
+    """Whether a tile has no more rows and columns than there are, more or less."""
+    rows, columns = product.row.extent, product.column.extent
+    return (tile.rows <= _FEWEST[0] or tile.rows < 2 * rows) and (
+        tile.columns <= _FEWEST[1] or tile.columns < 2 * columns
+    )
 
 
 def _split(product: Product, tile: GemmTile, gpu: Gpu) -> Iterator[GemmTile]:

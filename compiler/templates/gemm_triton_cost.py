@@ -13,11 +13,16 @@ from .gemm_triton_tiles import FEW_SHARED, GemmTile, read_bytes, shared_bytes
 from .product import Product, Prologue
 
 _BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
+_STREAMED_BYTES_PER_CYCLE = 19  # the same, where nothing but reading is done
 _CACHED_BYTES_PER_CYCLE = 48  # of the second cache, for each multiprocessor
-_LATENCY = 1000  # cycles until what is asked of memory is there, where much is
-_LANES = 128  # operations in a cycle of a multiprocessor, beside tensor cores
-_BESIDE = 1 / 8  # of what goes on beside something that takes longer: it is in the way
-_SECOND = 2500  # cycles that a second launch takes
+_LATENCY, _EARLIER_LATENCY = 1300, 800  # cycles until what is asked of memory is there, where much is; before Hopper
+_LANES = 64  # operations in a cycle of a multiprocessor, with all that brings operands to where they are multiplied
+_LANES_OF_WARP = 8  # of these, for each of its warps
+_SCHEDULED = 200  # cycles that one more program on a multiprocessor takes
+_BESIDE = 1 / 4  # of what goes on beside something that takes longer: it is in the way
+_SECOND = 1500  # cycles that a second launch takes
+_WIDE_ROWS = 64  # from which on Hopper multiplies what lies in shared memory
+_MOST_TOGETHER = 4  # programs on a multiprocessor
 _START = 1500  # cycles until the first operands are there, and for leaving
 _LIBRARY = 0.7  # of the rate that libraries reach
 _REGISTERS = 64 << 10  # of a multiprocessor
@@ -29,39 +34,58 @@ _HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polyn
 
 def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     """Cycles that a product takes with a tile, roughly."""
-    sides = _programs(product, tile, gpu), moved(product) / (_BYTES_PER_CYCLE * gpu.processors) + _START
-    busy = max(sides) + _BESIDE * min(sides)
+    busy = 2.0 * _START if tile.descriptors else 0.0  # its programs stay: one begins while another ends
+    busy += sum(_wave(product, tile, gpu, programs) for programs in _waves(product, tile, gpu))
     if tile.splits == 1:
         return busy
     summed = _elements_of(product) * (4 * tile.splits + epilogue_bytes(product))
     return busy + _SECOND + summed / (_BYTES_PER_CYCLE * gpu.processors)
 
 
-def _programs(product: Product, tile: GemmTile, gpu: Gpu) -> float:
-    """Cycles until the last program is done, as if no other read the same memory."""
-    itemsize = product.dtype.itemsize
+def _waves(product: Product, tile: GemmTile, gpu: Gpu) -> list[int]:
+    """How many programs run side by side, until all have run."""
+    programs = tile.count(product) * tile.splits
+    together = 1 if tile.descriptors else _together(product, tile, gpu)
+    full, rest = divmod(programs, gpu.processors * together)
+    return [gpu.processors * together] * full + [rest] * (rest > 0)
+
+
+def _together(product: Product, tile: GemmTile, gpu: Gpu) -> int:
+    """How many programs a multiprocessor runs."""
+    registers = (tile.rows * tile.columns // (32 * tile.warps) + 64) * 32 * tile.warps
+    buffers = tile.stages if tile.rows >= _WIDE_ROWS and gpu.capability >= 90 else tile.stages - 1
+    shared = shared_bytes(product, tile) * buffers // tile.stages + FEW_SHARED
+    return max(min(gpu.shared_bytes // shared, _REGISTERS // registers, _MOST_TOGETHER), 1)
+
+
+def _wave(product: Product, tile: GemmTile, gpu: Gpu, programs: int) -> float:
+    """Cycles of programs that run side by side: what takes longest, and some of what goes on beside it."""
+    each = -(-programs // gpu.processors)
+    share = programs / (tile.count(product) * tile.splits)
     span = tile.span(product.depth)
+    rows, columns = min(tile.rows, product.row.extent), min(tile.columns, product.column.extent)
+    read = span * (rows * read_bytes(product.a, product.left) + columns * read_bytes(product.b, product.right))
+    computed = span * (tile.rows * work(product.left) + tile.columns * work(product.right))
+    latency = _LATENCY if gpu.capability >= 90 else _EARLIER_LATENCY
+    sides = (
+        each * _multiplying(product, tile, gpu),
+        max(each * computed / _LANES, computed / (_LANES_OF_WARP * tile.warps)),
+        each * read / _CACHED_BYTES_PER_CYCLE,
+        share * moved(product) / (_STREAMED_BYTES_PER_CYCLE * gpu.processors),
+        span // tile.depth * latency / max(tile.stages - 2, 1),
+    )
+    *_, second, longest = sorted(sides)
+    finish = rows * columns * (epilogue_bytes(product) if tile.splits == 1 else 4) / _BYTES_PER_CYCLE
+    return longest + _BESIDE * second + finish + each * _SCHEDULED + (0 if tile.descriptors else _START)
+
+
+def _multiplying(product: Product, tile: GemmTile, gpu: Gpu) -> float:
+    """Cycles that tensor cores need for a program."""
     held = sum(_HELD.get(value.name, 1) if isinstance(value, Op) else 1 for value in walk([product.value]))
     crowded = held > _LIGHT and tile.rows * tile.columns >= 128 * 256
     efficiency = _efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
-    rows, columns = min(tile.rows, product.row.extent), min(tile.columns, product.column.extent)
-    multiply = 2.0 * tile.rows * tile.columns * span / (_rate(gpu, itemsize) * efficiency)
-    computed = span * (tile.rows * work(product.left) + tile.columns * work(product.right)) / _LANES
-    read = span * (rows * read_bytes(product.a, product.left) + columns * read_bytes(product.b, product.right))
-    step = max(multiply + computed, read / _CACHED_BYTES_PER_CYCLE)
-    alone = span // tile.depth * _LATENCY / (tile.stages - 1)
-    finish = rows * columns * (epilogue_bytes(product) if tile.splits == 1 else 4) / _BYTES_PER_CYCLE
-    tiles = tile.count(product) * tile.splits
-    if tile.descriptors:
-        return -(-tiles // gpu.processors) * (max(step, alone) + finish) + 2 * _START
-    registers = (tile.rows * tile.columns // (32 * tile.warps) + 64) * 32 * tile.warps
-    shared = shared_bytes(product, tile) + FEW_SHARED
-    together = max(min(gpu.shared_bytes // shared, _REGISTERS // registers, 4), 1)
-    # A last wave that is not full has fewer programs on each multiprocessor.
-    waves, rest = divmod(tiles, gpu.processors * together)
-    last = -(-rest // gpu.processors)
-    overhead = _START + finish
-    return waves * (max(together * step, alone) + overhead) + (max(last * step, alone) + overhead if rest else 0)
+    operations = 2.0 * tile.rows * tile.columns * tile.span(product.depth)
+    return operations / (_rate(gpu, product.dtype.itemsize) * efficiency)
 
 
 def library(product: Product, gpu: Gpu) -> float:
