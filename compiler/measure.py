@@ -140,8 +140,9 @@ class Measured:
             _refuse_capture()
             inputs = synthesize(question.inputs, question.training, question.arrange)
             return run_trial(
-                question.original, question.candidates, inputs, question.training, self._program_seconds, deadline
-            )
+                question.original, question.candidates, inputs, question.training, self._program_seconds, deadline,
+                question.cold,
+            )  # fmt: skip
         finally:
             self.stats.seconds += time.perf_counter() - start
 
@@ -203,6 +204,7 @@ def decision_key(question: Question) -> str:
         "inputs": describe(question.inputs),
         "training": question.training,
         "arranged": question.arrange is not None,
+        "cold": question.cold,
         "gpus": sorted(gpu_model(device.index) for device in devices),
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),

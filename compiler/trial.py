@@ -65,6 +65,7 @@ def run_trial(
     training: bool = False,
     seconds: float = 0.03,
     deadline: float = float("inf"),
+    cold: bool = False,
 ) -> Trial:
     """Check the candidates against the original and time them all. Must run outside every tracing mode.
 
@@ -75,6 +76,7 @@ def run_trial(
         training: time forward and backward; otherwise the forward under ``no_grad``.
         seconds: how long each program is timed, if it needs less than that for `MIN_RUNS` runs.
         deadline: when (by ``time.perf_counter``) to be content with two runs each.
+        cold: on a CUDA device, have every run find its inputs in memory, none of them in caches.
 
     Raises:
         UnmeasurableError: the original can't be run.
@@ -85,7 +87,7 @@ def run_trial(
         programs = {ORIGINAL: original, **candidates}
         steps = {name: _step(program, inputs, cotangents) for name, program in programs.items()}
         agreeing = _agreeing(steps, inputs, trial)
-        trial.times = _time(agreeing, _clock(inputs.devices), seconds, deadline, trial)
+        trial.times = _time(agreeing, _clock(inputs.devices, cold), seconds, deadline, trial)
     if ORIGINAL not in trial.times:
         raise UnmeasurableError(f"the original program {trial.dropped[ORIGINAL]}")
     return trial
@@ -220,10 +222,10 @@ def _done(name: str, samples: Mapping[str, list[float]], seconds: float, late: b
     return late or hopeless or enough or len(runs) >= MAX_RUNS
 
 
-def _clock(devices: Sequence[torch.device]) -> Clock:
+def _clock(devices: Sequence[torch.device], cold: bool) -> Clock:
     cuda = any(device.type == "cuda" for device in devices)
     if cuda:
-        return CudaClock()
+        return CudaClock(cold)
     return wall_clock if all(device.type == "cpu" for device in devices) else _synchronized_clock
 
 
@@ -247,18 +249,26 @@ class CudaClock:
 
     The GPU is first kept spinning for as long as the CPU needs to launch the run: in a model kernels queue up, and what
     launching costs here (Python, autograd) is not what it will cost in generated code.
+
+    Args:
+        cold: before each run, displace from the GPU's caches what earlier runs have left there. Other memory is read
+            for that: written lines would have to leave the caches while the run is timed.
     """
 
     LIMITS = (1e-4, 5e-3)  # seconds of spinning
+    DISPLACED = 160 << 20  # bytes: more than any cache has
 
-    def __init__(self) -> None:
+    def __init__(self, cold: bool = False) -> None:
         self._launch: dict[Step, float] = {}
+        self._other = torch.zeros(self.DISPLACED // 4, device="cuda") if cold else None
 
     def __call__(self, step: Step) -> float:
         """Run `step` and wait for it."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         low, high = self.LIMITS
         torch_memory.cuda_spin(min(max(1.5 * self._launch.get(step, high), low), high))
+        if self._other is not None:
+            self._other.sum()
         start.record()
         begin = time.perf_counter()
         step()

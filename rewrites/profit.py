@@ -27,6 +27,7 @@ class Question:
         prepare: called before the programs are measured, if they are; its time is not counted as measuring.
         arrange: called with the real values of `inputs`, in which it overwrites those that follow from others; without
             it they are independent of each other.
+        cold: inputs come from a GPU's memory, not from its caches, as where a model has more weights than these hold.
     """
 
     rule: str
@@ -37,6 +38,7 @@ class Question:
     training: bool = False
     prepare: Callable[[], None] | None = None
     arrange: Callable[[Sequence[Any]], None] | None = None
+    cold: bool = False
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,7 @@ class _Fusion:
             original=unfused,
             candidates={name: _Reread(k) if is_read_by_loops(found.output) else k for name, k in kernels.items()},
             prepare=functools.partial(self._compiled.prepare, unfused),
+            cold=is_skinny(found.product),
         )
 
 

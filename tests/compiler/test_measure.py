@@ -301,6 +301,7 @@ def variants():
     yield ask([x], rule="other")
     yield ask([x], key="other")
     yield ask([x], training=True)
+    yield dataclasses.replace(ask([x]), cold=True)
     yield ask([x], other=abs)
     yield ask([x, 1])
     yield ask([x, 1.0])

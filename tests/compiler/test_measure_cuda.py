@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regraft.compiler.measure import Measured
+from regraft.compiler.trial import CudaClock
 from regraft.rewrites.profit import Question
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -95,3 +96,13 @@ def test_capture_is_refused():
     assert "captured" in decision.evidence.note
     graph.replay()
     assert y.sum() == 8
+
+
+def test_inputs_that_come_from_memory_take_longer_than_those_in_caches():
+    x = torch.ones(16 << 20, dtype=torch.uint8, device="cuda")  # a fraction of what caches hold
+
+    def step():
+        return [x.view(torch.int32).max()]
+
+    times = {cold: min(clock(step) for _ in range(5)) for cold in (False, True) for clock in [CudaClock(cold)]}
+    assert times[True] > 1.15 * times[False]

@@ -37,7 +37,7 @@ def calls(monkeypatch):
         counts[step] = counts.get(step, 0) + 1
         return 1e-3
 
-    monkeypatch.setattr(trial_module, "_clock", lambda devices: clock)
+    monkeypatch.setattr(trial_module, "_clock", lambda devices, cold: clock)
     return counts
 
 
@@ -235,3 +235,8 @@ def test_gradients_from_above_come_in_the_strides_of_their_outputs():
     assert not trial.dropped
     strides = {stride for stride, _ in seen}
     assert strides == {(8, 1), (1, 4)} and all(torch.equal(grad, seen[0][1]) for _, grad in seen)
+
+
+def test_only_a_gpu_is_asked_for_cold_caches():
+    inputs = synthesize([torch.ones(8)], False)
+    assert run_trial(lambda x: x + 1, {"same": lambda x: 1 + x}, inputs, seconds=0.0, cold=True).times

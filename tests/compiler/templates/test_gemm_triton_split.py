@@ -223,3 +223,11 @@ def test_tensors_that_are_not_aligned(driver: Any, monkeypatch: pytest.MonkeyPat
     plain = [launch.name for launch in kernel.plain.launches]
     assert [first.name.decode(), second.name.decode()] == plain
     assert "tma" not in plain[0]
+
+
+@pytest.mark.usefixtures("driver")
+def test_skinny_products_are_measured_with_weights_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TritonTemplateKernel, "build", lambda self: None)
+    for rows, cold in ((16, True), (4096, False)):
+        _, oracle, _ = fuse(lambda x, w: F.gelu(F.linear(x, w)), (rows, 4096), (4096, 4096), thorough=True)
+        assert {question.cold for question in oracle.questions} == {cold}
