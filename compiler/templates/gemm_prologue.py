@@ -22,11 +22,12 @@ from ..lowering.core import cast
 from ..lowering.sizes import Unlowered
 from ..torch_compat import OpOverload
 from .attention import address
-from .product import Matrix, Prologue
+from .product import FLOAT8, Matrix, Prologue
 from .region import Region, is_move, packet
 
 _CASTS = ("aten._to_copy", "prims.convert_element_type")
 _BYTES = (torch.int8, torch.uint8, torch.bool)
+_WIDER = (torch.bfloat16, torch.float16, torch.float32)  # what holds every 8-bit float
 _LONGEST = 12  # nodes of a prologue
 _LARGE_PARTS = 2  # tensors of the operand's own size that it is computed from, at most
 
@@ -63,12 +64,14 @@ def prologue_of(
     inside = _chain(operand, call)
     if not _is_worth(inside):
         return None
-    region = Region(inside, through_copies=False)
+    region = _Operand(inside, through_copies=False)
     try:
         value = cast(region.value(operand).at(indices), compute_dtype(operand.meta["val"].dtype))
     except Unlowered:
         return None
     value = Rewriter(_exact)(value)
+    if any(part.dtype in FLOAT8 for part in walk([value])):
+        return None
     buffers = {
         part.buffer: region.leaf(region.leaves[part.buffer]).buffer for part in walk([value]) if isinstance(part, Load)
     }
@@ -107,7 +110,7 @@ def _chain(operand: fx.Node, call: fx.Node) -> dict[fx.Node, None]:
 
 
 def _computes_elements(node: fx.Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or _is_float8(node):
         return False
     if is_move(node) or packet(node) in _CASTS:
         return True
@@ -115,6 +118,35 @@ def _computes_elements(node: fx.Node) -> bool:
         return False
     tags = node.target.tags
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+class _Operand(Region):
+    """Values of nodes before a product; 8-bit floats are known as what they are cast to."""
+
+    def _is_seen_through(self, node: fx.Node) -> bool:
+        return not _is_float8(node) and super()._is_seen_through(node)
+
+    def _compute(self, node: fx.Node) -> Any:
+        source = node.all_input_nodes[0] if node.all_input_nodes else node
+        if packet(node) not in _CASTS or not _is_float8(source):
+            return super()._compute(node)
+        eights, val = self.value(source), node.meta["val"]
+        if val.dtype not in _WIDER:
+            raise Unlowered("dtype", f"{source.name} of {source.meta['val'].dtype} as {val.dtype}")
+        self._low.origin = self._low.current = node
+        self._low.device = val.device
+        return self._low.pointwise(lambda at: _widened(eights.at(at)), eights.sizes, val.dtype)
+
+
+def _is_float8(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].dtype in FLOAT8
+
+
+def _widened(eight: Value) -> Value:
+    """An 8-bit float as float32, which any dtype that it is cast to holds exactly."""
+    if not isinstance(eight, Load):
+        raise Unlowered("dtype", "nothing is computed in 8-bit floats")
+    return Load(eight.buffer, eight.indices, torch.float32)
 
 
 def _exact(value: Value) -> Value | None:

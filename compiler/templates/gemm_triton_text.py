@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from ..cpp.flatten import flatten_value
 from ..ir.dependence import Dependence
 from ..ir.index import Var
@@ -16,9 +18,10 @@ from ..triton import LaunchText
 from ..triton.dtypes import signature_name, type_name
 from ..triton.values import Axis, Names, Values
 from ..triton.writer import TritonWriter
-from .product import ELEMENT, Product, Result
+from .product import ELEMENT, FLOAT8, Product, Result
 
 _INT32 = 2**31 - 1
+_FLOAT8 = dict(zip(FLOAT8, ("fp8e4nv", "fp8e5"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class ProductText:
         """What was written, as a function of the arguments that it uses."""
         body = "\n".join(self.writer.lines)
         places = tuple(k for k, name in enumerate(self.arguments) if name in body)
-        used = {self.arguments[k]: f"*{signature_name(self.buffers[k].dtype)}" for k in places}
+        used = {self.arguments[k]: _pointer(self.buffers[k].dtype) for k in places}
         text = f"@triton.jit\ndef {name}({', '.join(used)}):\n{body}\n"
         params = tuple(self.buffers[k].name for k in places)
         return GemmLaunch(name, text, params, (), (), used, programs, warps, stages, places)
@@ -106,6 +109,11 @@ class ProductText:
         pointer = self.values.pointer(result.buffer.name, result.place)
         mask = self.values.mask(always=True)
         self.line(f"tl.store({pointer}, {text}.to({held}){f', mask={mask}' if mask else ''})")
+
+
+def _pointer(dtype: torch.dtype) -> str:
+    """The type of a pointer in a kernel's signature."""
+    return f"*{_FLOAT8[dtype] if dtype in FLOAT8 else signature_name(dtype)}"
 
 
 def _is_small(buffer: Buffer) -> bool:

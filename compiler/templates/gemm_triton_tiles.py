@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...rewrites.layout import missing
 from .attention_tiles import Gpu
-from .product import Matrix, Product, Prologue
+from .product import FLOAT8, Matrix, Product, Prologue
 
 FEW_SHARED = 1 << 10  # bytes that the system keeps of each program's shared memory
 _DEEPEST = {False: 256, True: 128}  # step, by whether the GPU's own unit copies it
@@ -59,7 +59,7 @@ def fits(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
     in_range = min(tile.rows, tile.columns, tile.depth) >= 16 and max(tile.rows, tile.columns) <= 256
     if not in_range or tile.depth > _DEEPEST[tile.descriptors] or tile.warps not in (4, 8) or tile.stages < 2:
         return False
-    if not _splits(product, tile):
+    if not _splits(product, tile) or gpu.capability < _float8(product):
         return False
     if tile.rows * tile.columns > 128 * 32 * tile.warps:  # sums in a thread's registers
         return False
@@ -81,6 +81,11 @@ def read_bytes(x: Matrix, prologue: Prologue | None) -> int:
         return x.buffer.dtype.itemsize
     size = math.prod(x.buffer.sizes)
     return sum(b.dtype.itemsize for b in prologue.buffers if 2 * math.prod(b.sizes) > size)
+
+
+def _float8(product: Product) -> int:
+    """From which GPU on there are conversions from what a product reads."""
+    return 89 if any(buffer.dtype in FLOAT8 for buffer in product.reads) else 0
 
 
 def _splits(product: Product, tile: GemmTile) -> bool:

@@ -17,6 +17,7 @@ from ..ir.index import Var
 from ..ir.program import Buffer
 from ..ir.value import Load, Value
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # read by prologues; the loop IR knows neither
 ELEMENT = Load("<product>", (0,), torch.float32)  # inside `f`: the sum
 
 

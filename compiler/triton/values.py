@@ -270,7 +270,8 @@ class Values:
         mask = self.mask(of=offset)
         text = f"tl.load({self.names.buffers[buffer]} + {at}{f', mask={mask}' if mask else ''})"
         held = self.names.dtypes[buffer]
-        return f"{text}.to({type_name(value.dtype)})" if held in HALVES else text
+        narrow = held in HALVES or (held.itemsize == 1 and held.is_floating_point)
+        return f"{text}.to({type_name(value.dtype)})" if narrow else text
 
     def _guarded(self, value: Guarded) -> str:
         condition = self.get(value.condition)

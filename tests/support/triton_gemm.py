@@ -76,7 +76,7 @@ def interpreted(
     own = [allocate(buffer, {}).fill_(float("nan")) for buffer in workspaces(found.product, tile)]
     held = [memory(x) for x in (*inputs, *results, *own)]
     for launch in source.launches:
-        given = [held[place] for place in launch.places]
+        given = [_sent(held[place]) for place in launch.places]
         (after,) = interpreter().run(source.text, [(launch.name, launch.programs, given)])
         for place, filled in zip(launch.places, after, strict=True):
             if place >= len(inputs):
@@ -107,6 +107,12 @@ def near(
     if finite.any():
         allowed = slack * float((eager.double() - exact)[finite].abs().max()) + 1e-6
         assert float((result.double() - exact)[finite].abs().max()) <= allowed, source.text
+
+
+def _sent(tensor: torch.Tensor) -> Any:
+    """A tensor as it goes to the interpreter."""
+    is_float8 = tensor.is_floating_point() and tensor.itemsize == 1
+    return (str(tensor.dtype).removeprefix("torch."), tensor.view(torch.uint8)) if is_float8 else tensor
 
 
 def memory(tensor: torch.Tensor) -> torch.Tensor:

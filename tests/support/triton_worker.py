@@ -114,8 +114,13 @@ def _run(source, calls):
         spec.loader.exec_module(module)
         for function, programs, arguments in calls:
             if programs:
-                getattr(module, function)[(programs,)](*arguments)
+                getattr(module, function)[(programs,)](*map(_typed, arguments))
     return [arguments for _, _, arguments in calls]
+
+
+def _typed(argument):
+    """An argument; bytes with the name of a dtype, as tensors of that which do not pickle."""
+    return argument[1].view(getattr(torch, argument[0])) if isinstance(argument, tuple) else argument
 
 
 def main() -> None:

@@ -124,6 +124,25 @@ def test_weights(name: str, tile: GemmTile) -> None:
     agrees(function, *inputs, reads=reads, tile=tile)
 
 
+@TILES
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("half", [BF16, F16])
+def test_floats_of_8_bits(dtype: torch.dtype, half: torch.dtype, tile: GemmTile) -> None:
+    weights = random(40, 100).clamp(-3, 3).to(dtype), random(40, 1, dtype=half)
+    agrees(dequantized, random(6, 100, dtype=half), *weights, reads=["x", "w", "s"], tile=tile)
+    agrees(lambda x, w: x @ w.t().to(x.dtype), random(6, 100, dtype=half), weights[0], reads=["x", "w"], tile=tile)
+
+
+def test_which_gpus_have_floats_of_8_bits() -> None:
+    module = on_gpu(dequantized, empty(16, 4096), empty(4096, 4096, dtype=torch.float8_e4m3fn), empty(4096, 1))
+    product = renamed(found_in(module, sides="b").product)
+    assert gemm_tiles(product, AMPERE, 2) == []
+    (tile,) = gemm_tiles(product, HOPPER, 1)
+    first, *_ = compiled(gemm_triton(product, tile, 132), 90)
+    assert "e4m3x2" in first.asm["ptx"]
+    assert spilled(first) <= 16
+
+
 def test_float16() -> None:
     inputs = random(6, 100, dtype=F16), random(40, 100, dtype=torch.int8), random(40, 1, dtype=F16) * 0.01
     agrees(dequantized, *inputs, reads=["x", "w", "s"])
