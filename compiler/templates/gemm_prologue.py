@@ -99,10 +99,11 @@ def _is_worth(inside: Iterable[fx.Node]) -> bool:
 def _chain(operand: fx.Node, call: fx.Node) -> dict[fx.Node, None]:
     """The nodes that compute the operand element by element, and that nobody else reads."""
     inside: dict[fx.Node, None] = {}
-    waiting = [operand]
+    waiting = [operand] if list(operand.users) == [call] and call.args.count(operand) == 1 else []
     while waiting and len(inside) < _LONGEST:
         node = waiting.pop(0)
-        if node in inside or not _computes_elements(node) or any(u is not call and u not in inside for u in node.users):
+        shared = node is not operand and any(user not in inside for user in node.users)
+        if node in inside or shared or not _computes_elements(node):
             continue  # what is read by more of the chain is looked at again when that is inside
         inside[node] = None
         waiting.extend(node.all_input_nodes)

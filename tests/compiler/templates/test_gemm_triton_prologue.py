@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from regraft.compiler.codegen import generate_kernels
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.attention_tiles import AMPERE, HOPPER, Gpu
-from regraft.compiler.templates.gemm_match import FoundProduct
+from regraft.compiler.templates.gemm_match import FoundProduct, is_product, match_gemm
 from regraft.compiler.templates.gemm_triton import gemm_triton
 from regraft.compiler.templates.gemm_triton_choice import gemm_tiles
 from regraft.compiler.templates.gemm_triton_fuse import fuse_gemm_triton, renamed
@@ -182,6 +182,9 @@ BEFORE: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[st
         lambda x, w: F.linear(x.sigmoid().transpose(1, 2).reshape(2, 5, 96), w) * 2,
         [random(2, 3, 5, 32), random(40, 96)], ["x", "w"],
     ),
+    "read twice inside": (
+        lambda x, w: F.linear((y := x.relu()) * y.sigmoid(), w), [random(9, 100), random(40, 100)], ["x", "w"],
+    ),
     "both": (lambda x, w: F.linear(x.relu(), (w * 2).to(x.dtype)), [random(9, 100), random(40, 100)], ["x", "w"]),
     "matrices": (
         lambda x, w: torch.bmm(x.relu(), w.transpose(1, 2)), [random(3, 20, 50), random(3, 40, 50)], ["x", "w"],
@@ -243,11 +246,15 @@ def read_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         lambda x, w: F.linear(x.softmax(-1), w),
         lambda x, w: F.linear(x.clone().cummax(-1).values, w),
         lambda x, w: F.linear(torch.bernoulli(x), w),
+        lambda x, w: (y := x.relu()) @ y.t(),
+        lambda x, w: (y := w.t().mm(w).relu()) @ y,
     ],
 )
 def test_operands_that_are_loaded(function: Any) -> None:
     module = on_gpu(function, random(20, 64), random(40, 64))
-    found = found_in(module, sides="ab")
+    call = [node for node in module.graph.nodes if is_product(node)][-1]
+    found = match_gemm(call, sides="ab")
+    assert isinstance(found, FoundProduct)
     assert not found.product.is_computed
     assert not found.before
 
