@@ -76,7 +76,7 @@ def prologue_of(
         part.buffer: region.leaf(region.leaves[part.buffer]).buffer for part in walk([value]) if isinstance(part, Load)
     }
     device = call.meta["val"].device
-    if not buffers or any(b.device != device or not b.sizes or 0 in b.sizes for b in buffers.values()):
+    if not buffers or any(b.device != device or 0 in b.sizes for b in buffers.values()):
         return None
     size = operand.meta["val"].numel()
     if sum(math.prod(b.sizes) >= size for b in buffers.values()) > _LARGE_PARTS:

@@ -4,7 +4,9 @@
 
 A library multiplies as fast as a GPU can: a kernel of our own pays by the pass over memory that it saves, or where the
 library has no good kernel for rows that are not aligned. Both are estimated first; where it may pay, a few tiles are
-measured against the library's call with the kernel that would follow it (see `measure`).
+measured against the library's call with the kernel that would follow it (see `measure`). Products with few rows take
+the time that their weights need to come from memory: these are asked about, too, and with them weights that are
+computed from fewer bytes, which the kernel then reads (see `gemm_prologue`).
 """
 
 from __future__ import annotations

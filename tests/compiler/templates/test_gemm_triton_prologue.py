@@ -111,6 +111,10 @@ WEIGHTS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[s
         lambda x, w, s: torch.bmm(x, w.to(x.dtype) * s),
         [random(3, 6, 90), random(3, 90, 40, dtype=torch.int8), random(3, 1, 40) * 0.01], ["x", "w", "s"],
     ),
+    "one scale": (
+        lambda x, w, s: F.linear(x, w.to(x.dtype) * s),
+        [random(6, 96), random(40, 96, dtype=torch.int8), random(1).view(()) * 0.01], ["x", "w", "s"],
+    ),
     "number": (
         lambda x, w: F.linear(x, w.to(x.dtype) * 0.0625), [random(6, 96), random(40, 96, dtype=torch.int8)], ["x", "w"],
     ),
