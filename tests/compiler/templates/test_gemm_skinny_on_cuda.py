@@ -78,6 +78,13 @@ def test_weights_of_bytes(sizes: tuple[int, int, int], mode: str) -> None:
     runs(dequantized, mode, [[random(m, k), *weights] for _ in range(2)])
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_of_8_bit_floats(dtype: torch.dtype) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no conversions from these")
+    runs(dequantized, "default", [[random(9, 512), random(200, 512).to(dtype), random(1)[0]]])
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 def test_groups_with_zeros(dtype: torch.dtype) -> None:
     def grouped(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
