@@ -390,7 +390,7 @@ def _anchor(graph: fx.Graph, found: FoundProduct) -> fx.Node | None:
     order = {node: number for number, node in enumerate(graph.nodes)}
     first, last = next(node for node in found.nodes if is_product(node)), found.output
     # What a prologue reads, the graph reads before the product.
-    begin = min(order[node] for node in found.nodes)
+    begin = min(order[node] for node in (first, *(node for node in found.before if not is_move(node))))
     if any(_writes(node) for node in order if begin < order[node] < order[last]):
         return None
     if all(order[node] < order[first] for node in found.inputs):

@@ -406,6 +406,21 @@ def test_reads_of_a_prologue_do_not_move_over_writes() -> None:
     assert "aten.relu" in calls(module)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
+def test_views_from_before_a_write_are_no_reads() -> None:
+    graph = torch.fx.Graph()
+    x, w, r, v = (graph.placeholder(name) for name in "xwrv")
+    early = graph.call_function(aten.view.default, (r, [64, 64]))
+    graph.call_function(aten.copy_.default, (v, x))
+    y = graph.call_function(aten.mm.default, (graph.call_function(aten.relu.default, (x,)), w))
+    graph.output(graph.call_function(aten.add.Tensor, (y, early)))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    with FakeTensorMode() as mode:
+        FakeTensorProp(module, mode).propagate(*(torch.empty(64, 64, dtype=BF16, device="cuda") for _ in range(4)))
+    fuse_gemm_triton(module, Always(), GraphRecord("test"), thorough=False)
+    assert calls(module) == ["aten.copy_", "gemm"]
+
+
 def test_the_whole_backend_compiles_it(driver: Any) -> None:
     module, _ = fuse(dequantized, [empty(16, 256), empty(128, 256, dtype=torch.int8), empty(128, 1)], Always())
     made = generate_kernels(module, "inference", verify=True)
