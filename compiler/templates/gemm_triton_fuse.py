@@ -275,11 +275,11 @@ class _Reread:
 def hopeless(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
     """Why a kernel cannot pay, by an estimate; None where it may."""
     product = found.product
-    if product.multiplications < _SMALL and not is_skinny(product):
-        return "less work than a launch"
-    if thorough:
+    if is_skinny(product):
         return None
-    if not computes(found) or found.before:
+    if product.multiplications < _SMALL:
+        return "less work than a launch"
+    if thorough or not computes(found):
         return None
     gain = fused_gain(product, gpu, 1 if is_read_by_loops(found.output) else 0)
     return None if gain >= _WORTH else f"the epilogue would save {gain:.0%} of the product's time"

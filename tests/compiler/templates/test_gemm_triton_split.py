@@ -190,6 +190,8 @@ def test_skinny_products_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(oracle.questions) == 1
     _, oracle, _ = fuse(lambda x, w, r: F.linear(x, w) + r, (1, 1, 4096), (4096, 4096), (1, 1, 4096))
     assert len(oracle.questions) == 1
+    _, oracle, _ = fuse(lambda x, w, r: F.linear(x, w) + r, (16, 11008), (4096, 11008), (16, 4096))
+    assert len(oracle.questions) == 1
     _, oracle, record = fuse(F.linear, (16, 768), (768, 768))
     assert oracle.questions == record.declined == []
 
