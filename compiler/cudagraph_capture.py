@@ -75,7 +75,7 @@ class Capture:
         count = len(results) if returned is None else returned
         # The program may write to what it is given, and the backward must not see it; nor does the program get what a
         # forward keeps, which its next replay overwrites.
-        kept = {memory(x) for x in results[count:]} | {memory(given[k]) for k in read.kept}
+        kept = {memory(x) for x in results[count:]}
         self._copied = [
             k < count and mine and (copies(x) or memory(x) in kept)
             for k, (x, mine) in enumerate(zip(results, own, strict=True))

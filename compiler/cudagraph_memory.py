@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,11 @@ def in_memory_of(holder: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """A tensor like `x`, at the same place in the memory behind another."""
     made = torch.empty(0, dtype=x.dtype, device=holder.device)
     return made.set_(holder.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+
+
+def within(results: Sequence[Any], keys: Collection[int]) -> frozenset[int]:
+    """Where the memory begins that results look at, of that with these keys: see `storage_key`."""
+    return frozenset(memory(x) for x in results if isinstance(x, torch.Tensor) and storage_key(x) in keys)
 
 
 def lies_in(x: torch.Tensor, ranges: Sequence[range]) -> bool:

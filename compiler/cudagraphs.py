@@ -34,8 +34,9 @@ import torch
 from ..rewrites.reason import Reason
 from .cudagraph_capture import GIVEN, Capture, Read, looks_at
 from .cudagraph_device import Boxed, Device
-from .cudagraph_memory import LARGE, layout, lies_in, memory, same_memory, size_of
+from .cudagraph_memory import LARGE, layout, lies_in, memory, same_memory, size_of, within
 from .cudagraph_pool import Pool
+from .torch_memory import storage_reference
 
 logger = logging.getLogger("regraft")
 
@@ -234,7 +235,9 @@ class _Graphed:
                 given = [buffers.get(k, x) for k, x in enumerate(args)]
                 written = gpu.unused(pool.handle) if self._static is not None else []
                 taken = pool.take(given) if read.kept else list(given)
+                kept = [storage_reference(taken[k]) for k in read.kept]
                 graph, results = gpu.capture(self._call, taken, pool.handle, device)
+                looked_at = within(results, {reference.cdata for reference in kept})
                 chains = looks_at(results, [args[k] for k in read.chained])  # it would keep them alive, at their place
                 if self._returned is not None and not chains:
                     results = self._kept_by(pool, results, given)
@@ -247,7 +250,7 @@ class _Graphed:
             return self._captured(args, read._replace(chained={}), home, device, limit)
 
         def copies(x: torch.Tensor) -> bool:
-            return size_of(x) <= limit or lies_in(x, written)
+            return size_of(x) <= limit or lies_in(x, written) or memory(x) in looked_at
 
         capture = Capture(graph, pool, read, buffers, given, results, self._returned, copies)
         if self._returned is not None:

@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of the memory behind a tensor, while it lives."""
     return tensor.untyped_storage()._cdata
+
+
+def storage_reference(tensor: torch.Tensor) -> StorageWeakRef:
+    """What keeps the `storage_key` of memory from being given anew, but not the memory alive; ``cdata`` is the key."""
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 def storage_users(key: int) -> int:

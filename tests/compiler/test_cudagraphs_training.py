@@ -10,7 +10,7 @@ import torch
 from regraft.compiler.cudagraph_capture import GIVEN
 from regraft.compiler.cudagraphs import SLOTS
 
-from ..support.recorded_graphs import FakeDevice, Graph, count_all_as_large, graphs
+from ..support.recorded_graphs import FakeDevice, Graph, at_address, count_all_as_large, graphs
 
 
 @pytest.fixture
@@ -179,12 +179,8 @@ def test_nothing_lies_at_no_address(device):
     assert device.captures and 0 not in owner.pools
 
 
-def test_a_gradient_that_a_forward_has_kept_is_copied(device):
-    owner = graphs(device)
-    forward = owner.forward(Graph(lambda x: (x * 2, x * 3, x * 4)), frozenset(), 1)
-    backward = owner.backward(Graph(lambda p, q, grad: (q, p * grad)))
-    held = []
-    w = torch.zeros(1, requires_grad=True)
+def through(forward, backward, held):
+    """A step of boxed graphs as AOTAutograd would run it; what the backward gives is held, with what it was given."""
 
     class Through(torch.autograd.Function):
         @staticmethod
@@ -195,13 +191,42 @@ def test_a_gradient_that_a_forward_has_kept_is_copied(device):
 
         @staticmethod
         def backward(ctx, grad):
-            held.append(backward([*ctx.saved_tensors, grad]))
+            held.append((backward([*ctx.saved_tensors, grad]), [x.data_ptr() for x in ctx.saved_tensors]))
             return grad.sum().view(1), None
 
+    return Through.apply
+
+
+def test_a_gradient_that_a_forward_has_kept_is_copied(device):
+    owner = graphs(device)
+    forward = owner.forward(Graph(lambda x: (x * 2, x * 3, x * 4)), frozenset(), 1)
+    backward = owner.backward(Graph(lambda p, q, grad: (q, p * grad)))
+    held = []
+    w = torch.zeros(1, requires_grad=True)
+    step = through(forward, backward, held)
     for k in range(8):
-        Through.apply(w, torch.full((3,), float(k))).backward(torch.ones(6)[::2] if k % 3 else torch.ones(3))
-    for k, (given, product) in enumerate(held):
+        step(w, torch.full((3,), float(k))).backward(torch.ones(6)[::2] if k % 3 else torch.ones(3))
+    for k, ((given, product), _) in enumerate(held):
         assert given.tolist() == [4.0 * k] * 3 and product.tolist() == [3.0 * k] * 3
+
+
+def test_a_gradient_where_kept_memory_was_let_go_is_given_out_as_it_is(device):
+    def in_place_of(p, grad):
+        return (at_address(p).copy_(p * grad),)
+
+    owner = graphs(device)
+    forward = owner.forward(Graph(lambda x: (x * 2, x * 3)), frozenset(), 1)
+    backward = owner.backward(Graph(in_place_of))
+    held = []
+    w = torch.zeros(1, requires_grad=True)
+    step = through(forward, backward, held)
+    for k in range(8):
+        step(w, torch.full((3,), float(k))).backward(torch.ones(3))
+        ((gradient,), places) = held.pop()
+        # The first step runs as it is, its memory is gone; the second captures: the device writes over what it reads.
+        assert k < 2 or ([gradient.data_ptr()] == places and gradient.tolist() == [3.0 * k] * 3)
+        del gradient
+    assert len(device.captures) == 2
 
 
 def test_a_tangent_in_a_parameter_is_known_by_its_layout(square, device):
