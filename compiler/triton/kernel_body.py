@@ -21,7 +21,7 @@ from ..ir.program import Buffer, Reduction, Store
 from ..ir.value import Load, compute_dtype
 from .ahead import loaded_ahead
 from .dtypes import type_name
-from .plan import is_independent, is_scan, nest_of
+from .plan import Blocks, is_independent, is_scan, nest_of
 from .reductions import added, carriers, components_added, counted, elements, folded, initial, joined, neutral, scanned
 from .spaces import are_apart, extent_of, is_indirect, number_of
 from .values import Axis, Values
@@ -76,7 +76,7 @@ class BodyWriter:
         values: what has been computed, and the lanes.
         whole: all statements of the launch.
         params: the tensors that it is given.
-        column_block: lanes of a loop inside, at most.
+        blocks: lanes of a loop inside, at most, and how many steps of it are on their way.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class BodyWriter:
         values: Values,
         whole: Sequence[Statement],
         params: Sequence[Buffer],
-        column_block: int,
+        blocks: Blocks,
     ) -> None:
-        self._out, self._values, self._column_block = out, values, column_block
+        self._out, self._values, self._blocks = out, values, blocks
         self._read, self._written = loaded_buffers(whole), stored_buffers(whole)
         self._sizes = {b.name: b.sizes[0] if b.sizes else 1 for b in params}
         self._states: dict[str, _State] = {}
@@ -275,7 +275,7 @@ class BodyWriter:
             self._values.barrier()
 
     def _lanes(self, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
-        extent, most = extent_of(loops), self._column_block
+        extent, most = extent_of(loops), self._blocks.column_block
         if isinstance(extent, int) and extent <= most:
             self._at_once(loops, body, extent)
         else:
@@ -312,7 +312,10 @@ class BodyWriter:
             self.ahead(body, frozenset(loops))
         whole = extent if scan or not isinstance(extent, int) else extent // block * block
         first, before = self._out.fresh("first"), self._values.touched.copy()
-        with self._out.block(f"for {first} in range(0, {self._values.at(whole)}, {block})"):
+        steps = f"0, {self._values.at(whole)}, {block}"
+        ahead = self._blocks.stages > 1 and not scan and not stored_buffers(body)
+        steps = f"tl.range({steps}, num_stages={self._blocks.stages})" if ahead else f"range({steps})"
+        with self._out.block(f"for {first} in {steps}"):
             self._barrier(body)
             self._one_block(loops, body, (first, block, whole), _Accumulators(lanes, f"({first} // {block} + 1)"))
         self._values.perhaps(before, whole)

@@ -95,7 +95,7 @@ class _Writer:
         self._index = "tl.int32" if self._fits() else "tl.int64"
         self._values = Values(self._out, names, Dependence(), self._index)
         self._values.stored = frozenset(stored_buffers(body))
-        self._body = BodyWriter(self._out, self._values, body, self._params, launch.blocks.column_block)
+        self._body = BodyWriter(self._out, self._values, body, self._params, launch.blocks)
 
     def run(self) -> LaunchText:
         for buffer in self._params:

@@ -49,6 +49,7 @@ _ELEMENTS_A_WARP = 256
 # Folds whose elements take so much that what lanes have in common counts; and those of places, of 64 bits: the fewer
 # lanes come together the better.
 _MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
+_STAGES, _FEW_LOADS = 3, 2  # of such folds: steps on their way, where that takes little shared memory
 _WARPS = 16
 
 
@@ -61,6 +62,7 @@ class Blocks:
         columns: loops that programs enumerate along its second; empty where that axis is for loops inside.
         column_block: lanes of the second axis: at most so many of a loop inside at once.
         warps: of a program.
+        stages: steps of a loop inside whose loads are on their way at once.
     """
 
     rows: tuple[Var, ...]
@@ -68,6 +70,7 @@ class Blocks:
     row_block: int
     column_block: int
     warps: int
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -208,15 +211,16 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     longest = max((_power(extent_of(leaf)) for leaf in inner), default=1)
     total = extent_of(loops)
     loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), bytes_of)
-    narrow = 0 < max(loaded, default=0) <= _NARROW_BYTES
+    narrow, ahead = 0 < max(loaded, default=0) <= _NARROW_BYTES, False
     if _is_contiguous_along(loops, inner, body):
         columns = min(_COLUMN[1], longest)
         rows = _fitting(max(_COLUMN[0], _ACROSS // columns), total, _NARROWEST)
         if _programs(total, rows) < _PROGRAMS:
             columns = max(columns, min(longest, _LONELY // rows))
         sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
-        if not narrow and _folds(body, _MOMENTS) and _programs(total, 2 * rows) >= _PROGRAMS:
-            sizes = [(2 * rows, columns // 2, 2), *sizes]
+        ahead = not narrow and _folds(body, _MOMENTS) and _programs(total, rows) >= _PROGRAMS
+        if ahead:
+            sizes = [(rows, columns // 2, 2), *sizes]
         if narrow and not _folds(body, _MOMENTS):
             fewer = columns // 2 if _is_multiple(loops[-1].extent, _VECTOR) else columns
             sizes = [(rows, fewer, 1), (rows // 2, columns, 1), (rows, columns, 1), *sizes]
@@ -232,6 +236,8 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
         sizes += [(1, 2 * block, 2)] if longest > block else [(1, _LOOPED, 1)] if block > _LOOPED else []
     sizes = [(r, c, each) for r, c, each in sizes if 1 <= r <= _power(total) and 1 <= c <= longest]
     made = [Blocks(loops, (), r, c, _warps(r * c, each)) for r, c, each in sizes]
+    if ahead and longest > sizes[0][1] and len(loaded) <= _FEW_LOADS:
+        made = [replace(made[0], stages=_STAGES), *made]
     return Launch((), made[0], body, tuple(made[1:]))
 
 

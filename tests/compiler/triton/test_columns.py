@@ -69,7 +69,7 @@ def test_means_in_blocks_divide_once_a_block():
     (assembly,) = compile_for(source, 90, aligned=True)
     start = assembly.index("$L__BB0_1:")
     loop = assembly[start : assembly.index("bra", start)]
-    assert "ld.global" in loop and loop.count("div.") == 1
+    assert "cp.async" in loop and loop.count("div.") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What programs enumerate and how large blocks are: defaults, alternatives, and the memory accesses that follow."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -269,3 +270,17 @@ def test_lanes_that_compute_moments_have_more_elements_of_16_bits():
 
 def _moments(x):
     return torch.var_mean(x.float(), 0)
+
+
+def test_loops_that_compute_moments_of_columns_have_steps_on_their_way():
+    (made,) = launches(fold_kernel("welford", F32, 1 << 15, 1024, along=False).body)
+    assert (*sizes(made.blocks), made.blocks.stages) == (64, 32, 4, 3)
+    assert 1 in {blocks.stages for blocks in made.others}
+
+
+def test_steps_on_their_way_change_no_result():
+    kernel, x = fold_kernel("welford", F32, 77, 300, along=False), elements(F32, 77 * 300)
+    (made,) = launches(kernel.body)
+    ahead = replace(made, blocks=replace(made.blocks, row_block=32, column_block=16, stages=3))
+    assert "num_stages=3" in kernel_source(kernel, [ahead]).text
+    close(run_interpreted(kernel, {"x": x}, plans=[ahead]), run_kernel(kernel, {"x": x}), F32)
