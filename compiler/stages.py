@@ -37,6 +37,7 @@ from .freezing import (
     fold_tables,
     fold_uniform,
     images_as_rows,
+    pad_channels,
     split_biases,
     spread_channels_last,
     sum_bias_gradients,
@@ -48,7 +49,7 @@ from .pooled_places import keep_places
 from .seeding import seed_calls
 from .softmax_rows import keep_rows
 from .spaced_rows import space_rows
-from .templates import fuse_attention, fuse_attention_triton, fuse_gemm, fuse_gemm_triton
+from .templates import fuse_attention, fuse_attention_triton, fuse_convolution_triton, fuse_gemm, fuse_gemm_triton
 from .wide_products import widen_products
 
 logger = logging.getLogger("regraft")
@@ -139,6 +140,8 @@ class Stages:
                 freezer.begin(graph_module)
         if kind == "inference" and self._lays_out:
             self._lay_out(graph_module)
+        if kind == "forward" and self._lays_out and not isinstance(self._oracle, Never):
+            self._record.details["padded:forward"] = pad_channels(graph_module)
         if self._lays_out:
             self._record.details[f"spaced:{kind}"] = space_rows(graph_module)
         rewrite(graph_module, self._rules, self._settings("lowered", kind), self._record)
@@ -161,7 +164,8 @@ class Stages:
         with self._record.timed("layout"):
             products, biases = convolutions_as_products(graph_module), split_biases(graph_module)
             images_as_rows(graph_module)
-        self._record.details["convolutions"] = {"products": products, "biases": biases}
+            padded = pad_channels(graph_module)
+        self._record.details["convolutions"] = {"products": products, "biases": biases, "padded": padded}
 
     def _spread(self, graph_module: fx.GraphModule, *, training: bool = False) -> Spread:
         """Choose the layout of images."""
@@ -182,6 +186,7 @@ class Stages:
                 fuse_attention(graph_module, self._oracle, self._record)
                 self._fuse_attention_triton(graph_module, meanwhile)
             self._fuse_products(graph_module, kind, packed, meanwhile)
+            self._fuse_convolutions(graph_module, kind, meanwhile)
         if self._drawn:
             self._record.snapshots[-1] = regions_by_name(self._record.snapshots[-1], self._record, known)
             if len(self._record.applied) > known[0]:
@@ -207,6 +212,14 @@ class Stages:
             # With plain weights it gains too little to be worth its compile time by default.
             elif packed or thorough:
                 fuse_gemm(graph_module, self._oracle, self._record, packed=packed)
+
+    def _fuse_convolutions(self, graph_module: fx.GraphModule, kind: GraphKind, meanwhile: Callable[[], None]) -> None:
+        """The same for convolutions on a GPU."""
+        if "cuda" not in self._devices:
+            return
+        how = {"thorough": self._options.mode.startswith("max-autotune"), "training": kind != "inference"}
+        with self._contained("convolutions are left to the library"):
+            fuse_convolution_triton(graph_module, self._oracle, self._record, meanwhile=meanwhile, **how)
 
     @contextmanager
     def _contained(self, outcome: str) -> Iterator[None]:

@@ -162,6 +162,14 @@ def allows_tf32() -> bool:
         return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"
 
 
+def convolutions_allow_tf32() -> bool:
+    """The same for convolutions, which have a setting of their own."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "") == "tf32"
+
+
 def operator_path(target: Any) -> tuple[str, str, str] | None:
     """``(namespace, packet, overload)`` where `torch.ops` leads to `target`, else None."""
     if not isinstance(target, OpOverload):

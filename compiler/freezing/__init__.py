@@ -3,6 +3,7 @@
     channels_last  convs on NCHW               ->  convs on channels-last, converted at the ends of the network
     convolution_products   conv -> bias, norm   ->  product of matrices, elementwise work apart; on GPUs
     convolution_biases     conv with bias       ->  conv, add; its gradient a sum; on GPUs, also in training
+    convolution_channels   conv of 3 channels   ->  of 4, one of zeros; on GPUs
     (the rules)    conv -> batch norm, linears of one input, linear, convolution
                                                ->  one call on weights of another value, size or layout
     fold           calls on weights alone      ->  constants of the program
@@ -15,6 +16,7 @@
 
 from .channels_last import Spread, spread_channels_last
 from .convolution_biases import split_biases, sum_bias_gradients
+from .convolution_channels import pad_channels
 from .convolution_products import convolutions_as_products, images_as_rows
 from .freezer import Freezer
 from .guard import Boxed
@@ -24,5 +26,5 @@ from .weights import refuse_training
 
 __all__ = [
     "Boxed", "Freezer", "Spread", "convolutions_as_products", "fold_tables", "fold_uniform", "images_as_rows",
-    "refuse_training", "split_biases", "spread_channels_last", "sum_bias_gradients",
+    "pad_channels", "refuse_training", "split_biases", "spread_channels_last", "sum_bias_gradients",
 ]  # fmt: skip

@@ -4,6 +4,7 @@
 """
 
 from .attention_triton_fuse import fuse_attention_triton
+from .convolution_triton_fuse import fuse_convolution_triton
 from .fuse import fuse_attention
 from .gemm_fuse import fuse_gemm
 from .gemm_triton_fuse import fuse_gemm_triton
@@ -12,6 +13,6 @@ from .match import match_attention
 from .triton_kernel import TritonTemplateKernel
 
 __all__ = [
-    "TemplateKernel", "TritonTemplateKernel", "fuse_attention", "fuse_attention_triton", "fuse_gemm",
-    "fuse_gemm_triton", "match_attention",
+    "TemplateKernel", "TritonTemplateKernel", "fuse_attention", "fuse_attention_triton", "fuse_convolution_triton",
+    "fuse_gemm", "fuse_gemm_triton", "match_attention",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ There operands may be computed on the way in, too: see `gemm_prologue`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -59,6 +59,7 @@ class FoundProduct:
         inputs: the nodes that the kernel reads, in the order of `Product.reads`.
         nodes: the nodes that it replaces, in the order of the graph.
         output: the last of them, whose value is the kernel's.
+        call: the one of them that multiplies.
         kept: the product itself, where the kernel gives that too (`Product.more`), for readers other than the epilogue.
         before: those of `nodes` that prologues compute.
     """
@@ -67,6 +68,7 @@ class FoundProduct:
     inputs: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
     output: fx.Node
+    call: fx.Node
     kept: fx.Node | None = None
     before: frozenset[fx.Node] = frozenset()
 
@@ -90,13 +92,26 @@ def match_gemm(call: fx.Node, packed: bool = False, sides: str = "") -> FoundPro
 
 
 def _largest(
-    call: fx.Node, operands: _Operands, packed: bool, sides: str, crop: fx.Node | None = None
+    call: fx.Node, operands: Operands, packed: bool, sides: str, crop: fx.Node | None = None
 ) -> FoundProduct | Reason | None:
     """A product with the largest epilogue that has a formula."""
+
+    def described(nodes: tuple[fx.Node, ...], output: fx.Node, kept: bool) -> FoundProduct | Reason:
+        return Matcher(call, operands, nodes, output, kept, packed, sides).run()
+
+    return with_largest_epilogue(call, described, crop)
+
+
+def with_largest_epilogue(
+    call: fx.Node,
+    described: Callable[[tuple[fx.Node, ...], fx.Node, bool], FoundProduct | Reason],
+    crop: fx.Node | None = None,
+) -> FoundProduct | Reason | None:
+    """The description of a product with the largest of its `epilogues` that has one."""
     first: Reason | None = None
-    for nodes, output, kept in reversed(list(_epilogues(call, crop))):
+    for nodes, output, kept in reversed(list(epilogues(call, crop))):
         try:
-            found = _Matcher(call, operands, nodes, output, kept, packed, sides).run()
+            found = described(nodes, output, kept)
         except Unlowered as refusal:
             found = Reason(f"epilogue-{refusal.code}", f"the epilogue has no formula: {refusal}", (output, call))
         if isinstance(found, FoundProduct):
@@ -117,7 +132,7 @@ def is_product(node: fx.Node) -> bool:
 
 
 @dataclass(frozen=True)
-class _Operands:
+class Operands:
     """`x` of (batch, rows, depth) elements and `weight` of (batch, depth, columns) with the strides of the latter."""
 
     x: fx.Node
@@ -127,12 +142,12 @@ class _Operands:
     strides: tuple[int, int, int]  # of the weight
 
 
-def _operands(call: fx.Node) -> _Operands | Reason:
+def _operands(call: fx.Node) -> Operands | Reason:
     bias, x, weight = _arguments(call)
     if packet(weight) == REORDER:
         weight = weight.args[0]
     for node in (call, x, weight):
-        reason = _unfit(node, call)
+        reason = unfit(node, call)
         if reason is not None:
             return reason
     if x.meta["val"].dtype != weight.meta["val"].dtype:
@@ -142,24 +157,24 @@ def _operands(call: fx.Node) -> _Operands | Reason:
     if packet(call) in (LINEAR, ONEDNN):
         if len(sizes) != 2:
             return Reason("weight-rank", "the weight is no matrix", (call,), "2 dims", str(len(sizes)))
-        return _Operands(x, weight, bias, (1, rows, sizes[0], depth), (0, strides[1], strides[0]))
+        return Operands(x, weight, bias, (1, rows, sizes[0], depth), (0, strides[1], strides[0]))
     if packet(call) == "aten.bmm":
-        return _Operands(x, weight, bias, (sizes[0], x_sizes[1], sizes[2], depth), strides)
-    return _Operands(x, weight, bias, (1, rows, sizes[1], depth), (0, *strides))
+        return Operands(x, weight, bias, (sizes[0], x_sizes[1], sizes[2], depth), strides)
+    return Operands(x, weight, bias, (1, rows, sizes[1], depth), (0, *strides))
 
 
-def _cropped(call: fx.Node, operands: _Operands) -> tuple[_Operands, fx.Node] | None:
+def _cropped(call: fx.Node, operands: Operands) -> tuple[Operands, fx.Node] | None:
     """What a product was before it was padded for the library on a GPU, and the slice of what was asked for."""
     weight, bias = before_padding(call.args[1], 0), operands.bias
     if packet(call) != LINEAR or weight is None or call.meta["val"].device.type != "cuda":
         return None
     val = weight.meta["val"]
     crop, bias = crop_of(call, val.shape[0]), bias if bias is None else before_padding(bias, 0)
-    if crop is None or (bias is None) != (operands.bias is None) or _unfit(weight, call) is not None:
+    if crop is None or (bias is None) != (operands.bias is None) or unfit(weight, call) is not None:
         return None
     batch, rows, _, depth = operands.sizes
     strides = (0, *(val.stride()[::-1]))
-    return _Operands(operands.x, weight, bias, (batch, rows, val.shape[0], depth), strides), crop
+    return Operands(operands.x, weight, bias, (batch, rows, val.shape[0], depth), strides), crop
 
 
 def _arguments(call: fx.Node) -> tuple[Any, Any, Any]:
@@ -170,16 +185,17 @@ def _arguments(call: fx.Node) -> tuple[Any, Any, Any]:
     return bias, call.args[0], call.args[1]
 
 
-def _dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
+def _dtypes(device: torch.device, tf32: bool) -> tuple[torch.dtype, ...]:
     """What the template multiplies on a device."""
-    return (*DTYPES[device.type], *((torch.float32,) if device.type == "cuda" and allows_tf32() else ()))
+    return (*DTYPES[device.type], *((torch.float32,) if device.type == "cuda" and tf32 else ()))
 
 
-def _unfit(node: fx.Node, call: fx.Node) -> Reason | None:
+def unfit(node: fx.Node, call: fx.Node, tf32: Callable[[], bool] | None = None) -> Reason | None:
+    """Why the template takes no such operand or result; `tf32` tells whether float32 may be cut short."""
     val = node.meta["val"]
     if val.device.type not in DTYPES or val.device != call.meta["val"].device:
         return Reason("device", f"the template is for {' and '.join(DTYPES)}, not {val.device}", (call,))
-    dtypes = _dtypes(val.device)
+    dtypes = _dtypes(val.device, (tf32 or allows_tf32)())
     if val.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         return Reason("dtype", f"{node.name} is {val.dtype}", (call,), wanted, str(val.dtype))
@@ -195,7 +211,7 @@ def _unfit(node: fx.Node, call: fx.Node) -> Reason | None:
 # -- epilogues --------------------------------------------------------------------------------------------------------
 
 
-def _epilogues(call: fx.Node, crop: fx.Node | None = None) -> Iterator[tuple[tuple[fx.Node, ...], fx.Node, bool]]:
+def epilogues(call: fx.Node, crop: fx.Node | None = None) -> Iterator[tuple[tuple[fx.Node, ...], fx.Node, bool]]:
     """Sets of nodes after the product with one result between them, and that result; smaller ones first.
 
     On a GPU the product itself may be one more result: the third component.
@@ -283,10 +299,10 @@ def _is_opaque(node: fx.Node) -> bool:
 # -- formulas ---------------------------------------------------------------------------------------------------------
 
 
-class _Epilogue(Region):
+class Epilogue(Region):
     """Values of nodes in terms of the product's elements and leaves."""
 
-    def __init__(self, call: fx.Node, operands: _Operands, inside: Sequence[fx.Node]) -> None:
+    def __init__(self, call: fx.Node, operands: Operands, inside: Sequence[fx.Node]) -> None:
         super().__init__({*inside})
         self._call, self._operands = call, operands
         self._product: Tensor | None = None
@@ -312,12 +328,16 @@ class _Epilogue(Region):
             raw = _scaled(raw, argument(call, "alpha") if packet(call) == "aten.addmm" else 1)
             if bias is None:
                 return raw
-            added = cast(element(bias, indices), torch.float32)
+            added = cast(self._added(bias, indices), torch.float32)
             added = _scaled(added, argument(call, "beta") if packet(call) == "aten.addmm" else 1)
             return Op("add", (raw, added), torch.float32)
 
         made = low.pointwise(compute, sizes, call.meta["val"].dtype)
         return _post_op(low, call, made) if packet(call) == ONEDNN else made
+
+    def _added(self, bias: Tensor, indices: Indices) -> Value:
+        """The element of the bias that belongs to one of the product."""
+        return element(bias, indices)
 
 
 def _scaled(value: Value, factor: Any) -> Value:
@@ -336,11 +356,19 @@ def _post_op(low: Formulas, call: fx.Node, made: Tensor) -> Tensor:
     return LOWERINGS[_POST_OPS[name]](low, made, **settings)
 
 
-class _Matcher:
+class Matcher:
+    """Puts a product and nodes after it into a description.
+
+    What multiplies in another way has other indices, operands and a description of its own.
+    """
+
+    region: type[Epilogue] = Epilogue
+    columns = -1  # which dim of the result they are
+
     def __init__(
         self,
         call: fx.Node,
-        operands: _Operands,
+        operands: Operands,
         nodes: tuple[fx.Node, ...],
         output: fx.Node,
         keep: bool,
@@ -349,7 +377,7 @@ class _Matcher:
     ) -> None:
         self._call, self._operands, self._output, self._keep = call, operands, output, keep
         self._packed = packed and operands.sizes[0] == 1 and is_frozen(operands.weight)
-        self._region = _Epilogue(call, operands, nodes)
+        self._region = self.region(call, operands, nodes)
         batch, rows, columns, self._depth = operands.sizes
         self._batch, self._row, self._column = Var("g", batch), Var("i", rows), Var("j", columns)
         self._step, self._sides = Var("k", self._depth), sides
@@ -371,7 +399,7 @@ class _Matcher:
         for operand in (left, right):
             leaves.pop(operand.buffer.name, None)
         buffers = tuple(self._region.leaf(node).buffer for node in leaves.values())
-        product = Product(
+        product = self._product(
             self._batch, self._row, self._column, self._depth, left, right, out.buffer, out.place, out.value,
             buffers, self._packed, tuple(more), self._step, *(None if side is None else side.prologue for side in sides)
         )  # fmt: skip
@@ -380,7 +408,8 @@ class _Matcher:
         inputs = (*mains, *leaves.values())
         nodes = nodes_between(inputs, self._output)
         before = frozenset(node for side in computed for node in side.nodes)
-        return FoundProduct(product, inputs, nodes, self._output, self._call if self._keep else None, before)
+        kept = self._call if self._keep else None
+        return FoundProduct(product, inputs, nodes, self._output, self._call, kept, before)
 
     def _prologues(self) -> tuple[FoundPrologue | None, FoundPrologue | None]:
         """How operands are computed, where that is looked for."""
@@ -398,7 +427,7 @@ class _Matcher:
     def _result(self, node: fx.Node, name: str) -> Result | Reason:
         """What the kernel writes for a node."""
         buffer = replace(made(node), name=name)
-        if buffer.strides[-1] != 1 and self._column.extent > 1:
+        if buffer.strides[self.columns] != 1 and self._column.extent > 1:
             return Reason("result-strides", f"rows of {node.name} are not contiguous", (node,))
         value = self._value(node)
         if value is None:
@@ -424,6 +453,9 @@ class _Matcher:
 
         found = Rewriter(raw)(value)
         return None if any(moved) or not moved else found
+
+    def _product(self, *fields: Any) -> Product:
+        return Product(*fields)
 
     def _left(self) -> Matrix | None:
         val = self._operands.x.meta["val"]

@@ -52,11 +52,11 @@ def erase_dead(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
         graph.erase_node(node)
 
 
-def recorded(found: FoundProduct, decision: Decision) -> Match:
+def recorded(found: FoundProduct, decision: Decision, rule: str = RULE, family: str = FAMILY) -> Match:
     """What was decided on a product."""
     return Match(
-        rule=RULE,
-        family=FAMILY,
+        rule=rule,
+        family=family,
         stage="lowered",
         candidate=decision.chosen or "",
         nodes=tuple(node.name for node in found.nodes),
@@ -65,9 +65,9 @@ def recorded(found: FoundProduct, decision: Decision) -> Match:
     )
 
 
-def near_miss(node: fx.Node, reason: Reason) -> NearMiss:
+def near_miss(node: fx.Node, reason: Reason, rule: str = RULE, family: str = FAMILY) -> NearMiss:
     """A product that the template does not compute, and why."""
     site: Any = reason.site or site_of(node)
     return NearMiss(
-        RULE, FAMILY, reason.code, reason.message, reason.expected, reason.found, depth=1, size=2, site=site
+        rule, family, reason.code, reason.message, reason.expected, reason.found, depth=1, size=2, site=site
     )

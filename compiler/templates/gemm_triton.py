@@ -40,25 +40,33 @@ def gemm_triton(product: Product, tile: GemmTile, processors: int, label: str = 
     Raises:
         UnsupportedDtypeError: the epilogue computes with a dtype that Triton has no type for.
     """
-    first = _GemmTriton(product, tile, processors)
-    first.write()
     last = sum_of_parts(product, tile, processors) if tile.splits > 1 else None
+    return written("gemm", label, GemmTriton(product, tile, processors), last)
+
+
+def written(kind: str, label: str, first: Parts, last: Parts | None = None) -> KernelSource:
+    """The source of one launch or two; its name says what it is, what it computes, and how."""
+    first.write()
     if last is not None:
         last.write()
     lines = [*first.writer.lines, *(last.writer.lines if last is not None else ())]
-    text = "\n".join([*(str(buffer.dtype) for buffer in first.buffers), str(tile), *lines])
-    name = f"gemm_{f'{label}_' if label else ''}{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}_{tile}"
+    text = "\n".join([*(str(buffer.dtype) for buffer in first.buffers), str(first.tile), *lines])
+    digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    name = f"{kind}_{f'{label}_' if label else ''}{digest}_{first.tile}"
     launches = [first.finished(name), *([] if last is None else [last.finished(f"{name}_sum")])]
     return KernelSource(module_text([launch.text for launch in launches]), tuple(launches))
 
 
-class _GemmTriton(Parts):
+class GemmTriton(Parts):
+    """Writes the first launch; what reads operands in another way has its own way to address them."""
+
     def __init__(self, product: Product, tile: GemmTile, processors: int) -> None:
         super().__init__(product, tile)
         self._count = tile.count(product) * tile.splits
         self._programs = min(self._count, processors) if tile.descriptors else self._count
         halves = product.dtype.itemsize == 2
-        self._dot = f"acc = tl.dot(a, b, acc{'' if halves else _TF32})"
+        self._precision = "" if halves else _TF32
+        self._dot = f"acc = tl.dot(a, b, acc{self._precision})"
 
     def finished(self, name: str) -> GemmLaunch:
         """What was written."""
@@ -72,8 +80,7 @@ class _GemmTriton(Parts):
             self._by_pointers()
             self._finish()
             return
-        self._descriptor("a", self.product.a, self.product.row.extent, self.product.depth)
-        self._descriptor("b", self.product.b, self.product.depth, self.product.column.extent)
+        self._describe()
         flat = "" if self.tile.splits > 1 else ", flatten=True"  # parts have steps that begin anywhere
         with self.writer.block(f"for tile in tl.range(program, {self._count}, {self._programs}{flat})"):
             self._tile("tile")
@@ -85,7 +92,7 @@ class _GemmTriton(Parts):
     def _tile(self, number: str) -> None:
         """Where the tile with this number begins; `i` and `j` are its rows and columns."""
         product, tile = self.product, self.tile
-        rows, columns = -(-product.row.extent // tile.rows), -(-product.column.extent // tile.columns)
+        rows, columns = tile.row_tiles(product), -(-product.column.extent // tile.columns)
         if tile.splits > 1:
             self.line(f"part = {number} // {tile.count(product)}", f"first = part * {tile.span(product.depth)}")
             self.line(f"within = {number} % {tile.count(product)}")
@@ -103,10 +110,17 @@ class _GemmTriton(Parts):
             self.line(f"group = {number} // {_GROUP * columns} * {_GROUP}")
             self.line(f"height = tl.minimum({rows} - group, {_GROUP})")
         within = f"({number} % {min(rows, _GROUP) * columns})"
-        self.line(f"row = (group + {within} % {height}) * {tile.rows}")
+        self._rows(f"group + {within} % {height}")
         self.line(f"column = {within} // {height} * {tile.columns}")
         self.lanes(tile.rows, tile.columns)
-        self.line(f"acc = tl.zeros([{tile.rows}, {tile.columns}], tl.float32)")
+        self._zeros()
+
+    def _rows(self, number: str) -> None:
+        """Where the rows of the tiles with this number begin."""
+        self.line(f"row = ({number}) * {self.tile.rows}")
+
+    def _zeros(self) -> None:
+        self.line(f"acc = tl.zeros([{self.tile.rows}, {self.tile.columns}], tl.float32)")
 
     # -- the product ----------------------------------------------------------------------------------------------
 
@@ -138,6 +152,10 @@ class _GemmTriton(Parts):
             self.line(self._dot)
             for side in sides:
                 side.advance()
+
+    def _describe(self) -> None:
+        self._descriptor("a", self.product.a, self.product.row.extent, self.product.depth)
+        self._descriptor("b", self.product.b, self.product.depth, self.product.column.extent)
 
     def _descriptor(self, name: str, x: Matrix, rows: int, columns: int) -> None:
         """Describe an operand to the unit that copies tiles; what lies outside of it is 0."""

@@ -35,7 +35,12 @@ _BESIDE = 4  # parts of tiles on a multiprocessor, at most: more would wait for 
 
 def gemm_tiles(product: Product, gpu: Gpu, count: int) -> list[GemmTile]:
     """The tiles worth measuring, the one to take unmeasured first."""
-    ordered = _varied(sorted(_legal(product, gpu), key=lambda tile: estimate(product, tile, gpu)))
+    return best_tiles(sorted(_legal(product, gpu), key=lambda tile: estimate(product, tile, gpu)), count)
+
+
+def best_tiles(tiles: list[GemmTile], count: int) -> list[GemmTile]:
+    """Some of the tiles, which come in the order of an estimate; both ways to read operands among them."""
+    ordered = _varied(tiles)
     sure = [
         tile
         for kind in (False, True)
@@ -69,6 +74,11 @@ def _varied(tiles: list[GemmTile]) -> list[GemmTile]:
 
 def neighbours(product: Product, tile: GemmTile, gpu: Gpu) -> list[GemmTile]:
     """Legal tiles that differ from one in one thing."""
+    return [made for made in changes(tile) if fits(product, made, gpu)]
+
+
+def changes(tile: GemmTile) -> list[GemmTile]:
+    """Tiles that differ from one in one thing."""
     changed = [
         replace(tile, **{name: size})
         for name in ("rows", "columns", "depth")
@@ -77,8 +87,7 @@ def neighbours(product: Product, tile: GemmTile, gpu: Gpu) -> list[GemmTile]:
     changed += [replace(tile, warps=n) for n in (tile.warps // 2, tile.warps * 2)]
     changed += [replace(tile, stages=n) for n in (tile.stages - 1, tile.stages + 1)]
     changed.append(replace(tile, descriptors=not tile.descriptors))
-    changed += [replace(tile, splits=n) for n in (tile.splits // 2, tile.splits * 2) if n]
-    return [made for made in changed if fits(product, made, gpu)]
+    return changed + [replace(tile, splits=n) for n in (tile.splits // 2, tile.splits * 2) if n]
 
 
 def _legal(product: Product, gpu: Gpu) -> Iterator[GemmTile]:

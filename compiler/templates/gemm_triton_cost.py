@@ -83,14 +83,14 @@ def _multiplying(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     """Cycles that tensor cores need for a program."""
     held = sum(_HELD.get(value.name, 1) if isinstance(value, Op) else 1 for value in walk([product.value]))
     crowded = held > _LIGHT and tile.rows * tile.columns >= 128 * 256
-    efficiency = _efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
+    reached = efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
     operations = 2.0 * tile.rows * tile.columns * tile.span(product.depth)
-    return operations / (_rate(gpu, product.dtype.itemsize) * efficiency)
+    return operations / (tensor_rate(gpu, product.dtype.itemsize) * reached)
 
 
 def library(product: Product, gpu: Gpu) -> float:
     """Cycles that a library's call takes, roughly: for multiplications, or for what it moves."""
-    multiply = 2.0 * product.multiplications / (_rate(gpu, product.dtype.itemsize) * _LIBRARY * gpu.processors)
+    multiply = 2.0 * product.multiplications / (tensor_rate(gpu, product.dtype.itemsize) * _LIBRARY * gpu.processors)
     return max(multiply, moved(product) / (_BYTES_PER_CYCLE * _LIBRARY * gpu.processors))
 
 
@@ -153,13 +153,13 @@ def _elements_of(product: Product) -> int:
     return product.batch.extent * product.row.extent * product.column.extent
 
 
-def _rate(gpu: Gpu, itemsize: int) -> int:
+def tensor_rate(gpu: Gpu, itemsize: int) -> int:
     """Floating-point operations in a cycle of a multiprocessor."""
     of_halves = 4096 if gpu.capability >= 90 else 2048 if gpu.capability == 80 else 1024
     return of_halves * 2 // itemsize
 
 
-def _efficiency(tile: GemmTile, gpu: Gpu) -> float:
+def efficiency(tile: GemmTile, gpu: Gpu) -> float:
     """What part of the rate a tile reaches: wide ones read less of shared memory for each multiplication."""
     area = tile.rows * tile.columns
     base = 0.8 if area >= 128 * 256 else 0.72 if area >= 128 * 128 else 0.58 if area >= 64 * 128 else 0.42

@@ -26,15 +26,15 @@ from torch import fx
 
 from ...rewrites.profit import Always, Decision, Never, Oracle, Question
 from ...rewrites.reason import Reason
-from ...rewrites.record import Evidence, GraphRecord
+from ...rewrites.record import Evidence, GraphRecord, Match
 from ..ir.program import Buffer
 from ..ir.value import Load, Rewriter, Value
 from ..torch_compat import OpOverload, is_mutable
-from ..triton import TritonFailed, TritonMissing, UnsupportedDtypeError, can_build
+from ..triton import KernelSource, TritonFailed, TritonMissing, UnsupportedDtypeError, can_build
 from ..triton.build import capability, processors
 from .attention_tiles import Gpu
-from .gemm_match import FoundProduct, has_prologue, is_product, is_read_by_loops, match_gemm
-from .gemm_question import RULE, Unfused, erase_dead, near_miss, recorded
+from .gemm_match import FoundProduct, has_prologue, is_read_by_loops, match_gemm
+from .gemm_question import FAMILY, RULE, Unfused, erase_dead, near_miss, recorded
 from .gemm_triton import gemm_triton
 from .gemm_triton_choice import gemm_tiles, neighbours, promises
 from .gemm_triton_cost import FEW, fused_gain, is_skinny
@@ -82,11 +82,7 @@ def fuse_gemm_triton(
     gpu = device_of(graph_module.graph)
     if gpu is None:
         return 0
-    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough, training, meanwhile), 0
-    for node in fusion.prepared():
-        # What was found in the graph as it was may read what has been replaced since: look again.
-        fused += any(fusion.run(found) for found in fusion.found(match_gemm(node), node) if fusion.considers(found))
-    return fused
+    return Fusion(graph_module.graph, oracle, record, gpu, thorough, training, meanwhile).run_all()
 
 
 def device_of(graph: fx.Graph) -> tuple[int, Gpu] | None:
@@ -109,7 +105,16 @@ def _gpu(index: int) -> Gpu:
     return Gpu(capability(index), shared, processors(index))
 
 
-class _Fusion:
+class Fusion:
+    """The pass over one graph; what other templates do otherwise is what they override.
+
+    Args:
+        see `fuse_gemm_triton`; `gpu` with its index.
+    """
+
+    rule, family = RULE, FAMILY
+    kinds = _KERNELS
+
     def __init__(
         self,
         graph: fx.Graph,
@@ -121,8 +126,8 @@ class _Fusion:
         meanwhile: Callable[[], None],
     ) -> None:
         self._graph, self._oracle, self._record = graph, oracle, record
-        self._thorough, self._training = thorough, training
-        self._device, self._gpu = gpu
+        self.thorough, self._training = thorough, training
+        self._device, self.gpu = gpu
         self._count = _MORE_TILES if thorough else _TILES
         self._left = _MORE_SECONDS if thorough else _SECONDS
         self._asked: set[str] = set()
@@ -130,28 +135,68 @@ class _Fusion:
         self._compiled = _Compiled(meanwhile)
         self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
 
+    def run_all(self) -> int:
+        """Decide on everything that is found; returns how many were replaced."""
+        fused = 0
+        for node in self.prepared():
+            # What was found in the graph as it was may read what has been replaced since: look again.
+            fused += any(self.run(found) for found in self.found(self.match(node), node) if self.considers(found))
+        return fused
+
+    # -- what the template is -------------------------------------------------------------------------------------
+
+    def match(self, node: fx.Node) -> FoundProduct | Reason | None:
+        """What a node computes, in the template's terms."""
+        return match_gemm(node)
+
+    def tiles(self, product: Product) -> list[GemmTile]:
+        """The tiles to ask about."""
+        return gemm_tiles(product, self.gpu, self._count)
+
+    def around(self, product: Product, tile: GemmTile) -> list[GemmTile]:
+        """Tiles that differ from one in little."""
+        return neighbours(product, tile, self.gpu)
+
+    def kernel(self, product: Product, tile: GemmTile, label: str) -> TritonTemplateKernel:
+        """The kernel with a tile."""
+        return gemm_kernel(product, tile, label, self._device, self.gpu)
+
+    def hopeless(self, found: FoundProduct) -> str | None:
+        """Why a kernel cannot pay, by an estimate; None where it may."""
+        return hopeless(found, self.gpu, self.thorough)
+
+    def work(self, product: Product) -> int:
+        """By what those are chosen that are asked about, where there are many."""
+        return product.multiplications
+
+    def laid_out(self, found: FoundProduct, kernel: TritonTemplateKernel) -> FoundProduct:  # noqa: ARG002
+        """A product whose operands have the strides that the kernel was written for."""
+        return found
+
+    # -- what is asked --------------------------------------------------------------------------------------------
+
     def prepared(self) -> list[fx.Node]:
         """The products that a kernel could compute; kernels that will be asked about are gathered, to be compiled."""
         nodes = []
         weights, taken = Counter[_Kind](), set[fx.Node]()
         for node in list(self._graph.nodes):
-            plain = match_gemm(node)
+            plain = self.match(node)
             if isinstance(plain, Reason):
-                self._record.near_misses.append(near_miss(node, plain))
+                self._record.near_misses.append(near_miss(node, plain, self.rule, self.family))
             found = next(filter(self.considers, self.found(plain, node)), None)
             if found is not None:
                 nodes.append(node)
                 # Of two products that meet in an epilogue the first has it.
                 mine = {item for item in found.nodes if not is_move(item)}
-                if self._takes_all() or mine & taken or hopeless(found, self._gpu, self._thorough) is not None:
+                if self._takes_all() or mine & taken or self.hopeless(found) is not None:
                     continue
                 taken |= mine
-                weights[_kind(found)] += found.product.multiplications
-        if not self._thorough and len(weights) > _KERNELS:
-            self._chosen = {kind for kind, _ in weights.most_common(_KERNELS)}
+                weights[_kind(found)] += self.work(found.product)
+        if not self.thorough and len(weights) > self.kinds:
+            self._chosen = {kind for kind, _ in weights.most_common(self.kinds)}
         for kind in weights if self._chosen is None else self._chosen:
             with contextlib.suppress(UnsupportedDtypeError):
-                self._compiled.add(self._kernels(kind, gemm_tiles(kind[0], self._gpu, self._count)))
+                self._compiled.add(self._kernels(kind, self.tiles(kind[0])))
         return nodes
 
     def found(self, plain: FoundProduct | Reason | None, node: fx.Node) -> Iterator[FoundProduct]:
@@ -166,7 +211,7 @@ class _Fusion:
 
     def _sides(self, product: Product) -> str:
         """Which operands may be computed on the way in: by default those whose elements one program reads alone."""
-        if self._thorough or self._takes_all():
+        if self.thorough or self._takes_all():
             return "ab"
         few_rows, few_columns = product.row.extent <= FEW, product.column.extent <= FEW
         return "" if self._training else "b" * few_rows + "a" * few_columns
@@ -174,18 +219,18 @@ class _Fusion:
     def _pays(self, computed: FoundProduct, plain: FoundProduct) -> bool:
         if self._takes_all():
             return True
-        known = self._thorough or is_skinny(computed.product)
-        return known and promises(computed.product, plain.product, self._gpu)
+        known = self.thorough or is_skinny(computed.product)
+        return known and promises(computed.product, plain.product, self.gpu)
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a product at all."""
-        if self._thorough or self._takes_all():
+        if self.thorough or self._takes_all():
             return True
         return not is_aligned(found.product) if self._training else has_to_offer(found)
 
     def run(self, found: FoundProduct) -> bool:
         """Decide on one product; whether it was replaced."""
-        why = None if self._takes_all() else hopeless(found, self._gpu, self._thorough)
+        why = None if self._takes_all() else self.hopeless(found)
         if why is None and self._chosen is not None and _kind(found) not in self._chosen:
             why = "other products of this graph promise more"
         anchor = _anchor(self._graph, found)
@@ -194,7 +239,7 @@ class _Fusion:
         if why is not None:
             return self._decline(found, f"estimate: {why}")
         try:
-            kernels = self._kernels(_kind(found), gemm_tiles(found.product, self._gpu, self._count))
+            kernels = self._kernels(_kind(found), self.tiles(found.product))
             if not kernels:
                 return self._decline(found, "no tile fits this GPU")
             if self._left <= 0 and _key(found, kernels) not in self._asked:
@@ -204,25 +249,29 @@ class _Fusion:
                 kernel.build()
         except (UnsupportedDtypeError, TritonMissing, TritonFailed) as error:
             code = "epilogue-dtype" if isinstance(error, UnsupportedDtypeError) else "no-machine-code"
-            self._record.near_misses.append(near_miss(found.output, Reason(code, str(error))))
+            missed = near_miss(found.output, Reason(code, str(error)), self.rule, self.family)
+            self._record.near_misses.append(missed)
             return False
-        (self._record.applied if kernel else self._record.declined).append(recorded(found, decision))
+        (self._record.applied if kernel else self._record.declined).append(self._recorded(found, decision))
         if kernel is not None and anchor is not None:
-            replace_product(self._graph, found, kernel, anchor)
+            replace_product(self._graph, self.laid_out(found, kernel), kernel, anchor, self.rule)
         return kernel is not None
 
     def _takes_all(self) -> bool:
         return isinstance(self._oracle, (Always, Never))
 
     def _decline(self, found: FoundProduct, note: str) -> bool:
-        self._record.declined.append(recorded(found, Decision(None, Evidence(note=note))))
+        self._record.declined.append(self._recorded(found, Decision(None, Evidence(note=note))))
         return False
+
+    def _recorded(self, found: FoundProduct, decision: Decision) -> Match:
+        return recorded(found, decision, self.rule, self.family)
 
     def _kernels(self, kind: _Kind, tiles: Sequence[GemmTile]) -> dict[str, TritonTemplateKernel]:
         """A kernel for each tile, by the tile's name."""
         product, label = kind
         self._tiles.update((str(tile), tile) for tile in tiles)
-        made = (gemm_kernel(product, tile, label, self._device, self._gpu) for tile in tiles)
+        made = (self.kernel(product, tile, label) for tile in tiles)
         return {str(tile): kernel for tile, kernel in zip(tiles, made, strict=True)}
 
     def _decide(
@@ -232,11 +281,11 @@ class _Fusion:
         start, compiling = time.perf_counter(), self._compiled.seconds
         decision = self._oracle.decide(self._question(found, kernels))
         self._asked.add(_key(found, kernels))
-        for _ in range(_ROUNDS if self._thorough and not self._takes_all() else 0):
+        for _ in range(_ROUNDS if self.thorough and not self._takes_all() else 0):
             if decision.chosen is None:
                 break
             tile = self._tiles[decision.chosen]
-            more = self._kernels(_kind(found), [tile, *neighbours(found.product, tile, self._gpu)])
+            more = self._kernels(_kind(found), [tile, *self.around(found.product, tile)])
             better = self._oracle.decide(self._question(found, more))
             if better.chosen in (None, decision.chosen):
                 break
@@ -249,14 +298,19 @@ class _Fusion:
         self._compiled.add(kernels)
         unfused = Unfused(found)
         return Question(
-            rule=RULE,
+            rule=self.rule,
             key=_key(found, kernels),
             inputs=[node.meta["val"] for node in found.inputs],
             original=unfused,
-            candidates={name: _Reread(k) if is_read_by_loops(found.output) else k for name, k in kernels.items()},
+            candidates={name: _Reread(k) if rereads(found) else k for name, k in kernels.items()},
             prepare=functools.partial(self._compiled.prepare, unfused),
             cold=is_skinny(found.product),
         )
+
+
+def rereads(found: FoundProduct) -> bool:
+    """Whether loops that would compute the epilogue in passing would have to load its result."""
+    return computes(found) and is_read_by_loops(found.output)
 
 
 class _Reread:
@@ -281,7 +335,7 @@ def hopeless(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
         return "less work than a launch"
     if thorough or not computes(found):
         return None
-    gain = fused_gain(product, gpu, 1 if is_read_by_loops(found.output) else 0)
+    gain = fused_gain(product, gpu, 1 if rereads(found) else 0)
     return None if gain >= _WORTH else f"the epilogue would save {gain:.0%} of the product's time"
 
 
@@ -292,7 +346,7 @@ def has_to_offer(found: FoundProduct) -> bool:
 
 def computes(found: FoundProduct) -> bool:
     """Whether there is more to the epilogue than what the library's call does itself: a sum with a row."""
-    own = {next(node for node in found.nodes if is_product(node)), *found.before}
+    own = {found.call, *found.before}
     return any(node not in own and not is_move(node) for node in (*found.nodes, found.output))
 
 
@@ -340,11 +394,23 @@ def gemm_kernel(product: Product, tile: GemmTile, label: str, device: int, gpu: 
     """
     source = gemm_triton(product, tile, gpu.processors, label)
     plain = gemm_triton(product, replace(tile, descriptors=False), gpu.processors, label)
+    own = tuple(Layout(b.sizes, b.strides, b.dtype) for b in workspaces(product, tile))
+    return template_kernel("gemm", product, source, plain, device, own)
+
+
+def template_kernel(
+    template: str,
+    product: Product,
+    source: KernelSource,
+    plain: KernelSource,
+    device: int,
+    own: tuple[Layout, ...] = (),
+) -> TritonTemplateKernel:
+    """What to call for a product, given its source, that for operands that are not aligned, and its workspaces."""
     inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in product.reads)
     outputs = tuple(Layout(x.buffer.sizes, x.buffer.strides, x.buffer.dtype) for x in product.results)
-    own = tuple(Layout(b.sizes, b.strides, b.dtype) for b in workspaces(product, tile))
     name = source.launches[0].name
-    return TritonTemplateKernel(name, "gemm", source, plain, inputs, outputs, device, product.flops, own)
+    return TritonTemplateKernel(name, template, source, plain, inputs, outputs, device, product.flops, own)
 
 
 # -- the question -----------------------------------------------------------------------------------------------------
@@ -388,7 +454,7 @@ def _anchor(graph: fx.Graph, found: FoundProduct) -> fx.Node | None:
     None where readers of the product come before operands of the epilogue, or memory is written to in between.
     """
     order = {node: number for number, node in enumerate(graph.nodes)}
-    first, last = next(node for node in found.nodes if is_product(node)), found.output
+    first, last = found.call, found.output
     # What a prologue reads, the graph reads before the product.
     begin = min(order[node] for node in (first, *(node for node in found.before if not is_move(node))))
     if any(_writes(node) for node in order if begin < order[node] < order[last]):
@@ -405,23 +471,25 @@ def _writes(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and is_mutable(node.target)
 
 
-def replace_product(graph: fx.Graph, found: FoundProduct, kernel: TritonTemplateKernel, anchor: fx.Node) -> None:
+def replace_product(
+    graph: fx.Graph, found: FoundProduct, kernel: TritonTemplateKernel, anchor: fx.Node, rule: str = RULE
+) -> None:
     """Put the call of a kernel into the graph, before `anchor`."""
     with graph.inserting_before(anchor):
         call = graph.call_function(kernel, found.inputs)
-        call.meta = {**found.output.meta, "regraft_rule": RULE}
+        call.meta = {**found.output.meta, "regraft_rule": rule}
         if found.kept is None:
             found.output.replace_all_uses_with(call)
         else:
-            _unpack(graph, found, call)
+            _unpack(graph, found, call, rule)
     erase_dead(graph, [*found.nodes, found.output])
 
 
-def _unpack(graph: fx.Graph, found: FoundProduct, call: fx.Node) -> None:
+def _unpack(graph: fx.Graph, found: FoundProduct, call: fx.Node, rule: str) -> None:
     assert found.kept is not None
     nodes = (found.output, found.kept)
     call.meta["val"] = tuple(node.meta["val"] for node in nodes)
     for place, node in enumerate(nodes):
         item = graph.call_function(operator.getitem, (call, place))
-        item.meta = {**node.meta, "regraft_rule": RULE}
+        item.meta = {**node.meta, "regraft_rule": rule}
         node.replace_all_uses_with(item)

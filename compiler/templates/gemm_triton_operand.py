@@ -36,13 +36,11 @@ class Loaded:
     def ahead(self) -> None:
         """Write pointers to the tile of the first step."""
         x, name = self._matrix, self._name
-        base = self._text.values.names.buffers[x.buffer.name]
-        if self._text.product.batch.extent > 1 and x.batch:
-            base += f" + g * {x.batch}"
+        begin = base(self._text, x)
         if name == "a":
-            self._text.line(f"a_at = {base} + i * {x.row} + {self._first}[None, :] * {x.column}")
+            self._text.line(f"a_at = {begin} + i * {x.row} + {self._first}[None, :] * {x.column}")
         else:
-            self._text.line(f"b_at = {base} + {self._first}[:, None] * {x.row} + j * {x.column}")
+            self._text.line(f"b_at = {begin} + {self._first}[:, None] * {x.row} + j * {x.column}")
 
     def load(self) -> None:
         """Write the operand's tile of a step."""
@@ -56,6 +54,12 @@ class Loaded:
         """Write where the next step's tile lies."""
         stride = self._matrix.column if self._name == "a" else self._matrix.row
         self._text.line(f"{self._name}_at += {self._depth * stride}")
+
+
+def base(text: ProductText, x: Matrix) -> str:
+    """Where the matrix of the program's batch begins."""
+    name = text.values.names.buffers[x.buffer.name]
+    return f"{name} + g * {x.batch}" if text.product.batch.extent > 1 and x.batch else name
 
 
 class Computed:

@@ -37,6 +37,14 @@ class Parts(ProductText):
         super().__init__(product, workspaces(product, tile))
         self.tile = tile
 
+    def write(self) -> None:
+        """Write the body."""
+        raise NotImplementedError
+
+    def finished(self, name: str) -> GemmLaunch:
+        """What was written."""
+        raise NotImplementedError
+
     def sums(self, part: str) -> str:
         """Pointers to a part's sums of the tile."""
         _, rows, line = self.buffers[-1].sizes

@@ -40,8 +40,11 @@ class GemmTile:
 
     def count(self, product: Product) -> int:
         """How many tiles a product has."""
-        rows, columns = -(-product.row.extent // self.rows), -(-product.column.extent // self.columns)
-        return rows * columns * product.batch.extent
+        return self.row_tiles(product) * -(-product.column.extent // self.columns) * product.batch.extent
+
+    def row_tiles(self, product: Product) -> int:
+        """How many tiles of rows a product has."""
+        return product.row_tiles(self.rows, self.descriptors)
 
     def span(self, depth: int) -> int:
         """How much of the depth a part has: whole steps; the last part may have fewer."""

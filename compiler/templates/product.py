@@ -114,6 +114,14 @@ class Product:
         """Every buffer that is read, in the order of the kernel's parameters."""
         return (self.a.buffer, self.b.buffer, *self.buffers)
 
+    def row_tiles(self, rows: int, descriptors: bool) -> int:  # noqa: ARG002
+        """How many tiles of so many rows there are."""
+        return -(-self.row.extent // rows)
+
+    def steps(self, depth: int) -> int:
+        """How many steps of a depth there are."""
+        return -(-self.depth // depth)
+
     @property
     def multiplications(self) -> int:
         """How many products are summed in all."""

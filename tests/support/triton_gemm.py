@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.ir.interpreter import allocate
+from regraft.compiler.ir.program import Buffer
 from regraft.compiler.templates.gemm_match import FoundProduct, is_product, match_gemm
 from regraft.compiler.templates.gemm_triton import gemm_triton
 from regraft.compiler.templates.gemm_triton_split import workspaces
@@ -43,7 +44,7 @@ def found_in(module: torch.fx.GraphModule, name: str = "", sides: str = "") -> F
     return found
 
 
-class _Values(torch.fx.Interpreter):
+class Values(torch.fx.Interpreter):
     """Runs a graph, and keeps all values."""
 
     def __init__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -62,7 +63,7 @@ def run(
     """The results of the kernel of a function's product, interpreted."""
     module = on_gpu(function, *inputs)
     found = found_in(module, sides=sides)
-    values = _Values(module, inputs)
+    values = Values(module, inputs)
     results, source = interpreted(found, [values.env[node] for node in found.inputs], tile, processors)
     return results, found, source
 
@@ -72,8 +73,15 @@ def interpreted(
 ) -> tuple[list[torch.Tensor], KernelSource]:
     """The results of a product's kernel, given what it reads."""
     source = gemm_triton(found.product, tile, processors)
+    return interpret(source, found, inputs, workspaces(found.product, tile))
+
+
+def interpret(
+    source: KernelSource, found: FoundProduct, inputs: Sequence[torch.Tensor], workspaces: Sequence[Buffer] = ()
+) -> tuple[list[torch.Tensor], KernelSource]:
+    """The results of a kernel, given what it reads, and what memory it needs beside its results."""
     results = [allocate(result.buffer, {}) for result in found.product.results]
-    own = [allocate(buffer, {}).fill_(float("nan")) for buffer in workspaces(found.product, tile)]
+    own = [allocate(buffer, {}).fill_(float("nan")) for buffer in workspaces]
     held = [memory(x) for x in (*inputs, *results, *own)]
     for launch in source.launches:
         given = [_sent(held[place]) for place in launch.places]
