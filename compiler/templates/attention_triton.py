@@ -6,8 +6,9 @@
             s = q k^T                                         tensor cores, float32 sums
             x = f(s)                                          written by `triton.values`: rows i, columns j
             p = exp(x - row maximum), row sums                rescaling what earlier blocks came to
+            p = 0 where weights are dropped                   the sums are of all
             acc = acc * rescale + p v                         tensor cores, p in v's dtype
-        out = acc / row sum
+        out = acc / row sum * kept
 
 Scores are float32 and never leave registers. NaN and infinities of q, k and `f` spread as in eager, and rows without a
 finite score give NaN, or 0 in the safe variant. Blocks of keys that `f` hides from all rows of a program (see
@@ -86,7 +87,7 @@ class ByQueries(AttentionText):
         Args:
             step: writes one block, given the condition that keys are there.
         """
-        self._hoist(self._score, self._a.key, set())
+        self._hoisted(self._a.key)
         extent, block = self._a.key.extent, self._t.keys
         begin, end = "0", f"{extent}"
         if self._first is not None:
@@ -160,6 +161,7 @@ class _Forward(ByQueries):
         if self._factor != 1.0:
             step, number = ("scaled_softmax_step", self._factor)
         self._line(f"p, top, total, rescale = {step}(x, top, total, {number})")
+        self._kept("p", "p")
         self._load("v", self._a.v, "at[:, None]", there, "e")
         for number, _ in enumerate(self._width):
             weights = f"p.to({type_name(self._a.v.buffer.dtype)})"
@@ -167,7 +169,7 @@ class _Forward(ByQueries):
 
     def _finish(self) -> None:
         x = self._a.out
-        self._line("share = 1.0 / total[:, None]")
+        self._line(f"share = {self._a.kept} / total[:, None]")
         if self._a.safe:
             self._line("share = tl.where(total[:, None] == 0.0, 0.0, share)")
         self._line(f"out_head = {self._head(x, self._more[0])}")

@@ -5,6 +5,10 @@
     programs by queries:   delta, and dq = sum over blocks of keys of ds k
     programs by keys:      dv = sum over blocks of queries of p^T dout,   dk = the same of ds^T q
 
+Where weights are dropped, `keep` is drawn again: p is `kept` times as large, delta over `kept`, and
+
+    ds = p * (keep * dout v^T - delta) * f'(s);     dv = sum of (keep * p)^T dout
+
 The gradients of q, k and v have a matrix for each lead iteration: where heads or batches share one (repeated KV heads,
 expanded batches), the caller adds up, as the backward of `expand` does. What `f` loads gets no gradient.
 """
@@ -121,7 +125,8 @@ class _Backward(AttentionText):
         top, total = (f", mask={mask}, other={other}" if mask else "" for other in (0.0, 1.0))
         self._line(f"top = tl.load({at}{top})", f"total = tl.load({at} + {rows_of(self._a)}{total})")
         self._line('top = tl.where(top == float("-inf"), 0.0, top)')
-        self._line(f"share = {'tl.where(total == 0.0, 0.0, 1.0 / total)' if self._a.safe else '1.0 / total'}")
+        inverse = f"{self._a.kept} / total"
+        self._line(f"share = {f'tl.where(total == 0.0, 0.0, {inverse})' if self._a.safe else inverse}")
 
     def _position(self, name: str) -> int:
         return [buffer.name for buffer in self._buffers].index(name, len(self._a.reads))
@@ -129,7 +134,9 @@ class _Backward(AttentionText):
     def _weights(self) -> None:
         """Weights `p` and gradients of `f`'s values `ds`, from `x` and `dp`."""
         base = "" if self._log2_base == 1.0 else f" * {self._log2_base}"
-        self._line(f"p = libdevice.exp2((x - top){base}) * share", "ds = p * (dp - delta)")
+        self._line(f"p = libdevice.exp2((x - top){base}) * share")
+        self._kept("dp", "dp")
+        self._line("ds = p * (dp - delta)")
 
     def _products_gradient(self) -> None:
         """Gradients of the products in place of those of `f`'s values, but for constants: see `_factor`."""
@@ -177,7 +184,8 @@ class _Queries(_Backward, ByQueries):
         self._load("out", self._a.out, "i", self._row_mask, "e")
         self._load("dout", self._a.out, "i", self._row_mask, "e")
         sums = (f"tl.sum(out{n}.to(tl.float32) * dout{n}.to(tl.float32), 1)" for n, _ in enumerate(self._width))
-        self._line(f"delta = ({' + '.join(sums)})[:, None]")
+        factor = "" if self._a.kept == 1.0 else f" * {1.0 / self._a.kept}"
+        self._line(f"delta = ({' + '.join(sums)})[:, None]{factor}")
         where = f", mask={self._row_mask}" if self._row_mask else ""
         self._line(f"tl.store({self._more[3]} + lead * {self._a.row.extent} + i, delta{where})")
         self._cast_dout()
@@ -222,7 +230,7 @@ class _Keys(_Backward):
         self._zeros("dk", block, self._depth)
         self._zeros("dv", block, self._width)
         begin, end = self._rows()
-        self._hoist(self._score, a.row, set())
+        self._hoisted(a.row)
         with self._w.block(f"for start in range({begin}, {end}, {self._t.queries})"):
             self._step()
         self._store("dk", "j", self._key_mask, a.key.extent, "d", self._factor())
@@ -269,7 +277,8 @@ class _Keys(_Backward):
         x, inside = self._whole(self._score), both(columns.mask, self._key_mask)
         self._line(f'x = tl.where({inside}, {x}, float("-inf"))' if inside else f"x = {x}")
         self._weights()
-        self._add("dv", "p", "dout", a.v.buffer.dtype, self._width)
+        self._kept("p", "kept")
+        self._add("dv", "p" if self._keep is None else "kept", "dout", a.v.buffer.dtype, self._width)
         self._products_gradient()
         self._add("dk", "ds", "q", a.q.buffer.dtype, self._depth)
         self._values.columns = None

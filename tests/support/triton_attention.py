@@ -18,6 +18,11 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.ir.interpreter import allocate
+from regraft.compiler.ir.program import Buffer
+from regraft.compiler.lowering.arithmetic import op
+from regraft.compiler.lowering.core import whole
+from regraft.compiler.lowering.random import Stream
+from regraft.compiler.random_ops import threshold
 from regraft.compiler.templates.attention import Attention
 from regraft.compiler.templates.attention_question import matched
 from regraft.compiler.templates.attention_tiles import Tile
@@ -109,14 +114,51 @@ class _Inputs(torch.fx.Interpreter):
         return [self.env[node] for node in nodes]
 
 
-def run(function: Callable[..., Any], inputs: Sequence[Any], tile: Tile = SMALL, half: Any = None) -> Ran:
+@dataclass(frozen=True)
+class Dropout:
+    """Weights are dropped with probability `p`, as ``regraft.bernoulli`` of `seed` draws them."""
+
+    p: float
+    seed: int
+    fast: bool = False
+
+    @property
+    def kept(self) -> float:
+        """What the others are multiplied with."""
+        return 1 / (1 - self.p)
+
+    def mask(self, sizes: Sequence[int]) -> torch.Tensor:
+        """Which weights stay."""
+        return torch.ops.regraft.bernoulli(list(sizes), 1 - self.p, torch.tensor(self.seed), self.fast)
+
+    def of(self, attention: Attention) -> Attention:
+        """An attention with it, as the lowering of the operator writes the mask."""
+        seed = Buffer("seed", torch.int64, (), (), attention.out.buffer.device)
+        variables = (*attention.lead, attention.row, attention.key)
+        stream = Stream([v.extent for v in variables], whole(seed))
+        places, limit = tuple(v.index() for v in variables), threshold(1 - self.p)
+        bits = stream.hashed(places) if self.fast else stream.word(places)
+        keep = op("lt", bits, limit - 2**31 if self.fast else limit)
+        return replace(attention, keep=keep, kept=self.kept, buffers=(*attention.buffers, seed))
+
+
+def run(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    tile: Tile = SMALL,
+    half: Any = None,
+    dropout: Dropout | None = None,
+) -> Ran:
     """The kernel of a function's attention, interpreted.
 
     Args:
         half: take operands to be of this dtype, where the matcher knows others only.
+        dropout: of the weights.
     """
     found, module = found_in(function, inputs)
     attention, tensors = found.attention, _Inputs(module).of(found.inputs, inputs)
+    if dropout is not None:
+        attention, tensors = dropout.of(attention), [*tensors, torch.tensor(dropout.seed)]
     if half is not None:
         attention = _with_dtype(attention, half)
         tensors = [x.to(b.dtype) for x, b in zip(tensors, attention.reads, strict=True)]
