@@ -27,7 +27,7 @@ from ..ir.value import Const
 from ..triton import KernelSource
 from ..triton.dtypes import type_name
 from ..triton.source import module_text
-from .attention import Attention
+from .attention import Attention, Operand
 from .attention_gradient import NoDerivativeError, derivative
 from .attention_text import (
     AttentionText,
@@ -50,11 +50,11 @@ class Backward:
 
     Args:
         source: two launches; their parameters are `Attention.reads`, then those named below.
-        gradient: of the result, in its sizes and strides; read, like the result and `statistics_buffer`.
+        gradient: of the result; read, like the result and `statistics_buffer`.
         delta: memory that the first launch writes for the second.
-        results: gradients of q, k and v: (lead loops, rows, columns), contiguous, in their dtypes.
-        scores: that of `f`'s values, and so of a bias that is added last: (lead loops, queries, keys), contiguous, in
-            the dtype of q; None where nobody asked. It must hold zeros: keys that are left out are not written.
+        results: gradients of q, k and v: where `Places` says.
+        scores: that of `f`'s values, and so of a bias that is added last; None where nobody asked.
+        partial: whether keys are left out, for which no scores are written: they must hold zeros.
     """
 
     source: KernelSource
@@ -62,10 +62,33 @@ class Backward:
     delta: Buffer
     results: tuple[Buffer, Buffer, Buffer]
     scores: Buffer | None = None
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where gradients lie, by the lead variables, rows and columns; None is where and as is said here.
+
+    Args:
+        out: of the result: as the result.
+        q, k, v: (lead loops, rows, columns), contiguous, in the dtype of what they are the gradients of.
+        scores: (lead loops, queries, keys), contiguous, in the dtype of q.
+    """
+
+    out: Operand | None = None
+    q: Operand | None = None
+    k: Operand | None = None
+    v: Operand | None = None
+    scores: Operand | None = None
 
 
 def attention_backward(
-    attention: Attention, tile: Tile | None = None, *, scores: bool = False, precision: str = "ieee"
+    attention: Attention,
+    tile: Tile | None = None,
+    *,
+    scores: bool = False,
+    places: Places = Places(),
+    precision: str = "ieee",
 ) -> Backward:
     """The kernels of an attention's backward pass.
 
@@ -73,6 +96,7 @@ def attention_backward(
         attention: what the forward pass computed, with statistics.
         tile: one of `attention_tiles.backward_tiles`; None is the first of them.
         scores: whether to write the gradient of `f`'s values too, for that of a bias.
+        places: where gradients are read and written.
         precision: of float32 products: ``"ieee"``, or ``"tf32"`` where the user allows that.
 
     Raises:
@@ -82,25 +106,52 @@ def attention_backward(
     """
     check_operands(attention)
     tile = tile or backward_tiles(attention)[0]
-    out, statistics = attention.out.buffer, statistics_buffer(attention)
-    gradient, delta = replace(out, name=GRADIENT), _own(attention, DELTA, torch.float32, attention.row.extent)
-    dq, dk, dv = results = _gradients(attention)
-    rows, keys = attention.row.extent, attention.key.extent
-    ds = _own(attention, "grad_score", attention.q.buffer.dtype, rows, keys) if scores else None
-    more = [out, gradient, statistics, delta, dq, *([ds] if ds is not None else [])]
-    by_queries = _Queries(attention, tile, more, precision)
-    by_keys = _Keys(attention, tile, [gradient, statistics, delta, dk, dv], precision)
+    made = _Made(attention, places, scores)
+    delta = _own(attention, DELTA, torch.float32, attention.row.extent)
+    shared = [made.out.buffer, statistics_buffer(attention), delta]
+    by_queries = _Queries(attention, tile, [attention.out.buffer, *shared, *made.by_queries], precision, made)
+    by_keys = _Keys(attention, tile, [*shared, *made.by_keys], precision, made)
     launches = (by_queries.launch("attention_queries"), by_keys.launch("attention_keys"))
     source = KernelSource(module_text([launch.text for launch in launches]), launches)
-    return Backward(source, gradient, delta, results, ds)
+    results = (made.q.buffer, made.k.buffer, made.v.buffer)
+    found = None if made.scores is None else made.scores.buffer
+    return Backward(source, made.out.buffer, delta, results, found, by_queries.leaves_out)
 
 
-def _gradients(a: Attention) -> tuple[Buffer, Buffer, Buffer]:
-    return (
-        _own(a, "grad_q", a.q.buffer.dtype, a.row.extent, a.depth),
-        _own(a, "grad_k", a.k.buffer.dtype, a.key.extent, a.depth),
-        _own(a, "grad_v", a.v.buffer.dtype, a.key.extent, a.width),
-    )
+class _Made:
+    """The gradients, each with its place."""
+
+    def __init__(self, a: Attention, places: Places, scores: bool) -> None:
+        dtype = a.q.buffer.dtype
+        self.out = _named(GRADIENT, places.out or a.out)
+        self.q = _named("grad_q", places.q or _dense(a, dtype, a.row.extent, a.depth))
+        self.k = _named("grad_k", places.k or _dense(a, a.k.buffer.dtype, a.key.extent, a.depth))
+        self.v = _named("grad_v", places.v or _dense(a, a.v.buffer.dtype, a.key.extent, a.width))
+        dense = _dense(a, dtype, a.row.extent, a.key.extent)
+        self.scores = _named("grad_score", places.scores or dense) if scores else None
+
+    @property
+    def by_queries(self) -> list[Buffer]:
+        """What the first launch writes beside `delta`."""
+        return [x.buffer for x in (self.q, self.scores) if x is not None]
+
+    @property
+    def by_keys(self) -> list[Buffer]:
+        """What the second launch writes."""
+        return [self.k.buffer, self.v.buffer]
+
+
+def _named(name: str, x: Operand) -> Operand:
+    return replace(x, buffer=replace(x.buffer, name=name))
+
+
+def _dense(a: Attention, dtype: torch.dtype, rows: int, columns: int) -> Operand:
+    """A matrix for each lead iteration, one after the other."""
+    buffer = _own(a, "", dtype, rows, columns)
+    base: Any = 0
+    for var, stride in zip(a.lead, buffer.strides, strict=False):
+        base = base + var.index() * stride if var.extent > 1 else base
+    return Operand(buffer, base, columns, 1)
 
 
 def _own(attention: Attention, name: str, dtype: torch.dtype, *sizes: int) -> Buffer:
@@ -112,8 +163,9 @@ def _own(attention: Attention, name: str, dtype: torch.dtype, *sizes: int) -> Bu
 class _Backward(AttentionText):
     """What both kernels do with a block of scores."""
 
-    def __init__(self, attention: Attention, tile: Tile, more: Sequence[Buffer], precision: str) -> None:
+    def __init__(self, attention: Attention, tile: Tile, more: Sequence[Buffer], precision: str, made: _Made) -> None:
         super().__init__(attention, tile, more, precision)
+        self._made = made
         try:
             self._slope = derivative(self._exact)
         except NoDerivativeError as error:
@@ -149,7 +201,7 @@ class _Backward(AttentionText):
 
     def _cast_dout(self) -> None:
         """The gradient of the result in v's dtype: it is multiplied with v and p."""
-        if self._a.out.buffer.dtype != self._a.v.buffer.dtype:
+        if self._made.out.buffer.dtype != self._a.v.buffer.dtype:
             kind = type_name(self._a.v.buffer.dtype)
             self._line(*(f"dout{number} = dout{number}.to({kind})" for number, _ in enumerate(self._width)))
 
@@ -163,26 +215,28 @@ class _Backward(AttentionText):
             factors = f"{weights}.to({type_name(dtype)})", f"{rows}{number}, {name}{number}"
             self._line(f"{name}{number} = {self._dot(*factors)}")
 
-    def _store(self, name: str, lanes: str, mask: str | None, extent: int, columns: str, factor: str = "") -> None:
-        """Store a gradient of `extent` rows a lead iteration, those at `lanes` (variable i or j)."""
-        position = self._position(f"grad_{name[1:]}")
-        depth = columns == "d"
-        width, masks = (self._a.depth, self._depth_masks) if depth else (self._a.width, self._width_masks)
-        kind = type_name(self._buffers[position].dtype)
+    def _store(self, name: str, x: Operand, lanes: str, mask: str | None, columns: str, factor: str = "") -> None:
+        """Store a gradient, its rows at `lanes` (variable i or j)."""
+        masks = self._depth_masks if columns == "d" else self._width_masks
+        kind = type_name(x.buffer.dtype)
+        self._line(f"{name}_head = {self._head(x, self._pointer(x))}")
         for number, inside in enumerate(masks):
             conditions = both(mask, inside)
             where = f", mask={conditions}" if conditions else ""
-            place = f"{self._arguments[position]} + (lead * {extent} + {lanes}) * {width} + {columns}{number}"
+            place = f"{name}_head + {lanes} * {x.row} + {columns}{number} * {x.column}"
             self._line(f"tl.store({place}, ({name}{number}{factor}).to({kind}){where})")
+
+    def _pointer(self, x: Operand) -> str:
+        return self._arguments[self._position(x.buffer.name)]
 
 
 class _Queries(_Backward, ByQueries):
     def _write(self) -> int:
         self._queries()
         self._line(f"out_head = {self._head(self._a.out, self._more[0])}")
-        self._line(f"dout_head = {self._head(self._a.out, self._more[1])}")
+        self._line(f"dout_head = {self._head(self._made.out, self._more[1])}")
         self._load("out", self._a.out, "i", self._row_mask, "e")
-        self._load("dout", self._a.out, "i", self._row_mask, "e")
+        self._load("dout", self._made.out, "i", self._row_mask, "e")
         sums = (f"tl.sum(out{n}.to(tl.float32) * dout{n}.to(tl.float32), 1)" for n, _ in enumerate(self._width))
         factor = "" if self._a.kept == 1.0 else f" * {1.0 / self._a.kept}"
         self._line(f"delta = ({' + '.join(sums)})[:, None]{factor}")
@@ -191,26 +245,33 @@ class _Queries(_Backward, ByQueries):
         self._cast_dout()
         self._statistics("i", self._row_mask)
         self._zeros("dq", self._t.queries, self._depth)
+        if self._made.scores is not None:
+            self._line(f"ds_head = {self._head(self._made.scores, self._pointer(self._made.scores))}")
         self._keys(self._step)
-        self._store("dq", "i", self._row_mask, self._a.row.extent, "d", self._factor())
+        self._store("dq", self._made.q, "i", self._row_mask, "d", self._factor())
         blocks = -(-self._a.row.extent // self._t.queries)
         return blocks * rows_of(self._a) // self._a.row.extent
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether there may be keys that no program looks at."""
+        return self._first is not None or self._last is not None
 
     def _step(self, there: str | None) -> None:
         self._load("v", self._a.v, "at[:, None]", there, "e")
         self._product("dp", "dout", "v", self._width)
         self._weights()
-        if len(self._more) > 5:
-            self._store_scores()
+        if self._made.scores is not None:
+            self._store_scores(self._made.scores)
         self._products_gradient()
         self._add("dq", "ds", "k", self._a.k.buffer.dtype, self._depth)
 
-    def _store_scores(self) -> None:
+    def _store_scores(self, x: Operand) -> None:
         assert self._values.columns is not None
         conditions = both(self._row_mask, self._values.columns.mask)
         where = f", mask={conditions}" if conditions else ""
-        place = f"{self._more[5]} + (lead * {self._a.row.extent} + i) * {self._a.key.extent} + j"
-        self._line(f"tl.store({place}, ds.to({type_name(self._buffers[-1].dtype)}){where})")
+        place = f"ds_head + i * {x.row} + j * {x.column}"
+        self._line(f"tl.store({place}, ds.to({type_name(x.buffer.dtype)}){where})")
 
 
 class _Keys(_Backward):
@@ -223,7 +284,7 @@ class _Keys(_Backward):
         self._line(f"j = first + tl.arange(0, {block})[:, None]")
         self._values.rows = self._axis("j", a.key, a.key.extent, block)
         self._key_mask = self._values.rows.mask
-        heads = (("q", a.q, None), ("k", a.k, None), ("v", a.v, None), ("dout", a.out, self._more[0]))
+        heads = (("q", a.q, None), ("k", a.k, None), ("v", a.v, None), ("dout", self._made.out, self._more[0]))
         self._line(*(f"{name}_head = {self._head(x, pointer)}" for name, x, pointer in heads))
         self._load("k", a.k, "j", self._key_mask, "d")
         self._load("v", a.v, "j", self._key_mask, "e")
@@ -233,8 +294,8 @@ class _Keys(_Backward):
         self._hoisted(a.row)
         with self._w.block(f"for start in range({begin}, {end}, {self._t.queries})"):
             self._step()
-        self._store("dk", "j", self._key_mask, a.key.extent, "d", self._factor())
-        self._store("dv", "j", self._key_mask, a.key.extent, "e")
+        self._store("dk", self._made.k, "j", self._key_mask, "d", self._factor())
+        self._store("dv", self._made.v, "j", self._key_mask, "e")
         return blocks * rows_of(a) // a.row.extent
 
     def _rows(self) -> tuple[str, str]:
@@ -266,7 +327,7 @@ class _Keys(_Backward):
             there = "at_inside"
             self._line(f"{there} = (at < {a.row.extent})[:, None]")
         self._load("q", a.q, "at[:, None]", there, "d")
-        self._load("dout", a.out, "at[:, None]", there, "e")
+        self._load("dout", self._made.out, "at[:, None]", there, "e")
         self._cast_dout()
         self._product("s", "k", "q", self._depth)
         self._product("dp", "v", "dout", self._width)

@@ -36,6 +36,7 @@ class TritonTemplateKernel:
         outputs: the layouts of the results; one of them is given as it is, several as a tuple.
         device: the index of its GPU.
         flops: multiplications and additions of its products.
+        zeros: positions of results that the kernel does not write everywhere: elsewhere they hold zeros.
     """
 
     name: str
@@ -46,6 +47,7 @@ class TritonTemplateKernel:
     outputs: tuple[Layout, ...]
     device: int
     flops: int = 0
+    zeros: tuple[int, ...] = ()
     _run: Callable[..., None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +70,8 @@ class TritonTemplateKernel:
                 break
         empty = _empty(self.device)
         made = [empty(x.sizes, x.strides, x.dtype) for x in self.outputs]
+        for position in self.zeros:
+            made[position].zero_()
         (self._run or self.build())(*tensors, *made)
         return made[0] if len(made) == 1 else tuple(made)
 
