@@ -58,14 +58,8 @@ def dropped(value: Value, is_weight: Callable[[Load], bool]) -> Dropped | None:
 
 
 def _scaled(found: Dropped | None, factor: Value) -> Dropped | None:
-    factor = _plain(factor)
-    if found is None:
-        return None
-    if isinstance(factor, Const):
-        return found[0], found[1] * float(factor.number)
-    if isinstance(factor, Op) and factor.name == "cast" and factor.args[0].dtype == torch.bool:
-        return _masked(found, factor.args[0])
-    return None
+    by = None if found is None else _factor(factor)
+    return None if found is None or by is None else _both(found, by)
 
 
 def _divided(found: Dropped | None, by: Value) -> Dropped | None:
@@ -75,9 +69,26 @@ def _divided(found: Dropped | None, by: Value) -> Dropped | None:
 
 
 def _masked(found: Dropped | None, keep: Value) -> Dropped | None:
-    if found is None or (found[0] is not None and found[0] is not keep):
+    return None if found is None else _both(found, (keep, 1.0))
+
+
+def _factor(value: Value) -> Dropped | None:
+    """What a factor leaves and multiplies with: a mask as numbers, a constant, or a product of such."""
+    value = _plain(value)
+    if isinstance(value, Const):
+        return None, float(value.number)
+    if isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == torch.bool:
+        return value.args[0], 1.0
+    if isinstance(value, Op) and value.name == "mul":
+        return _scaled(_factor(value.args[0]), value.args[1])
+    return _divided(_factor(value.args[0]), value.args[1]) if isinstance(value, Op) and value.name == "div" else None
+
+
+def _both(a: Dropped, b: Dropped) -> Dropped | None:
+    """What two factors leave together; None where they have two masks."""
+    if a[0] is not None and b[0] is not None and a[0] is not b[0]:
         return None
-    return keep, found[1]
+    return (b[0] if a[0] is None else a[0]), a[1] * b[1]
 
 
 def _plain(value: Value) -> Value:

@@ -172,7 +172,7 @@ class _Matcher:
 
     def _products_gradients(self, ds: fx.Node) -> dict[str, tuple[fx.Node, tuple[Var, Var]]]:
         """The products that the gradient of the first one's result goes into."""
-        chain = [ds, *self._below([ds], self._is_pointwise)]
+        chain = [ds, *filter(self._is_pointwise, self._below([ds], self._is_pointwise))]
         found: dict[str, tuple[fx.Node, tuple[Var, Var]]] = {}
         for product in dict.fromkeys(user for node in chain for user in node.users if packet(user) in _PRODUCTS):
             made = self._product_gradient(product, ds, set(chain))
@@ -215,7 +215,7 @@ class _Matcher:
 
     def _chain_value(self, node: Any, rows: Var, columns: Var, ds: fx.Node, chain: set[fx.Node]) -> Value | None:
         """An operand in terms of the gradient of `f`'s values and what `f` reads; None where these are elsewhere."""
-        scores = set(self._below([self._first], self._is_pointwise))
+        scores = set(filter(self._is_pointwise, self._below([self._first], self._is_pointwise)))
         region = Region({*(chain - {ds}), *scores})
         places = self._flat(node, rows, columns)
         wanted = (*self._heads, at(self._row), at(self._key))
