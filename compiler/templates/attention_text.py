@@ -21,7 +21,7 @@ from ..triton.spaces import is_small
 from ..triton.values import Axis, Names, Values
 from ..triton.writer import TritonWriter
 from .attention import SCORE, Attention, Operand
-from .attention_score import LOG2_E, in_powers_of_two, lean
+from .attention_score import LOG2_E, in_powers_of_two, lean, unscaled
 from .attention_tiles import Tile, parts
 from .horizon import first_limit, last_limit
 
@@ -107,6 +107,9 @@ class AttentionText:
             self._plain = lean(self._plain)
         powers = in_powers_of_two(self._plain, self._is_shared)
         self._log2_base, self._score = (LOG2_E, self._plain) if powers is None else (1.0, powers)
+        # Exponents of 2 are scores times `log2_base`; or `factor`, where that is all there is to a score.
+        apart = None if powers is None else unscaled(powers)
+        self._score, self._factor = (self._score, 1.0) if apart is None else apart
         limits = (find(self._score, attention.key, attention.row) for find in (first_limit, last_limit))
         self._first, self._last = (None if limit is None or _is_indirect(limit.index) else limit for limit in limits)
         self._depth, self._width = parts(attention.depth), parts(attention.width)

@@ -104,6 +104,13 @@ def backward_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[Tile]:
     return sorted(fitting, key=lambda tile: gpu.capability < 90 and _is_crowded(tile, attention))
 
 
+def turned(tile: Tile, attention: Attention) -> Tile:
+    """A tile for programs that have keys, from one for those that have queries: what stays is as large."""
+    queries = min(tile.keys, max(_FEWEST, power(attention.row.extent)))
+    keys = min(tile.queries, max(_FEWEST, power(attention.key.extent)))
+    return Tile(queries, keys, tile.warps, tile.stages if attention.row.extent > queries else 1)
+
+
 def _is_crowded(tile: Tile, attention: Attention) -> bool:
     """Whether registers of GPUs before Hopper, which hold operands there, overflow: few warps, or biases ahead."""
     return tile.warps < 8 or (tile.stages > 1 and bool(_biases(attention)))

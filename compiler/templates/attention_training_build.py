@@ -2,7 +2,7 @@
 
     %call  = attention_3f2a(%q, %k, %v, %bias)                                          out, statistics
     %first = attention_queries_81c0(%q, %k, %v, %bias, %out, %grad_out, %statistics)    delta, dq, ds
-    %then  = attention_keys_77e1(%q, %k, %v, %bias, %grad_out, %statistics, %delta)     dk, dv
+    %then  = attention_keys_77e1(%q, %k, %v, %bias, %grad_out, %delta)                  dk, dv
 
 What the forward keeps is q, k, v, what `f` reads, the result, and two numbers a row.
 """
@@ -62,7 +62,7 @@ class TrainingKernels:
         reads = tensors[: len(self.forward.inputs)]
         out, statistics = self.forward(*reads)
         delta, *by_queries = self.queries(*reads, out, gradient, statistics)
-        by_keys = self.keys(*reads, gradient, statistics, delta)
+        by_keys = self.keys(*reads, gradient, delta)
         found = dict(zip(("q", "scores"), by_queries, strict=False)) | dict(zip(("k", "v"), by_keys, strict=True))
         return [out, *(found[name] for name in self.results)]
 
@@ -95,7 +95,7 @@ def training_kernels(pair: Pair, attention: Attention, tiles: tuple[Tile, Tile],
             first, [*reads, out, backward.gradient, statistics], by_queries, _QUERIES_PRODUCTS * flops,
             zeros=(2,) if scores and backward.partial else (),
         ),
-        make.kernel(then, [*reads, backward.gradient, statistics, backward.delta], [dk, dv], _KEYS_PRODUCTS * flops),
+        make.kernel(then, [*reads, backward.gradient, backward.delta], [dk, dv], _KEYS_PRODUCTS * flops),
         tuple(pair.results),
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ class PairReplacer:
             meant = next(iter(pair.results.values()))
             given = [*reads, out, pair.gradient, statistics]
             delta, *by_queries = self._call(meant, kernels.queries, given, "is_backward")
-            dk, dv = self._call(meant, kernels.keys, [*reads, pair.gradient, statistics, delta], "is_backward")
+            dk, dv = self._call(meant, kernels.keys, [*reads, pair.gradient, delta], "is_backward")
         new = dict(zip(("q", "scores"), by_queries, strict=False)) | {"k": dk, "v": dv}
         made = {found.output: out} | {node: new[name] for name, node in pair.results.items()}
         for old, other in made.items():

@@ -27,7 +27,7 @@ from ..triton import KernelSource
 from ..triton.dtypes import type_name
 from ..triton.source import module_text
 from .attention import Attention
-from .attention_score import LOG2_E, unscaled
+from .attention_score import LOG2_E
 from .attention_text import AttentionText, both, check_operands, contiguous, rows_of
 from .attention_tiles import Tile, programs, tiles
 from .horizon import Limit, inside
@@ -81,6 +81,12 @@ class ByQueries(AttentionText):
         self._line(*(f"{name}_head = {self._head(x)}" for name, x in heads))
         self._load("q", self._a.q, "i", self._row_mask, "d")
 
+    def _sinks(self) -> None:
+        """The sink's score, in the units of maxima."""
+        assert self._sink is not None
+        scale = "" if self._log2_base != 1.0 else f" * {LOG2_E}"
+        self._line(f"sink = tl.broadcast_to({self._values.get(self._sink)}, [{self._t.queries}, 1]){scale}")
+
     def _keys(self, step: Callable[[str | None], None]) -> None:
         """The loops over blocks of keys: what limits hide is left out, what they see wholly comes first.
 
@@ -130,12 +136,7 @@ class ByQueries(AttentionText):
 
 
 class _Forward(ByQueries):
-    _factor = 1.0  # of scores in the exponent of 2
-
     def _write(self) -> int:
-        apart = unscaled(self._score) if self._log2_base == 1.0 else None
-        if apart is not None:
-            self._score, self._factor = apart
         self._queries()
         self._start()
         self._keys(self._step)
@@ -149,8 +150,7 @@ class _Forward(ByQueries):
             self._line(f'top = tl.full([{rows}], float("-inf"), tl.float32)')
             self._line(f"total = tl.zeros([{rows}], tl.float32)")
         else:
-            scale = "" if self._log2_base != 1.0 else f" * {LOG2_E}"
-            self._line(f"sink = tl.broadcast_to({self._values.get(self._sink)}, [{rows}, 1]){scale}")
+            self._sinks()
             self._line(f"top = tl.reshape(sink, [{rows}])")
             self._line('total = tl.where(top == float("-inf"), 0.0, tl.exp(top - top))')
         for number, (_, size) in enumerate(self._width):

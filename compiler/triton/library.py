@@ -455,6 +455,12 @@ def scaled_softmax_step(x, top, total, factor: tl.constexpr):
 
 
 @triton.jit
+def shifted_power(x, shift, factor: tl.constexpr):
+    """2 to the power of x * factor + shift, multiplied and shifted in one instruction."""
+    return libdevice.exp2(tl.fma(x, tl.full(x.shape, factor, tl.float32), tl.broadcast_to(shift, x.shape)))
+
+
+@triton.jit
 def softmax_step(x, top, total, log2_base: tl.constexpr):
     """One more block of a row's scores: base^(x - top), top and sum so far, and what results so far scale by.
 

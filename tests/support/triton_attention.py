@@ -173,10 +173,13 @@ def run(
 
 
 def gradients(ran: Ran, gradient: torch.Tensor, tile: Tile = SMALL) -> list[torch.Tensor]:
-    """Gradients of q, k, v and scores by the kernels of the backward pass, interpreted: of every lead iteration."""
-    backward = attention_backward(ran.attention, tile, scores=True)
+    """Gradients of q, k, v, scores and the sink (if any) by the kernels of the backward pass, interpreted.
+
+    Each has the lead loops, nothing is added up.
+    """
+    backward = attention_backward(ran.attention, tile, scores=True, sinks=ran.attention.sink is not None)
     assert backward.scores is not None
-    results = (*backward.results, backward.scores)
+    results = (*backward.results, backward.scores, *([backward.sinks] if backward.sinks else []))
     reads = [b.name for b in ran.attention.reads]
     memory = dict(zip(reads, ran.inputs, strict=True))
     memory |= {ran.attention.out.buffer.name: ran.result, "statistics": ran.statistics}

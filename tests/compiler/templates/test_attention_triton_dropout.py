@@ -74,7 +74,8 @@ def test_sizes(sizes: tuple[int, ...]) -> None:
 
 
 def test_bfloat16() -> None:
-    agrees(scaled, qkv(1, 2, 20, 33, 16, 16, dtype=BF16))
+    for f in (scaled, causal, softcap):
+        agrees(f, qkv(1, 2, 40, 33, 16, 16, dtype=BF16))
 
 
 @pytest.mark.parametrize("f", [causal, local, softcap])
