@@ -18,7 +18,7 @@ from .region import COPIES, is_move, packet
 _GAIN = 1.5  # times as many bytes must be read otherwise
 _MOST_STEPS = 16  # of arithmetic, for each score
 _DEPTH = 40
-_MADE = ("aten.arange", "aten.full", "aten.scalar_tensor")  # of nothing: no bytes at all
+_MADE = ("aten.arange", "aten.full", "aten.scalar_tensor", "aten.zeros", "aten.ones")  # of nothing: no bytes at all
 _CASTS = ("aten._to_copy", "prims.convert_element_type")
 _CHOICES = ("aten.where", "aten.masked_fill")
 

@@ -32,7 +32,7 @@ _MOVES = """
 MOVES = frozenset(f"aten.{name}" for name in _MOVES.split())
 
 # What is computed of positions and numbers alone, by little arithmetic, takes less time than reading it would.
-_NUMBERS = ("aten.arange", "aten.full", "aten.scalar_tensor")
+_NUMBERS = ("aten.arange", "aten.full", "aten.scalar_tensor", "aten.zeros", "aten.ones")
 _ARITHMETIC = """
     add sub rsub mul neg eq ne lt le gt ge where masked_fill logical_and logical_or logical_not logical_xor
     bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ _to_copy
