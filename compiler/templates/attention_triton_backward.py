@@ -19,7 +19,7 @@ expanded batches), the caller adds up, as the backward of `expand` does. What `f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ from ..ir.value import Const, Value
 from ..triton import KernelSource
 from ..triton.dtypes import bare_literal, type_name
 from ..triton.source import module_text
-from .attention import Attention
+from .attention import Attention, Operand
 from .attention_gradient import NoDerivativeError, derivative, is_finite
+from .attention_places import SCORES, SINKS, Gradients, Places
 from .attention_score import is_level, lean
 from .attention_text import (
     AttentionText,
@@ -45,7 +46,8 @@ from .attention_tiles import Tile, backward_tiles, turned
 from .attention_triton import ByQueries, statistics_buffer
 from .horizon import Limit, inside
 
-GRADIENT, DELTA, SCORES, SINKS = "grad_out", "delta", "grad_score", "grad_sink"
+DELTA = "delta"
+_PLACES = Places()
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,11 @@ class Backward:
 
     Args:
         source: two launches; their parameters are `Attention.reads`, then those named below.
-        gradient: of the result, in its sizes and strides; read, like the result and `statistics_buffer`.
+        gradient: of the result; read, like the result and `statistics_buffer`.
         delta: memory that the first launch writes for the second.
-        results: gradients of q, k and v: (lead loops, rows, columns), contiguous, in their dtypes.
-        scores: that of `f`'s values, and so of a bias that is added last: (lead loops, queries, keys), contiguous, in
-            the dtype of q; None where nobody asked. It must hold zeros: keys that are left out are not written.
+        results: gradients of q, k and v: where `Places` says.
+        scores: that of `f`'s values, and so of a bias that is added last; None where nobody asked.
+        partial: whether keys are left out, for which no scores are written: they must hold zeros.
         sinks: that of the sink's values: (lead loops, queries), contiguous, float32; None where nobody asked.
     """
 
@@ -67,6 +69,7 @@ class Backward:
     delta: Buffer
     results: tuple[Buffer, Buffer, Buffer]
     scores: Buffer | None = None
+    partial: bool = False
     sinks: Buffer | None = None
 
 
@@ -76,6 +79,7 @@ def attention_backward(
     *,
     scores: bool = False,
     sinks: bool = False,
+    places: Places = _PLACES,
     precision: str = "ieee",
     by_keys: Tile | None = None,
 ) -> Backward:
@@ -86,6 +90,7 @@ def attention_backward(
         tile: one of `attention_tiles.backward_tiles`; None is the first of them.
         scores: whether to write the gradient of `f`'s values too, for that of a bias.
         sinks: whether to write the gradient of the sink's values too.
+        places: where gradients are read and written.
         precision: of float32 products: ``"ieee"``, or ``"tf32"`` where the user allows that.
         by_keys: of the second launch; None is `tile` turned round.
 
@@ -99,18 +104,16 @@ def attention_backward(
     if sinks and attention.sink is None:
         raise ValueError("the attention has no sink")
     tile = tile or backward_tiles(attention)[0]
-    out, statistics = attention.out.buffer, statistics_buffer(attention)
-    rows, keys = attention.row.extent, attention.key.extent
-    gradient, delta = replace(out, name=GRADIENT), _delta(attention)
-    dq, dk, dv = results = _gradients(attention)
-    ds = _own(attention, SCORES, attention.q.buffer.dtype, rows, keys) if scores else None
-    dsink = _own(attention, SINKS, torch.float32, rows) if sinks else None
-    more = [out, gradient, statistics, delta, dq, *(buffer for buffer in (ds, dsink) if buffer is not None)]
-    first = _Queries(attention, tile, more, precision)
-    second = _Keys(attention, by_keys or turned(tile, attention), [gradient, delta, dk, dv], precision)
+    made, delta = Gradients(attention, places, scores=scores, sinks=sinks), _delta(attention)
+    read = [attention.out.buffer, made.out.buffer, statistics_buffer(attention)]
+    first = _Queries(attention, tile, [*read, delta, *made.by_queries], precision, made)
+    by_keys = by_keys or turned(tile, attention)
+    second = _Keys(attention, by_keys, [made.out.buffer, delta, *made.by_keys], precision, made)
     launches = (first.launch("attention_queries"), second.launch("attention_keys"))
     source = KernelSource(module_text([launch.text for launch in launches]), launches)
-    return Backward(source, gradient, delta, results, ds, dsink)
+    results = (made.q.buffer, made.k.buffer, made.v.buffer)
+    found = None if made.scores is None else made.scores.buffer
+    return Backward(source, made.out.buffer, delta, results, found, first.leaves_out, made.sinks)
 
 
 def _delta(attention: Attention) -> Buffer:
@@ -118,25 +121,14 @@ def _delta(attention: Attention) -> Buffer:
     return contiguous(DELTA, torch.float32, (3, *statistics_buffer(attention).sizes[1:]), attention.out.buffer.device)
 
 
-def _gradients(a: Attention) -> tuple[Buffer, Buffer, Buffer]:
-    return (
-        _own(a, "grad_q", a.q.buffer.dtype, a.row.extent, a.depth),
-        _own(a, "grad_k", a.k.buffer.dtype, a.key.extent, a.depth),
-        _own(a, "grad_v", a.v.buffer.dtype, a.key.extent, a.width),
-    )
-
-
-def _own(attention: Attention, name: str, dtype: torch.dtype, *sizes: int) -> Buffer:
-    """A buffer of something for each lead iteration."""
-    lead = (var.extent for var in attention.lead)
-    return contiguous(name, dtype, (*lead, *sizes), attention.out.buffer.device)
-
-
 class _Backward(AttentionText):
     """What both kernels do with a block of scores."""
 
-    def __init__(self, attention: Attention, tile: Tile, more: Sequence[Buffer], precision: str) -> None:
+    def __init__(
+        self, attention: Attention, tile: Tile, more: Sequence[Buffer], precision: str, made: Gradients
+    ) -> None:
         super().__init__(attention, tile, more, precision)
+        self._made = made
         try:
             self._slope = lean(derivative(self._plain))
         except NoDerivativeError as error:
@@ -147,9 +139,6 @@ class _Backward(AttentionText):
         """The parameter that is a buffer of the kernel's own."""
         names = [buffer.name for buffer in self._buffers]
         return self._arguments[names.index(name, len(self._a.reads))]
-
-    def _has(self, name: str) -> bool:
-        return any(buffer.name == name for buffer in self._buffers[len(self._a.reads) :])
 
     def _of_rows(self, name: str, number: int = 0) -> str:
         """Pointers to number `number` of rows `i`."""
@@ -188,7 +177,7 @@ class _Backward(AttentionText):
 
     def _cast_dout(self) -> None:
         """The gradient of the result in v's dtype: it is multiplied with v and p."""
-        if self._a.out.buffer.dtype != self._a.v.buffer.dtype:
+        if self._made.out.buffer.dtype != self._a.v.buffer.dtype:
             kind = type_name(self._a.v.buffer.dtype)
             self._line(*(f"dout{number} = dout{number}.to({kind})" for number, _ in enumerate(self._width)))
 
@@ -202,15 +191,12 @@ class _Backward(AttentionText):
             factors = f"{weights}.to({type_name(dtype)})", f"{rows}{number}, {name}{number}"
             self._line(f"{name}{number} = {self._dot(*factors)}")
 
-    def _store(self, name: str, lanes: str, mask: str | None, extent: int, columns: str, factor: str = "") -> None:
-        """Store a gradient of `extent` rows a lead iteration, those at `lanes` (variable i or j)."""
-        pointer = self._pointer(f"grad_{name[1:]}")
-        depth = columns == "d"
-        width, masks = (self._a.depth, self._depth_masks) if depth else (self._a.width, self._width_masks)
-        operand = {"dq": self._a.q, "dk": self._a.k, "dv": self._a.v}[name]
-        for number, inside_ in enumerate(masks):
-            place = f"{pointer} + (lead * {extent} + {lanes}) * {width} + {columns}{number}"
-            result = f"({name}{number}{factor}).to({type_name(operand.buffer.dtype)})"
+    def _store(self, name: str, x: Operand, lanes: str, mask: str | None, columns: str, factor: str = "") -> None:
+        """Store a gradient, its rows at `lanes` (variable i or j)."""
+        self._line(f"{name}_head = {self._head(x, self._pointer(x.buffer.name))}")
+        for number, inside_ in enumerate(self._depth_masks if columns == "d" else self._width_masks):
+            place = f"{name}_head + {lanes} * {x.row} + {columns}{number} * {x.column}"
+            result = f"({name}{number}{factor}).to({type_name(x.buffer.dtype)})"
             self._line(f"tl.store({place}, {result}{_where(both(mask, inside_))})")
 
 
@@ -218,14 +204,16 @@ class _Queries(_Backward, ByQueries):
     def _write(self) -> int:
         self._queries()
         self._line(f"out_head = {self._head(self._a.out, self._more[0])}")
-        self._line(f"dout_head = {self._head(self._a.out, self._more[1])}")
+        self._line(f"dout_head = {self._head(self._made.out, self._more[1])}")
         self._load("out", self._a.out, "i", self._row_mask, "e")
-        self._load("dout", self._a.out, "i", self._row_mask, "e")
+        self._load("dout", self._made.out, "i", self._row_mask, "e")
         self._rows()
         self._cast_dout()
         self._zeros("dq", self._t.queries, self._depth)
+        if self._made.scores is not None:
+            self._line(f"ds_head = {self._head(self._made.scores, self._pointer(SCORES))}")
         self._keys(self._step)
-        self._store("dq", "i", self._row_mask, self._a.row.extent, "d", self._scale())
+        self._store("dq", self._made.q, "i", self._row_mask, "d", self._scale())
         blocks = -(-self._a.row.extent // self._t.queries)
         return blocks * rows_of(self._a) // self._a.row.extent
 
@@ -244,25 +232,30 @@ class _Queries(_Backward, ByQueries):
         self._line(f"{name} = {f'tl.where(total == 0.0, {empty}, {made})' if self._a.safe else made}")
         for number, (name, _) in enumerate(self._numbers):
             self._line(f"tl.store({self._of_rows(DELTA, number)}, {name}{_where(self._row_mask)})")
-        if self._has(SINKS):
+        if self._made.sinks is not None:
             self._sinks()
             gradient = f"{self._power('sink', 1.0)} * delta * -1.0"
             self._line(f"tl.store({self._of_rows(SINKS)}, {gradient}{_where(self._row_mask)})")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether there may be keys that no program looks at."""
+        return self._first is not None or self._last is not None
 
     def _step(self, there: str | None) -> None:
         self._load("v", self._a.v, "at[:, None]", there, "e")
         self._product("dp", "dout", "v", self._width)
         self._weights()
-        if self._has(SCORES):
-            self._store_scores()
+        if self._made.scores is not None:
+            self._store_scores(self._made.scores)
         self._products_gradient(self._slope)
         self._add("dq", "ds", "k", self._a.k.buffer.dtype, self._depth)
 
-    def _store_scores(self) -> None:
+    def _store_scores(self, x: Operand) -> None:
         assert self._values.columns is not None
         where = _where(both(self._row_mask, self._values.columns.mask))
-        place = f"{self._pointer(SCORES)} + (lead * {self._a.row.extent} + i) * {self._a.key.extent} + j"
-        self._line(f"tl.store({place}, ds.to({type_name(self._a.q.buffer.dtype)}){where})")
+        place = f"ds_head + i * {x.row} + j * {x.column}"
+        self._line(f"tl.store({place}, ds.to({type_name(x.buffer.dtype)}){where})")
 
 
 class _Keys(_Backward):
@@ -275,7 +268,7 @@ class _Keys(_Backward):
         self._line(f"j = first + tl.arange(0, {block})[:, None]")
         self._values.rows = self._axis("j", a.key, a.key.extent, block)
         self._key_mask = self._values.rows.mask
-        heads = (("q", a.q, None), ("k", a.k, None), ("v", a.v, None), ("dout", a.out, self._more[0]))
+        heads = (("q", a.q, None), ("k", a.k, None), ("v", a.v, None), ("dout", self._made.out, self._more[0]))
         self._line(*(f"{name}_head = {self._head(x, pointer)}" for name, x, pointer in heads))
         self._load("k", a.k, "j", self._key_mask, "d")
         self._load("v", a.v, "j", self._key_mask, "e")
@@ -283,8 +276,8 @@ class _Keys(_Backward):
         self._zeros("dv", block, self._width)
         self._hoisted(a.row)
         self._queries()
-        self._store("dk", "j", self._key_mask, a.key.extent, "d", self._scale())
-        self._store("dv", "j", self._key_mask, a.key.extent, "e")
+        self._store("dk", self._made.k, "j", self._key_mask, "d", self._scale())
+        self._store("dv", self._made.v, "j", self._key_mask, "e")
         return blocks * rows_of(a) // a.row.extent
 
     def _queries(self) -> None:
@@ -323,7 +316,7 @@ class _Keys(_Backward):
             there = "at_inside"
             self._line(f"{there} = (at < {a.row.extent})[:, None]")
         self._load("q", a.q, "at[:, None]", there, "d")
-        self._load("dout", a.out, "at[:, None]", there, "e")
+        self._load("dout", self._made.out, "at[:, None]", there, "e")
         self._cast_dout()
         for number, (name, other) in enumerate(self._numbers):
             self._line(f"{name} = tl.load({self._of_rows(DELTA, number)}{_where(columns.mask, other)})")

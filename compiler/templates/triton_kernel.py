@@ -12,12 +12,14 @@ import torch
 
 from ..torch_compat import is_fake
 from ..torch_memory import empty_strided
-from ..triton import KernelSource, TritonFailed
+from ..triton import KernelSource, LaunchText, TritonFailed
 from ..triton.build import capability
 from ..triton.compiler import Cubin, Unit, compile_units
 from ..triton.driver import driver
 from ..triton.launch import Convention, launcher
 from .kernel import Layout
+
+_Plain = dict[str, Sequence[Callable[..., None]]]  # launches for tensors at any address, once they are needed
 
 
 @dataclass(eq=False)
@@ -30,12 +32,15 @@ class TritonTemplateKernel:
     Args:
         name: readable, and unique to the source.
         template: what it was made from, e.g. ``"gemm"``.
-        source: its Triton, one launch: inputs, then outputs.
+        source: its Triton: inputs, then outputs, then workspaces; each launch takes all of them, or those that its
+            ``places`` say.
         plain: for tensors that are not aligned to 16 bytes: the same, relying on nothing of that kind.
         inputs: layouts it was generated for; tensors that come in others are copied into these first.
         outputs: the layouts of the results; one of them is given as it is, several as a tuple.
         device: the index of its GPU.
         flops: multiplications and additions of its products.
+        workspaces: memory that one launch leaves to the next.
+        zeros: positions of results that the kernel does not write everywhere: elsewhere they hold zeros.
     """
 
     name: str
@@ -46,6 +51,8 @@ class TritonTemplateKernel:
     outputs: tuple[Layout, ...]
     device: int
     flops: int = 0
+    workspaces: tuple[Layout, ...] = ()
+    zeros: tuple[int, ...] = ()
     _run: Callable[..., None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +75,8 @@ class TritonTemplateKernel:
                 break
         empty = _empty(self.device)
         made = [empty(x.sizes, x.strides, x.dtype) for x in self.outputs]
+        for position in self.zeros:
+            made[position].zero_()
         (self._run or self.build())(*tensors, *made)
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -77,50 +86,96 @@ class TritonTemplateKernel:
         Raises:
             TritonMissing, TritonFailed: there is no Triton, or it or the driver refuses the source.
         """
-        (cubin,) = compile_units([self.unit])
-        self._run = self._loaded(self.source, cubin, self._kinds, functools.partial(_otherwise, self, {}))
+        cubins = compile_units(self.units)
+        self._run = self._loaded(self.source, cubins, self._kinds, {})
         return self._run
 
     @property
-    def unit(self) -> Unit:
+    def units(self) -> list[Unit]:
         """What is compiled, for tensors that are aligned."""
-        return self._unit(self.source, tuple(k for k, kind in enumerate(self._kinds) if kind == "a"))
+        return self._units(self.source, self._kinds)
 
     @property
     def _kinds(self) -> str:
-        """Of the arguments: single elements may lie anywhere, nothing is won by their alignment."""
-        return "".join("t" if x.sizes in ((), (1,)) else "a" for x in (*self.inputs, *self.outputs))
+        """Of all memory: single elements may lie anywhere, nothing is won by their alignment."""
+        return "".join("t" if x.sizes in ((), (1,)) else "a" for x in (*self.inputs, *self.outputs, *self.workspaces))
 
-    def _unit(self, source: KernelSource, aligned: tuple[int, ...]) -> Unit:
-        (launch,) = source.launches
-        signature = tuple(launch.signature.items())
-        stages = getattr(launch, "stages", 3)
-        return Unit(source.text, launch.name, signature, aligned, launch.warps, capability(self.device), stages)
+    def _units(self, source: KernelSource, kinds: str) -> list[Unit]:
+        made = []
+        for launch in source.launches:
+            aligned = tuple(k for k, place in enumerate(self._places(launch)) if kinds[place] == "a")
+            stages = getattr(launch, "stages", 3)
+            signature = tuple(launch.signature.items())
+            made.append(
+                Unit(source.text, launch.name, signature, aligned, launch.warps, capability(self.device), stages)
+            )
+        return made
+
+    def _places(self, launch: LaunchText) -> Sequence[int]:
+        """Which memory a launch takes."""
+        return getattr(launch, "places", ()) or range(len(self._kinds))
 
     def _loaded(
-        self, source: KernelSource, cubin: Cubin | TritonFailed, kinds: str, otherwise: Callable[..., None]
+        self,
+        source: KernelSource,
+        cubins: Sequence[Cubin | TritonFailed],
+        kinds: str,
+        known: _Plain | None,
     ) -> Callable[..., None]:
-        if isinstance(cubin, TritonFailed):
-            raise cubin
-        programs, extra = source.launches[0].programs, 1 if cubin.scratch else 0
-        count = len(kinds) + extra
-        convention = Convention(count, tuple(range(count)), kinds + "t" * extra, programs)
+        """All launches as one function of inputs and outputs; without `known` tensors may lie anywhere."""
+        starts = self._starts(source, cubins, kinds, known)
+        if len(starts) == 1 and not self.workspaces:
+            return starts[0]
+        empty = _empty(self.device)
+
+        def run(*tensors: torch.Tensor) -> None:
+            memory = (*tensors, *(empty(x.sizes, x.strides, x.dtype) for x in self.workspaces))
+            for start in starts:
+                start(*memory)
+
+        return run
+
+    def _starts(
+        self,
+        source: KernelSource,
+        cubins: Sequence[Cubin | TritonFailed],
+        kinds: str,
+        known: _Plain | None,
+    ) -> list[Callable[..., None]]:
+        failed = next((cubin for cubin in cubins if isinstance(cubin, TritonFailed)), None)
+        if failed is not None:
+            raise failed
+        starts = []
+        for number, (launch, cubin) in enumerate(zip(source.launches, cubins, strict=True)):
+            assert isinstance(cubin, Cubin)
+            otherwise = _never if known is None else functools.partial(_otherwise, self, known, number)
+            starts.append(self._start(launch, cubin, kinds, otherwise))
+        return starts
+
+    def _start(
+        self, launch: LaunchText, cubin: Cubin, kinds: str, otherwise: Callable[..., None]
+    ) -> Callable[..., None]:
+        """One launch, as a function of all memory."""
+        places, count, extra = tuple(self._places(launch)), len(kinds), 1 if cubin.scratch else 0
+        order = (*places, *range(count, count + extra))
+        taken = "".join(kinds[place] for place in places) + "t" * extra
+        convention = Convention(count + extra, order, taken, launch.programs)
         start = launcher(driver().load(cubin, self.device), self.device, convention, otherwise)
         if not extra:
             return start
-        empty, elements = _empty(self.device), cubin.scratch * programs
+        empty, elements = _empty(self.device), cubin.scratch * launch.programs
 
         def run(*tensors: torch.Tensor) -> None:
             start(*tensors, empty((elements,), (1,), torch.uint8))
 
         return run
 
-    def run_plain(self, known: dict[str, Callable[..., None]], *tensors: torch.Tensor) -> None:
-        """Run on tensors that are not aligned; what was compiled for that is kept in `known`."""
-        if "run" not in known:
-            (cubin,) = compile_units([self._unit(self.plain, ())])
-            known["run"] = self._loaded(self.plain, cubin, "t" * len(self._kinds), _never)
-        known["run"](*tensors[: len(self._kinds)])
+    def run_plain(self, known: _Plain, number: int, *tensors: torch.Tensor) -> None:
+        """Run a launch on tensors that are not aligned; what was compiled for that is kept in `known`."""
+        if "starts" not in known:
+            kinds = "t" * len(self._kinds)
+            known["starts"] = self._starts(self.plain, compile_units(self._units(self.plain, kinds)), kinds, None)
+        known["starts"][number](*tensors[: len(self._kinds)])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None}
@@ -141,15 +196,20 @@ def compile_beside(
         more: done as well, where that takes longer.
     """
     with ThreadPoolExecutor(1) as thread:
-        compiled = thread.submit(compile_units, [kernel.unit for kernel in kernels])
+        compiled = thread.submit(compile_units, [unit for kernel in kernels for unit in kernel.units])
         work()
         if not compiled.done():
             more()
         compiled.result()
 
 
-def _otherwise(kernel: TritonTemplateKernel, known: dict[str, Callable[..., None]], *tensors: torch.Tensor) -> None:
-    kernel.run_plain(known, *tensors)
+def _otherwise(
+    kernel: TritonTemplateKernel,
+    known: _Plain,
+    number: int,
+    *tensors: torch.Tensor,
+) -> None:
+    kernel.run_plain(known, number, *tensors)
 
 
 def _never(*_: Any) -> None:

@@ -1,0 +1,182 @@
+"""Kernels in place of an attention and its backward, in a joint graph.
+
+    %call  = attention_3f2a(%q, %k, %v, %bias)                                          out, statistics
+    %first = attention_queries_81c0(%q, %k, %v, %bias, %out, %grad_out, %statistics)    delta, dq, ds
+    %then  = attention_keys_77e1(%q, %k, %v, %bias, %grad_out, %delta)     dk, dv
+
+What the forward keeps is q, k, v, what `f` reads, the result, and two numbers a row.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import infer
+from ..ir.program import Buffer
+from ..joint import mark_recomputed
+from ..torch_compat import allows_tf32
+from ..triton import KernelSource, LaunchText
+from ..triton.source import module_text
+from .attention import Attention
+from .attention_question import RULE
+from .attention_tiles import Tile
+from .attention_training_pair import Pair
+from .attention_triton import attention_triton, statistics_buffer
+from .attention_triton_backward import attention_backward
+from .kernel import Layout, attention_flops
+from .layout import copied
+from .triton_kernel import TritonTemplateKernel
+
+_FORWARD_PRODUCTS, _QUERIES_PRODUCTS, _KEYS_PRODUCTS = 2, 3, 4
+
+
+@dataclass(frozen=True)
+class TrainingKernels:
+    """The kernels of an attention's forward and backward, as one program of what they read.
+
+    Args:
+        forward: gives the result and the statistics.
+        queries: gives row sums, the gradient of q, and of `f`'s values where it is wanted.
+        keys: gives the gradients of k and v.
+        results: which gradients the graph wants, in its order.
+    """
+
+    forward: TritonTemplateKernel
+    queries: TritonTemplateKernel
+    keys: TritonTemplateKernel
+    results: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[TritonTemplateKernel, ...]:
+        """The kernels, in the order in which they run."""
+        return self.forward, self.queries, self.keys
+
+    def __call__(self, gradient: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """The result and the gradients, given that of the result and what the forward reads (and more, ignored)."""
+        reads = tensors[: len(self.forward.inputs)]
+        out, statistics = self.forward(*reads)
+        delta, *by_queries = self.queries(*reads, out, gradient, statistics)
+        by_keys = self.keys(*reads, gradient, delta)
+        found = dict(zip(("q", "scores"), by_queries, strict=False)) | dict(zip(("k", "v"), by_keys, strict=True))
+        return [out, *(found[name] for name in self.results)]
+
+
+def training_kernels(pair: Pair, attention: Attention, tiles: tuple[Tile, Tile], device: int) -> TrainingKernels:
+    """The kernels of a pair.
+
+    Args:
+        pair: what they replace.
+        attention: its attention, buffers perhaps in other strides.
+        tiles: of the forward, and of the backward.
+        device: the index of the GPU.
+
+    Raises:
+        UnsupportedDtypeError, UnsupportedAttentionError: see `attention_backward`.
+    """
+    precision = "tf32" if allows_tf32() else "ieee"
+    scores = "scores" in pair.results
+    forward = attention_triton(attention, tiles[0], statistics=True, precision=precision)
+    backward = attention_backward(attention, tiles[1], scores=scores, places=pair.places, precision=precision)
+    reads, out, statistics = attention.reads, attention.out.buffer, statistics_buffer(attention)
+    dq, dk, dv = backward.results
+    first, then = backward.source.launches
+    by_queries = [backward.delta, dq, *([backward.scores] if backward.scores is not None else [])]
+    flops = attention_flops(attention) // 2
+    make = _Maker(device)
+    return TrainingKernels(
+        make.kernel(forward.launches[0], reads, [out, statistics], _FORWARD_PRODUCTS * flops),
+        make.kernel(
+            first, [*reads, out, backward.gradient, statistics], by_queries, _QUERIES_PRODUCTS * flops,
+            zeros=(2,) if scores and backward.partial else (),
+        ),
+        make.kernel(then, [*reads, backward.gradient, backward.delta], [dk, dv], _KEYS_PRODUCTS * flops),
+        tuple(pair.results),
+    )  # fmt: skip
+
+
+class _Maker:
+    def __init__(self, device: int) -> None:
+        self._device = device
+
+    def kernel(
+        self,
+        launch: LaunchText,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        flops: int,
+        zeros: tuple[int, ...] = (),
+    ) -> TritonTemplateKernel:
+        source = KernelSource(module_text([launch.text]), (launch,))
+        taken, given = (tuple(Layout(b.sizes, b.strides, b.dtype) for b in some) for some in (inputs, outputs))
+        return TritonTemplateKernel(
+            launch.name, "attention", source, source, taken, given, self._device, flops, zeros=zeros
+        )
+
+
+class PairReplacer:
+    """Puts kernels in place of pairs.
+
+    Args:
+        graph: a joint graph, changed in place.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._copies: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+
+    def replace(self, pair: Pair, kernels: TrainingKernels) -> dict[fx.Node, fx.Node]:
+        """Call the kernels instead of a pair's nodes; gives what stands for what was replaced."""
+        found = pair.found
+        reads = [self._placed(*given) for given in zip(found.inputs, kernels.forward.inputs, strict=False)]
+        with self._graph.inserting_before(found.output):
+            out, statistics = self._call(found.output, kernels.forward, reads, "is_forward")
+        with self._graph.inserting_before(self._first_of(pair.results)):
+            meant = next(iter(pair.results.values()))
+            given = [*reads, out, pair.gradient, statistics]
+            delta, *by_queries = self._call(meant, kernels.queries, given, "is_backward")
+            dk, dv = self._call(meant, kernels.keys, [*reads, pair.gradient, delta], "is_backward")
+        new = dict(zip(("q", "scores"), by_queries, strict=False)) | {"k": dk, "v": dv}
+        made = {found.output: out} | {node: new[name] for name, node in pair.results.items()}
+        for old, other in made.items():
+            old.replace_all_uses_with(other)
+        for node in reversed(pair.nodes):
+            self._graph.erase_node(node)
+        self._drop_unread([*by_queries, dk, dv])
+        return made
+
+    def _call(self, meant: fx.Node, kernel: TritonTemplateKernel, inputs: Sequence[fx.Node], tag: str) -> list[fx.Node]:
+        """A call and its results; all are kept for the backward, where it reads them."""
+        call = self._graph.call_function(kernel, tuple(inputs))
+        results = [self._graph.call_function(operator.getitem, (call, k)) for k in range(len(kernel.outputs))]
+        meta = {key: value for key, value in meant.meta.items() if key not in ("val", "tensor_meta", "recompute")}
+        for node in (call, *results):
+            node.meta = {**meta, "regraft_rule": RULE, "partitioner_tag": tag}
+            node.meta["val"] = infer(call) if node is call else call.meta["val"][node.args[1]]
+            if tag == "is_forward":
+                mark_recomputed(node, False)
+        return results
+
+    def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
+        """The input in the strides that the kernels read: one copy for all attentions that share it."""
+        if tuple(node.meta["val"].stride()) == layout.strides:
+            return node
+        key = (node, layout.strides)
+        if key not in self._copies:
+            self._copies[key] = copied(node, layout.strides)
+        return self._copies[key]
+
+    def _first_of(self, results: Mapping[str, fx.Node]) -> fx.Node:
+        """The first of some nodes, in the order of the graph."""
+        wanted = set(results.values())
+        return next(node for node in self._graph.nodes if node in wanted)
+
+    def _drop_unread(self, nodes: Sequence[Any]) -> None:
+        for node in nodes:
+            if not node.users:
+                self._graph.erase_node(node)
