@@ -5,8 +5,9 @@
     programs by queries:   delta, and dq = sum over blocks of keys of ds k
     programs by keys:      dv = sum over blocks of queries of p^T dout,   dk = the same of ds^T q
 
-The first launch writes what the second needs of a row: delta, and `shift` and `share` of p = 2^(f(s) + shift) * share.
-Where scores are level (see `is_level`) and operands have 16 bits, the logarithm of the share is in the shift.
+The first launch writes what the second needs of a row: delta, and `shift` and `share` of p = 2^(f(s) + shift + share):
+minus the maximum, and minus the logarithm of the sum. Where scores are level (see `is_level`) and operands have 16
+bits, the shift is both.
 
 Where weights are dropped, `keep` is drawn again: p is `kept` times as large, delta over `kept`, and
 
@@ -26,12 +27,12 @@ import torch
 
 from ..ir.index import from_terms, terms
 from ..ir.program import Buffer
-from ..ir.value import Const, Value
+from ..ir.value import Value
 from ..triton import KernelSource
 from ..triton.dtypes import bare_literal, type_name
 from ..triton.source import module_text
 from .attention import Attention, Operand
-from .attention_gradient import NoDerivativeError, derivative, is_finite
+from .attention_gradient import ONE, NoDerivativeError, apart, derivative, is_finite
 from .attention_places import SCORES, SINKS, Gradients, Places
 from .attention_score import is_level, lean
 from .attention_text import (
@@ -48,6 +49,7 @@ from .horizon import Limit, inside
 
 DELTA = "delta"
 _PLACES = Places()
+_NOTHING = 'float("-inf")'
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class _Backward(AttentionText):
         super().__init__(attention, tile, more, precision)
         self._made = made
         try:
-            self._slope = lean(derivative(self._plain))
+            self._slope, self._scale = apart(lean(derivative(self._plain)))
         except NoDerivativeError as error:
             raise UnsupportedAttentionError(f"no backward pass: {error}") from error
         self._level = attention.q.buffer.dtype.itemsize == 2 and is_level(self._score)
@@ -148,7 +150,7 @@ class _Backward(AttentionText):
     @property
     def _numbers(self) -> tuple[tuple[str, float], ...]:
         """What is known of a row: names, and what they are in rows that are not there, so that their weights are 0."""
-        found = (("delta", 0.0), ("shift", float("-inf")), ("share", 0.0))
+        found = (("delta", 0.0), ("shift", float("-inf")), ("share", float("-inf")))
         return found[:2] if self._level else found
 
     def _weights(self) -> None:
@@ -160,20 +162,24 @@ class _Backward(AttentionText):
     def _power(self, x: str, factor: float | None = None) -> str:
         """The weight of a score."""
         factor = self._factor if factor is None else factor
-        base = "" if self._log2_base == 1.0 else f" * {self._log2_base}"
-        power = f"libdevice.exp2(({x} + shift){base})" if factor == 1.0 else f"shifted_power({x}, shift, {factor})"
-        return power if self._level else f"{power} * share"
+        if not self._level:
+            multiple = x if factor == 1.0 else f"{x} * {factor}"
+            return f"shifted_power({multiple} + shift, share, {self._log2_base})"
+        if factor != 1.0:
+            return f"shifted_power({x}, shift, {factor})"
+        return f"libdevice.exp2(({x} + shift){'' if self._log2_base == 1.0 else f' * {self._log2_base}'})"
 
     def _products_gradient(self, slope: Value) -> None:
-        """Gradients of the products in place of those of `f`'s values, but for constants: see `_scale`."""
-        if isinstance(slope, Const):
+        """Gradients of the products in place of those of `f`'s values, but for a factor: see `_scaled`."""
+        if slope is ONE:
             return
         made = f"ds * {self._whole(slope)}"
         self._line(f"ds = {made}" if is_finite(slope) else f"ds = tl.where(p == 0.0, 0.0, {made})")
 
-    def _scale(self) -> str:
+    @property
+    def _scaled(self) -> str:
         """What gradients of q and k are to be multiplied with at the end."""
-        return f" * {self._slope.number}" if isinstance(self._slope, Const) else ""
+        return "" if self._scale == 1.0 else f" * {self._scale}"
 
     def _cast_dout(self) -> None:
         """The gradient of the result in v's dtype: it is multiplied with v and p."""
@@ -213,7 +219,7 @@ class _Queries(_Backward, ByQueries):
         if self._made.scores is not None:
             self._line(f"ds_head = {self._head(self._made.scores, self._pointer(SCORES))}")
         self._keys(self._step)
-        self._store("dq", self._made.q, "i", self._row_mask, "d", self._scale())
+        self._store("dq", self._made.q, "i", self._row_mask, "d", self._scaled)
         blocks = -(-self._a.row.extent // self._t.queries)
         return blocks * rows_of(self._a) // self._a.row.extent
 
@@ -225,11 +231,10 @@ class _Queries(_Backward, ByQueries):
         for number, (name, other) in enumerate((("top", 0.0), ("total", 1.0))):
             self._line(f"{name} = tl.load({self._of_rows('statistics', number)}{_where(self._row_mask, other)})")
         self._line('shift = tl.where(top == float("-inf"), 0.0, top * -1.0)')
-        name, made, empty = "share", f"{self._a.kept} / total", "0.0"
+        name, made = "share", f"libdevice.log2({self._a.kept} / total)"
         if self._level:
-            base = "" if self._log2_base == 1.0 else f" * {1.0 / self._log2_base}"
-            name, made, empty = "shift", f"shift + libdevice.log2({made}){base}", 'float("-inf")'
-        self._line(f"{name} = {f'tl.where(total == 0.0, {empty}, {made})' if self._a.safe else made}")
+            name, made = "shift", f"shift + {made}{'' if self._log2_base == 1.0 else f' * {1.0 / self._log2_base}'}"
+        self._line(f"{name} = {f'tl.where(total == 0.0, {_NOTHING}, {made})' if self._a.safe else made}")
         for number, (name, _) in enumerate(self._numbers):
             self._line(f"tl.store({self._of_rows(DELTA, number)}, {name}{_where(self._row_mask)})")
         if self._made.sinks is not None:
@@ -276,7 +281,7 @@ class _Keys(_Backward):
         self._zeros("dv", block, self._width)
         self._hoisted(a.row)
         self._queries()
-        self._store("dk", self._made.k, "j", self._key_mask, "d", self._scale())
+        self._store("dk", self._made.k, "j", self._key_mask, "d", self._scaled)
         self._store("dv", self._made.v, "j", self._key_mask, "e")
         return blocks * rows_of(a) // a.row.extent
 
