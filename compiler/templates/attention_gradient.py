@@ -86,6 +86,17 @@ def _is_lowest(value: Value) -> bool:
     return isinstance(value, Const) and value.number == float("-inf")
 
 
+def apart(slope: Value) -> tuple[Value, float]:
+    """A derivative as another value and its constant factor: 0.125 is 1 and 0.125, (1 - t^2) * 0.125 the square's."""
+    if isinstance(slope, Const):
+        return ONE, float(slope.number)
+    if isinstance(slope, Op) and slope.name == "mul":
+        for value, factor in (slope.args, slope.args[::-1]):
+            if isinstance(factor, Const):
+                return value, float(factor.number)
+    return slope, 1.0
+
+
 def is_finite(value: Value) -> bool:
     """Whether a value is finite wherever products are not NaN: nothing in it can overflow."""
     if isinstance(value, Const):

@@ -5,8 +5,9 @@
     programs by queries:   delta, and dq = sum over blocks of keys of ds k
     programs by keys:      dv = sum over blocks of queries of p^T dout,   dk = the same of ds^T q
 
-The first launch writes what the second needs of a row: delta, and `shift` and `share` of p = 2^(f(s) + shift) * share.
-Where scores are level (see `is_level`) and operands have 16 bits, the logarithm of the share is in the shift.
+The first launch writes what the second needs of a row: delta, and `shift` and `share` of p = 2^(f(s) + shift + share):
+minus the maximum, and minus the logarithm of the sum. Where scores are level (see `is_level`) and operands have 16
+bits, the shift is both.
 
 Where weights are dropped, `keep` is drawn again: p is `kept` times as large, delta over `kept`, and
 
@@ -19,19 +20,20 @@ expanded batches), the caller adds up, as the backward of `expand` does. What `f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..ir.index import from_terms, terms
 from ..ir.program import Buffer
-from ..ir.value import Const, Value
+from ..ir.value import Value
 from ..triton import KernelSource
 from ..triton.dtypes import bare_literal, type_name
 from ..triton.source import module_text
 from .attention import Attention, Operand
-from .attention_gradient import NoDerivativeError, derivative, is_finite
+from .attention_gradient import ONE, NoDerivativeError, apart, derivative, is_finite
+from .attention_places import SCORES, SINKS, Gradients, Places
 from .attention_score import is_level, lean
 from .attention_text import (
     AttentionText,
@@ -45,7 +47,9 @@ from .attention_tiles import Tile, backward_tiles, turned
 from .attention_triton import ByQueries, statistics_buffer
 from .horizon import Limit, inside
 
-GRADIENT, DELTA, SCORES, SINKS = "grad_out", "delta", "grad_score", "grad_sink"
+DELTA = "delta"
+_PLACES = Places()
+_NOTHING = 'float("-inf")'
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,8 @@ class Backward:
         delta: memory that the first launch writes for the second.
         results: gradients of q, k and v: where `Places` says.
         scores: that of `f`'s values, and so of a bias that is added last; None where nobody asked.
-        sinks: that of the sink's values: (lead loops, queries), contiguous, float32; None where nobody asked.
         partial: whether keys are left out, for which no scores are written: they must hold zeros.
+        sinks: that of the sink's values: (lead loops, queries), contiguous, float32; None where nobody asked.
     """
 
     source: KernelSource
@@ -67,25 +71,8 @@ class Backward:
     delta: Buffer
     results: tuple[Buffer, Buffer, Buffer]
     scores: Buffer | None = None
-    sinks: Buffer | None = None
     partial: bool = False
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where gradients lie, by the lead variables, rows and columns; None is where and as is said here.
-
-    Args:
-        out: of the result: as the result.
-        q, k, v: (lead loops, rows, columns), contiguous, in the dtype of what they are the gradients of.
-        scores: (lead loops, queries, keys), contiguous, in the dtype of q.
-    """
-
-    out: Operand | None = None
-    q: Operand | None = None
-    k: Operand | None = None
-    v: Operand | None = None
-    scores: Operand | None = None
+    sinks: Buffer | None = None
 
 
 def attention_backward(
@@ -94,7 +81,7 @@ def attention_backward(
     *,
     scores: bool = False,
     sinks: bool = False,
-    places: Places = Places(),
+    places: Places = _PLACES,
     precision: str = "ieee",
     by_keys: Tile | None = None,
 ) -> Backward:
@@ -119,16 +106,16 @@ def attention_backward(
     if sinks and attention.sink is None:
         raise ValueError("the attention has no sink")
     tile = tile or backward_tiles(attention)[0]
-    made = _Made(attention, places, scores, sinks)
-    gradient, statistics, delta = made.out.buffer, statistics_buffer(attention), _delta(attention)
-    more = [attention.out.buffer, gradient, statistics, delta, *made.by_queries]
-    first = _Queries(attention, tile, more, precision, made)
-    second = _Keys(attention, by_keys or turned(tile, attention), [gradient, delta, *made.by_keys], precision, made)
+    made, delta = Gradients(attention, places, scores=scores, sinks=sinks), _delta(attention)
+    read = [attention.out.buffer, made.out.buffer, statistics_buffer(attention)]
+    first = _Queries(attention, tile, [*read, delta, *made.by_queries], precision, made)
+    by_keys = by_keys or turned(tile, attention)
+    second = _Keys(attention, by_keys, [made.out.buffer, delta, *made.by_keys], precision, made)
     launches = (first.launch("attention_queries"), second.launch("attention_keys"))
     source = KernelSource(module_text([launch.text for launch in launches]), launches)
     results = (made.q.buffer, made.k.buffer, made.v.buffer)
-    ds = None if made.scores is None else made.scores.buffer
-    return Backward(source, gradient, delta, results, ds, made.sinks, first.leaves_out)
+    found = None if made.scores is None else made.scores.buffer
+    return Backward(source, made.out.buffer, delta, results, found, first.leaves_out, made.sinks)
 
 
 def _delta(attention: Attention) -> Buffer:
@@ -136,57 +123,16 @@ def _delta(attention: Attention) -> Buffer:
     return contiguous(DELTA, torch.float32, (3, *statistics_buffer(attention).sizes[1:]), attention.out.buffer.device)
 
 
-class _Made:
-    """The gradients, each with its place."""
-
-    def __init__(self, a: Attention, places: Places, scores: bool, sinks: bool) -> None:
-        dtype, rows, keys = a.q.buffer.dtype, a.row.extent, a.key.extent
-        self.out = _named(GRADIENT, places.out or a.out)
-        self.q = _named("grad_q", places.q or _dense(a, dtype, rows, a.depth))
-        self.k = _named("grad_k", places.k or _dense(a, a.k.buffer.dtype, keys, a.depth))
-        self.v = _named("grad_v", places.v or _dense(a, a.v.buffer.dtype, keys, a.width))
-        self.scores = _named(SCORES, places.scores or _dense(a, dtype, rows, keys)) if scores else None
-        self.sinks = _own(a, SINKS, torch.float32, rows) if sinks else None
-
-    @property
-    def by_queries(self) -> list[Buffer]:
-        """What the first launch writes beside `delta`."""
-        scores = None if self.scores is None else self.scores.buffer
-        return [buffer for buffer in (self.q.buffer, scores, self.sinks) if buffer is not None]
-
-    @property
-    def by_keys(self) -> list[Buffer]:
-        """What the second launch writes."""
-        return [self.k.buffer, self.v.buffer]
-
-
-def _named(name: str, x: Operand) -> Operand:
-    return replace(x, buffer=replace(x.buffer, name=name))
-
-
-def _dense(a: Attention, dtype: torch.dtype, rows: int, columns: int) -> Operand:
-    """A matrix for each lead iteration, one after the other."""
-    buffer = _own(a, "", dtype, rows, columns)
-    base: Any = 0
-    for var, stride in zip(a.lead, buffer.strides, strict=False):
-        base = base + var.index() * stride if var.extent > 1 else base
-    return Operand(buffer, base, columns, 1)
-
-
-def _own(attention: Attention, name: str, dtype: torch.dtype, *sizes: int) -> Buffer:
-    """A buffer of something for each lead iteration."""
-    lead = (var.extent for var in attention.lead)
-    return contiguous(name, dtype, (*lead, *sizes), attention.out.buffer.device)
-
-
 class _Backward(AttentionText):
     """What both kernels do with a block of scores."""
 
-    def __init__(self, attention: Attention, tile: Tile, more: Sequence[Buffer], precision: str, made: _Made) -> None:
+    def __init__(
+        self, attention: Attention, tile: Tile, more: Sequence[Buffer], precision: str, made: Gradients
+    ) -> None:
         super().__init__(attention, tile, more, precision)
         self._made = made
         try:
-            self._slope = lean(derivative(self._plain))
+            self._slope, self._scale = apart(lean(derivative(self._plain)))
         except NoDerivativeError as error:
             raise UnsupportedAttentionError(f"no backward pass: {error}") from error
         self._level = attention.q.buffer.dtype.itemsize == 2 and is_level(self._score)
@@ -196,9 +142,6 @@ class _Backward(AttentionText):
         names = [buffer.name for buffer in self._buffers]
         return self._arguments[names.index(name, len(self._a.reads))]
 
-    def _has(self, name: str) -> bool:
-        return any(buffer.name == name for buffer in self._buffers[len(self._a.reads) :])
-
     def _of_rows(self, name: str, number: int = 0) -> str:
         """Pointers to number `number` of rows `i`."""
         after = f" + {number * rows_of(self._a)}" if number else ""
@@ -207,7 +150,7 @@ class _Backward(AttentionText):
     @property
     def _numbers(self) -> tuple[tuple[str, float], ...]:
         """What is known of a row: names, and what they are in rows that are not there, so that their weights are 0."""
-        found = (("delta", 0.0), ("shift", float("-inf")), ("share", 0.0))
+        found = (("delta", 0.0), ("shift", float("-inf")), ("share", float("-inf")))
         return found[:2] if self._level else found
 
     def _weights(self) -> None:
@@ -219,20 +162,24 @@ class _Backward(AttentionText):
     def _power(self, x: str, factor: float | None = None) -> str:
         """The weight of a score."""
         factor = self._factor if factor is None else factor
-        base = "" if self._log2_base == 1.0 else f" * {self._log2_base}"
-        power = f"libdevice.exp2(({x} + shift){base})" if factor == 1.0 else f"shifted_power({x}, shift, {factor})"
-        return power if self._level else f"{power} * share"
+        if not self._level:
+            multiple = x if factor == 1.0 else f"{x} * {factor}"
+            return f"shifted_power({multiple} + shift, share, {self._log2_base})"
+        if factor != 1.0:
+            return f"shifted_power({x}, shift, {factor})"
+        return f"libdevice.exp2(({x} + shift){'' if self._log2_base == 1.0 else f' * {self._log2_base}'})"
 
     def _products_gradient(self, slope: Value) -> None:
-        """Gradients of the products in place of those of `f`'s values, but for constants: see `_scale`."""
-        if isinstance(slope, Const):
+        """Gradients of the products in place of those of `f`'s values, but for a factor: see `_scaled`."""
+        if slope is ONE:
             return
         made = f"ds * {self._whole(slope)}"
         self._line(f"ds = {made}" if is_finite(slope) else f"ds = tl.where(p == 0.0, 0.0, {made})")
 
-    def _scale(self) -> str:
+    @property
+    def _scaled(self) -> str:
         """What gradients of q and k are to be multiplied with at the end."""
-        return f" * {self._slope.number}" if isinstance(self._slope, Const) else ""
+        return "" if self._scale == 1.0 else f" * {self._scale}"
 
     def _cast_dout(self) -> None:
         """The gradient of the result in v's dtype: it is multiplied with v and p."""
@@ -272,14 +219,9 @@ class _Queries(_Backward, ByQueries):
         if self._made.scores is not None:
             self._line(f"ds_head = {self._head(self._made.scores, self._pointer(SCORES))}")
         self._keys(self._step)
-        self._store("dq", self._made.q, "i", self._row_mask, "d", self._scale())
+        self._store("dq", self._made.q, "i", self._row_mask, "d", self._scaled)
         blocks = -(-self._a.row.extent // self._t.queries)
         return blocks * rows_of(self._a) // self._a.row.extent
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether there may be keys that no program looks at."""
-        return self._first is not None or self._last is not None
 
     def _rows(self) -> None:
         """What is known of rows, for this kernel and the next one, from the statistics of the forward pass."""
@@ -289,17 +231,21 @@ class _Queries(_Backward, ByQueries):
         for number, (name, other) in enumerate((("top", 0.0), ("total", 1.0))):
             self._line(f"{name} = tl.load({self._of_rows('statistics', number)}{_where(self._row_mask, other)})")
         self._line('shift = tl.where(top == float("-inf"), 0.0, top * -1.0)')
-        name, made, empty = "share", f"{self._a.kept} / total", "0.0"
+        name, made = "share", f"libdevice.log2({self._a.kept} / total)"
         if self._level:
-            base = "" if self._log2_base == 1.0 else f" * {1.0 / self._log2_base}"
-            name, made, empty = "shift", f"shift + libdevice.log2({made}){base}", 'float("-inf")'
-        self._line(f"{name} = {f'tl.where(total == 0.0, {empty}, {made})' if self._a.safe else made}")
+            name, made = "shift", f"shift + {made}{'' if self._log2_base == 1.0 else f' * {1.0 / self._log2_base}'}"
+        self._line(f"{name} = {f'tl.where(total == 0.0, {_NOTHING}, {made})' if self._a.safe else made}")
         for number, (name, _) in enumerate(self._numbers):
             self._line(f"tl.store({self._of_rows(DELTA, number)}, {name}{_where(self._row_mask)})")
-        if self._has(SINKS):
+        if self._made.sinks is not None:
             self._sinks()
             gradient = f"{self._power('sink', 1.0)} * delta * -1.0"
             self._line(f"tl.store({self._of_rows(SINKS)}, {gradient}{_where(self._row_mask)})")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether there may be keys that no program looks at."""
+        return self._first is not None or self._last is not None
 
     def _step(self, there: str | None) -> None:
         self._load("v", self._a.v, "at[:, None]", there, "e")
@@ -335,7 +281,7 @@ class _Keys(_Backward):
         self._zeros("dv", block, self._width)
         self._hoisted(a.row)
         self._queries()
-        self._store("dk", self._made.k, "j", self._key_mask, "d", self._scale())
+        self._store("dk", self._made.k, "j", self._key_mask, "d", self._scaled)
         self._store("dv", self._made.v, "j", self._key_mask, "e")
         return blocks * rows_of(a) // a.row.extent
 
