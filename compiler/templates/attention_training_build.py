@@ -2,7 +2,7 @@
 
     %call  = attention_3f2a(%q, %k, %v, %bias)                                          out, statistics
     %first = attention_queries_81c0(%q, %k, %v, %bias, %out, %grad_out, %statistics)    delta, dq, ds
-    %then  = attention_keys_77e1(%q, %k, %v, %bias, %grad_out, %delta)     dk, dv
+    %then  = attention_keys_77e1(%q, %k, %v, %bias, %grad_out, %delta)                  dk, dv
 
 What the forward keeps is q, k, v, what `f` reads, the result, and two numbers a row.
 """

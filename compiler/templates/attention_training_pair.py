@@ -86,18 +86,18 @@ def written_operand(node: fx.Node, places: tuple[Any, ...], row: Var, column: Va
     """Where the matrices of a result go: into memory of the node's own."""
     buffer = made(node)
     found = operand(buffer, address(buffer, places), row, column)
-    if found is None or not _is_dense(node.meta["val"]):
+    if found is None or not _is_disjoint(node.meta["val"]):
         raise RefusedError("gradient-layout", f"{node.name} cannot be written in place", node)
     return found
 
 
-def _is_dense(value: torch.Tensor) -> bool:
-    """Whether every element has a place of its own, and there are no others."""
-    expected = 1
+def _is_disjoint(value: torch.Tensor) -> bool:
+    """Whether every element has a place of its own."""
+    reach = 0
     for stride, size in sorted((s, n) for s, n in zip(value.stride(), value.shape, strict=True) if n != 1):
-        if stride != expected:
+        if stride <= reach:
             return False
-        expected *= size
+        reach += stride * (size - 1)
     return True
 
 

@@ -66,9 +66,14 @@ def _backward_of(call: fx.Node) -> fx.Node:
         raise RefusedError("no-backward", f"{len(found)} backward calls read {call.name}", call)
     (backward,) = found
     for theirs, ours in _shared(call, backward):
-        if root(theirs) is not root(ours):
+        if not _is_same(theirs, ours):
             raise RefusedError("other-backward", f"{backward.name} has other arguments than {call.name}", backward)
     return backward
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    nodes = isinstance(a, fx.Node) or isinstance(b, fx.Node)
+    return root(a) is root(b) if nodes else type(a) is type(b) and bool(a == b)
 
 
 def _readers(call: fx.Node) -> dict[fx.Node, None]:
