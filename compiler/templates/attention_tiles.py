@@ -13,6 +13,7 @@ from .attention import Attention
 
 _FEWEST = 16  # rows or columns of a product on tensor cores
 _REGISTERS = 220  # of a thread's 255, for the result and the scores
+_GRADIENT_REGISTERS = 160  # the same for gradients of keys and values, and two blocks of scores: addresses take more
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ _BACKWARD = {
             Tile(32, 64, 4, 2), Tile(32, 32, 4, 2),
         ),
         128: (Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 64, 4, 2), Tile(32, 32, 4, 1)),
-        256: (Tile(32, 32, 8, 1), Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)),
+        256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)),
     },
     4: {
         64: (Tile(32, 32, 4, 2), Tile(32, 32, 8, 2), Tile(16, 32, 4, 2)),
@@ -105,9 +106,15 @@ def backward_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[Tile]:
 
 
 def turned(tile: Tile, attention: Attention) -> Tile:
-    """A tile for programs that have keys, from one for those that have queries: what stays is as large."""
+    """A tile for programs that have keys, from one for those that have queries.
+
+    What stays is as large; what comes by is half of it where two gradients leave no registers for more.
+    """
     queries = min(tile.keys, max(_FEWEST, power(attention.row.extent)))
     keys = min(tile.queries, max(_FEWEST, power(attention.key.extent)))
+    registers = keys * (_columns(attention) + 2 * queries) // (tile.warps * 32)
+    if registers >= _GRADIENT_REGISTERS and queries > _FEWEST:
+        queries //= 2
     return Tile(queries, keys, tile.warps, tile.stages if attention.row.extent > queries else 1)
 
 
@@ -119,10 +126,13 @@ def _is_crowded(tile: Tile, attention: Attention) -> bool:
 def _backward_bytes(tile: Tile, attention: Attention) -> int:
     """Shared memory, about: operands of both sides, those of the loop in stages, and weights on their way."""
     size = attention.v.buffer.dtype.itemsize
-    columns = sum(block for extent in (attention.depth, attention.width) for _, block in parts(extent))
-    held, moving = max(tile.queries, tile.keys), max(tile.queries, tile.keys) * tile.stages
     scores = tile.queries * tile.keys * (2 * size + tile.stages * sum(_biases(attention)))
-    return (held + moving) * columns * size + scores
+    return (tile.queries + tile.keys * tile.stages) * _columns(attention) * size + scores
+
+
+def _columns(attention: Attention) -> int:
+    """Of keys and values together, as blocks."""
+    return sum(block for extent in (attention.depth, attention.width) for _, block in parts(extent))
 
 
 def _listed(table: dict[int, tuple[Tile, ...]], attention: Attention) -> tuple[Tile, ...]:

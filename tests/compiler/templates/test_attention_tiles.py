@@ -20,6 +20,7 @@ from regraft.compiler.templates.attention_tiles import (
     parts,
     programs,
     tiles,
+    turned,
 )
 
 from .test_attention_triton import BF16, F32, masked
@@ -59,6 +60,13 @@ def test_few_heads_get_smaller_blocks_of_queries() -> None:
     assert tiles(few, HOPPER)[0].queries == 64
     assert tiles(many, HOPPER)[0].queries == 128
     assert programs(Tile(128, 64, 4, 2), many) == 16 * 16 * 4
+
+
+def test_tiles_for_keys_hold_as_much_and_leave_registers_for_two_gradients() -> None:
+    narrow, wide = attention(4, 8, 512, 512, 64), attention(4, 8, 512, 512, 128)
+    assert turned(Tile(128, 64, 8, 2), narrow) == Tile(64, 128, 8, 2)
+    assert turned(Tile(128, 64, 8, 2), wide) == Tile(32, 128, 8, 2)
+    assert turned(Tile(128, 64, 8, 2), attention(4, 8, 20, 40, 64)) == Tile(32, 64, 8, 1)
 
 
 def test_widths_beyond_all_tables_have_a_tile() -> None:
