@@ -32,7 +32,9 @@ from .attention_training_pair import (
     Pair,
     RefusedError,
     check_gone,
+    check_order,
     dying,
+    first_of,
     heads_of,
     read_operand,
     root,
@@ -93,6 +95,8 @@ class _Matcher:
             results["v"] = dv, (self._key, self._width)
         results |= self._products_gradients(ds)
         replaced = [self._found.output, *(node for node, _ in results.values())]
+        # Several casts of the gradient may be there: the kernels run where the first is read.
+        above = above if dv is None else first_of(above, dv.args[1])  # type: ignore[arg-type]
         gradient, out = read_operand(above, self._flat(above, self._row, self._width), self._row, self._width)
         graph, read = self._softmax.graph, [*self._found.inputs, gradient]
         dead = dying(graph, replaced, read)
@@ -102,6 +106,7 @@ class _Matcher:
         check_gone([self._first, self._softmax, self._second, dp, ds], dead, "the scores")
         written = {name: self._written(node, *inner) for name, (node, inner) in results.items()}
         nodes = {name: node for name, (node, _) in results.items()}
+        check_order(gradient, nodes.values())
         return Pair(self._found, gradient, Places(out=out, **written), nodes, tuple(reversed(dead)))
 
     def _softmax_backward(self) -> fx.Node:
