@@ -113,7 +113,21 @@ def test_heads_that_are_brought_together() -> None:
         q, k, v = (y.view(2, y.shape[1], 3, 16).transpose(1, 2) for y in (x, k, v))
         return attend(capped)(q, k, v).transpose(1, 2).reshape(2, 20, 48)
 
-    agrees(attention, [random(2, 20, 48), random(2, 40, 48), random(2, 40, 48)])
+    module, _ = agrees(attention, [random(2, 20, 48), random(2, 40, 48), random(2, 40, 48)])
+    assert "aten.clone" not in operators(module)  # the kernels write where heads are together
+
+
+def test_gradients_in_single_precision_are_written_so() -> None:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attend(capped)(q.bfloat16(), k.bfloat16(), v.bfloat16()).float()
+
+    inputs = qkv()
+    module, record = fused(joint_of(attention, *inputs))
+    assert len(record.applied) == 1
+    assert {x.dtype for kernel in kernels(module)[1:] for x in kernel.outputs} == {F32}
+    tangents = [random(2, 3, 20, 32)]
+    for ours, theirs in zip(run(module, inputs, tangents), eager(attend(capped), inputs, tangents), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=5e-2, atol=5e-2)
 
 
 def test_repeated_heads_are_added_up() -> None:
