@@ -21,6 +21,7 @@ from torch import fx
 from ...rewrites.profit import Always, Decision, Never, Oracle, Question
 from ...rewrites.reason import Reason, site_of
 from ...rewrites.record import Evidence, GraphRecord, Match
+from ..joint import backward_nodes
 from ..lowering.sizes import Unlowered
 from ..triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from .attention_asking import Compiled, arranged
@@ -71,7 +72,7 @@ def fuse_attention_training(
         How many were replaced.
     """
     graph = graph_module.graph
-    gpu = device_of(graph)
+    gpu = device_of(graph) if backward_nodes(graph) else None
     if gpu is None:
         return 0
     forward = Forward(graph, seeds=seeds, fast=fast)

@@ -31,8 +31,10 @@ from .attention_triton import attention_triton, statistics_buffer
 from .attention_triton_backward import attention_backward
 from .kernel import Layout, attention_flops
 from .layout import copied
+from .region import is_move
 from .triton_kernel import TritonTemplateKernel
 
+aten = torch.ops.aten
 _FORWARD_PRODUCTS, _QUERIES_PRODUCTS, _KEYS_PRODUCTS = 2, 3, 4
 
 
@@ -136,13 +138,14 @@ class PairReplacer:
         reads = [self._placed(*given) for given in zip(found.inputs, kernels.forward.inputs, strict=False)]
         with self._graph.inserting_before(found.output):
             out, statistics = self._call(found.output, kernels.forward, reads, "is_forward")
+            given_out = self._copied(out) if _is_returned(found.output) else out
         with self._graph.inserting_before(self._first_of(pair.results)):
             meant = next(iter(pair.results.values()))
             given = [*reads, out, pair.gradient, statistics]
             delta, *by_queries = self._call(meant, kernels.queries, given, "is_backward")
             dk, dv = self._call(meant, kernels.keys, [*reads, pair.gradient, delta], "is_backward")
         new = dict(zip(("q", "scores"), by_queries, strict=False)) | {"k": dk, "v": dv}
-        made = {found.output: out} | {node: new[name] for name, node in pair.results.items()}
+        made = {found.output: given_out} | {node: new[name] for name, node in pair.results.items()}
         for old, other in made.items():
             old.replace_all_uses_with(other)
         for node in reversed(pair.nodes):
@@ -162,6 +165,13 @@ class PairReplacer:
                 mark_recomputed(node, False)
         return results
 
+    def _copied(self, out: fx.Node) -> fx.Node:
+        """A result for the program, which may write to it: the backward reads the kernel's own."""
+        copy = self._graph.call_function(aten.clone.default, (out,))
+        copy.meta = {**out.meta}
+        copy.meta["val"] = infer(copy)
+        return copy
+
     def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
         """The input in the strides that the kernels read: one copy for all attentions that share it."""
         if tuple(node.meta["val"].stride()) == layout.strides:
@@ -180,3 +190,13 @@ class PairReplacer:
         for node in nodes:
             if not node.users:
                 self._graph.erase_node(node)
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """Whether the graph gives a value back, or a view of it."""
+    queue = [node]
+    for one in queue:
+        if any(user.op == "output" for user in one.users):
+            return True
+        queue.extend(user for user in one.users if is_move(user) and user not in queue)
+    return False

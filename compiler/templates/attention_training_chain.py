@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from .. import torch_compat
 from ..ir.evaluator import Evaluator
 from ..ir.index import Var
-from ..ir.value import Load, Op, Rewriter, Value, variables, walk
-from .attention import SCORE
+from ..ir.value import Load, Rewriter, Value, variables, walk
 from .attention_gradient import derivative
 from .region import unrounded
 
@@ -54,14 +54,22 @@ def follows(chain: Value, gradient: Load, score: Value) -> bool:
         NoDerivativeError: an operation on the product has none.
     """
     slope = derivative(score)
-    names = variables([chain, score, gradient])
+    with torch_compat.plain_eager():
+        return _is_near(unrounded(chain), gradient, score, slope)
+
+
+def _is_near(chain: Value, gradient: Load, score: Value, slope: Value) -> bool:
     generator = torch.Generator().manual_seed(78)
-    points = _Points({var: torch.randint(0, int(var.extent), (_POINTS,), generator=generator) for var in names})
-    given, x = points.value(unrounded(chain)), points.value(score)
-    above, factor = points.value(gradient), points.value(slope)
-    expected = above * factor
+    places = {var: torch.randint(0, int(var.extent), (_POINTS,), generator=generator) for var in _loops(chain, score)}
+    points = _Points(places)
+    given, x, above = points.value(chain), points.value(score), points.value(gradient)
+    expected = above * points.value(slope)
     near = (given - expected).abs() <= _SLACK * expected.abs() + 1e-6 * above.abs()
     return bool((near | (x == float("-inf"))).all()) and bool(given.isfinite().all())
+
+
+def _loops(*values: Value) -> list[Var]:
+    return sorted(variables(values), key=lambda var: var.name)
 
 
 def renamed(value: Value, same: Callable[[Load], Load | None]) -> Value:
@@ -72,6 +80,3 @@ def renamed(value: Value, same: Callable[[Load], Load | None]) -> Value:
 def mentions(value: Value, buffer: str) -> bool:
     """Whether a value loads from a buffer."""
     return any(isinstance(part, Load) and part.buffer == buffer for part in walk([value]))
-
-
-__all__ = ["SCORE", "Op", "follows", "mentions", "renamed"]

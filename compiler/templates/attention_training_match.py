@@ -26,6 +26,7 @@ from ..lowering.sizes import Unlowered
 from .attention import SCORE
 from .attention_dropout import DROPPING, drawn, dropped
 from .attention_gradient import NoDerivativeError
+from .attention_places import Places
 from .attention_training_chain import follows, mentions, renamed
 from .attention_training_pair import (
     Pair,
@@ -38,7 +39,6 @@ from .attention_training_pair import (
     variables_of,
     written_operand,
 )
-from .attention_triton_backward import Places
 from .match import SOFTMAXES, Found, at
 from .region import Region, is_move, packet, plain_load
 

@@ -19,7 +19,7 @@ from ..ir.index import Var
 from ..lowering.sizes import Unlowered
 from ..torch_compat import OpOverload, is_mutable
 from .attention import Attention, Operand, address, operand
-from .attention_triton_backward import Places
+from .attention_places import Places
 from .match import Found, at, made
 from .region import Region, packet, plain_load
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from ..torch_compat import argument
+from .attention_places import Places
 from .attention_training_pair import (
     Pair,
     RefusedError,
@@ -23,7 +24,6 @@ from .attention_training_pair import (
     variables_of,
     written_operand,
 )
-from .attention_triton_backward import Places
 from .match import Found, at
 from .region import packet
 from .sdpa import given_mask

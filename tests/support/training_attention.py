@@ -14,14 +14,20 @@ import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map
 
+from regraft.compiler.autograd import GraphKind
+from regraft.compiler.backend import Compilation
+from regraft.compiler.codegen import generate_kernels
+from regraft.compiler.options import Options
 from regraft.compiler.seeding import seed_calls
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.attention_training import fuse_attention_training
+from regraft.compiler.wrapper import generate
 from regraft.rewrites.profit import Always
-from regraft.rewrites.record import GraphRecord
+from regraft.rewrites.record import Code, GraphRecord
 
-from .offline_gpu import on_cuda
+from .offline_gpu import elsewhere, moved, on_cuda
 from .triton_kernels import interpreter
 
 
@@ -109,3 +115,57 @@ def eager(function: Callable[..., Any], inputs: Sequence[torch.Tensor], tangents
     gradients = torch.autograd.grad(results, wanted, above, materialize_grads=True)
     found = iter(gradients)
     return [*results, *(next(found) if x.is_floating_point() else None for x in leaves)]
+
+
+class TrainingBackend:
+    """A backend for `torch.compile`: every graph is one on a GPU in name; `with_fake_hopper` must be in force.
+
+    Attributes:
+        records, codes, sources: what was done to programs; what was generated, and the wrappers, by graph.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        torch.compiler.reset()
+        self.options = Options(**{"profit": "always", "verify": "structure", **options})
+        self.records: list[GraphRecord] = []
+        self.codes: dict[str, Code] = {}
+        self.sources: dict[str, str] = {}
+        self.graphs: dict[str, fx.GraphModule] = {}
+
+    def __call__(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        made = _Training(module, inputs, self)
+        self.records.append(made.record)
+        return made._compile()
+
+
+class _Training(Compilation):
+    def __init__(self, module: fx.GraphModule, inputs: list[Any], told: TrainingBackend) -> None:
+        super().__init__(module, inputs, told.options)
+        self._told, self._prepared = told, self._stages.prepare
+        self._stages.prepare = self._prepare  # type: ignore[method-assign]
+
+    def _prepare(self, module: fx.GraphModule) -> None:
+        """Move a joint graph to the GPU, where it stays."""
+        for node in module.graph.nodes:
+            if "val" in node.meta:
+                node.meta["val"] = tree_map(moved, node.meta["val"])
+            node.args, node.kwargs = tree_map(elsewhere, node.args), tree_map(elsewhere, node.kwargs)
+        self._stages._devices = frozenset({"cuda"})
+        self._prepared(module)
+
+    def _compile_graph(self, module: fx.GraphModule, inputs: Any, kind: GraphKind) -> Callable[..., Any]:
+        there = on_cuda(module)
+        self._told.graphs[kind] = module
+        self._stages.lower(there, kind)
+        made = generate_kernels(there, kind)
+        self._told.codes[kind] = made.code
+        self._told.sources[kind] = generate(fx.GraphModule(there, made.graph), name=kind).source
+
+        def run(args: list[Any]) -> Any:
+            given = list(args)
+            args.clear()
+            with torch.no_grad():
+                return _Interpreter(module).run(*given)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
