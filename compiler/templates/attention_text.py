@@ -165,7 +165,7 @@ class AttentionText:
         leads = math.prod(var.extent for var in self._a.lead)
         group = min(leads, max(_TURNS // blocks, 1))
         self._line(f"program = tl.program_id(0){self._long}")
-        if (self._first is None) == (self._last is None) or group == 1:
+        if (self._first is None) == (self._last is None) or blocks == 1 or group == 1:
             self._line(f"lead = program // {blocks}")
             return f"program % {blocks}"
         self._line(f"turn = program // {group * blocks} * {group}", f"rest = program % {group * blocks}")
