@@ -27,6 +27,7 @@ from .horizon import first_limit, last_limit
 
 OPERANDS = (torch.float32, torch.bfloat16, torch.float16)
 _INT32 = 2**31 - 1
+_TURNS = 512  # programs that take turns: about two for each that a GPU has room for
 
 
 class UnsupportedAttentionError(Exception):
@@ -146,15 +147,31 @@ class AttentionText:
 
     def _program(self, blocks: int, block: int, last_first: bool) -> None:
         """Which lead iteration and which block of `blocks` this program has; `first` is where the block begins."""
-        self._line(f"program = tl.program_id(0){self._long}", f"lead = program // {blocks}")
+        at = self._order(blocks)
         rest = "lead"
         for number, var in reversed(list(enumerate(self._a.lead))):
             self._line(f"g{number} = {rest} % {var.extent}")
             rest += f" // {var.extent}"
-        at = f"{blocks - 1} - program % {blocks}" if last_first else f"program % {blocks}"
-        self._line(f"first = ({at}) * {block}")
+        self._line(f"first = ({f'{blocks - 1} - {at}' if last_first else at}) * {block}")
         self._depth_masks = self._columns("d", self._depth, self._a.depth)
         self._width_masks = self._columns("e", self._width, self._a.width)
+
+    def _order(self, blocks: int) -> str:
+        """Write the program's lead iteration, give its block: blocks of a lead iteration one after the other.
+
+        Where blocks take more or less time (causal masks), those of many lead iterations take turns, so that the long
+        ones of all come first and little is left to wait for in the end; not of all, whose keys caches would not hold.
+        """
+        leads = math.prod(var.extent for var in self._a.lead)
+        group = min(leads, max(_TURNS // blocks, 1))
+        self._line(f"program = tl.program_id(0){self._long}")
+        if (self._first is None) == (self._last is None) or blocks == 1 or group == 1:
+            self._line(f"lead = program // {blocks}")
+            return f"program % {blocks}"
+        self._line(f"turn = program // {group * blocks} * {group}", f"rest = program % {group * blocks}")
+        self._line(f"turns = tl.minimum({leads} - turn, {group})" if leads % group else f"turns = {group}")
+        self._line("lead = turn + rest % turns")
+        return "rest // turns"
 
     def _axis(self, name: str, var: Var, extent: int, block: int) -> Axis:
         """The axis of lanes `name`, whose condition is written where any lane may lie outside."""

@@ -27,7 +27,7 @@ from ..triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from .attention_asking import Compiled, arranged
 from .attention_question import FAMILY, KERNEL_FAMILY, RULE, near_miss
 from .attention_text import UnsupportedAttentionError
-from .attention_tiles import Gpu, Tile, backward_tiles, tiles
+from .attention_tiles import BackwardTile, Gpu, Tile, backward_tiles, tiles
 from .attention_training_build import PairReplacer, TrainingKernels, training_kernels
 from .attention_training_forward import Forward
 from .attention_training_match import pair_spelled_out
@@ -214,7 +214,8 @@ def _key(pair: Pair, kernels: _Kernels, nodes: Sequence[fx.Node]) -> str:
 
 
 def _name(forward: Tile, backward: Tile) -> str:
-    return "_".join(f"{tile.queries}x{tile.keys}_{tile.warps}w{tile.stages}s" for tile in (forward, backward))
+    every = [forward, backward, *([backward.by_keys] if isinstance(backward, BackwardTile) else [])]
+    return "_".join(f"{tile.queries}x{tile.keys}_{tile.warps}w{tile.stages}s" for tile in every)
 
 
 def _recorded(node: fx.Node, pair: Pair, decision: Decision) -> Match:

@@ -294,8 +294,9 @@ class _Keys(_Backward):
             end = "end"
         score = self._score
         if self._last is not None and self._slope_of(self._last):
-            self._line(f"begin = tl.maximum({self._row_at(self._last, 'first')}, 0) // {queries} * {queries}")
-            self._line(f"past = first + {self._t.keys + self._slope_of(self._last) - 1}")
+            slope = self._slope_of(self._last)
+            self._line(f"next = first + {slope}", f"past = first + {self._t.keys + slope - 1}")
+            self._line(f"begin = tl.maximum({self._row_at(self._last, 'next')}, 0) // {queries} * {queries}")
             self._line(f"whole = tl.maximum({self._row_at(self._last, 'past')}, 0) + {queries - 1}")
             self._line(f"whole = tl.minimum(whole // {queries} * {queries}, {end})")
             with self._w.block(f"for start in range(begin, whole, {queries})"):
@@ -323,10 +324,10 @@ class _Keys(_Backward):
         self._load("q", a.q, "at[:, None]", there, "d")
         self._load("dout", self._made.out, "at[:, None]", there, "e")
         self._cast_dout()
-        for number, (name, other) in enumerate(self._numbers):
-            self._line(f"{name} = tl.load({self._of_rows(DELTA, number)}{_where(columns.mask, other)})")
         self._product("s", "k", "q", self._depth)
         self._product("dp", "v", "dout", self._width)
+        for number, (name, other) in enumerate(self._numbers):
+            self._line(f"{name} = tl.load({self._of_rows(DELTA, number)}{_where(columns.mask, other)})")
         self._w.name(self._raw, "s")
         x = self._whole(score)
         # Scores of keys that are not there are of no row that is stored; of queries, they may be anything but level.

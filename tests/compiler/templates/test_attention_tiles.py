@@ -14,6 +14,7 @@ from regraft.compiler.templates.attention_tiles import (
     AMPERE,
     HOPPER,
     SMALLER,
+    BackwardTile,
     Tile,
     backward_tiles,
     fits,
@@ -67,6 +68,9 @@ def test_tiles_for_keys_hold_as_much_and_leave_registers_for_two_gradients() -> 
     assert turned(Tile(128, 64, 8, 2), narrow) == Tile(64, 128, 8, 2)
     assert turned(Tile(128, 64, 8, 2), wide) == Tile(32, 128, 8, 2)
     assert turned(Tile(128, 64, 8, 2), attention(4, 8, 20, 40, 64)) == Tile(32, 64, 8, 1)
+    assert turned(BackwardTile(128, 64, 8, 2, Tile(64, 64, 4, 3)), wide) == Tile(64, 64, 4, 3)
+    short = attention(4, 8, 20, 512, 64)
+    assert all(turned(tile, short).queries <= 32 for tile in backward_tiles(short, HOPPER))
 
 
 def test_widths_beyond_all_tables_have_a_tile() -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 import torch
 from support.triton_attention import SMALL, Dropout, compiled, found_in, gradients, run
 
+from regraft.compiler.templates import attention_text
 from regraft.compiler.templates.attention_text import UnsupportedAttentionError
 from regraft.compiler.templates.attention_tiles import AMPERE, HOPPER, Tile, backward_tiles
 from regraft.compiler.templates.attention_triton_backward import attention_backward
@@ -91,6 +92,13 @@ def test_queries_that_look_at_all_keys_are_computed_without_a_mask(past: int) ->
 
     for tile in (SMALL, Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)):
         agrees(scored(before), qkv(1, 1, 70, 61, 16, 16, dtype=BF16), tile=tile)
+
+
+def test_programs_of_long_and_short_loops_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_text, "_TURNS", 6)
+    agrees(scored(causal), qkv(1, 5, 40, 40, 16, 16))
+    source = attention_backward(found_in(scored(causal), qkv(1, 5, 40, 40, 16, 16))[0].attention, SMALL).source
+    assert source.text.count("turns = tl.minimum(5 - turn, 2)") == 2
 
 
 def test_level_scores_have_one_number_for_maximum_and_sum() -> None:
