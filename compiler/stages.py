@@ -122,9 +122,10 @@ class Stages:
     def _fuse_attention_training(self, graph_module: fx.GraphModule) -> None:
         """Put kernels in place of attentions and their backwards, where they are worth it."""
         rng, thorough = self._options.rng, self._options.mode.startswith("max-autotune")
-        how = {"seeds": rng != "eager", "fast": rng == "fast", "thorough": thorough}
         with self._record.timed("templates"), self._contained("attention in training stays as it is"):
-            fuse_attention_training(graph_module, self._oracle, self._record, **how)
+            fuse_attention_training(
+                graph_module, self._oracle, self._record, seeds=rng != "eager", fast=rng == "fast", thorough=thorough
+            )
 
     def _seed(self, graph_module: fx.GraphModule) -> None:
         """Where kernels draw the random numbers, have them drawn from seeds."""

@@ -64,8 +64,9 @@ def _scaled(found: Dropped | None, factor: Value) -> Dropped | None:
 
 def _divided(found: Dropped | None, by: Value) -> Dropped | None:
     by = _plain(by)
-    known = found is not None and isinstance(by, Const) and float(by.number) != 0.0
-    return (found[0], found[1] / float(by.number)) if known else None  # type: ignore[index,union-attr,attr-defined]
+    if found is None or not isinstance(by, Const) or float(by.number) == 0.0:  # type: ignore[arg-type]
+        return None
+    return found[0], found[1] / float(by.number)  # type: ignore[arg-type]
 
 
 def _masked(found: Dropped | None, keep: Value) -> Dropped | None:
@@ -76,7 +77,7 @@ def _factor(value: Value) -> Dropped | None:
     """What a factor leaves and multiplies with: a mask as numbers, a constant, or a product of such."""
     value = _plain(value)
     if isinstance(value, Const):
-        return None, float(value.number)
+        return None, float(value.number)  # type: ignore[arg-type]
     if isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == torch.bool:
         return value.args[0], 1.0
     if isinstance(value, Op) and value.name == "mul":

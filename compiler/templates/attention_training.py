@@ -27,7 +27,7 @@ from ..triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from .attention_asking import Compiled, arranged
 from .attention_question import FAMILY, KERNEL_FAMILY, RULE, near_miss
 from .attention_text import UnsupportedAttentionError
-from .attention_tiles import Gpu, Tile, backward_tiles, tiles
+from .attention_tiles import BackwardTile, Gpu, Tile, backward_tiles, tiles
 from .attention_training_build import PairReplacer, TrainingKernels, training_kernels
 from .attention_training_forward import Forward
 from .attention_training_match import pair_spelled_out
@@ -78,7 +78,7 @@ def fuse_attention_training(
     forward = Forward(graph, seeds=seeds, fast=fast)
     fusion = _Fusion(graph, oracle, record, gpu, thorough, meanwhile, forward.backward)
     try:
-        fused = sum(fusion.run(node, found) for node, found in forward.attentions())
+        fused = sum(fusion.run(*one) for one in forward.attentions())
     finally:
         forward.close()
     graph.lint()
@@ -105,8 +105,8 @@ class _Fusion:
         self._moved: dict[fx.Node, fx.Node] = {}
         self._known: dict[str, tuple[Decision, _Kernels]] = {}
 
-    def run(self, node: fx.Node, found: Found | Reason) -> bool:
-        """Decide on one attention; whether it was replaced."""
+    def run(self, node: fx.Node, found: Found | Reason, shared: frozenset[fx.Node]) -> bool:
+        """Decide on one attention, of whose nodes others read `shared`; whether it was replaced."""
         if isinstance(found, Reason):
             return self._missed(node, found)
         found = replace(found, inputs=tuple(self._moved.get(x, x) for x in found.inputs))
@@ -114,7 +114,7 @@ class _Fusion:
             return False
         try:
             pair = pair_sdpa(node, found) if packet(node) in SDPA else pair_spelled_out(found, self._backward)
-            decision, kernels = self._decide(pair)
+            decision, kernels = self._decide(pair, shared)
             chosen = None if decision.chosen is None else kernels[decision.chosen]
             for kernel in () if chosen is None else chosen.all:
                 kernel.build()
@@ -134,10 +134,10 @@ class _Fusion:
         self._record.near_misses.append(near_miss(node, reason))
         return False
 
-    def _decide(self, pair: Pair) -> tuple[Decision, _Kernels]:
+    def _decide(self, pair: Pair, shared: frozenset[fx.Node]) -> tuple[Decision, _Kernels]:
         """The oracle's decision, for equal attentions the same, and the kernels to choose from."""
         kernels = self._kernels(pair)
-        inputs, kept, nodes = _original(pair)
+        inputs, kept, nodes = _original(pair, shared)
         key = _key(pair, kernels, nodes)
         if key not in self._known:
             if self._left <= 0:
@@ -170,7 +170,7 @@ class _Fusion:
         return {_name(*two): training_kernels(pair, attention, two, self._device) for two in both}
 
 
-def _original(pair: Pair) -> tuple[list[fx.Node], tuple[fx.Node, ...], list[fx.Node]]:
+def _original(pair: Pair, shared: frozenset[fx.Node]) -> tuple[list[fx.Node], tuple[fx.Node, ...], list[fx.Node]]:
     """What the original reads: first what the kernels do, the gradient before all; and the nodes that it has.
 
     Between them: what of that is computed on the way and read by others too, as a mask of all layers is.
@@ -183,7 +183,8 @@ def _original(pair: Pair) -> tuple[list[fx.Node], tuple[fx.Node, ...], list[fx.N
     for node in queue:
         if node in inputs or node in wanted:
             continue
-        if node in inside and (node in goes or is_move(node) or not _is_tensor(node)):
+        own = node in inside and node not in shared
+        if own and (node in goes or is_move(node) or not _is_tensor(node)):
             wanted.add(node)
             queue.extend(node.all_input_nodes)
         else:
@@ -209,11 +210,12 @@ def _key(pair: Pair, kernels: _Kernels, nodes: Sequence[fx.Node]) -> str:
     every = [kernel for some in kernels.values() for kernel in some.all]
     texts = [kernel.source.text for kernel in every] + [f"{kernel.inputs} {kernel.outputs}" for kernel in every]
     digest = hashlib.blake2b("\n".join(texts).encode(), digest_size=8).hexdigest()
-    return " ".join([digest, *pair.results, *(str(node.target) for node in nodes)])
+    return " ".join([digest, *sorted(pair.results), *sorted(str(node.target) for node in nodes)])
 
 
 def _name(forward: Tile, backward: Tile) -> str:
-    return "_".join(f"{tile.queries}x{tile.keys}_{tile.warps}w{tile.stages}s" for tile in (forward, backward))
+    every = [forward, backward, *([backward.by_keys] if isinstance(backward, BackwardTile) else [])]
+    return "_".join(f"{tile.queries}x{tile.keys}_{tile.warps}w{tile.stages}s" for tile in every)
 
 
 def _recorded(node: fx.Node, pair: Pair, decision: Decision) -> Match:

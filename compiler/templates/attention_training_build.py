@@ -10,7 +10,7 @@ What the forward keeps is q, k, v, what `f` reads, the result, and two numbers a
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..triton.source import module_text
 from .attention import Attention
 from .attention_question import RULE
 from .attention_tiles import Tile
-from .attention_training_pair import Pair
+from .attention_training_pair import Pair, first_of
 from .attention_triton import attention_triton, statistics_buffer
 from .attention_triton_backward import attention_backward
 from .kernel import Layout, attention_flops
@@ -139,7 +139,7 @@ class PairReplacer:
         with self._graph.inserting_before(found.output):
             out, statistics = self._call(found.output, kernels.forward, reads, "is_forward")
             given_out = self._copied(out) if _is_returned(found.output) else out
-        with self._graph.inserting_before(self._first_of(pair.results)):
+        with self._graph.inserting_before(first_of(*pair.results.values())):
             meant = next(iter(pair.results.values()))
             given = [*reads, out, pair.gradient, statistics]
             delta, *by_queries = self._call(meant, kernels.queries, given, "is_backward")
@@ -180,11 +180,6 @@ class PairReplacer:
         if key not in self._copies:
             self._copies[key] = copied(node, layout.strides)
         return self._copies[key]
-
-    def _first_of(self, results: Mapping[str, fx.Node]) -> fx.Node:
-        """The first of some nodes, in the order of the graph."""
-        wanted = set(results.values())
-        return next(node for node in self._graph.nodes if node in wanted)
 
     def _drop_unread(self, nodes: Sequence[Any]) -> None:
         for node in nodes:

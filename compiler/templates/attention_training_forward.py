@@ -19,6 +19,7 @@ from ...rewrites.reason import Reason
 from ..joint import backward_nodes, mark_recomputed
 from ..random_ops import ops
 from ..torch_compat import argument
+from .attention_asking import kept_on_the_way
 from .attention_question import is_on
 from .match import SOFTMAXES, Found, beside_product, match_attention
 from .region import packet
@@ -51,12 +52,16 @@ class Forward:
         self._graph = graph
         self._originals = {copy: node for node, copy in copies.items()}
 
-    def attentions(self) -> Iterator[tuple[fx.Node, Found | Reason]]:
-        """Calls and softmaxes of the joint graph on a GPU, each with its attention, or why it is none; near ones."""
+    def attentions(self) -> Iterator[tuple[fx.Node, Found | Reason, frozenset[fx.Node]]]:
+        """Calls and softmaxes of the joint graph on a GPU, each with its attention, or why it is none; near ones.
+
+        The last are nodes on the way that others read too: see `kept_on_the_way`.
+        """
         for copy in list(self._graph.nodes):
             found = self._matched(copy) if is_on(copy, "cuda") else None
             if found is not None:
-                yield self._originals[copy], self._placed(found)
+                kept = kept_on_the_way(found) if isinstance(found, Found) else ()
+                yield self._originals[copy], self._placed(found), frozenset(map(self._original, kept))
 
     def close(self) -> None:
         """Take away what was drawn for nobody."""

@@ -12,6 +12,7 @@ computes what the kernels do, whoever wrote it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -23,16 +24,19 @@ from ..ir.index import Var
 from ..ir.value import Load, Value
 from ..lowering.positions import numel, raveled
 from ..lowering.sizes import Unlowered
-from .attention import SCORE
+from .attention import SCORE, Operand
 from .attention_dropout import DROPPING, drawn, dropped
 from .attention_gradient import NoDerivativeError
 from .attention_places import Places
 from .attention_training_chain import follows, mentions, renamed
+from .attention_training_layout import destination
 from .attention_training_pair import (
     Pair,
     RefusedError,
     check_gone,
+    check_order,
     dying,
+    first_of,
     heads_of,
     read_operand,
     root,
@@ -92,16 +96,19 @@ class _Matcher:
         if dv is not None:
             results["v"] = dv, (self._key, self._width)
         results |= self._products_gradients(ds)
-        replaced = [self._found.output, *(node for node, _ in results.values())]
+        ends = {name: self._end(node, inner) for name, (node, inner) in results.items()}
+        replaced = [self._found.output, *(end for end, _ in ends.values())]
+        # Several casts of the gradient may be there: the kernels run where the first is read.
+        above = above if dv is None else first_of(above, dv.args[1])  # type: ignore[arg-type]
         gradient, out = read_operand(above, self._flat(above, self._row, self._width), self._row, self._width)
         graph, read = self._softmax.graph, [*self._found.inputs, gradient]
         dead = dying(graph, replaced, read)
         if ds not in dead:
-            results["scores"] = ds, (self._row, self._key)
+            ends["scores"] = self._written(ds, self._flat(ds, self._row, self._key), (self._row, self._key))
             dead = dying(graph, [*replaced, ds], read)
         check_gone([self._first, self._softmax, self._second, dp, ds], dead, "the scores")
-        written = {name: self._written(node, *inner) for name, (node, inner) in results.items()}
-        nodes = {name: node for name, (node, _) in results.items()}
+        nodes, written = {name: node for name, (node, _) in ends.items()}, {k: x for k, (_, x) in ends.items()}
+        check_order(gradient, nodes.values())
         return Pair(self._found, gradient, Places(out=out, **written), nodes, tuple(reversed(dead)))
 
     def _softmax_backward(self) -> fx.Node:
@@ -234,11 +241,19 @@ class _Matcher:
 
     # -- places ---------------------------------------------------------------------------------------------------
 
-    def _written(self, node: fx.Node, rows: Var, columns: Var) -> Any:
-        """Where a gradient goes; rows and columns as the kernels have them, whichever way the graph does."""
-        places = self._flat(node, rows, columns)
+    def _end(self, product: fx.Node, inner: tuple[Var, Var]) -> tuple[fx.Node, Operand]:
+        """The node that a gradient ends in, and where it is written: in a copy of the product that heads are in."""
+        found = destination(product, self._a.lead, inner)
+        if found is not None:
+            with contextlib.suppress(RefusedError):
+                return self._written(*found, inner)
+        return self._written(product, self._flat(product, *inner), inner)
+
+    def _written(self, node: fx.Node, places: tuple[Any, ...], inner: tuple[Var, Var]) -> tuple[fx.Node, Operand]:
+        """Rows and columns as the kernels have them, whichever way the graph does."""
+        rows, columns = inner
         turned = rows is self._depth
-        return written_operand(node, places, *((columns, rows) if turned else (rows, columns)))
+        return node, written_operand(node, places, *((columns, rows) if turned else (rows, columns)))
 
     def _place(self, node: Any, rows: Var, columns: Var) -> _Place | None:
         """Which element of which memory a product's operand has at rows and columns, casts and copies left out."""

@@ -111,6 +111,18 @@ def variables_of(attention: Attention) -> tuple[Var, Var, Var, Var]:
     return attention.row, attention.key, Var("d", attention.depth), Var("e", attention.width)
 
 
+def first_of(*nodes: fx.Node) -> fx.Node:
+    """The first of some nodes, in the order of their graph."""
+    return next(node for node in nodes[0].graph.nodes if node in nodes)
+
+
+def check_order(gradient: fx.Node, results: Iterable[fx.Node]) -> None:
+    """Refuse where a result is asked for before the gradient that it follows from is there."""
+    first = first_of(gradient, *results)
+    if first is not gradient:
+        raise RefusedError("order", f"{first.name} comes before {gradient.name}", first, gradient)
+
+
 def dying(graph: fx.Graph, replaced: Iterable[fx.Node], read: Iterable[fx.Node]) -> dict[fx.Node, None]:
     """What nobody reads any more once other nodes stand for `replaced`, these included; last first.
 
@@ -147,6 +159,6 @@ def check_gone(pair_nodes: Iterable[fx.Node], dead: Mapping[fx.Node, Any], what:
 
 
 __all__ = [
-    "SAME", "Pair", "RefusedError", "check_gone", "dying", "heads_of", "read_operand", "root", "variables_of",
-    "written_operand",
+    "SAME", "Pair", "RefusedError", "check_gone", "check_order", "dying", "first_of", "heads_of", "read_operand",
+    "root", "variables_of", "written_operand",
 ]  # fmt: skip

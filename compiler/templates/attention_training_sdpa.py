@@ -17,6 +17,7 @@ from .attention_training_pair import (
     Pair,
     RefusedError,
     check_gone,
+    check_order,
     dying,
     heads_of,
     read_operand,
@@ -50,6 +51,7 @@ def pair_sdpa(call: fx.Node, found: Found) -> Pair:
     written = {
         name: written_operand(node, (*heads, *map(at, columns[name])), *columns[name]) for name, node in results.items()
     }
+    check_order(gradient, results.values())
     dead = dying(call.graph, [found.output, *results.values()], [*found.inputs, gradient])
     check_gone([call, backward], dead, "the attention")
     return Pair(found, gradient, Places(out=out, **written), results, tuple(reversed(dead)))

@@ -10,11 +10,14 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.template_oracle import with_fake_hopper
-from support.training_attention import eager, fused, joint_of, kernels, run
+from support.template_oracle import Fastest, with_fake_hopper
+from support.training_attention import eager, fused, interpreted, joint_of, kernels, run
 
+from regraft.compiler.synthesis import made_up
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.region import packet
+from regraft.compiler.triton import TritonFailed
+from regraft.rewrites.splice import subgraph
 
 aten = torch.ops.aten
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -110,7 +113,21 @@ def test_heads_that_are_brought_together() -> None:
         q, k, v = (y.view(2, y.shape[1], 3, 16).transpose(1, 2) for y in (x, k, v))
         return attend(capped)(q, k, v).transpose(1, 2).reshape(2, 20, 48)
 
-    agrees(attention, [random(2, 20, 48), random(2, 40, 48), random(2, 40, 48)])
+    module, _ = agrees(attention, [random(2, 20, 48), random(2, 40, 48), random(2, 40, 48)])
+    assert "aten.clone" not in operators(module)  # the kernels write where heads are together
+
+
+def test_gradients_in_single_precision_are_written_so() -> None:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attend(capped)(q.bfloat16(), k.bfloat16(), v.bfloat16()).float()
+
+    inputs = qkv()
+    module, record = fused(joint_of(attention, *inputs))
+    assert len(record.applied) == 1
+    assert {x.dtype for kernel in kernels(module)[1:] for x in kernel.outputs} == {F32}
+    tangents = [random(2, 3, 20, 32)]
+    for ours, theirs in zip(run(module, inputs, tangents), eager(attend(capped), inputs, tangents), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=5e-2, atol=5e-2)
 
 
 def test_repeated_heads_are_added_up() -> None:
@@ -253,3 +270,178 @@ def test_pairs_that_drop_weights_stay_where_eagers_numbers_are_promised() -> Non
     module, record = fused(joint, seeds=False)
     assert not kernels(module) and [miss.code for miss in record.near_misses] == ["dtype"]
     assert "regraft.seeds" not in operators(module)
+
+
+# -- who decides ------------------------------------------------------------------------------------------------------
+
+
+def masked(s: torch.Tensor, keep: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.where(keep, s, -1e9) + bias
+
+
+def test_what_is_asked_is_answered_alike_by_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The original and the kernels are programs of the same inputs, with the same results."""
+    oracle = Remembering(w=0.5)
+    inputs = [*qkv(), random(2, 1, 20, 40) > 0, random(3, 20, 40)]
+    module, record = fused(joint_of(attend(masked), *inputs), oracle)
+    (question,) = oracle.questions
+    assert len(record.applied) == 1 and len(kernels(module)) == 3
+    given = on_cpu(question)
+    (program,) = question.candidates.values()
+    monkeypatch.setattr(TritonTemplateKernel, "__call__", interpreted)
+    ours, theirs = program(*given), run(oracle.originals[0], given, [])
+    assert len(ours) == len(theirs) == 5
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def on_cpu(question: Any) -> list[torch.Tensor]:
+    """Values of a question's inputs."""
+    values = [
+        made_up(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)) if x.dtype != torch.bool else
+        torch.rand(x.shape) < 0.5
+        for x in question.inputs
+    ]  # fmt: skip
+    if question.arrange is not None:
+        question.arrange(values)
+    return values
+
+
+class Remembering(Fastest):
+    """Knows the originals of questions, as they are before kernels are in them."""
+
+    def __init__(self, **seconds: float) -> None:
+        super().__init__(**seconds)
+        self.originals: list[Any] = []
+
+    def decide(self, question: Any) -> Any:
+        unfused = question.original._unfused
+        self.originals.append(subgraph(unfused._nodes, unfused._inputs, unfused._outputs))
+        return super().decide(question)
+
+
+def test_equal_ones_are_asked_about_once_a_mask_that_all_read_counts_as_made() -> None:
+    def layers(x: Any, w: Any, keep: Any) -> torch.Tensor:
+        mask = torch.where(keep, 0.0, -1e9) * (keep.sum() + 1)
+        for n in range(3):
+            q, k, v = ((x @ w[n, m]).view(2, 40, 3, 16).transpose(1, 2) for m in range(3))
+            x = attend(lambda s: s + mask)(q, k, v).transpose(1, 2).reshape(2, 40, 48) @ w[n, 3]
+        return x
+
+    oracle = Fastest(w=0.5)
+    inputs = [random(2, 40, 48), random(3, 4, 48, 48), random(2, 1, 40, 40) > 0]
+    module, _ = fused(joint_of(layers, *inputs), oracle)
+    assert len(kernels(module)) == 9 and len(oracle.questions) == 1
+    assert "aten.where.self" not in oracle.questions[0].key
+
+
+def test_the_original_compiles_beside_the_kernels() -> None:
+    oracle = Fastest(w=2.0)
+    module, record = fused(joint_of(attend(capped), *qkv()), oracle)
+    assert not kernels(module) and [match.candidate for match in record.declined] == [""]
+    assert oracle.questions[0].key.startswith("training ")
+    built = oracle.questions[0].original._unfused.build()
+    assert any("softmax" in node.name for node in built.graph.nodes)
+
+
+def test_plain_calls_are_asked_about_only_where_time_does_not_matter() -> None:
+    for thorough, count in ((False, 0), (True, 1)):
+        oracle = Fastest(w=0.5)
+        inputs = [random(2, 3, n, 16) for n in (20, 40, 40)]
+        fused(joint_of(lambda *x: efficient(*x, causal=True), *inputs), oracle, thorough=thorough)
+        assert len(oracle.questions) == count
+
+
+def test_what_does_not_compile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(self: TritonTemplateKernel) -> None:
+        raise TritonFailed("no registers")
+
+    monkeypatch.setattr(TritonTemplateKernel, "build", build)
+    module, record = fused(joint_of(attend(capped), *qkv()))
+    assert not kernels(module) and [miss.code for miss in record.near_misses] == ["no-machine-code"]
+
+
+# -- what stays -------------------------------------------------------------------------------------------------------
+
+
+def misses(function: Any, inputs: list[torch.Tensor]) -> list[str]:
+    """Why nothing was replaced; the graph is as it was."""
+    joint = joint_of(function, *inputs)
+    before = [str(node.target) for node in joint.graph.nodes]
+    module, record = fused(joint)
+    assert [str(node.target) for node in module.graph.nodes] == before and not record.applied
+    return [miss.code for miss in record.near_misses]
+
+
+def test_weights_that_are_given_back_stay() -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        weights = torch.softmax(torch.matmul(q, k.transpose(-1, -2)), -1)
+        return torch.matmul(weights, v), weights
+
+    assert misses(attention, qkv()) == ["probabilities-escape"]
+
+
+def test_weights_with_another_gradient_stay() -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        weights = Tripled.apply(torch.softmax(torch.matmul(q, k.transpose(-1, -2)), -1))
+        return torch.matmul(weights, v)
+
+    assert misses(attention, qkv()) == ["weights-gradient"]
+
+
+def test_scores_with_another_gradient_stay() -> None:
+    assert misses(attend(lambda s: Tripled.apply(s)), qkv()) == ["products-gradient"]
+    assert misses(attend(lambda s: Tripled.apply(torch.tanh(s))), qkv()) == ["products-gradient"]
+
+
+class Tripled(torch.autograd.Function):
+    """The same value, whose gradient is three times as large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 3.0
+
+
+def test_results_with_another_gradient_are_none_of_the_kernels_business() -> None:
+    inputs = qkv()
+    joint = joint_of(lambda q, k, v: Tripled.apply(attend(capped)(q, k, v)), *inputs)
+    module, record = fused(joint)
+    assert len(record.applied) == 1
+    tangents = [random(2, 3, 20, 32)]
+    for ours, theirs in zip(run(module, inputs, tangents), run(joint, inputs, tangents), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_that_have_no_derivative_here_stay() -> None:
+    assert misses(attend(lambda s: torch.erf(s)), qkv()) == ["no-derivative"]
+
+
+def test_a_softmax_over_queries_stays() -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return torch.matmul(torch.softmax(torch.matmul(q, k.transpose(-1, -2)), -2), v)
+
+    assert misses(attention, qkv()) == ["softmax-dim"]
+
+
+def test_calls_whose_backward_is_another_one_stay() -> None:
+    joint = joint_of(efficient, *qkv(), random(2, 3, 20, 40))
+    for node in joint.graph.nodes:
+        if packet(node).endswith("attention_backward"):
+            node.kwargs = {"scale": 0.5}
+    module, record = fused(joint)
+    assert not kernels(module) and [miss.code for miss in record.near_misses] == ["other-backward"]
+
+
+def test_graphs_without_a_backward_are_left_to_the_other_pass() -> None:
+    with torch.no_grad():
+        joint = joint_of(attend(capped), *qkv())
+    for node in joint.graph.nodes:
+        node.meta.pop("partitioner_tag", None)
+        if node.op == "placeholder":
+            node.target = str(node.target).replace("tangents", "primals")
+    module, record = fused(joint)
+    assert not kernels(module) and not record.near_misses
