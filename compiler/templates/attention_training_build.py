@@ -10,7 +10,7 @@ What the forward keeps is q, k, v, what `f` reads, the result, and two numbers a
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,12 +47,14 @@ class TrainingKernels:
         queries: gives row sums, the gradient of q, and of `f`'s values where it is wanted.
         keys: gives the gradients of k and v.
         results: which gradients the graph wants, in its order.
+        sink: the dtype of the sink's gradient, where that is wanted.
     """
 
     forward: TritonTemplateKernel
     queries: TritonTemplateKernel
     keys: TritonTemplateKernel
     results: tuple[str, ...]
+    sink: torch.dtype = torch.float32
 
     @property
     def all(self) -> tuple[TritonTemplateKernel, ...]:
@@ -65,7 +67,10 @@ class TrainingKernels:
         out, statistics = self.forward(*reads)
         delta, *by_queries = self.queries(*reads, out, gradient, statistics)
         by_keys = self.keys(*reads, gradient, delta)
-        found = dict(zip(("q", "scores"), by_queries, strict=False)) | dict(zip(("k", "v"), by_keys, strict=True))
+        found = dict(zip(_written_first(self.results), by_queries, strict=True))
+        found |= dict(zip(("k", "v"), by_keys, strict=True))
+        if "sinks" in found:
+            found["sinks"] = found["sinks"].unsqueeze(-1).to(self.sink)
         return [out, *(found[name] for name in self.results)]
 
 
@@ -82,13 +87,17 @@ def training_kernels(pair: Pair, attention: Attention, tiles: tuple[Tile, Tile],
         UnsupportedDtypeError, UnsupportedAttentionError: see `attention_backward`.
     """
     precision = "tf32" if allows_tf32() else "ieee"
-    scores = "scores" in pair.results
+    scores, sinks = ("scores" in pair.results), ("sinks" in pair.results)
     forward = attention_triton(attention, tiles[0], statistics=True, precision=precision)
-    backward = attention_backward(attention, tiles[1], scores=scores, places=pair.places, precision=precision)
+    backward = attention_backward(
+        attention, tiles[1], scores=scores, sinks=sinks, places=pair.places, precision=precision
+    )
     reads, out, statistics = attention.reads, attention.out.buffer, statistics_buffer(attention)
     dq, dk, dv = backward.results
     first, then = backward.source.launches
-    by_queries = [backward.delta, dq, *([backward.scores] if backward.scores is not None else [])]
+    wanted = (backward.delta, dq, backward.scores, backward.sinks)
+    by_queries = [buffer for buffer in wanted if buffer is not None]
+    sink = pair.results["sinks"].meta["val"].dtype if sinks else torch.float32
     flops = attention_flops(attention) // 2
     make = _Maker(device)
     return TrainingKernels(
@@ -98,8 +107,13 @@ def training_kernels(pair: Pair, attention: Attention, tiles: tuple[Tile, Tile],
             zeros=(2,) if scores and backward.partial else (),
         ),
         make.kernel(then, [*reads, backward.gradient, backward.delta], [dk, dv], _KEYS_PRODUCTS * flops),
-        tuple(pair.results),
+        tuple(pair.results), sink,
     )  # fmt: skip
+
+
+def _written_first(results: Iterable[str]) -> list[str]:
+    """What the first of the backward's kernels writes beside row sums, in its order."""
+    return ["q", *(name for name in ("scores", "sinks") if name in results)]
 
 
 class _Maker:
@@ -144,7 +158,9 @@ class PairReplacer:
             given = [*reads, out, pair.gradient, statistics]
             delta, *by_queries = self._call(meant, kernels.queries, given, "is_backward")
             dk, dv = self._call(meant, kernels.keys, [*reads, pair.gradient, delta], "is_backward")
-        new = dict(zip(("q", "scores"), by_queries, strict=False)) | {"k": dk, "v": dv}
+            new = dict(zip(_written_first(pair.results), by_queries, strict=True)) | {"k": dk, "v": dv}
+            if "sinks" in new:
+                new["sinks"] = self._sink(new["sinks"], pair.results["sinks"])
         made = {found.output: given_out} | {node: new[name] for name, node in pair.results.items()}
         for old, other in made.items():
             old.replace_all_uses_with(other)
@@ -165,12 +181,23 @@ class PairReplacer:
                 mark_recomputed(node, False)
         return results
 
+    def _sink(self, made: fx.Node, meant: fx.Node) -> fx.Node:
+        """The sink's gradient as a column."""
+        column = self._after(made, aten.unsqueeze.default, made, -1)
+        dtype = meant.meta["val"].dtype
+        if column.meta["val"].dtype == dtype:
+            return column
+        return self._after(made, aten._to_copy.default, column, dtype=dtype)
+
     def _copied(self, out: fx.Node) -> fx.Node:
         """A result for the program, which may write to it: the backward reads the kernel's own."""
-        copy = self._graph.call_function(aten.clone.default, (out,))
-        copy.meta = {**out.meta}
-        copy.meta["val"] = infer(copy)
-        return copy
+        return self._after(out, aten.clone.default, out)
+
+    def _after(self, meant: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self._graph.call_function(target, args, kwargs)
+        node.meta = {key: value for key, value in meant.meta.items() if key != "recompute"}
+        node.meta["val"] = infer(node)
+        return node
 
     def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
         """The input in the strides that the kernels read: one copy for all attentions that share it."""

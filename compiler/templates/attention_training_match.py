@@ -43,6 +43,7 @@ from .attention_training_pair import (
     variables_of,
     written_operand,
 )
+from .attention_training_sink import split_sink, without_sink
 from .match import SOFTMAXES, Found, at
 from .region import Region, is_move, packet, plain_load
 
@@ -80,16 +81,16 @@ class _Matcher:
         self._found, self._a, self._backward = found, found.attention, backward
         self._softmax = next(node for node in found.nodes if packet(node) in SOFTMAXES)
         products = [node for node in found.nodes if packet(node) in _PRODUCTS]
-        if len(products) != 2 or self._a.sink is not None:
-            code = "sink" if self._a.sink is not None else "products"
-            raise RefusedError(code, f"no backward kernel: {len(products)} products, {code}", self._softmax)
+        if len(products) != 2:
+            raise RefusedError("products", f"{len(products)} products make the attention", self._softmax)
         self._first, self._second = products
         self._heads = heads_of(self._a)
         self._row, self._key, self._depth, self._width = variables_of(self._a)
 
     def run(self) -> Pair:
-        ds = self._softmax_backward()
-        dp = self._weights_gradient(ds)
+        whole = self._softmax_backward()
+        ds, dsink = split_sink(whole, self._a)
+        dp = self._weights_gradient(whole)
         above = self._above(dp)
         results: dict[str, tuple[fx.Node, tuple[Var, Var]]] = {}
         dv = self._values_gradient(above)
@@ -97,7 +98,8 @@ class _Matcher:
             results["v"] = dv, (self._key, self._width)
         results |= self._products_gradients(ds)
         ends = {name: self._end(node, inner) for name, (node, inner) in results.items()}
-        replaced = [self._found.output, *(end for end, _ in ends.values())]
+        sinks = {} if dsink is None else {"sinks": dsink}
+        replaced = [self._found.output, *(end for end, _ in ends.values()), *sinks.values()]
         # Several casts of the gradient may be there: the kernels run where the first is read.
         above = above if dv is None else first_of(above, dv.args[1])  # type: ignore[arg-type]
         gradient, out = read_operand(above, self._flat(above, self._row, self._width), self._row, self._width)
@@ -106,8 +108,9 @@ class _Matcher:
         if ds not in dead:
             ends["scores"] = self._written(ds, self._flat(ds, self._row, self._key), (self._row, self._key))
             dead = dying(graph, [*replaced, ds], read)
-        check_gone([self._first, self._softmax, self._second, dp, ds], dead, "the scores")
-        nodes, written = {name: node for name, (node, _) in ends.items()}, {k: x for k, (_, x) in ends.items()}
+        check_gone([self._first, self._softmax, self._second, dp, whole, ds], dead, "the scores")
+        written = {name: place for name, (_, place) in ends.items()}
+        nodes = {name: node for name, (node, _) in ends.items()} | sinks
         check_order(gradient, nodes.values())
         return Pair(self._found, gradient, Places(out=out, **written), nodes, tuple(reversed(dead)))
 
@@ -132,7 +135,7 @@ class _Matcher:
 
     def _weights_gradient(self, ds: fx.Node) -> fx.Node:
         """The product that gives the gradient of the weights: what drops them lies between it and `ds`."""
-        top = ds.args[0]
+        top = without_sink(ds.args[0], self._a)
         above, product = [top], None
         for node in above:
             if packet(node) in _PRODUCTS:  # type: ignore[arg-type]
@@ -228,13 +231,16 @@ class _Matcher:
         wanted = (*self._heads, at(self._row), at(self._key))
         raw = self._flat(self._first, self._row, self._key)
         elsewhere = []
+        # Beside a sink's, it is a slice of what the softmax's backward gives, which is read through.
+        names = {ds.name, ds.args[0].name} if is_move(ds) else {ds.name}  # type: ignore[union-attr]
 
         def same(load: Load) -> Load | None:
             if load.buffer == self._first.name:
                 elsewhere.append(load.indices != raw)
                 return SCORE
-            elsewhere.append(load.buffer == ds.name and load.indices != wanted)
-            return Load(ds.name, wanted, torch.float32) if load.buffer == ds.name else None
+            given = load.buffer in names
+            elsewhere.append(given and load.indices != wanted)
+            return Load(ds.name, wanted, torch.float32) if given else None
 
         value = renamed(region.value(node).at(places), same)
         return None if any(elsewhere) else value

@@ -164,6 +164,31 @@ def test_gradients_that_nobody_wants(wanted: tuple[int, ...]) -> None:
             torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
+# -- sinks ------------------------------------------------------------------------------------------------------------
+
+
+def sunk(q: Any, k: Any, v: Any, sinks: Any, *bias: Any) -> torch.Tensor:
+    scores = torch.matmul(q, k.transpose(-1, -2)) * 0.25
+    scores = causal(scores + bias[0] if bias else scores)
+    column = sinks.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[-2], -1)
+    return torch.matmul(torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1], v)
+
+
+def test_sinks_get_their_gradients() -> None:
+    module, _ = agrees(sunk, [*qkv(m=40), random(3)])
+    assert len(kernels(module)[1].outputs) == 3  # row sums, that of q, that of the sink
+
+
+def test_sinks_and_biases_get_their_gradients() -> None:
+    module, _ = agrees(sunk, [*qkv(m=40), random(3), random(3, 40, 40)])
+    assert len(kernels(module)[1].outputs) == 4
+
+
+def test_sinks_without_a_gradient() -> None:
+    module, _ = agrees(lambda q, k, v: sunk(q, k, v, torch.ones(3)), qkv(m=40))
+    assert len(kernels(module)[1].outputs) == 2
+
+
 # -- dropout ----------------------------------------------------------------------------------------------------------
 
 

@@ -281,7 +281,7 @@ def test_code_counts_templates_and_pickles() -> None:
     (kernel,) = kernels(module)
     again = pickle.loads(pickle.dumps(kernel))
     assert again.source == kernel.source
-    assert again.unit == kernel.unit
+    assert again.units == kernel.units
 
 
 # -- launches ---------------------------------------------------------------------------------------------------------
