@@ -13,7 +13,7 @@ from .attention import Attention
 
 _FEWEST = 16  # rows or columns of a product on tensor cores
 _REGISTERS = 220  # of a thread's 255, for the result and the scores
-_GRADIENT_REGISTERS = 160  # the same for gradients of keys and values, and two blocks of scores: addresses take more
+_GRADIENT_REGISTERS = 160  # of gradients and scores, see `_gradients`: addresses and numbers of rows take the others
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def backward_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[Tile]:
     listed = _listed(_BACKWARD[attention.v.buffer.dtype.itemsize], attention)
     cut = dict.fromkeys(_backward_cut(tile, attention) for tile in listed)
     fitting = [tile for tile in cut if _backward_bytes(tile, attention) <= gpu.shared_bytes] or [_SMALLEST]
-    return sorted(fitting, key=lambda tile: gpu.capability < 90 and _is_crowded(tile, attention))
+    return sorted(fitting, key=lambda tile: _is_crowded(tile, attention, gpu))
 
 
 def _backward_cut(tile: Tile, attention: Attention) -> Tile:
@@ -137,14 +137,25 @@ def turned(tile: Tile, attention: Attention) -> Tile:
     keys = min(one.keys, max(_FEWEST, power(attention.key.extent)))
     if isinstance(tile, BackwardTile):
         return Tile(queries, keys, one.warps, one.stages if attention.row.extent > queries else 1)
-    registers = keys * (_columns(attention) + 2 * queries) // (tile.warps * 32)
-    if registers >= _GRADIENT_REGISTERS and queries > _FEWEST:
+    if _gradients(Tile(queries, keys, tile.warps, 1), attention) >= _GRADIENT_REGISTERS and queries > _FEWEST:
         queries //= 2
     return Tile(queries, keys, tile.warps, tile.stages if attention.row.extent > queries else 1)
 
 
-def _is_crowded(tile: Tile, attention: Attention) -> bool:
-    """Whether registers of GPUs before Hopper, which hold operands there, overflow: few warps, or biases ahead."""
+def _gradients(by_keys: Tile, attention: Attention) -> int:
+    """Registers of a thread for gradients of keys and values, and two blocks of scores."""
+    return by_keys.keys * (_columns(attention) + 2 * by_keys.queries) // (by_keys.warps * 32)
+
+
+def _is_crowded(tile: Tile, attention: Attention, gpu: Gpu) -> bool:
+    """Whether registers overflow.
+
+    On Hopper where there is more to a score than the product: random bits, biases. On GPUs before, whose registers hold
+    operands too, with few warps, or biases ahead.
+    """
+    if gpu.capability >= 90:
+        is_more = attention.keep is not None or bool(_biases(attention))
+        return is_more and _gradients(turned(tile, attention), attention) > _GRADIENT_REGISTERS
     return min(tile.warps, turned(tile, attention).warps) < 8 or (tile.stages > 1 and bool(_biases(attention)))
 
 

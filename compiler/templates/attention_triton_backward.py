@@ -319,8 +319,8 @@ class _Keys(_Backward):
         score = self._score
         if self._last is not None and self._slope_of(self._last):
             slope = self._slope_of(self._last)
-            self._line(f"next = first + {slope}", f"past = first + {self._t.keys + slope - 1}")
-            self._line(f"begin = tl.maximum({self._row_at(self._last, 'next')}, 0) // {queries} * {queries}")
+            self._line(f"seen = first + {slope}", f"past = first + {self._t.keys + slope - 1}")
+            self._line(f"begin = tl.maximum({self._row_at(self._last, 'seen')}, 0) // {queries} * {queries}")
             self._line(f"whole = tl.maximum({self._row_at(self._last, 'past')}, 0) + {queries - 1}")
             self._line(f"whole = tl.minimum(whole // {queries} * {queries}, {end})")
             with self._w.block(f"for start in range(begin, whole, {queries})"):

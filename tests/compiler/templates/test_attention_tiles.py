@@ -24,7 +24,7 @@ from regraft.compiler.templates.attention_tiles import (
     turned,
 )
 
-from .test_attention_triton import BF16, F32, masked
+from .test_attention_triton import BF16, F32, masked, plain
 
 
 def attention(b: int, h: int, m: int, n: int, d: int, dtype: torch.dtype = BF16) -> Attention:
@@ -71,6 +71,14 @@ def test_tiles_for_keys_hold_as_much_and_leave_registers_for_two_gradients() -> 
     assert turned(BackwardTile(128, 64, 8, 2, Tile(64, 64, 4, 3)), wide) == Tile(64, 64, 4, 3)
     short = attention(4, 8, 20, 512, 64)
     assert all(turned(tile, short).queries <= 32 for tile in backward_tiles(short, HOPPER))
+
+
+def test_biases_leave_fewer_registers_to_gradients() -> None:
+    q = torch.empty(4, 8, 512, 128, dtype=BF16)
+    without = found_in(plain, [q, q, q])[0].attention
+    assert turned(backward_tiles(without, HOPPER)[0], without) == Tile(64, 64, 4, 2)
+    biased = attention(4, 8, 512, 512, 128)
+    assert turned(backward_tiles(biased, HOPPER)[0], biased) == Tile(32, 64, 4, 3)
 
 
 def test_widths_beyond_all_tables_have_a_tile() -> None:
