@@ -49,7 +49,14 @@ from .pooled_places import keep_places
 from .seeding import seed_calls
 from .softmax_rows import keep_rows
 from .spaced_rows import space_rows
-from .templates import fuse_attention, fuse_attention_triton, fuse_convolution_triton, fuse_gemm, fuse_gemm_triton
+from .templates import (
+    fuse_attention,
+    fuse_attention_training,
+    fuse_attention_triton,
+    fuse_convolution_triton,
+    fuse_gemm,
+    fuse_gemm_triton,
+)
 from .wide_products import widen_products
 
 logger = logging.getLogger("regraft")
@@ -111,6 +118,16 @@ class Stages:
                 self._record.details["convolutions"] = biases
             keep_places(graph_module)
         self._seed(graph_module)
+        if self._training and "cuda" in self._devices:
+            self._fuse_attention_training(graph_module)
+
+    def _fuse_attention_training(self, graph_module: fx.GraphModule) -> None:
+        """Put kernels in place of attentions and their backwards, where they are worth it."""
+        rng, thorough = self._options.rng, self._options.mode.startswith("max-autotune")
+        with self._record.timed("templates"), self._contained("attention in training stays as it is"):
+            fuse_attention_training(
+                graph_module, self._oracle, self._record, seeds=rng != "eager", fast=rng == "fast", thorough=thorough
+            )
 
     def _seed(self, graph_module: fx.GraphModule) -> None:
         """Where kernels draw the random numbers, have them drawn from seeds."""

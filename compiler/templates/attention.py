@@ -3,6 +3,7 @@
     for g in lead, i < M, j < N:   score[g, i, j] = f(g, i, j, sum over d of q[g, i, d] * k[g, j, d])
     for g in lead, i < M, e < Dv:  out[g, i, e]   = sum over j of softmax(score[g, i])[j] * v[g, j, e]
 
+In training weights may be dropped: softmax(score[g, i])[j] * keep[g, i, j] * kept, the softmax over all keys as before.
 Operands are read where they are: permuted, expanded, with repeated KV heads; so is everything that `f` loads.
 """
 
@@ -48,9 +49,12 @@ class Attention:
         depth, width: columns of q and k, and of v and the result.
         q, k, v, out: the operands.
         score: `f` over `lead`, `row` and `key`, float32, with `SCORE` for the raw product.
-        buffers: what `f` (and `sink`) loads from.
+        buffers: what `f` (and `sink`, and `keep`) loads from.
         sink: over `lead` and `row`: one more score, whose key has the value 0; None without.
         safe: a row without any finite score gives 0 rather than NaN.
+        keep: over `lead`, `row` and `key`, bool: which weights stay, the others are 0; None where all do. Dropout draws
+            it from a seed: a load from `buffers`.
+        kept: what weights that stay are multiplied with: 1 / (1 - p), above 0 and finite.
     """
 
     lead: tuple[Var, ...]
@@ -66,6 +70,8 @@ class Attention:
     buffers: tuple[Buffer, ...] = ()
     sink: Value | None = None
     safe: bool = False
+    keep: Value | None = None
+    kept: float = 1.0
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
@@ -74,11 +80,11 @@ class Attention:
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """`score`, and `sink` where there is one."""
-        return (self.score,) if self.sink is None else (self.score, self.sink)
+        """`score`, and `sink` and `keep` where there is one."""
+        return tuple(value for value in (self.score, self.sink, self.keep) if value is not None)
 
     def loads(self) -> Iterator[Load]:
-        """What `f` loads, the score apart."""
+        """What `values` load, the score apart."""
         return (value for value in walk(self.values) if isinstance(value, Load) and value is not SCORE)
 
 

@@ -82,7 +82,10 @@ def attention_cpp(attention: Attention, lanes: int) -> str:
 
     Raises:
         UnsupportedDtype: `f` computes with a dtype that C++ has no type for.
+        ValueError: weights are dropped.
     """
+    if attention.keep is not None:
+        raise ValueError("the attention kernel for CPUs drops no weights")
     return _AttentionCpp(attention, lanes).text()
 
 
@@ -96,8 +99,8 @@ class _AttentionCpp:
         names.variables |= {attention.row: "i", attention.key: "j"}
         self._w = Writer()
         self._values = Values(self._w, names, Dependence())
-        self._score, *sinks = (self._flat(value) for value in attention.values)
-        self._sink = sinks[0] if sinks else None
+        self._score = self._flat(attention.score)
+        self._sink = None if attention.sink is None else self._flat(attention.sink)
         self._horizon = horizon(self._score, attention.key, attention.row)
 
     def _flat(self, value: Value) -> Value:

@@ -7,6 +7,7 @@ tanh(s / 50) * 50                ->   1 - tanh(s / 50)^2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from ..ir.dependence import Dependence
 from ..ir.value import Const, Load, Op, Value
 from .attention import SCORE
+from .attention_score import BOUNDED
 
 _F32 = torch.float32
 ONE, ZERO = Const(1.0, _F32), Const(0.0, _F32)
@@ -84,6 +86,30 @@ def _is_lowest(value: Value) -> bool:
     return isinstance(value, Const) and value.number == float("-inf")
 
 
+def apart(slope: Value) -> tuple[Value, float]:
+    """A derivative as another value and its constant factor: 0.125 is 1 and 0.125, (1 - t^2) * 0.125 the square's."""
+    if isinstance(slope, Const):
+        return ONE, float(slope.number)
+    if isinstance(slope, Op) and slope.name == "mul":
+        for value, factor in (slope.args, slope.args[::-1]):
+            if isinstance(factor, Const):
+                return value, float(factor.number)
+    return slope, 1.0
+
+
+def is_finite(value: Value) -> bool:
+    """Whether a value is finite wherever products are not NaN: nothing in it can overflow."""
+    if isinstance(value, Const):
+        return math.isfinite(value.number)
+    if not isinstance(value, Op):
+        return False
+    if value.name in BOUNDED:
+        return True
+    if value.name in ("add", "sub", "mul", "neg"):
+        return all(map(is_finite, value.args))
+    return value.name == "where" and all(map(is_finite, value.args[1:]))
+
+
 def plus(a: Value, b: Value) -> Value:
     """A sum."""
     if a is ZERO or b is ZERO:
@@ -110,6 +136,7 @@ def _less_square(value: Value, _: Value) -> Value:
 _OUTER: dict[str, Callable[[Value, Value], Value]] = {
     "neg": lambda _, x: Const(-1.0, _F32),
     "tanh": _less_square,
+    "fast_tanh": _less_square,
     "exp": lambda value, x: value,
     "sigmoid": lambda value, x: Op("mul", (value, Op("sub", (ONE, value), _F32)), _F32),
     "log": lambda _, x: Op("reciprocal", (x,), _F32),

@@ -15,14 +15,16 @@ from typing import TypeGuard
 import torch
 
 from ..ir.bounds import bounds
-from ..ir.value import Const, Number, Op, Rewriter, Value
+from ..ir.value import Const, Load, Number, Op, Rewriter, Value
+from .attention import SCORE
 
 LOG2_E = math.log2(math.e)
 _LOWEST = float("-inf")
 _LARGEST = torch.finfo(torch.float32).max
 _MIN, _MAX = 1e-30, 1e30  # of factors that may be put together
+_LEVEL = 1e3  # of factors and constants beside which the logarithm of a sum keeps its digits
 _EXACT = 1 << 22  # below this floats hold integers, and sums of a few
-_BOUNDED = ("tanh", "fast_tanh", "sigmoid", "erf", "normal_cdf", "normal_pdf", "sin", "cos")  # by 1
+BOUNDED = ("tanh", "fast_tanh", "sigmoid", "erf", "normal_cdf", "normal_pdf", "sin", "cos")  # by 1
 
 
 def lean(score: Value) -> Value:
@@ -149,6 +151,25 @@ def in_powers_of_two(score: Value, is_shared: Callable[[Value], bool] = lambda _
     return None
 
 
+def is_level(score: Value) -> bool:
+    """Whether the score is a multiple of the product, bounded, or -inf.
+
+    Then exp(score - logsumexp) is as precise as the score. Next to a bias of -1e9 a float has no room for the logarithm
+    of a sum.
+    """
+    if isinstance(score, Const):
+        return score.number == _LOWEST or abs(score.number) <= _LEVEL
+    if isinstance(score, Load):
+        return score.buffer == SCORE.buffer
+    if not isinstance(score, Op):
+        return False
+    if score.name == "where":
+        return all(map(is_level, score.args[1:]))
+    if score.name == "mul" and _is_number(score.args[1]):
+        return abs(score.args[1].number) <= _LEVEL and is_level(score.args[0])
+    return is_level(score.args[0]) if score.name == "neg" else _is_bounded(score)
+
+
 def _over_ln2(bias: Value) -> Value:
     """A bias over ln 2: finite where it is, as the lowest numbers are not otherwise."""
     within = Op("mul", (bias, Const(LOG2_E, torch.float32)), torch.float32)
@@ -159,4 +180,4 @@ def _over_ln2(bias: Value) -> Value:
 
 
 def _is_bounded(value: Value) -> bool:
-    return isinstance(value, Op) and value.name in _BOUNDED
+    return isinstance(value, Op) and value.name in BOUNDED

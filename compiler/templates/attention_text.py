@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +14,20 @@ from ..cpp.flatten import flatten_value
 from ..ir.dependence import Dependence
 from ..ir.index import Index, Loaded, Var, atoms
 from ..ir.program import Buffer
-from ..ir.value import Const, Op, Value
+from ..ir.value import Const, Number, Op, Value, walk
 from ..triton import LaunchText
 from ..triton.dtypes import signature_name
+from ..triton.spaces import is_small
 from ..triton.values import Axis, Names, Values
 from ..triton.writer import TritonWriter
 from .attention import SCORE, Attention, Operand
-from .attention_score import LOG2_E, in_powers_of_two, lean
+from .attention_score import LOG2_E, in_powers_of_two, lean, unscaled
 from .attention_tiles import Tile, parts
 from .horizon import first_limit, last_limit
 
 OPERANDS = (torch.float32, torch.bfloat16, torch.float16)
 _INT32 = 2**31 - 1
+_TURNS = 512  # programs that take turns: about two for each that a GPU has room for
 
 
 class UnsupportedAttentionError(Exception):
@@ -47,8 +49,11 @@ def check_operands(attention: Attention) -> None:
     """Refuse dtypes that the kernels do not multiply.
 
     Raises:
-        UnsupportedAttentionError: operands of other dtypes than `OPERANDS`, or queries and keys of two.
+        UnsupportedAttentionError: operands of other dtypes than `OPERANDS`, or queries and keys of two, or a factor of
+            the weights that undoes them.
     """
+    if not 0.0 < attention.kept < math.inf:
+        raise UnsupportedAttentionError(f"weights that stay are multiplied with {attention.kept}")
     for x in (attention.q, attention.k, attention.v, attention.out):
         if x.buffer.dtype not in OPERANDS:
             raise UnsupportedAttentionError(f"{x.buffer.name} is {x.buffer.dtype}; the kernel takes {OPERANDS}")
@@ -92,20 +97,27 @@ class AttentionText:
         names.variables |= {attention.row: "i", attention.key: "j"}
         self._w = TritonWriter()
         self._dependence = Dependence()
-        self._long = "" if all(map(_is_small, self._buffers)) else ".to(tl.int64)"
+        is_short = all(map(_is_small, self._buffers)) and all(map(is_small, _numbers(attention)))
+        self._long = "" if is_short else ".to(tl.int64)"
         self._values = Values(self._w, names, self._dependence, "tl.int64" if self._long else "tl.int32")
-        raw = Buffer(SCORE.buffer, SCORE.dtype, (1,), (1,), attention.out.buffer.device)
-        self._raw = flatten_value(SCORE, [raw])
-        self._plain, *sinks = (flatten_value(value, [*attention.buffers, raw]) for value in attention.values)
-        self._sink = sinks[0] if sinks else None
-        self._exact = self._plain
+        self._raw = self._flat(SCORE)
+        self._exact = self._plain = self._flat(attention.score)
+        self._sink = None if attention.sink is None else self._flat(attention.sink)
+        self._keep = None if attention.keep is None else self._flat(attention.keep)
         if attention.q.buffer.dtype.itemsize == 2:
             self._plain = lean(self._plain)
         powers = in_powers_of_two(self._plain, self._is_shared)
         self._log2_base, self._score = (LOG2_E, self._plain) if powers is None else (1.0, powers)
+        # Exponents of 2 are scores times `log2_base`; or `factor`, where that is all there is to a score.
+        apart = None if powers is None else unscaled(powers)
+        self._score, self._factor = (self._score, 1.0) if apart is None else apart
         limits = (find(self._score, attention.key, attention.row) for find in (first_limit, last_limit))
         self._first, self._last = (None if limit is None or _is_indirect(limit.index) else limit for limit in limits)
         self._depth, self._width = parts(attention.depth), parts(attention.width)
+
+    def _flat(self, value: Value) -> Value:
+        raw = Buffer(SCORE.buffer, SCORE.dtype, (1,), (1,), self._a.out.buffer.device)
+        return flatten_value(value, [*self._a.buffers, raw])
 
     def _is_shared(self, value: Value) -> bool:
         """Whether a part of the score is the same for all queries."""
@@ -135,15 +147,31 @@ class AttentionText:
 
     def _program(self, blocks: int, block: int, last_first: bool) -> None:
         """Which lead iteration and which block of `blocks` this program has; `first` is where the block begins."""
-        self._line(f"program = tl.program_id(0){self._long}", f"lead = program // {blocks}")
+        at = self._order(blocks)
         rest = "lead"
         for number, var in reversed(list(enumerate(self._a.lead))):
             self._line(f"g{number} = {rest} % {var.extent}")
             rest += f" // {var.extent}"
-        at = f"{blocks - 1} - program % {blocks}" if last_first else f"program % {blocks}"
-        self._line(f"first = ({at}) * {block}")
+        self._line(f"first = ({f'{blocks - 1} - {at}' if last_first else at}) * {block}")
         self._depth_masks = self._columns("d", self._depth, self._a.depth)
         self._width_masks = self._columns("e", self._width, self._a.width)
+
+    def _order(self, blocks: int) -> str:
+        """Write the program's lead iteration, give its block: blocks of a lead iteration one after the other.
+
+        Where blocks take more or less time (causal masks), those of many lead iterations take turns, so that the long
+        ones of all come first and little is left to wait for in the end; not of all, whose keys caches would not hold.
+        """
+        leads = math.prod(var.extent for var in self._a.lead)
+        group = min(leads, max(_TURNS // blocks, 1))
+        self._line(f"program = tl.program_id(0){self._long}")
+        if (self._first is None) == (self._last is None) or blocks == 1 or group == 1:
+            self._line(f"lead = program // {blocks}")
+            return f"program % {blocks}"
+        self._line(f"turn = program // {group * blocks} * {group}", f"rest = program % {group * blocks}")
+        self._line(f"turns = tl.minimum({leads} - turn, {group})" if leads % group else f"turns = {group}")
+        self._line("lead = turn + rest % turns")
+        return "rest // turns"
 
     def _axis(self, name: str, var: Var, extent: int, block: int) -> Axis:
         """The axis of lanes `name`, whose condition is written where any lane may lie outside."""
@@ -168,6 +196,13 @@ class AttentionText:
         base = self._values.at(x.base)
         return pointer if base == "0" else f"{pointer} + {base}"
 
+    def _hoisted(self, var: Var) -> None:
+        """Compute what scores, and weights that stay, do not depend on `var` for: before the loop over it."""
+        seen: set[Value] = set()
+        self._hoist(self._score, var, seen)
+        if self._keep is not None:
+            self._hoist(self._keep, var, seen)
+
     def _hoist(self, value: Value, var: Var, seen: set[Value]) -> None:
         """Compute what does not depend on `var` before the loop over it."""
         if value in seen or isinstance(value, Const):
@@ -182,6 +217,11 @@ class AttentionText:
     def _whole(self, value: Value) -> str:
         """A value in every lane of the tile."""
         return f"tl.broadcast_to({self._values.get(value)}, {self._values.shape()})"
+
+    def _kept(self, name: str, made: str) -> None:
+        """``made = name`` where weights stay, 0 elsewhere; `Attention.kept` is left for later."""
+        if self._keep is not None:
+            self._line(f"{made} = tl.where({self._whole(self._keep)}, {name}, 0.0)")
 
     def _load(self, name: str, x: Operand, lanes: str, mask: str | None, columns: str) -> None:
         """Load the parts of an operand's rows `lanes`, 0 outside: what is multiplied with 0 must not be NaN."""
@@ -209,6 +249,12 @@ def _is_small(buffer: Buffer) -> bool:
     """Whether 32 bits hold every offset into a buffer, and what lanes outside of it make."""
     reach = sum(abs((size - 1) * stride) for size, stride in zip(buffer.sizes, buffer.strides, strict=True))
     return reach < _INT32 // 2
+
+
+def _numbers(attention: Attention) -> Iterator[Any]:
+    """Places of random bits: of every score, which may be more than elements in any buffer."""
+    values = () if attention.keep is None else (attention.keep,)
+    return (value.index for value in walk(values) if isinstance(value, Number))
 
 
 def _is_indirect(number: Any) -> bool:

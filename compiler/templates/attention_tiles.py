@@ -13,6 +13,7 @@ from .attention import Attention
 
 _FEWEST = 16  # rows or columns of a product on tensor cores
 _REGISTERS = 220  # of a thread's 255, for the result and the scores
+_GRADIENT_REGISTERS = 160  # of gradients and scores, see `_gradients`: addresses and numbers of rows take the others
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,17 @@ class Tile:
     keys: int
     warps: int
     stages: int
+
+
+@dataclass(frozen=True)
+class BackwardTile(Tile):
+    """The same for a backward pass, whose second launch has programs of keys.
+
+    Args:
+        by_keys: of that launch.
+    """
+
+    by_keys: Tile
 
 
 @dataclass(frozen=True)
@@ -73,11 +85,16 @@ _SMALLEST = Tile(16, 16, 4, 1)
 _BACKWARD = {
     2: {
         64: (
-            Tile(64, 64, 4, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(64, 128, 8, 2), Tile(128, 64, 8, 2),
-            Tile(32, 64, 4, 2), Tile(32, 32, 4, 2),
+            BackwardTile(128, 64, 8, 3, Tile(32, 64, 4, 3)), BackwardTile(64, 32, 4, 3, Tile(32, 64, 4, 3)),
+            BackwardTile(64, 64, 4, 3, Tile(32, 128, 8, 3)), BackwardTile(64, 64, 4, 3, Tile(64, 64, 4, 3)),
+            Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 64, 4, 2), Tile(32, 32, 4, 2),
         ),
-        128: (Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 64, 4, 2), Tile(32, 32, 4, 1)),
-        256: (Tile(32, 32, 8, 1), Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)),
+        128: (
+            BackwardTile(128, 32, 8, 3, Tile(64, 64, 4, 2)), BackwardTile(128, 64, 8, 3, Tile(32, 64, 4, 3)),
+            BackwardTile(64, 64, 4, 2, Tile(32, 64, 4, 3)), Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 64, 4, 2),
+            Tile(32, 32, 4, 1),
+        ),
+        256: (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 4, 1), Tile(16, 16, 4, 1)),
     },
     4: {
         64: (Tile(32, 32, 4, 2), Tile(32, 32, 8, 2), Tile(16, 32, 4, 2)),
@@ -97,25 +114,62 @@ def tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[Tile]:
 
 def backward_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[Tile]:
     """The same for the backward pass, which holds twice as many operands."""
-    cut = dict.fromkeys(
-        _cut(tile, attention) for tile in _listed(_BACKWARD[attention.v.buffer.dtype.itemsize], attention)
-    )
+    listed = _listed(_BACKWARD[attention.v.buffer.dtype.itemsize], attention)
+    cut = dict.fromkeys(_backward_cut(tile, attention) for tile in listed)
     fitting = [tile for tile in cut if _backward_bytes(tile, attention) <= gpu.shared_bytes] or [_SMALLEST]
-    return sorted(fitting, key=lambda tile: gpu.capability < 90 and _is_crowded(tile, attention))
+    return sorted(fitting, key=lambda tile: _is_crowded(tile, attention, gpu))
 
 
-def _is_crowded(tile: Tile, attention: Attention) -> bool:
-    """Whether registers of GPUs before Hopper, which hold operands there, overflow: few warps, or biases ahead."""
-    return tile.warps < 8 or (tile.stages > 1 and bool(_biases(attention)))
+def _backward_cut(tile: Tile, attention: Attention) -> Tile:
+    cut = _cut(tile, attention)
+    if not isinstance(tile, BackwardTile):
+        return cut
+    return BackwardTile(cut.queries, cut.keys, cut.warps, cut.stages, turned(tile, attention))
+
+
+def turned(tile: Tile, attention: Attention) -> Tile:
+    """The tile for programs that have keys, no larger than the scores are: the tile's own, or made from it.
+
+    Then what stays is as large; what comes by is half of it where two gradients leave no registers for more.
+    """
+    one = tile.by_keys if isinstance(tile, BackwardTile) else replace(tile, queries=tile.keys, keys=tile.queries)
+    queries = min(one.queries, max(_FEWEST, power(attention.row.extent)))
+    keys = min(one.keys, max(_FEWEST, power(attention.key.extent)))
+    if isinstance(tile, BackwardTile):
+        return Tile(queries, keys, one.warps, one.stages if attention.row.extent > queries else 1)
+    if _gradients(Tile(queries, keys, tile.warps, 1), attention) >= _GRADIENT_REGISTERS and queries > _FEWEST:
+        queries //= 2
+    return Tile(queries, keys, tile.warps, tile.stages if attention.row.extent > queries else 1)
+
+
+def _gradients(by_keys: Tile, attention: Attention) -> int:
+    """Registers of a thread for gradients of keys and values, and two blocks of scores."""
+    return by_keys.keys * (_columns(attention) + 2 * by_keys.queries) // (by_keys.warps * 32)
+
+
+def _is_crowded(tile: Tile, attention: Attention, gpu: Gpu) -> bool:
+    """Whether registers overflow.
+
+    On Hopper where there is more to a score than the product: random bits, biases. On GPUs before, whose registers hold
+    operands too, with few warps, or biases ahead.
+    """
+    if gpu.capability >= 90:
+        is_more = attention.keep is not None or bool(_biases(attention))
+        return is_more and _gradients(turned(tile, attention), attention) > _GRADIENT_REGISTERS
+    return min(tile.warps, turned(tile, attention).warps) < 8 or (tile.stages > 1 and bool(_biases(attention)))
 
 
 def _backward_bytes(tile: Tile, attention: Attention) -> int:
     """Shared memory, about: operands of both sides, those of the loop in stages, and weights on their way."""
-    size = attention.v.buffer.dtype.itemsize
-    columns = sum(block for extent in (attention.depth, attention.width) for _, block in parts(extent))
-    held, moving = max(tile.queries, tile.keys), max(tile.queries, tile.keys) * tile.stages
-    scores = tile.queries * tile.keys * (2 * size + tile.stages * sum(_biases(attention)))
-    return (held + moving) * columns * size + scores
+    size, columns, back = attention.v.buffer.dtype.itemsize, _columns(attention), turned(tile, attention)
+    operands = ((tile.queries + tile.keys * tile.stages), (back.keys + back.queries * back.stages))
+    scores = (x.queries * x.keys * (2 * size + x.stages * sum(_biases(attention))) for x in (tile, back))
+    return max(rows * columns * size + more for rows, more in zip(operands, scores, strict=True))
+
+
+def _columns(attention: Attention) -> int:
+    """Of keys and values together, as blocks."""
+    return sum(block for extent in (attention.depth, attention.width) for _, block in parts(extent))
 
 
 def _listed(table: dict[int, tuple[Tile, ...]], attention: Attention) -> tuple[Tile, ...]:

@@ -6,8 +6,9 @@
             s = q k^T                                         tensor cores, float32 sums
             x = f(s)                                          written by `triton.values`: rows i, columns j
             p = exp(x - row maximum), row sums                rescaling what earlier blocks came to
+            p = 0 where weights are dropped                   the sums are of all
             acc = acc * rescale + p v                         tensor cores, p in v's dtype
-        out = acc / row sum
+        out = acc / row sum * kept
 
 Scores are float32 and never leave registers. NaN and infinities of q, k and `f` spread as in eager, and rows without a
 finite score give NaN, or 0 in the safe variant. Blocks of keys that `f` hides from all rows of a program (see
@@ -26,7 +27,7 @@ from ..triton import KernelSource
 from ..triton.dtypes import type_name
 from ..triton.source import module_text
 from .attention import Attention
-from .attention_score import LOG2_E, unscaled
+from .attention_score import LOG2_E
 from .attention_text import AttentionText, both, check_operands, contiguous, rows_of
 from .attention_tiles import Tile, programs, tiles
 from .horizon import Limit, inside
@@ -80,13 +81,19 @@ class ByQueries(AttentionText):
         self._line(*(f"{name}_head = {self._head(x)}" for name, x in heads))
         self._load("q", self._a.q, "i", self._row_mask, "d")
 
+    def _sinks(self) -> None:
+        """The sink's score, in the units of maxima."""
+        assert self._sink is not None
+        scale = "" if self._log2_base != 1.0 else f" * {LOG2_E}"
+        self._line(f"sink = tl.broadcast_to({self._values.get(self._sink)}, [{self._t.queries}, 1]){scale}")
+
     def _keys(self, step: Callable[[str | None], None]) -> None:
         """The loops over blocks of keys: what limits hide is left out, what they see wholly comes first.
 
         Args:
             step: writes one block, given the condition that keys are there.
         """
-        self._hoist(self._score, self._a.key, set())
+        self._hoisted(self._a.key)
         extent, block = self._a.key.extent, self._t.keys
         begin, end = "0", f"{extent}"
         if self._first is not None:
@@ -129,12 +136,7 @@ class ByQueries(AttentionText):
 
 
 class _Forward(ByQueries):
-    _factor = 1.0  # of scores in the exponent of 2
-
     def _write(self) -> int:
-        apart = unscaled(self._score) if self._log2_base == 1.0 else None
-        if apart is not None:
-            self._score, self._factor = apart
         self._queries()
         self._start()
         self._keys(self._step)
@@ -148,8 +150,7 @@ class _Forward(ByQueries):
             self._line(f'top = tl.full([{rows}], float("-inf"), tl.float32)')
             self._line(f"total = tl.zeros([{rows}], tl.float32)")
         else:
-            scale = "" if self._log2_base != 1.0 else f" * {LOG2_E}"
-            self._line(f"sink = tl.broadcast_to({self._values.get(self._sink)}, [{rows}, 1]){scale}")
+            self._sinks()
             self._line(f"top = tl.reshape(sink, [{rows}])")
             self._line('total = tl.where(top == float("-inf"), 0.0, tl.exp(top - top))')
         for number, (_, size) in enumerate(self._width):
@@ -160,6 +161,7 @@ class _Forward(ByQueries):
         if self._factor != 1.0:
             step, number = ("scaled_softmax_step", self._factor)
         self._line(f"p, top, total, rescale = {step}(x, top, total, {number})")
+        self._kept("p", "p")
         self._load("v", self._a.v, "at[:, None]", there, "e")
         for number, _ in enumerate(self._width):
             weights = f"p.to({type_name(self._a.v.buffer.dtype)})"
@@ -167,7 +169,7 @@ class _Forward(ByQueries):
 
     def _finish(self) -> None:
         x = self._a.out
-        self._line("share = 1.0 / total[:, None]")
+        self._line(f"share = {self._a.kept} / total[:, None]")
         if self._a.safe:
             self._line("share = tl.where(total[:, None] == 0.0, 0.0, share)")
         self._line(f"out_head = {self._head(x, self._more[0])}")

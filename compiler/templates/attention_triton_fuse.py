@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import fx
 
 from ...rewrites.profit import Always, Decision, Never, Oracle, Question
 from ...rewrites.reason import Reason
 from ...rewrites.record import Evidence, GraphRecord
-from ...rewrites.splice import subgraph
 from ..torch_compat import allows_tf32
 from ..triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from .attention import Attention
+from .attention_asking import Among, Compiled, arranged, kept_on_the_way, nodes_after
 from .attention_question import RULE, Replacer, is_on, matched, near_miss, recorded
 from .attention_text import UnsupportedAttentionError
 from .attention_tiles import Gpu, Tile, tiles
@@ -32,9 +31,9 @@ from .gemm_triton_fuse import device_of
 from .kernel import Layout, attention_flops
 from .layout import with_keys_innermost
 from .match import Found
-from .region import is_move, packet
+from .region import packet
 from .sdpa import SDPA, given_mask
-from .triton_kernel import TritonTemplateKernel, compile_beside, nothing
+from .triton_kernel import TritonTemplateKernel, nothing
 from .unfused import Unfused
 
 _TILES, _MORE_TILES = 1, 10  # measured for each attention: by default, and where time does not matter
@@ -127,7 +126,7 @@ class _Fusion:
     def _decide(self, found: Found) -> tuple[Decision, _Kernels]:
         """The oracle's decision, for equal attentions the same, and the kernels to choose from."""
         kernels = self._kernels(found)
-        kept = _kept(found)
+        kept = kept_on_the_way(found)
         key = _key(found, kernels, kept)
         if key not in self._known:
             if self._left <= 0:
@@ -135,7 +134,9 @@ class _Fusion:
                 return Decision(None, Evidence(note=note)), kernels
             start = time.perf_counter()
             inputs = (*found.inputs, *kept)
-            unfused = _Compiled(Unfused(_after(found, inputs), inputs, [found.output]), kernels, self._meanwhile)
+            unfused = Compiled(
+                Unfused(nodes_after(found, inputs), inputs, [found.output]), list(kernels.values()), self._meanwhile
+            )
             question = _question(found, kernels, kept, key, unfused)
             self._known[key] = self._oracle.decide(question), kernels
             self._left -= time.perf_counter() - start - unfused.seconds
@@ -173,37 +174,8 @@ def has_to_offer(found: Found) -> bool:
     return all(given_mask(node) is not None for node in found.nodes if packet(node) in SDPA)
 
 
-class _Among:
-    """A kernel among whose arguments are more than it reads: the last ones."""
-
-    def __init__(self, kernel: TritonTemplateKernel, count: int) -> None:
-        self._kernel, self._count = kernel, count
-
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        """The kernel's result."""
-        return self._kernel(*tensors[: self._count])
-
-
-class _Compiled:
-    """What kernels compete with, compiled beside them; `seconds` is what that took."""
-
-    def __init__(self, unfused: Unfused, kernels: _Kernels, meanwhile: Callable[[], None]) -> None:
-        self._unfused, self._kernels, self._meanwhile = unfused, kernels, meanwhile
-        self.seconds = 0.0
-
-    def __call__(self, *tensors: Any) -> Any:
-        """The attention as it would run otherwise."""
-        return self._unfused(*tensors)
-
-    def prepare(self) -> None:
-        """Compile them, and all kernels."""
-        start = time.perf_counter()
-        compile_beside(list(self._kernels.values()), self._unfused.build, self._meanwhile)
-        self.seconds += time.perf_counter() - start
-
-
-def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: str, unfused: _Compiled) -> Question:
-    candidates = {name: _Among(kernel, len(found.inputs)) if kept else kernel for name, kernel in kernels.items()}
+def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: str, unfused: Compiled) -> Question:
+    candidates = {name: Among(kernel, len(found.inputs)) if kept else kernel for name, kernel in kernels.items()}
     return Question(
         rule=RULE,
         key=key,
@@ -211,56 +183,15 @@ def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: s
         original=unfused,
         candidates=candidates,
         prepare=unfused.prepare,
-        arrange=_arranged(found, kept) if kept else None,
+        arrange=arranged(found, kept) if kept else None,
     )
-
-
-def _arranged(found: Found, kept: tuple[fx.Node, ...]) -> Callable[[Sequence[Any]], None]:
-    """Computes the last arguments from those before: the kernel does so too, and must find the same."""
-    count = len(found.inputs)
-    program = subgraph(_before(found, kept), found.inputs, kept)
-
-    def arrange(values: Sequence[Any]) -> None:
-        made = program(*values[:count])
-        for value, new in zip(values[count:], made if isinstance(made, (tuple, list)) else (made,), strict=True):
-            value.copy_(new)
-
-    return arrange
-
-
-def _kept(found: Found) -> tuple[fx.Node, ...]:
-    """What is computed on the way and read by others too, as a mask of all layers is: it counts as made already."""
-    inside = set(found.nodes)
-    shared = {node for node in inside - {found.output} if not inside.issuperset(node.users)}
-    shared = {node for node in shared if not is_move(node) and isinstance(node.meta.get("val"), torch.Tensor)}
-    read = {source for node in _after(found, (*found.inputs, *shared)) for source in node.all_input_nodes}
-    return tuple(node for node in found.nodes if node in shared & read)
-
-
-def _after(found: Found, inputs: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
-    """The nodes that make the result of `inputs`."""
-    return _between(found, inputs, (found.output,))
-
-
-def _before(found: Found, kept: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
-    """The nodes that make `kept` of the kernel's inputs."""
-    return _between(found, found.inputs, kept)
-
-
-def _between(found: Found, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
-    known, wanted, queue = set(inputs), set[fx.Node](), list(outputs)
-    for node in queue:
-        if node not in known and node not in wanted:
-            wanted.add(node)
-            queue.extend(node.all_input_nodes)
-    return tuple(node for node in found.nodes if node in wanted)
 
 
 def _key(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> str:
     texts = "\n".join(kernel.source.text for kernel in kernels.values())
     layouts = [str(kernel.inputs) for kernel in kernels.values()]
     digest = hashlib.blake2b("\n".join([texts, *layouts]).encode(), digest_size=8).hexdigest()
-    return " ".join([digest, *(str(node.target) for node in _after(found, (*found.inputs, *kept)))])
+    return " ".join([digest, *(str(node.target) for node in nodes_after(found, (*found.inputs, *kept)))])
 
 
 def _name(tile: Tile) -> str:

@@ -13,12 +13,11 @@ import torch
 from torch import fx
 
 from ...rewrites.graph import is_pure
-from .region import COPIES, is_move, packet
+from .region import COPIES, NUMBERS, is_move, packet
 
 _GAIN = 1.5  # times as many bytes must be read otherwise
 _MOST_STEPS = 16  # of arithmetic, for each score
 _DEPTH = 40
-_MADE = ("aten.arange", "aten.full", "aten.scalar_tensor")  # of nothing: no bytes at all
 _CASTS = ("aten._to_copy", "prims.convert_element_type")
 _CHOICES = ("aten.where", "aten.masked_fill")
 
@@ -44,7 +43,7 @@ def _leaves(node: fx.Node, inner: dict[fx.Node, None]) -> set[fx.Node]:
     leaves: set[fx.Node] = set()
     queue = [(node, 0)]
     for one, depth in queue:
-        if packet(one) in _MADE:
+        if packet(one) in NUMBERS:
             inner[one] = None
         elif one not in inner and one not in leaves:
             sources = one.all_input_nodes
@@ -60,7 +59,7 @@ def _leaves(node: fx.Node, inner: dict[fx.Node, None]) -> set[fx.Node]:
 
 def _is_made_of_nothing(node: fx.Node) -> bool:
     """Whether a tensor comes from positions and numbers alone."""
-    return packet(node) in _MADE or (_is_computed(node) and all(map(_is_made_of_nothing, node.all_input_nodes)))
+    return packet(node) in NUMBERS or (_is_computed(node) and all(map(_is_made_of_nothing, node.all_input_nodes)))
 
 
 def _is_computed(node: fx.Node) -> bool:

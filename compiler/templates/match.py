@@ -26,6 +26,7 @@ from ..lowering.core import cast
 from ..lowering.positions import numel, raveled, unraveled
 from ..lowering.sizes import Unlowered
 from .attention import SCORE, Attention, Operand, address, operand
+from .attention_dropout import DROPPING, Dropped, drawn, dropped
 from .bias_cost import worth_computing
 from .region import Region, is_move, packet, plain_load, unrounded
 
@@ -63,15 +64,16 @@ class _RefusedError(Exception):
         self.reason = reason
 
 
-def match_attention(softmax: fx.Node) -> Found | Reason:
+def match_attention(softmax: fx.Node, *, drops: bool = False) -> Found | Reason:
     """The attention around a softmax, or why there is none.
 
     Args:
         softmax: a call of ``aten._softmax`` or ``aten._safe_softmax``.
+        drops: whether weights may be dropped, by masks that are drawn from seeds.
     """
     try:
         _check_softmax(softmax)
-        down = _down(softmax)
+        down = _down(softmax, DROPPING if drops else ())
         return _first(softmax, down)
     except _RefusedError as refused:
         return refused.reason
@@ -138,8 +140,8 @@ def _check_softmax(softmax: fx.Node) -> None:
         raise _RefusedError(Reason("symbolic", f"sizes {tuple(val.shape)}: static ones above 0 needed", (softmax,)))
 
 
-def _down(softmax: fx.Node) -> list[fx.Node]:
-    """The nodes from the softmax (left out) to the product with v."""
+def _down(softmax: fx.Node, dropping: Sequence[str]) -> list[fx.Node]:
+    """The nodes from the softmax (left out) to the product with v: moves, casts, and what drops weights."""
     chain, node = [], softmax
     while True:
         if len(node.users) != 1:
@@ -150,7 +152,7 @@ def _down(softmax: fx.Node) -> list[fx.Node]:
         chain.append(user)
         if packet(user) in _PRODUCTS and user.args[0] is node and user.args[1] is not node:
             return chain
-        if not is_move(user) and packet(user) not in _CASTS:
+        if not is_move(user) and packet(user) not in (*_CASTS, *dropping):
             message = f"the probabilities go to {user.target}, not into a product"
             raise _RefusedError(Reason("no-second-product", message, (user, softmax)))
         node = user
@@ -176,6 +178,7 @@ class _Matcher:
         self._inside = _between(product, softmax)
         maybe = worth_computing(_beside(self._inside)) if softmax.meta["val"].device.type == "cuda" else ()
         self._region, self._source = Region(self._inside, through_copies=False, maybe=maybe), Region()
+        self._weights = Region({*down[:-1], *drawn(down[:-1])})
         sizes = tuple(int(size) for size in softmax.meta["val"].shape)
         self._lead = tuple(Var(f"g{d}", size) for d, size in enumerate(sizes[:-2]))
         self._heads = tuple(map(at, self._lead))
@@ -185,7 +188,7 @@ class _Matcher:
 
     def run(self) -> Found:
         self._check_escapes()
-        self._check_probabilities()
+        keep, kept = self._probabilities()
         score, sink = self._scores()
         row, key = self._row, self._key
         depth, column = Var("d", self._depth), Var("e", self._width)
@@ -194,13 +197,13 @@ class _Matcher:
         k = self._operand(self._product.args[1], (depth, key), key, depth)
         v = self._operand(second.args[1], (key, column), key, column)
         output, out = self._out(second, column)
-        values = [score] if sink is None else [score, sink]
+        values = [value for value in (score, sink, keep) if value is not None]
         buffers = tuple(dict.fromkeys(self._buffer(load) for value in values for load in loads(value)))
         attention = Attention(
             self._lead, row, key, self._depth, self._width, q, k, v, out, score, buffers, sink,
-            SOFTMAXES[packet(self._softmax)],
+            SOFTMAXES[packet(self._softmax)], keep, kept,
         )  # fmt: skip
-        leaves = self._region.leaves | self._source.leaves
+        leaves = self._region.leaves | self._source.leaves | self._weights.leaves
         inputs = tuple(leaves[buffer.name] for buffer in attention.reads)
         return Found(attention, inputs, nodes_between(inputs, output), output)
 
@@ -211,15 +214,19 @@ class _Matcher:
                 message = f"scores ({node.name}) are also used by {outside[0].name}"
                 raise _RefusedError(Reason("scores-escape", message, (outside[0], node)))
 
-    def _check_probabilities(self) -> None:
-        region = Region({*self._down[:-1]})
-        places = self._flat((at(self._row), at(self._key)), self._down[-1])
-        load = plain_load(region.value(self._down[-1].args[0]).at(places))  # type: ignore[arg-type]
+    def _probabilities(self) -> Dropped:
+        """Which of the softmax's weights are multiplied with v, and what they are multiplied with before."""
         wanted = (*self._heads, at(self._row), at(self._key))
-        if load is None or load.buffer != self._softmax.name or load.indices != wanted:
-            raise _RefusedError(
-                Reason("heads-moved", "the second product batches other than the softmax", (self._down[-1],))
-            )
+
+        def is_weight(load: Load) -> bool:
+            return load.buffer == self._softmax.name and load.indices == wanted
+
+        places = self._flat((at(self._row), at(self._key)), self._down[-1])
+        found = dropped(self._weights.value(self._down[-1].args[0]).at(places), is_weight)  # type: ignore[arg-type]
+        if found is None:
+            message = "the second product takes other than the softmax's weights, each at its place"
+            raise _RefusedError(Reason("heads-moved", message, (self._down[-1],)))
+        return found
 
     def _flat(self, inner: Sequence[Any], product: fx.Node) -> tuple[Any, ...]:
         """Indices of a product's operand: batch and heads as one."""
@@ -277,7 +284,8 @@ class _Matcher:
         raise _RefusedError(Reason("operand", f"{node.name} cannot be read in place", (node,)))
 
     def _buffer(self, load: Load) -> Buffer:
-        return self._region.leaf(self._region.leaves[load.buffer]).buffer
+        leaves = self._weights.leaves | self._region.leaves
+        return self._region.leaf(leaves[load.buffer]).buffer
 
     def _out(self, second: fx.Node, column: Var) -> tuple[fx.Node, Operand]:
         """Where the result goes: the product's own memory, or that of a copy which brings heads together."""

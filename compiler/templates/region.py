@@ -32,7 +32,8 @@ _MOVES = """
 MOVES = frozenset(f"aten.{name}" for name in _MOVES.split())
 
 # What is computed of positions and numbers alone, by little arithmetic, takes less time than reading it would.
-_NUMBERS = ("aten.arange", "aten.full", "aten.scalar_tensor")
+_MADE = "arange full scalar_tensor zeros ones new_full new_zeros new_ones full_like zeros_like ones_like"
+NUMBERS = frozenset(f"aten.{name}" for name in _MADE.split())
 _ARITHMETIC = """
     add sub rsub mul neg eq ne lt le gt ge where masked_fill logical_and logical_or logical_not logical_xor
     bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ _to_copy
@@ -135,7 +136,7 @@ class Region:
         if node not in self._positional:
             inner = packet(node) in _POSITIONAL and depth > 0
             made = inner and all(self._is_positional(source, depth - 1) for source in node.all_input_nodes)
-            self._positional[node] = made or packet(node) in _NUMBERS
+            self._positional[node] = made or packet(node) in NUMBERS
         return self._positional[node]
 
     def _is_seen_through(self, node: fx.Node) -> bool:

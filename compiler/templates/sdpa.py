@@ -34,20 +34,21 @@ SDPA = {
 }
 
 
-def match_sdpa(call: fx.Node) -> Found | Reason:
+def match_sdpa(call: fx.Node, *, keep: fx.Node | None = None) -> Found | Reason:
     """The attention that a call of the fused CPU operator computes, or why the template cannot.
 
     Args:
         call: of one of `SDPA`; it gives the result first, and nothing else of it may be used.
+        keep: a mask drawn from a seed, which says which weights stay where the call drops some.
     """
     users = [user for user in call.users if user.users]
     if len(users) != 1 or users[0].target is not operator.getitem or users[0].args[1] != 0:
         return Reason("logsumexp-used", "the logarithms of the row sums are used: a training graph", (call,))
     q = call.args[0].meta["val"]  # type: ignore[union-attr]
-    if not is_served(q) or argument(call, "dropout_p"):
+    if not is_served(q) or (argument(call, "dropout_p") and keep is None):
         return Reason("dtype", f"{q.dtype}, dropout {argument(call, 'dropout_p')}", (call,))
     try:
-        return _Sdpa(call, users[0]).run()
+        return _Sdpa(call, users[0], keep).run()
     except Unlowered as refusal:
         return Reason(f"score-{refusal.code}", str(refusal), (call,))
 
@@ -59,8 +60,9 @@ def given_mask(call: fx.Node) -> Any:
 
 
 class _Sdpa:
-    def __init__(self, call: fx.Node, output: fx.Node) -> None:
-        self._call, self._output = call, output
+    def __init__(self, call: fx.Node, output: fx.Node, keep: fx.Node | None) -> None:
+        self._call, self._output, self._keep = call, output, keep
+        self._drawn = Region({keep})
         q, k, v = call.args[:3]
         self._given = given_mask(call)
         lean = self._given is not None and self._given.meta["val"].device.type == "cuda"
@@ -77,7 +79,11 @@ class _Sdpa:
 
     def run(self) -> Found:
         score = self._score()
-        buffers = tuple(dict.fromkeys(self._mask.leaf(self._mask.leaves[load.buffer]).buffer for load in loads(score)))
+        keep = None if self._keep is None else self._drawn.value(self._keep).at(self._places())
+        kept = 1.0 if keep is None else 1.0 / (1.0 - argument(self._call, "dropout_p"))
+        drawn = [] if keep is None else [(self._drawn, load) for load in loads(keep)]
+        read = [(self._mask, load) for load in loads(score)] + drawn
+        buffers = tuple(dict.fromkeys(region.leaf(region.leaves[load.buffer]).buffer for region, load in read))
         result = made(self._output)
         where = address(result, (*self._heads, at(self._row), at(self._column)))
         out = operand(result, where, self._row, self._column)
@@ -86,8 +92,9 @@ class _Sdpa:
             self._lead, self._row, self._key, self._depth.extent, self._column.extent,
             self._operand(self._q, self._row, self._depth), self._operand(self._k, self._key, self._depth),
             self._operand(self._v, self._key, self._column), out, score, buffers, None, True,
+            keep, kept,
         )  # fmt: skip
-        leaves = self._region.leaves | self._mask.leaves
+        leaves = self._region.leaves | self._mask.leaves | self._drawn.leaves
         inputs = tuple(leaves[buffer.name] for buffer in attention.reads)
         return Found(attention, inputs, nodes_between(inputs, self._output), self._output)
 

@@ -40,6 +40,7 @@ class TritonTemplateKernel:
         device: the index of its GPU.
         flops: multiplications and additions of its products.
         workspaces: memory that one launch leaves to the next.
+        zeros: positions of results that the kernel does not write everywhere: elsewhere they hold zeros.
     """
 
     name: str
@@ -51,6 +52,7 @@ class TritonTemplateKernel:
     device: int
     flops: int = 0
     workspaces: tuple[Layout, ...] = ()
+    zeros: tuple[int, ...] = ()
     _run: Callable[..., None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,6 +75,8 @@ class TritonTemplateKernel:
                 break
         empty = _empty(self.device)
         made = [empty(x.sizes, x.strides, x.dtype) for x in self.outputs]
+        for position in self.zeros:
+            made[position].zero_()
         (self._run or self.build())(*tensors, *made)
         return made[0] if len(made) == 1 else tuple(made)
 

@@ -246,17 +246,20 @@ def digamma(x):
 
 @triton.jit
 def philox(seed, offset, word: tl.constexpr):
-    """One word of Philox 4x32, 10 rounds: key `seed`, counter `offset` (see `ir/philox.py`)."""
-    m0, m1 = tl.full([1, 1], 0xD2511F53, tl.uint32), tl.full([1, 1], 0xCD9E8D57, tl.uint32)
+    """One word of Philox 4x32, 10 rounds: key `seed`, counter `offset` (see `ir/philox.py`).
+
+    Both halves of a product are one instruction where they are those of a product of 64 bits.
+    """
+    m0, m1 = tl.full([1, 1], 0xD2511F53, tl.uint64), tl.full([1, 1], 0xCD9E8D57, tl.uint64)
     w0, w1 = tl.full([1, 1], 0x9E3779B9, tl.uint32), tl.full([1, 1], 0xBB67AE85, tl.uint32)
     c0, c1 = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     c2 = c0 ^ c0
     c3 = c2
     for _ in tl.static_range(10):
-        high, low = tl.umulhi(m1 ^ (c2 ^ c2), c2), m1 * c2
-        high_0, low_0 = tl.umulhi(m0 ^ (c0 ^ c0), c0), m0 * c0
-        c0, c1, c2, c3 = high ^ c1 ^ k0, low, high_0 ^ c3 ^ k1, low_0
+        left, right = m0 * c0.to(tl.uint64), m1 * c2.to(tl.uint64)
+        c0, c1 = (right >> 32).to(tl.uint32) ^ c1 ^ k0, right.to(tl.uint32)
+        c2, c3 = (left >> 32).to(tl.uint32) ^ c3 ^ k1, left.to(tl.uint32)
         k0, k1 = k0 + w0, k1 + w1
     chosen = c0 if word == 0 else c1 if word == 1 else c2 if word == 2 else c3
     return chosen.to(tl.int64)
@@ -438,7 +441,8 @@ def join_logaddexp(x, y):
 @triton.jit
 def fast_tanh(x):
     """Within 3e-7 of it, by one power and one quotient."""
-    return 1.0 - 2.0 / (1.0 + libdevice.exp2(x * 2.8853900817779268))
+    two = tl.full(x.shape, 2.0, tl.float32)
+    return 1.0 - libdevice.fast_dividef(two, 1.0 + libdevice.exp2(x * 2.8853900817779268))
 
 
 @triton.jit
@@ -452,6 +456,12 @@ def scaled_softmax_step(x, top, total, factor: tl.constexpr):
     p = libdevice.exp2(tl.fma(x, tl.full(x.shape, factor, tl.float32), tl.broadcast_to(shift[:, None] * -1.0, x.shape)))
     rescale = libdevice.exp2(top - shift)
     return p, new, total * rescale + tl.sum(p, 1), rescale
+
+
+@triton.jit
+def shifted_power(x, shift, factor: tl.constexpr):
+    """2 to the power of x * factor + shift, multiplied and shifted in one instruction."""
+    return libdevice.exp2(tl.fma(x, tl.full(x.shape, factor, tl.float32), tl.broadcast_to(shift, x.shape)))
 
 
 @triton.jit

@@ -85,17 +85,19 @@ def on_cuda(module: fx.GraphModule) -> fx.GraphModule:
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.output(graph.graph_copy(module.graph, copies))
     for old, new in copies.items():
-        new.meta = {**old.meta, "val": tree_map(_moved, old.meta["val"])} if "val" in old.meta else dict(old.meta)
-        new.args, new.kwargs = (tree_map(_elsewhere, given) for given in (new.args, new.kwargs))
+        new.meta = {**old.meta, "val": tree_map(moved, old.meta["val"])} if "val" in old.meta else dict(old.meta)
+        new.args, new.kwargs = (tree_map(elsewhere, given) for given in (new.args, new.kwargs))
     return fx.GraphModule(module, graph)
 
 
-def _moved(value: Any) -> Any:
+def moved(value: Any) -> Any:
+    """Metadata of the same value on a GPU."""
     if not isinstance(value, torch.Tensor):
         return value
     with value.fake_mode:  # type: ignore[attr-defined]
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_CUDA)
 
 
-def _elsewhere(given: Any) -> Any:
+def elsewhere(given: Any) -> Any:
+    """The argument of the same call on a GPU."""
     return _CUDA if isinstance(given, torch.device) else given

@@ -20,6 +20,11 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.ir.interpreter import allocate
+from regraft.compiler.ir.program import Buffer
+from regraft.compiler.lowering.arithmetic import op
+from regraft.compiler.lowering.core import whole
+from regraft.compiler.lowering.random import Stream
+from regraft.compiler.random_ops import threshold
 from regraft.compiler.templates.attention import Attention
 from regraft.compiler.templates.attention_question import matched
 from regraft.compiler.templates.attention_tiles import Tile
@@ -111,14 +116,51 @@ class _Inputs(torch.fx.Interpreter):
         return [self.env[node] for node in nodes]
 
 
-def run(function: Callable[..., Any], inputs: Sequence[Any], tile: Tile = SMALL, half: Any = None) -> Ran:
+@dataclass(frozen=True)
+class Dropout:
+    """Weights are dropped with probability `p`, as ``regraft.bernoulli`` of `seed` draws them."""
+
+    p: float
+    seed: int
+    fast: bool = False
+
+    @property
+    def kept(self) -> float:
+        """What the others are multiplied with."""
+        return 1 / (1 - self.p)
+
+    def mask(self, sizes: Sequence[int]) -> torch.Tensor:
+        """Which weights stay."""
+        return torch.ops.regraft.bernoulli(list(sizes), 1 - self.p, torch.tensor(self.seed), self.fast)
+
+    def of(self, attention: Attention) -> Attention:
+        """An attention with it, as the lowering of the operator writes the mask."""
+        seed = Buffer("seed", torch.int64, (), (), attention.out.buffer.device)
+        variables = (*attention.lead, attention.row, attention.key)
+        stream = Stream([v.extent for v in variables], whole(seed))
+        places, limit = tuple(v.index() for v in variables), threshold(1 - self.p)
+        bits = stream.hashed(places) if self.fast else stream.word(places)
+        keep = op("lt", bits, limit - 2**31 if self.fast else limit)
+        return replace(attention, keep=keep, kept=self.kept, buffers=(*attention.buffers, seed))
+
+
+def run(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    tile: Tile = SMALL,
+    half: Any = None,
+    dropout: Dropout | None = None,
+) -> Ran:
     """The kernel of a function's attention, interpreted.
 
     Args:
         half: take operands to be of this dtype, where the matcher knows others only.
+        dropout: of the weights.
     """
     found, module = found_in(function, inputs)
     attention, tensors = found.attention, _Inputs(module).of(found.inputs, inputs)
+    if dropout is not None:
+        attention, tensors = dropout.of(attention), [*tensors, torch.tensor(dropout.seed)]
     if half is not None:
         attention = _with_dtype(attention, half)
         tensors = [x.to(b.dtype) for x, b in zip(tensors, attention.reads, strict=True)]
@@ -132,15 +174,20 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], tile: Tile = SMALL,
     return Ran(result, statistics, source, attention, tensors)
 
 
-def gradients(ran: Ran, gradient: torch.Tensor, tile: Tile = SMALL) -> list[torch.Tensor]:
-    """Gradients of q, k, v and scores by the kernels of the backward pass, interpreted: of every lead iteration."""
-    backward = attention_backward(ran.attention, tile, scores=True)
+def gradients(ran: Ran, gradient: torch.Tensor, tile: Tile = SMALL, masks: bool = False) -> list[torch.Tensor]:
+    """Gradients of q, k, v, scores and the sink (if any) by the kernels of the backward pass, interpreted.
+
+    Each has the lead loops, nothing is added up.
+    """
+    has_sink = ran.attention.sink is not None
+    backward = attention_backward(ran.attention, tile, scores=True, sinks=has_sink, masks=masks)
     assert backward.scores is not None
-    results = (*backward.results, backward.scores)
+    results = (*backward.results, backward.scores, *([backward.sinks] if backward.sinks else []))
     reads = [b.name for b in ran.attention.reads]
     memory = dict(zip(reads, ran.inputs, strict=True))
     memory |= {ran.attention.out.buffer.name: ran.result, "statistics": ran.statistics}
-    memory |= {b.name: allocate(b, {}) for b in (backward.gradient, backward.delta, *results)}
+    left = [backward.delta, *([backward.masks] if backward.masks else [])]
+    memory |= {b.name: allocate(b, {}) for b in (backward.gradient, *left, *results)}
     memory[backward.gradient.name].copy_(gradient.reshape(memory[backward.gradient.name].shape))
     memory[backward.scores.name].zero_()
     for launch in backward.source.launches:

@@ -14,15 +14,17 @@ from regraft.compiler.templates.attention_tiles import (
     AMPERE,
     HOPPER,
     SMALLER,
+    BackwardTile,
     Tile,
     backward_tiles,
     fits,
     parts,
     programs,
     tiles,
+    turned,
 )
 
-from .test_attention_triton import BF16, F32, masked
+from .test_attention_triton import BF16, F32, masked, plain
 
 
 def attention(b: int, h: int, m: int, n: int, d: int, dtype: torch.dtype = BF16) -> Attention:
@@ -59,6 +61,24 @@ def test_few_heads_get_smaller_blocks_of_queries() -> None:
     assert tiles(few, HOPPER)[0].queries == 64
     assert tiles(many, HOPPER)[0].queries == 128
     assert programs(Tile(128, 64, 4, 2), many) == 16 * 16 * 4
+
+
+def test_tiles_for_keys_hold_as_much_and_leave_registers_for_two_gradients() -> None:
+    narrow, wide = attention(4, 8, 512, 512, 64), attention(4, 8, 512, 512, 128)
+    assert turned(Tile(128, 64, 8, 2), narrow) == Tile(64, 128, 8, 2)
+    assert turned(Tile(128, 64, 8, 2), wide) == Tile(32, 128, 8, 2)
+    assert turned(Tile(128, 64, 8, 2), attention(4, 8, 20, 40, 64)) == Tile(32, 64, 8, 1)
+    assert turned(BackwardTile(128, 64, 8, 2, Tile(64, 64, 4, 3)), wide) == Tile(64, 64, 4, 3)
+    short = attention(4, 8, 20, 512, 64)
+    assert all(turned(tile, short).queries <= 32 for tile in backward_tiles(short, HOPPER))
+
+
+def test_biases_leave_fewer_registers_to_gradients() -> None:
+    q = torch.empty(4, 8, 512, 128, dtype=BF16)
+    without = found_in(plain, [q, q, q])[0].attention
+    assert turned(backward_tiles(without, HOPPER)[0], without) == Tile(64, 64, 4, 2)
+    biased = attention(4, 8, 512, 512, 128)
+    assert turned(backward_tiles(biased, HOPPER)[0], biased) == Tile(32, 64, 4, 3)
 
 
 def test_widths_beyond_all_tables_have_a_tile() -> None:
