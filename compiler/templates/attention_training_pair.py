@@ -134,7 +134,8 @@ def dying(graph: fx.Graph, replaced: Iterable[fx.Node], read: Iterable[fx.Node])
     replaced, read = set(replaced), set(read)
     dead: dict[fx.Node, None] = {}
     for node in reversed(graph.nodes):
-        unread = node not in read and _may_go(node) and all(user in dead for user in node.users)
+        # What nobody has read so far stays: it may be meant for an attention that follows.
+        unread = node not in read and _may_go(node) and node.users and all(user in dead for user in node.users)
         if node in replaced or unread:
             dead[node] = None
     return dead
@@ -145,9 +146,8 @@ def _may_go(node: fx.Node) -> bool:
         return False
     if not isinstance(node.target, OpOverload):
         return node.target is operator.getitem
-    # Attentions that draw numbers go: what stands for them draws its own.
-    draws = torch.Tag.nondeterministic_seeded in node.target.tags and not node.users
-    return not draws and not is_mutable(node.target) and node.target.namespace in ("aten", "prims", "regraft")
+    # Attentions that draw numbers go, too: what stands for them draws its own.
+    return not is_mutable(node.target) and node.target.namespace in ("aten", "prims", "regraft")
 
 
 def check_gone(pair_nodes: Iterable[fx.Node], dead: Mapping[fx.Node, Any], what: str) -> None:

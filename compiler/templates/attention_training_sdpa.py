@@ -63,7 +63,8 @@ def _first(backward: fx.Node) -> str:
 
 def _backward_of(call: fx.Node) -> fx.Node:
     name = f"{packet(call)}_backward"
-    found = [node for node in _readers(call) if packet(node) == name]
+    # Others may read the result as their q, k or v.
+    found = [node for node in _readers(call) if packet(node) == name and _is_result(argument(node, "logsumexp"), call)]
     if len(found) != 1:
         raise RefusedError("no-backward", f"{len(found)} backward calls read {call.name}", call)
     (backward,) = found
@@ -71,6 +72,10 @@ def _backward_of(call: fx.Node) -> fx.Node:
         if not _is_same(theirs, ours):
             raise RefusedError("other-backward", f"{backward.name} has other arguments than {call.name}", backward)
     return backward
+
+
+def _is_result(node: Any, call: fx.Node) -> bool:
+    return isinstance(node, fx.Node) and root(node).args[:1] == (call,)
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -272,6 +272,14 @@ def test_plain_pairs(call: Any) -> None:
     matches(lambda q, k, v: call(q, k, v, None), spelled(), [random(2, 3, n, 16) for n in (20, 40, 40)])
 
 
+def test_masks_stay_for_the_pairs_that_follow() -> None:
+    def twice(q: Any, k: Any, v: Any) -> torch.Tensor:
+        return efficient(efficient(q, k, v, None, 0.3), k, v, None, 0.3)
+
+    module, record = fused(joint_of(twice, *(random(2, 3, n, 16) for n in (20, 40, 40))))
+    assert len(record.applied) == 2 and len(kernels(module)) == 6, record.near_misses
+
+
 @pytest.mark.parametrize("call", [efficient, cudnn, flash])
 def test_pairs_that_drop_weights_draw_them_from_a_seed(call: Any) -> None:
     inputs = [random(2, 3, n, 16) for n in (20, 40, 40)]
