@@ -35,7 +35,7 @@ UNIFORM_BITS = {torch.bfloat16: 8, torch.float16: 11}
 
 _library = torch.library.Library("regraft", "FRAGMENT")
 _library.define("seeds(int n, Device? device=None) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-_library.define("split(Tensor seeds) -> Tensor[]")
+_library.define("split(Tensor(a -> *) seeds) -> Tensor(a)[]")  # on a GPU parts are views
 _library.define("bernoulli(SymInt[] size, float p, Tensor seed, bool fast=False) -> Tensor")
 _library.define("uniform(SymInt[] size, Tensor seed, ScalarType dtype, bool interior=False, bool fast=False) -> Tensor")
 _library.define("normal(SymInt[] size, Tensor seed, ScalarType dtype) -> Tensor")
