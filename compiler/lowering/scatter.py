@@ -135,12 +135,12 @@ def index_put(
     if len(given) == 1 and given[0].dtype == torch.bool:
         return _masked_put(low, x, indices, given[0], values, accumulate)
     plan = Advanced(x.sizes, indices)
-    out = copied(low, x)
+    out = _widened(low, x) if accumulate else copied(low, x)
     loops = low.loops(plan.sizes)
     at = iterations(loops)
     mode = mode_of("sum", x.dtype) if accumulate else None
     low.store(out, loops, plan.source(at), broadcast_at(values, at), mode)
-    return out
+    return _narrowed(low, out, x.dtype)
 
 
 @lowers("aten.put")
@@ -170,7 +170,7 @@ def embedding_dense_backward(
     if scale_grad_by_freq:
         raise Unlowered("arguments", "scale_grad_by_freq: gradients scaled by how often an index occurs")
     rank, dtype = len(indices.sizes), grad_output.dtype
-    out = filled(low, (num_weights, grad_output.sizes[-1]), 0, dtype)
+    out = filled(low, (num_weights, grad_output.sizes[-1]), 0, compute_dtype(dtype))
     loops = low.loops(grad_output.sizes)
     at = iterations(loops)
     row = loaded(indices, at[:rank], num_weights)
@@ -178,7 +178,17 @@ def embedding_dense_backward(
     value = grad_output.at(at)
     kept = value if _is_negative(padding_idx) else where(padding, scalar(0, dtype), value)
     low.store(out, loops, (row, at[rank]), kept, "add")
-    return out
+    return _narrowed(low, out, dtype)
+
+
+def _widened(low: Lowering, x: Tensor) -> Tensor:
+    """A copy to add to: floats of 16 bits as 32, as eager adds them up on GPUs, or small terms would be lost."""
+    return copied(low, x, compute_dtype(x.dtype))
+
+
+def _narrowed(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` itself where it has this dtype."""
+    return x if x.dtype == dtype else copied(low, x, dtype)
 
 
 def _is_negative(number: Any) -> bool:

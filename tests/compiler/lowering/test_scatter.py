@@ -169,7 +169,8 @@ def test_put(x, seed, shape, accumulate):
 @given(tensors(FLOATS, min_rank=2, min_size=1, special=False), SEEDS, st.sampled_from([-1, 0, 2]), st.booleans())
 def test_embedding_backward(grad, seed, padding, dynamic):
     index = indices(grad.shape[:-1], 5, seed)
-    agree(lambda g, i: aten.embedding_dense_backward(g, i, 5, padding, False), grad, index, dynamic=dynamic)
+    whole = grad.round().clamp(-8, 8)  # eager on CPUs rounds every sum to 16 bits
+    agree(lambda g, i: aten.embedding_dense_backward(g, i, 5, padding, False), whole, index, dynamic=dynamic)
 
 
 def test_a_gradient_scaled_by_frequency_stays_a_call():
@@ -197,3 +198,17 @@ def test_a_scatter_is_a_copy_and_a_store_into_it():
     copy, store = made.program.items
     assert copy.stores[0].buffer == store.stores[0].buffer
     assert (copy.stores[0].mode, store.stores[0].mode) == (None, "add")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_of_many_small_terms_keep_them(dtype):
+    """As eager's on a GPU: single precision, rounded once."""
+    terms, index = torch.rand(3000, 2).to(dtype), torch.arange(3000) % 3
+    exact = torch.zeros(3, 2, dtype=torch.float64).index_add(0, index, terms.double()).to(dtype)
+    for function in (
+        lambda x, i: torch.zeros(3, 2, dtype=dtype).index_put((i,), x, accumulate=True),
+        lambda x, i: aten.embedding_dense_backward(x, i, 3, -1, False),
+    ):
+        module = trace(function, terms, index)
+        found = run(module, lower(module, strict=True), [terms, index])
+        torch.testing.assert_close(found, exact, rtol=1e-2, atol=0)
