@@ -3,9 +3,10 @@
 %convolution = ...; %add = ...; %relu = ...   ->   convolution_add_relu_3f2a_128x64x64_4w4s_tma(%x, %weight, %bias)
 
 cuDNN multiplies as fast as a GPU can, and a kernel follows it that reads and writes the image once more. A kernel of
-our own pays where that pass counts: in early layers, whose images are large. That is estimated first; where it may
-pay, it is measured as products are (see `gemm_triton_fuse`). Images of few channels, and convolutions of single ones,
-cuDNN computes at a fraction of what memory allows: these are asked about without an epilogue, and in training, too.
+our own pays where that pass counts: in early layers, whose images are large. That is estimated first; where all layers
+of a kind may save 50 microseconds, it is measured as products are (see `gemm_triton_fuse`). Images of few channels, and
+convolutions of single ones, cuDNN computes at a fraction of what memory allows: these are asked about without an
+epilogue, and in training, too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .convolution_tiles import convolution_neighbours, convolution_tiles
 from .convolution_triton import convolution_triton
 from .depthwise_triton import Depthwise, DepthwiseTile, depthwise_tiles, depthwise_triton
 from .gemm_match import FoundProduct
-from .gemm_triton_cost import fused_gain
+from .gemm_triton_cost import cycles_to_move, fused_gain
 from .gemm_triton_fuse import Fusion, computes, device_of, rereads, template_kernel
 from .gemm_triton_tiles import GemmTile
 from .layout import copied
@@ -39,6 +40,7 @@ _SMALL = 1 << 27  # multiplications that take no longer than a launch
 _SLOW = 32  # multiplications of many channels that take as long as one of few
 _KERNELS = 6  # compiled for a graph by default: each takes a second
 _WORTH = 0.18  # of the library's time at its best: what an epilogue must save to be asked about
+_NOTABLE = 85_000  # cycles, 50 microseconds: what all layers of a kind must save
 # What is saved for each element of the result, in passes over it: an epilogue, or what the library loses otherwise.
 _EPILOGUE, _SINGLE, _FEW = 2, 3, 8
 
@@ -118,6 +120,10 @@ class _Fusion(Fusion):
         assert isinstance(product, Convolution)
         passes = _SINGLE if isinstance(product, Depthwise) else _FEW if product.merged else _EPILOGUE
         return passes * product.batch.extent * product.row.extent * product.column.extent
+
+    def is_worth(self, product: Product, work: int) -> bool:
+        """Whether all layers of a kind together save so much that it is worth a second of compilation."""
+        return is_slow(product) or cycles_to_move(work * product.dtype.itemsize, self.gpu) >= _NOTABLE
 
     def laid_out(self, found: FoundProduct, kernel: TritonTemplateKernel) -> FoundProduct:
         """The same with the weight as the kernel reads it, for all that share it."""

@@ -94,6 +94,11 @@ def library(product: Product, gpu: Gpu) -> float:
     return max(multiply, moved(product) / (_BYTES_PER_CYCLE * _LIBRARY * gpu.processors))
 
 
+def cycles_to_move(count: float, gpu: Gpu) -> float:
+    """Cycles that memory takes for so many bytes."""
+    return count / (_BYTES_PER_CYCLE * gpu.processors)
+
+
 def is_skinny(product: Product) -> bool:
     """Whether memory is what a product takes its time for: a large operand, few rows or columns of the other."""
     few = min(product.row.extent, product.column.extent) <= FEW

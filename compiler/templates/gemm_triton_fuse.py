@@ -132,6 +132,7 @@ class Fusion:
         self._left = _MORE_SECONDS if thorough else _SECONDS
         self._asked: set[str] = set()
         self._tiles: dict[str, GemmTile] = {}
+        self._tiles_of = functools.cache(lambda kind: self.tiles(kind[0]))  # layers are alike
         self._compiled = _Compiled(meanwhile)
         self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
 
@@ -169,6 +170,10 @@ class Fusion:
         """By what those are chosen that are asked about, where there are many."""
         return product.multiplications
 
+    def is_worth(self, product: Product, work: int) -> bool:  # noqa: ARG002
+        """Whether that work, of all products of a kind, is worth the time to compile a kernel."""
+        return True
+
     def laid_out(self, found: FoundProduct, kernel: TritonTemplateKernel) -> FoundProduct:  # noqa: ARG002
         """A product whose operands have the strides that the kernel was written for."""
         return found
@@ -192,11 +197,12 @@ class Fusion:
                     continue
                 taken |= mine
                 weights[_kind(found)] += self.work(found.product)
-        if not self.thorough and len(weights) > self.kinds:
-            self._chosen = {kind for kind, _ in weights.most_common(self.kinds)}
+        if not self.thorough:
+            worth = [kind for kind, work in weights.most_common() if self.is_worth(kind[0], work)][: self.kinds]
+            self._chosen = set(worth) if len(worth) < len(weights) else None
         for kind in weights if self._chosen is None else self._chosen:
             with contextlib.suppress(UnsupportedDtypeError):
-                self._compiled.add(self._kernels(kind, self.tiles(kind[0])))
+                self._compiled.add(self._kernels(kind, self._tiles_of(kind)))
         return nodes
 
     def found(self, plain: FoundProduct | Reason | None, node: fx.Node) -> Iterator[FoundProduct]:
@@ -232,14 +238,15 @@ class Fusion:
         """Decide on one product; whether it was replaced."""
         why = None if self._takes_all() else self.hopeless(found)
         if why is None and self._chosen is not None and _kind(found) not in self._chosen:
-            why = "other products of this graph promise more"
+            why = "others of this graph promise more, or all of its kind too little for the time to compile it"
         anchor = _anchor(self._graph, found)
         if anchor is None:
             why = "the product is read before the epilogue has its operands, or memory is written to in between"
         if why is not None:
             return self._decline(found, f"estimate: {why}")
         try:
-            kernels = self._kernels(_kind(found), self.tiles(found.product))
+            kind = _kind(found)
+            kernels = self._kernels(kind, self._tiles_of(kind))
             if not kernels:
                 return self._decline(found, "no tile fits this GPU")
             if self._left <= 0 and _key(found, kernels) not in self._asked:

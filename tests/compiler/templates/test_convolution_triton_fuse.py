@@ -61,7 +61,13 @@ def block(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, v: torch.Tensor) ->
     return F.conv2d(y, v)
 
 
-EARLY = empty(64, 64, 56, 56), empty(64, 64, 3, 3), empty(64), empty(256, 64, 1, 1)
+def deep(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    for _ in range(5):
+        x = torch.relu(F.conv2d(x, w, padding=1) + b.view(-1, 1, 1))
+    return x
+
+
+EARLY = empty(256, 64, 56, 56), empty(64, 64, 3, 3), empty(64), empty(256, 64, 1, 1)
 LATE = empty(64, 512, 7, 7), empty(512, 512, 3, 3), empty(512), empty(256, 512, 1, 1)
 
 
@@ -97,6 +103,17 @@ def test_late_layers_are_not_asked_about() -> None:
     assert oracle.questions == []
     assert record.declined[0].evidence is not None
     assert "would save" in record.declined[0].evidence.note
+
+
+def test_what_saves_little_in_all_layers_together_is_not_worth_compiling_for() -> None:
+    oracle = Fastest()
+    fewer = EARLY[0][:64]
+    _, record = fuse(block, fewer, *EARLY[1:], oracle=oracle)
+    assert oracle.questions == []
+    assert record.declined[0].evidence is not None
+    assert "too little" in record.declined[0].evidence.note
+    fuse(deep, fewer, *EARLY[1:3], oracle=oracle)
+    assert len({question.key for question in oracle.questions}) == 1
 
 
 def test_what_the_library_does_as_well_is_not_spoken_of() -> None:
