@@ -1,16 +1,17 @@
 """Templates: kernels written once with a hole for what the graph computes in between.
 
-`attention` is softmax(f(q k^T)) v with any pointwise f, `product` f(a b); `gemm` has what both are made of.
+`attention` is softmax(f(q k^T)) v with any pointwise f, `gemm` f(a b), `convolution` the same of windows of images. In
+each, `description` says what a kernel computes, `match` finds it in graphs, `fuse` and `triton_fuse` are the passes.
 """
 
-from .attention_training import fuse_attention_training
-from .attention_triton_fuse import fuse_attention_triton
-from .convolution_triton_fuse import fuse_convolution_triton
-from .fuse import fuse_attention
-from .gemm_fuse import fuse_gemm
-from .gemm_triton_fuse import fuse_gemm_triton
+from .attention.fuse import fuse_attention
+from .attention.match import match_attention
+from .attention.triton_fuse import fuse_attention_triton
+from .attention_training.fuse import fuse_attention_training
+from .convolution.triton_fuse import fuse_convolution_triton
+from .gemm.fuse import fuse_gemm
+from .gemm.triton_fuse import fuse_gemm_triton
 from .kernel import TemplateKernel
-from .match import match_attention
 from .triton_kernel import TritonTemplateKernel
 
 __all__ = [

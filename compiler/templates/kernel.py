@@ -18,8 +18,8 @@ from ..cpp.compiler import compile_all
 from ..cpp.target import host_target
 from ..torch_compat import is_fake
 from ..torch_memory import empty_strided
-from .attention import Attention
-from .attention_cpp import PRELUDE, attention_cpp
+from .attention.cpp import PRELUDE, attention_cpp
+from .attention.description import Attention
 
 _empty = empty_strided(torch.device("cpu"))
 

@@ -18,7 +18,7 @@ from ..ir.dependence import Dependence
 from ..ir.index import Var
 from ..ir.program import Buffer
 from ..ir.value import Load
-from .attention import Attention
+from .attention.description import Attention
 
 aten = torch.ops.aten
 

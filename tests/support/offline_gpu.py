@@ -21,7 +21,7 @@ from regraft.compiler.backend import Compilation
 from regraft.compiler.codegen import generate_kernels
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.options import Options
-from regraft.compiler.templates import gemm_triton_fuse
+from regraft.compiler.templates import gpu
 from regraft.rewrites.record import Code
 
 from .fake_cuda import with_fake_driver
@@ -38,7 +38,7 @@ class OfflineGpu:
         self.kernels: list[Kernel] = []
         self._monkeypatch, self._build = monkeypatch, triton.build
         monkeypatch.setattr(triton, "build", self._recorded)
-        monkeypatch.setattr(gemm_triton_fuse, "device_of", lambda graph: None)  # templates have tests of their own
+        monkeypatch.setattr(gpu, "_gpu", lambda index: gpu.Gpu(0, 0, 0))  # templates have tests of their own
 
     def __call__(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return _Compilation(module, inputs, self.code)._compile()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from regraft.compiler.templates import gemm_triton_fuse, triton_kernel
-from regraft.compiler.templates.attention_tiles import HOPPER
+from regraft.compiler.templates import gpu, triton_kernel
+from regraft.compiler.templates.gpu import HOPPER
 from regraft.rewrites.profit import Decision, Question
 from regraft.rewrites.record import Evidence
 
@@ -39,5 +39,5 @@ def with_fake_hopper(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
     module = importlib.import_module("regraft.compiler.triton.driver")
     monkeypatch.setattr(triton_kernel, "driver", module.driver)
     monkeypatch.setattr(triton_kernel, "capability", lambda device: 90)
-    monkeypatch.setattr(gemm_triton_fuse, "_gpu", lambda index: HOPPER)
+    monkeypatch.setattr(gpu, "_gpu", lambda index: HOPPER)
     return fake

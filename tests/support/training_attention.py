@@ -22,7 +22,7 @@ from regraft.compiler.codegen import generate_kernels
 from regraft.compiler.options import Options
 from regraft.compiler.seeding import seed_calls
 from regraft.compiler.templates import TritonTemplateKernel
-from regraft.compiler.templates.attention_training import fuse_attention_training
+from regraft.compiler.templates.attention_training.fuse import fuse_attention_training
 from regraft.compiler.wrapper import generate
 from regraft.rewrites.profit import Always
 from regraft.rewrites.record import Code, GraphRecord

@@ -25,14 +25,14 @@ from regraft.compiler.lowering.arithmetic import op
 from regraft.compiler.lowering.core import whole
 from regraft.compiler.lowering.random import Stream
 from regraft.compiler.random_ops import threshold
-from regraft.compiler.templates.attention import Attention
-from regraft.compiler.templates.attention_question import matched
-from regraft.compiler.templates.attention_tiles import Tile
-from regraft.compiler.templates.attention_triton import attention_triton, statistics_buffer
-from regraft.compiler.templates.attention_triton_backward import attention_backward
-from regraft.compiler.templates.match import SOFTMAXES, Found, match_attention
+from regraft.compiler.templates.attention.description import Attention
+from regraft.compiler.templates.attention.match import SOFTMAXES, Found, match_attention
+from regraft.compiler.templates.attention.question import matched
+from regraft.compiler.templates.attention.sdpa import SDPA, match_sdpa
+from regraft.compiler.templates.attention.tiles import Tile
+from regraft.compiler.templates.attention.triton_backward import attention_backward
+from regraft.compiler.templates.attention.triton_forward import attention_triton, statistics_buffer
 from regraft.compiler.templates.region import packet
-from regraft.compiler.templates.sdpa import SDPA, match_sdpa
 from regraft.compiler.triton import KernelSource
 
 from .triton_kernels import interpreter

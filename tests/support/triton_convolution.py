@@ -12,12 +12,12 @@ from unittest import mock
 
 import torch
 
-from regraft.compiler.templates.convolution import Convolution
-from regraft.compiler.templates.convolution_match import CONVOLUTION, match_convolution
-from regraft.compiler.templates.convolution_triton import convolution_triton
-from regraft.compiler.templates.depthwise_triton import Depthwise, DepthwiseTile, depthwise_triton
-from regraft.compiler.templates.gemm_match import FoundProduct
-from regraft.compiler.templates.gemm_triton_tiles import GemmTile
+from regraft.compiler.templates.convolution.description import Convolution
+from regraft.compiler.templates.convolution.match import CONVOLUTION, match_convolution
+from regraft.compiler.templates.convolution.triton_depthwise import Depthwise, DepthwiseTile, depthwise_triton
+from regraft.compiler.templates.convolution.triton_windows import convolution_triton
+from regraft.compiler.templates.gemm.match import FoundProduct
+from regraft.compiler.templates.gemm.triton_tiles import GemmTile
 from regraft.compiler.templates.region import packet
 from regraft.compiler.triton import KernelSource
 

@@ -15,10 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.ir.interpreter import allocate
 from regraft.compiler.ir.program import Buffer
-from regraft.compiler.templates.gemm_match import FoundProduct, is_product, match_gemm
-from regraft.compiler.templates.gemm_triton import gemm_triton
-from regraft.compiler.templates.gemm_triton_split import workspaces
-from regraft.compiler.templates.gemm_triton_tiles import GemmTile
+from regraft.compiler.templates.gemm.match import FoundProduct, is_product, match_gemm
+from regraft.compiler.templates.gemm.triton_product import gemm_triton
+from regraft.compiler.templates.gemm.triton_split import workspaces
+from regraft.compiler.templates.gemm.triton_tiles import GemmTile
 from regraft.compiler.templates.region import packet
 from regraft.compiler.triton import KernelSource
 

@@ -17,7 +17,7 @@ from torch import fx, nn
 from regraft.compiler.codegen import generate_kernels
 from regraft.compiler.freezing import convolutions_as_products, split_biases, spread_channels_last
 from regraft.compiler.freezing.tensor_cores import MOST_ASKED
-from regraft.compiler.templates.gemm_match import FoundProduct, match_gemm
+from regraft.compiler.templates.gemm.match import FoundProduct, match_gemm
 from regraft.rewrites.profit import Decision, Never, Question
 from regraft.rewrites.record import Evidence, GraphRecord
 

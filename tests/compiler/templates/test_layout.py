@@ -6,8 +6,8 @@ import torch
 
 from regraft.compiler.templates import TemplateKernel
 
+from .attention.test_cpp import masked, qkv, random
 from .fusing import assert_as_good_as_eager, fuse
-from .test_attention import masked, qkv, random
 
 
 def clones(function: object, inputs: list[torch.Tensor]) -> int:

@@ -1,0 +1,86 @@
+"""Biases and masks that a kernel had better compute than read: made of less memory than they take themselves.
+
+%bias [1, 8, 512, 512]      ->   add(%bias, %mask)   8 times the bytes of %bias   ->   the kernel reads %bias, %mask
+%mask [8, 1, 1, 512]
+%keep [8, 1, 1, 512]        ->   where(%causal & %keep, 0, lowest)                ->   the kernel reads %keep
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from ....rewrites.graph import is_pure
+from ..region import COPIES, NUMBERS, is_move, packet
+
+_GAIN = 1.5  # times as many bytes must be read otherwise
+_MOST_STEPS = 16  # of arithmetic, for each score
+_DEPTH = 40
+_CASTS = ("aten._to_copy", "prims.convert_element_type")
+_CHOICES = ("aten.where", "aten.masked_fill")
+
+
+def worth_computing(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that make `nodes` and are to be computed wherever an element is needed.
+
+    Args:
+        nodes: tensors that are read element by element.
+    """
+    chosen: set[fx.Node] = set()
+    for node in nodes:
+        inner: dict[fx.Node, None] = {}
+        leaves = _leaves(node, inner)
+        steps = sum(not is_move(one) for one in inner)
+        if steps and steps <= _MOST_STEPS and _bytes(node) >= _GAIN * sum(map(_bytes, leaves)):
+            chosen.update(inner)
+    return chosen
+
+
+def _leaves(node: fx.Node, inner: dict[fx.Node, None]) -> set[fx.Node]:
+    """What a node is made of, where that takes the fewest bytes; what is computed of it comes into `inner`."""
+    leaves: set[fx.Node] = set()
+    queue = [(node, 0)]
+    for one, depth in queue:
+        if packet(one) in NUMBERS:
+            inner[one] = None
+        elif one not in inner and one not in leaves:
+            sources = one.all_input_nodes
+            # A step that shrinks what is read (a comparison, a smaller dtype) is where to read, and not before it.
+            shrinks = sum(map(_bytes, sources)) > _bytes(one) and not any(map(_is_made_of_nothing, sources))
+            if depth < _DEPTH and _is_computed(one) and (one is node or is_move(one) or not shrinks):
+                inner[one] = None
+                queue.extend((source, depth + 1) for source in sources)
+            else:
+                leaves.add(one)
+    return leaves
+
+
+def _is_made_of_nothing(node: fx.Node) -> bool:
+    """Whether a tensor comes from positions and numbers alone."""
+    return packet(node) in NUMBERS or (_is_computed(node) and all(map(_is_made_of_nothing, node.all_input_nodes)))
+
+
+def _is_computed(node: fx.Node) -> bool:
+    if not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    if is_move(node) or packet(node) in (*COPIES, "aten.constant_pad_nd"):
+        return True
+    # Lowest numbers that masks add up to are infinite in float16, and would not be in the kernel.
+    if node.meta["val"].dtype == torch.float16 and packet(node) not in _CHOICES:
+        return False
+    if packet(node) in _CASTS:
+        return True
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) and is_pure(node)
+
+
+def _bytes(node: fx.Node) -> int:
+    """What reading all of a tensor once takes, what is expanded counted once."""
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor) or not all(isinstance(size, int) for size in val.shape):
+        return 0
+    total = val.dtype.itemsize
+    for size, step in zip(val.shape, val.stride(), strict=True):
+        total *= 1 if step == 0 else size
+    return total

@@ -1,0 +1,74 @@
+"""The pass on CPUs: attentions of a graph become calls of generated kernels, where those are faster.
+
+%bmm = ...; ...; %_softmax = ...; ...; %clone = ...   ->   attention_3f2a(%addmm, %addmm_1, %addmm_2, %mask)
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from ....rewrites.profit import Decision, Oracle, Question
+from ....rewrites.reason import Reason
+from ....rewrites.record import GraphRecord
+from ....rewrites.splice import Original
+from ...cpp.dtypes import UnsupportedDtype
+from ...cpp.errors import CompileFailed, CompilerMissing
+from ..kernel import TemplateKernel, attention_kernel
+from ..layout import with_keys_innermost
+from .match import Found
+from .question import RULE, Replacer, is_on, matched, near_miss, recorded
+
+CANDIDATE = "generated"
+
+
+def fuse_attention(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord) -> int:
+    """Replace the attentions of an inference graph by generated kernels, as the oracle decides.
+
+    Args:
+        graph_module: a graph after autograd, static sizes; changed in place. What lies on GPUs is left alone.
+        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
+        record: gets what was applied and declined, and near misses with their reasons.
+
+    Returns:
+        How many were replaced.
+    """
+    fusion, fused = _Fusion(graph_module.graph, oracle, record), 0
+    for node in list(graph_module.graph.nodes):
+        found = None if is_on(node, "cuda") else matched(node)
+        if isinstance(found, Reason):
+            record.near_misses.append(near_miss(node, found))
+        elif found is not None:
+            fused += fusion.run(found)
+    return fused
+
+
+class _Fusion:
+    def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord) -> None:
+        self._replacer, self._oracle, self._record = Replacer(graph), oracle, record
+
+    def run(self, found: Found) -> bool:
+        """Decide on one attention; whether it was replaced."""
+        try:
+            kernel = attention_kernel(with_keys_innermost(found.attention))
+            decision = self._decide(found, kernel)
+            if decision.chosen is not None:
+                kernel.build()
+        except (UnsupportedDtype, CompilerMissing, CompileFailed) as error:
+            code = "score-dtype" if isinstance(error, UnsupportedDtype) else "no-compiler"
+            self._record.near_misses.append(near_miss(found.output, Reason(code, str(error))))
+            return False
+        chosen = decision.chosen is not None
+        (self._record.applied if chosen else self._record.declined).append(recorded(found, decision))
+        if chosen:
+            self._replacer.replace(found, kernel, kernel.inputs)
+        return chosen
+
+    def _decide(self, found: Found, kernel: TemplateKernel) -> Decision:
+        question = Question(
+            rule=RULE,
+            key=kernel.name,
+            inputs=[node.meta["val"] for node in found.inputs],
+            original=Original(found.nodes, found.inputs, [found.output]),
+            candidates={CANDIDATE: kernel},
+        )
+        return self._oracle.decide(question)

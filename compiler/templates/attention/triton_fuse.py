@@ -1,0 +1,198 @@
+"""The pass on GPUs: attentions of an inference graph become calls of generated kernels, where those are faster.
+
+    %bmm = ...; tanh, where; %_softmax = ...; %bmm_1 = ...     ->   attention_3f2a(%q, %k, %v)
+    %bias = expand(add(...)); cudnn_attention(..., %bias)      ->   attention_81c0(%q, %k, %v, %table, %keep)
+
+Libraries' kernels are the fastest there are for plain and causal scores: these are asked about only where time does not
+matter. With masks and biases they read (and somebody writes) a tensor of the size of the scores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx
+
+from ....rewrites.profit import Always, Decision, Never, Oracle, Question
+from ....rewrites.reason import Reason
+from ....rewrites.record import Evidence, GraphRecord
+from ...torch_compat import allows_tf32
+from ...triton import TritonFailed, TritonMissing, UnsupportedDtypeError
+from ..gpu import Gpu, device_of
+from ..kernel import Layout, attention_flops
+from ..layout import with_keys_innermost
+from ..region import packet
+from ..triton_kernel import TritonTemplateKernel, nothing
+from ..unfused import Unfused
+from .asking import Among, Compiled, arranged, kept_on_the_way, nodes_after
+from .description import Attention
+from .match import Found
+from .question import RULE, Replacer, is_on, matched, near_miss, recorded
+from .sdpa import SDPA, given_mask
+from .text import UnsupportedAttentionError
+from .tiles import Tile, tiles
+from .triton_forward import attention_triton
+
+_TILES, _MORE_TILES = 1, 10  # measured for each attention: by default, and where time does not matter
+_SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
+_Kernels = Mapping[str, TritonTemplateKernel]
+
+
+def fuse_attention_triton(
+    graph_module: fx.GraphModule,
+    oracle: Oracle,
+    record: GraphRecord,
+    *,
+    thorough: bool,
+    meanwhile: Callable[[], None] = nothing,
+) -> int:
+    """Replace the attentions of an inference graph on a GPU by generated kernels, as the oracle decides.
+
+    Args:
+        graph_module: a graph after autograd, static sizes; changed in place.
+        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
+        record: gets what was applied and declined, and near misses with their reasons.
+        thorough: ask about plain attentions too, with more tiles.
+        meanwhile: called while kernels compile in other processes, if that takes long.
+
+    Returns:
+        How many were replaced.
+    """
+    gpu = device_of(graph_module.graph)
+    if gpu is None:
+        return 0
+    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough, meanwhile), 0
+    for node in fusion.prepared():
+        # What was found in the graph as it was may read what has been replaced since: look again.
+        found = matched(node)
+        if isinstance(found, Found):
+            fused += fusion.run(found)
+    return fused
+
+
+class _Fusion:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        oracle: Oracle,
+        record: GraphRecord,
+        gpu: tuple[int, Gpu],
+        thorough: bool,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        self._graph, self._oracle, self._record, self._thorough = graph, oracle, record, thorough
+        self._device, self._gpu = gpu
+        self._meanwhile = meanwhile
+        self._replacer = Replacer(graph)
+        self._left = _MORE_SECONDS if thorough else _SECONDS
+        self._count = _MORE_TILES if thorough else _TILES
+        self._made: dict[Any, TritonTemplateKernel] = {}
+        self._known: dict[str, tuple[Decision, _Kernels]] = {}
+
+    def prepared(self) -> list[fx.Node]:
+        """Where there are attentions to decide on; of many kinds of them fewer tiles are measured."""
+        nodes = []
+        for node in list(self._graph.nodes):
+            one = matched(node) if is_on(node, "cuda") else None
+            if isinstance(one, Reason):
+                self._record.near_misses.append(near_miss(node, one))
+            elif one is not None and (self._thorough or self._takes_all() or has_to_offer(one)):
+                nodes.append(node)
+        return nodes
+
+    def _takes_all(self) -> bool:
+        return isinstance(self._oracle, (Always, Never))
+
+    def run(self, found: Found) -> bool:
+        """Decide on one attention; whether it was replaced."""
+        try:
+            decision, kernels = self._decide(found)
+            kernel = None if decision.chosen is None else kernels[decision.chosen]
+            if kernel is not None:
+                kernel.build()
+        except (UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing, TritonFailed) as error:
+            compiles = isinstance(error, (UnsupportedDtypeError, UnsupportedAttentionError))
+            reason = Reason("score-dtype" if compiles else "no-machine-code", str(error))
+            self._record.near_misses.append(near_miss(found.output, reason))
+            return False
+        (self._record.applied if kernel else self._record.declined).append(recorded(found, decision))
+        if kernel is not None:
+            self._replacer.replace(found, kernel, kernel.inputs)
+        return kernel is not None
+
+    def _decide(self, found: Found) -> tuple[Decision, _Kernels]:
+        """The oracle's decision, for equal attentions the same, and the kernels to choose from."""
+        kernels = self._kernels(found)
+        kept = kept_on_the_way(found)
+        key = _key(found, kernels, kept)
+        if key not in self._known:
+            if self._left <= 0:
+                note = "estimate: the time for measurements of this graph is spent"
+                return Decision(None, Evidence(note=note)), kernels
+            start = time.perf_counter()
+            inputs = (*found.inputs, *kept)
+            unfused = Compiled(
+                Unfused(nodes_after(found, inputs), inputs, [found.output]), list(kernels.values()), self._meanwhile
+            )
+            question = _question(found, kernels, kept, key, unfused)
+            self._known[key] = self._oracle.decide(question), kernels
+            self._left -= time.perf_counter() - start - unfused.seconds
+        return self._known[key]
+
+    def _kernels(self, found: Found) -> _Kernels:
+        """A kernel for each tile, by the tile's name."""
+        attention = with_keys_innermost(found.attention)
+        made = {}
+        for tile in tiles(attention, self._gpu)[: self._count]:
+            kernel = attention_kernel(attention, tile, self._device)
+            key = (kernel.name, kernel.inputs, kernel.outputs)
+            made[_name(tile)] = self._made.setdefault(key, kernel)
+        return made
+
+
+def attention_kernel(attention: Attention, tile: Tile, device: int) -> TritonTemplateKernel:
+    """The kernel of an attention with a tile, on a GPU.
+
+    Raises:
+        UnsupportedDtypeError, UnsupportedAttentionError: see `attention_triton`.
+    """
+    source = attention_triton(attention, tile, precision="tf32" if allows_tf32() else "ieee")
+    (launch,) = source.launches
+    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in attention.reads)
+    out = attention.out.buffer
+    outputs = (Layout(out.sizes, out.strides, out.dtype),)
+    return TritonTemplateKernel(
+        launch.name, "attention", source, source, inputs, outputs, device, attention_flops(attention)
+    )
+
+
+def has_to_offer(found: Found) -> bool:
+    """Whether there is what libraries' kernels do not do as well: anything beside a causal mask."""
+    return all(given_mask(node) is not None for node in found.nodes if packet(node) in SDPA)
+
+
+def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: str, unfused: Compiled) -> Question:
+    candidates = {name: Among(kernel, len(found.inputs)) if kept else kernel for name, kernel in kernels.items()}
+    return Question(
+        rule=RULE,
+        key=key,
+        inputs=[node.meta["val"] for node in (*found.inputs, *kept)],
+        original=unfused,
+        candidates=candidates,
+        prepare=unfused.prepare,
+        arrange=arranged(found, kept) if kept else None,
+    )
+
+
+def _key(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> str:
+    texts = "\n".join(kernel.source.text for kernel in kernels.values())
+    layouts = [str(kernel.inputs) for kernel in kernels.values()]
+    digest = hashlib.blake2b("\n".join([texts, *layouts]).encode(), digest_size=8).hexdigest()
+    return " ".join([digest, *(str(node.target) for node in nodes_after(found, (*found.inputs, *kept)))])
+
+
+def _name(tile: Tile) -> str:
+    return f"{tile.queries}x{tile.keys}_{tile.warps}w{tile.stages}s"

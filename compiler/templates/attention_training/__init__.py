@@ -1,0 +1,1 @@
+"""Attentions of joint graphs, with their backwards: found, decided on as one, replaced."""

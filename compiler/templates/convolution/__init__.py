@@ -1,0 +1,1 @@
+"""Convolutions as a template on GPUs: products of windows, and sums of single channels."""

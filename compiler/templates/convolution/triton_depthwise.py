@@ -1,0 +1,211 @@
+"""The kernel of a convolution of single channels on a GPU: no product of matrices, but sums that reuse what is loaded.
+
+    program of one tile of (boxes of pixels) x (channels), each lane `together` neighbours along a line:
+        for each line of the window:
+            for each column that the neighbours look at:    x = image[column], once
+                acc[t] += x * weight[place]                 for each neighbour t that sees it, float32
+        out = f(acc[t])
+
+Channels lie side by side, in images as in the weight, so that loads are wide; a window of 7 columns over 4 neighbours
+loads 10 columns instead of 28.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from ...lowering.windows import Sliding
+from ...triton import KernelSource
+from ..gemm.description import Product
+from ..gemm.triton_operand import base
+from ..gemm.triton_product import GemmTriton, written
+from ..gemm.triton_tiles import GemmTile
+from .description import Convolution, boxes, splits
+from .triton_windows import digit, where
+
+_STAGES = 2  # there is no pipeline: columns are loaded as they are needed
+_ELEMENTS = 8  # of a thread, of each neighbour: what one load of 16 bytes brings
+# Neighbours and warps, the best first (as measured on an H200).
+_WIDE = ((4, 4), (7, 4), (8, 4), (4, 8), (7, 2), (2, 4), (1, 4))
+_NARROW = ((2, 4), (2, 8), (4, 4), (7, 4), (1, 4))
+_WIDE_WINDOW = 5
+_WASTE = 1.25  # lanes for each pixel of a line
+MOST_UNROLLED = 16  # columns of a window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depthwise(Convolution):
+    """A convolution whose groups are single channels: `column` are all of them, `depth` the places of the window."""
+
+
+class DepthwiseTile(GemmTile):
+    """One configuration.
+
+    Args:
+        rows, columns: lanes along boxes of pixels, and along channels.
+        depth: neighbours along a line that a lane computes together.
+        warps: of a program.
+    """
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.depth}_{self.warps}w"
+
+    def count(self, product: Product) -> int:
+        """How many programs there are."""
+        assert isinstance(product, Depthwise)
+        return prod(boxes(*_grid(product, self))) * -(-product.column.extent // self.columns)
+
+
+def depthwise_tiles(convolution: Depthwise, count: int) -> list[GemmTile]:
+    """The tiles worth measuring, the one to take unmeasured first."""
+    channels, window = convolution.column.extent, convolution.sides[-1].window
+    # Wide loads, but few lanes beyond the channels.
+    columns = min((64, 32, 16, 8), key=lambda n: -(-channels // n) * n * (1 + 1 / n))
+    shapes = _WIDE if window.kernel >= _WIDE_WINDOW else _NARROW
+    found: list[GemmTile] = [
+        DepthwiseTile(_ELEMENTS * 32 * warps // columns, columns, together, warps, _STAGES)
+        for together, warps in shapes
+        if together <= window.out
+    ]
+    # As many lanes beyond the line's end are as bad as fewer neighbours.
+    return sorted(found, key=lambda tile: -(-window.out // tile.depth) * tile.depth > _WASTE * window.out)[:count]
+
+
+def depthwise_triton(convolution: Depthwise, tile: DepthwiseTile, label: str = "") -> KernelSource:
+    """The kernel's source, see `gemm_triton`.
+
+    Raises:
+        UnsupportedDtypeError: the epilogue computes with a dtype that Triton has no type for.
+    """
+    return written("depthwise", label, _DepthwiseTriton(convolution, tile))
+
+
+def _grid(convolution: Depthwise, tile: DepthwiseTile) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What lanes enumerate: images, lines, groups of neighbours; and the box of them that a program has."""
+    *outer, line = convolution.extents
+    extents = (*outer, -(-line // tile.depth))
+    return extents, _square(extents, tile.rows, tile.depth)
+
+
+@functools.lru_cache(maxsize=1024)
+def _square(extents: tuple[int, ...], rows: int, together: int) -> tuple[int, ...]:
+    """The box of one image that leaves the least of itself unused; of such, the one that looks at the fewest others."""
+
+    def cost(sizes: tuple[int, ...]) -> float:
+        around = prod(size + 4 for size in sizes[1:-1]) * (sizes[-1] * together + 4) * sizes[0]
+        return prod(boxes(extents, sizes)) * around
+
+    return min(splits(rows, len(extents)), key=lambda sizes: (cost(sizes), sizes))
+
+
+class _DepthwiseTriton(GemmTriton):
+    def __init__(self, convolution: Depthwise, tile: DepthwiseTile) -> None:
+        super().__init__(convolution, tile, 0)
+        self._c, self._together = convolution, tile.depth
+        self._extents, self._sizes = _grid(convolution, tile)
+        self._block = f"[{tile.rows}, {tile.columns}]"
+
+    def write(self) -> None:
+        """Write the body."""
+        self._lanes()
+        self._sums()
+        for number in range(self._together):
+            with self.writer.apart():
+                self._neighbour(number)
+
+    def _lanes(self) -> None:
+        """The pixels and channels of lanes: `image`, `side0`, ..., and the first of neighbours along the line."""
+        columns = -(-self._c.column.extent // self.tile.columns)
+        counts, inside = boxes(self._extents, self._sizes), []
+        self.line("program = tl.program_id(0)", "g = 0")
+        self.line(f"box = program // {columns}", f"lane = tl.arange(0, {self.tile.rows})[:, None]")
+        for dim, (extent, size) in enumerate(zip(self._extents, self._sizes, strict=True)):
+            name = _name(dim)
+            box = digit("box", prod(counts[dim + 1 :]), counts[dim], dim == 0)
+            lane = digit("lane", prod(self._sizes[dim + 1 :]), size, dim == 0)
+            self.line(f"{name} = ({box} * {size} + {lane}){self.long}")
+            if extent % size:
+                inside.append(f"({name} < {extent})")
+        self.line(f"in_box = {' & '.join(inside) or '(lane >= 0)'}")
+        self.line(f"{self._last} *= {self._together}")
+        self.line(f"column = program % {columns} * {self.tile.columns}")
+        self.line(f"j = (column + tl.arange(0, {self.tile.columns}))[None, :]{self.long}")
+
+    @property
+    def _last(self) -> str:
+        return _name(len(self._c.sides))
+
+    # -- sums -----------------------------------------------------------------------------------------------------
+
+    def _sums(self) -> None:
+        c = self._c
+        self.line(*(f"acc{t} = tl.zeros({self._block}, tl.float32)" for t in range(self._together)))
+        self.line(f"a_at = {base(self, c.a)} + image * {c.images} + j")
+        for dim, side in enumerate(c.sides, 1):
+            self.line(f"first{dim} = {_name(dim)} * {side.window.stride} - {side.window.padding}")
+            self.line(f"a_at += first{dim} * {side.image}")
+        self.line(f"b_at = {base(self, c.b)} + j")
+        lines = prod(c.kernel[:-1])
+        if lines == 1:
+            self.line("step = 0")
+            self._one_line()
+            return
+        with self.writer.block(f"for step in range(0, {lines})"):
+            self._one_line()
+
+    def _one_line(self) -> None:
+        """What one line of the window adds."""
+        c, line = self._c, self._c.sides[-1]
+        conditions, moved, weight = ["in_box"], "0", "0"
+        for dim, side in enumerate(c.sides[:-1], 1):
+            self.line(f"r{dim} = {digit('step', prod(c.kernel[dim:-1]), side.window.kernel, dim == 1)}")
+            place = f"first{dim} + r{dim} * {side.window.dilation}"
+            conditions += [f"({place} >= 0)"] * side.looks_before
+            conditions += [f"({place} < {side.window.size})"] * side.looks_beyond
+            moved += f" + r{dim} * {side.window.dilation * side.image}"
+            weight += f" + r{dim} * {side.weight}"
+        self.line(f"in_line = {' & '.join(conditions)}", f"line = a_at + ({moved})", f"places = b_at + ({weight})")
+        channels = self.column_mask(self.tile.columns)
+        for s in range(line.window.kernel):
+            self.line(f"w{s} = tl.load(places + {s * line.weight}{where(channels)}).to(tl.float32)")
+            self.line(f"w{s} = tl.broadcast_to(w{s}, {self._block})")
+        for column, pairs in _columns(line.window, self._together):
+            place = f"first{len(c.sides)} + {column}"
+            borders = [f"({place} >= 0)", f"({place} < {line.window.size})"]
+            mask = where("in_line", *borders, channels)
+            self.line(f"x = tl.load(line + {column * line.image}{mask}).to(tl.float32)")
+            self.line(*(f"acc{t} = tl.fma(x, w{s}, acc{t})" for s, t in pairs))
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def _neighbour(self, number: int) -> None:
+        """`f` of one neighbour's sums."""
+        total = ""
+        for dim, extent in enumerate(self._c.extents):
+            place = f"({_name(dim)} + {number})" if dim == len(self._c.sides) else _name(dim)
+            total = f"({total} * {extent} + {place})" if total else place
+        out = self._c.extents[-1]
+        within = f" & ({self._last} + {number} < {out})" if out % self._together else ""
+        self.line(f"i = {total}", f"is_pixel = in_box{within}", f"acc = acc{number}")
+        self.axes(self.tile.rows, self.tile.columns)
+        self.epilogue()
+
+    def row_mask(self, rows: int) -> str | None:  # noqa: ARG002
+        """Which lanes are pixels."""
+        return "is_pixel"
+
+
+def _columns(window: Sliding, together: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """The columns that neighbours look at, from the first one's first; which places of which neighbours these are."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for t in range(together):
+        for s in range(window.kernel):
+            found.setdefault(s * window.dilation + t * window.stride, []).append((s, t))
+    yield from sorted(found.items())
+
+
+def _name(dim: int) -> str:
+    return f"side{dim - 1}" if dim else "image"

@@ -1,0 +1,185 @@
+"""The pass on GPUs: convolutions with what is computed from their results become calls of generated kernels.
+
+%convolution = ...; %add = ...; %relu = ...   ->   convolution_add_relu_3f2a_128x64x64_4w4s_tma(%x, %weight, %bias)
+
+cuDNN multiplies as fast as a GPU can, and a kernel follows it that reads and writes the image once more. A kernel of
+our own pays where that pass counts: in early layers, whose images are large. That is estimated first; where all layers
+of a kind may save 50 microseconds, it is measured as products are (see `gemm.triton_fuse`). Images of few channels, and
+convolutions of single ones, cuDNN computes at a fraction of what memory allows: these are asked about without an
+epilogue, and in training, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from ....rewrites.profit import Oracle
+from ....rewrites.reason import Reason
+from ....rewrites.record import GraphRecord
+from ..gemm.description import Product
+from ..gemm.match import FoundProduct
+from ..gemm.triton_cost import cycles_to_move, fused_gain
+from ..gemm.triton_fuse import Fusion, computes, rereads, template_kernel
+from ..gemm.triton_tiles import GemmTile
+from ..gpu import Gpu, device_of
+from ..layout import copied
+from ..triton_kernel import TritonTemplateKernel, nothing
+from .description import Convolution
+from .match import match_convolution
+from .tiles import convolution_neighbours, convolution_tiles
+from .triton_depthwise import Depthwise, DepthwiseTile, depthwise_tiles, depthwise_triton
+from .triton_windows import convolution_triton
+
+RULE, FAMILY = "convolution-template", "convolution-kernel"
+_SMALL = 1 << 27  # multiplications that take no longer than a launch
+_SLOW = 32  # multiplications of many channels that take as long as one of few
+_KERNELS = 6  # compiled for a graph by default: each takes a second
+_WORTH = 0.18  # of the library's time at its best: what an epilogue must save to be asked about
+_NOTABLE = 85_000  # cycles, 50 microseconds: what all layers of a kind must save
+# What is saved for each element of the result, in passes over it: an epilogue, or what the library loses otherwise.
+_EPILOGUE, _SINGLE, _FEW = 2, 3, 8
+
+
+def fuse_convolution_triton(
+    graph_module: fx.GraphModule,
+    oracle: Oracle,
+    record: GraphRecord,
+    *,
+    thorough: bool,
+    training: bool = False,
+    meanwhile: Callable[[], None] = nothing,
+) -> int:
+    """Replace convolutions on a GPU by generated kernels, as the oracle decides.
+
+    Args:
+        graph_module: a graph after autograd; changed in place.
+        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
+        record: gets what was applied and declined, and near misses with their reasons.
+        thorough: ask about every convolution, with more tiles, and search around the best one.
+        training: a forward or backward graph: there only what is `thorough` is asked about.
+        meanwhile: called while kernels compile in other processes, if that takes long.
+
+    Returns:
+        How many were replaced.
+    """
+    gpu = device_of(graph_module.graph)
+    if gpu is None:
+        return 0
+    return _Fusion(graph_module.graph, oracle, record, gpu, thorough, training, meanwhile).run_all()
+
+
+class _Fusion(Fusion):
+    """What differs from products."""
+
+    rule, family = RULE, FAMILY
+    kinds = _KERNELS
+
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
+        self._copies: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+
+    def match(self, node: fx.Node) -> FoundProduct | Reason | None:
+        """A convolution with its epilogue."""
+        return match_convolution(node)
+
+    def found(self, plain: FoundProduct | Reason | None, node: fx.Node) -> Iterator[FoundProduct]:  # noqa: ARG002
+        """What a kernel could compute: operands are read as they are."""
+        if isinstance(plain, FoundProduct):
+            yield plain
+
+    def tiles(self, product: Product) -> list[GemmTile]:
+        """The tiles to ask about."""
+        assert isinstance(product, Convolution)
+        if isinstance(product, Depthwise):
+            return depthwise_tiles(product, self._count)
+        return convolution_tiles(product, self.gpu, self._count)
+
+    def around(self, product: Product, tile: GemmTile) -> list[GemmTile]:
+        """Tiles that differ from one in little."""
+        assert isinstance(product, Convolution)
+        if isinstance(product, Depthwise):
+            return []  # all of them have been asked about
+        return convolution_neighbours(product, tile, self.gpu)
+
+    def kernel(self, product: Product, tile: GemmTile, label: str) -> TritonTemplateKernel:
+        """The kernel with a tile."""
+        assert isinstance(product, Convolution)
+        label = label.removeprefix("convolution").removeprefix("_")  # as the kernel's name begins
+        if isinstance(product, Depthwise):
+            assert isinstance(tile, DepthwiseTile)
+            return depthwise_kernel(product, tile, label, self._device)
+        return convolution_kernel(product, tile, label, self._device, self.gpu)
+
+    def work(self, product: Product) -> int:
+        """Elements that are written or read less, more or less."""
+        assert isinstance(product, Convolution)
+        passes = _SINGLE if isinstance(product, Depthwise) else _FEW if product.merged else _EPILOGUE
+        return passes * product.batch.extent * product.row.extent * product.column.extent
+
+    def is_worth(self, product: Product, work: int) -> bool:
+        """Whether all layers of a kind together save so much that it is worth a second of compilation."""
+        return is_slow(product) or cycles_to_move(work * product.dtype.itemsize, self.gpu) >= _NOTABLE
+
+    def laid_out(self, found: FoundProduct, kernel: TritonTemplateKernel) -> FoundProduct:
+        """The same with the weight as the kernel reads it, for all that share it."""
+        x, weight, *others = found.inputs
+        strides = kernel.inputs[1].strides
+        if weight.meta["val"].stride() == strides:
+            return found
+        if (weight, strides) not in self._copies:
+            self._copies[weight, strides] = copied(weight, strides)
+        return replace(found, inputs=(x, self._copies[weight, strides], *others))
+
+    def considers(self, found: FoundProduct) -> bool:
+        """Whether to look at a convolution at all: cuDNN does those without an epilogue as well, of many channels."""
+        if self.thorough or self._takes_all():
+            return True
+        if is_slow(found.product):
+            return True
+        # Of single precision the library may well compute all digits, though the user's settings ask for fewer.
+        return not self._training and computes(found) and found.product.a.buffer.dtype.itemsize == 2
+
+    def hopeless(self, found: FoundProduct) -> str | None:
+        """Why a kernel cannot pay, by an estimate; None where it may."""
+        slow = is_slow(found.product)
+        if found.product.multiplications * (_SLOW if slow else 1) < _SMALL:
+            return "less work than a launch"
+        if self.thorough or slow:
+            return None
+        gain = fused_gain(found.product, self.gpu, 1 if rereads(found) else 0)
+        return None if gain >= _WORTH else f"the epilogue would save {gain:.0%} of the convolution's time"
+
+
+def is_slow(product: Product) -> bool:
+    """Whether the library has no good kernel: images of few channels, and channels apart from each other."""
+    return isinstance(product, Depthwise) or (isinstance(product, Convolution) and product.merged)
+
+
+@functools.lru_cache(maxsize=256)
+def convolution_kernel(
+    convolution: Convolution, tile: GemmTile, label: str, device: int, gpu: Gpu
+) -> TritonTemplateKernel:
+    """The kernel of a convolution with a tile; equal ones are the same.
+
+    Raises:
+        UnsupportedDtypeError: the epilogue computes with a dtype that Triton has no type for.
+    """
+    source = convolution_triton(convolution, tile, gpu.processors, label)
+    plain = convolution_triton(convolution, replace(tile, descriptors=False), gpu.processors, label)
+    return template_kernel("convolution", convolution, source, plain, device)
+
+
+@functools.lru_cache(maxsize=256)
+def depthwise_kernel(convolution: Depthwise, tile: DepthwiseTile, label: str, device: int) -> TritonTemplateKernel:
+    """The kernel of a convolution of single channels; equal ones are the same.
+
+    Raises:
+        UnsupportedDtypeError: the epilogue computes with a dtype that Triton has no type for.
+    """
+    source = depthwise_triton(convolution, tile, label)
+    return template_kernel("depthwise", convolution, source, source, device)

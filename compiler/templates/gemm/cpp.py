@@ -1,0 +1,223 @@
+"""The kernel of a product: from a description to C++.
+
+    for each batch, panel of columns and block of rows, in parallel:
+        pack the panel of b, unless it is there from the block before, or comes packed
+        for each strip of rows:
+            tile = a[strip] @ b[panel]        in registers, for all of the depth or a step of it
+            out = f(tile)                     a row at a time, from the first cache
+
+A panel is vectors of columns one after the other, each contiguous over the depth: packing writes whole cache lines, and
+a panel of any width is read as so many streams.
+"""
+
+from __future__ import annotations
+
+from ...cpp.dtypes import memory_type
+from ...cpp.flatten import flatten_value
+from ...cpp.value_text import Names, Values, Vectors
+from ...cpp.writer import Writer
+from ...ir.dependence import Dependence
+from ...ir.program import Buffer
+from ...ir.value import Const, Op, Value
+from .description import ELEMENT, Matrix, Product
+from .tiling import gemm_tiling
+
+_GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
+
+PRELUDE = r"""
+namespace gemm {
+
+constexpr i64 RUN = 256;
+
+// c[R][C vectors] (+)= a[R][depth] @ b, N lanes a vector; vector n of b's row k is at b + n * ldb + k * N.
+// Runs of the depth are summed apart, which keeps rounding errors small.
+template <int N, int R, int C>
+static inline void streams(const f32* __restrict a, i64 lda, const f32* __restrict b, i64 ldb, f32* __restrict c,
+                           i64 ldc, i64 depth, bool add) {
+  typedef V<f32, N> X;
+  for (i64 begin = 0; begin < depth; begin += RUN) {
+    const i64 end = least<i64>(begin + RUN, depth);
+    X acc[R][C];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+      for (int n = 0; n < C; ++n) acc[r][n] = X{};
+    for (i64 k = begin; k < end; ++k) {
+      X row[C];
+#pragma GCC unroll 16
+      for (int n = 0; n < C; ++n) row[n] = load<N>(b + n * ldb + k * N);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const X x = splat<X>(a[r * lda + k]);
+#pragma GCC unroll 16
+        for (int n = 0; n < C; ++n) acc[r][n] = fma(x, row[n], acc[r][n]);
+      }
+    }
+    if (add || begin)
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int n = 0; n < C; ++n) acc[r][n] += load<N>(c + r * ldc + n * N);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+      for (int n = 0; n < C; ++n) store(c + r * ldc + n * N, acc[r][n]);
+  }
+}
+
+}  // namespace gemm
+"""
+
+
+def gemm_cpp(product: Product, lanes: int) -> str:
+    """The functions, to follow the preludes of `cpp` and `micro_kernel` and `PRELUDE`; ``KERNEL`` is the entry.
+
+    It takes what kernels of `cpp` take: the buffers of `Product.reads`, then the result; no sizes.
+
+    Raises:
+        UnsupportedDtype: `f` computes with a dtype that C++ has no type for.
+    """
+    return _GemmCpp(product, lanes).text()
+
+
+class _GemmCpp:
+    def __init__(self, product: Product, lanes: int) -> None:
+        self._p = p = product
+        self._t = gemm_tiling(p.row.extent, p.column.extent, p.depth, lanes)
+        self._pointers = {b.name: f"p{number}" for number, b in enumerate((*p.reads, p.out))}
+        names = Names(dict(self._pointers), {})
+        names.variables = {p.batch: "g", p.row: "i", p.column: "j"}
+        self._w = Writer()
+        self._values = Values(self._w, names, Dependence())
+        raw = Buffer(ELEMENT.buffer, ELEMENT.dtype, (1,), (1,), p.out.device)
+        self._value = flatten_value(p.value, [*p.buffers, raw])
+
+    def text(self) -> str:
+        t, p = self._t, self._p
+        self._constants()
+        self._memory()
+        with self._w.block("for (i64 unit = begin; unit < end; ++unit)"):
+            self._unit()
+        units = -(-p.row.extent // t.block) * t.panels * p.batch.extent
+        return "\n".join([
+            "static void KERNEL_0(const Call* call, i64 begin, i64 end) {", *self._w.lines, "}",
+            'extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {',
+            "  Call call = {given, sizes, 0, runtime, 0, 0};",
+            f"  run(&call, KERNEL_0, {units}, {p.multiplications}ll, {_GRAIN});", "}",
+        ])  # fmt: skip
+
+    def _line(self, *lines: str) -> None:
+        for line in lines:
+            self._w.line(line)
+
+    # -- a thread -------------------------------------------------------------------------------------------------
+
+    def _constants(self) -> None:
+        t, p = self._t, self._p
+        values = {
+            "W": t.lanes, "ROWS": p.row.extent, "COLUMNS": p.column.extent, "DEPTH": p.depth, "STEP": t.step,
+            "STRIP": t.strip, "BLOCK": t.block, "BLOCKS": -(-p.row.extent // t.block), "PANEL": t.panel,
+            "PANELS": t.panels, "VECTORS": t.vectors, "PITCH": t.pitch,
+        }  # fmt: skip
+        self._line(*(f"[[maybe_unused]] constexpr i64 {name} = {value};" for name, value in values.items()))
+
+    def _memory(self) -> None:
+        t, p = self._t, self._p
+        for number, buffer in enumerate((*p.reads, p.out)):
+            kind, name = memory_type(buffer.dtype), self._pointers[buffer.name]
+            self._line(f"[[maybe_unused]] {kind}* __restrict const {name} = ({kind}*)call->buffers[{number}];")
+        panel = 0 if p.packed else t.pitch * t.step
+        tiles = t.pitch * (t.strip if t.step == p.depth else t.block)
+        self._line(f"const Heap scratch({(panel + tiles) * 4});")
+        self._line(f"f32* const tiles = (f32*)scratch.memory + {panel};")
+        if not p.packed:
+            self._line("f32* const packed = (f32*)scratch.memory;", "i64 known = -1;")
+
+    def _unit(self) -> None:
+        self._line(
+            "const i64 i0 = unit % BLOCKS * BLOCK, rows = least(ROWS - i0, BLOCK), panel = unit / BLOCKS % PANELS;",
+            "[[maybe_unused]] const i64 g = unit / (BLOCKS * PANELS);",
+            "const i64 vector = panel * PANEL, count = least(VECTORS - vector, PANEL);",
+            "const i64 j0 = vector * W, stop = least(j0 + count * W, COLUMNS);",
+        )
+        self._line(f"const f32* const a = {self._base(self._p.a)} + i0 * {self._p.a.row}ll;")
+        with self._w.block("for (i64 k0 = 0; k0 < DEPTH; k0 += STEP)"):
+            self._line("const i64 depth = least(DEPTH - k0, STEP);")
+            self._panel()
+            with self._w.block("for (i64 r = 0; r < rows; r += STRIP)"):
+                self._strip()
+
+    def _base(self, x: Matrix) -> str:
+        name = self._pointers[x.buffer.name]
+        return f"{name} + g * {x.batch}ll" if self._p.batch.extent > 1 else name
+
+    def _panel(self) -> None:
+        """Find or make `b`, vectors of columns `ldb` apart."""
+        b = self._p.b
+        if self._p.packed:
+            self._line(f"const f32* const b = {self._base(b)} + vector * (W * DEPTH) + k0 * W;")
+            self._line("constexpr i64 ldb = W * DEPTH;")
+            return
+        self._line("const f32* const b = packed;", "const i64 ldb = W * depth;")
+        with self._w.block("if (STEP < DEPTH || unit / BLOCKS != known)"):
+            self._line("known = unit / BLOCKS;")
+            self._line(f"const f32* const from = {self._base(b)} + j0 * {b.column}ll + k0 * {b.row}ll;")
+            if b.column == 1:
+                with self._w.block("for (i64 k = 0; k < depth; ++k)"), self._w.block("for (i64 n = 0; n < count; ++n)"):
+                    row = f"packed + n * ldb + k * W, from + k * {b.row}ll + n * W"
+                    self._line(f"gemm::pack_row<W, 1>({row}, 1, COLUMNS - j0 - n * W);")
+                return
+            move = f"packed + n * ldb, from + n * W * {b.column}ll, {b.column}, {b.row}"
+            with self._w.block("for (i64 n = 0; n < count; ++n)"):
+                self._line(f"gemm::pack_transposed<W, 1>({move}, COLUMNS - j0 - n * W, depth);")
+
+    def _strip(self) -> None:
+        t, p = self._t, self._p
+        whole = t.step == p.depth
+        self._line(f"f32* const tile = tiles{'' if whole else ' + r * PITCH'};")
+        self._line("const i64 height = least(rows - r, STRIP);")
+        heights = [t.strip, p.row.extent % t.strip]
+        widths = [t.panel, t.vectors % t.panel]
+        for height in filter(None, heights):
+            for width in filter(None, widths):
+                call = f"gemm::streams<W, {height}, {width}>"
+                given = f"a + r * {p.a.row}ll + k0, {p.a.row}, b, ldb, tile, PITCH, depth, k0 > 0"
+                self._line(f"if (height == {height} && count == {width}) {call}({given});")
+        if not whole:
+            self._line("if (k0 + depth < DEPTH) continue;")
+        with self._w.block("for (i64 q = 0; q < height; ++q)"):
+            self._line("const f32* const row = tile + q * PITCH;", "[[maybe_unused]] const i64 i = i0 + r + q;")
+            self._epilogue()
+
+    def _epilogue(self) -> None:
+        """`f` of a row of the tile, to where the result is."""
+        p, lanes = self._p, self._t.lanes
+        varying = frozenset({p.column, ("buffer", ELEMENT.buffer)})
+        self._values.vectors = Vectors(p.column, lanes, 1, varying, tiles={ELEMENT: "row + (j - j0)"})
+        self._hoist(self._value, set())
+        self._line("i64 j = j0;")
+        with self._w.block("for (; j + W <= stop; j += W)"):
+            value = self._values.vector(self._value)
+            self._line(f"store({self._to()}, {value});")
+        if p.column.extent % lanes:
+            with self._w.block("if (j < stop)"):
+                inside = self._w.define(f"V<i32, {lanes}>", "first<W>(stop - j)")
+                with self._values.masked(inside):
+                    value = self._values.vector(self._value)
+                self._line(f"store_if({inside}, {self._to()}, {value});")
+        self._values.vectors = None
+
+    def _to(self) -> str:
+        self._values.prepare(self._p.place)
+        return f"{self._pointers[self._p.out.name]} + {self._values.at(self._p.place)}"
+
+    def _hoist(self, value: Value, seen: set[Value]) -> None:
+        """Compute what does not depend on the column before the loop over columns."""
+        if value in seen or isinstance(value, Const):
+            return
+        seen.add(value)
+        if not self._values.varies(value):
+            self._values.vector(value)
+        elif isinstance(value, Op):
+            for arg in value.args:
+                self._hoist(arg, seen)

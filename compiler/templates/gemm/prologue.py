@@ -1,0 +1,169 @@
+"""Operands of products that are computed on the way in: what a kernel may take over from the graph before it.
+
+    %c = aten._to_copy(%w_int8, bfloat16); %s = aten.mul(%c, %scale); %y = aten.mm(%x, %s)
+                    ->   y = x @ b        b[k, j] = round(float(w_int8[k, j]) * scale[j])
+
+Only what nobody else reads, element by element: no reductions, no random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...ir.index import Index, Var
+from ...ir.value import Load, Op, Rewriter, Value, compute_dtype, walk
+from ...lowering.core import cast
+from ...lowering.sizes import Unlowered
+from ...torch_compat import OpOverload
+from ..attention.description import address
+from ..region import Region, is_move, packet
+from .description import FLOAT8, Matrix, Prologue
+
+_CASTS = ("aten._to_copy", "prims.convert_element_type")
+_BYTES = (torch.int8, torch.uint8, torch.bool)
+_WIDER = (torch.bfloat16, torch.float16, torch.float32)  # what holds every 8-bit float
+_LONGEST = 12  # nodes of a prologue
+_LARGE_PARTS = 2  # tensors of the operand's own size that it is computed from, at most
+
+
+@dataclass(frozen=True)
+class FoundPrologue:
+    """What an operand is computed from.
+
+    Args:
+        prologue: its formula.
+        matrix: where the largest of what it reads lies.
+        main: the node of that; `leaves` all nodes that are read, by buffer name.
+        nodes: what is computed.
+    """
+
+    prologue: Prologue
+    matrix: Matrix
+    main: fx.Node
+    leaves: dict[str, fx.Node]
+    nodes: tuple[fx.Node, ...]
+
+
+def prologue_of(
+    operand: fx.Node, call: fx.Node, indices: tuple[Any, ...], loops: Sequence[Var]
+) -> FoundPrologue | None:
+    """How an operand of a product is computed; None where it is not, where others read it, or where it has no formula.
+
+    Args:
+        operand: the node.
+        call: the product.
+        indices: of the operand's element, in `loops`.
+        loops: the batch, the operand's rows and its columns.
+    """
+    inside = _chain(operand, call)
+    if not _is_worth(inside):
+        return None
+    region = _Operand(inside, through_copies=False)
+    try:
+        value = cast(region.value(operand).at(indices), compute_dtype(operand.meta["val"].dtype))
+    except Unlowered:
+        return None
+    value = Rewriter(_exact)(value)
+    if any(part.dtype in FLOAT8 for part in walk([value])):
+        return None
+    buffers = {
+        part.buffer: region.leaf(region.leaves[part.buffer]).buffer for part in walk([value]) if isinstance(part, Load)
+    }
+    device = call.meta["val"].device
+    if not buffers or any(b.device != device or 0 in b.sizes for b in buffers.values()):
+        return None
+    size = operand.meta["val"].numel()
+    if sum(math.prod(b.sizes) >= size for b in buffers.values()) > _LARGE_PARTS:
+        return None
+    main = max(buffers.values(), key=lambda b: math.prod(b.sizes))
+    leaves = {name: region.leaves[name] for name in buffers}
+    prologue = Prologue(value, operand.meta["val"].dtype, tuple(buffers.values()))
+    return FoundPrologue(prologue, _matrix(value, main, loops), leaves[main.name], leaves, tuple(inside))
+
+
+def is_computed(operand: fx.Node, call: fx.Node) -> bool:
+    """Whether an operand of a product may have a prologue: what to ask before all formulas are made."""
+    return _is_worth(_chain(operand, call))
+
+
+def _is_worth(inside: Iterable[fx.Node]) -> bool:
+    return not all(map(is_move, inside))
+
+
+def _chain(operand: fx.Node, call: fx.Node) -> dict[fx.Node, None]:
+    """The nodes that compute the operand element by element, and that nobody else reads."""
+    inside: dict[fx.Node, None] = {}
+    waiting = [operand] if list(operand.users) == [call] and call.args.count(operand) == 1 else []
+    while waiting and len(inside) < _LONGEST:
+        node = waiting.pop(0)
+        shared = node is not operand and any(user not in inside for user in node.users)
+        if node in inside or shared or not _computes_elements(node):
+            continue  # what is read by more of the chain is looked at again when that is inside
+        inside[node] = None
+        waiting.extend(node.all_input_nodes)
+    return inside
+
+
+def _computes_elements(node: fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or _is_float8(node):
+        return False
+    if is_move(node) or packet(node) in _CASTS:
+        return True
+    if not isinstance(node.target, OpOverload):
+        return False
+    tags = node.target.tags
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+class _Operand(Region):
+    """Values of nodes before a product; 8-bit floats are known as what they are cast to."""
+
+    def _is_seen_through(self, node: fx.Node) -> bool:
+        return not _is_float8(node) and super()._is_seen_through(node)
+
+    def _compute(self, node: fx.Node) -> Any:
+        source = node.all_input_nodes[0] if node.all_input_nodes else node
+        if packet(node) not in _CASTS or not _is_float8(source):
+            return super()._compute(node)
+        eights, val = self.value(source), node.meta["val"]
+        if val.dtype not in _WIDER:
+            raise Unlowered("dtype", f"{source.name} of {source.meta['val'].dtype} as {val.dtype}")
+        self._low.origin = self._low.current = node
+        self._low.device = val.device
+        return self._low.pointwise(lambda at: _widened(eights.at(at)), eights.sizes, val.dtype)
+
+
+def _is_float8(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].dtype in FLOAT8
+
+
+def _widened(eight: Value) -> Value:
+    """An 8-bit float as float32, which any dtype that it is cast to holds exactly."""
+    if not isinstance(eight, Load):
+        raise Unlowered("dtype", "nothing is computed in 8-bit floats")
+    return Load(eight.buffer, eight.indices, torch.float32)
+
+
+def _exact(value: Value) -> Value | None:
+    """Rounding what has few digits changes nothing: bytes have eight, and so have 16-bit floats at least."""
+    if not isinstance(value, Op) or not value.name.startswith("round_"):
+        return None
+    whole = value.args[0]
+    while isinstance(whole, Op) and whole.name == "cast" and whole.dtype.is_floating_point:
+        whole = whole.args[0]
+    return value.args[0] if whole.dtype in _BYTES else None
+
+
+def _matrix(value: Value, main: Any, loops: Sequence[Var]) -> Matrix:
+    """Where the main buffer's elements lie as the loops go; 0 for a loop that they do not go along."""
+    load = next(part for part in walk([value]) if isinstance(part, Load) and part.buffer == main.name)
+    at = address(main, load.indices)
+    terms = dict(at.terms) if isinstance(at, Index) else {}
+    strides = (terms.get((var,), 0) for var in loops)
+    return Matrix(main, *strides)

@@ -1,0 +1,177 @@
+"""What a product costs with a tile, and what a library's call would: estimates, in cycles of one multiprocessor.
+
+waves of programs  *  (multiplications of those that share a multiprocessor  +  what nothing overlaps)
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...ir.value import Op, walk
+from ..gpu import Gpu
+from .description import Product, Prologue
+from .triton_tiles import FEW_SHARED, GemmTile, read_bytes, shared_bytes
+
+_BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
+_STREAMED_BYTES_PER_CYCLE = 19  # the same, where nothing but reading is done
+_CACHED_BYTES_PER_CYCLE = 48  # of the second cache, for each multiprocessor
+_LATENCY, _EARLIER_LATENCY = 1300, 800  # cycles until what is asked of memory is there, where much is; before Hopper
+_LANES = 64  # operations in a cycle of a multiprocessor, with all that brings operands to where they are multiplied
+_LANES_OF_WARP = 8  # of these, for each of its warps
+_SCHEDULED = 200  # cycles that one more program on a multiprocessor takes
+_BESIDE = 1 / 4  # of what goes on beside something that takes longer: it is in the way
+_SECOND = 1500  # cycles that a second launch takes
+_WIDE_ROWS = 64  # from which on Hopper multiplies what lies in shared memory
+_MOST_TOGETHER = 4  # programs on a multiprocessor
+_START = 1500  # cycles until the first operands are there, and for leaving
+_LIBRARY = 0.7  # of the rate that libraries reach
+_REGISTERS = 64 << 10  # of a multiprocessor
+_LIGHT, _SPILLED = 6, 0.85  # values of an epilogue beside whose registers large tiles slow down, and how much
+FEW = 64  # rows that tensor cores have time for while memory gives the other operand
+_LARGE = 8 << 20  # bytes of that, at least, so that it takes longer than a launch
+_HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polynomial rather than an instruction or two
+
+
+def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
+    """Cycles that a product takes with a tile, roughly."""
+    busy = 2.0 * _START if tile.descriptors else 0.0  # its programs stay: one begins while another ends
+    busy += sum(_wave(product, tile, gpu, programs) for programs in _waves(product, tile, gpu))
+    if tile.splits == 1:
+        return busy
+    summed = _elements_of(product) * (4 * tile.splits + epilogue_bytes(product))
+    return busy + _SECOND + summed / (_BYTES_PER_CYCLE * gpu.processors)
+
+
+def _waves(product: Product, tile: GemmTile, gpu: Gpu) -> list[int]:
+    """How many programs run side by side, until all have run."""
+    programs = tile.count(product) * tile.splits
+    together = 1 if tile.descriptors else _together(product, tile, gpu)
+    full, rest = divmod(programs, gpu.processors * together)
+    return [gpu.processors * together] * full + [rest] * (rest > 0)
+
+
+def _together(product: Product, tile: GemmTile, gpu: Gpu) -> int:
+    """How many programs a multiprocessor runs."""
+    registers = (tile.rows * tile.columns // (32 * tile.warps) + 64) * 32 * tile.warps
+    buffers = tile.stages if tile.rows >= _WIDE_ROWS and gpu.capability >= 90 else tile.stages - 1
+    shared = shared_bytes(product, tile) * buffers // tile.stages + FEW_SHARED
+    return max(min(gpu.shared_bytes // shared, _REGISTERS // registers, _MOST_TOGETHER), 1)
+
+
+def _wave(product: Product, tile: GemmTile, gpu: Gpu, programs: int) -> float:
+    """Cycles of programs that run side by side: what takes longest, and some of what goes on beside it."""
+    each = -(-programs // gpu.processors)
+    share = programs / (tile.count(product) * tile.splits)
+    span = tile.span(product.depth)
+    rows, columns = min(tile.rows, product.row.extent), min(tile.columns, product.column.extent)
+    read = span * (rows * read_bytes(product.a, product.left) + columns * read_bytes(product.b, product.right))
+    computed = span * (tile.rows * work(product.left) + tile.columns * work(product.right))
+    latency = _LATENCY if gpu.capability >= 90 else _EARLIER_LATENCY
+    sides = (
+        each * _multiplying(product, tile, gpu),
+        max(each * computed / _LANES, computed / (_LANES_OF_WARP * tile.warps)),
+        each * read / _CACHED_BYTES_PER_CYCLE,
+        share * moved(product) / (_STREAMED_BYTES_PER_CYCLE * gpu.processors),
+        span // tile.depth * latency / max(tile.stages - 2, 1),
+    )
+    *_, second, longest = sorted(sides)
+    finish = rows * columns * (epilogue_bytes(product) if tile.splits == 1 else 4) / _BYTES_PER_CYCLE
+    return longest + _BESIDE * second + finish + each * _SCHEDULED + (0 if tile.descriptors else _START)
+
+
+def _multiplying(product: Product, tile: GemmTile, gpu: Gpu) -> float:
+    """Cycles that tensor cores need for a program."""
+    held = sum(_HELD.get(value.name, 1) if isinstance(value, Op) else 1 for value in walk([product.value]))
+    crowded = held > _LIGHT and tile.rows * tile.columns >= 128 * 256
+    reached = efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
+    operations = 2.0 * tile.rows * tile.columns * tile.span(product.depth)
+    return operations / (tensor_rate(gpu, product.dtype.itemsize) * reached)
+
+
+def library(product: Product, gpu: Gpu) -> float:
+    """Cycles that a library's call takes, roughly: for multiplications, or for what it moves."""
+    multiply = 2.0 * product.multiplications / (tensor_rate(gpu, product.dtype.itemsize) * _LIBRARY * gpu.processors)
+    return max(multiply, moved(product) / (_BYTES_PER_CYCLE * _LIBRARY * gpu.processors))
+
+
+def cycles_to_move(count: float, gpu: Gpu) -> float:
+    """Cycles that memory takes for so many bytes."""
+    return count / (_BYTES_PER_CYCLE * gpu.processors)
+
+
+def is_skinny(product: Product) -> bool:
+    """Whether memory is what a product takes its time for: a large operand, few rows or columns of the other."""
+    few = min(product.row.extent, product.column.extent) <= FEW
+    return few and moved(product) >= _LARGE
+
+
+def moved(product: Product) -> int:
+    """Bytes that any kernel reads and writes: operands and the result, once."""
+    p, read = product, 0
+    for x, prologue, n in ((p.a, p.left, p.row.extent * p.depth), (p.b, p.right, p.depth * p.column.extent)):
+        buffers = (x.buffer,) if prologue is None else prologue.buffers
+        read += sum(min(p.batch.extent * n, math.prod(b.sizes)) * b.dtype.itemsize for b in buffers)
+    return read + _elements_of(p) * p.out.dtype.itemsize
+
+
+def apart(product: Product, gpu: Gpu) -> float:
+    """Cycles that kernels of their own take to compute the operands that prologues compute, roughly."""
+    p, cycles = product, 0.0
+    for x, prologue, n in ((p.a, p.left, p.row.extent * p.depth), (p.b, p.right, p.depth * p.column.extent)):
+        if prologue is not None:
+            bytes_moved = p.batch.extent * n * (read_bytes(x, prologue) + prologue.dtype.itemsize)
+            cycles += bytes_moved / (_BYTES_PER_CYCLE * gpu.processors) + 2 * _START
+    return cycles
+
+
+def work(prologue: Prologue | None) -> int:
+    """Operations for an element of an operand, roughly: with its address, and the rounding at the end."""
+    if prologue is None:
+        return 0
+    return 2 + sum(_HELD.get(value.name, 1) for value in walk([prologue.value]) if isinstance(value, Op))
+
+
+def fused_gain(product: Product, gpu: Gpu, lost: int = 0) -> float:
+    """What an epilogue saves at least, of the time that the product itself takes, roughly.
+
+    A kernel of its own would read the product again, which is written only where somebody else reads it, too.
+
+    Args:
+        product: what is computed.
+        gpu: where.
+        lost: passes over the result that become necessary: of loops that would compute it in passing.
+    """
+    passes = (1 if product.more else 2) - lost
+    itemsize = product.dtype.itemsize
+    saved = passes * _elements_of(product) * itemsize / (_BYTES_PER_CYCLE * gpu.processors) + 2 * _START
+    return saved / library(product, gpu)
+
+
+def epilogue_bytes(product: Product) -> float:
+    """Bytes that the epilogue moves for each element of the result, roughly: operands of few elements are not seen."""
+    whole = _elements_of(product)
+    read = sum(b.dtype.itemsize for b in product.buffers if math.prod(b.sizes) >= whole)
+    return read + sum(result.buffer.dtype.itemsize for result in product.results)
+
+
+def _elements_of(product: Product) -> int:
+    return product.batch.extent * product.row.extent * product.column.extent
+
+
+def tensor_rate(gpu: Gpu, itemsize: int) -> int:
+    """Floating-point operations in a cycle of a multiprocessor."""
+    of_halves = 4096 if gpu.capability >= 90 else 2048 if gpu.capability == 80 else 1024
+    return of_halves * 2 // itemsize
+
+
+def efficiency(tile: GemmTile, gpu: Gpu) -> float:
+    """What part of the rate a tile reaches: wide ones read less of shared memory for each multiplication."""
+    area = tile.rows * tile.columns
+    base = 0.8 if area >= 128 * 256 else 0.72 if area >= 128 * 128 else 0.58 if area >= 64 * 128 else 0.42
+    if tile.rows < 64 and gpu.capability >= 90:  # the older instructions
+        base /= 2
+    if not tile.descriptors and gpu.capability >= 90:  # addresses are computed by the warps that multiply
+        base *= 0.85
+    if area >= 128 * 32 * tile.warps and not tile.descriptors:  # no registers left for addresses
+        base *= 0.9
+    return base * min(1.0, tile.rows / 32)

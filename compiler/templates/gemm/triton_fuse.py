@@ -1,0 +1,430 @@
+"""The pass on GPUs: products with what is computed from their results become calls of generated kernels.
+
+%addmm = ...; %view = ...; %gelu = ...     ->   gemm_gelu_3f2a_128x256x64_8w3s(%x, %weight, %bias)
+
+A library multiplies as fast as a GPU can: a kernel of our own pays by the pass over memory that it saves, or where the
+library has no good kernel for rows that are not aligned. Both are estimated first; where it may pay, a few tiles are
+measured against the library's call with the kernel that would follow it (see `measure`). Products with few rows take
+the time that their weights need to come from memory: these are asked about, too, and with them weights that are
+computed from fewer bytes, which the kernel then reads (see `gemm.prologue`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ....rewrites.profit import Always, Decision, Never, Oracle, Question
+from ....rewrites.reason import Reason
+from ....rewrites.record import Evidence, GraphRecord, Match
+from ...ir.program import Buffer
+from ...ir.value import Load, Rewriter, Value
+from ...triton import KernelSource, TritonFailed, TritonMissing, UnsupportedDtypeError
+from ..gpu import Gpu, device_of
+from ..kernel import Layout
+from ..region import is_move, packet
+from ..triton_kernel import TritonTemplateKernel, compile_beside, nothing
+from .description import Product, Prologue, Result
+from .match import FoundProduct, has_prologue, is_read_by_loops, match_gemm
+from .question import FAMILY, RULE, Unfused, near_miss, recorded
+from .splice import anchor_of, replace_product
+from .triton_choice import gemm_tiles, neighbours, promises
+from .triton_cost import FEW, fused_gain, is_skinny
+from .triton_product import gemm_triton
+from .triton_split import workspaces
+from .triton_tiles import GemmTile, is_aligned
+
+_TILES, _MORE_TILES = 1, 12  # measured for each product: by default, and where time does not matter
+_KERNELS = 4  # compiled for a graph by default: each takes seconds
+_SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
+_WORTH = 0.08  # of the product's own time: what an epilogue must save to be asked about
+_SMALL = 1 << 27  # multiplications that take no longer than a launch
+_ROUNDS = 3  # of the search around the best tile
+
+
+_Kind = tuple[Product, str]
+
+
+def fuse_gemm_triton(
+    graph_module: fx.GraphModule,
+    oracle: Oracle,
+    record: GraphRecord,
+    *,
+    thorough: bool,
+    training: bool = False,
+    meanwhile: Callable[[], None] = nothing,
+) -> int:
+    """Replace matrix products on a GPU by generated kernels, as the oracle decides.
+
+    Args:
+        graph_module: a graph after autograd; changed in place.
+        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
+        record: gets what was applied and declined, and near misses with their reasons.
+        thorough: ask about every product, with more tiles, and search around the best one.
+        training: a forward or backward graph. Where its products are kept as well as read by an epilogue there is
+            little to save, so that only those are asked about whose rows are not aligned.
+        meanwhile: called while kernels compile in other processes, if that takes long.
+
+    Returns:
+        How many were replaced.
+    """
+    gpu = device_of(graph_module.graph)
+    if gpu is None:
+        return 0
+    return Fusion(graph_module.graph, oracle, record, gpu, thorough, training, meanwhile).run_all()
+
+
+class Fusion:
+    """The pass over one graph; what other templates do otherwise is what they override.
+
+    Args:
+        see `fuse_gemm_triton`; `gpu` with its index.
+    """
+
+    rule, family = RULE, FAMILY
+    kinds = _KERNELS
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        oracle: Oracle,
+        record: GraphRecord,
+        gpu: tuple[int, Gpu],
+        thorough: bool,
+        training: bool,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        self._graph, self._oracle, self._record = graph, oracle, record
+        self.thorough, self._training = thorough, training
+        self._device, self.gpu = gpu
+        self._count = _MORE_TILES if thorough else _TILES
+        self._left = _MORE_SECONDS if thorough else _SECONDS
+        self._asked: set[str] = set()
+        self._tiles: dict[str, GemmTile] = {}
+        self._tiles_of = functools.cache(lambda kind: self.tiles(kind[0]))  # layers are alike
+        self._compiled = _Compiled(meanwhile)
+        self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
+
+    def run_all(self) -> int:
+        """Decide on everything that is found; returns how many were replaced."""
+        fused = 0
+        for node in self.prepared():
+            # What was found in the graph as it was may read what has been replaced since: look again.
+            fused += any(self.run(found) for found in self.found(self.match(node), node) if self.considers(found))
+        return fused
+
+    # -- what the template is -------------------------------------------------------------------------------------
+
+    def match(self, node: fx.Node) -> FoundProduct | Reason | None:
+        """What a node computes, in the template's terms."""
+        return match_gemm(node)
+
+    def tiles(self, product: Product) -> list[GemmTile]:
+        """The tiles to ask about."""
+        return gemm_tiles(product, self.gpu, self._count)
+
+    def around(self, product: Product, tile: GemmTile) -> list[GemmTile]:
+        """Tiles that differ from one in little."""
+        return neighbours(product, tile, self.gpu)
+
+    def kernel(self, product: Product, tile: GemmTile, label: str) -> TritonTemplateKernel:
+        """The kernel with a tile."""
+        return gemm_kernel(product, tile, label, self._device, self.gpu)
+
+    def hopeless(self, found: FoundProduct) -> str | None:
+        """Why a kernel cannot pay, by an estimate; None where it may."""
+        return hopeless(found, self.gpu, self.thorough)
+
+    def work(self, product: Product) -> int:
+        """By what those are chosen that are asked about, where there are many."""
+        return product.multiplications
+
+    def is_worth(self, product: Product, work: int) -> bool:  # noqa: ARG002
+        """Whether that work, of all products of a kind, is worth the time to compile a kernel."""
+        return True
+
+    def laid_out(self, found: FoundProduct, kernel: TritonTemplateKernel) -> FoundProduct:  # noqa: ARG002
+        """A product whose operands have the strides that the kernel was written for."""
+        return found
+
+    # -- what is asked --------------------------------------------------------------------------------------------
+
+    def prepared(self) -> list[fx.Node]:
+        """The products that a kernel could compute; kernels that will be asked about are gathered, to be compiled."""
+        nodes = []
+        weights, taken = Counter[_Kind](), set[fx.Node]()
+        for node in list(self._graph.nodes):
+            plain = self.match(node)
+            if isinstance(plain, Reason):
+                self._record.near_misses.append(near_miss(node, plain, self.rule, self.family))
+            found = next(filter(self.considers, self.found(plain, node)), None)
+            if found is not None:
+                nodes.append(node)
+                # Of two products that meet in an epilogue the first has it.
+                mine = {item for item in found.nodes if not is_move(item)}
+                if self._takes_all() or mine & taken or self.hopeless(found) is not None:
+                    continue
+                taken |= mine
+                weights[_kind(found)] += self.work(found.product)
+        if not self.thorough:
+            worth = [kind for kind, work in weights.most_common() if self.is_worth(kind[0], work)][: self.kinds]
+            self._chosen = set(worth) if len(worth) < len(weights) else None
+        for kind in weights if self._chosen is None else self._chosen:
+            with contextlib.suppress(UnsupportedDtypeError):
+                self._compiled.add(self._kernels(kind, self._tiles_of(kind)))
+        return nodes
+
+    def found(self, plain: FoundProduct | Reason | None, node: fx.Node) -> Iterator[FoundProduct]:
+        """What a kernel could compute of a product, the most first: with operands that are computed, and without."""
+        if not isinstance(plain, FoundProduct):
+            return
+        sides = self._sides(plain.product)
+        computed = match_gemm(node, sides=sides) if has_prologue(node, sides) else None
+        if isinstance(computed, FoundProduct) and computed.before and self._pays(computed, plain):
+            yield computed
+        yield plain
+
+    def _sides(self, product: Product) -> str:
+        """Which operands may be computed on the way in: by default those whose elements one program reads alone."""
+        if self.thorough or self._takes_all():
+            return "ab"
+        few_rows, few_columns = product.row.extent <= FEW, product.column.extent <= FEW
+        return "" if self._training else "b" * few_rows + "a" * few_columns
+
+    def _pays(self, computed: FoundProduct, plain: FoundProduct) -> bool:
+        if self._takes_all():
+            return True
+        known = self.thorough or is_skinny(computed.product)
+        return known and promises(computed.product, plain.product, self.gpu)
+
+    def considers(self, found: FoundProduct) -> bool:
+        """Whether to look at a product at all."""
+        if self.thorough or self._takes_all():
+            return True
+        return not is_aligned(found.product) if self._training else has_to_offer(found)
+
+    def run(self, found: FoundProduct) -> bool:
+        """Decide on one product; whether it was replaced."""
+        why = None if self._takes_all() else self.hopeless(found)
+        if why is None and self._chosen is not None and _kind(found) not in self._chosen:
+            why = "others of this graph promise more, or all of its kind too little for the time to compile it"
+        anchor = anchor_of(self._graph, found)
+        if anchor is None:
+            why = "the product is read before the epilogue has its operands, or memory is written to in between"
+        if why is not None:
+            return self._decline(found, f"estimate: {why}")
+        try:
+            kind = _kind(found)
+            kernels = self._kernels(kind, self._tiles_of(kind))
+            if not kernels:
+                return self._decline(found, "no tile fits this GPU")
+            if self._left <= 0 and _key(found, kernels) not in self._asked:
+                return self._decline(found, "the time for measurements of this graph is spent")
+            decision, kernel = self._decide(found, kernels)
+            if kernel is not None:
+                kernel.build()
+        except (UnsupportedDtypeError, TritonMissing, TritonFailed) as error:
+            code = "epilogue-dtype" if isinstance(error, UnsupportedDtypeError) else "no-machine-code"
+            missed = near_miss(found.output, Reason(code, str(error)), self.rule, self.family)
+            self._record.near_misses.append(missed)
+            return False
+        (self._record.applied if kernel else self._record.declined).append(self._recorded(found, decision))
+        if kernel is not None and anchor is not None:
+            replace_product(self._graph, self.laid_out(found, kernel), kernel, anchor, self.rule)
+        return kernel is not None
+
+    def _takes_all(self) -> bool:
+        return isinstance(self._oracle, (Always, Never))
+
+    def _decline(self, found: FoundProduct, note: str) -> bool:
+        self._record.declined.append(self._recorded(found, Decision(None, Evidence(note=note))))
+        return False
+
+    def _recorded(self, found: FoundProduct, decision: Decision) -> Match:
+        return recorded(found, decision, self.rule, self.family)
+
+    def _kernels(self, kind: _Kind, tiles: Sequence[GemmTile]) -> dict[str, TritonTemplateKernel]:
+        """A kernel for each tile, by the tile's name."""
+        product, label = kind
+        self._tiles.update((str(tile), tile) for tile in tiles)
+        made = (self.kernel(product, tile, label) for tile in tiles)
+        return {str(tile): kernel for tile, kernel in zip(tiles, made, strict=True)}
+
+    def _decide(
+        self, found: FoundProduct, kernels: dict[str, TritonTemplateKernel]
+    ) -> tuple[Decision, TritonTemplateKernel | None]:
+        """The oracle's decision, and the kernel that it chose if any."""
+        start, compiling = time.perf_counter(), self._compiled.seconds
+        decision = self._oracle.decide(self._question(found, kernels))
+        self._asked.add(_key(found, kernels))
+        for _ in range(_ROUNDS if self.thorough and not self._takes_all() else 0):
+            if decision.chosen is None:
+                break
+            tile = self._tiles[decision.chosen]
+            more = self._kernels(_kind(found), [tile, *self.around(found.product, tile)])
+            better = self._oracle.decide(self._question(found, more))
+            if better.chosen in (None, decision.chosen):
+                break
+            decision, kernels = better, more
+        self._left -= time.perf_counter() - start - (self._compiled.seconds - compiling)
+        chosen = kernels[decision.chosen] if decision.chosen is not None else None
+        return decision, chosen
+
+    def _question(self, found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> Question:
+        self._compiled.add(kernels)
+        unfused = Unfused(found)
+        return Question(
+            rule=self.rule,
+            key=_key(found, kernels),
+            inputs=[node.meta["val"] for node in found.inputs],
+            original=unfused,
+            candidates={name: _Reread(k) if rereads(found) else k for name, k in kernels.items()},
+            prepare=functools.partial(self._compiled.prepare, unfused),
+            cold=is_skinny(found.product),
+        )
+
+
+def rereads(found: FoundProduct) -> bool:
+    """Whether loops that would compute the epilogue in passing would have to load its result."""
+    return computes(found) and is_read_by_loops(found.output)
+
+
+class _Reread:
+    """A kernel, and reading its result once: loops that would compute the epilogue in passing must load it instead."""
+
+    def __init__(self, kernel: TritonTemplateKernel) -> None:
+        self.kernel = kernel
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """The kernel's results."""
+        made = self.kernel(*tensors)
+        torch.sum(made[0] if isinstance(made, tuple) else made)
+        return made
+
+
+def hopeless(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
+    """Why a kernel cannot pay, by an estimate; None where it may."""
+    product = found.product
+    if is_skinny(product):
+        return None
+    if product.multiplications < _SMALL:
+        return "less work than a launch"
+    if thorough or not computes(found):
+        return None
+    gain = fused_gain(product, gpu, 1 if rereads(found) else 0)
+    return None if gain >= _WORTH else f"the epilogue would save {gain:.0%} of the product's time"
+
+
+def has_to_offer(found: FoundProduct) -> bool:
+    """Whether there is what a library's call does not do as well: an epilogue, rows that are not aligned, few rows."""
+    return computes(found) or bool(found.before) or not is_aligned(found.product) or is_skinny(found.product)
+
+
+def computes(found: FoundProduct) -> bool:
+    """Whether there is more to the epilogue than what the library's call does itself: a sum with a row."""
+    own = {found.call, *found.before}
+    return any(node not in own and not is_move(node) for node in (*found.nodes, found.output))
+
+
+def _kind(found: FoundProduct) -> _Kind:
+    """What a product is, whatever its buffers are called."""
+    return renamed(found.product), _label(found)
+
+
+def _label(found: FoundProduct) -> str:
+    """What the epilogue computes, for the kernel's name: ``gelu``."""
+    names = [packet(node).partition(".")[2].strip("_") for node in found.nodes if not is_move(node)]
+    return "_".join(dict.fromkeys(name for name in names if name.isidentifier()))[:40]
+
+
+def renamed(product: Product) -> Product:
+    """The product with its buffers named by position: equal products of different graphs are equal."""
+    names = {b.name: f"p{number}" for number, b in enumerate(product.reads)}
+
+    def load(value: Value) -> Value | None:
+        if not isinstance(value, Load) or value.buffer not in names:
+            return None
+        return Load(names[value.buffer], value.indices, value.dtype)
+
+    def named(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
+        return tuple(replace(b, name=names[b.name]) for b in buffers)
+
+    def prologue(given: Prologue | None) -> Prologue | None:
+        return given and replace(given, value=rewrite(given.value), buffers=named(given.buffers))
+
+    rewrite = Rewriter(load)
+    more = tuple(Result(x.buffer, x.place, rewrite(x.value)) for x in product.more)
+    a, b = (replace(x, buffer=named([x.buffer])[0]) for x in (product.a, product.b))
+    return replace(
+        product, a=a, b=b, value=rewrite(product.value), more=more, buffers=named(product.buffers),
+        left=prologue(product.left), right=prologue(product.right),
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=512)
+def gemm_kernel(product: Product, tile: GemmTile, label: str, device: int, gpu: Gpu) -> TritonTemplateKernel:
+    """The kernel of a product with a tile; equal ones are the same.
+
+    Raises:
+        UnsupportedDtypeError: the epilogue computes with a dtype that Triton has no type for.
+    """
+    source = gemm_triton(product, tile, gpu.processors, label)
+    plain = gemm_triton(product, replace(tile, descriptors=False), gpu.processors, label)
+    own = tuple(Layout(b.sizes, b.strides, b.dtype) for b in workspaces(product, tile))
+    return template_kernel("gemm", product, source, plain, device, own)
+
+
+def template_kernel(
+    template: str,
+    product: Product,
+    source: KernelSource,
+    plain: KernelSource,
+    device: int,
+    own: tuple[Layout, ...] = (),
+) -> TritonTemplateKernel:
+    """What to call for a product, given its source, that for operands that are not aligned, and its workspaces."""
+    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in product.reads)
+    outputs = tuple(Layout(x.buffer.sizes, x.buffer.strides, x.buffer.dtype) for x in product.results)
+    name = source.launches[0].name
+    return TritonTemplateKernel(name, template, source, plain, inputs, outputs, device, product.flops, own)
+
+
+# -- the question -----------------------------------------------------------------------------------------------------
+
+
+class _Compiled:
+    """The kernels of a graph, compiled side by side when the first of them is about to be measured."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
+        self._waiting: dict[str, TritonTemplateKernel] = {}
+        self._known: set[str] = set()
+        self.seconds = 0.0  # spent on it
+
+    def add(self, kernels: Mapping[str, TritonTemplateKernel]) -> None:
+        """Have these compiled, too."""
+        new = {kernel.name: kernel for kernel in kernels.values() if kernel.name not in self._known}
+        self._waiting |= new
+        self._known |= new.keys()
+
+    def prepare(self, unfused: Unfused) -> None:
+        """Compile what waits, and what the library's call is followed by."""
+        start, waiting = time.perf_counter(), list(self._waiting.values())
+        self._waiting.clear()
+        compile_beside(waiting, unfused.build, self._meanwhile)
+        self.seconds += time.perf_counter() - start
+
+
+def _key(found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> str:
+    texts = "\n".join(kernel.source.text for kernel in kernels.values())
+    digest = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
+    return " ".join([digest, *(str(node.target) for node in found.nodes)])

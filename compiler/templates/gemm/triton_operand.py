@@ -1,0 +1,131 @@
+"""Operands of the product's Triton kernel that are computed as they are read.
+
+before the steps:    loads that are the same in all of them: scales of columns, factors of rows
+in each step:        b = (w[k, j].to(float32) * scale[j]).to(bfloat16), 0 beyond the depth
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...cpp.flatten import flatten_value
+from ...ir.index import Var
+from ...ir.value import Guarded, Load, Op, Value, walk
+from ...triton.dtypes import type_name
+from ...triton.values import Axis
+from .description import Matrix, Prologue
+from .triton_text import ProductText
+from .triton_tiles import GemmTile
+
+
+class Loaded:
+    """An operand that is loaded as it is.
+
+    Args:
+        text: the launch that is being written.
+        name: ``"a"`` or ``"b"``.
+        matrix: where it lies.
+        tile: sizes of the operand's tile.
+        first: places along the depth in the first step, as text.
+    """
+
+    def __init__(self, text: ProductText, name: str, matrix: Matrix, tile: GemmTile, first: str) -> None:
+        self._text, self._name, self._matrix, self._first, self._depth = text, name, matrix, first, tile.depth
+        self._mask = text.row_mask(tile.rows) if name == "a" else text.column_mask(tile.columns)
+
+    def ahead(self) -> None:
+        """Write pointers to the tile of the first step."""
+        x, name = self._matrix, self._name
+        begin = base(self._text, x)
+        if name == "a":
+            self._text.line(f"a_at = {begin} + i * {x.row} + {self._first}[None, :] * {x.column}")
+        else:
+            self._text.line(f"b_at = {begin} + {self._first}[:, None] * {x.row} + j * {x.column}")
+
+    def load(self) -> None:
+        """Write the operand's tile of a step."""
+        turned = "[None, :]" if self._name == "a" else "[:, None]"
+        masks = [f"inside{turned}"] if self._text.product.depth % self._depth else []
+        masks += [self._mask] if self._mask is not None else []
+        where = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
+        self._text.line(f"{self._name} = tl.load({self._name}_at{where})")
+
+    def advance(self) -> None:
+        """Write where the next step's tile lies."""
+        stride = self._matrix.column if self._name == "a" else self._matrix.row
+        self._text.line(f"{self._name}_at += {self._depth * stride}")
+
+
+def base(text: ProductText, x: Matrix) -> str:
+    """Where the matrix of the program's batch begins."""
+    name = text.values.names.buffers[x.buffer.name]
+    return f"{name} + g * {x.batch}" if text.product.batch.extent > 1 and x.batch else name
+
+
+class Computed:
+    """An operand with a prologue.
+
+    Args:
+        text: the launch that is being written; `axes` are the tile's.
+        name: ``"a"`` or ``"b"``.
+        prologue: its formula.
+        tile: sizes of the operand's tile.
+    """
+
+    def __init__(self, text: ProductText, name: str, prologue: Prologue, tile: GemmTile) -> None:
+        assert text.product.step is not None
+        self._text, self._name, self._prologue, self._depth = text, name, prologue, tile.depth
+        self._step: Var = text.product.step
+        self._value = flatten_value(prologue.value, text.product.reads)
+        self._outer = text.values.rows if name == "a" else text.values.columns
+        self._shape = f"[{tile.rows}, {tile.depth}]" if name == "a" else f"[{tile.depth}, {tile.columns}]"
+
+    def ahead(self) -> None:
+        """Write the loads that do not depend on the step."""
+        parts = list(walk([self._value]))
+        if any(isinstance(part, Guarded) for part in parts):  # what is not chosen may lie outside
+            return
+        self._set_axes(None)
+        for part in parts:
+            if isinstance(part, Load) and self._step not in self._text.values.dependence.of(part):
+                self._text.values.get(part)
+
+    def load(self) -> None:
+        """Write the operand's tile of the step that begins at `start`."""
+        text, values = self._text, self._text.values
+        place = f"{self._name}_k"
+        turned = "[None, :]" if self._name == "a" else "[:, None]"
+        text.line(f"{place} = (start + k){turned}")
+        cut = text.product.depth % self._depth != 0
+        if cut:
+            text.line(f"{place}_inside = {place} < {text.product.depth}")
+        values.names.variables[self._step] = place
+        self._set_axes(Axis(frozenset({self._step}), str(self._depth), f"{place}_inside" if cut else None))
+        with text.writer.apart():
+            self._bytes_to_floats()
+            made = self._whole(self._value)
+        if cut:
+            made = f"tl.where({place}_inside, {made}, 0.0)"
+        text.line(f"{self._name} = {made}.to({type_name(self._prologue.dtype)})")
+
+    def advance(self) -> None:
+        """Nothing: places are computed from where the step begins."""
+
+    def _bytes_to_floats(self) -> None:
+        """Have bytes become float32 by way of bfloat16, which holds them all: a GPU has no fast way of its own."""
+        for part in walk([self._value]):
+            if isinstance(part, Op) and part.name == "cast" and part.dtype == torch.float32 and _is_byte(part.args[0]):
+                loaded = self._text.values.get(part.args[0])
+                self._text.writer.define("", f"{loaded}.to(tl.float32).to(tl.bfloat16).to(tl.float32)", part)
+
+    def _set_axes(self, step: Axis | None) -> None:
+        values = self._text.values
+        values.rows, values.columns = (self._outer, step) if self._name == "a" else (step, self._outer)
+
+    def _whole(self, value: Value) -> str:
+        made = self._text.values.get(value)
+        return made if self._text.values.is_whole(value) else f"tl.broadcast_to({made}, {self._shape})"
+
+
+def _is_byte(value: Value) -> bool:
+    return isinstance(value, Load) and value.dtype == torch.int8

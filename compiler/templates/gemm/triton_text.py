@@ -1,0 +1,122 @@
+"""What launches of the product's Triton kernel share: arguments, lanes, and the epilogue of a tile of sums.
+
+i, j  rows and columns of the tile, g its matrix;   acc  sums   ->   store f(acc) to every result
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ...cpp.flatten import flatten_value
+from ...ir.dependence import Dependence
+from ...ir.index import Var
+from ...ir.program import Buffer
+from ...ir.value import Value
+from ...triton import LaunchText
+from ...triton.dtypes import signature_name, type_name
+from ...triton.values import Axis, Names, Values
+from ...triton.writer import TritonWriter
+from .description import ELEMENT, FLOAT8, Product, Result
+
+_INT32 = 2**31 - 1
+_FLOAT8 = dict(zip(FLOAT8, ("fp8e4nv", "fp8e5"), strict=True))
+
+
+@dataclass(frozen=True)
+class GemmLaunch(LaunchText):
+    """One launch of the template.
+
+    Args:
+        stages: of its software pipeline (``num_stages``).
+        places: which of the kernel's arguments it takes: of what it reads, its results, its workspaces.
+    """
+
+    stages: int = 3
+    places: tuple[int, ...] = field(default=())
+
+
+class ProductText:
+    """A launch that is being written.
+
+    Args:
+        product: what to compute.
+        workspaces: memory of the kernel's own, after what it reads and its results.
+    """
+
+    def __init__(self, product: Product, workspaces: tuple[Buffer, ...]) -> None:
+        self.product = product
+        self.buffers = (*product.reads, *(result.buffer for result in product.results), *workspaces)
+        # By position, as the call has it: a result may be called like what it is made from.
+        self.arguments = [f"p{number}_ptr" for number in range(len(self.buffers))]
+        pairs = list(zip(self.buffers, self.arguments, strict=True))
+        names = Names({b.name: name for b, name in pairs}, {b.name: b.dtype for b, _ in pairs})
+        names.variables = {product.batch: "g", product.row: "i", product.column: "j"}
+        self.writer = TritonWriter()
+        self.long = "" if all(map(_is_small, self.buffers)) else ".to(tl.int64)"
+        self.values = Values(self.writer, names, Dependence(), "tl.int64" if self.long else "tl.int32")
+
+    def line(self, *lines: str) -> None:
+        """Add lines."""
+        for line in lines:
+            self.writer.line(line)
+
+    def launch(self, name: str, programs: int, warps: int, stages: int = 3) -> GemmLaunch:
+        """What was written, as a function of the arguments that it uses."""
+        body = "\n".join(self.writer.lines)
+        places = tuple(k for k, name in enumerate(self.arguments) if name in body)
+        used = {self.arguments[k]: _pointer(self.buffers[k].dtype) for k in places}
+        text = f"@triton.jit\ndef {name}({', '.join(used)}):\n{body}\n"
+        params = tuple(self.buffers[k].name for k in places)
+        return GemmLaunch(name, text, params, (), (), used, programs, warps, stages, places)
+
+    def lanes(self, rows: int, columns: int) -> None:
+        """`i` and `j`: rows and columns of a tile that begins at `row` and `column`."""
+        self.line(f"i = (row + tl.arange(0, {rows}))[:, None]{self.long}")
+        self.line(f"j = (column + tl.arange(0, {columns}))[None, :]{self.long}")
+
+    def row_mask(self, rows: int) -> str | None:
+        """Which lanes are rows, where not all are."""
+        extent = self.product.row.extent
+        return f"(i < {extent})" if extent % rows else None
+
+    def column_mask(self, columns: int) -> str | None:
+        """Which lanes are columns, where not all are."""
+        extent = self.product.column.extent
+        return f"(j < {extent})" if extent % columns else None
+
+    def axes(self, rows: int, columns: int) -> None:
+        """Name the conditions that lanes are inside."""
+        self.values.rows = self._axis("i", self.product.row, rows, self.row_mask(rows))
+        self.values.columns = self._axis("j", self.product.column, columns, self.column_mask(columns))
+
+    def _axis(self, name: str, var: Var, block: int, mask: str | None) -> Axis:
+        if mask is not None:
+            self.line(f"{name}_inside = {mask}")
+        return Axis(frozenset({var}), str(block), None if mask is None else f"{name}_inside")
+
+    def epilogue(self) -> None:
+        """`f` of the tile, to where results are; `axes` first."""
+        raw = Buffer(ELEMENT.buffer, ELEMENT.dtype, (1,), (1,), self.product.out.device)
+        self.writer.name(flatten_value(ELEMENT, [raw]), "acc")
+        for result in self.product.results:
+            self._store(result, flatten_value(result.value, [*self.product.reads, raw]))
+
+    def _store(self, result: Result, value: Value) -> None:
+        held = type_name(result.buffer.dtype)
+        text = self.values.get(value)
+        pointer = self.values.pointer(result.buffer.name, result.place)
+        mask = self.values.mask(always=True)
+        self.line(f"tl.store({pointer}, {text}.to({held}){f', mask={mask}' if mask else ''})")
+
+
+def _pointer(dtype: torch.dtype) -> str:
+    """The type of a pointer in a kernel's signature."""
+    return f"*{_FLOAT8[dtype] if dtype in FLOAT8 else signature_name(dtype)}"
+
+
+def _is_small(buffer: Buffer) -> bool:
+    """Whether 32 bits hold every offset into a buffer, and what lanes outside of it make."""
+    reach = sum(abs((size - 1) * stride) for size, stride in zip(buffer.sizes, buffer.strides, strict=True))
+    return reach < _INT32 // 2

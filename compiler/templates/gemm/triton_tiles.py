@@ -1,0 +1,131 @@
+"""Tiles of the Triton product kernel: what there is to choose, and which are legal for a product on a GPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ....rewrites.layout import missing
+from ..gpu import Gpu
+from .description import FLOAT8, Matrix, Product, Prologue
+
+FEW_SHARED = 1 << 10  # bytes that the system keeps of each program's shared memory
+_DEEPEST = {False: 256, True: 128}  # step, by whether the GPU's own unit copies it
+_MOST_SPLITS = 16
+_MOST_SUMS = 64 << 20  # bytes of parts' sums: no more than the second cache has, more or less
+
+
+@dataclass(frozen=True)
+class GemmTile:
+    """One configuration.
+
+    Args:
+        rows, columns: of a program's part of the result; `depth`: of a step.
+        warps: of a program; `stages`: steps whose operands are on their way at a time.
+        descriptors: programs stay, take one tile after the other, and have the GPU's own unit copy operands (TMA).
+        splits: into how many parts the depth is cut; they are summed by programs of their own, then added up.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    descriptors: bool = False
+    splits: int = 1
+
+    def __str__(self) -> str:
+        kind = f"{'_tma' if self.descriptors else ''}{f'_k{self.splits}' if self.splits > 1 else ''}"
+        return f"{self.rows}x{self.columns}x{self.depth}_{self.warps}w{self.stages}s{kind}"
+
+    def count(self, product: Product) -> int:
+        """How many tiles a product has."""
+        return self.row_tiles(product) * -(-product.column.extent // self.columns) * product.batch.extent
+
+    def row_tiles(self, product: Product) -> int:
+        """How many tiles of rows a product has."""
+        return product.row_tiles(self.rows, self.descriptors)
+
+    def span(self, depth: int) -> int:
+        """How much of the depth a part has: whole steps; the last part may have fewer."""
+        steps = -(-depth // self.depth)
+        return -(-steps // self.splits) * self.depth
+
+    def shared(self, left: int, right: int | None = None) -> int:
+        """Bytes of shared memory that the operands of a program take, given bytes of their elements."""
+        right = left if right is None else right
+        return self.stages * (self.rows * left + self.columns * right) * self.depth
+
+
+def fits(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
+    """Whether a kernel with this tile can be made for this GPU."""
+    in_range = min(tile.rows, tile.columns, tile.depth) >= 16 and max(tile.rows, tile.columns) <= 256
+    if not in_range or tile.depth > _DEEPEST[tile.descriptors] or tile.warps not in (4, 8) or tile.stages < 2:
+        return False
+    if not _splits(product, tile) or gpu.capability < _float8(product):
+        return False
+    if tile.rows * tile.columns > 128 * 32 * tile.warps:  # sums in a thread's registers
+        return False
+    kept = tile.rows * tile.columns * product.out.dtype.itemsize if tile.descriptors else 0  # on the way to memory
+    if shared_bytes(product, tile) + kept + FEW_SHARED > gpu.shared_bytes:
+        return False
+    return not tile.descriptors or can_describe(product, gpu)
+
+
+def shared_bytes(product: Product, tile: GemmTile) -> int:
+    """Bytes of shared memory for the operands: as they are multiplied, or as they are read if that is more."""
+    sides = ((product.a, product.left), (product.b, product.right))
+    return tile.shared(*(max(read_bytes(x, prologue), product.dtype.itemsize) for x, prologue in sides))
+
+
+def read_bytes(x: Matrix, prologue: Prologue | None) -> int:
+    """Bytes that are read for an element of an operand; what has few elements is not seen."""
+    if prologue is None:
+        return x.buffer.dtype.itemsize
+    size = math.prod(x.buffer.sizes)
+    return sum(b.dtype.itemsize for b in prologue.buffers if 2 * math.prod(b.sizes) > size)
+
+
+def _float8(product: Product) -> int:
+    """From which GPU on there are conversions from what a product reads."""
+    return 89 if any(buffer.dtype in FLOAT8 for buffer in product.reads) else 0
+
+
+def _splits(product: Product, tile: GemmTile) -> bool:
+    """Whether every part of the depth has steps, and the memory for their sums is small."""
+    if tile.splits == 1:
+        return True
+    if not 1 < tile.splits <= _MOST_SPLITS or (tile.splits - 1) * tile.span(product.depth) >= product.depth:
+        return False
+    whole = product.batch.extent * product.row.extent * product.column.extent
+    return 4 * tile.splits * whole <= _MOST_SUMS
+
+
+def can_describe(product: Product, gpu: Gpu) -> bool:
+    """Whether the unit that copies tiles can read both operands: rows side by side, multiples of 16 bytes apart."""
+    if gpu.capability < 90 or product.batch.extent > 1 or product.is_computed:
+        return False
+    a, b = product.a, product.b
+    sides = ((a, product.row.extent, product.depth), (b, product.depth, product.column.extent))
+    return all(described(x, rows, columns) is not None for x, rows, columns in sides)
+
+
+def described(x: Matrix, rows: int, columns: int) -> tuple[int, bool] | None:
+    """The stride between neighbouring lines of an operand, and whether these are its columns; None for no such lines.
+
+    rows of (32, 64) strides (64, 1)  ->  (64, False)        of strides (1, 32)  ->  (32, True)
+    """
+    for step, line, length, turned in ((x.column, x.row, columns, False), (x.row, x.column, rows, True)):
+        if step == 1 and line >= length and line * x.buffer.dtype.itemsize % 16 == 0:
+            return line, turned
+    return None
+
+
+def is_aligned(product: Product) -> bool:
+    """Whether neighbouring lines of all three matrices lie multiples of 16 bytes apart, as libraries like it."""
+    if missing(product.column.extent, product.dtype.itemsize):
+        return False
+    sides = (product.a, product.b)
+    return not any(
+        missing(step, x.buffer.dtype.itemsize) for x in sides for step in (x.batch, x.row, x.column) if step != 1
+    )
