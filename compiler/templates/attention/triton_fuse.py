@@ -29,7 +29,7 @@ from ..triton_kernel import TritonTemplateKernel, nothing
 from ..unfused import Unfused
 from .asking import Among, Compiled, arranged, kept_on_the_way, nodes_after
 from .description import Attention
-from .match import Found
+from .match import SOFTMAXES, Found
 from .question import RULE, Replacer, is_on, matched, near_miss, recorded
 from .sdpa import SDPA, given_mask
 from .text import UnsupportedAttentionError
@@ -172,6 +172,11 @@ def attention_kernel(attention: Attention, tile: Tile, device: int) -> TritonTem
 def has_to_offer(found: Found) -> bool:
     """Whether there is what libraries' kernels do not do as well: anything beside a causal mask."""
     return all(given_mask(node) is not None for node in found.nodes if packet(node) in SDPA)
+
+
+def may_have_to_offer(node: fx.Node) -> bool:
+    """The same of a node that has not been looked at: whether an attention that ends or is made here may have."""
+    return packet(node) in SOFTMAXES or (packet(node) in SDPA and given_mask(node) is not None)
 
 
 def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: str, unfused: Compiled) -> Question:

@@ -30,7 +30,7 @@ from ..attention.question import FAMILY, KERNEL_FAMILY, RULE, near_miss
 from ..attention.sdpa import SDPA
 from ..attention.text import UnsupportedAttentionError
 from ..attention.tiles import BackwardTile, Tile, backward_tiles, tiles
-from ..attention.triton_fuse import has_to_offer
+from ..attention.triton_fuse import has_to_offer, may_have_to_offer
 from ..gpu import Gpu, device_of
 from ..layout import with_keys_innermost
 from ..region import is_move, packet
@@ -73,7 +73,8 @@ def fuse_attention_training(
     """
     graph = graph_module.graph
     gpu = device_of(graph) if backward_nodes(graph) else None
-    if gpu is None:
+    every = thorough or isinstance(oracle, (Always, Never))
+    if gpu is None or not (every or any(map(may_have_to_offer, graph.nodes))):
         return 0
     forward = Forward(graph, seeds=seeds, fast=fast)
     fusion = _Fusion(graph, oracle, record, gpu, thorough, meanwhile, forward.backward)

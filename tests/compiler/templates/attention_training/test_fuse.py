@@ -15,6 +15,8 @@ from support.training_attention import eager, fused, interpreted, joint_of, kern
 
 from regraft.compiler.synthesis import made_up
 from regraft.compiler.templates import TritonTemplateKernel
+from regraft.compiler.templates.attention_training import fuse as training
+from regraft.compiler.templates.attention_training.forward import Forward
 from regraft.compiler.templates.region import packet
 from regraft.compiler.triton import TritonFailed
 from regraft.rewrites.splice import subgraph
@@ -383,6 +385,17 @@ def test_plain_calls_are_asked_about_only_where_time_does_not_matter() -> None:
         inputs = [random(2, 3, n, 16) for n in (20, 40, 40)]
         fused(joint_of(lambda *x: efficient(*x, causal=True), *inputs), oracle, thorough=thorough)
         assert len(oracle.questions) == count
+
+
+def test_graphs_without_anything_to_ask_about_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr(training, "Forward", lambda *args, **kwargs: looked.append(args) or Forward(*args, **kwargs))
+    inputs = [random(2, 3, n, 16) for n in (20, 40, 40)]
+    fused(joint_of(lambda *x: efficient(*x, causal=True), *inputs), Fastest())
+    assert not looked
+    fused(joint_of(efficient, *inputs, random(2, 3, 20, 40)), Fastest())
+    fused(joint_of(attend(capped), *qkv()), Fastest())
+    assert len(looked) == 2
 
 
 def test_what_does_not_compile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
