@@ -73,8 +73,7 @@ def fuse_attention_training(
     """
     graph = graph_module.graph
     gpu = device_of(graph) if backward_nodes(graph) else None
-    every = thorough or isinstance(oracle, (Always, Never))
-    if gpu is None or not (every or any(map(may_have_to_offer, graph.nodes))):
+    if gpu is None or not (_takes_every(oracle, thorough) or any(map(may_have_to_offer, graph.nodes))):
         return 0
     forward = Forward(graph, seeds=seeds, fast=fast)
     fusion = _Fusion(graph, oracle, record, gpu, thorough, meanwhile, forward.backward)
@@ -84,6 +83,11 @@ def fuse_attention_training(
         forward.close()
     graph.lint()
     return fused
+
+
+def _takes_every(oracle: Oracle, thorough: bool) -> bool:
+    """Whether attentions are asked about that libraries compute as well, too."""
+    return thorough or isinstance(oracle, (Always, Never))
 
 
 class _Fusion:
@@ -111,7 +115,7 @@ class _Fusion:
         if isinstance(found, Reason):
             return self._missed(node, found)
         found = replace(found, inputs=tuple(self._moved.get(x, x) for x in found.inputs))
-        if not (self._thorough or isinstance(self._oracle, (Always, Never)) or has_to_offer(found)):
+        if not (_takes_every(self._oracle, self._thorough) or has_to_offer(found)):
             return False
         try:
             pair = pair_sdpa(node, found) if packet(node) in SDPA else pair_spelled_out(found, self._backward)
