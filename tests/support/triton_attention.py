@@ -174,20 +174,19 @@ def run(
     return Ran(result, statistics, source, attention, tensors)
 
 
-def gradients(ran: Ran, gradient: torch.Tensor, tile: Tile = SMALL, masks: bool = False) -> list[torch.Tensor]:
+def gradients(ran: Ran, gradient: torch.Tensor, tile: Tile = SMALL) -> list[torch.Tensor]:
     """Gradients of q, k, v, scores and the sink (if any) by the kernels of the backward pass, interpreted.
 
     Each has the lead loops, nothing is added up.
     """
     has_sink = ran.attention.sink is not None
-    backward = attention_backward(ran.attention, tile, scores=True, sinks=has_sink, masks=masks)
+    backward = attention_backward(ran.attention, tile, scores=True, sinks=has_sink)
     assert backward.scores is not None
     results = (*backward.results, backward.scores, *([backward.sinks] if backward.sinks else []))
     reads = [b.name for b in ran.attention.reads]
     memory = dict(zip(reads, ran.inputs, strict=True))
     memory |= {ran.attention.out.buffer.name: ran.result, "statistics": ran.statistics}
-    left = [backward.delta, *([backward.masks] if backward.masks else [])]
-    memory |= {b.name: allocate(b, {}) for b in (backward.gradient, *left, *results)}
+    memory |= {b.name: allocate(b, {}) for b in (backward.gradient, backward.delta, *results)}
     memory[backward.gradient.name].copy_(gradient.reshape(memory[backward.gradient.name].shape))
     memory[backward.scores.name].zero_()
     for launch in backward.source.launches:

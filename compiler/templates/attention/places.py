@@ -11,7 +11,7 @@ from ...ir.program import Buffer
 from .description import Attention, Operand
 from .text import contiguous
 
-GRADIENT, SCORES, SINKS, MASKS = "grad_out", "grad_score", "grad_sink", "<kept>"
+GRADIENT, SCORES, SINKS = "grad_out", "grad_score", "grad_sink"
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,9 @@ class Gradients:
 
     Args:
         scores, sinks: whether there are those of `f`'s values, and of the sink's.
-        masks: whether the first launch writes which weights stay.
     """
 
-    def __init__(self, a: Attention, places: Places, *, scores: bool, sinks: bool, masks: bool) -> None:
+    def __init__(self, a: Attention, places: Places, *, scores: bool, sinks: bool) -> None:
         dtype = a.q.buffer.dtype
         self.out = _named(GRADIENT, places.out or a.out)
         self.q = _named("grad_q", places.q or _dense(a, dtype, a.row.extent, a.depth))
@@ -48,12 +47,11 @@ class Gradients:
         dense = _dense(a, dtype, a.row.extent, a.key.extent)
         self.scores = _named(SCORES, places.scores or dense) if scores else None
         self.sinks = _own(a, SINKS, torch.float32, a.row.extent) if sinks else None
-        self.masks = _own(a, MASKS, torch.bool, a.row.extent, a.key.extent) if masks else None
 
     @property
     def by_queries(self) -> list[Buffer]:
         """What the first launch writes, `delta` apart."""
-        made = [self.q.buffer, None if self.scores is None else self.scores.buffer, self.sinks, self.masks]
+        made = [self.q.buffer, None if self.scores is None else self.scores.buffer, self.sinks]
         return [buffer for buffer in made if buffer is not None]
 
     @property

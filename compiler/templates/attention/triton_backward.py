@@ -20,21 +20,21 @@ expanded batches), the caller adds up, as the backward of `expand` does. What `f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...ir.index import from_terms, terms
 from ...ir.program import Buffer
-from ...ir.value import Load, Value
+from ...ir.value import Value
 from ...triton import KernelSource
 from ...triton.dtypes import bare_literal, type_name
 from ...triton.source import module_text
 from .description import Attention, Operand
 from .gradient import ONE, NoDerivativeError, apart, derivative, is_finite
 from .horizon import Limit, inside
-from .places import MASKS, SCORES, SINKS, Gradients, Places
+from .places import SCORES, SINKS, Gradients, Places
 from .score import is_level, lean
 from .text import (
     AttentionText,
@@ -64,7 +64,6 @@ class Backward:
         scores: that of `f`'s values, and so of a bias that is added last; None where nobody asked.
         partial: whether keys are left out, for which no scores are written: they must hold zeros.
         sinks: that of the sink's values: (lead loops, queries), contiguous, float32; None where nobody asked.
-        masks: which weights stay: memory that the first launch writes for the second; None where that draws them again.
     """
 
     source: KernelSource
@@ -74,7 +73,6 @@ class Backward:
     scores: Buffer | None = None
     partial: bool = False
     sinks: Buffer | None = None
-    masks: Buffer | None = None
 
 
 def attention_backward(
@@ -83,7 +81,6 @@ def attention_backward(
     *,
     scores: bool = False,
     sinks: bool = False,
-    masks: bool = False,
     places: Places = _PLACES,
     precision: str = "ieee",
     by_keys: Tile | None = None,
@@ -95,7 +92,6 @@ def attention_backward(
         tile: one of `attention.tiles.backward_tiles`; None is the first of them.
         scores: whether to write the gradient of `f`'s values too, for that of a bias.
         sinks: whether to write the gradient of the sink's values too.
-        masks: whether the first launch leaves to the second which weights stay, a byte each: drawing is arithmetic.
         places: where gradients are read and written.
         precision: of float32 products: ``"ieee"``, or ``"tf32"`` where the user allows that.
         by_keys: of the second launch; None is `tile` turned round.
@@ -104,33 +100,22 @@ def attention_backward(
         UnsupportedDtypeError: `f` computes with a dtype that Triton has no type for.
         UnsupportedAttentionError: operands of other dtypes than the kernels take, or a score function without a
             derivative.
-        ValueError: the gradient of a sink, or masks, where there is none.
+        ValueError: the gradient of a sink where there is none.
     """
     check_operands(attention)
     if sinks and attention.sink is None:
         raise ValueError("the attention has no sink")
-    if masks and attention.keep is None:
-        raise ValueError("the attention drops no weights")
     tile = tile or backward_tiles(attention)[0]
-    made, delta = Gradients(attention, places, scores=scores, sinks=sinks, masks=masks), _delta(attention)
+    made, delta = Gradients(attention, places, scores=scores, sinks=sinks), _delta(attention)
     read = [attention.out.buffer, made.out.buffer, statistics_buffer(attention)]
     first = _Queries(attention, tile, [*read, delta, *made.by_queries], precision, made)
     by_keys = by_keys or turned(tile, attention)
-    second = _Keys(_remembering(attention, made), by_keys, [made.out.buffer, delta, *made.by_keys], precision, made)
+    second = _Keys(attention, by_keys, [made.out.buffer, delta, *made.by_keys], precision, made)
     launches = (first.launch("attention_queries"), second.launch("attention_keys"))
     source = KernelSource(module_text([launch.text for launch in launches]), launches)
     results = (made.q.buffer, made.k.buffer, made.v.buffer)
     found = None if made.scores is None else made.scores.buffer
-    return Backward(source, made.out.buffer, delta, results, found, first.leaves_out, made.sinks, made.masks)
-
-
-def _remembering(attention: Attention, made: Gradients) -> Attention:
-    """The attention whose dropped weights are read from where the first launch left them."""
-    if made.masks is None:
-        return attention
-    place = tuple(var.index() for var in (*attention.lead, attention.row, attention.key))
-    keep = Load(made.masks.name, place, torch.bool)
-    return replace(attention, keep=keep, buffers=(*attention.buffers, made.masks))
+    return Backward(source, made.out.buffer, delta, results, found, first.leaves_out, made.sinks)
 
 
 def _delta(attention: Attention) -> Buffer:
@@ -265,20 +250,11 @@ class _Queries(_Backward, ByQueries):
     def _step(self, there: str | None) -> None:
         self._load("v", self._a.v, "at[:, None]", there, "e")
         self._product("dp", "dout", "v", self._width)
-        if self._made.masks is not None:
-            self._store_masks()
         self._weights()
         if self._made.scores is not None:
             self._store_scores(self._made.scores)
         self._products_gradient(self._slope)
         self._add("dq", "ds", "k", self._a.k.buffer.dtype, self._depth)
-
-    def _store_masks(self) -> None:
-        assert self._values.columns is not None and self._keep is not None
-        rows, keys = self._a.row.extent, self._a.key.extent
-        where = _where(both(self._row_mask, self._values.columns.mask))
-        place = f"{self._pointer(MASKS)} + (lead * {rows} + i) * {keys} + j"
-        self._line(f"tl.store({place}, {self._whole(self._keep)}{where})")
 
     def _store_scores(self, x: Operand) -> None:
         assert self._values.columns is not None

@@ -51,11 +51,10 @@ def agrees(f: Score, inputs: list[torch.Tensor], dropout: Dropout = HALF, tile: 
     eager, exact = (passes(function, each, gradient) for each in (inputs, [x.double() for x in inputs]))
     with torch.no_grad():
         ran = run(scored(f), inputs, tile, dropout=dropout)
-    for masks in (False, True):
-        ours = [ran.result, *gradients(ran, gradient, tile, masks)[:3]]
-        for mine, theirs, right in zip(ours, eager, exact, strict=True):
-            allowed = 4.0 * float((theirs.double() - right).abs().max()) + 4e-6
-            assert float((mine.reshape(theirs.shape).double() - right).abs().max()) <= allowed
+    ours = [ran.result, *gradients(ran, gradient, tile)[:3]]
+    for mine, theirs, right in zip(ours, eager, exact, strict=True):
+        allowed = 4.0 * float((theirs.double() - right).abs().max()) + 4e-6
+        assert float((mine.reshape(theirs.shape).double() - right).abs().max()) <= allowed
 
 
 def passes(function: Score, inputs: list[torch.Tensor], gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -119,19 +118,6 @@ def test_what_the_seed_alone_decides_is_computed_before_the_loop() -> None:
         before, loop = launch.text.split("for start in", 1)
         assert before.count("hash32(") == 2
         assert loop.count("hash32(") == 1
-
-
-def test_a_mask_that_is_left_to_the_second_launch_is_not_drawn_there() -> None:
-    attention = HALF.of(found_in(scored(scaled), qkv(1, 1, 64, 64, 16, 16))[0].attention)
-    first, second = attention_backward(attention, SMALL, masks=True).source.launches
-    assert "philox(" in first.text
-    assert "philox(" not in second.text
-
-
-def test_there_is_no_mask_without_dropout() -> None:
-    attention = found_in(scored(scaled), qkv(1, 1, 20, 20, 16, 16))[0].attention
-    with pytest.raises(ValueError, match="drops no weights"):
-        attention_backward(attention, masks=True)
 
 
 def test_places_that_32_bits_do_not_hold() -> None:
