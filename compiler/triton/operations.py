@@ -21,7 +21,7 @@ _FLOATS = {
     "reciprocal": "reciprocal", "sigmoid": "sigmoid", "digamma": "digamma", "signbit": "sign_bit",
     "round": "libdevice.rint", "fast_tanh": "fast_tanh", "normal_cdf": "normal_cdf", "normal_pdf": "normal_pdf",
     "fast_exp": "fast_exp", "fast_quotient": "fast_quotient", "fast_reciprocal": "fast_reciprocal",
-    "fast_sigmoid": "fast_sigmoid",
+    "fast_sigmoid": "fast_sigmoid", "tanh": "tanh",
 }  # fmt: skip
 _ANY = {
     "sign": "sign", "maximum": "maximum", "minimum": "minimum", "lshift": "shifted_left", "rshift": "shifted_right",

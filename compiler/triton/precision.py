@@ -9,7 +9,7 @@ Memory that holds 16 bits rounds by 2^-9 or 2^-12; fast functions are within 1e-
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -34,6 +34,15 @@ def with_fast_functions(kernel: Kernel) -> Kernel:
     return replace(kernel, body=_Rewritten(precise).body(kernel.body))
 
 
+def fast_values(stored: Sequence[tuple[Value, torch.dtype]]) -> list[Value]:
+    """Values that are stored as these dtypes, each computed to the precision that is left of it."""
+    every = list(walk([value for value, _ in stored]))
+    todo = [value for value, dtype in stored if dtype not in HALVES]
+    todo += [part for value in every for part in _decisive(value)]
+    rewrite = _rewriter(_parts(todo, {}, {}))
+    return [rewrite(value) for value, _ in stored]
+
+
 def _has_fast(value: Value) -> bool:
     return isinstance(value, Op) and value.name in _FAST and value.dtype == torch.float32
 
@@ -55,6 +64,13 @@ def _precise(kernel: Kernel, every: Sequence[Value]) -> Collection[Value]:
     todo = [store.value for store in stored if store.buffer not in rounded | held]
     todo += [part for statement in statements(kernel.body) for part in _indexing(statement)]
     todo += [part for value in every for part in _decisive(value)]
+    return _parts(todo, {name: values for name, values in inside.items() if name in held}, inside)
+
+
+def _parts(
+    todo: list[Value], held: Mapping[str, Sequence[Value]], reduced: Mapping[str, Sequence[Value]]
+) -> set[Value]:
+    """All that values are made of, by way of scratch buffers and reductions too, given what is in these."""
     found: set[Value] = set()
     while todo:
         value = todo.pop()
@@ -62,10 +78,10 @@ def _precise(kernel: Kernel, every: Sequence[Value]) -> Collection[Value]:
             continue
         found.add(value)
         todo += operands(value)
-        if isinstance(value, Load) and value.buffer in held:
-            todo += inside.get(value.buffer, [])
+        if isinstance(value, Load):
+            todo += held.get(value.buffer, ())
         elif isinstance(value, Result):
-            todo += inside.get(value.reduction, [])
+            todo += reduced.get(value.reduction, ())
     return found
 
 
@@ -91,8 +107,7 @@ class _Rewritten:
     """Statements with fast functions in place of what need not be precise."""
 
     def __init__(self, precise: Collection[Value]) -> None:
-        # Parts of precise values are precise, so that none of them is rewritten: they are found as they were.
-        self._rewrite = Rewriter(lambda value: _fast(value) if value not in precise else None)
+        self._rewrite = _rewriter(precise)
 
     def body(self, body: Sequence[Statement]) -> tuple[Statement, ...]:
         return tuple(map(self._statement, body))
@@ -109,6 +124,11 @@ class _Rewritten:
 
     def _reduction(self, reduction: Reduction) -> Reduction:
         return replace(reduction, values=tuple(map(self._rewrite, reduction.values)))
+
+
+def _rewriter(precise: Collection[Value]) -> Rewriter:
+    # Parts of precise values are precise, so that none of them is rewritten: they are found as they were.
+    return Rewriter(lambda value: _fast(value) if value not in precise else None)
 
 
 def _fast(value: Value) -> Value | None:

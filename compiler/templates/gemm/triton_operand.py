@@ -12,6 +12,7 @@ from ...cpp.flatten import flatten_value
 from ...ir.index import Var
 from ...ir.value import Guarded, Load, Op, Value, walk
 from ...triton.dtypes import type_name
+from ...triton.precision import fast_values
 from ...triton.values import Axis
 from .description import Matrix, Prologue
 from .triton_text import ProductText
@@ -76,7 +77,8 @@ class Computed:
         assert text.product.step is not None
         self._text, self._name, self._prologue, self._depth = text, name, prologue, tile.depth
         self._step: Var = text.product.step
-        self._value = flatten_value(prologue.value, text.product.reads)
+        (value,) = fast_values([(prologue.value, prologue.dtype)])
+        self._value = flatten_value(value, text.product.reads)
         self._outer = text.values.rows if name == "a" else text.values.columns
         self._shape = f"[{tile.rows}, {tile.depth}]" if name == "a" else f"[{tile.depth}, {tile.columns}]"
 

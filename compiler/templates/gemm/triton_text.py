@@ -16,6 +16,7 @@ from ...ir.program import Buffer
 from ...ir.value import Value
 from ...triton import LaunchText
 from ...triton.dtypes import signature_name, type_name
+from ...triton.precision import fast_values
 from ...triton.values import Axis, Names, Values
 from ...triton.writer import TritonWriter
 from .description import ELEMENT, FLOAT8, Product, Result
@@ -100,8 +101,10 @@ class ProductText:
         """`f` of the tile, to where results are; `axes` first."""
         raw = Buffer(ELEMENT.buffer, ELEMENT.dtype, (1,), (1,), self.product.out.device)
         self.writer.name(flatten_value(ELEMENT, [raw]), "acc")
-        for result in self.product.results:
-            self._store(result, flatten_value(result.value, [*self.product.reads, raw]))
+        results = self.product.results
+        made = fast_values([(result.value, result.buffer.dtype) for result in results])
+        for result, value in zip(results, made, strict=True):
+            self._store(result, flatten_value(value, [*self.product.reads, raw]))
 
     def _store(self, result: Result, value: Value) -> None:
         held = type_name(result.buffer.dtype)

@@ -120,6 +120,19 @@ def test_gelu_of_what_is_special(name):
     assert torch.equal(ours.signbit()[keep], theirs.signbit()[keep])
 
 
+def test_the_hyperbolic_tangent():
+    x = torch.cat([dense(), all_bfloat16()])
+    x = x[~x.isnan()]
+    ours, exact = computed(x, lambda v: Op("tanh", (v,), torch.float32)).double(), x.double().tanh()
+    unit = torch.finfo(torch.float32).eps
+    assert ((ours - exact).abs() <= exact.abs() * 2 * unit + 2**-149).all()
+    special = torch.tensor(SPECIAL)
+    made = computed(special, lambda v: Op("tanh", (v,), torch.float32))
+    torch.testing.assert_close(made, special.tanh(), equal_nan=True, rtol=2e-7, atol=1e-44)
+    keep = ~special.isnan()
+    assert torch.equal(made.signbit()[keep], special.signbit()[keep])
+
+
 def test_references_are_eagers():
     x = torch.tensor(SPECIAL)
     torch.testing.assert_close(x * OPS["normal_cdf"].reference(x), EAGER["gelu"](x), equal_nan=True, rtol=0, atol=1e-38)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from support.triton_kernels import compile_for, interpreted_agrees, run_interpreted
 
 from regraft.compiler.ir.value import Load, Op
-from regraft.compiler.triton.precision import with_fast_functions
+from regraft.compiler.triton.precision import fast_values, with_fast_functions
 
 from ..cpp.test_operations import flat_buffer, loop_kernel
 from .test_plan import kernels
@@ -68,6 +68,14 @@ def test_only_what_is_rounded_is_fast():
     """Two results of one kernel: powers are summed in float32, and gates are rounded."""
     made = text(lambda x: (x.float().exp().sum(1), torch.sigmoid(x)), R(300, 40).bfloat16(), rtol=1e-2, atol=1e-2)
     assert "libdevice.exp(" in made and "fast_sigmoid" in made
+
+
+def test_values_by_what_they_are_stored_as():
+    x = Load("x", (0,), F32)
+    power, gate = Op("exp", (x,), F32), Op("sigmoid", (Op("exp", (x,), F32),), F32)
+    fast = Op("fast_exp", (x,), F32)
+    assert fast_values([(power, BF16), (gate, F16)]) == [fast, Op("fast_sigmoid", (fast,), F32)]
+    assert fast_values([(power, F32), (gate, BF16)]) == [power, Op("fast_sigmoid", (power,), F32)]
 
 
 def test_kernels_without_such_functions_stay():

@@ -132,6 +132,21 @@ def test_scaled_sum() -> None:
     agrees(lambda b, x, w: torch.addmm(b, x, w), random(20, 1), *inputs[1:])
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_epilogues_are_as_precise_as_what_is_stored(single: bool) -> None:
+    """Quotients and powers that 16 bits are left of are fast ones; of float32 they are not."""
+
+    def capped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = (x @ w).float()
+        y = torch.tanh(y / 30.0) * torch.sigmoid(y)
+        return y if single else y.bfloat16()
+
+    _, source = agrees(capped, random(40, 48), random(48, 72))
+    text = source.launches[0].text
+    assert ("fast_quotient" in text) == ("fast_sigmoid" in text) == (not single)
+    assert "libdevice.tanh" not in text
+
+
 def test_the_sum_is_not_rounded_before_the_epilogue() -> None:
     x, w = torch.full((16, 16), 1 + 2.0**-7, dtype=BF16), torch.eye(16, dtype=BF16)
     w[0, :] = 2.0**-9  # sums need more digits than 16-bit floats have
