@@ -25,7 +25,7 @@ from typing import Any
 from ..code_folder import code_folder
 from . import worker
 from .errors import TritonFailed, TritonMissing
-from .pool import WorkerLostError, pool
+from .pool import Job, Reply, WorkerLostError, pool
 
 _STAGES = 3
 _UNSERVED = ("profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "tmem_size")
@@ -93,19 +93,38 @@ def triton_version() -> str | None:
     return str(triton.__version__)
 
 
+def begin_units(units: Sequence[Unit]) -> None:
+    """Have units compiled that are not on disk, side by side, for whoever asks for them later."""
+    if not can_build():
+        return
+    for unit in dict.fromkeys(units):
+        entry = _Entry(unit)
+        if pool().under_way(entry.facts) is None and entry.read() is None:
+            _begun(entry)
+
+
 def compile_units(units: Sequence[Unit]) -> list[Cubin | TritonFailed]:
     """The machine code of units, or why there is none; those not on disk are compiled side by side.
 
     Raises:
         TritonMissing: something must be compiled, and there is no Triton.
     """
-    entries = [_Entry(unit) for unit in units]
-    known: dict[str, Cubin | TritonFailed | None] = {entry.key: entry.read() for entry in entries}
-    todo = {entry.key: entry for entry in entries if known[entry.key] is None}
-    if todo:
-        made = _compile(list(todo.values()))
-        known.update(zip(todo, made, strict=True))
-    return [known[entry.key] for entry in entries]  # type: ignore[misc]  # none is None any more
+    entries = {unit: _Entry(unit) for unit in units}
+    known: dict[Unit, Cubin | TritonFailed] = {}
+    jobs: dict[Unit, Job] = {}
+    for unit, entry in entries.items():
+        job = pool().under_way(entry.facts)
+        found = entry.read() if job is None else None
+        if found is not None:
+            known[unit] = found
+        else:
+            jobs[unit] = job or _begun(entry)
+    made: list[Any] = pool().results(list(jobs.values()))
+    if made and all(isinstance(one, WorkerLostError) for one in made):
+        made = [_here(entries[unit]) for unit in jobs]  # a machine without processes to spare
+    for unit, one in zip(jobs, made, strict=True):
+        known[unit] = _lost(entries[unit], one) if isinstance(one, WorkerLostError) else one
+    return [known[unit] for unit in units]
 
 
 class _Entry:
@@ -118,12 +137,12 @@ class _Entry:
         self.key = _digest(json.dumps([*parts, triton_version()], sort_keys=True))
         folder = code_folder("triton")
         self.source = _place(folder, _digest(unit.text), ".py")
-        self._code, self._facts = (_place(folder, self.key, suffix) for suffix in (".cubin", ".json"))
+        self._code, self.facts = (_place(folder, self.key, suffix) for suffix in (".cubin", ".json"))
 
     def read(self) -> Cubin | None:
         """The machine code, if it is there and undamaged."""
         try:
-            facts, code = json.loads(self._facts.read_bytes()), self._code.read_bytes()
+            facts, code = json.loads(self.facts.read_bytes()), self._code.read_bytes()
         except (OSError, ValueError):
             return None
         if not isinstance(facts, dict) or facts.get("sha256") != hashlib.sha256(code).hexdigest():
@@ -150,7 +169,7 @@ class _Entry:
             aside.unlink()
             return TritonFailed(f"{self.source}: needs {', '.join(asked) or 'clusters'}, which no launch gives it")
         aside.replace(self._code)
-        _write(self._facts, json.dumps({**made, "sha256": hashlib.sha256(code).hexdigest()}, indent=2).encode())
+        _write(self.facts, json.dumps({**made, "sha256": hashlib.sha256(code).hexdigest()}, indent=2).encode())
         return _cubin(code, made, self.source)
 
 
@@ -167,30 +186,35 @@ def _options(unit: Unit) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _compile(entries: Sequence[_Entry]) -> list[Cubin | TritonFailed]:
+def _begun(entry: _Entry) -> Job:
     if not can_build():
         raise TritonMissing("no Triton: the package 'triton' is not installed")
-    jobs = [entry.job() for entry in entries]
-    replies: Sequence[Any] = pool().run(jobs)
-    if all(isinstance(reply, WorkerLostError) for reply in replies):
-        replies = [_here(job) for job in jobs]  # a machine without processes to spare
-    return [_adopted(entry, job, reply) for entry, job, reply in zip(entries, jobs, replies, strict=True)]
+    asked = entry.job()
+    return pool().submit(asked, functools.partial(_adopted, entry, asked), entry.facts)
 
 
-def _here(job: dict[str, Any]) -> dict[str, Any]:
+def _here(entry: _Entry) -> Cubin | TritonFailed:
     """In this process."""
+    asked = entry.job()
     try:
-        return {"made": worker.compile_job(job)}
+        reply = {"made": worker.compile_job(asked)}
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    made = _adopted(entry, asked, reply)
+    assert not isinstance(made, WorkerLostError)
+    return made
 
 
-def _adopted(entry: _Entry, job: dict[str, Any], reply: Any) -> Cubin | TritonFailed:
+def _adopted(entry: _Entry, asked: dict[str, Any], reply: Reply) -> Cubin | TritonFailed | WorkerLostError:
     if isinstance(reply, WorkerLostError):
-        return TritonFailed(f"Triton did not compile {entry.source}: {reply}")
+        return reply
     if "error" in reply:
         return TritonFailed(f"Triton refused {entry.source}:\n{reply['error'].strip()}")
-    return entry.adopt(job, reply["made"])
+    return entry.adopt(asked, reply["made"])
+
+
+def _lost(entry: _Entry, lost: WorkerLostError) -> TritonFailed:
+    return TritonFailed(f"Triton did not compile {entry.source}: {lost}")
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

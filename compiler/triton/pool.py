@@ -12,10 +12,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 _MOST = 8
@@ -27,15 +27,20 @@ class WorkerLostError(Exception):
     """A worker could not be started, or ended in the middle of a job."""
 
 
+Reply = dict[str, Any] | WorkerLostError
+
+
 class Worker:
     """One process; it is started when first needed, and again if it has ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._ready = False
+        self._ready = self._closed = False
 
     def start(self) -> None:
         """Start the process, without waiting for it."""
+        if self._closed:
+            raise WorkerLostError("this process ends")
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
@@ -75,6 +80,11 @@ class Worker:
                     pipe.close()
         process.wait()
 
+    def close(self) -> None:
+        """End the process, for good."""
+        self._closed = True
+        self.stop()
+
     def forget(self) -> None:
         """Leave the process to whom it belongs: this one is a fork."""
         self._process = None
@@ -98,15 +108,44 @@ class Worker:
         return json.loads(line)
 
 
+class Job(Future[Any]):
+    """A kernel to compile: as a future, what was made of the worker's reply (see `Pool.submit`)."""
+
+    def __init__(self, asked: dict[str, Any], made: Callable[[Reply], Any]) -> None:
+        super().__init__()
+        self._asked, self._made = asked, made
+
+    def run(self, worker: Worker) -> None:
+        """Have it compiled."""
+        try:
+            self.set_result(self._made(self._reply(worker)))
+        except BaseException as error:
+            self.set_exception(error)
+
+    def _reply(self, worker: Worker) -> Reply:
+        try:
+            try:
+                return worker.ask(self._asked)
+            except WorkerLostError:  # it may have gone for want of work
+                return worker.ask(self._asked)
+        except WorkerLostError as lost:
+            return lost
+
+
 class Pool:
-    """Workers, as many as jobs and cores ask for."""
+    """Workers, as many as jobs and cores ask for, each with a thread that hands it jobs.
+
+    What somebody waits for comes before what was only begun.
+    """
 
     def __init__(self, size: int | None = None) -> None:
         self._size = size or min(_MOST, _cores())
         self._workers = [Worker() for _ in range(self._size)]
-        self._free: SimpleQueue[Worker] = SimpleQueue()
-        for worker in self._workers:
-            self._free.put(worker)
+        self._threads: list[threading.Thread] = []
+        self._begun: dict[Job, None] = {}
+        self._awaited: dict[Job, None] = {}
+        self._changed = threading.Condition()
+        self._under_way: dict[Path, Job] = {}
 
     def start(self) -> None:
         """Start all workers ahead of time, so that they are ready when jobs come."""
@@ -114,32 +153,64 @@ class Pool:
             with contextlib.suppress(WorkerLostError):
                 worker.start()
 
-    def run(self, jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any] | WorkerLostError]:
+    def under_way(self, file: Path) -> Job | None:
+        """The job that makes a file. To be asked before the file is looked for: it goes when the file is there."""
+        return self._under_way.get(file)
+
+    def submit(
+        self, asked: dict[str, Any], made: Callable[[Reply], Any] = lambda reply: reply, file: Path | None = None
+    ) -> Job:
+        """Begin a job.
+
+        Args:
+            asked: what `worker.compile_job` takes.
+            made: what to make of the worker's reply, or of its loss over the job, twice; called in another thread.
+            file: what it writes last.
+        """
+        job = Job(asked, made)
+        if file is not None:
+            self._under_way[file] = job
+            job.add_done_callback(lambda _: self._under_way.pop(file, None))
+        with self._changed:
+            self._begun[job] = None
+            if len(self._threads) < self._size:
+                worker = self._workers[len(self._threads)]
+                self._threads.append(threading.Thread(target=self._serve, args=[worker], daemon=True))
+                self._threads[-1].start()
+            self._changed.notify()
+        return job
+
+    def results(self, jobs: Sequence[Job]) -> list[Any]:
+        """What was made of jobs, in order; they go before others now."""
+        with self._changed:
+            for job in jobs:
+                if job in self._begun:
+                    del self._begun[job]
+                    self._awaited[job] = None
+        return [job.result() for job in jobs]
+
+    def run(self, jobs: Sequence[dict[str, Any]]) -> list[Reply]:
         """Compile jobs side by side: the replies, in order; an error for what a worker was lost over, twice."""
-        with ThreadPoolExecutor(max(1, min(self._size, len(jobs)))) as threads:
-            return list(threads.map(self._one, jobs))
+        return self.results([self.submit(job) for job in jobs])
 
     def stop(self) -> None:
-        """End all workers."""
+        """End all workers, for good."""
         for worker in self._workers:
-            worker.stop()
+            worker.close()
 
     def forget(self) -> None:
         """Leave all workers to whom they belong: this process is a fork."""
         for worker in self._workers:
             worker.forget()
 
-    def _one(self, job: dict[str, Any]) -> dict[str, Any] | WorkerLostError:
-        worker = self._free.get()
-        try:
-            try:
-                return worker.ask(job)
-            except WorkerLostError:  # it may have gone for want of work
-                return worker.ask(job)
-        except WorkerLostError as lost:
-            return lost
-        finally:
-            self._free.put(worker)
+    def _serve(self, worker: Worker) -> None:
+        while True:
+            with self._changed:
+                while not (queue := self._awaited or self._begun):
+                    self._changed.wait()
+                job = next(iter(queue))
+                del queue[job]
+            job.run(worker)
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,7 @@ from support.lowering import trace
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import schedule
 from regraft.compiler.triton import UnsupportedKernels, build, compiler, pool, worker
-from regraft.compiler.triton.compiler import Cubin, Unit, compile_units
+from regraft.compiler.triton.compiler import Cubin, Unit, begin_units, compile_units
 from regraft.compiler.triton.errors import TritonFailed, TritonMissing
 from regraft.compiler.triton.pool import Pool, Worker, WorkerLostError
 
@@ -55,6 +57,10 @@ def refuse(*args):
     raise AssertionError("nothing should be compiled")
 
 
+def lost(*args):
+    raise WorkerLostError("no processes")
+
+
 def test_machine_code_is_for_the_gpu_that_was_asked_for():
     (cubin,) = compile_units([UNIT])
     assert isinstance(cubin, Cubin)
@@ -64,14 +70,14 @@ def test_machine_code_is_for_the_gpu_that_was_asked_for():
 
 def test_what_is_on_disk_is_not_compiled_again(monkeypatch):
     first = compile_units([UNIT])
-    monkeypatch.setattr(compiler, "_compile", refuse)
+    monkeypatch.setattr(Pool, "submit", refuse)
     assert compile_units([UNIT, UNIT]) == first * 2
 
 
 @pytest.mark.parametrize("change", [{"aligned": ()}, {"warps": 8}, {"capability": 80}, {"text": SOURCE + "\n"}])
 def test_everything_that_counts_is_part_of_the_key(change, monkeypatch):
     compile_units([UNIT])
-    monkeypatch.setattr(compiler, "_compile", refuse)
+    monkeypatch.setattr(Pool, "submit", refuse)
     with pytest.raises(AssertionError, match="nothing should"):
         compile_units([replace(UNIT, **change)])
 
@@ -114,17 +120,14 @@ def test_without_triton_the_error_says_so(monkeypatch):
 
 
 def test_without_workers_this_process_compiles(monkeypatch):
-    def lost(self, jobs):
-        return [WorkerLostError("no processes")] * len(jobs)
-
-    monkeypatch.setattr(Pool, "run", lost)
+    monkeypatch.setattr(Worker, "ask", lost)
     (cubin,) = compile_units([UNIT])
     assert isinstance(cubin, Cubin)
 
 
 def test_kernels_that_need_what_no_launch_gives_are_refused(monkeypatch):
     plain = worker.compile_job
-    monkeypatch.setattr(Pool, "run", lambda self, jobs: [WorkerLostError("")] * len(jobs))
+    monkeypatch.setattr(Worker, "ask", lost)
     monkeypatch.setattr(worker, "compile_job", lambda job: {**plain(job), "profile_scratch_size": 8})
     (refused,) = compile_units([UNIT])
     assert isinstance(refused, TritonFailed) and "profile_scratch_size" in str(refused)
@@ -132,13 +135,68 @@ def test_kernels_that_need_what_no_launch_gives_are_refused(monkeypatch):
 
 def test_scratch_memory_is_told_to_who_launches(monkeypatch):
     plain = worker.compile_job
-    monkeypatch.setattr(Pool, "run", lambda self, jobs: [WorkerLostError("")] * len(jobs))
+    monkeypatch.setattr(Worker, "ask", lost)
     monkeypatch.setattr(worker, "compile_job", lambda job: {**plain(job), "global_scratch_size": 8})
     assert [cubin.scratch for cubin in (*compile_units([UNIT]), *compile_units([UNIT]))] == [8, 8]
 
 
 def test_stages_are_part_of_what_is_compiled():
     assert compiler._Entry(UNIT).key != compiler._Entry(replace(UNIT, stages=5)).key
+
+
+# -- begun and asked for later ----------------------------------------------------------------------------------------
+
+
+def test_what_was_begun_is_not_compiled_twice(monkeypatch):
+    jobs = []
+    plain = Pool.submit
+    monkeypatch.setattr(Pool, "submit", lambda self, *args: jobs.append(args) or plain(self, *args))
+    begin_units([UNIT, UNIT])
+    begin_units([UNIT])
+    (cubin,) = compile_units([UNIT])
+    begin_units([UNIT])
+    assert isinstance(cubin, Cubin) and len(jobs) == 1
+
+
+def test_what_was_begun_in_vain_tells_who_asks():
+    wrong = replace(UNIT, text=SOURCE.replace("tl.arange(0, 128)", "tl.arange(0, 100)"))
+    begin_units([wrong])
+    (refused,) = compile_units([wrong])
+    assert isinstance(refused, TritonFailed) and "power of 2" in str(refused)
+
+
+def test_nothing_is_begun_without_triton(monkeypatch):
+    monkeypatch.setattr(compiler, "triton_version", lambda: None)
+    monkeypatch.setattr(Pool, "submit", refuse)
+    begin_units([UNIT])
+
+
+def test_what_is_waited_for_goes_first(monkeypatch):
+    going, order = threading.Event(), []
+
+    def ask(self, job):
+        assert going.wait(10)
+        order.append(job)
+        return {}
+
+    monkeypatch.setattr(Worker, "ask", ask)
+    one = Pool(1)
+    begun = [one.submit(name) for name in "abc"]
+    while one._begun.keys() & {begun[0]}:  # its worker has it
+        time.sleep(0.001)
+    waiting = threading.Thread(target=one.results, args=[begun[2:]])
+    waiting.start()
+    while begun[2] in one._begun:
+        time.sleep(0.001)
+    going.set()
+    waiting.join()
+    assert one.results(begun) == [{}] * 3 and order == ["a", "c", "b"]
+
+
+def test_who_asks_is_told_what_went_wrong_here(monkeypatch):
+    monkeypatch.setattr(Worker, "ask", lambda self, job: {"made": None})
+    with pytest.raises(FileNotFoundError):
+        compile_units([UNIT])
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------
@@ -184,6 +242,13 @@ def test_without_an_interpreter_there_are_no_workers(job, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     (lost,) = Pool(1).run([job])
     assert isinstance(lost, WorkerLostError)
+
+
+def test_a_pool_that_has_ended_starts_nothing(job):
+    one = Pool(1)
+    one.stop()
+    (reply,) = one.run([job])
+    assert isinstance(reply, WorkerLostError) and "ends" in str(reply)
 
 
 def test_the_pool_of_a_process_is_one():
