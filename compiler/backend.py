@@ -124,7 +124,7 @@ class Compilation:
             publish(known.record)
             return known.runner(self._graphs)
         if "cuda" in self._devices and triton.can_build():
-            triton.pool().start()  # they are ready when the first kernel is written
+            triton.start()
         compiled = self._compile()
         if key is not None and self._plain is not None and not self.record.fallbacks:
             save(key, Entry(self._plain.name, self._plain.parts, self.record, self._static))

@@ -72,22 +72,50 @@ class NotGeneratedError(Exception):
         self.reason = reason
 
 
-def generate_kernels(graph_module: fx.GraphModule, kind: str, *, verify: bool = False) -> Generated:
+@dataclass(frozen=True)
+class Planned:
+    """A graph's loop program and its schedule: what kernels are built from."""
+
+    lowered: Lowered
+    schedule: Schedule
+
+
+def begin_kernels(graph_module: fx.GraphModule) -> Planned:
+    """Plan the kernels of a graph, and have those for GPUs compiled in other processes meanwhile.
+
+    Raises:
+        NotGeneratedError: nothing can be generated here.
+        UnsupportedKernels: some operations will have to stay calls.
+    """
+    planned = _planned(graph_module, {})
+    triton.begin([kernel for kernel in planned.schedule.kernels if _device(kernel).type == "cuda"])
+    return planned
+
+
+def _planned(graph_module: fx.GraphModule, kept: Mapping[str, str]) -> Planned:
+    target = _target(graph_module.graph)
+    lowered = lower(graph_module, keep=kept)
+    return Planned(lowered, schedule(lowered.program, target=target))
+
+
+def generate_kernels(
+    graph_module: fx.GraphModule, kind: str, *, verify: bool = False, begun: Planned | None = None
+) -> Generated:
     """The graph with generated kernels in place of what they compute.
 
     Args:
         graph_module: after the lowered rules; it stays as it is.
         kind: ``"inference"``, ``"forward"`` or ``"backward"``, for the record.
         verify: prove every dependence of the schedule by an independent checker.
+        begun: what `begin_kernels` planned for this graph.
 
     Raises:
         NotGeneratedError: nothing can be generated here: another device, no compiler.
     """
-    target = _target(graph_module.graph)
     kept: dict[str, str] = {}
     while True:
-        lowered = lower(graph_module, keep=kept)
-        plan = schedule(lowered.program, target=target)
+        planned = begun if begun is not None and not kept else _planned(graph_module, kept)
+        lowered, plan = planned.lowered, planned.schedule
         if verify:
             _check(lowered.program, plan)
         try:

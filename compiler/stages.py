@@ -25,7 +25,7 @@ from ..rewrites.snapshot import regions_by_name, snapshot
 from . import triton
 from .attention_masks import settle_masks
 from .autograd import GraphKind
-from .codegen import generate_kernels
+from .codegen import begin_kernels
 from .common_calls import share_calls
 from .cpp import can_build
 from .cudnn_gradients import lay_out_gradients
@@ -52,10 +52,8 @@ from .spaced_rows import space_rows
 from .templates import (
     fuse_attention,
     fuse_attention_training,
-    fuse_attention_triton,
-    fuse_convolution_triton,
     fuse_gemm,
-    fuse_gemm_triton,
+    fuse_on_gpu,
 )
 from .wide_products import widen_products
 
@@ -92,6 +90,7 @@ class Stages:
         self._devices, self._training, self._near_miss_depth = devices, training, near_miss_depth
         self._freezer = freezer
         self._lays_out = True
+        self._thorough = options.mode.startswith("max-autotune")
         self._drawn = is_watched()  # somebody will look at the graphs
 
     def stand_back(self) -> None:
@@ -123,10 +122,15 @@ class Stages:
 
     def _fuse_attention_training(self, graph_module: fx.GraphModule) -> None:
         """Put kernels in place of attentions and their backwards, where they are worth it."""
-        rng, thorough = self._options.rng, self._options.mode.startswith("max-autotune")
+        rng = self._options.rng
         with self._record.timed("templates"), self._contained("attention in training stays as it is"):
             fuse_attention_training(
-                graph_module, self._oracle, self._record, seeds=rng != "eager", fast=rng == "fast", thorough=thorough
+                graph_module,
+                self._oracle,
+                self._record,
+                seeds=rng != "eager",
+                fast=rng == "fast",
+                thorough=self._thorough,
             )
 
     def _seed(self, graph_module: fx.GraphModule) -> None:
@@ -197,46 +201,31 @@ class Stages:
         known = len(self._record.applied), len(self._record.declined)
         if not any(taken.graph == kind for taken in self._record.snapshots):
             self.draw(kind, "differentiate", graph_module.graph)
-        meanwhile = _compiled_ahead(graph_module, kind)
         with self._record.timed("templates"):
             if kind == "inference":
                 fuse_attention(graph_module, self._oracle, self._record)
-                self._fuse_attention_triton(graph_module, meanwhile)
-            self._fuse_products(graph_module, kind, packed, meanwhile)
-            self._fuse_convolutions(graph_module, kind, meanwhile)
+            if "cuda" in self._devices:
+                self._fuse_on_gpu(graph_module, kind)
+            # With plain weights it gains too little to be worth its compile time by default.
+            elif packed or self._thorough:
+                with self._contained("products are left to the library"):
+                    fuse_gemm(graph_module, self._oracle, self._record, packed=packed)
         if self._drawn:
             self._record.snapshots[-1] = regions_by_name(self._record.snapshots[-1], self._record, known)
             if len(self._record.applied) > known[0]:
                 self.draw(kind, "templates", graph_module.graph)
 
-    def _fuse_attention_triton(self, graph_module: fx.GraphModule, meanwhile: Callable[[], None]) -> None:
-        """The same for attention on a GPU."""
-        if "cuda" not in self._devices:
-            return
-        thorough = self._options.mode.startswith("max-autotune")
-        with self._contained("attention stays as it is"):
-            fuse_attention_triton(graph_module, self._oracle, self._record, thorough=thorough, meanwhile=meanwhile)
-
-    def _fuse_products(
-        self, graph_module: fx.GraphModule, kind: GraphKind, packed: bool, meanwhile: Callable[[], None]
-    ) -> None:
-        """The same for products of matrices."""
-        thorough = self._options.mode.startswith("max-autotune")
-        with self._contained("products are left to the library"):
-            if "cuda" in self._devices:
-                how = {"thorough": thorough, "training": kind != "inference"}
-                fuse_gemm_triton(graph_module, self._oracle, self._record, meanwhile=meanwhile, **how)
-            # With plain weights it gains too little to be worth its compile time by default.
-            elif packed or thorough:
-                fuse_gemm(graph_module, self._oracle, self._record, packed=packed)
-
-    def _fuse_convolutions(self, graph_module: fx.GraphModule, kind: GraphKind, meanwhile: Callable[[], None]) -> None:
-        """The same for convolutions on a GPU."""
-        if "cuda" not in self._devices:
-            return
-        how = {"thorough": self._options.mode.startswith("max-autotune"), "training": kind != "inference"}
-        with self._contained("convolutions are left to the library"):
-            fuse_convolution_triton(graph_module, self._oracle, self._record, meanwhile=meanwhile, **how)
+    def _fuse_on_gpu(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
+        """The same on a GPU."""
+        fuse_on_gpu(
+            graph_module,
+            self._oracle,
+            self._record,
+            self._contained,
+            thorough=self._thorough,
+            training=kind != "inference",
+            meanwhile=_begun_ahead(graph_module),
+        )
 
     @contextmanager
     def _contained(self, outcome: str) -> Iterator[None]:
@@ -269,12 +258,12 @@ class Stages:
         )
 
 
-def _compiled_ahead(graph_module: fx.GraphModule, kind: GraphKind) -> Callable[[], None]:
-    """What compiles a graph's kernels, once: most are the same when templates are in it, and are known then."""
+def _begun_ahead(graph_module: fx.GraphModule) -> Callable[[], None]:
+    """What begins to compile a graph's kernels, once: most are the same when templates are in it."""
 
     @functools.cache
-    def compile_ahead() -> None:
+    def begin() -> None:
         with suppress(Exception):  # whatever is wrong is found again, where it is told
-            generate_kernels(graph_module, kind)
+            begin_kernels(graph_module)
 
-    return compile_ahead
+    return begin

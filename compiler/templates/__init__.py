@@ -1,7 +1,8 @@
 """Templates: kernels written once with a hole for what the graph computes in between.
 
 `attention` is softmax(f(q k^T)) v with any pointwise f, `gemm` f(a b), `convolution` the same of windows of images. In
-each, `description` says what a kernel computes, `match` finds it in graphs, `fuse` and `triton_fuse` are the passes.
+each, `description` says what a kernel computes, `match` finds it in graphs, `fuse` and `triton_fuse` are the passes;
+`fuse_on_gpu` runs those for a GPU.
 """
 
 from .attention.fuse import fuse_attention
@@ -11,10 +12,11 @@ from .attention_training.fuse import fuse_attention_training
 from .convolution.triton_fuse import fuse_convolution_triton
 from .gemm.fuse import fuse_gemm
 from .gemm.triton_fuse import fuse_gemm_triton
+from .gpu_passes import fuse_on_gpu
 from .kernel import TemplateKernel
 from .triton_kernel import TritonTemplateKernel
 
 __all__ = [
     "TemplateKernel", "TritonTemplateKernel", "fuse_attention", "fuse_attention_training", "fuse_attention_triton",
-    "fuse_convolution_triton", "fuse_gemm", "fuse_gemm_triton", "match_attention",
+    "fuse_convolution_triton", "fuse_gemm", "fuse_gemm_triton", "fuse_on_gpu", "match_attention",
 ]  # fmt: skip

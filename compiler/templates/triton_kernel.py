@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,28 +178,6 @@ class TritonTemplateKernel:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None}
-
-
-def nothing() -> None:
-    """Do nothing."""
-
-
-def compile_beside(
-    kernels: Sequence[TritonTemplateKernel], work: Callable[[], Any], more: Callable[[], None] = nothing
-) -> None:
-    """Have the machine code of kernels on disk, and do some work; what fails to compile says so when it is built.
-
-    Args:
-        kernels: compiled in other processes.
-        work: done beside that.
-        more: done as well, where that takes longer.
-    """
-    with ThreadPoolExecutor(1) as thread:
-        compiled = thread.submit(compile_units, [unit for kernel in kernels for unit in kernel.units])
-        work()
-        if not compiled.done():
-            more()
-        compiled.result()
 
 
 def _otherwise(

@@ -6,18 +6,17 @@
 `build` is the one entry.
 """
 
-from .build import CompiledKernel, build, processors, source_text
+from .build import CompiledKernel, begin, build, processors, source_text, start
 from .compiler import can_build, triton_version
 from .dtypes import UnsupportedDtypeError
 from .errors import TritonFailed, TritonMissing, UnsupportedKernels
 from .kernel_body import UnsupportedStoreError
 from .kernel_text import LaunchText, Workspace
 from .plan import Blocks, Launch, candidates, launches
-from .pool import pool
 from .source import KernelSource, kernel_source
 
 __all__ = [
     "Blocks", "CompiledKernel", "KernelSource", "Launch", "LaunchText", "TritonFailed", "TritonMissing",
-    "UnsupportedDtypeError", "UnsupportedKernels", "UnsupportedStoreError", "Workspace", "build", "can_build",
-    "candidates", "kernel_source", "launches", "pool", "processors", "source_text", "triton_version",
+    "UnsupportedDtypeError", "UnsupportedKernels", "UnsupportedStoreError", "Workspace", "begin", "build", "can_build",
+    "candidates", "kernel_source", "launches", "processors", "source_text", "start", "triton_version",
 ]  # fmt: skip

@@ -17,14 +17,15 @@ from ..cpp.canonical import canonical
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer
 from ..kernel_call import spell
-from .compiler import Cubin, Unit, compile_units
+from .compiler import Cubin, Unit, begin_units, compile_units
 from .driver import driver
 from .dtypes import UnsupportedDtypeError
 from .errors import TritonFailed, UnsupportedKernels
 from .kernel_body import UnsupportedStoreError
 from .kernel_text import LaunchText
-from .launch import Convention, launcher
+from .launch import Convention, begin_launcher, launcher
 from .names import kernel_name, provenance
+from .pool import pool
 from .source import KernelSource, kernel_source
 
 
@@ -103,13 +104,24 @@ def build(kernels: Sequence[Kernel]) -> list[CompiledKernel]:
         TritonMissing: something must be compiled, and there is no Triton.
         UnsupportedKernels: Triton cannot compute or compile some of them; it says which and why.
     """
-    keys = [canonical(kernel) for kernel in kernels]
-    written = {key: _written(key) for key in dict.fromkeys(keys)}
-    sources = {key: source for key, source in written.items() if isinstance(source, KernelSource)}
-    _raise_for(kernels, [written[key] for key in keys])
-    made = _bound([(k.name, *_described(key, sources[key])) for k, key in zip(kernels, keys, strict=True)])
+    made = _bound(_described(kernels))
     _raise_for(kernels, made)
     return [one for one in made if isinstance(one, CompiledKernel)]
+
+
+def start() -> None:
+    """Have what compiles and what launches ready when the first kernel is written."""
+    pool().start()
+    begin_launcher()
+
+
+def begin(kernels: Sequence[Kernel]) -> None:
+    """Have them compiled, for whoever builds them later.
+
+    Raises:
+        UnsupportedKernels: Triton cannot compute some of them.
+    """
+    begin_units([plan.unit for *_, plans in _described(kernels) for plan in plans])
 
 
 def _raise_for(kernels: Sequence[Kernel], results: Sequence[object]) -> None:
@@ -145,7 +157,19 @@ def _written(kernel: Kernel) -> KernelSource | Exception:
     return KernelSource(source.text.replace("KERNEL", name), launches)
 
 
-def _described(kernel: Kernel, source: KernelSource) -> tuple[int, int, tuple[str, ...], tuple[LaunchPlan, ...]]:
+_Described = tuple[str, int, int, tuple[str, ...], tuple[LaunchPlan, ...]]
+
+
+def _described(kernels: Sequence[Kernel]) -> list[_Described]:
+    """Name, device, params, sizes and launches of kernels, equal ones written once."""
+    keys = [canonical(kernel) for kernel in kernels]
+    written = {key: _written(key) for key in dict.fromkeys(keys)}
+    sources = {key: source for key, source in written.items() if isinstance(source, KernelSource)}
+    _raise_for(kernels, [written[key] for key in keys])
+    return [(kernel.name, *_planned(key, sources[key])) for kernel, key in zip(kernels, keys, strict=True)]
+
+
+def _planned(kernel: Kernel, source: KernelSource) -> tuple[int, int, tuple[str, ...], tuple[LaunchPlan, ...]]:
     """Device, params, sizes and launches of a kernel."""
     device = next(p.buffer.device for p in kernel.params if not p.buffer.scalar)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -198,8 +222,6 @@ def _kind(buffer: Buffer) -> str:
 
 
 # -- from plans to callables ------------------------------------------------------------------------------------------
-
-_Described = tuple[str, int, int, tuple[str, ...], tuple[LaunchPlan, ...]]
 
 
 def _bound(described: Sequence[_Described]) -> list[CompiledKernel | TritonFailed]:

@@ -103,6 +103,11 @@ def begin_units(units: Sequence[Unit]) -> None:
             _begun(entry)
 
 
+def are_under_way(units: Sequence[Unit]) -> bool:
+    """Whether some are being compiled."""
+    return any(pool().under_way(_Entry(unit).facts) for unit in units)
+
+
 def compile_units(units: Sequence[Unit]) -> list[Cubin | TritonFailed]:
     """The machine code of units, or why there is none; those not on disk are compiled side by side.
 

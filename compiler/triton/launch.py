@@ -7,6 +7,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import sysconfig
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from .driver import MAX_PROGRAMS, Function, driver
 from .launch_source import LAUNCHER
 
 _ADDRESSES = ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
+_MAKING = threading.Lock()
 _NUMBERS = {"i": ctypes.c_longlong, "f": ctypes.c_double}
 
 
@@ -57,13 +59,24 @@ def launcher(
         a function of tensors and numbers that raises RuntimeError where the driver refuses; errors of earlier launches
         come up there, too, as in eager. No programs, no launch.
     """
-    module = _module()
+    module = _made_once()
     if module is None:
         return functools.partial(_call, function, device, convention, otherwise)
     return module.make(
         function.handle, function.context, function.name, function.threads, function.shared, device,
         convention.programs, convention.kinds, convention.order, convention.count, otherwise,
     )  # fmt: skip
+
+
+def begin_launcher() -> None:
+    """Have the extension module compiled in another thread, for the first launcher."""
+    threading.Thread(target=_made_once, daemon=True).start()
+
+
+def _made_once() -> Any:
+    """The extension module; whoever comes second waits for the first."""
+    with _MAKING:
+        return _module()
 
 
 @functools.cache

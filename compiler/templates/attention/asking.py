@@ -6,7 +6,6 @@ attention_3f2a(%q, %k, %v)       ?      %bmm, %add(%mask), %_softmax, %bmm_1, co
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +14,7 @@ from torch import fx
 
 from ....rewrites.splice import subgraph
 from ..region import is_move
-from ..triton_kernel import TritonTemplateKernel, compile_beside
-from ..unfused import Unfused
+from ..triton_kernel import TritonTemplateKernel
 from .match import Found
 
 
@@ -29,32 +27,6 @@ class Among:
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """The kernel's result."""
         return self._kernel(*tensors[: self._count])
-
-
-class Compiled:
-    """What kernels compete with, compiled beside them; `seconds` is what that took.
-
-    Args:
-        unfused: the nodes as they would run otherwise.
-        kernels: what is compiled meanwhile, in other processes.
-        meanwhile: called as well, where that takes longer.
-    """
-
-    def __init__(
-        self, unfused: Unfused, kernels: Sequence[TritonTemplateKernel], meanwhile: Callable[[], None]
-    ) -> None:
-        self._unfused, self._kernels, self._meanwhile = unfused, kernels, meanwhile
-        self.seconds = 0.0
-
-    def __call__(self, *tensors: Any) -> Any:
-        """The attention as it would run otherwise."""
-        return self._unfused(*tensors)
-
-    def prepare(self) -> None:
-        """Compile them, and all kernels."""
-        start = time.perf_counter()
-        compile_beside(self._kernels, self._unfused.build, self._meanwhile)
-        self.seconds += time.perf_counter() - start
 
 
 def arranged(found: Found, kept: tuple[fx.Node, ...]) -> Callable[[Sequence[Any]], None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from torch import fx
@@ -21,13 +22,14 @@ from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence, GraphRecord
 from ...torch_compat import allows_tf32
 from ...triton import TritonFailed, TritonMissing, UnsupportedDtypeError
+from ..contest import Contest, nothing
 from ..gpu import Gpu, device_of
 from ..kernel import Layout, attention_flops
 from ..layout import with_keys_innermost
 from ..region import packet
-from ..triton_kernel import TritonTemplateKernel, nothing
+from ..triton_kernel import TritonTemplateKernel
 from ..unfused import Unfused
-from .asking import Among, Compiled, arranged, kept_on_the_way, nodes_after
+from .asking import Among, arranged, kept_on_the_way, nodes_after
 from .description import Attention
 from .match import SOFTMAXES, Found
 from .question import RULE, Replacer, is_on, matched, near_miss, recorded
@@ -64,16 +66,16 @@ def fuse_attention_triton(
     gpu = device_of(graph_module.graph)
     if gpu is None:
         return 0
-    fusion, fused = _Fusion(graph_module.graph, oracle, record, gpu, thorough, meanwhile), 0
-    for node in fusion.prepared():
-        # What was found in the graph as it was may read what has been replaced since: look again.
-        found = matched(node)
-        if isinstance(found, Found):
-            fused += fusion.run(found)
-    return fused
+    return Fusion(graph_module.graph, oracle, record, gpu, thorough, meanwhile).run_all()
 
 
-class _Fusion:
+class Fusion:
+    """The pass over one graph.
+
+    Args:
+        see `fuse_attention_triton`; `gpu` with its index.
+    """
+
     def __init__(
         self,
         graph: fx.Graph,
@@ -91,17 +93,40 @@ class _Fusion:
         self._count = _MORE_TILES if thorough else _TILES
         self._made: dict[Any, TritonTemplateKernel] = {}
         self._known: dict[str, tuple[Decision, _Kernels]] = {}
+        self._begun: dict[str, Contest] = {}
+        self._found = self._look()
 
-    def prepared(self) -> list[fx.Node]:
-        """Where there are attentions to decide on; of many kinds of them fewer tiles are measured."""
-        nodes = []
+    def _look(self) -> dict[fx.Node, Found]:
+        """The attentions to decide on, by their softmaxes or calls."""
+        every = {}
         for node in list(self._graph.nodes):
             one = matched(node) if is_on(node, "cuda") else None
             if isinstance(one, Reason):
                 self._record.near_misses.append(near_miss(node, one))
             elif one is not None and (self._thorough or self._takes_all() or has_to_offer(one)):
-                nodes.append(node)
-        return nodes
+                every[node] = one
+        return every
+
+    def begin(self) -> set[fx.Node]:
+        """Have kernels compiled that will be asked about, in other processes; gives the nodes that they may replace."""
+        for found in () if self._takes_all() else self._found.values():
+            with suppress(UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing):
+                kernels, kept = self._kernels(found), kept_on_the_way(found)
+                key = _key(found, kernels, kept)
+                if key not in self._begun:
+                    self._begun[key] = self._contest(found, kernels, kept)
+                    self._begun[key].begin()
+        return {node for found in self._found.values() for node in found.nodes}
+
+    def run_all(self) -> int:
+        """Decide on everything that was found; returns how many were replaced."""
+        fused = 0
+        for node in self._found:
+            # What was found in the graph as it was may read what has been replaced since: look again.
+            found = matched(node)
+            if isinstance(found, Found):
+                fused += self.run(found)
+        return fused
 
     def _takes_all(self) -> bool:
         return isinstance(self._oracle, (Always, Never))
@@ -133,14 +158,16 @@ class _Fusion:
                 note = "estimate: the time for measurements of this graph is spent"
                 return Decision(None, Evidence(note=note)), kernels
             start = time.perf_counter()
-            inputs = (*found.inputs, *kept)
-            unfused = Compiled(
-                Unfused(nodes_after(found, inputs), inputs, [found.output]), list(kernels.values()), self._meanwhile
-            )
-            question = _question(found, kernels, kept, key, unfused)
+            contest = self._begun.pop(key, None) or self._contest(found, kernels, kept)
+            question = _question(found, kernels, kept, key, contest)
             self._known[key] = self._oracle.decide(question), kernels
-            self._left -= time.perf_counter() - start - unfused.seconds
+            self._left -= time.perf_counter() - start - contest.seconds
         return self._known[key]
+
+    def _contest(self, found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> Contest:
+        inputs = (*found.inputs, *kept)
+        unfused = Unfused(nodes_after(found, inputs), inputs, [found.output])
+        return Contest(unfused, kernels.values(), self._meanwhile)
 
     def _kernels(self, found: Found) -> _Kernels:
         """A kernel for each tile, by the tile's name."""
@@ -179,15 +206,15 @@ def may_have_to_offer(node: fx.Node) -> bool:
     return packet(node) in SOFTMAXES or (packet(node) in SDPA and given_mask(node) is not None)
 
 
-def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: str, unfused: Compiled) -> Question:
+def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: str, contest: Contest) -> Question:
     candidates = {name: Among(kernel, len(found.inputs)) if kept else kernel for name, kernel in kernels.items()}
     return Question(
         rule=RULE,
         key=key,
         inputs=[node.meta["val"] for node in (*found.inputs, *kept)],
-        original=unfused,
+        original=contest.unfused,
         candidates=candidates,
-        prepare=unfused.prepare,
+        prepare=contest.prepare,
         arrange=arranged(found, kept) if kept else None,
     )
 

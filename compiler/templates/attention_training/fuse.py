@@ -24,17 +24,17 @@ from ....rewrites.record import Evidence, GraphRecord, Match
 from ...joint import backward_nodes
 from ...lowering.sizes import Unlowered
 from ...triton import TritonFailed, TritonMissing, UnsupportedDtypeError
-from ..attention.asking import Compiled, arranged
+from ..attention.asking import arranged
 from ..attention.match import Found
 from ..attention.question import FAMILY, KERNEL_FAMILY, RULE, near_miss
 from ..attention.sdpa import SDPA
 from ..attention.text import UnsupportedAttentionError
 from ..attention.tiles import BackwardTile, Tile, backward_tiles, tiles
 from ..attention.triton_fuse import has_to_offer, may_have_to_offer
+from ..contest import Contest, nothing
 from ..gpu import Gpu, device_of
 from ..layout import with_keys_innermost
 from ..region import is_move, packet
-from ..triton_kernel import nothing
 from ..unfused import Unfused
 from .build import PairReplacer, TrainingKernels, training_kernels
 from .forward import Forward
@@ -151,18 +151,18 @@ class _Fusion:
             start = time.perf_counter()
             every = [kernel for some in kernels.values() for kernel in some.all]
             outputs = [pair.found.output, *pair.results.values()]
-            unfused = Compiled(Unfused(nodes, inputs, outputs), every, self._meanwhile)
+            contest = Contest(Unfused(nodes, inputs, outputs), every, self._meanwhile)
             question = Question(
                 rule=RULE,
                 key=f"training {key}",
                 inputs=[node.meta["val"] for node in inputs],
-                original=unfused,
+                original=contest.unfused,
                 candidates=kernels,
-                prepare=unfused.prepare,
+                prepare=contest.prepare,
                 arrange=_arranged(pair, kept),
             )
             self._known[key] = self._oracle.decide(question), kernels
-            self._left -= time.perf_counter() - start - unfused.seconds
+            self._left -= time.perf_counter() - start - contest.seconds
         return self._known[key]
 
     def _kernels(self, pair: Pair) -> _Kernels:

@@ -21,6 +21,7 @@ from torch import fx
 from ....rewrites.profit import Oracle
 from ....rewrites.reason import Reason
 from ....rewrites.record import GraphRecord
+from ..contest import nothing
 from ..gemm.description import Product
 from ..gemm.match import FoundProduct
 from ..gemm.triton_cost import cycles_to_move, fused_gain
@@ -28,7 +29,7 @@ from ..gemm.triton_fuse import Fusion, computes, rereads, template_kernel
 from ..gemm.triton_tiles import GemmTile
 from ..gpu import Gpu, device_of
 from ..layout import copied
-from ..triton_kernel import TritonTemplateKernel, nothing
+from ..triton_kernel import TritonTemplateKernel
 from .description import Convolution
 from .match import match_convolution
 from .tiles import convolution_neighbours, convolution_tiles
@@ -70,10 +71,10 @@ def fuse_convolution_triton(
     gpu = device_of(graph_module.graph)
     if gpu is None:
         return 0
-    return _Fusion(graph_module.graph, oracle, record, gpu, thorough, training, meanwhile).run_all()
+    return ConvolutionFusion(graph_module.graph, oracle, record, gpu, thorough, training, meanwhile).run_all()
 
 
-class _Fusion(Fusion):
+class ConvolutionFusion(Fusion):
     """What differs from products."""
 
     rule, family = RULE, FAMILY

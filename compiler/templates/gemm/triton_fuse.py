@@ -16,7 +16,7 @@ import functools
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +29,11 @@ from ....rewrites.record import Evidence, GraphRecord, Match
 from ...ir.program import Buffer
 from ...ir.value import Load, Rewriter, Value
 from ...triton import KernelSource, TritonFailed, TritonMissing, UnsupportedDtypeError
+from ..contest import Contest, nothing
 from ..gpu import Gpu, device_of
 from ..kernel import Layout
 from ..region import is_move, packet
-from ..triton_kernel import TritonTemplateKernel, compile_beside, nothing
+from ..triton_kernel import TritonTemplateKernel
 from .description import Product, Prologue, Result
 from .match import FoundProduct, has_prologue, is_read_by_loops, match_gemm
 from .question import FAMILY, RULE, Unfused, near_miss, recorded
@@ -111,13 +112,26 @@ class Fusion:
         self._asked: set[str] = set()
         self._tiles: dict[str, GemmTile] = {}
         self._tiles_of = functools.cache(lambda kind: self.tiles(kind[0]))  # layers are alike
-        self._compiled = _Compiled(meanwhile)
+        self._meanwhile = meanwhile
+        self._begun: dict[tuple[fx.Node, str], Contest] = {}  # by what they are about and what is asked
         self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
+        self._nodes: list[fx.Node] | None = None  # where products are, while nobody else changes the graph
+
+    def begin(self, taken: Collection[fx.Node] = ()) -> None:
+        """Have kernels compiled that will be asked about, in other processes.
+
+        Args:
+            taken: nodes that other kernels may be put in place of before it comes to that.
+        """
+        if self._takes_all():
+            return
+        nodes = self._look(taken, self._begin)
+        self._nodes = None if taken else nodes
 
     def run_all(self) -> int:
         """Decide on everything that is found; returns how many were replaced."""
         fused = 0
-        for node in self.prepared():
+        for node in self._look() if self._nodes is None else self._nodes:
             # What was found in the graph as it was may read what has been replaced since: look again.
             fused += any(self.run(found) for found in self.found(self.match(node), node) if self.considers(found))
         return fused
@@ -158,30 +172,50 @@ class Fusion:
 
     # -- what is asked --------------------------------------------------------------------------------------------
 
-    def prepared(self) -> list[fx.Node]:
-        """The products that a kernel could compute; kernels that will be asked about are gathered, to be compiled."""
+    def _look(
+        self, others: Collection[fx.Node] = (), begin: Callable[[FoundProduct], None] | None = None
+    ) -> list[fx.Node]:
+        """The products that a kernel could compute; of many, those are chosen that are worth asking about.
+
+        Args:
+            others: nodes that are not looked at.
+            begin: called with one product of each kind that will be asked about, or may be.
+        """
         nodes = []
-        weights, taken = Counter[_Kind](), set[fx.Node]()
+        weights, first = Counter[_Kind](), dict[_Kind, FoundProduct]()
+        taken = set[fx.Node]()
         for node in list(self._graph.nodes):
-            plain = self.match(node)
-            if isinstance(plain, Reason):
+            plain = None if node in others else self.match(node)
+            if isinstance(plain, Reason) and not others:
                 self._record.near_misses.append(near_miss(node, plain, self.rule, self.family))
             found = next(filter(self.considers, self.found(plain, node)), None)
-            if found is not None:
-                nodes.append(node)
-                # Of two products that meet in an epilogue the first has it.
-                mine = {item for item in found.nodes if not is_move(item)}
-                if self._takes_all() or mine & taken or self.hopeless(found) is not None:
-                    continue
-                taken |= mine
-                weights[_kind(found)] += self.work(found.product)
+            if found is None:
+                continue
+            nodes.append(node)
+            if self._takes_all() or self.hopeless(found) is not None:
+                continue
+            kind, mine = _kind(found), {item for item in found.nodes if not is_move(item)}
+            first.setdefault(kind, found)
+            # Of two products that meet in an epilogue the first has it, the other is asked about if that declines.
+            weights[kind] += 0 if mine & taken else self.work(found.product)
+            taken |= mine
         if not self.thorough:
-            worth = [kind for kind, work in weights.most_common() if self.is_worth(kind[0], work)][: self.kinds]
-            self._chosen = set(worth) if len(worth) < len(weights) else None
-        for kind in weights if self._chosen is None else self._chosen:
-            with contextlib.suppress(UnsupportedDtypeError):
-                self._compiled.add(self._kernels(kind, self._tiles_of(kind)))
+            worth = [kind for kind, work in weights.most_common() if work and self.is_worth(kind[0], work)][
+                : self.kinds
+            ]
+            self._chosen = set(worth) if len(worth) < sum(map(bool, weights.values())) else None
+        for kind in first if begin is not None else ():
+            if self._chosen is None or kind in self._chosen:
+                begin(first[kind])
         return nodes
+
+    def _begin(self, found: FoundProduct) -> None:
+        kind = _kind(found)
+        with contextlib.suppress(UnsupportedDtypeError, TritonMissing):
+            kernels = self._kernels(kind, self._tiles_of(kind))
+            contest = Contest(Unfused(found), kernels.values(), self._meanwhile)
+            contest.begin()
+            self._begun[found.output, _key(found, kernels)] = contest
 
     def found(self, plain: FoundProduct | Reason | None, node: fx.Node) -> Iterator[FoundProduct]:
         """What a kernel could compute of a product, the most first: with operands that are computed, and without."""
@@ -263,34 +297,36 @@ class Fusion:
         self, found: FoundProduct, kernels: dict[str, TritonTemplateKernel]
     ) -> tuple[Decision, TritonTemplateKernel | None]:
         """The oracle's decision, and the kernel that it chose if any."""
-        start, compiling = time.perf_counter(), self._compiled.seconds
-        decision = self._oracle.decide(self._question(found, kernels))
+        decision = self._ask(found, kernels)
         self._asked.add(_key(found, kernels))
         for _ in range(_ROUNDS if self.thorough and not self._takes_all() else 0):
             if decision.chosen is None:
                 break
             tile = self._tiles[decision.chosen]
             more = self._kernels(_kind(found), [tile, *self.around(found.product, tile)])
-            better = self._oracle.decide(self._question(found, more))
+            better = self._ask(found, more)
             if better.chosen in (None, decision.chosen):
                 break
             decision, kernels = better, more
-        self._left -= time.perf_counter() - start - (self._compiled.seconds - compiling)
         chosen = kernels[decision.chosen] if decision.chosen is not None else None
         return decision, chosen
 
-    def _question(self, found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> Question:
-        self._compiled.add(kernels)
-        unfused = Unfused(found)
-        return Question(
+    def _ask(self, found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> Decision:
+        start, key = time.perf_counter(), _key(found, kernels)
+        contest = self._begun.pop((found.output, key), None)
+        contest = contest or Contest(Unfused(found), kernels.values(), self._meanwhile)
+        question = Question(
             rule=self.rule,
-            key=_key(found, kernels),
+            key=key,
             inputs=[node.meta["val"] for node in found.inputs],
-            original=unfused,
+            original=contest.unfused,
             candidates={name: _Reread(k) if rereads(found) else k for name, k in kernels.items()},
-            prepare=functools.partial(self._compiled.prepare, unfused),
+            prepare=contest.prepare,
             cold=is_skinny(found.product),
         )
+        decision = self._oracle.decide(question)
+        self._left -= time.perf_counter() - start - contest.seconds
+        return decision
 
 
 def rereads(found: FoundProduct) -> bool:
@@ -396,32 +432,6 @@ def template_kernel(
     outputs = tuple(Layout(x.buffer.sizes, x.buffer.strides, x.buffer.dtype) for x in product.results)
     name = source.launches[0].name
     return TritonTemplateKernel(name, template, source, plain, inputs, outputs, device, product.flops, own)
-
-
-# -- the question -----------------------------------------------------------------------------------------------------
-
-
-class _Compiled:
-    """The kernels of a graph, compiled side by side when the first of them is about to be measured."""
-
-    def __init__(self, meanwhile: Callable[[], None]) -> None:
-        self._meanwhile = meanwhile
-        self._waiting: dict[str, TritonTemplateKernel] = {}
-        self._known: set[str] = set()
-        self.seconds = 0.0  # spent on it
-
-    def add(self, kernels: Mapping[str, TritonTemplateKernel]) -> None:
-        """Have these compiled, too."""
-        new = {kernel.name: kernel for kernel in kernels.values() if kernel.name not in self._known}
-        self._waiting |= new
-        self._known |= new.keys()
-
-    def prepare(self, unfused: Unfused) -> None:
-        """Compile what waits, and what the library's call is followed by."""
-        start, waiting = time.perf_counter(), list(self._waiting.values())
-        self._waiting.clear()
-        compile_beside(waiting, unfused.build, self._meanwhile)
-        self.seconds += time.perf_counter() - start
 
 
 def _key(found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> str:

@@ -16,10 +16,10 @@ from support.lowering import trace
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import schedule
-from regraft.compiler.triton import UnsupportedKernels, build, compiler, pool, worker
+from regraft.compiler.triton import UnsupportedKernels, build, compiler, worker
 from regraft.compiler.triton.compiler import Cubin, Unit, begin_units, compile_units
 from regraft.compiler.triton.errors import TritonFailed, TritonMissing
-from regraft.compiler.triton.pool import Pool, Worker, WorkerLostError
+from regraft.compiler.triton.pool import Pool, Worker, WorkerLostError, pool
 
 SOURCE = """
 import triton

@@ -3,6 +3,8 @@
 import ctypes
 import pickle
 import struct
+import threading
+import time
 
 import pytest
 
@@ -48,6 +50,23 @@ def refuse(*args):
 
 def double(number):
     return struct.unpack("Q", struct.pack("d", number))[0]
+
+
+def test_the_extension_is_made_once_for_whoever_comes_first(driver, monkeypatch):
+    making, made = threading.Event(), []
+
+    def compiled(sources):
+        making.set()
+        time.sleep(0.05)
+        made.append(sources)
+        raise CompilerMissing("none")
+
+    monkeypatch.setattr(launch, "compile_all", compiled)
+    launch.begin_launcher()
+    assert making.wait(10)
+    run = launcher(_loaded(driver.library), 0, Convention(1, (0,), "t", 0), refuse)
+    run(torch.ones(1))
+    assert len(made) == 1
 
 
 def test_arguments_take_eight_bytes_each_and_two_null_pointers_follow(driver):

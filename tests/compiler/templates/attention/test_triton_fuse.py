@@ -14,10 +14,12 @@ import torch
 from support.template_oracle import Fastest, with_fake_hopper
 from support.triton_attention import found_on_gpu, on_gpu, run_on_gpu
 
-from regraft.compiler.templates import TritonTemplateKernel
+from regraft.compiler.templates import TritonTemplateKernel, contest
 from regraft.compiler.templates.attention import triton_fuse as attention_triton_fuse
 from regraft.compiler.templates.attention.fuse import fuse_attention
 from regraft.compiler.templates.attention.triton_fuse import fuse_attention_triton
+from regraft.compiler.templates.gpu import device_of
+from regraft.compiler.templates.unfused import Unfused
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
 
@@ -268,8 +270,28 @@ def test_what_is_measured_against_makes_its_own_mask() -> None:
     oracle = Fastest(original=0.5)
     fuse(bias_and_mask, [*qkv(8), random(1, 3, 20, 40), random(8, 1, 1, 40)], oracle)
     assert [len(question.inputs) for question in oracle.questions] == [5]
-    nodes = oracle.questions[0].original._unfused._nodes  # type: ignore[attr-defined]
+    nodes = oracle.questions[0].original._nodes  # type: ignore[attr-defined]
     assert "aten.add.Tensor" in [str(node.target) for node in nodes]
+
+
+def test_what_will_be_asked_about_is_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def layers(q: Any, k: Any, v: Any) -> tuple[torch.Tensor, ...]:
+        once = attend(capped)(q, k, v)
+        return attend(capped)(once.contiguous(), k, v), attend(capped)(q * 2, k, v)
+
+    begun: list[str] = []
+    monkeypatch.setattr(contest, "begin_units", lambda units: begun.extend(unit.function for unit in units))
+    monkeypatch.setattr(Unfused, "begin", lambda self: begun.append("unfused"))
+    module = on_gpu(layers, *qkv(n=20))
+    nodes, oracle = set(module.graph.nodes), Fastest(original=0.5)
+    gpu = device_of(module.graph)
+    assert gpu is not None
+    fusion = attention_triton_fuse.Fusion(module.graph, oracle, GraphRecord("test"), gpu, False, contest.nothing)
+    taken = fusion.begin()
+    assert not oracle.questions and taken and taken <= nodes
+    fusion.run_all()
+    asked = [[kernel.name for kernel in question.candidates.values()] for question in oracle.questions]
+    assert begun == [name for names in asked for name in (*names, "unfused")]
 
 
 def test_a_score_without_a_formula_is_a_near_miss() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,9 +18,11 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F
 
 from regraft.compiler.codegen import generate_kernels
-from regraft.compiler.templates import TritonTemplateKernel, triton_kernel
+from regraft.compiler.templates import TritonTemplateKernel, contest, triton_kernel
+from regraft.compiler.templates.contest import Contest, nothing
 from regraft.compiler.templates.gemm import triton_fuse as gemm_triton_fuse
-from regraft.compiler.templates.gemm.triton_fuse import fuse_gemm_triton
+from regraft.compiler.templates.gemm.triton_fuse import Fusion, fuse_gemm_triton
+from regraft.compiler.templates.gpu import device_of
 from regraft.compiler.triton import TritonFailed
 from regraft.compiler.wrapper import generate
 from regraft.rewrites.profit import Always, Never
@@ -357,32 +357,73 @@ def test_of_many_products_the_most_rewarding_are_asked_about() -> None:
     assert declined == ["mm", *(f"mm_{n}" for n in range(1, 8))]  # the smaller ones
 
 
-def test_kernels_are_compiled_when_something_is_measured_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
-    monkeypatch.setattr(triton_kernel, "compile_units", lambda units: compiled.extend(unit.function for unit in units))
-    monkeypatch.setattr(gemm_triton_fuse.Unfused, "build", lambda self: compiled.append("unfused"))
+def test_kernels_are_waited_for_when_something_is_measured_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(contest, "compile_units", lambda units: waited.extend(unit.function for unit in units))
+    monkeypatch.setattr(gemm_triton_fuse.Unfused, "build", lambda self: waited.append("unfused"))
     oracle = Fastest()
     fuse(gelu, *BERT, oracle=oracle)
-    assert compiled == []
+    assert waited == []
     (question,) = oracle.questions
     assert question.prepare is not None
     question.prepare()
-    assert sorted(compiled) == sorted(["unfused", *(kernel.name for kernel in question.candidates.values())])
-    compiled.clear()
-    question.prepare()
-    assert compiled == ["unfused"]
+    assert sorted(waited) == sorted(["unfused", *(kernel.name for kernel in question.candidates.values())])
+
+
+def begun(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> Any:
+    """What was begun to be compiled for a graph, and what is asked about then."""
+    names: list[str] = []
+    monkeypatch.setattr(contest, "begin_units", lambda units: names.extend(unit.function for unit in units))
+    monkeypatch.setattr(gemm_triton_fuse.Unfused, "begin", lambda self: None)
+    module, oracle = on_gpu(function, *inputs), Fastest(original=0.1)
+    gpu = device_of(module.graph)
+    fusion = Fusion(module.graph, oracle, GraphRecord("test"), gpu, options.get("thorough", False), False, nothing)
+    fusion.begin(options.get("taken", ()))
+    before = list(names)
+    fusion.run_all()
+    return before, [kernel.name for question in oracle.questions for kernel in question.candidates.values()]
+
+
+def test_what_will_be_asked_about_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, asked = begun(monkeypatch, gelu, *BERT)
+    assert before == asked != []
+
+
+def test_of_a_pair_both_are_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is asked about where the first declines."""
+
+    def gated(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return F.silu(x @ gate) * (x @ up)
+
+    before, asked = begun(monkeypatch, gated, empty(4096, 1024), empty(1024, 2816), empty(1024, 2816))
+    assert len(asked) == 2 and set(before) == set(asked)
+
+
+def test_what_others_may_replace_is_asked_about_where_they_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = on_gpu(gelu, *BERT)
+    names = {node.name for node in module.graph.nodes if "mm" in node.name}
+
+    class Taken:
+        def __contains__(self, node: torch.fx.Node) -> bool:
+            return node.name in names
+
+        def __len__(self) -> int:
+            return 1
+
+    before, asked = begun(monkeypatch, gelu, *BERT, taken=Taken())
+    assert before == [] and len(asked) == 1
 
 
 def test_what_waits_for_kernels_does_something_else_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    done, told = threading.Event(), list[str]()
+    told = list[str]()
 
-    def more() -> None:
-        told.append("more")
-        done.set()
+    class Nodes:
+        def build(self) -> None:
+            told.append("build")
 
-    monkeypatch.setattr(triton_kernel, "compile_units", lambda units: done.wait(10))
-    triton_kernel.compile_beside([], lambda: told.append("work"), more)
-    assert told == ["work", "more"]
-    monkeypatch.setattr(triton_kernel, "compile_units", lambda units: None)
-    triton_kernel.compile_beside([], lambda: time.sleep(0.2), more)
-    assert told == ["work", "more"]
+    monkeypatch.setattr(contest, "begin_units", lambda units: told.append("begin"))
+    monkeypatch.setattr(contest, "compile_units", lambda units: told.append("wait"))
+    for busy in (True, False):
+        monkeypatch.setattr(contest, "are_under_way", lambda units, busy=busy: busy)
+        Contest(Nodes(), [], lambda: told.append("more")).prepare()  # type: ignore[arg-type]
+    assert told == ["begin", "build", "more", "wait", "begin", "build", "wait"]

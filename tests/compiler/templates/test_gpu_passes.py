@@ -1,0 +1,85 @@
+"""All passes over templates begin to compile before one of them measures; a fault of one leaves the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+from support.template_oracle import with_fake_hopper
+from support.triton_gemm import on_gpu
+
+from regraft.compiler.templates import gpu_passes as module
+from regraft.compiler.templates.gpu_passes import fuse_on_gpu
+from regraft.rewrites.profit import Always
+from regraft.rewrites.record import GraphRecord
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return with_fake_hopper(monkeypatch, tmp_path_factory.getbasetemp() / "passes")
+
+
+@contextmanager
+def contained(outcome: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        OUTCOMES.append(f"{outcome}: {error}")
+
+
+OUTCOMES: list[str] = []
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, training: bool, faulty: str = "") -> list[str]:
+    """What the passes do, in order."""
+    OUTCOMES.clear()
+    told: list[str] = []
+
+    def planted(name: str) -> type:
+        class Pass:
+            def __init__(self, *given: Any) -> None:
+                self.nodes = set(given[0].nodes) if name == "attention" else None
+
+            def begin(self, taken: Any = ()) -> Any:
+                told.append(f"begin {name}{' but for some' if taken else ''}")
+                if name == faulty:
+                    raise RuntimeError("planted")
+                return self.nodes
+
+            def run_all(self) -> int:
+                told.append(f"run {name}")
+                return 0
+
+        return Pass
+
+    for name, kind in (("attention", "Attention"), ("products", "Product"), ("convolutions", "Convolution")):
+        monkeypatch.setattr(module, f"{kind}Fusion", planted(name))
+    graph = on_gpu(lambda x: x @ x, torch.empty(16, 16))
+    fuse_on_gpu(graph, Always(), GraphRecord("test"), contained, thorough=False, training=training)
+    return told
+
+
+def test_all_begin_before_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = ["begin attention", "begin products but for some", "begin convolutions but for some"]
+    assert ran(monkeypatch, False) == [*begun, "run attention", "run products", "run convolutions"]
+
+
+def test_attentions_of_training_have_been_decided_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ran(monkeypatch, True) == ["begin products", "begin convolutions", "run products", "run convolutions"]
+
+
+def test_a_fault_of_one_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ran(monkeypatch, False, faulty="products")
+    assert told[-2:] == ["run attention", "run convolutions"]
+    assert OUTCOMES == ["products are left to the library: planted"]
+
+
+def test_graphs_of_cpus_are_left_alone() -> None:
+    graph = torch.fx.symbolic_trace(lambda x: x @ x)
+    fuse_on_gpu(graph, Always(), GraphRecord("test"), contained, thorough=False, training=False)
