@@ -1,9 +1,10 @@
-"""Losses and gradients under autocast on a GPU, against float64: eager's errors, and those of regraft.
+"""Outputs in bfloat16 and gradients under autocast on a GPU, against float64: eager's errors, and those of regraft.
 
     python benchmarks/gpu_errors.py bert gpt2 llama vit
+    python benchmarks/gpu_errors.py --outputs                     (all models, outputs only)
 
-Two rows or eight images, no dropout; the third step of `mode="reduce-overhead"`. Errors are relative, of all gradients
-as one vector. Exit status: how many models have more than 1.5 times eager's error.
+Two rows or eight images, no dropout; the third step of `mode="reduce-overhead"`. Errors are relative, of all outputs or
+all gradients as one vector. Exit status: how many models have more than 1.5 times eager's error.
 """
 
 from __future__ import annotations
@@ -54,15 +55,37 @@ def in_double(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> Tensor
     return step(wide, lambda **kwargs: wide(**kwargs).loss, doubled)
 
 
-def errors(name: str) -> tuple[float, float]:
-    """Errors of eager's gradients and of regraft's."""
+def model_of(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """A model on the GPU, always with the same weights, and few rows of its inputs."""
     torch.compiler.reset()
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     without_dropout(model)
-    model.cuda().train()
     rows = 8 if "pixel_values" in inputs else 2
-    given = {key: x[:rows].cuda() for key, x in inputs.items()}
+    return model.cuda(), {key: x[:rows].cuda() for key, x in inputs.items()}
+
+
+def output_errors(name: str) -> tuple[float, float]:
+    """Errors of eager's outputs and of regraft's, weights and images rounded to bfloat16 in all."""
+    model, given = model_of(name)
+    model.to(torch.bfloat16).eval()
+    given = {key: x.bfloat16() if x.is_floating_point() else x for key, x in given.items()}
+
+    def forward(of: torch.nn.Module, **inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return of(**inputs).logits
+
+    wide = copy.deepcopy(model).double()
+    exact = forward(wide, **{key: x.double() if x.is_floating_point() else x for key, x in given.items()})
+    run = torch.compile(lambda **inputs: forward(model, **inputs), backend="regraft", mode="reduce-overhead")
+    eager, ours = forward(model, **given), [run(**given) for _ in range(3)][-1]
+    return error([eager.double()], [exact]), error([ours.double()], [exact])
+
+
+def gradient_errors(name: str) -> tuple[float, float]:
+    """Errors of eager's gradients and of regraft's."""
+    model, given = model_of(name)
+    model.train()
     exact = in_double(model, given)
 
     def forward(**kwargs: torch.Tensor) -> torch.Tensor:
@@ -77,11 +100,17 @@ def errors(name: str) -> tuple[float, float]:
 
 def main() -> int:
     """Compare the models that were named, or all."""
-    worse = 0
-    for name in sys.argv[1:] or MODELS:
-        eager, ours = errors(name)
-        worse += ours > WORSE * eager
-        print(f"{name}: gradients of eager {eager:.1e}, of regraft {ours:.1e}", flush=True)
+    worse, names = 0, [name for name in sys.argv[1:] if not name.startswith("--")]
+    of = (
+        {"outputs": output_errors}
+        if "--outputs" in sys.argv
+        else {"outputs": output_errors, "gradients": gradient_errors}
+    )
+    for name in names or MODELS:
+        for what, errors in of.items():
+            eager, ours = errors(name)
+            worse += ours > WORSE * eager
+            print(f"{name}: {what} of eager {eager:.1e}, of regraft {ours:.1e}", flush=True)
     return worse
 
 
