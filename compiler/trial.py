@@ -26,6 +26,7 @@ ORIGINAL = "original"
 MIN_RUNS = 3
 MAX_RUNS = 100
 HOPELESS = 3.0  # times the original's fastest run: no further turns after the second
+CLEAR_RUNS, CLEAR = 5, 1.3  # after so many runs, programs that are so many times apart need no more
 _SEED = 2027
 
 Program = Callable[..., Any]
@@ -219,7 +220,14 @@ def _done(name: str, samples: Mapping[str, list[float]], seconds: float, late: b
     hopeless = bool(original) and min(runs) > HOPELESS * min(original or runs)
     # Long runs are steadier than short ones: two of them will do.
     enough = sum(runs) >= seconds and (len(runs) >= MIN_RUNS or min(runs) >= seconds)
-    return late or hopeless or enough or len(runs) >= MAX_RUNS
+    clear = len(runs) >= CLEAR_RUNS and _is_clear(name, samples)
+    return late or hopeless or enough or clear or len(runs) >= MAX_RUNS
+
+
+def _is_clear(name: str, samples: Mapping[str, list[float]]) -> bool:
+    """Whether a program is certainly slower than the fastest one, or faster than all others."""
+    mine, others = min(samples[name]), [min(runs) for other, runs in samples.items() if runs and other != name]
+    return bool(others) and (mine > CLEAR * min(others) or CLEAR * mine < min(others))
 
 
 def _clock(devices: Sequence[torch.device], cold: bool) -> Clock:

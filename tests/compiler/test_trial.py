@@ -79,6 +79,17 @@ def test_hopeless_programs_stop_early():
     assert not trial_module._done("slow", {"original": [0.9], "slow": slow}, seconds=1e9, late=False)
 
 
+def test_programs_that_are_far_apart_stop_early():
+    def done(**samples):
+        return [trial_module._done(name, samples, seconds=1e9, late=False) for name in samples]
+
+    apart = {"original": [2.0] * 5, "slow": [1.5] * 5, "fast": [1.1] * 5}
+    assert done(**apart) == [True, True, True]
+    assert done(**{**apart, "close": [1.2] * 5}) == [True, True, False, False]
+    assert done(**{**apart, "fast": [1.1] * 4}) == [True, True, False]
+    assert done(original=[1.0] * 5) == [False]
+
+
 def test_wall_clock_measures():
     assert wall_clock(lambda: time.sleep(0.01) or []) >= 0.01
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -41,6 +42,7 @@ from .triton_forward import attention_triton
 _TILES, _MORE_TILES = 1, 10  # measured for each attention: by default, and where time does not matter
 _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
 _Kernels = Mapping[str, TritonTemplateKernel]
+_Key = tuple[str, tuple[str, ...]]
 
 
 def fuse_attention_triton(
@@ -92,8 +94,8 @@ class Fusion:
         self._left = _MORE_SECONDS if thorough else _SECONDS
         self._count = _MORE_TILES if thorough else _TILES
         self._made: dict[Any, TritonTemplateKernel] = {}
-        self._known: dict[str, tuple[Decision, _Kernels]] = {}
-        self._begun: dict[str, Contest] = {}
+        self._known: dict[_Key, tuple[Decision, _Kernels]] = {}
+        self._begun: dict[_Key, Contest] = {}
         self._found = self._look()
 
     def _look(self) -> dict[fx.Node, Found]:
@@ -154,6 +156,9 @@ class Fusion:
         kept = kept_on_the_way(found)
         key = _key(found, kernels, kept)
         if key not in self._known:
+            won = self._won(key)
+            if won is not None:
+                return won
             if self._left <= 0:
                 note = "estimate: the time for measurements of this graph is spent"
                 return Decision(None, Evidence(note=note)), kernels
@@ -163,6 +168,13 @@ class Fusion:
             self._known[key] = self._oracle.decide(question), kernels
             self._left -= time.perf_counter() - start - contest.seconds
         return self._known[key]
+
+    def _won(self, key: _Key) -> tuple[Decision, _Kernels] | None:
+        """What beat less: the last of equal attentions has to make the mask that counted as made for those before."""
+        for (digest, less), known in self._known.items():
+            if digest == key[0] and known[0].chosen is not None and Counter(less) <= Counter(key[1]):
+                return known
+        return None
 
     def _contest(self, found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> Contest:
         inputs = (*found.inputs, *kept)
@@ -206,11 +218,11 @@ def may_have_to_offer(node: fx.Node) -> bool:
     return packet(node) in SOFTMAXES or (packet(node) in SDPA and given_mask(node) is not None)
 
 
-def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: str, contest: Contest) -> Question:
+def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: _Key, contest: Contest) -> Question:
     candidates = {name: Among(kernel, len(found.inputs)) if kept else kernel for name, kernel in kernels.items()}
     return Question(
         rule=RULE,
-        key=key,
+        key=" ".join([key[0], *key[1]]),
         inputs=[node.meta["val"] for node in (*found.inputs, *kept)],
         original=contest.unfused,
         candidates=candidates,
@@ -219,11 +231,12 @@ def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: s
     )
 
 
-def _key(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> str:
+def _key(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> _Key:
+    """Which kernels, and what they compete with."""
     texts = "\n".join(kernel.source.text for kernel in kernels.values())
     layouts = [str(kernel.inputs) for kernel in kernels.values()]
     digest = hashlib.blake2b("\n".join([texts, *layouts]).encode(), digest_size=8).hexdigest()
-    return " ".join([digest, *(str(node.target) for node in nodes_after(found, (*found.inputs, *kept)))])
+    return digest, tuple(str(node.target) for node in nodes_after(found, (*found.inputs, *kept)))
 
 
 def _name(tile: Tile) -> str:
