@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_kernels.py                   all
     python benchmarks/gpu_kernels.py softmax sum       those whose names begin so
+    python benchmarks/gpu_kernels.py --rows 32768      of so many rows of 4096, in place of 8192
 
-Bytes are those of what goes in and what comes out, each once. Exit status: how many are wrong.
+Bytes are those of what goes in and what comes out, each once; the copy is of 1 GiB. Exit status: how many are wrong.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ def milliseconds(step: Callable[[], Any], seconds: float = 0.3) -> float:
     return first.elapsed_time(last) / count
 
 
-def kernel_cases() -> dict[str, Callable[[], tuple[Any, ...]]]:
+def kernel_cases(n: int = 8192) -> dict[str, Callable[[], tuple[Any, ...]]]:
     def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=dtype)
 
     half = {"dtype": torch.bfloat16}
-    n, m = 8192, 4096
+    m = 4096
     return {
         "add": lambda: (lambda x, y: x + y, randn(n, m), randn(n, m)),
         "gelu-bf16": lambda: (lambda x, b: F.gelu(x + b), randn(n, m, **half), randn(m, **half)),
@@ -81,7 +82,9 @@ def kernel_cases() -> dict[str, Callable[[], tuple[Any, ...]]]:
         "sum-columns": lambda: (lambda x: x.sum(0), randn(n, m)),
         "sum-all": lambda: (lambda x: x.sum(), randn(n, m)),
         "max-argmax": lambda: (lambda x: (x.max(1).values, x.argmax(1)), randn(n, m)),
-        "variance": lambda: (lambda x: (x.var(1), x.std(0)), randn(n, m)),
+        "variance-both": lambda: (lambda x: (x.var(1), x.std(0)), randn(n, m)),
+        "variance-rows": lambda: (lambda x: x.var(1), randn(n, m)),
+        "variance-columns": lambda: (lambda x: x.var(0), randn(n, m)),
         "long-rows": lambda: (lambda x: (torch.softmax(x, -1), torch.logsumexp(x, -1)), randn(64, 100003)),
         "cumsum": lambda: (lambda x: x.cumsum(-1), randn(512, 4096)),
         "embedding": lambda: (
@@ -127,8 +130,12 @@ def main() -> int:
     """Run what was asked for."""
     table = Table("kernel", "error", "ms", "x eager", "TB/s", "of a copy", title=torch.cuda.get_device_name())
     rate, wrong = copied(), 0
-    for name, make in kernel_cases().items():
-        if len(sys.argv) > 1 and not name.startswith(tuple(sys.argv[1:])):
+    names, sizes = sys.argv[1:], list[int]()
+    if "--rows" in names:
+        at = names.index("--rows")
+        sizes, names = [int(names[at + 1])], [*names[:at], *names[at + 2 :]]
+    for name, make in kernel_cases(*sizes).items():
+        if names and not name.startswith(tuple(names)):
             continue
         function, *inputs = make()
         error, ours, eager, moved = measured(function, tuple(inputs))
