@@ -201,6 +201,7 @@ def _begun(entry: _Entry) -> Job:
 def _here(entry: _Entry) -> Cubin | TritonFailed:
     """In this process."""
     asked = entry.job()
+    reply: Reply
     try:
         reply = {"made": worker.compile_job(asked)}
     except Exception as error:

@@ -55,6 +55,10 @@ _ROUNDS = 3  # of the search around the best tile
 _Kind = tuple[Product, str]
 
 
+def _nothing(_: FoundProduct) -> None:
+    """Begin nothing."""
+
+
 def fuse_gemm_triton(
     graph_module: fx.GraphModule,
     oracle: Oracle,
@@ -173,7 +177,7 @@ class Fusion:
     # -- what is asked --------------------------------------------------------------------------------------------
 
     def _look(
-        self, others: Collection[fx.Node] = (), begin: Callable[[FoundProduct], None] | None = None
+        self, others: Collection[fx.Node] = (), begin: Callable[[FoundProduct], None] = _nothing
     ) -> list[fx.Node]:
         """The products that a kernel could compute; of many, those are chosen that are worth asking about.
 
@@ -204,9 +208,9 @@ class Fusion:
                 : self.kinds
             ]
             self._chosen = set(worth) if len(worth) < sum(map(bool, weights.values())) else None
-        for kind in first if begin is not None else ():
+        for kind, found in first.items():
             if self._chosen is None or kind in self._chosen:
-                begin(first[kind])
+                begin(found)
         return nodes
 
     def _begin(self, found: FoundProduct) -> None:
