@@ -36,9 +36,14 @@ class Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._ready = self._closed = False
+        self._starting = threading.Lock()
 
     def start(self) -> None:
         """Start the process, without waiting for it."""
+        with self._starting:
+            self._start()
+
+    def _start(self) -> None:
         if self._closed:
             raise WorkerLostError("this process ends")
         if self._process is not None and self._process.poll() is None:
