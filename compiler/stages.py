@@ -55,6 +55,7 @@ from .templates import (
     fuse_gemm,
     fuse_on_gpu,
 )
+from .templates.task import Task, task_of
 from .wide_products import widen_products
 
 logger = logging.getLogger("regraft")
@@ -124,14 +125,9 @@ class Stages:
         """Put kernels in place of attentions and their backwards, where they are worth it."""
         rng = self._options.rng
         with self._record.timed("templates"), self._contained("attention in training stays as it is"):
-            fuse_attention_training(
-                graph_module,
-                self._oracle,
-                self._record,
-                seeds=rng != "eager",
-                fast=rng == "fast",
-                thorough=self._thorough,
-            )
+            task = self._task(graph_module, training=True)
+            if task is not None:
+                fuse_attention_training(task, seeds=rng != "eager", fast=rng == "fast")
 
     def _seed(self, graph_module: fx.GraphModule) -> None:
         """Where kernels draw the random numbers, have them drawn from seeds."""
@@ -217,15 +213,13 @@ class Stages:
 
     def _fuse_on_gpu(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
         """The same on a GPU."""
-        fuse_on_gpu(
-            graph_module,
-            self._oracle,
-            self._record,
-            self._contained,
-            thorough=self._thorough,
-            training=kind != "inference",
-            meanwhile=_begun_ahead(graph_module),
-        )
+        meanwhile = _begun_ahead(graph_module)
+        task = self._task(graph_module, training=kind != "inference", meanwhile=meanwhile)
+        if task is not None:
+            fuse_on_gpu(task, self._contained)
+
+    def _task(self, graph_module: fx.GraphModule, **how: Any) -> Task | None:
+        return task_of(graph_module.graph, self._oracle, self._record, thorough=self._thorough, **how)
 
     @contextmanager
     def _contained(self, outcome: str) -> Iterator[None]:

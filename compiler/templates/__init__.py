@@ -7,16 +7,13 @@ each, `description` says what a kernel computes, `match` finds it in graphs, `fu
 
 from .attention.fuse import fuse_attention
 from .attention.match import match_attention
-from .attention.triton_fuse import fuse_attention_triton
 from .attention_training.fuse import fuse_attention_training
-from .convolution.triton_fuse import fuse_convolution_triton
 from .gemm.fuse import fuse_gemm
-from .gemm.triton_fuse import fuse_gemm_triton
 from .gpu_passes import fuse_on_gpu
 from .kernel import TemplateKernel
 from .triton_kernel import TritonTemplateKernel
 
 __all__ = [
-    "TemplateKernel", "TritonTemplateKernel", "fuse_attention", "fuse_attention_training", "fuse_attention_triton",
-    "fuse_convolution_triton", "fuse_gemm", "fuse_gemm_triton", "fuse_on_gpu", "match_attention",
+    "TemplateKernel", "TritonTemplateKernel", "fuse_attention", "fuse_attention_training", "fuse_gemm", "fuse_on_gpu",
+    "match_attention",
 ]  # fmt: skip

@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..triton.compiler import are_under_way, begin_units, compile_units
+from .task import nothing
 from .triton_kernel import TritonTemplateKernel
 from .unfused import Unfused
-
-
-def nothing() -> None:
-    """Do nothing."""
 
 
 class Contest:

@@ -13,55 +13,33 @@ from typing import Any
 
 from torch import fx
 
-from ...rewrites.profit import Oracle
-from ...rewrites.record import GraphRecord
-from .attention.triton_fuse import Fusion as AttentionFusion
-from .contest import nothing
-from .convolution.triton_fuse import ConvolutionFusion
-from .gemm.triton_fuse import Fusion as ProductFusion
-from .gpu import device_of
+from .attention.triton_fuse import AttentionPass
+from .convolution.triton_fuse import ConvolutionPass
+from .gemm.triton_fuse import ProductPass
+from .task import Task
 
 
-def fuse_on_gpu(
-    graph_module: fx.GraphModule,
-    oracle: Oracle,
-    record: GraphRecord,
-    contained: Callable[[str], AbstractContextManager[None]],
-    *,
-    thorough: bool,
-    training: bool,
-    meanwhile: Callable[[], None] = nothing,
-) -> None:
+def fuse_on_gpu(task: Task, contained: Callable[[str], AbstractContextManager[None]]) -> None:
     """Replace attentions, products and convolutions on a GPU by generated kernels, as the oracle decides.
 
+    Attentions of training have been decided on before the graph was split.
+
     Args:
-        graph_module: a graph after autograd; changed in place.
-        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
-        record: gets what was applied and declined, and near misses with their reasons.
+        task: the graph, and how.
         contained: what each pass runs in, given what becomes of it where that does not let its errors through.
-        thorough: ask about whatever kernels can compute, with more tiles.
-        training: a forward or backward graph; its attentions have been decided on before it was split.
-        meanwhile: called while kernels compile in other processes, if that takes long.
     """
-    gpu = device_of(graph_module.graph)
-    if gpu is None:
-        return
-    given = (graph_module.graph, oracle, record, gpu, thorough)
     passes: dict[str, Any] = {}
     taken: set[fx.Node] = set()
     outcome = "attention stays as it is"
-    if not training:
+    if not task.training:
         with contained(outcome):
-            attention = AttentionFusion(*given, meanwhile)
-            taken = attention.begin()
-            passes[outcome] = attention
-    kinds = {
-        "products are left to the library": ProductFusion,
-        "convolutions are left to the library": ConvolutionFusion,
-    }
+            attentions = AttentionPass(task)
+            taken = attentions.begin()
+            passes[outcome] = attentions
+    kinds = {"products are left to the library": ProductPass, "convolutions are left to the library": ConvolutionPass}
     for outcome, kind in kinds.items():
         with contained(outcome):
-            one = kind(*given, training, meanwhile)
+            one = kind(task)
             one.begin(taken)
             passes[outcome] = one
     for outcome, one in passes.items():

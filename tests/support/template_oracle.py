@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import fx
 
 from regraft.compiler.templates import gpu, triton_kernel
 from regraft.compiler.templates.gpu import HOPPER
+from regraft.compiler.templates.task import task_of
 from regraft.rewrites.profit import Decision, Question
-from regraft.rewrites.record import Evidence
+from regraft.rewrites.record import Evidence, GraphRecord
 
 from .fake_cuda import with_fake_driver
 
@@ -30,6 +32,12 @@ class Fastest:
         times = {name: self.time(name) for name in ("original", *question.candidates)}
         best = min(times, key=lambda name: times[name])
         return Decision(None if best == "original" else best, Evidence(times, "measured"))
+
+
+def run_pass(kind: Any, module: fx.GraphModule, oracle: Any, record: GraphRecord, **options: Any) -> int:
+    """How many kernels a pass puts into a graph."""
+    task = task_of(module.graph, oracle, record, **options)
+    return 0 if task is None else kind(task).run_all()
 
 
 def with_fake_hopper(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:

@@ -23,6 +23,7 @@ from regraft.compiler.options import Options
 from regraft.compiler.seeding import seed_calls
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.attention_training.fuse import fuse_attention_training
+from regraft.compiler.templates.task import task_of
 from regraft.compiler.wrapper import generate
 from regraft.rewrites.profit import Always
 from regraft.rewrites.record import Code, GraphRecord
@@ -48,10 +49,14 @@ def _listed(results: Any) -> list[Any]:
     return [x * 1.0 for x in results]  # views are not given back as they are
 
 
-def fused(joint: fx.GraphModule, oracle: Any = None, **options: Any) -> tuple[fx.GraphModule, GraphRecord]:
+def fused(
+    joint: fx.GraphModule, oracle: Any = None, *, thorough: bool = False, **options: Any
+) -> tuple[fx.GraphModule, GraphRecord]:
     """The graph as it would be on a GPU after the pass, and what that recorded."""
     there, record = on_cuda(joint), GraphRecord("test")
-    fuse_attention_training(there, oracle or Always(), record, **{"seeds": True, **options})
+    task = task_of(there.graph, oracle or Always(), record, thorough=thorough, training=True)
+    assert task is not None
+    fuse_attention_training(task, **{"seeds": True, **options})
     there.graph.lint()
     there.recompile()
     return there, record

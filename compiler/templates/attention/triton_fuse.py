@@ -12,22 +12,22 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from torch import fx
 
-from ....rewrites.profit import Always, Decision, Never, Oracle, Question
+from ....rewrites.profit import Decision, Question
 from ....rewrites.reason import Reason
-from ....rewrites.record import Evidence, GraphRecord
+from ....rewrites.record import Evidence
 from ...torch_compat import allows_tf32
 from ...triton import TritonFailed, TritonMissing, UnsupportedDtypeError
-from ..contest import Contest, nothing
-from ..gpu import Gpu, device_of
+from ..contest import Contest
 from ..kernel import Layout, attention_flops
 from ..layout import with_keys_innermost
 from ..region import packet
+from ..task import Task
 from ..triton_kernel import TritonTemplateKernel
 from ..unfused import Unfused
 from .asking import Among, arranged, kept_on_the_way, nodes_after
@@ -45,54 +45,14 @@ _Kernels = Mapping[str, TritonTemplateKernel]
 _Key = tuple[str, tuple[str, ...]]
 
 
-def fuse_attention_triton(
-    graph_module: fx.GraphModule,
-    oracle: Oracle,
-    record: GraphRecord,
-    *,
-    thorough: bool,
-    meanwhile: Callable[[], None] = nothing,
-) -> int:
-    """Replace the attentions of an inference graph on a GPU by generated kernels, as the oracle decides.
+class AttentionPass:
+    """The pass over one inference graph; with `thorough`, plain attentions are asked about, too."""
 
-    Args:
-        graph_module: a graph after autograd, static sizes; changed in place.
-        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
-        record: gets what was applied and declined, and near misses with their reasons.
-        thorough: ask about plain attentions too, with more tiles.
-        meanwhile: called while kernels compile in other processes, if that takes long.
-
-    Returns:
-        How many were replaced.
-    """
-    gpu = device_of(graph_module.graph)
-    if gpu is None:
-        return 0
-    return Fusion(graph_module.graph, oracle, record, gpu, thorough, meanwhile).run_all()
-
-
-class Fusion:
-    """The pass over one graph.
-
-    Args:
-        see `fuse_attention_triton`; `gpu` with its index.
-    """
-
-    def __init__(
-        self,
-        graph: fx.Graph,
-        oracle: Oracle,
-        record: GraphRecord,
-        gpu: tuple[int, Gpu],
-        thorough: bool,
-        meanwhile: Callable[[], None],
-    ) -> None:
-        self._graph, self._oracle, self._record, self._thorough = graph, oracle, record, thorough
-        self._device, self._gpu = gpu
-        self._meanwhile = meanwhile
-        self._replacer = Replacer(graph)
-        self._left = _MORE_SECONDS if thorough else _SECONDS
-        self._count = _MORE_TILES if thorough else _TILES
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._replacer = Replacer(task.graph)
+        self._left = _MORE_SECONDS if task.thorough else _SECONDS
+        self._count = _MORE_TILES if task.thorough else _TILES
         self._made: dict[Any, TritonTemplateKernel] = {}
         self._known: dict[_Key, tuple[Decision, _Kernels]] = {}
         self._begun: dict[_Key, Contest] = {}
@@ -101,17 +61,17 @@ class Fusion:
     def _look(self) -> dict[fx.Node, Found]:
         """The attentions to decide on, by their softmaxes or calls."""
         every = {}
-        for node in list(self._graph.nodes):
+        for node in list(self.task.graph.nodes):
             one = matched(node) if is_on(node, "cuda") else None
             if isinstance(one, Reason):
-                self._record.near_misses.append(near_miss(node, one))
-            elif one is not None and (self._thorough or self._takes_all() or has_to_offer(one)):
+                self.task.record.near_misses.append(near_miss(node, one))
+            elif one is not None and (self.task.thorough or self.task.takes_all or has_to_offer(one)):
                 every[node] = one
         return every
 
     def begin(self) -> set[fx.Node]:
         """Have kernels compiled that will be asked about, in other processes; gives the nodes that they may replace."""
-        for found in () if self._takes_all() else self._found.values():
+        for found in () if self.task.takes_all else self._found.values():
             with suppress(UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing):
                 kernels, kept = self._kernels(found), kept_on_the_way(found)
                 key = _key(found, kernels, kept)
@@ -130,9 +90,6 @@ class Fusion:
                 fused += self.run(found)
         return fused
 
-    def _takes_all(self) -> bool:
-        return isinstance(self._oracle, (Always, Never))
-
     def run(self, found: Found) -> bool:
         """Decide on one attention; whether it was replaced."""
         try:
@@ -143,9 +100,9 @@ class Fusion:
         except (UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing, TritonFailed) as error:
             compiles = isinstance(error, (UnsupportedDtypeError, UnsupportedAttentionError))
             reason = Reason("score-dtype" if compiles else "no-machine-code", str(error))
-            self._record.near_misses.append(near_miss(found.output, reason))
+            self.task.record.near_misses.append(near_miss(found.output, reason))
             return False
-        (self._record.applied if kernel else self._record.declined).append(recorded(found, decision))
+        (self.task.record.applied if kernel else self.task.record.declined).append(recorded(found, decision))
         if kernel is not None:
             self._replacer.replace(found, kernel, kernel.inputs)
         return kernel is not None
@@ -165,7 +122,7 @@ class Fusion:
             start = time.perf_counter()
             contest = self._begun.pop(key, None) or self._contest(found, kernels, kept)
             question = _question(found, kernels, kept, key, contest)
-            self._known[key] = self._oracle.decide(question), kernels
+            self._known[key] = self.task.oracle.decide(question), kernels
             self._left -= time.perf_counter() - start - contest.seconds
         return self._known[key]
 
@@ -179,14 +136,14 @@ class Fusion:
     def _contest(self, found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> Contest:
         inputs = (*found.inputs, *kept)
         unfused = Unfused(nodes_after(found, inputs), inputs, [found.output])
-        return Contest(unfused, kernels.values(), self._meanwhile)
+        return Contest(unfused, kernels.values(), self.task.meanwhile)
 
     def _kernels(self, found: Found) -> _Kernels:
         """A kernel for each tile, by the tile's name."""
         attention = with_keys_innermost(found.attention)
         made = {}
-        for tile in tiles(attention, self._gpu)[: self._count]:
-            kernel = attention_kernel(attention, tile, self._device)
+        for tile in tiles(attention, self.task.gpu)[: self._count]:
+            kernel = attention_kernel(attention, tile, self.task.device)
             key = (kernel.name, kernel.inputs, kernel.outputs)
             made[_name(tile)] = self._made.setdefault(key, kernel)
         return made

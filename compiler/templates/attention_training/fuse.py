@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ....rewrites.profit import Always, Decision, Never, Oracle, Question
+from ....rewrites.profit import Decision, Question
 from ....rewrites.reason import Reason, site_of
-from ....rewrites.record import Evidence, GraphRecord, Match
+from ....rewrites.record import Evidence, Match
 from ...joint import backward_nodes
 from ...lowering.sizes import Unlowered
 from ...triton import TritonFailed, TritonMissing, UnsupportedDtypeError
@@ -31,10 +31,10 @@ from ..attention.sdpa import SDPA
 from ..attention.text import UnsupportedAttentionError
 from ..attention.tiles import BackwardTile, Tile, backward_tiles, tiles
 from ..attention.triton_fuse import has_to_offer, may_have_to_offer
-from ..contest import Contest, nothing
-from ..gpu import Gpu, device_of
+from ..contest import Contest
 from ..layout import with_keys_innermost
 from ..region import is_move, packet
+from ..task import Task
 from ..unfused import Unfused
 from .build import PairReplacer, TrainingKernels, training_kernels
 from .forward import Forward
@@ -47,36 +47,22 @@ _SECONDS, _MORE_SECONDS = 3.0, 30.0  # for all questions of a graph
 _Kernels = Mapping[str, TrainingKernels]
 
 
-def fuse_attention_training(
-    graph_module: fx.GraphModule,
-    oracle: Oracle,
-    record: GraphRecord,
-    *,
-    seeds: bool,
-    fast: bool = False,
-    thorough: bool = False,
-    meanwhile: Callable[[], None] = nothing,
-) -> int:
+def fuse_attention_training(task: Task, *, seeds: bool, fast: bool = False) -> int:
     """Replace the attentions of a joint graph on a GPU and their backwards by generated kernels, as the oracle decides.
 
     Args:
-        graph_module: a joint graph, random calls seeded where that is done; changed in place.
-        oracle: who decides whether kernels are worth it, by the nodes that they would replace.
-        record: gets what was applied and declined, and near misses with their reasons.
+        task: the graph, its random calls seeded where that is done, and how.
         seeds: whether random numbers may be drawn from seeds, in place of those that libraries' kernels draw.
         fast: how they are drawn, see `random_ops`.
-        thorough: ask about plain attentions too, with more tiles.
-        meanwhile: called while kernels compile in other processes, if that takes long.
 
     Returns:
         How many were replaced.
     """
-    graph = graph_module.graph
-    gpu = device_of(graph) if backward_nodes(graph) else None
-    if gpu is None or not (_takes_every(oracle, thorough) or any(map(may_have_to_offer, graph.nodes))):
+    graph = task.graph
+    if not backward_nodes(graph) or not (_takes_every(task) or any(map(may_have_to_offer, graph.nodes))):
         return 0
     forward = Forward(graph, seeds=seeds, fast=fast)
-    fusion = _Fusion(graph, oracle, record, gpu, thorough, meanwhile, forward.backward)
+    fusion = _Fusion(task, forward.backward)
     try:
         fused = sum(fusion.run(*one) for one in forward.attentions())
     finally:
@@ -85,28 +71,17 @@ def fuse_attention_training(
     return fused
 
 
-def _takes_every(oracle: Oracle, thorough: bool) -> bool:
+def _takes_every(task: Task) -> bool:
     """Whether attentions are asked about that libraries compute as well, too."""
-    return thorough or isinstance(oracle, (Always, Never))
+    return task.thorough or task.takes_all
 
 
 class _Fusion:
-    def __init__(
-        self,
-        graph: fx.Graph,
-        oracle: Oracle,
-        record: GraphRecord,
-        gpu: tuple[int, Gpu],
-        thorough: bool,
-        meanwhile: Callable[[], None],
-        backward: set[fx.Node],
-    ) -> None:
-        self._oracle, self._record, self._thorough, self._meanwhile = oracle, record, thorough, meanwhile
-        self._device, self._gpu = gpu
-        self._backward = backward
-        self._replacer = PairReplacer(graph)
-        self._left = _MORE_SECONDS if thorough else _SECONDS
-        self._count = _MORE_TILES if thorough else _TILES
+    def __init__(self, task: Task, backward: set[fx.Node]) -> None:
+        self._task, self._backward = task, backward
+        self._replacer = PairReplacer(task.graph)
+        self._left = _MORE_SECONDS if task.thorough else _SECONDS
+        self._count = _MORE_TILES if task.thorough else _TILES
         self._moved: dict[fx.Node, fx.Node] = {}
         self._known: dict[str, tuple[Decision, _Kernels]] = {}
 
@@ -115,7 +90,7 @@ class _Fusion:
         if isinstance(found, Reason):
             return self._missed(node, found)
         found = replace(found, inputs=tuple(self._moved.get(x, x) for x in found.inputs))
-        if not (_takes_every(self._oracle, self._thorough) or has_to_offer(found)):
+        if not (_takes_every(self._task) or has_to_offer(found)):
             return False
         try:
             pair = pair_sdpa(node, found) if packet(node) in SDPA else pair_spelled_out(found, self._backward)
@@ -130,13 +105,13 @@ class _Fusion:
         except (UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing, TritonFailed) as error:
             compiles = isinstance(error, (UnsupportedDtypeError, UnsupportedAttentionError))
             return self._missed(node, Reason("score-dtype" if compiles else "no-machine-code", str(error), (node,)))
-        (self._record.applied if chosen else self._record.declined).append(_recorded(node, pair, decision))
+        (self._task.record.applied if chosen else self._task.record.declined).append(_recorded(node, pair, decision))
         if chosen is not None:
             self._moved |= self._replacer.replace(pair, chosen)
         return chosen is not None
 
     def _missed(self, node: fx.Node, reason: Reason) -> bool:
-        self._record.near_misses.append(near_miss(node, reason))
+        self._task.record.near_misses.append(near_miss(node, reason))
         return False
 
     def _decide(self, pair: Pair, shared: frozenset[fx.Node]) -> tuple[Decision, _Kernels]:
@@ -151,7 +126,7 @@ class _Fusion:
             start = time.perf_counter()
             every = [kernel for some in kernels.values() for kernel in some.all]
             outputs = [pair.found.output, *pair.results.values()]
-            contest = Contest(Unfused(nodes, inputs, outputs), every, self._meanwhile)
+            contest = Contest(Unfused(nodes, inputs, outputs), every, self._task.meanwhile)
             question = Question(
                 rule=RULE,
                 key=f"training {key}",
@@ -161,18 +136,18 @@ class _Fusion:
                 prepare=contest.prepare,
                 arrange=_arranged(pair, kept),
             )
-            self._known[key] = self._oracle.decide(question), kernels
+            self._known[key] = self._task.oracle.decide(question), kernels
             self._left -= time.perf_counter() - start - contest.seconds
         return self._known[key]
 
     def _kernels(self, pair: Pair) -> _Kernels:
         """Kernels for each pair of tiles, by their names."""
         attention = with_keys_innermost(pair.found.attention)
-        forward, backward = tiles(attention, self._gpu)[: self._count], backward_tiles(attention, self._gpu)
+        forward, backward = tiles(attention, self._task.gpu)[: self._count], backward_tiles(attention, self._task.gpu)
         backward = backward[: self._count]
         both = [(forward[min(k, len(forward) - 1)], tile) for k, tile in enumerate(backward)]
         both += [(tile, backward[0]) for tile in forward[len(backward) :]]
-        return {_name(*two): training_kernels(pair, attention, two, self._device) for two in both}
+        return {_name(*two): training_kernels(pair, attention, two, self._task.device) for two in both}
 
 
 def _original(pair: Pair, shared: frozenset[fx.Node]) -> tuple[list[fx.Node], tuple[fx.Node, ...], list[fx.Node]]:

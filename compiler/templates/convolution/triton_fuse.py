@@ -12,23 +12,20 @@ epilogue, and in training, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from torch import fx
 
-from ....rewrites.profit import Oracle
 from ....rewrites.reason import Reason
-from ....rewrites.record import GraphRecord
-from ..contest import nothing
 from ..gemm.description import Product
 from ..gemm.match import FoundProduct
 from ..gemm.triton_cost import cycles_to_move, fused_gain
-from ..gemm.triton_fuse import Fusion, computes, rereads, template_kernel
+from ..gemm.triton_fuse import ProductPass, computes, rereads, template_kernel
 from ..gemm.triton_tiles import GemmTile
-from ..gpu import Gpu, device_of
+from ..gpu import Gpu
 from ..layout import copied
+from ..task import Task
 from ..triton_kernel import TritonTemplateKernel
 from .description import Convolution
 from .match import match_convolution
@@ -46,42 +43,14 @@ _NOTABLE = 85_000  # cycles, 50 microseconds: what all layers of a kind must sav
 _EPILOGUE, _SINGLE, _FEW = 2, 3, 8
 
 
-def fuse_convolution_triton(
-    graph_module: fx.GraphModule,
-    oracle: Oracle,
-    record: GraphRecord,
-    *,
-    thorough: bool,
-    training: bool = False,
-    meanwhile: Callable[[], None] = nothing,
-) -> int:
-    """Replace convolutions on a GPU by generated kernels, as the oracle decides.
-
-    Args:
-        graph_module: a graph after autograd; changed in place.
-        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
-        record: gets what was applied and declined, and near misses with their reasons.
-        thorough: ask about every convolution, with more tiles, and search around the best one.
-        training: a forward or backward graph: there only what is `thorough` is asked about.
-        meanwhile: called while kernels compile in other processes, if that takes long.
-
-    Returns:
-        How many were replaced.
-    """
-    gpu = device_of(graph_module.graph)
-    if gpu is None:
-        return 0
-    return ConvolutionFusion(graph_module.graph, oracle, record, gpu, thorough, training, meanwhile).run_all()
-
-
-class ConvolutionFusion(Fusion):
-    """What differs from products."""
+class ConvolutionPass(ProductPass):
+    """What differs from products; of a training graph only what is `thorough` is asked about."""
 
     rule, family = RULE, FAMILY
     kinds = _KERNELS
 
-    def __init__(self, *options: Any) -> None:
-        super().__init__(*options)
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
         self._copies: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
 
     def match(self, node: fx.Node) -> FoundProduct | Reason | None:
@@ -98,14 +67,14 @@ class ConvolutionFusion(Fusion):
         assert isinstance(product, Convolution)
         if isinstance(product, Depthwise):
             return depthwise_tiles(product, self._count)
-        return convolution_tiles(product, self.gpu, self._count)
+        return convolution_tiles(product, self.task.gpu, self._count)
 
     def around(self, product: Product, tile: GemmTile) -> list[GemmTile]:
         """Tiles that differ from one in little."""
         assert isinstance(product, Convolution)
         if isinstance(product, Depthwise):
             return []  # all of them have been asked about
-        return convolution_neighbours(product, tile, self.gpu)
+        return convolution_neighbours(product, tile, self.task.gpu)
 
     def kernel(self, product: Product, tile: GemmTile, label: str) -> TritonTemplateKernel:
         """The kernel with a tile."""
@@ -113,8 +82,8 @@ class ConvolutionFusion(Fusion):
         label = label.removeprefix("convolution").removeprefix("_")  # as the kernel's name begins
         if isinstance(product, Depthwise):
             assert isinstance(tile, DepthwiseTile)
-            return depthwise_kernel(product, tile, label, self._device)
-        return convolution_kernel(product, tile, label, self._device, self.gpu)
+            return depthwise_kernel(product, tile, label, self.task.device)
+        return convolution_kernel(product, tile, label, self.task.device, self.task.gpu)
 
     def work(self, product: Product) -> int:
         """Elements that are written or read less, more or less."""
@@ -124,7 +93,7 @@ class ConvolutionFusion(Fusion):
 
     def is_worth(self, product: Product, work: int) -> bool:
         """Whether all layers of a kind together save so much that it is worth a second of compilation."""
-        return is_slow(product) or cycles_to_move(work * product.dtype.itemsize, self.gpu) >= _NOTABLE
+        return is_slow(product) or cycles_to_move(work * product.dtype.itemsize, self.task.gpu) >= _NOTABLE
 
     def laid_out(self, found: FoundProduct, kernel: TritonTemplateKernel) -> FoundProduct:
         """The same with the weight as the kernel reads it, for all that share it."""
@@ -138,21 +107,21 @@ class ConvolutionFusion(Fusion):
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a convolution at all: cuDNN does those without an epilogue as well, of many channels."""
-        if self.thorough or self._takes_all():
+        if self.task.thorough or self.task.takes_all:
             return True
         if is_slow(found.product):
             return True
         # Of single precision the library may well compute all digits, though the user's settings ask for fewer.
-        return not self._training and computes(found) and found.product.a.buffer.dtype.itemsize == 2
+        return not self.task.training and computes(found) and found.product.a.buffer.dtype.itemsize == 2
 
     def hopeless(self, found: FoundProduct) -> str | None:
         """Why a kernel cannot pay, by an estimate; None where it may."""
         slow = is_slow(found.product)
         if found.product.multiplications * (_SLOW if slow else 1) < _SMALL:
             return "less work than a launch"
-        if self.thorough or slow:
+        if self.task.thorough or slow:
             return None
-        gain = fused_gain(found.product, self.gpu, 1 if rereads(found) else 0)
+        gain = fused_gain(found.product, self.task.gpu, 1 if rereads(found) else 0)
         return None if gain >= _WORTH else f"the epilogue would save {gain:.0%} of the convolution's time"
 
 

@@ -23,16 +23,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from ....rewrites.profit import Always, Decision, Never, Oracle, Question
+from ....rewrites.profit import Decision, Question
 from ....rewrites.reason import Reason
-from ....rewrites.record import Evidence, GraphRecord, Match
+from ....rewrites.record import Evidence, Match
 from ...ir.program import Buffer
 from ...ir.value import Load, Rewriter, Value
 from ...triton import KernelSource, TritonFailed, TritonMissing, UnsupportedDtypeError
-from ..contest import Contest, nothing
-from ..gpu import Gpu, device_of
+from ..contest import Contest
+from ..gpu import Gpu
 from ..kernel import Layout
 from ..region import is_move, packet
+from ..task import Task
 from ..triton_kernel import TritonTemplateKernel
 from .description import Product, Prologue, Result
 from .match import FoundProduct, has_prologue, is_read_by_loops, match_gemm
@@ -59,64 +60,24 @@ def _nothing(_: FoundProduct) -> None:
     """Begin nothing."""
 
 
-def fuse_gemm_triton(
-    graph_module: fx.GraphModule,
-    oracle: Oracle,
-    record: GraphRecord,
-    *,
-    thorough: bool,
-    training: bool = False,
-    meanwhile: Callable[[], None] = nothing,
-) -> int:
-    """Replace matrix products on a GPU by generated kernels, as the oracle decides.
-
-    Args:
-        graph_module: a graph after autograd; changed in place.
-        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
-        record: gets what was applied and declined, and near misses with their reasons.
-        thorough: ask about every product, with more tiles, and search around the best one.
-        training: a forward or backward graph. Where its products are kept as well as read by an epilogue there is
-            little to save, so that only those are asked about whose rows are not aligned.
-        meanwhile: called while kernels compile in other processes, if that takes long.
-
-    Returns:
-        How many were replaced.
-    """
-    gpu = device_of(graph_module.graph)
-    if gpu is None:
-        return 0
-    return Fusion(graph_module.graph, oracle, record, gpu, thorough, training, meanwhile).run_all()
-
-
-class Fusion:
+class ProductPass:
     """The pass over one graph; what other templates do otherwise is what they override.
 
-    Args:
-        see `fuse_gemm_triton`; `gpu` with its index.
+    Where products of a training graph are kept as well as read by an epilogue there is little to save, so that only
+    those are asked about whose rows are not aligned. With `thorough`, every product is, and a search around the best
+    tile follows.
     """
 
     rule, family = RULE, FAMILY
     kinds = _KERNELS
 
-    def __init__(
-        self,
-        graph: fx.Graph,
-        oracle: Oracle,
-        record: GraphRecord,
-        gpu: tuple[int, Gpu],
-        thorough: bool,
-        training: bool,
-        meanwhile: Callable[[], None],
-    ) -> None:
-        self._graph, self._oracle, self._record = graph, oracle, record
-        self.thorough, self._training = thorough, training
-        self._device, self.gpu = gpu
-        self._count = _MORE_TILES if thorough else _TILES
-        self._left = _MORE_SECONDS if thorough else _SECONDS
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._count = _MORE_TILES if task.thorough else _TILES
+        self._left = _MORE_SECONDS if task.thorough else _SECONDS
         self._asked: set[str] = set()
         self._tiles: dict[str, GemmTile] = {}
         self._tiles_of = functools.cache(lambda kind: self.tiles(kind[0]))  # layers are alike
-        self._meanwhile = meanwhile
         self._begun: dict[tuple[fx.Node, str], Contest] = {}  # by what they are about and what is asked
         self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
         self._nodes: list[fx.Node] | None = None  # where products are, while nobody else changes the graph
@@ -127,7 +88,7 @@ class Fusion:
         Args:
             taken: nodes that other kernels may be put in place of before it comes to that.
         """
-        if self._takes_all():
+        if self.task.takes_all:
             return
         nodes = self._look(taken, self._begin)
         self._nodes = None if taken else nodes
@@ -148,19 +109,19 @@ class Fusion:
 
     def tiles(self, product: Product) -> list[GemmTile]:
         """The tiles to ask about."""
-        return gemm_tiles(product, self.gpu, self._count)
+        return gemm_tiles(product, self.task.gpu, self._count)
 
     def around(self, product: Product, tile: GemmTile) -> list[GemmTile]:
         """Tiles that differ from one in little."""
-        return neighbours(product, tile, self.gpu)
+        return neighbours(product, tile, self.task.gpu)
 
     def kernel(self, product: Product, tile: GemmTile, label: str) -> TritonTemplateKernel:
         """The kernel with a tile."""
-        return gemm_kernel(product, tile, label, self._device, self.gpu)
+        return gemm_kernel(product, tile, label, self.task.device, self.task.gpu)
 
     def hopeless(self, found: FoundProduct) -> str | None:
         """Why a kernel cannot pay, by an estimate; None where it may."""
-        return hopeless(found, self.gpu, self.thorough)
+        return hopeless(found, self.task.gpu, self.task.thorough)
 
     def work(self, product: Product) -> int:
         """By what those are chosen that are asked about, where there are many."""
@@ -188,22 +149,22 @@ class Fusion:
         nodes = []
         weights, first = Counter[_Kind](), dict[_Kind, FoundProduct]()
         taken = set[fx.Node]()
-        for node in list(self._graph.nodes):
+        for node in list(self.task.graph.nodes):
             plain = None if node in others else self.match(node)
             if isinstance(plain, Reason) and not others:
-                self._record.near_misses.append(near_miss(node, plain, self.rule, self.family))
+                self.task.record.near_misses.append(near_miss(node, plain, self.rule, self.family))
             found = next(filter(self.considers, self.found(plain, node)), None)
             if found is None:
                 continue
             nodes.append(node)
-            if self._takes_all() or self.hopeless(found) is not None:
+            if self.task.takes_all or self.hopeless(found) is not None:
                 continue
             kind, mine = _kind(found), {item for item in found.nodes if not is_move(item)}
             first.setdefault(kind, found)
             # Of two products that meet in an epilogue the first has it, the other is asked about if that declines.
             weights[kind] += 0 if mine & taken else self.work(found.product)
             taken |= mine
-        if not self.thorough:
+        if not self.task.thorough:
             worth = [kind for kind, work in weights.most_common() if work and self.is_worth(kind[0], work)][
                 : self.kinds
             ]
@@ -217,7 +178,7 @@ class Fusion:
         kind = _kind(found)
         with contextlib.suppress(UnsupportedDtypeError, TritonMissing):
             kernels = self._kernels(kind, self._tiles_of(kind))
-            contest = Contest(Unfused(found), kernels.values(), self._meanwhile)
+            contest = Contest(Unfused(found), kernels.values(), self.task.meanwhile)
             contest.begin()
             self._begun[found.output, _key(found, kernels)] = contest
 
@@ -233,29 +194,29 @@ class Fusion:
 
     def _sides(self, product: Product) -> str:
         """Which operands may be computed on the way in: by default those whose elements one program reads alone."""
-        if self.thorough or self._takes_all():
+        if self.task.thorough or self.task.takes_all:
             return "ab"
         few_rows, few_columns = product.row.extent <= FEW, product.column.extent <= FEW
-        return "" if self._training else "b" * few_rows + "a" * few_columns
+        return "" if self.task.training else "b" * few_rows + "a" * few_columns
 
     def _pays(self, computed: FoundProduct, plain: FoundProduct) -> bool:
-        if self._takes_all():
+        if self.task.takes_all:
             return True
-        known = self.thorough or is_skinny(computed.product)
-        return known and promises(computed.product, plain.product, self.gpu)
+        known = self.task.thorough or is_skinny(computed.product)
+        return known and promises(computed.product, plain.product, self.task.gpu)
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a product at all."""
-        if self.thorough or self._takes_all():
+        if self.task.thorough or self.task.takes_all:
             return True
-        return not is_aligned(found.product) if self._training else has_to_offer(found)
+        return not is_aligned(found.product) if self.task.training else has_to_offer(found)
 
     def run(self, found: FoundProduct) -> bool:
         """Decide on one product; whether it was replaced."""
-        why = None if self._takes_all() else self.hopeless(found)
+        why = None if self.task.takes_all else self.hopeless(found)
         if why is None and self._chosen is not None and _kind(found) not in self._chosen:
             why = "others of this graph promise more, or all of its kind too little for the time to compile it"
-        anchor = anchor_of(self._graph, found)
+        anchor = anchor_of(self.task.graph, found)
         if anchor is None:
             why = "the product is read before the epilogue has its operands, or memory is written to in between"
         if why is not None:
@@ -273,18 +234,15 @@ class Fusion:
         except (UnsupportedDtypeError, TritonMissing, TritonFailed) as error:
             code = "epilogue-dtype" if isinstance(error, UnsupportedDtypeError) else "no-machine-code"
             missed = near_miss(found.output, Reason(code, str(error)), self.rule, self.family)
-            self._record.near_misses.append(missed)
+            self.task.record.near_misses.append(missed)
             return False
-        (self._record.applied if kernel else self._record.declined).append(self._recorded(found, decision))
+        (self.task.record.applied if kernel else self.task.record.declined).append(self._recorded(found, decision))
         if kernel is not None and anchor is not None:
-            replace_product(self._graph, self.laid_out(found, kernel), kernel, anchor, self.rule)
+            replace_product(self.task.graph, self.laid_out(found, kernel), kernel, anchor, self.rule)
         return kernel is not None
 
-    def _takes_all(self) -> bool:
-        return isinstance(self._oracle, (Always, Never))
-
     def _decline(self, found: FoundProduct, note: str) -> bool:
-        self._record.declined.append(self._recorded(found, Decision(None, Evidence(note=note))))
+        self.task.record.declined.append(self._recorded(found, Decision(None, Evidence(note=note))))
         return False
 
     def _recorded(self, found: FoundProduct, decision: Decision) -> Match:
@@ -303,7 +261,7 @@ class Fusion:
         """The oracle's decision, and the kernel that it chose if any."""
         decision = self._ask(found, kernels)
         self._asked.add(_key(found, kernels))
-        for _ in range(_ROUNDS if self.thorough and not self._takes_all() else 0):
+        for _ in range(_ROUNDS if self.task.thorough and not self.task.takes_all else 0):
             if decision.chosen is None:
                 break
             tile = self._tiles[decision.chosen]
@@ -318,7 +276,7 @@ class Fusion:
     def _ask(self, found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> Decision:
         start, key = time.perf_counter(), _key(found, kernels)
         contest = self._begun.pop((found.output, key), None)
-        contest = contest or Contest(Unfused(found), kernels.values(), self._meanwhile)
+        contest = contest or Contest(Unfused(found), kernels.values(), self.task.meanwhile)
         question = Question(
             rule=self.rule,
             key=key,
@@ -328,7 +286,7 @@ class Fusion:
             prepare=contest.prepare,
             cold=is_skinny(found.product),
         )
-        decision = self._oracle.decide(question)
+        decision = self.task.oracle.decide(question)
         self._left -= time.perf_counter() - start - contest.seconds
         return decision
 

@@ -16,6 +16,7 @@ from support.triton_gemm import on_gpu
 
 from regraft.compiler.templates import gpu_passes as module
 from regraft.compiler.templates.gpu_passes import fuse_on_gpu
+from regraft.compiler.templates.task import Task, task_of
 from regraft.rewrites.profit import Always
 from regraft.rewrites.record import GraphRecord
 
@@ -43,8 +44,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, training: bool, faulty: str = "") -> li
 
     def planted(name: str) -> type:
         class Pass:
-            def __init__(self, *given: Any) -> None:
-                self.nodes = set(given[0].nodes) if name == "attention" else None
+            def __init__(self, task: Task) -> None:
+                self.nodes = set(task.graph.nodes) if name == "attention" else None
 
             def begin(self, taken: Any = ()) -> Any:
                 told.append(f"begin {name}{' but for some' if taken else ''}")
@@ -59,9 +60,11 @@ def ran(monkeypatch: pytest.MonkeyPatch, training: bool, faulty: str = "") -> li
         return Pass
 
     for name, kind in (("attention", "Attention"), ("products", "Product"), ("convolutions", "Convolution")):
-        monkeypatch.setattr(module, f"{kind}Fusion", planted(name))
-    graph = on_gpu(lambda x: x @ x, torch.empty(16, 16))
-    fuse_on_gpu(graph, Always(), GraphRecord("test"), contained, thorough=False, training=training)
+        monkeypatch.setattr(module, f"{kind}Pass", planted(name))
+    graph = on_gpu(lambda x: x @ x, torch.empty(16, 16)).graph
+    task = task_of(graph, Always(), GraphRecord("test"), training=training)
+    assert task is not None
+    fuse_on_gpu(task, contained)
     return told
 
 
@@ -80,6 +83,6 @@ def test_a_fault_of_one_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> No
     assert OUTCOMES == ["products are left to the library: planted"]
 
 
-def test_graphs_of_cpus_are_left_alone() -> None:
-    graph = torch.fx.symbolic_trace(lambda x: x @ x)
-    fuse_on_gpu(graph, Always(), GraphRecord("test"), contained, thorough=False, training=False)
+def test_graphs_of_cpus_are_no_task() -> None:
+    graph = torch.fx.symbolic_trace(lambda x: x @ x).graph
+    assert task_of(graph, Always(), GraphRecord("test")) is None

@@ -11,14 +11,14 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.template_oracle import Fastest, with_fake_hopper
+from support.template_oracle import Fastest, run_pass, with_fake_hopper
 from support.triton_attention import found_on_gpu, on_gpu, run_on_gpu
 
 from regraft.compiler.templates import TritonTemplateKernel, contest
 from regraft.compiler.templates.attention import triton_fuse as attention_triton_fuse
 from regraft.compiler.templates.attention.fuse import fuse_attention
-from regraft.compiler.templates.attention.triton_fuse import fuse_attention_triton
-from regraft.compiler.templates.gpu import device_of
+from regraft.compiler.templates.attention.triton_fuse import AttentionPass
+from regraft.compiler.templates.task import task_of
 from regraft.compiler.templates.unfused import Unfused
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
@@ -47,7 +47,7 @@ def fuse(
 ) -> tuple[torch.fx.GraphModule, GraphRecord]:
     module, record = on_gpu(function, *inputs), GraphRecord("test")
     assert fuse_attention(module, Always(), record) == 0
-    fuse_attention_triton(module, oracle or Always(), record, thorough=thorough)
+    run_pass(AttentionPass, module, oracle or Always(), record, thorough=thorough)
     module.graph.lint()
     module.recompile()
     return module, record
@@ -150,7 +150,7 @@ def test_graphs_on_cpus_are_left_to_the_other_pass() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     module = make_fx(attend(capped), tracing_mode="fake")(*qkv())
-    assert fuse_attention_triton(module, Always(), GraphRecord("test"), thorough=False) == 0
+    assert run_pass(AttentionPass, module, Always(), GraphRecord("test"), thorough=False) == 0
 
 
 def test_a_mask_that_others_read_too_is_measured_as_what_the_kernel_makes_of_its_inputs() -> None:
@@ -284,12 +284,12 @@ def test_what_will_be_asked_about_is_begun_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Unfused, "begin", lambda self: begun.append("unfused"))
     module = on_gpu(layers, *qkv(n=20))
     nodes, oracle = set(module.graph.nodes), Fastest(original=0.5)
-    gpu = device_of(module.graph)
-    assert gpu is not None
-    fusion = attention_triton_fuse.Fusion(module.graph, oracle, GraphRecord("test"), gpu, False, contest.nothing)
-    taken = fusion.begin()
+    task = task_of(module.graph, oracle, GraphRecord("test"))
+    assert task is not None
+    attentions = AttentionPass(task)
+    taken = attentions.begin()
     assert not oracle.questions and taken and taken <= nodes
-    fusion.run_all()
+    attentions.run_all()
     asked = [[kernel.name for kernel in question.candidates.values()] for question in oracle.questions]
     assert begun == [name for names in asked for name in (*names, "unfused")]
 

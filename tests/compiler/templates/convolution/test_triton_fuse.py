@@ -10,14 +10,14 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.template_oracle import Fastest, with_fake_hopper
+from support.template_oracle import Fastest, run_pass, with_fake_hopper
 from support.triton_convolution import on_gpu
 from torch.nn import functional as F
 
 from regraft.compiler.codegen import generate_kernels
 from regraft.compiler.templates import TritonTemplateKernel, triton_kernel
-from regraft.compiler.templates.convolution.triton_fuse import RULE, fuse_convolution_triton
-from regraft.compiler.templates.gemm.triton_fuse import fuse_gemm_triton
+from regraft.compiler.templates.convolution.triton_fuse import RULE, ConvolutionPass
+from regraft.compiler.templates.gemm.triton_fuse import ProductPass
 from regraft.compiler.triton import TritonFailed
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
@@ -46,7 +46,7 @@ def fuse(
     function: Callable[..., Any], *inputs: torch.Tensor, oracle: Any = None, **options: Any
 ) -> tuple[torch.fx.GraphModule, GraphRecord]:
     module, record = on_gpu(function, *inputs), GraphRecord("test")
-    fuse_convolution_triton(module, oracle or Always(), record, **{"thorough": False, **options})
+    run_pass(ConvolutionPass, module, oracle or Always(), record, **{"thorough": False, **options})
     module.graph.lint()
     module.recompile()
     return module, record
@@ -179,7 +179,7 @@ def test_what_does_not_compile_loses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_products_are_the_other_pass() -> None:
     module = on_gpu(block, *EARLY)
-    assert fuse_gemm_triton(module, Always(), GraphRecord("test"), thorough=False) == 0
+    assert run_pass(ProductPass, module, Always(), GraphRecord("test"), thorough=False) == 0
     module, record = fuse(lambda x, w: torch.relu(x @ w), empty(64, 64), empty(64, 64))
     assert kernels(module) == []
     assert record.near_misses == []

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.template_oracle import Fastest, with_fake_hopper
+from support.template_oracle import Fastest, run_pass, with_fake_hopper
 from support.triton_gemm import on_gpu
 from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -19,10 +19,10 @@ from torch.nn import functional as F
 
 from regraft.compiler.codegen import generate_kernels
 from regraft.compiler.templates import TritonTemplateKernel, contest, triton_kernel
-from regraft.compiler.templates.contest import Contest, nothing
+from regraft.compiler.templates.contest import Contest
 from regraft.compiler.templates.gemm import triton_fuse as gemm_triton_fuse
-from regraft.compiler.templates.gemm.triton_fuse import Fusion, fuse_gemm_triton
-from regraft.compiler.templates.gpu import device_of
+from regraft.compiler.templates.gemm.triton_fuse import ProductPass
+from regraft.compiler.templates.task import task_of
 from regraft.compiler.triton import TritonFailed
 from regraft.compiler.wrapper import generate
 from regraft.rewrites.profit import Always, Never
@@ -44,7 +44,7 @@ def fuse(
     function: Callable[..., Any], *inputs: torch.Tensor, oracle: Any = None, thorough: bool = False
 ) -> tuple[torch.fx.GraphModule, GraphRecord]:
     module, record = on_gpu(function, *inputs), GraphRecord("test")
-    fuse_gemm_triton(module, oracle or Always(), record, thorough=thorough)
+    run_pass(ProductPass, module, oracle or Always(), record, thorough=thorough)
     module.graph.lint()
     module.recompile()
     return module, record
@@ -151,10 +151,10 @@ def test_rows_that_are_not_aligned_are_asked_about() -> None:
 @pytest.mark.usefixtures("nothing_compiled")
 def test_in_training_only_those_are_asked_about() -> None:
     oracle, record = Fastest(), GraphRecord("test")
-    fuse_gemm_triton(on_gpu(gelu, *BERT), oracle, record, thorough=False, training=True)
+    run_pass(ProductPass, on_gpu(gelu, *BERT), oracle, record, thorough=False, training=True)
     assert oracle.questions == record.declined == []
     vocabulary = on_gpu(lambda x, w: torch.mm(x, w.t()), empty(4096, 768), empty(50257, 768))
-    fuse_gemm_triton(vocabulary, oracle, record, thorough=False, training=True)
+    run_pass(ProductPass, vocabulary, oracle, record, thorough=False, training=True)
     assert len(oracle.questions) == 1
 
 
@@ -269,7 +269,7 @@ def test_reads_do_not_move_over_writes() -> None:
     with FakeTensorMode() as mode:
         FakeTensorProp(module, mode).propagate(*(torch.empty(64, 64, dtype=BF16, device="cuda") for _ in range(3)))
     record = GraphRecord("test")
-    assert fuse_gemm_triton(module, Always(), record, thorough=False) == 0
+    assert run_pass(ProductPass, module, Always(), record, thorough=False) == 0
     assert record.declined[0].evidence is not None
     assert "written to in between" in record.declined[0].evidence.note
 
@@ -370,17 +370,18 @@ def test_kernels_are_waited_for_when_something_is_measured_and_not_before(monkey
     assert sorted(waited) == sorted(["unfused", *(kernel.name for kernel in question.candidates.values())])
 
 
-def begun(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> Any:
+def begun(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *inputs: torch.Tensor, taken: Any = ()) -> Any:
     """What was begun to be compiled for a graph, and what is asked about then."""
     names: list[str] = []
     monkeypatch.setattr(contest, "begin_units", lambda units: names.extend(unit.function for unit in units))
     monkeypatch.setattr(gemm_triton_fuse.Unfused, "begin", lambda self: None)
     module, oracle = on_gpu(function, *inputs), Fastest(original=0.1)
-    gpu = device_of(module.graph)
-    fusion = Fusion(module.graph, oracle, GraphRecord("test"), gpu, options.get("thorough", False), False, nothing)
-    fusion.begin(options.get("taken", ()))
+    task = task_of(module.graph, oracle, GraphRecord("test"))
+    assert task is not None
+    products = ProductPass(task)
+    products.begin(taken)
     before = list(names)
-    fusion.run_all()
+    products.run_all()
     return before, [kernel.name for question in oracle.questions for kernel in question.candidates.values()]
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.template_oracle import Fastest, with_fake_hopper
+from support.template_oracle import Fastest, run_pass, with_fake_hopper
 from support.triton_attention import compiled, spilled
 from support.triton_gemm import SMALL, found_in, near, on_gpu, run
 from torch._subclasses import FakeTensorMode
@@ -22,7 +22,7 @@ from regraft.compiler.codegen import generate_kernels
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.gemm.match import FoundProduct, is_product, match_gemm
 from regraft.compiler.templates.gemm.triton_choice import gemm_tiles
-from regraft.compiler.templates.gemm.triton_fuse import fuse_gemm_triton, renamed
+from regraft.compiler.templates.gemm.triton_fuse import ProductPass, renamed
 from regraft.compiler.templates.gemm.triton_product import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits, shared_bytes
 from regraft.compiler.templates.gpu import AMPERE, HOPPER, Gpu
@@ -328,7 +328,7 @@ def nothing_compiled(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fuse(function: Any, inputs: list[torch.Tensor], oracle: Any, **options: Any) -> tuple[Any, GraphRecord]:
     module, record = on_gpu(function, *inputs), GraphRecord("test")
-    fuse_gemm_triton(module, oracle, record, **{"thorough": False, **options})
+    run_pass(ProductPass, module, oracle, record, **{"thorough": False, **options})
     module.graph.lint()
     return module, record
 
@@ -402,7 +402,7 @@ def test_reads_of_a_prologue_do_not_move_over_writes() -> None:
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     with FakeTensorMode() as mode:
         FakeTensorProp(module, mode).propagate(*(torch.empty(64, 64, dtype=BF16, device="cuda") for _ in range(3)))
-    assert fuse_gemm_triton(module, Always(), GraphRecord("test"), thorough=False) == 1
+    assert run_pass(ProductPass, module, Always(), GraphRecord("test"), thorough=False) == 1
     assert "aten.relu" in calls(module)
 
 
@@ -417,7 +417,7 @@ def test_views_from_before_a_write_are_no_reads() -> None:
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     with FakeTensorMode() as mode:
         FakeTensorProp(module, mode).propagate(*(torch.empty(64, 64, dtype=BF16, device="cuda") for _ in range(4)))
-    fuse_gemm_triton(module, Always(), GraphRecord("test"), thorough=False)
+    run_pass(ProductPass, module, Always(), GraphRecord("test"), thorough=False)
     assert calls(module) == ["aten.copy_", "gemm"]
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.template_oracle import Fastest, with_fake_hopper
+from support.template_oracle import Fastest, run_pass, with_fake_hopper
 from support.triton_attention import compiled, spilled
 from support.triton_gemm import agrees, found_in, near, on_gpu, run
 from torch.nn import functional as F
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from regraft.compiler.templates import TritonTemplateKernel, triton_kernel
 from regraft.compiler.templates.gemm.triton_choice import gemm_tiles
 from regraft.compiler.templates.gemm.triton_cost import estimate, is_skinny, library
-from regraft.compiler.templates.gemm.triton_fuse import fuse_gemm_triton, gemm_kernel, renamed
+from regraft.compiler.templates.gemm.triton_fuse import ProductPass, gemm_kernel, renamed
 from regraft.compiler.templates.gemm.triton_product import gemm_triton
 from regraft.compiler.templates.gemm.triton_split import workspaces
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits
@@ -179,7 +179,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 def fuse(function: Callable[..., Any], *sizes: tuple[int, ...], **options: Any) -> tuple[Any, Fastest, GraphRecord]:
     module = on_gpu(function, *(torch.empty(s, dtype=BF16) for s in sizes))
     oracle, record = Fastest(original=1.0, x=0.5), GraphRecord("test")
-    fuse_gemm_triton(module, oracle, record, **{"thorough": False, **options})
+    run_pass(ProductPass, module, oracle, record, **{"thorough": False, **options})
     return module, oracle, record
 
 
