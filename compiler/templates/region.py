@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from torch import fx
 from ..ir.program import Buffer
 from ..ir.value import Load, Op, Rewriter, Value, compute_dtype
 from ..lowering import operators
+from ..lowering.arithmetic import op
 from ..lowering.call import lower_call
-from ..lowering.core import Indices, Lowering, Tensor, cast, whole
+from ..lowering.core import Indices, Lowering, Tensor, cast, contiguous, whole
+from ..lowering.elementwise import elementwise
 from ..lowering.sizes import Unlowered, number
-from ..torch_compat import OpOverload
+from ..torch_compat import OpOverload, argument
 
 assert operators.MODULES
 
@@ -158,12 +161,19 @@ class Region:
     def _compute(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
             return self.value(node.args[0])[node.args[1]]  # type: ignore[arg-type,index]
-        special = self._shifted(node) or self._widened(node)
+        special = self._shifted(node) or self._widened(node) or self._biased(node)
         if special is not None:
             return special
         values = {source: self.value(source) for source in node.all_input_nodes}
-        self._low.origin = self._low.current = node
+        self._begin(node)
         return lower_call(self._low, node, values)
+
+    def _begin(self, node: fx.Node) -> None:
+        """What is computed next is this node's value."""
+        self._low.origin = self._low.current = node
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            self._low.device = val.device
 
     def _shifted(self, node: fx.Node) -> Tensor | None:
         """``x - max(x)`` over the softmax's dim is x to a softmax."""
@@ -178,6 +188,20 @@ class Region:
         last = [dims] if isinstance(dims, int) else list(dims)  # type: ignore[arg-type]
         return self.value(x) if last in ([-1], [rank - 1]) and peak.args[2] is True else None  # type: ignore[arg-type]
 
+    def _biased(self, node: fx.Node) -> Tensor | None:
+        """A product with a bias, in terms of the product alone, which is a buffer that no node has: `raw_product`."""
+        if not is_biased_product(node):
+            return None
+        beta, alpha = product_factors(node)
+        bias = self.value(node.args[0]) if beta != 0 else None  # type: ignore[arg-type]
+        meta = node.meta["val"]
+        sizes = tuple(map(number, meta.shape))
+        raw = whole(Buffer(raw_product(node), meta.dtype, sizes, contiguous(sizes), meta.device, "input"))
+        self._begin(node)
+        if bias is None:  # eager does not read it then
+            return elementwise(self._low, [raw], lambda x: op("mul", x, alpha))
+        return elementwise(self._low, [raw, bias], lambda x, y: op("add", op("mul", x, alpha), op("mul", y, beta)))
+
     def _widened(self, node: fx.Node) -> Tensor | None:
         """Scores with one more column: its element is taken from whichever part it is of, once the index is known."""
         if packet(node) != "aten.cat" or len(node.args) != 2 or node.args[1] not in (-1, _rank(node) - 1):
@@ -185,6 +209,7 @@ class Region:
         parts = [self.value(part) for part in node.args[0]]  # type: ignore[union-attr]
         if len(parts) != 2 or parts[1].sizes[-1] != 1 or len({part.dtype for part in parts}) != 1:
             return None
+        self._begin(node)
         scores, sink = parts
         keys = scores.sizes[-1]
 
@@ -192,6 +217,26 @@ class Region:
             return sink.at((*at[:-1], 0)) if at[-1] == keys else scores.at(at)
 
         return self._low.pointwise(compute, (*scores.sizes[:-1], keys + 1), scores.dtype)
+
+
+def is_biased_product(node: Any) -> bool:
+    """Whether a node is ``baddbmm`` of floating tensors whose factors are finite numbers, that of the product not 0."""
+    if not isinstance(node, fx.Node) or node.target is not torch.ops.aten.baddbmm.default:
+        return False
+    factors = product_factors(node)
+    known = all(isinstance(one, (int, float)) and math.isfinite(one) for one in factors)
+    return known and factors[1] != 0 and node.meta["val"].dtype.is_floating_point
+
+
+def product_factors(node: fx.Node) -> tuple[Any, Any]:
+    """What ``baddbmm`` multiplies its bias and its product with."""
+    beta, alpha = (argument(node, name) for name in ("beta", "alpha"))
+    return 1 if beta is None else beta, 1 if alpha is None else alpha
+
+
+def raw_product(node: fx.Node) -> str:
+    """The name under which formulas read the product alone of a product with a bias: not one that a node may have."""
+    return f"{node.name} product"
 
 
 def plain_load(value: Value) -> Load | None:

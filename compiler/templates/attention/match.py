@@ -1,6 +1,6 @@
 """Finds attention in a graph after autograd: two products with a softmax between them, and anything pointwise.
 
-    %s  = aten.bmm(%q, %k)          scores: used inside the region only
+    %s  = aten.bmm(%q, %k)          scores (or baddbmm, see `product`): used inside the region only
     ...                             pointwise on scores: scale, bias, masks, softcap, sinks        ->  f
     %p  = aten._softmax(%x, -1)     probabilities: used by the product only
     %o  = aten.bmm(%p, %v)          and views, transposes, clones of it that bring heads together
@@ -29,9 +29,9 @@ from ..region import Region, is_move, packet, plain_load, unrounded
 from .bias_cost import worth_computing
 from .description import SCORE, Attention, Operand, address, operand
 from .dropout import DROPPING, Dropped, drawn, dropped
+from .product import PRODUCTS, computed, is_batched, is_product, operands, raw_name
 
 SOFTMAXES = {"aten._softmax": False, "aten._safe_softmax": True}
-_PRODUCTS = ("aten.bmm", "aten.mm")
 _REDUCTIONS = ("aten.amax", "aten.max", "aten.sum", "aten.mean")
 _CASTS = ("aten._to_copy", "prims.convert_element_type")
 DTYPES = {
@@ -150,7 +150,7 @@ def _down(softmax: fx.Node, dropping: Sequence[str]) -> list[fx.Node]:
             )
         user = next(iter(node.users))
         chain.append(user)
-        if packet(user) in _PRODUCTS and user.args[0] is node and user.args[1] is not node:
+        if packet(user) in PRODUCTS and user.args[0] is node and user.args[1] is not node:
             return chain
         if not is_move(user) and packet(user) not in (*_CASTS, *dropping):
             message = f"the probabilities go to {user.target}, not into a product"
@@ -162,10 +162,10 @@ def _products_above(softmax: fx.Node) -> Iterator[fx.Node]:
     """Products that the softmax's input depends on, the nearest first."""
     queue, seen = [softmax.args[0]], {softmax.args[0]}
     for node in queue:
-        if packet(node) in _PRODUCTS:  # type: ignore[arg-type]
+        multiplied = operands(node) if is_product(node) else ()  # type: ignore[arg-type]
+        if multiplied:
             yield node  # type: ignore[misc]
-            continue
-        new = [source for source in node.all_input_nodes if source not in seen]  # type: ignore[union-attr]
+        new = [x for x in node.all_input_nodes if x not in seen and x not in multiplied]  # type: ignore[union-attr]
         seen.update(new)
         queue.extend(new)
         if len(queue) > _MAX_REGION:
@@ -176,15 +176,18 @@ class _Matcher:
     def __init__(self, softmax: fx.Node, down: list[fx.Node], product: fx.Node) -> None:
         self._softmax, self._down, self._product = softmax, down, product
         self._inside = _between(product, softmax)
-        maybe = worth_computing(_beside(self._inside)) if softmax.meta["val"].device.type == "cuda" else ()
-        self._region, self._source = Region(self._inside, through_copies=False, maybe=maybe), Region()
+        beside = _beside([*computed(product), *self._inside], operands(product))
+        maybe = worth_computing(beside) if softmax.meta["val"].device.type == "cuda" else ()
+        inside = {*computed(product), *self._inside}
+        self._region, self._source = Region(inside, through_copies=False, maybe=maybe), Region()
         self._weights = Region({*down[:-1], *drawn(down[:-1])})
         sizes = tuple(int(size) for size in softmax.meta["val"].shape)
         self._lead = tuple(Var(f"g{d}", size) for d, size in enumerate(sizes[:-2]))
         self._heads = tuple(map(at, self._lead))
         values = down[-1].args[1].meta["val"]  # type: ignore[union-attr]
         self._row, self._key = Var("i", sizes[-2]), Var("j", int(values.shape[-2]))
-        self._depth, self._width = int(product.args[0].meta["val"].shape[-1]), int(values.shape[-1])  # type: ignore[union-attr]
+        self._left, self._right = operands(product)
+        self._depth, self._width = int(self._left.meta["val"].shape[-1]), int(values.shape[-1])
 
     def run(self) -> Found:
         self._check_escapes()
@@ -193,8 +196,8 @@ class _Matcher:
         row, key = self._row, self._key
         depth, column = Var("d", self._depth), Var("e", self._width)
         second = self._down[-1]
-        q = self._operand(self._product.args[0], (row, depth), row, depth)
-        k = self._operand(self._product.args[1], (depth, key), key, depth)
+        q = self._operand(self._left, (row, depth), row, depth)
+        k = self._operand(self._right, (depth, key), key, depth)
         v = self._operand(second.args[1], (key, column), key, column)
         output, out = self._out(second, column)
         values = [value for value in (score, sink, keep) if value is not None]
@@ -230,9 +233,9 @@ class _Matcher:
 
     def _flat(self, inner: Sequence[Any], product: fx.Node) -> tuple[Any, ...]:
         """Indices of a product's operand: batch and heads as one."""
-        batched = packet(product) == "aten.bmm"
+        batched = is_batched(product)
         sizes = [v.extent for v in self._lead]
-        batch = int(product.args[0].meta["val"].shape[0]) if batched else 1  # type: ignore[union-attr]
+        batch = int(product.meta["val"].shape[0]) if batched else 1
         if batch != numel(sizes):
             raise _RefusedError(
                 Reason("heads-moved", "product and softmax have other batches", (product, self._softmax))
@@ -249,7 +252,7 @@ class _Matcher:
         if columns == keys:
             return score, None
         sink = unrounded(cast(x.at((*self._heads, at(self._row), keys)), torch.float32))
-        if any(load.buffer == self._product.name for load in loads(sink)):
+        if any(load.buffer == raw_name(self._product) for load in loads(sink)):
             raise _RefusedError(Reason("columns", f"{columns} scores for {keys} keys", (self._softmax,)))
         return score, sink
 
@@ -257,7 +260,7 @@ class _Matcher:
         wanted = self._flat((at(self._row), at(self._key)), self._product)
 
         def raw(part: Value) -> Value | None:
-            if not isinstance(part, Load) or part.buffer != self._product.name:
+            if not isinstance(part, Load) or part.buffer != raw_name(self._product):
                 return None
             if part.indices != wanted:
                 raise _RefusedError(
@@ -347,10 +350,10 @@ def is_served(val: torch.Tensor) -> bool:
     return val.dtype in DTYPES.get(val.device.type, ())
 
 
-def _beside(inside: Iterable[fx.Node]) -> list[fx.Node]:
-    """What the nodes between product and softmax read beside each other."""
-    inside = dict.fromkeys(inside)
-    return [source for node in inside for source in node.all_input_nodes if source not in inside]
+def _beside(inside: Iterable[fx.Node], multiplied: tuple[Any, Any]) -> list[fx.Node]:
+    """What the nodes between product and softmax read beside each other, and beside what is multiplied."""
+    known = {*inside, *multiplied}
+    return [source for node in inside for source in node.all_input_nodes if source not in known]
 
 
 def at(var: Var) -> Any:

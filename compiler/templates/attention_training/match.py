@@ -21,14 +21,15 @@ import torch
 from torch import fx
 
 from ...ir.index import Var
-from ...ir.value import Load, Value
+from ...ir.value import Const, Load, Value
 from ...lowering.positions import numel, raveled
 from ...lowering.sizes import Unlowered
 from ..attention.description import SCORE, Operand
 from ..attention.dropout import DROPPING, drawn, dropped
-from ..attention.gradient import NoDerivativeError
+from ..attention.gradient import NoDerivativeError, times
 from ..attention.match import SOFTMAXES, Found, at
 from ..attention.places import Places
+from ..attention.product import PRODUCTS, computed, factor, is_product, operands, raw_name
 from ..region import Region, is_move, packet, plain_load
 from .chain import follows, mentions, renamed
 from .layout import destination
@@ -47,7 +48,6 @@ from .pair import (
 )
 from .sink import split_sink, without_sink
 
-_PRODUCTS = ("aten.bmm", "aten.mm")
 _CASTS = ("aten._to_copy", "prims.convert_element_type")
 _SOFTMAX_BACKWARD = "aten._softmax_backward_data"
 _MOST = 400  # nodes on the way
@@ -80,10 +80,11 @@ class _Matcher:
     def __init__(self, found: Found, backward: set[fx.Node]) -> None:
         self._found, self._a, self._backward = found, found.attention, backward
         self._softmax = next(node for node in found.nodes if packet(node) in SOFTMAXES)
-        products = [node for node in found.nodes if packet(node) in _PRODUCTS]
+        products = list(filter(is_product, found.nodes))
         if len(products) != 2:
             raise RefusedError("products", f"{len(products)} products make the attention", self._softmax)
         self._first, self._second = products
+        self._left, self._right = operands(self._first)
         self._heads = heads_of(self._a)
         self._row, self._key, self._depth, self._width = variables_of(self._a)
 
@@ -138,7 +139,7 @@ class _Matcher:
         top = without_sink(ds.args[0], self._a)
         above, product = [top], None
         for node in above:
-            if packet(node) in _PRODUCTS:  # type: ignore[arg-type]
+            if packet(node) in PRODUCTS:  # type: ignore[arg-type]
                 product = node if product is None else product
             elif self._is_dropping(node):
                 above.extend(source for source in node.all_input_nodes if source not in above)  # type: ignore[union-attr]
@@ -173,7 +174,7 @@ class _Matcher:
         weights: Any = self._second.args[0]
         place, grad = self._place(weights, self._row, self._key), self._place(above, self._row, self._width)
         for node in self._below([weights], self._is_passing):
-            if packet(node) not in _PRODUCTS or node not in self._backward or None in (place, grad):
+            if packet(node) not in PRODUCTS or node not in self._backward or None in (place, grad):
                 continue
             same = self._place(node.args[0], self._key, self._row) == place
             if same and self._place(node.args[1], self._row, self._width) == grad:
@@ -184,16 +185,29 @@ class _Matcher:
         """The products that the gradient of the first one's result goes into."""
         chain = [ds, *filter(self._is_pointwise, self._below([ds], self._is_pointwise))]
         found: dict[str, tuple[fx.Node, tuple[Var, Var]]] = {}
-        for product in dict.fromkeys(user for node in chain for user in node.users if packet(user) in _PRODUCTS):
+        for product in dict.fromkeys(user for node in chain for user in node.users if packet(user) in PRODUCTS):
             made = self._product_gradient(product, ds, set(chain))
             if made is None:
                 continue
             if made[0] in found:
                 raise RefusedError("products-gradient", f"{product.name} is another gradient of {made[0]}", product)
-            found[made[0]] = product, made[1]
+            found[made[0]] = self._multiplied(product), made[1]
         if not found:
             raise RefusedError("products-gradient", f"{ds.name} goes into no product with q or k", ds)
         return found
+
+    def _multiplied(self, product: fx.Node) -> fx.Node:
+        """Where a gradient has the factor of the first product's call, which the backward multiplies with last.
+
+        baddbmm(%bias, %q, %k, alpha=0.125)   ->   mul(bmm(%dx, %k), 0.125)
+        """
+        alpha = factor(self._first)
+        if alpha == 1:
+            return product
+        user = next(iter(product.users))
+        if len(product.users) != 1 or packet(user) != "aten.mul" or user.args != (product, alpha):
+            raise RefusedError("products-gradient", f"{product.name} is not multiplied with {alpha}", product)
+        return user
 
     def _product_gradient(
         self, product: fx.Node, ds: fx.Node, chain: set[fx.Node]
@@ -201,7 +215,7 @@ class _Matcher:
         """Which gradient a product is, and what its rows and columns are."""
         a, b = product.args[:2]
         row, key, depth = self._row, self._key, self._depth
-        q, k = self._place(self._first.args[0], row, depth), self._place(self._first.args[1], depth, key)
+        q, k = self._place(self._left, row, depth), self._place(self._right, depth, key)
         if b not in chain and k is not None and self._place(b, key, depth) == k and self._is_dx(a, row, key, ds, chain):
             return "q", (row, depth)
         if a not in chain and k is not None and self._place(a, depth, key) == k and self._is_dx(b, key, row, ds, chain):
@@ -213,20 +227,20 @@ class _Matcher:
         return None
 
     def _is_dx(self, node: Any, rows: Var, columns: Var, ds: fx.Node, chain: set[fx.Node]) -> bool:
-        """Whether a product's operand is the gradient of the first product's result."""
+        """Whether a product's operand is the gradient of the first product's result, a factor of its call left out."""
         value = self._chain_value(node, rows, columns, ds, chain)
         gradient = Load(ds.name, (*self._heads, at(self._row), at(self._key)), torch.float32)
         if value is None or not mentions(value, ds.name):
             return False
         try:
-            return follows(value, gradient, self._a.score)
+            return follows(times(value, Const(float(factor(self._first)), torch.float32)), gradient, self._a.score)
         except NoDerivativeError as error:
             raise RefusedError("no-derivative", str(error), self._softmax) from error
 
     def _chain_value(self, node: Any, rows: Var, columns: Var, ds: fx.Node, chain: set[fx.Node]) -> Value | None:
         """An operand in terms of the gradient of `f`'s values and what `f` reads; None where these are elsewhere."""
         scores = set(filter(self._is_pointwise, self._below([self._first], self._is_pointwise)))
-        region = Region({*(chain - {ds}), *scores})
+        region = Region({*(chain - {ds}), *computed(self._first), *scores})
         places = self._flat(node, rows, columns)
         wanted = (*self._heads, at(self._row), at(self._key))
         raw = self._flat(self._first, self._row, self._key)
@@ -235,7 +249,7 @@ class _Matcher:
         names = {ds.name, ds.args[0].name} if is_move(ds) else {ds.name}  # type: ignore[union-attr]
 
         def same(load: Load) -> Load | None:
-            if load.buffer == self._first.name:
+            if load.buffer == raw_name(self._first):
                 elsewhere.append(load.indices != raw)
                 return SCORE
             given = load.buffer in names

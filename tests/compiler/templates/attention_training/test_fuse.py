@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -108,6 +109,71 @@ def test_a_bias_before_the_scale_and_the_mask() -> None:
 def test_a_bias_within_the_softcap_would_need_the_scores() -> None:
     _, record = fused(joint_of(attend(lambda s, bias: capped(s + bias)), *qkv(), random(3, 20, 40)))
     assert [miss.code for miss in record.near_misses] == ["scores-escape"]
+
+
+def with_bias(alpha: float, beta: float, f: Callable[..., Any] = lambda s: s) -> Callable[..., torch.Tensor]:
+    """Attention whose scores are made in one call with a bias, broadcast as `baddbmm` does."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        batch, heads, rows, _ = q.shape
+        flat = [x.reshape(batch * heads, *x.shape[2:]) for x in (q, k, v)]
+        scores = torch.baddbmm(bias, flat[0], flat[1].transpose(1, 2), beta=beta, alpha=alpha)
+        weights = torch.softmax(f(scores.view(batch, heads, rows, -1)), -1)
+        return torch.bmm(weights.view(batch * heads, rows, -1), flat[2]).view(batch, heads, rows, -1)
+
+    return attention
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.25, 1.0), (1.0, 1.0), (0.25, -0.5), (0.25, 0.0)])
+@pytest.mark.parametrize("sizes", [(6, 1, 40), (6, 20, 40), (40,)])
+def test_products_with_a_bias_in_one_call(alpha: float, beta: float, sizes: tuple[int, ...]) -> None:
+    module, _ = agrees(with_bias(alpha, beta), [*qkv(), random(*sizes)])
+    assert "aten.baddbmm" not in operators(module) and "aten.bmm" not in operators(module)
+
+
+def test_products_with_a_bias_and_what_follows() -> None:
+    agrees(with_bias(0.25, 1.0, lambda s: causal(s)), [*qkv(m=40), random(6, 1, 40)])
+    agrees(lambda *x: with_bias(0.25, 0.0, lambda s: causal(capped(s)))(*x, x[0].new_zeros(1)), qkv(m=40))
+
+
+def test_a_row_of_biases_is_read_as_it_is() -> None:
+    """Like one slope for each head times positions: nothing of the size of the scores is made."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        slopes = torch.pow(0.5, torch.arange(1, 4, device=q.device))
+        row = (slopes[:, None] * torch.arange(40, device=q.device)).repeat(2, 1)[:, None, :].to(q.dtype)
+        mask = torch.where(keep, 0.0, torch.finfo(torch.float32).min)
+        return with_bias(0.25, 1.0, lambda s: s + mask)(q, k, v, row)
+
+    keep = torch.arange(40)[None, :] < torch.tensor([40, 30])[:, None]
+    module, _ = agrees(attention, [*qkv(), keep[:, None, None, :]])
+    forward = kernels(module)[0]
+    assert max(layout_elements(x) for x in forward.inputs) <= 2 * 3 * 40 * 32  # v
+
+
+def layout_elements(layout: Any) -> int:
+    return math.prod(n for n, step in zip(layout.sizes, layout.strides, strict=True) if step)
+
+
+def test_scores_and_biases_of_two_precisions() -> None:
+    """Under autocast: a product with a bias in 16 bits, a mask and the softmax in single precision."""
+
+    def attention(q: Any, k: Any, v: Any, bias: Any) -> torch.Tensor:
+        scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=0.25)
+        weights = torch.softmax(scores + torch.where(bias > 2.0, torch.finfo(torch.float32).min, 0.0), -1)
+        return torch.bmm(weights.to(v.dtype), v)
+
+    inputs = [random(6, 20, 16, dtype=BF16), random(6, 40, 16, dtype=BF16), random(6, 40, 32, dtype=BF16)]
+    agrees(attention, [*inputs, random(6, 1, 40, dtype=BF16)], tol=5e-2)
+
+
+def test_a_gradient_whose_factor_is_another_one_stays() -> None:
+    joint = joint_of(with_bias(0.25, 1.0), *qkv(), random(6, 1, 40))
+    changed = [node for node in joint.graph.nodes if packet(node) == "aten.mul" and node.args[1] == 0.25]
+    assert len(changed) == 2
+    changed[0].args = (changed[0].args[0], 0.5)
+    _, record = fused(joint)
+    assert [miss.code for miss in record.near_misses] == ["products-gradient"]
 
 
 def test_heads_that_are_brought_together() -> None:
