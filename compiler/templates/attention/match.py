@@ -29,6 +29,7 @@ from ..region import Region, is_move, packet, plain_load, unrounded
 from .bias_cost import worth_computing
 from .description import SCORE, Attention, Operand, address, operand
 from .dropout import DROPPING, Dropped, drawn, dropped
+from .hiding import surely_hidden
 from .product import PRODUCTS, computed, is_batched, is_product, operands, raw_name
 
 SOFTMAXES = {"aten._softmax": False, "aten._safe_softmax": True}
@@ -268,7 +269,7 @@ class _Matcher:
                 )
             return SCORE
 
-        return Rewriter(raw)(unrounded(cast(value, torch.float32)))
+        return surely_hidden(Rewriter(raw)(unrounded(cast(value, torch.float32))), self._row, self._key)
 
     def _operand(self, node: Any, inner: tuple[Var, Var], row: Var, column: Var) -> Operand:
         product = self._down[-1] if node is self._down[-1].args[1] else self._product

@@ -22,6 +22,7 @@ from ...torch_compat import argument
 from ..region import Region, packet, plain_load, unrounded
 from .bias_cost import worth_computing
 from .description import SCORE, Attention, Operand, address, operand
+from .hiding import surely_hidden
 from .match import Found, at, is_served, loads, made, nodes_between
 from .score import masked
 
@@ -126,7 +127,7 @@ class _Sdpa:
         if argument(self._call, "is_causal"):
             i, j = (Number(at(var), torch.int64) for var in (self._row, self._key))
             score = Op("where", (Op("le", (j, i), torch.bool), score, lowest), torch.float32)
-        return score
+        return surely_hidden(score, self._row, self._key)
 
     def _places(self) -> tuple[Any, ...]:
         return (*self._heads, at(self._row), at(self._key))
