@@ -24,6 +24,7 @@ from ..lowering.core import Indices, Lowering, Tensor, cast, contiguous, whole
 from ..lowering.elementwise import elementwise
 from ..lowering.sizes import Unlowered, number
 from ..torch_compat import OpOverload, argument
+from .positions import mask_formula
 
 assert operators.MODULES
 
@@ -98,7 +99,7 @@ class Formulas(Lowering):
 class Region:
     """Values of nodes in terms of leaves.
 
-    Nodes of `inside` are computed, and causal masks and the like where they are made of positions; moves are read
+    Nodes of `inside` are computed, and causal masks and the like where they follow from positions; moves are read
     through. All others are leaves: buffers of the node's name.
 
     Args:
@@ -129,6 +130,10 @@ class Region:
     def _made(self, node: fx.Node) -> Any:
         if self._is_seen_through(node):
             return self._compute(node)
+        known = mask_formula(node)
+        if known is not None:
+            self._begin(node)
+            return self._low.pointwise(known, tuple(map(number, node.meta["val"].shape)), torch.bool)
         if node in self._maybe or self._is_positional(node):
             with contextlib.suppress(Unlowered):
                 return self._compute(node)

@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import fx
 
 from ....rewrites.graph import is_pure
+from ..positions import mask_formula
 from ..region import COPIES, NUMBERS, is_move, packet
 
 _GAIN = 1.5  # times as many bytes must be read otherwise
@@ -32,8 +34,12 @@ def worth_computing(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     for node in nodes:
         inner: dict[fx.Node, None] = {}
         leaves = _leaves(node, inner)
-        steps = sum(not is_move(one) for one in inner)
-        if steps and steps <= _MOST_STEPS and _bytes(node) >= _GAIN * sum(map(_bytes, leaves)):
+        steps = sum(_is_for_each(one, node) for one in inner)
+        if (
+            any(not is_move(one) for one in inner)
+            and steps <= _MOST_STEPS
+            and _bytes(node) >= _GAIN * sum(map(_bytes, leaves))
+        ):
             chosen.update(inner)
     return chosen
 
@@ -41,14 +47,15 @@ def worth_computing(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 def _leaves(node: fx.Node, inner: dict[fx.Node, None]) -> set[fx.Node]:
     """What a node is made of, where that takes the fewest bytes; what is computed of it comes into `inner`."""
     leaves: set[fx.Node] = set()
+    least = _Least()
     queue = [(node, 0)]
     for one, depth in queue:
-        if packet(one) in NUMBERS:
+        if packet(one) in NUMBERS or mask_formula(one) is not None:
             inner[one] = None
         elif one not in inner and one not in leaves:
             sources = one.all_input_nodes
             # A step that shrinks what is read (a comparison, a smaller dtype) is where to read, and not before it.
-            shrinks = sum(map(_bytes, sources)) > _bytes(one) and not any(map(_is_made_of_nothing, sources))
+            shrinks = sum(map(least.of, sources)) > _bytes(one)
             if depth < _DEPTH and _is_computed(one) and (one is node or is_move(one) or not shrinks):
                 inner[one] = None
                 queue.extend((source, depth + 1) for source in sources)
@@ -57,9 +64,32 @@ def _leaves(node: fx.Node, inner: dict[fx.Node, None]) -> set[fx.Node]:
     return leaves
 
 
-def _is_made_of_nothing(node: fx.Node) -> bool:
-    """Whether a tensor comes from positions and numbers alone."""
-    return packet(node) in NUMBERS or (_is_computed(node) and all(map(_is_made_of_nothing, node.all_input_nodes)))
+def _is_for_each(node: fx.Node, whole: fx.Node) -> bool:
+    """Whether a step is done for each query and key of a tensor, rather than once for a row or a column."""
+    val = node.meta.get("val")
+    if is_move(node) or packet(node) in NUMBERS or not isinstance(val, torch.Tensor):
+        return False
+    each = math.prod(int(size) for size in whole.meta["val"].shape[-2:])
+    return _bytes(node) >= each * val.dtype.itemsize
+
+
+class _Least:
+    """The fewest bytes that values can be computed from: none where these are positions and numbers alone."""
+
+    def __init__(self) -> None:
+        self._known: dict[fx.Node, int] = {}
+
+    def of(self, node: fx.Node, depth: int = _DEPTH) -> int:
+        if node not in self._known:
+            self._known[node] = self._found(node, depth)
+        return self._known[node]
+
+    def _found(self, node: fx.Node, depth: int) -> int:
+        if packet(node) in NUMBERS or mask_formula(node) is not None:
+            return 0
+        if depth == 0 or not _is_computed(node):
+            return _bytes(node)
+        return min(_bytes(node), sum(self.of(source, depth - 1) for source in node.all_input_nodes))
 
 
 def _is_computed(node: fx.Node) -> bool:

@@ -108,18 +108,18 @@ class _Sizes:
         return self._known[value]
 
     def _found(self, value: Value) -> float:
-        if isinstance(value, Const):
-            return abs(float(value.number))
         if isinstance(value, Load):
             return _EVERYDAY if value.buffer == SCORE.buffer or not value.dtype.is_floating_point else math.inf
         if not any(isinstance(part, Load) for part in walk([value])):
             return _size_by_positions(value)
-        if not isinstance(value, Op):
-            return math.inf
+        return self._made(value) if isinstance(value, Op) else math.inf
+
+    def _made(self, value: Op) -> float:
         if value.name in BOUNDED:
             return 1.0
-        if value.name == "div" and isinstance(value.args[1], Const) and value.args[1].number:
-            return self.of(value.args[0]) / abs(float(value.args[1].number))
+        if value.name == "div":
+            divisor = value.args[1].number if isinstance(value.args[1], Const) else 0
+            return self.of(value.args[0]) / abs(float(divisor)) if divisor else math.inf
         sizes = [self.of(arg) for arg in value.args if arg.dtype != torch.bool]
         if value.name in ("add", "sub"):
             return sum(sizes)

@@ -45,6 +45,26 @@ def test_what_shrinks_is_read_where_it_is_small() -> None:
     assert "gt" not in found
 
 
+def test_a_comparison_of_what_is_small_below_is_computed() -> None:
+    """It takes fewer bytes than what it compares, and more than what that is made of."""
+
+    def hidden(keep: torch.Tensor) -> torch.Tensor:
+        i, j = torch.arange(32).unsqueeze(1), torch.arange(32)
+        return torch.where((j <= i) & keep, 0.0, torch.finfo(torch.float32).min) < -1
+
+    assert "lt" in chosen(hidden, torch.ones(8, 1, 1, 32, dtype=torch.bool))
+
+
+def test_steps_for_rows_and_columns_are_not_counted() -> None:
+    def slopes(m: torch.Tensor) -> torch.Tensor:
+        row = torch.arange(32, dtype=torch.float32)
+        for _ in range(20):
+            row = row.sin()
+        return m + row[:, None]
+
+    assert "sin" in chosen(slopes, MASK)
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda b, m: (b + m).softmax(-1), lambda b, m: (b + m).cumsum(-1), lambda b, m: torch.rand_like(b + m) + m],

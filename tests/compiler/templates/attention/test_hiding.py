@@ -15,7 +15,7 @@ from regraft.compiler.templates.attention.hiding import surely_hidden
 
 F32 = torch.float32
 ROW, KEY, HEAD = Var("i", 8), Var("j", 8), Var("g", 2)
-I, J = (Number(var.index(), torch.int64) for var in (ROW, KEY))
+QUERY, AT_KEY = (Number(var.index(), torch.int64) for var in (ROW, KEY))
 KEEP = Load("keep", (KEY.index(),), torch.bool)
 BIAS = Load("bias", (KEY.index(),), F32)
 LOW = torch.finfo(torch.float32).min
@@ -34,10 +34,10 @@ def where(condition: Value, a: Any, b: Any) -> Value:
     return op("where", condition, a, b)
 
 
-CAUSAL = op("le", J, I, dtype=torch.bool)
+CAUSAL = op("le", AT_KEY, QUERY, dtype=torch.bool)
 SCALED = op("mul", SCORE, number(0.125))
 SLOPES = op("pow", number(0.5), op("cast", Number(HEAD.index() + 1, torch.int64)))
-ALIBI = op("mul", op("cast", J), SLOPES)
+ALIBI = op("mul", op("cast", AT_KEY), SLOPES)
 CAPPED = op("mul", op("tanh", SCALED), number(50.0))
 
 
@@ -59,13 +59,13 @@ def test_the_mask_may_be_within_a_sum() -> None:
 
 
 def test_several_masks() -> None:
-    window = op("gt", J, op("sub", I, Const(3, torch.int64), dtype=torch.int64), dtype=torch.bool)
+    window = op("gt", AT_KEY, op("sub", QUERY, Const(3, torch.int64), dtype=torch.int64), dtype=torch.bool)
     both = found(op("add", where(CAUSAL, SCALED, LOW), where(window, 0.0, LOW)))
     assert both is where(op("logical_and", CAUSAL, window, dtype=torch.bool), SCALED, -math.inf)
 
 
 def test_hidden_where_the_condition_holds() -> None:
-    later = op("gt", J, I, dtype=torch.bool)
+    later = op("gt", AT_KEY, QUERY, dtype=torch.bool)
     assert found(where(later, LOW, SCALED)) is where(op("logical_not", later, dtype=torch.bool), SCALED, -math.inf)
 
 
@@ -78,11 +78,11 @@ def test_hidden_where_the_condition_holds() -> None:
         op("add", SCALED, where(op("logical_and", CAUSAL, KEEP, dtype=torch.bool), 0.0, LOW)),
         op("add", op("add", SCALED, BIAS), where(CAUSAL, 0.0, LOW)),  # which may be the lowest number, too
         op("add", op("add", SCALED, where(KEEP, 0.0, LOW)), where(CAUSAL, 0.0, LOW)),
-        op("add", SCALED, where(op("lt", J, I, dtype=torch.bool), 0.0, LOW)),  # query 0 keeps no key
+        op("add", SCALED, where(op("lt", AT_KEY, QUERY, dtype=torch.bool), 0.0, LOW)),  # query 0 keeps no key
         op("add", op("exp", SCORE), where(CAUSAL, 0.0, LOW)),
         op("add", op("mul", SCORE, number(1e20)), where(CAUSAL, 0.0, LOW)),
         op("add", op("mul", SCORE, number(math.nan)), where(CAUSAL, 0.0, LOW)),
-        op("add", SCALED, op("div", op("cast", J), op("cast", I))),
+        op("add", SCALED, op("div", op("cast", AT_KEY), op("cast", QUERY))),
         op("add", SCALED, where(CAUSAL, 0.0, math.inf)),
         SCALED,
     ],
