@@ -48,9 +48,9 @@ def _chosen(fact: Choice, at: tuple[Any, ...]) -> Value:
         index = place.offset + sum(step * one for step, one in zip(place.steps, at, strict=True))
         one = op("ge", _number(index), const(0, torch.int64))
         holds = op("logical_and", holds, one) if number else one
-    if fact.yes and not fact.no:
-        return holds
-    return op("where", holds, const(bool(fact.yes), torch.bool), const(bool(fact.no), torch.bool))
+    if bool(fact.yes) == bool(fact.no):
+        return const(bool(fact.yes), torch.bool)
+    return holds if fact.yes else op("logical_not", holds)
 
 
 def _number(index: Any) -> Value:

@@ -106,12 +106,19 @@ class Region:
         inside: the nodes to compute.
         through_copies: whether moves that copy are read through too: the copy goes, at the price of its strides.
         maybe: nodes to compute where they have a formula.
+        shiftable: nodes that a softmax reads in such a way that a number for each row may be added to their value.
     """
 
     def __init__(
-        self, inside: Container[fx.Node] = (), *, through_copies: bool = True, maybe: Container[fx.Node] = ()
+        self,
+        inside: Container[fx.Node] = (),
+        *,
+        through_copies: bool = True,
+        maybe: Container[fx.Node] = (),
+        shiftable: Container[fx.Node] = (),
     ) -> None:
         self._inside, self._through_copies, self._maybe = inside, through_copies, maybe
+        self._shiftable = shiftable
         self._low = Formulas()
         self._values: dict[fx.Node, Any] = {}
         self._positional: dict[fx.Node, bool] = {}
@@ -182,6 +189,8 @@ class Region:
 
     def _shifted(self, node: fx.Node) -> Tensor | None:
         """``x - max(x)`` over the softmax's dim is x to a softmax."""
+        if node not in self._shiftable:
+            return None
         if packet(node) != "aten.sub" or len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], fx.Node):
             return None
         peak, x = node.args[1], node.args[0]

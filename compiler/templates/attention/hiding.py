@@ -80,7 +80,7 @@ def _is_zero(value: Value) -> bool:
 
 
 def _keep_a_key(conditions: Sequence[Value], row: Var, key: Var) -> bool:
-    """Whether positions alone decide, and every row keeps one of these: the key at its place, from either end; key 0."""
+    """Whether positions alone decide, and every row keeps the key at its place (from either end) or key 0."""
     if not variables(conditions) <= {row, key} or any(isinstance(part, Load) for part in walk(conditions)):
         return False
     rows, keys = int(row.extent), int(key.extent)

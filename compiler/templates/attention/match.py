@@ -31,6 +31,7 @@ from .description import SCORE, Attention, Operand, address, operand
 from .dropout import DROPPING, Dropped, drawn, dropped
 from .hiding import surely_hidden
 from .product import PRODUCTS, computed, is_batched, is_product, operands, raw_name
+from .shifts import shiftable
 
 SOFTMAXES = {"aten._softmax": False, "aten._safe_softmax": True}
 _REDUCTIONS = ("aten.amax", "aten.max", "aten.sum", "aten.mean")
@@ -180,7 +181,9 @@ class _Matcher:
         beside = _beside([*computed(product), *self._inside], operands(product))
         maybe = worth_computing(beside) if softmax.meta["val"].device.type == "cuda" else ()
         inside = {*computed(product), *self._inside}
-        self._region, self._source = Region(inside, through_copies=False, maybe=maybe), Region()
+        shifted = shiftable(softmax.args[0])
+        self._region = Region(inside, through_copies=False, maybe=maybe, shiftable=shifted)
+        self._source = Region()
         self._weights = Region({*down[:-1], *drawn(down[:-1])})
         sizes = tuple(int(size) for size in softmax.meta["val"].shape)
         self._lead = tuple(Var(f"g{d}", size) for d, size in enumerate(sizes[:-2]))

@@ -25,6 +25,7 @@ from .description import SCORE, Attention, Operand, address, operand
 from .hiding import surely_hidden
 from .match import Found, at, is_served, loads, made, nodes_between
 from .score import masked
+from .shifts import shiftable
 
 # By the name of the mask's argument, where there may be one.
 SDPA = {
@@ -68,7 +69,8 @@ class _Sdpa:
         self._given = given_mask(call)
         lean = self._given is not None and self._given.meta["val"].device.type == "cuda"
         maybe = worth_computing([self._given]) if lean else ()
-        self._region, self._mask = Region(), Region(through_copies=False, maybe=maybe)
+        shifted = set() if self._given is None else shiftable(self._given)
+        self._region, self._mask = Region(), Region(through_copies=False, maybe=maybe, shiftable=shifted)
         if not all(isinstance(n, int) and n for x in (q, k, v) for n in x.meta["val"].shape):  # type: ignore[union-attr]
             raise Unlowered("symbolic", "sizes: static ones above 0 needed")
         self._q, self._k, self._v = q, k, v

@@ -30,6 +30,7 @@ from ..attention.gradient import NoDerivativeError, times
 from ..attention.match import SOFTMAXES, Found, at
 from ..attention.places import Places
 from ..attention.product import PRODUCTS, computed, factor, is_product, operands, raw_name
+from ..attention.shifts import shiftable
 from ..region import Region, is_move, packet, plain_load
 from .chain import follows, mentions, renamed
 from .layout import destination
@@ -240,7 +241,8 @@ class _Matcher:
     def _chain_value(self, node: Any, rows: Var, columns: Var, ds: fx.Node, chain: set[fx.Node]) -> Value | None:
         """An operand in terms of the gradient of `f`'s values and what `f` reads; None where these are elsewhere."""
         scores = set(filter(self._is_pointwise, self._below([self._first], self._is_pointwise)))
-        region = Region({*(chain - {ds}), *computed(self._first), *scores})
+        inside = {*(chain - {ds}), *computed(self._first), *scores}
+        region = Region(inside, shiftable=shiftable(self._softmax.args[0]))
         places = self._flat(node, rows, columns)
         wanted = (*self._heads, at(self._row), at(self._key))
         raw = self._flat(self._first, self._row, self._key)

@@ -12,11 +12,12 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_attention import SMALL, agrees, compiled, found_in, run
+from support.triton_attention import SMALL, agrees, compiled, found_in, found_on_gpu, run, run_on_gpu
 from torch._subclasses import FakeTensorMode
 
 from regraft.compiler.templates.attention.text import UnsupportedAttentionError
 from regraft.compiler.templates.attention.tiles import Tile, tiles
+from regraft.compiler.templates.attention.triton_backward import attention_backward
 from regraft.compiler.templates.attention.triton_forward import attention_triton
 from regraft.compiler.templates.gpu import AMPERE, HOPPER
 
@@ -320,3 +321,42 @@ def test_default_tiles_fit_the_gpu(name: str, gpu: Any) -> None:
     assert made.metadata.shared <= gpu.shared_bytes
     products = "wgmma.mma_async" if gpu is HOPPER else "mma.sync"
     assert products in made.asm["ptx"] or name == "float32"
+
+
+# -- products with a bias in one call ---------------------------------------------------------------------------------
+
+
+def biased(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """Position bias as a row for each head, and a causal mask of the lowest number, which is added."""
+    i = torch.arange(q.shape[1], device=q.device)
+    mask = torch.where(i <= i.unsqueeze(1), 0.0, torch.finfo(torch.float32).min).to(q.dtype)
+    scores = torch.baddbmm(row, q, k.transpose(1, 2), beta=1.0, alpha=0.25)
+    return torch.bmm(torch.softmax(scores + mask, -1, dtype=torch.float32).to(v.dtype), v)
+
+
+def sloped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same with a row that is computed of positions."""
+    slopes = torch.pow(0.5, torch.arange(1, q.shape[0] + 1, device=q.device))
+    row = slopes.unsqueeze(1) * torch.arange(k.shape[1], device=q.device)
+    return biased(q, k, v, row.unsqueeze(1).to(q.dtype))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("sizes", [(6, 1, 40), (6, 40, 40), (1, 1, 40), (40,), (1,)])
+def test_products_with_a_bias(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+    agrees(biased, [*(random(6, 40, 16, dtype=dtype) for _ in range(3)), random(*sizes, dtype=dtype)])
+
+
+def test_slopes_are_computed_and_hidden_keys_left_out() -> None:
+    inputs = [random(6, 40, 16) for _ in range(3)]
+    torch.testing.assert_close(run_on_gpu(sloped, inputs), sloped(*inputs))
+    found = found_on_gpu(sloped, inputs)
+    assert len(found.attention.reads) == 3
+    assert "whole = " in attention_triton(found.attention).text
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_products_with_a_bias_compile(capability: int) -> None:
+    found = found_on_gpu(sloped, [torch.empty(16, 512, 64, dtype=BF16) for _ in range(3)])
+    assert compiled(attention_triton(found.attention, statistics=True), capability)
+    assert compiled(attention_backward(found.attention).source, capability)
