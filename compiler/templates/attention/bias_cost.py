@@ -69,8 +69,10 @@ def _is_for_each(node: fx.Node, whole: fx.Node) -> bool:
     val = node.meta.get("val")
     if is_move(node) or packet(node) in NUMBERS or not isinstance(val, torch.Tensor):
         return False
-    each = math.prod(int(size) for size in whole.meta["val"].shape[-2:])
-    return _bytes(node) >= each * val.dtype.itemsize
+    last = whole.meta["val"].shape[-2:]
+    if not all(isinstance(size, int) for size in (*last, *val.shape)):
+        return True
+    return _bytes(node) >= math.prod(last) * val.dtype.itemsize
 
 
 class _Least:

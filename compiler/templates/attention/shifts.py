@@ -85,6 +85,8 @@ def _is_hiding(x: Any) -> bool:
     return bool(made) and x.args[-1] == -math.inf
 
 
-def _row(node: Any) -> int:
-    shape = node.meta["val"].shape if isinstance(node, fx.Node) else ()
-    return int(shape[-1]) if len(shape) else 1
+def _row(node: Any) -> float:
+    """How long rows are; not a number where that is symbolic: equal to nothing."""
+    sizes = list(node.meta["val"].shape) if isinstance(node, fx.Node) else []
+    size = sizes[-1] if sizes else 1
+    return size if isinstance(size, int) else math.nan

@@ -10,6 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.templates.attention.bias_cost import worth_computing
+from regraft.compiler.templates.attention.shifts import shiftable
 
 
 def chosen(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[str]:
@@ -86,3 +87,15 @@ def test_long_formulas_are_computed_once() -> None:
 def test_sums_in_float16_are_read_as_they_are_rounded() -> None:
     assert chosen(lambda b, m: b + m, BIAS.half(), MASK.half()) == []
     assert chosen(lambda b, m: torch.where(m > 0, b, -1.0), BIAS.half(), MASK.half()) != []
+
+
+def test_symbolic_sizes_are_not_settled() -> None:
+    module = make_fx(lambda b, m: b + m.sin() * torch.arange(4), tracing_mode="symbolic")(
+        torch.ones(3, 1), MASK[..., :4]
+    )
+    (result,) = module.graph.output_node().all_input_nodes
+    environment = result.meta["val"].fake_mode.shape_env
+    known = len(environment.guards)
+    worth_computing([result])
+    shiftable(result)
+    assert len(environment.guards) == known
