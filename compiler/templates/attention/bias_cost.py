@@ -97,7 +97,7 @@ class _Least:
 def _is_computed(node: fx.Node) -> bool:
     if not isinstance(node.meta.get("val"), torch.Tensor):
         return False
-    if is_move(node) or packet(node) in (*COPIES, "aten.constant_pad_nd"):
+    if is_move(node) or packet(node) in (*COPIES, "aten.constant_pad_nd", "aten.repeat"):
         return True
     # Lowest numbers that masks add up to are infinite in float16, and would not be in the kernel.
     if node.meta["val"].dtype == torch.float16 and packet(node) not in _CHOICES:

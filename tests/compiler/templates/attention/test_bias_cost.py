@@ -29,6 +29,14 @@ def test_what_grows_is_computed() -> None:
     assert chosen(lambda b, m: (b + m).contiguous().expand(8, 4, 32, 32), BIAS, MASK)[0] == "add"
 
 
+def test_what_is_repeated_is_computed() -> None:
+    def slopes(m: torch.Tensor) -> torch.Tensor:
+        return (torch.arange(4).unsqueeze(1) * torch.arange(32)).repeat(8, 1).unsqueeze(1).to(m.dtype)
+
+    assert set(chosen(slopes, MASK)) >= {"mul", "repeat", "_to_copy"}
+    assert "repeat" in chosen(lambda m: m.repeat(1, 4, 1, 1), MASK)
+
+
 def test_what_does_not_grow_is_read() -> None:
     assert chosen(lambda b, m: b + m, BIAS, torch.zeros(1, 4, 32, 32)) == []
     assert chosen(lambda m: (1.0 - m) * -1e4, MASK) == []
