@@ -30,9 +30,10 @@ from .autograd import GraphKind, differentiate
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
 from .codegen import NotGeneratedError, generate_kernels
-from .collector import uncollected
+from .collector import grow_old, uncollected
 from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
+from .frames import with_room
 from .freezing import Boxed, Freezer, refuse_training
 from .measure import BUDGET_SECONDS, Measured
 from .options import OptionError, Options
@@ -49,6 +50,7 @@ Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
 _PATIENCE = 10  # times as long may measuring take where the mode says so
 
 
+@with_room
 def backend(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -68,7 +70,9 @@ def backend(
         OptionError: an unknown mode, option, value or rule; the message lists the valid ones.
     """
     with uncollected():  # compiling makes many small objects that live on, each looked at again
-        return Compilation(gm, example_inputs, Options.parse(mode, options)).run()
+        made = Compilation(gm, example_inputs, Options.parse(mode, options)).run()
+        grow_old()
+    return made
 
 
 class Compilation:
@@ -197,6 +201,7 @@ class Compilation:
         self.record.applied.clear()
         self._stages.stand_back()
 
+    @with_room  # a backward may be compiled when it is first run
     def _compile_graph(
         self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind
     ) -> Callable[..., Any]:
