@@ -496,6 +496,7 @@ def capture_function(
         return trace_before_dispatch(run, fakes), places
 
 
+@functools.cache  # reading a schema makes an object of each of its arguments
 def schema_arguments(target: OpOverload) -> tuple[tuple[str, bool, Any], ...]:
     """``(name, by keyword only, default)`` of an operator's arguments, in order."""
     return tuple((a.name, a.kwarg_only, a.default_value) for a in target._schema.arguments)

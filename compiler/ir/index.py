@@ -305,13 +305,23 @@ def _sorted(a: Number, b: Number) -> list[Number]:
     return sorted((a, b), key=lambda n: n.digest if isinstance(n, Index) else b"")
 
 
-def atoms(number: Number) -> Iterator[Atom]:
+def atoms(number: Number) -> tuple[Atom, ...]:
     """Every atom of a number, nested ones included, values inside `Loaded` not entered."""
-    for monomial, _ in terms(number):
+    if not isinstance(number, Index):
+        return ()
+    found = number._parts
+    if found is None:
+        found = tuple(_atoms(number))
+        object.__setattr__(number, "_parts", found)
+    return found
+
+
+def _atoms(number: Index) -> Iterator[Atom]:
+    for monomial, _ in number.terms:
         for atom in monomial:
             yield atom
-            for field in atom.fields():
-                if isinstance(field, Index) and not isinstance(atom, (Var, Loaded)):
+            for field in () if isinstance(atom, (Var, Loaded)) else atom.fields():
+                if isinstance(field, Index):
                     yield from atoms(field)
 
 

@@ -55,8 +55,9 @@ class Node(metaclass=Interned):
     Subclasses list their fields in `__slots__` and take them by position.
     """
 
-    __slots__: ClassVar[tuple[str, ...]] = ("__weakref__", "_digest")
+    __slots__: ClassVar[tuple[str, ...]] = ("__weakref__", "_digest", "_parts")
     _digest: bytes | None
+    _parts: tuple[Any, ...] | None  # what a walk finds right below, once asked for: nodes never change
 
     def __init__(self, *fields: Any) -> None:
         if len(fields) != len(self.__slots__):
@@ -65,6 +66,7 @@ class Node(metaclass=Interned):
         for name, value in zip(self.__slots__, fields, strict=True):
             put(self, name, value)
         put(self, "_digest", None)
+        put(self, "_parts", None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable")

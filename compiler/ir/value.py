@@ -101,8 +101,16 @@ def indices_of(value: Value) -> Iterator[Any]:
         yield value.index
 
 
-def operands(value: Value) -> Iterator[Value]:
+def operands(value: Value) -> tuple[Value, ...]:
     """The values right below a value, those inside its indices (indirect indexing) included."""
+    found = value._parts
+    if found is None:
+        found = tuple(_operands(value))
+        object.__setattr__(value, "_parts", found)
+    return found
+
+
+def _operands(value: Value) -> Iterator[Value]:
     for field in value.fields():
         if isinstance(field, Value):
             yield field
@@ -117,17 +125,18 @@ def operands(value: Value) -> Iterator[Value]:
 def walk(roots: Iterable[Value]) -> Iterator[Value]:
     """Every value reachable from `roots`, each once, operands before what uses them."""
     seen: set[Value] = set()
-    stack: list[tuple[Value, bool]] = [(root, False) for root in reversed(list(roots))]
+    stack = list(roots)
+    stack.reverse()
     while stack:
-        value, ready = stack.pop()
-        if value in seen:
+        value = stack[-1]
+        waiting = [] if value in seen else [o for o in operands(value) if o not in seen]
+        if waiting:
+            stack.extend(waiting)
             continue
-        if ready:
+        stack.pop()
+        if value not in seen:
             seen.add(value)
             yield value
-            continue
-        stack.append((value, True))
-        stack.extend((operand, False) for operand in operands(value) if operand not in seen)
 
 
 def variables(roots: Iterable[Value]) -> set[Var]:
