@@ -219,6 +219,13 @@ def trace_before_dispatch(function: Callable[..., Any], inputs: Sequence[Any]) -
         return make_fx(function, pre_dispatch=True)(*inputs)
 
 
+def lazy_module(root: Any, graph: fx.Graph, name: str) -> fx.GraphModule:
+    """A graph module whose Python code is written when somebody calls or reads it, not at each change of its graph."""
+    from torch.fx import _lazy_graph_module
+
+    return _lazy_graph_module._LazyGraphModule(root, graph, class_name=name)
+
+
 def recorder() -> Any:
     """The tracing mode of `trace_before_dispatch`, to be asked inside the traced function.
 

@@ -20,7 +20,7 @@ from torch import fx
 
 from .effects import wants_gradient
 from .facts import example, fact_of
-from .functional import functionalize_temporaries, remove_inactive_dropout
+from .functional import functionalize_temporaries, is_simplified, remove_inactive_dropout
 from .graph import is_pure, op_name, val
 from .index import Index
 from .legality import Found, veto
@@ -81,17 +81,17 @@ def rewrite(
     chosen = [r for r in rules if r.stage == settings.stage]
     if not chosen:
         return False
-    backup = _backup(graph_module)
+    backup = _Backup(graph_module)
     known = len(record.applied), len(record.declined)
     start, before = time.perf_counter(), record.seconds.get("measure", 0.0)
     try:
         with _without_autocast():  # its casts are nodes of the graph
-            return _Run(graph_module, chosen, settings, record).run()
+            return _Run(graph_module, chosen, settings, record, backup).run()
     except Exception as error:  # the user's program must survive any fault of ours
         if settings.verify != "off":
             raise
         logger.warning("regraft: rewriting failed, the graph runs as it was written: %s", error, exc_info=True)
-        graph_module.graph = backup
+        backup.restore()
         del record.applied[known[0] :], record.declined[known[1] :]
         reason = Reason("rewrite-failed", f"{type(error).__name__}: {error}")
         record.fallbacks.append(Fallback.of(f"rewrite-{settings.stage}", reason))
@@ -116,7 +116,25 @@ def _without_autocast() -> Iterator[None]:
         yield
 
 
-def _backup(graph_module: fx.GraphModule) -> fx.Graph:
+class _Backup:
+    """A graph as it was when it was about to be changed; nothing is copied where that never comes."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self._graph_module = graph_module
+        self._graph: fx.Graph | None = None
+
+    def take(self) -> None:
+        """The graph is about to be changed."""
+        if self._graph is None:
+            self._graph = _copied(self._graph_module)
+
+    def restore(self) -> None:
+        """Undo all changes."""
+        if self._graph is not None:
+            self._graph_module.graph = self._graph
+
+
+def _copied(graph_module: fx.GraphModule) -> fx.Graph:
     graph = fx.Graph(graph_module)
     renamed: dict[fx.Node, fx.Node] = {}
     output = graph.graph_copy(graph_module.graph, renamed, return_output_node=True)
@@ -134,13 +152,18 @@ class _Run:
     """One run of the driver over one graph."""
 
     def __init__(
-        self, graph_module: fx.GraphModule, rules: list[Rule], settings: Settings, record: GraphRecord
+        self,
+        graph_module: fx.GraphModule,
+        rules: list[Rule],
+        settings: Settings,
+        record: GraphRecord,
+        backup: _Backup,
     ) -> None:
         self.graph_module = graph_module
         self.settings = settings
         self.record = record
-        if functionalize_temporaries(graph_module.graph) + remove_inactive_dropout(graph_module.graph):
-            graph_module.recompile()
+        self.backup = backup
+        self._simplify()
         self.mirror = Mirror(graph_module)
         came_from = "capture" if settings.stage == "forward" else "differentiate"
         self.drawing = Drawing(self.mirror, settings.drawn, came_from) if settings.drawn else None
@@ -154,6 +177,14 @@ class _Run:
         self.limit = len(graph_module.graph.nodes) + 10
         self.looping: set[str] = set()
 
+    def _simplify(self) -> None:
+        graph = self.graph_module.graph
+        if is_simplified(graph):
+            return
+        self.backup.take()
+        if functionalize_temporaries(graph) + remove_inactive_dropout(graph):
+            self.graph_module.recompile()
+
     def run(self) -> bool:
         self._normalize()
         while self._sweep():
@@ -163,6 +194,7 @@ class _Run:
             keep_start(self.record, self.drawing.before())
         if not self.applied:
             return False
+        self.backup.take()
         self.mirror.commit(self.dead_draws)
         if self.drawing is not None:
             stage = f"rewrite-{self.settings.stage}"

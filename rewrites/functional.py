@@ -20,6 +20,11 @@ from .graph import is_random, is_tensor, op_name, val
 from .layout import same_layout
 
 
+def is_simplified(graph: fx.Graph) -> bool:
+    """Whether there is nothing for the functions below to do."""
+    return not any(_writes_self(node) or _is_inactive_dropout(node) for node in graph.nodes)
+
+
 def functionalize_temporaries(graph: fx.Graph) -> int:
     """Replace in-place calls on temporaries; returns how many. Metadata stays as it is."""
     inplace = [n for n in graph.nodes if _writes_self(n)]
@@ -33,7 +38,7 @@ def functionalize_temporaries(graph: fx.Graph) -> int:
 
 def remove_inactive_dropout(graph: fx.Graph) -> int:
     """``dropout(x, p, train=False)  ->  x``, as eager code has it (autograd's tracing would copy); how many."""
-    inactive = [n for n in graph.nodes if op_name(n) == "aten.dropout" and not is_random(n)]
+    inactive = list(filter(_is_inactive_dropout, graph.nodes))
     moved: set[fx.Node] = set()
     for node in inactive:
         x = node.args[0]
@@ -45,6 +50,10 @@ def remove_inactive_dropout(graph: fx.Graph) -> int:
     if moved:
         _lay_out(graph, moved)
     return len(inactive)
+
+
+def _is_inactive_dropout(node: fx.Node) -> bool:
+    return op_name(node) == "aten.dropout" and not is_random(node)
 
 
 def _lay_out(graph: fx.Graph, moved: set[fx.Node]) -> None:
@@ -61,6 +70,8 @@ def _lay_out(graph: fx.Graph, moved: set[fx.Node]) -> None:
 def _writes_self(node: fx.Node) -> bool:
     """Whether a call writes to its first argument, and to nothing else, and returns it."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if not node.target._schema.is_mutable:  # reading all arguments takes longer
         return False
     written = [a.alias_info is not None and a.alias_info.is_write for a in node.target._schema.arguments]
     return node.target.namespace == "aten" and bool(written) and written[0] and not any(written[1:]) and is_tensor(node)

@@ -29,7 +29,7 @@ def finish(recording: fx.GraphModule, gm: fx.GraphModule) -> tuple[fx.GraphModul
     wrap_without_autocast(graph)
     _drop_dead(graph)
     _complete_metadata(graph)
-    captured = fx.GraphModule(_attributes(recording, gm), graph, class_name=type(gm).__name__)
+    captured = torch_compat.lazy_module(_attributes(recording, gm), graph, type(gm).__name__)
     _unregister_constants(captured, gm)
     _carry_over(gm, captured)
     return captured, _unusable(captured)

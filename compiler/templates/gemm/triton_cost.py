@@ -35,7 +35,9 @@ _HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polyn
 def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     """Cycles that a product takes with a tile, roughly."""
     busy = 2.0 * _START if tile.descriptors else 0.0  # its programs stay: one begins while another ends
-    busy += sum(_wave(product, tile, gpu, programs) for programs in _waves(product, tile, gpu))
+    waves = _waves(product, tile, gpu)
+    cycles = {programs: _wave(product, tile, gpu, programs) for programs in set(waves)}  # all but the last are alike
+    busy += sum(map(cycles.__getitem__, waves))
     if tile.splits == 1:
         return busy
     summed = _elements_of(product) * (4 * tile.splits + epilogue_bytes(product))
