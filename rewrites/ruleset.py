@@ -25,7 +25,7 @@ class RuleSet:
             if not isinstance(rule, Rule):
                 raise TypeError(f"a rule set holds Rules and names of rules, not {type(rule).__name__}: {rule!r}")
             other = self._rules.setdefault(rule.name, rule)
-            if other.digest != rule.digest:
+            if other is not rule and other.digest != rule.digest:
                 raise ValueError(f"two different rules are named {rule.name!r}")
 
     def __iter__(self) -> Iterator[Rule]:

@@ -67,8 +67,10 @@ def converted(number: Number, source: torch.dtype, kind: torch.dtype) -> Number 
 
 def table_of(node: fx.Node, read: Callable[[Any], Fact | None], exact: bool) -> Fact | None:
     """The result of a call on small tensors that are known, one number where all of its elements are that."""
+    if not _is_small(node):
+        return None
     facts = {n: read(n) for n in node.all_input_nodes}
-    if not _is_small(node) or not all(f is not None and _is_small(n) and _is_numeric(f) for n, f in facts.items()):
+    if not all(f is not None and _is_small(n) and _is_numeric(f) for n, f in facts.items()):
         return None
     with plainly():
         try:
@@ -85,12 +87,14 @@ def table_of(node: fx.Node, read: Callable[[Any], Fact | None], exact: bool) -> 
 
 def _is_small(node: fx.Node) -> bool:
     """Whether a value is a tensor of static size that may be computed while compiling."""
-    if not is_tensor(node) or (node.op == "call_function" and not _is_computable(node)):
+    if not is_tensor(node):
         return False
     value = val(node)
     if value.layout != torch.strided or value.device.type != "cpu" or value.dtype not in REAL:
         return False
-    return all(map(concrete, value.shape)) and value.numel() * value.dtype.itemsize <= MAX_BYTES
+    if not all(map(concrete, value.shape)) or value.numel() * value.dtype.itemsize > MAX_BYTES:
+        return False
+    return node.op != "call_function" or _is_computable(node)
 
 
 def _is_numeric(fact: Fact) -> bool:
