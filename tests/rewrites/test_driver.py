@@ -10,8 +10,10 @@ from support.engine import X, applied, calls, capture, ops, rule
 from torch import fx
 
 from regraft.compiler.normal import NORMAL_FORM
+from regraft.rewrites import driver
 from regraft.rewrites.driver import Settings, rewrite
 from regraft.rewrites.editor import RewriteError
+from regraft.rewrites.mirror import Mirror
 from regraft.rewrites.pattern import choose, optional
 from regraft.rewrites.profit import Decision, Never
 from regraft.rewrites.reason import Reason
@@ -292,6 +294,29 @@ def test_without_verification_the_program_stays_as_it_was(replacement, caplog):
     for ours, eager in zip(module(x), function(y), strict=True):
         assert torch.equal(ours, eager)
     assert torch.equal(x, y)
+
+
+def test_a_commit_that_fails_midway_is_undone(monkeypatch):
+    def commit(mirror, dead):
+        mirror.real.erase_node(next(n for n in reversed(mirror.real.nodes) if n.op == "output"))
+        raise RuntimeError("midway")
+
+    monkeypatch.setattr(Mirror, "commit", commit)
+    module, untouched = capture(RELU_EXP, X), capture(RELU_EXP, X)
+    record = GraphRecord("test")
+    assert rewrite(module, [relu_exp()], Settings(), record) is False
+    assert [f.code for f in record.fallbacks] == ["rewrite-failed"] and text(module) == text(untouched)
+    assert torch.equal(module(X), untouched(X))
+
+
+def test_a_graph_that_stays_as_it_is_is_not_copied(monkeypatch):
+    def copied(_):
+        raise AssertionError("a copy for nothing")
+
+    monkeypatch.setattr(driver, "_copied", copied)
+    record = GraphRecord("test")
+    assert rewrite(capture(lambda a: torch.exp(a), X), [relu_exp()], Settings(), record) is False
+    assert not record.fallbacks
 
 
 def test_a_failure_takes_back_only_its_own_graphs_matches():
