@@ -20,6 +20,7 @@ from ..ir import index as ix
 from ..ir.value import HALVES, Value, compute_dtype
 from .arithmetic import minus, op, over, plus, size_value, square, times
 from .core import Indices, Lowering, Tensor, Unlowered, cast, const, lowers
+from .elementwise import rounded
 from .reductions import average, moments
 from .spaces import Space, asked, fold, promised, stored, total
 
@@ -97,10 +98,16 @@ def _centered(x: Tensor, rows: Rows, mean: Tensor | None, rstd: Element) -> Elem
 
 
 def _normalized(
-    low: Lowering, x: Tensor, rows: Rows, mean: Tensor | None, rstd: Element, *affine: Tensor | None
+    low: Lowering,
+    x: Tensor,
+    rows: Rows,
+    mean: Tensor | None,
+    rstd: Element,
+    *affine: Tensor | None,
+    round_to: torch.dtype = torch.float32,
 ) -> Tensor:
     element = _centered(x, rows, mean, rstd)
-    compute = lambda i: _scaled(element(i), rows.columns.result(i), *affine)  # noqa: E731
+    compute = lambda i: rounded(_scaled(element(i), rows.columns.result(i), *affine), round_to)  # noqa: E731
     return low.pointwise(compute, x.sizes, promised(low, 0), output=0)
 
 
@@ -181,14 +188,18 @@ def _moved(low: Lowering, old: Tensor, new: Tensor, momentum: float, output: int
 def _batch_evaluation(
     low: Lowering, x: Tensor, affine: tuple[Tensor | None, ...], running: tuple[Tensor, ...], eps: float
 ) -> tuple[Tensor, ...]:
-    """Normalized by the running statistics; those of the batch come out empty on CPUs, as the running ones on GPUs."""
+    """Normalized by the running statistics; those of the batch come out empty on CPUs, as the running ones on GPUs.
+
+    Each element is rounded as eager rounds it, in whatever is computed next: variances of 1 with their epsilon make
+    factors a little below 1, and every tie of a residual sum after them would round down, layer by layer.
+    """
     rstd = _running_rstd(running[1], eps, compute_dtype(x.dtype))
     if low.device.type == "cuda":  # a launch for so few numbers takes longer than computing them for each element
-        made = _normalized(low, x, _channels(x), running[0], rstd, *affine)
+        made = _normalized(low, x, _channels(x), running[0], rstd, *affine, round_to=x.dtype)
         of_channels = ((1, running[0].at), (2, rstd))
         return made, *(low.pointwise(at, running[0].sizes, promised(low, k), output=k) for k, at in of_channels)
     kept = low.pointwise(rstd, running[1].sizes, compute_dtype(x.dtype))
-    made = _normalized(low, x, _channels(x), running[0], kept.at, *affine)
+    made = _normalized(low, x, _channels(x), running[0], kept.at, *affine, round_to=x.dtype)
     return made, *(low.pointwise(lambda i: const(0, kept.dtype), (0,), promised(low, k), output=k) for k in (1, 2))
 
 

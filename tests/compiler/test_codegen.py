@@ -221,3 +221,20 @@ def test_no_result_is_a_view_of_something_else():
     _, _, wrapper = generated(lambda x: ((x @ x).view(4, 64).exp(),), x)
     (out,) = run(wrapper, x)
     assert out._base is None and "as_strided" not in wrapper.source
+
+
+def test_ties_of_sums_after_a_norm_in_evaluation_do_not_all_round_down():
+    """By statistics as they are at first all factors are a little below 1: sums of halves would lie just below ties."""
+    x, residual = (torch.randn(2, 8, 64, 64, generator=torch.Generator().manual_seed(n)).relu() for n in (1, 2))
+    inputs = [x, residual, torch.ones(8), torch.zeros(8)]
+
+    def block(x, residual, one, zero):
+        norm = torch.ops.aten._native_batch_norm_legit_no_training(x, one, zero, zero, one, 0.1, 1e-5)[0]
+        return (norm + residual,)
+
+    halves = [t.bfloat16() for t in inputs]
+    _, made, wrapper = generated(block, *halves)
+    assert made.code.kernels <= 2
+    ((ours,), (eager,)), (exact,) = (run(wrapper, *halves), block(*halves)), block(*(t.double() for t in halves))
+    drift, theirs = (((y.double() - exact).mean() / exact.mean()).abs() for y in (ours, eager))
+    assert drift < 1.5 * theirs + 2e-5
