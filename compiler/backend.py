@@ -30,7 +30,7 @@ from .autograd import GraphKind, differentiate
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
 from .codegen import NotGeneratedError, generate_kernels
-from .collector import grow_old, uncollected
+from .collector import collected_once
 from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
 from .frames import with_room
@@ -69,10 +69,8 @@ def backend(
     Raises:
         OptionError: an unknown mode, option, value or rule; the message lists the valid ones.
     """
-    with uncollected():  # compiling makes many small objects that live on, each looked at again
-        made = Compilation(gm, example_inputs, Options.parse(mode, options)).run()
-        grow_old()
-    return made
+    with collected_once():
+        return Compilation(gm, example_inputs, Options.parse(mode, options)).run()
 
 
 class Compilation:

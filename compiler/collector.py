@@ -19,13 +19,17 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def grow_old() -> None:
-    """Let all objects count as old: the next collections of young ones do not look at them.
+@contextmanager
+def collected_once() -> Iterator[None]:
+    """No garbage is collected inside; at the end what is garbage of all that is young goes, and the rest counts as old.
 
-    After work that made many objects of which most live on, where each of these would be looked at several times for
-    nothing. What of them is garbage waits for the next full collection. Where something was frozen, nothing is done:
-    it would be thawed.
+    For work that makes many objects of which most live on: each of these would be looked at several times for nothing.
+    Where something was frozen, nothing counts as old: it would be thawed. Nothing happens where collecting is disabled.
     """
-    if gc.get_freeze_count() == 0:
-        gc.freeze()
-        gc.unfreeze()
+    with uncollected():
+        yield
+    if gc.isenabled():
+        gc.collect(1)
+        if gc.get_freeze_count() == 0:
+            gc.freeze()
+            gc.unfreeze()

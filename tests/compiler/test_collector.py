@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from regraft.compiler.collector import grow_old, uncollected
+from regraft.compiler.collector import collected_once, uncollected
 
 
 class _Cycle:
@@ -33,17 +33,25 @@ def test_nothing_is_collected_inside():
     assert not gc.isenabled()
 
 
-def test_old_garbage_waits_for_a_full_collection():
-    gone = weakref.ref(_Cycle())
-    grow_old()
-    gc.collect(1)
-    assert gone() is not None
-    gc.collect()
-    assert gone() is None
+def test_garbage_goes_and_the_rest_counts_as_old():
+    with collected_once():
+        gone, kept = weakref.ref(_Cycle()), [_Cycle() for _ in range(3)]
+        assert not gc.isenabled() and gone() is not None
+    assert gc.isenabled() and gone() is None
+    old = {id(x) for x in gc.get_objects(generation=2)}
+    assert all(id(x) in old for x in kept)
+
+
+def test_where_collecting_is_disabled_nothing_happens():
+    gc.disable()
+    with collected_once():
+        there = weakref.ref(_Cycle())
+    assert there() is not None and not gc.isenabled()
 
 
 def test_what_was_frozen_stays_so():
     gc.freeze()
     before = gc.get_freeze_count()
-    grow_old()
-    assert gc.get_freeze_count() == before > 0
+    with collected_once():
+        gone = weakref.ref(_Cycle())
+    assert gc.get_freeze_count() == before > 0 and gone() is None
