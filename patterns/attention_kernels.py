@@ -110,7 +110,8 @@ def _open_absorbed_rows(query: torch.Tensor, mask: torch.Tensor) -> tuple[torch.
     """The same scores for rows that a finite mask absorbs: from query 0 and mask 0 instead of from the lowest number.
 
     Their weights are uniform in eager code. Kernels agree, but keep only the logarithm of the row's sum for the
-    backward pass, which rounds to the lowest number itself: gradients would be too large by the number of keys.
+    backward pass, which rounds to the lowest number itself: gradients would be too large by the number of keys. So
+    queries and keys get no gradient from these rows; eager's is 0, too, unless a loss counts rows of padding.
     """
     top = mask.amax(-1, keepdim=True)
     absorbed = (top < _ABSORBING) & (top > -torch.inf)
