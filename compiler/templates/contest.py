@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..triton.compiler import are_under_way, begin_units, compile_units
-from .task import nothing
 from .triton_kernel import TritonTemplateKernel
 from .unfused import Unfused
 
@@ -26,7 +25,7 @@ class Contest:
     """
 
     def __init__(
-        self, unfused: Unfused, kernels: Iterable[TritonTemplateKernel], meanwhile: Callable[[], None] = nothing
+        self, unfused: Unfused, kernels: Iterable[TritonTemplateKernel], meanwhile: Callable[[], None]
     ) -> None:
         self.unfused = unfused
         self._kernels, self._meanwhile = list(kernels), meanwhile

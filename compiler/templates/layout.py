@@ -67,6 +67,21 @@ def _strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+class Copies:
+    """Copies of tensors in other strides, one for all kernels of a graph that read it so."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+
+    def of(self, node: fx.Node, strides: tuple[int, ...]) -> fx.Node:
+        """The tensor in these strides: itself, where it has them."""
+        if tuple(node.meta["val"].stride()) == strides:
+            return node
+        if (node, strides) not in self._made:
+            self._made[node, strides] = copied(node, strides)
+        return self._made[node, strides]
+
+
 def copied(node: fx.Node, strides: Sequence[int]) -> fx.Node:
     """A copy of a tensor in other strides (dense ones), right after it: `clone` between two permutations."""
     sizes = node.meta["val"].shape

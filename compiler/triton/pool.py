@@ -194,10 +194,6 @@ class Pool:
                     self._awaited[job] = None
         return [job.result() for job in jobs]
 
-    def run(self, jobs: Sequence[dict[str, Any]]) -> list[Reply]:
-        """Compile jobs side by side: the replies, in order; an error for what a worker was lost over, twice."""
-        return self.results([self.submit(job) for job in jobs])
-
     def stop(self) -> None:
         """End all workers, for good."""
         for worker in self._workers:

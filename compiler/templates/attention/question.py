@@ -12,7 +12,7 @@ from ....rewrites.reason import Reason, site_of
 from ....rewrites.record import Match, NearMiss
 from ...capture.effects import has_effect
 from ..kernel import Layout
-from ..layout import copied
+from ..layout import Copies
 from ..region import packet
 from .match import SOFTMAXES, Found, beside_product, match_attention
 from .sdpa import SDPA, match_sdpa
@@ -46,25 +46,16 @@ class Replacer:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._copies: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+        self._copies = Copies()
 
     def replace(self, found: Found, kernel: Callable[..., Any], layouts: Sequence[Layout]) -> None:
         """Call `kernel` on what it reads, in these layouts, instead of an attention's nodes."""
-        inputs = tuple(map(self._placed, found.inputs, layouts))
+        inputs = tuple(self._copies.of(x, layout.strides) for x, layout in zip(found.inputs, layouts, strict=True))
         with self._graph.inserting_before(found.output):
             call = self._graph.call_function(kernel, inputs)
         call.meta = {**found.output.meta, "regraft_rule": RULE}
         found.output.replace_all_uses_with(call)
         self._erase([*found.nodes, found.output])
-
-    def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
-        """The input in the strides that the kernel reads: one copy for all attentions that share it."""
-        if tuple(node.meta["val"].stride()) == layout.strides:
-            return node
-        key = (node, layout.strides)
-        if key not in self._copies:
-            self._copies[key] = copied(node, layout.strides)
-        return self._copies[key]
 
     def _erase(self, nodes: Sequence[fx.Node]) -> None:
         """Erase what nobody reads any more, and what only that read."""

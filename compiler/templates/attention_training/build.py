@@ -29,7 +29,7 @@ from ..attention.tiles import Tile
 from ..attention.triton_backward import attention_backward
 from ..attention.triton_forward import attention_triton, statistics_buffer
 from ..kernel import Layout, attention_flops
-from ..layout import copied
+from ..layout import Copies
 from ..region import is_move
 from ..triton_kernel import TritonTemplateKernel
 from .pair import Pair, first_of
@@ -144,12 +144,13 @@ class PairReplacer:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._copies: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+        self._copies = Copies()
 
     def replace(self, pair: Pair, kernels: TrainingKernels) -> dict[fx.Node, fx.Node]:
         """Call the kernels instead of a pair's nodes; gives what stands for what was replaced."""
         found = pair.found
-        reads = [self._placed(*given) for given in zip(found.inputs, kernels.forward.inputs, strict=False)]
+        layouts = zip(found.inputs, kernels.forward.inputs, strict=False)
+        reads = [self._copies.of(x, layout.strides) for x, layout in layouts]
         with self._graph.inserting_before(found.output):
             out, statistics = self._call(found.output, kernels.forward, reads, "is_forward")
             given_out = self._copied(out) if _is_returned(found.output) else out
@@ -198,15 +199,6 @@ class PairReplacer:
         node.meta = {key: value for key, value in meant.meta.items() if key != "recompute"}
         node.meta["val"] = infer(node)
         return node
-
-    def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
-        """The input in the strides that the kernels read: one copy for all attentions that share it."""
-        if tuple(node.meta["val"].stride()) == layout.strides:
-            return node
-        key = (node, layout.strides)
-        if key not in self._copies:
-            self._copies[key] = copied(node, layout.strides)
-        return self._copies[key]
 
     def _drop_unread(self, nodes: Sequence[Any]) -> None:
         for node in nodes:

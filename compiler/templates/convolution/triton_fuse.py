@@ -24,7 +24,7 @@ from ..gemm.triton_cost import cycles_to_move, fused_gain
 from ..gemm.triton_fuse import ProductPass, computes, rereads, template_kernel
 from ..gemm.triton_tiles import GemmTile
 from ..gpu import Gpu
-from ..layout import copied
+from ..layout import Copies
 from ..task import Task
 from ..triton_kernel import TritonTemplateKernel
 from .description import Convolution
@@ -51,7 +51,7 @@ class ConvolutionPass(ProductPass):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._copies: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+        self._copies = Copies()
 
     def match(self, node: fx.Node) -> FoundProduct | Reason | None:
         """A convolution with its epilogue."""
@@ -98,12 +98,7 @@ class ConvolutionPass(ProductPass):
     def laid_out(self, found: FoundProduct, kernel: TritonTemplateKernel) -> FoundProduct:
         """The same with the weight as the kernel reads it, for all that share it."""
         x, weight, *others = found.inputs
-        strides = kernel.inputs[1].strides
-        if weight.meta["val"].stride() == strides:
-            return found
-        if (weight, strides) not in self._copies:
-            self._copies[weight, strides] = copied(weight, strides)
-        return replace(found, inputs=(x, self._copies[weight, strides], *others))
+        return replace(found, inputs=(x, self._copies.of(weight, kernel.inputs[1].strides), *others))
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a convolution at all: cuDNN does those without an epilogue as well, of many channels."""

@@ -21,7 +21,7 @@ from ....rewrites.record import Evidence, GraphRecord
 from ...cpp.dtypes import UnsupportedDtype
 from ...cpp.errors import CompileFailed, CompilerMissing
 from ..kernel import Layout, TemplateKernel, lanes
-from ..layout import copied
+from ..layout import Copies
 from ..region import packet
 from .cpp import PRELUDE, gemm_cpp
 from .description import Matrix, Product
@@ -69,7 +69,7 @@ class _Candidate:
 class _Fusion:
     def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord) -> None:
         self._graph, self._oracle, self._record = graph, oracle, record
-        self._copies: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+        self._copies = Copies()
 
     def prepared(self, packed: bool) -> list[fx.Node]:
         """The products that a kernel could compute; distinct kernels are compiled side by side."""
@@ -148,14 +148,8 @@ class _Fusion:
             return packed_node(weight, lanes(), candidate.transposed)
 
     def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
-        """The input in the strides that the kernel reads: one copy for all products that share it."""
-        val = node.meta["val"]
-        if tuple(val.stride()) == layout.strides or tuple(val.shape) != layout.sizes:
-            return node
-        key = (node, layout.strides)
-        if key not in self._copies:
-            self._copies[key] = copied(node, layout.strides)
-        return self._copies[key]
+        """The input in the strides that the kernel reads; packed weights have sizes of their own."""
+        return self._copies.of(node, layout.strides) if tuple(node.meta["val"].shape) == layout.sizes else node
 
 
 def _compiles(kernel: TemplateKernel) -> bool:

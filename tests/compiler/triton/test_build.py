@@ -223,10 +223,10 @@ def test_a_worker_that_ended_is_started_again(job):
 def test_a_worker_that_dies_over_a_job_is_reported(job, tmp_path):
     (tmp_path / "one.py").write_text("import os\nos._exit(3)\n")
     pool = Pool(1)
-    (lost,) = pool.run([job])
+    (lost,) = pool.results([pool.submit(job)])
     assert isinstance(lost, WorkerLostError) and "status 3" in str(lost)
     (tmp_path / "one.py").write_text(SOURCE)
-    (reply,) = pool.run([job])
+    (reply,) = pool.results([pool.submit(job)])
     assert reply["made"]["name"] == "double"
     pool.stop()
 
@@ -240,14 +240,15 @@ def test_workers_do_not_interpret(job, monkeypatch):
 
 def test_without_an_interpreter_there_are_no_workers(job, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    (lost,) = Pool(1).run([job])
+    one = Pool(1)
+    (lost,) = one.results([one.submit(job)])
     assert isinstance(lost, WorkerLostError)
 
 
 def test_a_pool_that_has_ended_starts_nothing(job):
     one = Pool(1)
     one.stop()
-    (reply,) = one.run([job])
+    (reply,) = one.results([one.submit(job)])
     assert isinstance(reply, WorkerLostError) and "ends" in str(reply)
 
 
