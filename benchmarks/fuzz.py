@@ -1,14 +1,18 @@
-"""Random programs through eager, the interpreter of loop programs, and generated C++, which must agree.
+"""Random programs against eager: whole Python programs, and the kernels of straight ones.
 
-    python benchmarks/fuzz.py --count 10000 --shard 0/2
-    python benchmarks/fuzz.py --seed 4711 --count 1 --texts
-    python benchmarks/fuzz.py --device cuda --count 2000 --budget 60
-    python benchmarks/fuzz.py --device interpreter --count 200
+    python benchmarks/fuzz.py --count 10000 --jobs 8 --state fuzz.jsonl --summary fuzz.json
+    python benchmarks/fuzz.py --count 20000 --jobs 12 --device cuda --budget 500 --state fuzz_cuda.jsonl
+    python benchmarks/fuzz.py show 4711
+    python benchmarks/fuzz.py replay 4711 some_program.py
+    python benchmarks/fuzz.py kernels --count 10000 --shard 0/2
+    python benchmarks/fuzz.py kernels --device interpreter --count 200
 
-Program number n comes from seed n: every third has symbolic sizes, kernels of small programs also run by the
-interpreter. The kernels of many programs are compiled together. For a GPU they are Triton, run on one or by its
-interpreter. A program that disagrees is made as small as it goes,
-and printed with the first stage that is wrong; `--texts` adds its graph, loop program, fusion log and kernels.
+Program number n comes from seed n. `programs`, which is meant where no command is named, compares values, gradients,
+dtypes, strides, shared memory, writes, errors and further calls, and makes what differs smaller. A state file keeps
+each outcome: the same command goes on where it was cut off. A worker that crashes or hangs is replaced.
+
+`kernels` holds lowering, schedule and code of straight programs against eager, the kernels of many compiled together;
+for a GPU they are Triton, run on one or by its interpreter.
 """
 
 from __future__ import annotations
@@ -24,35 +28,110 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-os.environ.setdefault("REGRAFT_CACHE_DIR", tempfile.mkdtemp(prefix="regraft-fuzz-"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-import torch
 import typer
-from support.fuzzing import BUILDERS, Failure, check_batch, shrink
-from support.random_programs import draw
-from support.stages import texts
-from support.triton_kernels import device_lost
 
-torch.set_num_threads(1)
+app = typer.Typer(add_completion=False, help=__doc__)
 TRIES = {"cpu": 200, "cuda": 40, "interpreter": 60}  # programs compiled to make a failing one smaller
+COMMANDS = ("programs", "show", "replay", "kernels", "worker")
 
 
-def batches(seeds: range, size: int) -> Iterator[range]:
-    for start in range(0, len(seeds), size):
-        yield seeds[start : start + size]
+# -- whole programs ----------------------------------------------------------------------------------------------------
 
 
-def report(failure: Failure, device: str, *, tries: int, with_texts: bool) -> None:
-    failure = shrink(failure, tries, device) if tries else failure
-    print(failure, flush=True)
-    if with_texts:
-        print(texts(failure.program, failure.dynamic), flush=True)
+@app.command()
+def programs(  # noqa: PLR0913 - the command's options
+    count: int = 1000,
+    seed: int = 0,
+    jobs: Annotated[int, typer.Option(help="Worker processes.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    budget: Annotated[float, typer.Option(help="Seconds after which no further programs are begun.")] = 1e9,
+    small: Annotated[bool, typer.Option(help="Make failing programs as small as they go.")] = True,
+    state: Annotated[str, typer.Option(help="Keep outcomes here, a line a program, and go on from it.")] = "",
+    summary: Annotated[str, typer.Option(help="Write what came of all programs of the state here, as JSON.")] = "",
+    again: Annotated[bool, typer.Option(help="Run what was not right once more.")] = False,
+) -> None:
+    """Run whole Python programs; exits with 1 where one is not right."""
+    from support.fuzzer import service
+
+    known = service.read(Path(state)) if state else {}
+    if again:
+        known = {n: made for n, made in known.items() if made["outcome"] not in service.BAD}
+    left = [n for n in range(seed, seed + count) if n not in known]
+    command = [sys.executable, __file__, "worker", "--device", device, "--small" if small else "--no-small"]
+    start, told = time.monotonic(), time.monotonic()
+    for done, made in enumerate(service.Service(command, jobs, start + budget).run(left), 1):
+        known[made["seed"]] = made
+        if state:
+            with Path(state).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(made) + "\n")
+        if made["outcome"] in service.BAD:
+            _tell(made)
+        if time.monotonic() > told + 60:
+            told = time.monotonic()
+            print(f"{done} of {len(left)}, {done / (told - start):.2f} a second", flush=True)
+    found = service.summary(known)
+    if summary:
+        Path(summary).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for name, group in found["not right"].items():
+        print(f"{group['programs']:5} {name}  seeds {group['seeds']}")
+    print(f"{found['programs']} programs: {found['outcomes']} {found['of them']}; {time.monotonic() - start:.0f} s")
+    raise typer.Exit(1 if found["not right"] else 0)
 
 
-def main(  # noqa: PLR0913 - the command's options
+def _tell(made: dict[str, Any]) -> None:
+    failure = made["failure"]
+    print(f"--- program {made['seed']}: {failure['kind']}, call {failure['call']}: {failure['message']}", flush=True)
+    print(made.get("source", ""), flush=True)
+
+
+@app.command()
+def worker(device: str = "cpu", small: bool = True) -> None:
+    """Answer seeds of standard input: what `programs` starts."""
+    from support.fuzzer.service import work
+
+    work(device, small)
+
+
+@app.command()
+def show(seed: int) -> None:
+    """Print the source of a program."""
+    from support.fuzzer.grammar import draw
+
+    print(draw(seed))
+
+
+@app.command()
+def replay(
+    which: Annotated[list[str], typer.Argument(help="Seeds, and files of programs.")],
+    device: str = "cpu",
+    small: Annotated[bool, typer.Option(help="Make failing programs as small as they go.")] = False,
+) -> None:
+    """Run programs in this process, and say what is wrong with them."""
+    from support.fuzzer.grammar import draw
+    from support.fuzzer.runner import check
+    from support.fuzzer.shrink import shrink
+
+    logging.disable(logging.CRITICAL)
+    wrong = 0
+    for one in which:
+        text = draw(int(one)) if one.isdigit() else Path(one).read_text(encoding="utf-8")
+        verdict = check(text, device)
+        print(f"{one}: {verdict.outcome} {verdict.failure or ''} {verdict.counts}", flush=True)
+        wrong += verdict.outcome == "wrong"
+        if verdict.failure is not None and verdict.outcome == "wrong" and small:
+            print(shrink(text, verdict.failure.kind, lambda t: check(t, device), 300.0), flush=True)
+    raise typer.Exit(1 if wrong else 0)
+
+
+# -- kernels of straight programs --------------------------------------------------------------------------------------
+
+
+@app.command()
+def kernels(  # noqa: PLR0913 - the command's options
     count: int = 1000,
     seed: int = 0,
     shard: str = "0/1",
@@ -63,9 +142,13 @@ def main(  # noqa: PLR0913 - the command's options
     with_texts: Annotated[bool, typer.Option("--texts", help="Print all stages of failing programs.")] = False,
     out: Annotated[str, typer.Option(help="Write counts and failing seeds as JSON.")] = "",
 ) -> None:
-    """Run `count` programs; exits with 1 where one disagrees."""
-    logging.disable(logging.CRITICAL)
-    warnings.filterwarnings("ignore")
+    """Run straight programs stage by stage; exits with 1 where one disagrees."""
+    import torch
+    from support.fuzzing import BUILDERS, check_batch
+    from support.random_programs import draw
+    from support.triton_kernels import device_lost
+
+    torch.set_num_threads(1)
     if device not in BUILDERS or (device == "cuda" and not torch.cuda.is_available()):
         raise typer.BadParameter(f"no device {device!r} here; there are {', '.join(BUILDERS)}")
     tries = TRIES[device] if small else 0
@@ -73,18 +156,18 @@ def main(  # noqa: PLR0913 - the command's options
     counts: Counter[str] = Counter()
     failed: list[int] = []
     start = time.perf_counter()
-    for seeds in batches(range(seed + part, seed + count, parts), batch):
+    for seeds in _batches(range(seed + part, seed + count, parts), batch):
         if time.perf_counter() > start + budget:
             break
-        programs = {n: (draw(random.Random(n)), n % 3 == 0) for n in seeds}
-        found = check_batch(programs, counts, device)
+        drawn = {n: (draw(random.Random(n)), n % 3 == 0) for n in seeds}
+        found = check_batch(drawn, counts, device)
         if reason := device_lost(device):
             raise SystemExit(f"one of the programs {seeds} breaks the device: {reason}")
         for failure in found:
             failed.append(failure.number)
             print(f"--- program {failure.number}", flush=True)
             late = time.perf_counter() > start + budget
-            report(failure, device, tries=0 if late else tries, with_texts=with_texts)
+            _report(failure, device, tries=0 if late else tries, with_texts=with_texts)
     counts["seconds"] = round(time.perf_counter() - start)
     print(dict(counts), f"failed: {failed}")
     if out:
@@ -92,5 +175,25 @@ def main(  # noqa: PLR0913 - the command's options
     raise typer.Exit(1 if failed else 0)
 
 
+def _batches(seeds: range, size: int) -> Iterator[range]:
+    for start in range(0, len(seeds), size):
+        yield seeds[start : start + size]
+
+
+def _report(failure: Any, device: str, *, tries: int, with_texts: bool) -> None:
+    from support.fuzzing import shrink
+    from support.stages import texts
+
+    failure = shrink(failure, tries, device) if tries else failure
+    print(failure, flush=True)
+    if with_texts:
+        print(texts(failure.program, failure.dynamic), flush=True)
+
+
 if __name__ == "__main__":
-    typer.run(main)
+    logging.disable(logging.CRITICAL)
+    warnings.filterwarnings("ignore")
+    os.environ.setdefault("REGRAFT_CACHE_DIR", tempfile.mkdtemp(prefix="regraft-fuzz-"))
+    if not any(argument in COMMANDS or argument == "--help" for argument in sys.argv[1:]):
+        sys.argv.insert(1, "programs")
+    app()

@@ -2,14 +2,16 @@
 
     python benchmarks/opinfo.py --jobs 2 --out benchmarks/opinfo.json
     python benchmarks/opinfo.py --only 'nn.functional.*pool.*'
-    python benchmarks/opinfo.py --device cuda --jobs 12 --budget 270 --out opinfo_cuda.json
+    python benchmarks/opinfo.py --device cuda --jobs 12 --budget 270 --outcomes cuda.json --resume --out o.json
+    python benchmarks/opinfo.py --ways 'dynamic.*|.*errors|dtypes' --outcomes outcomes.json --resume
     python benchmarks/opinfo.py --device interpreter --only '.*softmax.*'
     python benchmarks/opinfo.py --shard 0/2 --outcomes shard0.json
     python benchmarks/opinfo.py --merge shard0.json,shard1.json --out benchmarks/opinfo.json
 
-Float32 (forward, gradient, strided, dynamic, in place, Philox) and bfloat16, int64, bool; on a GPU float16 too, with
-fewer samples. A worker process runs one operator after the other; one that crashes, hangs or breaks the GPU is
-replaced, and the case at hand recorded as the culprit.
+Float32 (forward, gradient, strided, in place, each with symbolic sizes too; Philox) and bfloat16, int64, bool; on a GPU
+float16 too, with fewer samples. What eager refuses (the database's error inputs, dtypes that an operator does not take)
+the whole compiler must refuse. A worker process runs one operator after the other; one that crashes, hangs or breaks
+the GPU is replaced, and the case at hand recorded as the culprit. With --resume a run goes on where it was cut off.
 """
 
 from __future__ import annotations
@@ -18,23 +20,25 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Annotated, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
 import typer
 from rich.console import Console
 from rich.table import Table
+from support.workers import Worker, answering
 
 BUILDING = "building the kernels"
 OUTCOMES = ("ok", "wrong", "error", "crash", "skipped")
@@ -48,14 +52,14 @@ LIMITS = {"cpu": 240.0, "cuda": 60.0, "interpreter": 240.0}
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 
-def work(samples: int, device: str) -> None:
+def work(samples: int, device: str, ways: str) -> None:
     """Operators' names in, one a line; JSON out: ``{"at": case}`` before each case, then ``{"done": outcomes}``."""
     os.environ.setdefault("REGRAFT_CACHE_DIR", tempfile.mkdtemp(prefix="regraft-opinfo-"))
     logging.disable(logging.CRITICAL)
     warnings.filterwarnings("ignore")
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
     import torch
-    from support.opinfo import CUDA_DTYPES, CUDA_HOWS, CUDA_OTHERS, cases, check, device_lost, operators
+    from support.opinfo import CUDA_DTYPES, CUDA_HOWS, CUDA_OTHERS, HOWS, cases, check, device_lost, operators
+    from support.opinfo_errors import check_refusals, refusals
 
     torch.set_num_threads(1)
     sparing: dict[str, Any] = {}
@@ -63,16 +67,19 @@ def work(samples: int, device: str) -> None:
         _prepare_gpu()
     if device != "cpu":
         sparing = {"dtypes": CUDA_DTYPES, "hows": CUDA_HOWS, "others": CUDA_OTHERS, "device": device}
+    if ways:
+        sparing["hows"] = [how for how in sparing.get("hows", HOWS) if re.fullmatch(ways, how)]
     known = operators()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # operators may print
+    answers = answering()
     answers.write(json.dumps({"operators": list(known)}) + "\n")
     for line in sys.stdin:
+        found = []
         try:
-            drawn = list(cases(known[line.strip()], samples, **sparing))
-            found = check(drawn, lambda case: _tell(answers, {"at": case}))
+            op = known[line.strip()]
+            found = check(list(cases(op, samples, **sparing)), lambda case: _tell(answers, {"at": case}))
+            refused = [case for case in refusals(op, device) if re.fullmatch(ways or ".*", case.way)]
+            found += check_refusals(refused, lambda case: _tell(answers, {"at": case}))
         except Exception as error:
-            found = []
             _tell(answers, {"failed": f"{type(error).__name__}: {error}"[:500]})
         lost = device_lost(device)
         _tell(answers, {"done": [asdict(outcome) for outcome in found], "lost": lost})
@@ -100,30 +107,28 @@ def _tell(answers: Any, message: dict[str, Any]) -> None:
     answers.write(json.dumps(message) + "\n")
 
 
-class Worker:
-    """A process that runs operators, started anew when one brings it down.
+class Operators:
+    """A worker that runs operators, started anew when one brings it down.
 
     Args:
-        samples, device: what it runs.
+        options: of the worker's command line.
         limit: seconds that an operator may take.
         errors: where what it prints goes.
     """
 
-    def __init__(self, samples: int, device: str, limit: float, errors: Path) -> None:
-        self._command = [sys.executable, __file__, "--worker", "--samples", str(samples), "--device", device]
-        self._limit, self._errors = limit, errors
-        self._process: subprocess.Popen[str] | None = None
-        self._answers: Queue[dict[str, Any] | None] = Queue()
-        self._ready = False
+    def __init__(self, options: Sequence[str], limit: float, errors: Path) -> None:
+        self._worker = Worker([sys.executable, __file__, "--worker", *options], errors)
+        self._limit, self._ready = limit, False
 
     def start(self) -> None:
         """Start the process, without waiting for it."""
-        with self._errors.open("w") as errors:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, bufsize=1
-            )
-        self._answers, self._ready = Queue(), False
-        threading.Thread(target=_read, args=(self._process, self._answers), daemon=True).start()
+        self._worker.start()
+        self._ready = False
+
+    def stop(self) -> None:
+        """End the process."""
+        self._worker.stop()
+        self._ready = False
 
     def operators(self) -> list[str]:
         """All names, once it has started.
@@ -131,12 +136,11 @@ class Worker:
         Raises:
             RuntimeError: it has not.
         """
-        if self._process is None:
+        if not self._worker.started:
             self.start()
-        answer = self._answer(time.monotonic() + START_SECONDS)
+        answer = self._worker.answer(time.monotonic() + START_SECONDS)
         if answer is None:
-            self.stop()
-            raise RuntimeError(f"the worker did not start: {self._said()}")
+            raise RuntimeError(f"the worker did not start: {self._worker.end()}")
         self._ready = True
         return list(answer["operators"])
 
@@ -148,18 +152,15 @@ class Worker:
                 self.operators()
             except RuntimeError as error:
                 return [_nothing(at, "crash", str(error))]
-        assert self._process is not None and self._process.stdin is not None
-        with suppress(OSError):  # of one that has gone there is no answer
-            self._process.stdin.write(name + "\n")
+        self._worker.tell(name)
         end, extra = min(time.monotonic() + self._limit, deadline), list[dict[str, Any]]()
         while True:
-            answer = self._answer(end)
+            answer = self._worker.answer(end)
             if answer is None:
-                code = self.stop()
+                self._ready, how = False, self._worker.end()
                 if time.monotonic() >= deadline:
                     return None
-                how = "hung" if code is None else f"killed by signal {-code}" if code < 0 else f"ended with {code}"
-                return [*extra, _nothing(at, "crash", f"{how} {self._said()}".strip())]
+                return [*extra, _nothing(at, "crash", how)]
             if "done" in answer:
                 if answer["lost"]:
                     self.stop()
@@ -167,41 +168,6 @@ class Worker:
             if "failed" in answer:
                 extra.append(_nothing(at, "skipped", f"samples: {answer['failed']}"))
             at = answer.get("at", at) if answer.get("at") != BUILDING else f"{name} (kernels)"
-
-    def _answer(self, end: float) -> dict[str, Any] | None:
-        """The next message; None where the process is gone or too late."""
-        try:
-            return self._answers.get(timeout=max(0.0, min(end - time.monotonic(), 1e6)))
-        except Empty:
-            return None
-
-    def _said(self) -> str:
-        """The last line that the process printed."""
-        lines = self._errors.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
-
-    def stop(self) -> int | None:
-        """End the process; its exit code where it had ended by itself."""
-        process, self._process, self._ready = self._process, None, False
-        if process is None:
-            return None
-        assert process.stdin is not None
-        with suppress(OSError):  # it then ends, unless it is busy
-            process.stdin.close()
-        try:
-            return process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            return None
-
-
-def _read(process: subprocess.Popen[str], answers: Queue[dict[str, Any] | None]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        with suppress(ValueError):  # the half of a line
-            answers.put(json.loads(line))
-    answers.put(None)
 
 
 def _nothing(case: str, outcome: str, message: str) -> dict[str, Any]:
@@ -219,7 +185,7 @@ class Sweep:
         deadline: by `time.monotonic`; what is not done by then is not run.
     """
 
-    def __init__(self, workers: list[Worker], deadline: float) -> None:
+    def __init__(self, workers: list[Operators], deadline: float) -> None:
         self._workers, self._deadline = workers, deadline
         self._names: Queue[str] = Queue()
         self._done: Queue[tuple[str, list[dict[str, Any]] | None]] = Queue()
@@ -354,6 +320,8 @@ def main(  # noqa: PLR0913 - the command's options
     merge: Annotated[str, typer.Option(help="Summarize these files of outcomes instead of running.")] = "",
     out: Annotated[str, typer.Option(help="Write the summary here.")] = "",
     outcomes: Annotated[str, typer.Option(help="Write the outcomes of all cases here, for --merge.")] = "",
+    resume: Annotated[bool, typer.Option(help="Leave out the operators that --outcomes has.")] = False,
+    ways: Annotated[str, typer.Option(help="A regular expression that the ways to run match in full.")] = "",
     worker: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run the sweep, or one of its shards."""
@@ -362,7 +330,7 @@ def main(  # noqa: PLR0913 - the command's options
         raise typer.BadParameter(f"no device {device!r}; there are {', '.join(SAMPLES)}")
     samples, limit = samples or SAMPLES[device], limit or LIMITS[device]
     if worker:
-        work(samples, device)
+        work(samples, device, ways)
         return
     if merge:
         made = summary(merged(merge.split(",")))
@@ -372,9 +340,10 @@ def main(  # noqa: PLR0913 - the command's options
     part, parts = map(int, shard.split("/"))
 
     def chosen(names: list[str]) -> list[str]:
-        return [name for name in names if re.fullmatch(only, name)][part::parts]
+        return [name for name in names if re.fullmatch(only, name) and name not in done][part::parts]
 
-    found: list[dict[str, Any]] = []
+    found = merged([outcomes]) if resume and Path(outcomes).exists() else []
+    done = {_parts(outcome["case"])[0] for outcome in found}
     late: list[str] = []
 
     def made_of() -> dict[str, Any]:
@@ -382,7 +351,8 @@ def main(  # noqa: PLR0913 - the command's options
 
     with tempfile.TemporaryDirectory(prefix="regraft-opinfo-", ignore_cleanup_errors=True) as folder:
         os.environ.setdefault("REGRAFT_CACHE_DIR", folder)  # equal kernels are compiled once for all workers
-        workers = [Worker(samples, device, limit, Path(folder) / f"worker{k}.txt") for k in range(jobs)]
+        options = ["--samples", str(samples), "--device", device, "--ways", ways]
+        workers = [Operators(options, limit, Path(folder) / f"worker{k}.txt") for k in range(jobs)]
         written = time.monotonic()
         for name, new in Sweep(workers, start + budget).run(chosen):
             if new is None:

@@ -11,18 +11,24 @@ Views are made anew where something that is not a kernel needs them; kernels see
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import sympy
 import torch
 from torch import fx
 
+from ..rewrites.graph import is_tensor
 from ..rewrites.sizes import SizeTable
+from .claimed_sizes import check_sizes, claims, doubtful_results
 from .ir import index as ix
 from .ir.kernel import Kernel
 from .ir.program import Buffer, Extern
 from .kernel_call import KernelCall
+from .lowering.sizes import size_name
+from .torch_compat import tree_leaves
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -55,17 +61,22 @@ class _Assembly:
         self._graph = fx.Graph()
         self._made: dict[fx.Node, fx.Node] = {}  # old node -> new node
         self._buffers: dict[str, fx.Node] = {}  # buffer -> new node
+        self._unchecked: list[fx.Node] = []  # tensors whose sizes nobody has looked at
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._copy(node)
         self._sizes = SizeTable(self._graph)
+        self._numbers = {name: node for node in reversed(graph.nodes) for name in _numbers(node.meta.get("val"))}
 
     def run(self) -> fx.Graph:
         for step in self._schedule.steps:
             if isinstance(step, Extern):
+                if step.writes and step.node.op == "call_function" and is_tensor(step.node):
+                    self._check_sizes()
                 self._extern(step)
             else:
                 self._kernel(step)
+        self._check_sizes()
         result = fx.map_arg(self._output.args[0], self._value)
         made = self._graph.output(result)
         made.meta = dict(self._output.meta)
@@ -90,8 +101,19 @@ class _Assembly:
         for user in step.node.users:
             if user.target is operator.getitem and user.name in step.writes:
                 self._copy(user)
+        self._unchecked += [self._made[node] for node in doubtful_results(step.node) if node in self._made]
+
+    def _check_sizes(self) -> None:
+        """Look at sizes before something relies on them, but after what the program itself asserts of them."""
+        for node in self._unchecked:
+            known = claims(node, self._sizes)
+            if known:
+                made = self._graph.call_function(check_sizes, (node, known))
+                made.meta = {"val": None, **{key: node.meta[key] for key in ("stack_trace",) if key in node.meta}}
+        self._unchecked = []
 
     def _kernel(self, kernel: Kernel) -> None:
+        self._check_sizes()
         # Kernels see memory flat; what is allocated has the program's sizes and strides.
         made = tuple(self._schedule.buffers[p.buffer.name] for p in kernel.params if self._is_new(p.buffer))
         fresh = {buffer.name for buffer in made}
@@ -133,7 +155,22 @@ class _Assembly:
         return [*kernel.sizes, *(s for s in more if s not in kernel.sizes)]
 
     def _size(self, size: ix.Size) -> Any:
-        return self._sizes.symbol(size.name)
+        """A size of an input, a number that the graph computes, or what its metadata says of one."""
+        node = self._numbers.get(size.name)
+        if node is not None and not isinstance(size, ix.Late):
+            return self._value(node)
+        # Where else the number stands may come later than the call that makes it known.
+        expr = self._named.get(size.name) if node is None else node.meta["val"].node.expr
+        return self._sizes.symbol(size.name) if expr is None else self._sizes.computed(expr)
+
+    @functools.cached_property
+    def _named(self) -> dict[str, Any]:
+        """What has a name of its own among the sizes and strides of tensors, and in what they are computed from."""
+        tensors = [x for node in self._old.values() for x in tree_leaves(node.meta.get("val")) if torch.is_tensor(x)]
+        numbers = [n for x in tensors if x.layout == torch.strided for n in (*x.shape, *x.stride())]
+        exprs = {n.node.expr for n in numbers if isinstance(n, torch.SymInt)}
+        parts = {part for expr in exprs for part in sympy.preorder_traversal(expr) if part.args}
+        return {size_name(part): part for part in parts}
 
     def _provenance(self, kernel: Kernel) -> dict[str, Any]:
         """Source line, module and rule of the last node that the kernel computes, and the stack traces of all."""
@@ -144,6 +181,11 @@ class _Assembly:
         meta["regraft_fused"] = tuple(dict.fromkeys(filter(None, (node.meta.get("stack_trace") for node in nodes))))
         rules = sorted({node.meta["regraft_rule"] for node in nodes if "regraft_rule" in node.meta})
         return {**meta, "regraft_rule": ", ".join(rules)} if rules else meta
+
+
+def _numbers(value: Any) -> list[str]:
+    """The name of the size that a value is, where it is one."""
+    return [size_name(value.node.expr)] if isinstance(value, torch.SymInt) else []
 
 
 def _tensor_meta(buffer: Buffer, meta: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from . import torch_compat
+from . import torch_autograd
 
 GraphKind = Literal["inference", "forward", "backward"]
 CompileGraph = Callable[[fx.GraphModule, Sequence[Any], GraphKind], Callable[[list[Any]], Any]]
@@ -29,7 +29,7 @@ def differentiate(
     example_inputs: Sequence[Any],
     compile_graph: CompileGraph,
     *,
-    prepare: Callable[[fx.GraphModule], None] = lambda graph: None,
+    prepare: Callable[[fx.GraphModule, Literal["inference", "joint"]], None] = lambda graph, kind: None,
     recompute: bool = False,
 ) -> Callable[..., Any]:
     """Compile a graph with its derivatives.
@@ -54,19 +54,19 @@ def differentiate(
     def compiler(kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
         def compile_kind(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if kind == "inference":
-                prepare(graph)
+                prepare(graph, "inference")
             _unpack_rules(graph)
             return compile_graph(graph, inputs, kind)
 
         return compile_kind
 
-    return torch_compat.aot_compile(
+    return torch_autograd.aot_compile(
         graph_module,
         example_inputs,
         inference=compiler("inference"),
         forward=compiler("forward"),
         backward=compiler("backward"),
-        joint=prepare,
+        joint=lambda graph: prepare(graph, "joint"),
         recompute=recompute,
     )
 

@@ -8,17 +8,19 @@ to one `GraphRecord`, published to `regraft.coverage()`.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..patterns import default_rules
+from ..rewrites.backup import Backup, copied
 from ..rewrites.coverage import publish
 from ..rewrites.effects import mark_gradients
+from ..rewrites.faults import Faults
 from ..rewrites.graph import mark_returned
 from ..rewrites.profit import Always, Never, Oracle
 from ..rewrites.reason import Reason
@@ -27,26 +29,33 @@ from ..rewrites.rule import Rule, declared
 from ..rewrites.ruleset import RuleSet, plugin_rules
 from . import triton
 from .autograd import GraphKind, differentiate
+from .bodies import Body, bodies, compiled_body, put_body, refused_body
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
 from .codegen import NotGeneratedError, generate_kernels
 from .collector import collected_once
+from .containment import Containment, PassFailedError
 from .cudagraph_rules import skip_reason
 from .cudagraphs import CudaGraphs
 from .frames import with_room
 from .freezing import Boxed, Freezer, refuse_training
 from .measure import BUDGET_SECONDS, Measured
-from .options import OptionError, Options
+from .options import OptionError, Options, cache_dir
+from .promised import laid_out, order_of
 from .spaced_rows import strides_of_outputs, take_strides
 from .stages import Stages
-from .torch_compat import calls_plainly, compile_name, dynamo_signal, places, told_strides
+from .torch_attention import guard_backends
+from .torch_autograd import calls_plainly, keep_saved, places, tell_strides
+from .torch_compat import compile_lock, compile_name, dynamo_signal, is_renamed_tensor
+from .torch_memory import guard_float32_precision
 from .warm.entry import Entry, recall, save
 from .warm.key import graph_key
 from .wrapper import Wrapper, generate
 
-logger = logging.getLogger("regraft")
 Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
 """Told of each compiled graph: name of the program, kind, the graph, its wrapper; gives what is called in its place."""
+# What a forward and its backward must agree on: a graph for which one of these fails runs as it is.
+_AGREEMENTS = ("take_strides", "mark_returned", "strides_of_outputs")
 _PATIENCE = 10  # times as long may measuring take where the mode says so
 
 
@@ -96,6 +105,8 @@ class Compilation:
         kind = "training" if self.training else "inference"
         self.record = GraphRecord(compile_name(), kind, nodes=len(gm.graph.nodes))
         self._devices = frozenset(x.device.type for x in example_inputs if isinstance(x, torch.Tensor))
+        self._faults = faults_of(self.record, options)
+        self._contained = Containment(self._faults)
         self._graphs = self._cuda_graphs()
         if options.freezing:
             refuse_training(example_inputs)
@@ -103,34 +114,43 @@ class Compilation:
             options,
             self.rules,
             self.oracle,
-            self.record,
+            self._contained,
             self._devices,
             training=self.training,
-            freezer=Freezer(gm, example_inputs) if options.freezing else None,
+            freezer=self._contained.attempt(Freezer, gm, example_inputs) if options.freezing else None,
             near_miss_depth=near_miss_depth,
         )
         self._gm = gm
         self._example_inputs = example_inputs
         self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
         self._static: frozenset[int] | None = None  # positions of inputs of a graph that is captured
+        self._backward: Callable[..., Any] | None = None
         self._plain: Wrapper | None = None  # the wrapper of an inference graph that needs nothing of AOTAutograd
 
     def run(self) -> Callable[..., Any]:
         """The graph as compiled before, or through all stages; the record is published when all has succeeded."""
+        return self._contained.run(self._run)
+
+    def _run(self) -> Callable[..., Any]:
+        do = self._contained.do
+        if "cuda" in self._devices:
+            guard_float32_precision()
+        do(guard_backends, self._gm)
         with self.record.timed("recall"):
-            key = self._key()
-            known = recall(key) if key is not None else None
+            key = do(self._key, name="recall")
+            known = do(recall, key) if key is not None else None
         if known is not None:
             known.record.name, known.record.seconds = self.record.name, self.record.seconds
             self.record = known.record
             publish(known.record)
             return known.runner(self._graphs)
-        if "cuda" in self._devices and triton.can_build():
-            triton.start()
+        if "cuda" in self._devices and do(triton.can_build, default=False):
+            do(triton.start)
         compiled = self._compile()
         if key is not None and self._plain is not None and not self.record.fallbacks:
-            save(key, Entry(self._plain.name, self._plain.parts, self.record, self._static))
-        return compiled
+            do(save, key, Entry(self._plain.name, self._plain.parts, self.record, self._static))
+        renamed = [k for k, x in enumerate(self._example_inputs) if is_renamed_tensor(x)]
+        return _of_plain_tensors(compiled, renamed) if renamed else compiled
 
     def _cuda_graphs(self) -> CudaGraphs | None:
         """What captures this program's graphs, where that was asked for and makes sense."""
@@ -159,19 +179,26 @@ class Compilation:
     def _compile(self) -> Callable[..., Any]:
         """All stages, one after the other."""
         with self.record.timed("capture"):
-            captured = capture(self._gm, self._example_inputs)
+            captured = self._contained.do(capture, self._gm, self._example_inputs) or self._uncaptured()
         if captured.fallback is not None:
             self.record.fallbacks.append(Fallback.of("capture", captured.fallback))
+            self._stages.wait_for_desugared(captured.graph_module)
         else:
+            self.record.fallbacks.extend(Fallback.of("capture", reason) for reason in captured.kept)
             wanted = [self.training and _requires_grad(x) for x in self._example_inputs]
-            mark_gradients(captured.graph_module.graph, wanted)
-            self._stages.rewrite_program(captured.graph_module)
+            self._contained.do(mark_gradients, captured.graph_module.graph, wanted)
+            if not self._contained.leaves_out("mark_gradients"):
+                self._stages.rewrite_program(captured.graph_module)
         self._note_graph("captured", captured.graph_module)
         with self.record.timed("differentiate"):
             compiled = self._differentiate(captured)
         self.record.seconds["differentiate"] -= self._nested  # a backward compiled later, when first run, is not in it
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
         return compiled if captured.restore is None else _restored(compiled, captured.restore)
+
+    def _uncaptured(self) -> Captured:
+        flat, restore = flat_outputs(self._gm)
+        return Captured(flat, self._example_inputs, Reason("capture-failed", "the program was not captured"), restore)
 
     def _differentiate(self, captured: Captured) -> Callable[..., Any]:
         """The program with its derivatives; as Dynamo handed it over, where what we made of it does not compile."""
@@ -183,49 +210,110 @@ class Compilation:
                 prepare=self._stages.prepare,
                 recompute=self._stages.generates(),
             )
-        except dynamo_signal():
+        except PassFailedError:
             raise
         except Exception as error:
-            if captured.fallback is not None or self.options.verify != "off":
+            if self._faults.lets_through(error):
                 raise
-            self._give_up("differentiate", error)
-            return differentiate(flat_outputs(self._gm)[0], captured.example_inputs, self._compile_graph)
+            if captured.fallback is not None:
+                return self._undifferentiated(captured, error)
+            self.record.applied.clear()
+            self._stages.stand_back()
+            compiled = differentiate(flat_outputs(self._gm)[0], captured.example_inputs, self._compile_graph)
+            # What fails as it was written, too, is no fault of ours, and is raised.
+            outcome = "the program runs as it was written"
+            self._faults.tell("compiling the rewritten program", outcome, error, stage="differentiate")
+            return compiled
 
-    def _give_up(self, stage: str, error: Exception) -> None:
-        """Note that the user's program runs as it was written, for a fault of ours."""
-        reason = Reason(f"{stage}-failed", f"the rewritten program did not compile: {type(error).__name__}: {error}")
-        logger.warning("regraft: %s; it runs as it was written", reason.message, exc_info=True)
-        self.record.fallbacks.append(Fallback.of(stage, reason))
+    def _undifferentiated(self, captured: Captured, error: Exception) -> Callable[..., Any]:
+        """Dynamo's graph itself, where AOTAutograd can't compile it as it was written.
+
+        What is wrong with the program itself is raised when it runs.
+        """
         self.record.applied.clear()
-        self._stages.stand_back()
+        message = f"AOTAutograd raised {type(error).__name__} on the program as it was written: {str(error)[:300]}"
+        self.record.fallbacks.append(Fallback("differentiate", "not-differentiated", message))
+        return captured.graph_module
 
-    @with_room  # a backward may be compiled when it is first run
+    @with_room
     def _compile_graph(
         self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind
     ) -> Callable[..., Any]:
-        """Compile one graph after differentiation."""
+        """Compile one graph after differentiation.
+
+        A backward may be compiled when it is first run, by several threads at once: the first does it for all.
+        """
+        if kind != "backward":
+            self._backward = None  # of another attempt
+            return self._compile_one(graph_module, inputs, kind)
+        with compile_lock():
+            if self._backward is None:
+                self._backward = self._compile_one(graph_module, inputs, kind)
+            return self._backward
+
+    def _compile_one(self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind) -> Callable[..., Any]:
+        """The call of one graph; its seconds are not those of differentiating."""
         start = time.perf_counter()
+        if kind == "backward":  # what it is part of has been compiled: only the backward can start again
+            backup = Backup(graph_module)
+            backup.take()
+            call = self._contained.run(lambda: self._compiled(graph_module, inputs, kind), backup.restore)
+        else:
+            call = self._compiled(graph_module, inputs, kind)
+        self._nested += time.perf_counter() - start
+        return call
+
+    def _compiled(self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind) -> Boxed:
+        """A graph through all stages after differentiation."""
+        do = self._contained.do
+        if kind == "forward":
+            keep_saved()
+        if self._contained.leaves_out(*_AGREEMENTS):
+            return as_calls(graph_module)
         if kind == "backward":
-            take_strides(graph_module, inputs)
-        told, returned = told_strides() if kind == "forward" else None, places()[1]
-        if told is not None and returned is not None:
-            mark_returned(graph_module.graph, returned)
+            do(take_strides, graph_module, inputs)
+        returned = places()[1] if kind == "forward" else None
+        if returned is not None:
+            do(mark_returned, graph_module.graph, returned)
         protected = self._stages.lower(graph_module, kind)
-        if told is not None and returned is not None:
-            told.extend(strides_of_outputs(graph_module))
+        if returned is not None:
+            tell_strides(do(strides_of_outputs, graph_module))
         self._note_graph(kind, graph_module)
-        captured = self._captured(graph_module, kind)
+        captured = do(self._captured, graph_module, kind, name="cudagraphs", default=lambda call: call)
         with self.record.timed("kernels"):
-            self._generate_kernels(graph_module, kind)
+            do(self._generate_kernels, graph_module, kind, name="kernels")
+        self._compile_bodies(graph_module, kind)
         with self.record.timed("generate"):
-            wrapper = generate(graph_module, name=f"{self.record.name} {kind}")
+            wrapper = do(partial(generate, graph_module, name=f"{self.record.name} {kind}"), name="generate")
+        if wrapper is None:
+            return protected(as_calls(graph_module))
         if kind == "inference" and calls_plainly():
             self._plain = wrapper
         self.record.details[f"source:{kind}"] = wrapper.source
         self.record.details[f"stats:{kind}"] = wrapper.stats
-        self._nested += time.perf_counter() - start
         call = wrapper.call if self._observe is None else self._observe(self.record.name, kind, graph_module, wrapper)
         return protected(captured(call))
+
+    def _compile_bodies(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
+        """Compile what the graph's control flow calls; a body that cannot be stays as it is."""
+        for name, body in bodies(graph_module).items():
+            reason = refused_body(body.graph)
+            if reason is not None:
+                self.record.fallbacks.append(Fallback.of("bodies", reason))
+                continue
+            compiled = self._contained.do(self._compile_body, body, kind, name)
+            if compiled is not None:
+                put_body(graph_module, name, compiled)
+
+    def _compile_body(self, body: fx.GraphModule, kind: GraphKind, name: str) -> Body:
+        do, made = self._contained.do, fx.GraphModule(body, copied(body))
+        self._stages.lower_body(made, kind)
+        self._note_graph(f"{kind}:{name}", made)
+        do(self._generate_kernels, made, kind, name="kernels")
+        self._compile_bodies(made, kind)
+        wrapper = generate(made, name=f"{self.record.name} {kind} {name}")
+        self.record.details[f"source:{kind}:{name}"] = wrapper.source
+        return compiled_body(wrapper, made.graph)
 
     def _captured(self, graph_module: fx.GraphModule, kind: GraphKind) -> Callable[[Boxed], Boxed]:
         """What to wrap a compiled graph in, so that it is replayed as a CUDA graph where that may be."""
@@ -251,13 +339,11 @@ class Compilation:
     def _generate_kernels(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
         """Put generated kernels into the graph; where that fails, the calls of ATen stay."""
         try:
-            made = generate_kernels(graph_module, kind, verify=self.options.verify != "off")
+            made = generate_kernels(graph_module, kind, verify=self.options.verify != "off", faults=self._faults)
         except NotGeneratedError as refusal:
             self.record.fallbacks.append(Fallback.of("kernels", refusal.reason))
         except Exception as error:
-            if self.options.verify != "off":
-                raise
-            self._keep_calls(error)
+            self._faults.tell("generating kernels", "the graph runs by calls of ATen", error, stage="kernels")
         else:
             graph_module.graph = made.graph
             self._stages.draw(kind, "kernels", made.graph)
@@ -270,11 +356,25 @@ class Compilation:
         if self.options.debug:
             self.record.details[f"graph:{stage}"] = str(graph_module.graph)
 
-    def _keep_calls(self, error: Exception) -> None:
-        """Note that a graph runs by calls of ATen, for a fault of ours."""
-        reason = Reason("kernels-failed", f"no kernels were generated: {type(error).__name__}: {error}")
-        logger.warning("regraft: %s; the graph runs by calls of ATen", reason.message, exc_info=True)
-        self.record.fallbacks.append(Fallback.of("kernels", reason))
+
+def _of_plain_tensors(compiled: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """`compiled`, its inputs at some places made plain tensors: Dynamo has run what their classes add."""
+
+    def run(*inputs: Any) -> Any:
+        plain = list(inputs)
+        for k in places:
+            plain[k] = inputs[k].as_subclass(torch.Tensor)
+        results = compiled(*plain)
+        for result in results:  # their gradients come in the class that Dynamo gives them
+            if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+                result.register_hook(_plain_tensor)
+        return results
+
+    return run
+
+
+def _plain_tensor(value: torch.Tensor) -> torch.Tensor:
+    return value.as_subclass(torch.Tensor) if is_renamed_tensor(value) else value
 
 
 def _restored(compiled: Callable[..., Any], restore: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
@@ -286,8 +386,36 @@ def _restored(compiled: Callable[..., Any], restore: Callable[[Sequence[Any]], A
     return run
 
 
+def as_calls(graph_module: fx.GraphModule) -> Boxed:
+    """A graph as torch.fx runs it, in boxed convention: one list of inputs in, which it empties.
+
+    Its inputs are laid out as its metadata has them, whatever the graph that made them has chosen.
+    """
+    inputs = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
+    orders = [order_of(x) if isinstance(x, torch.Tensor) and x.layout == torch.strided else None for x in inputs]
+
+    def call(args: list[Any]) -> Any:
+        given = [x if order is None else laid_out(x, order) for x, order in zip(args, orders, strict=True)]
+        args.clear()
+        return graph_module(*given)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the calling convention
+    return call
+
+
 def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def faults_of(record: GraphRecord, options: Options) -> Faults:
+    """What is done with errors of ours."""
+    folder = cache_dir()
+    return Faults(
+        record,
+        strict=options.strict or options.verify != "off",
+        folder=folder and folder / "faults",
+        signals=(dynamo_signal(),),
+    )
 
 
 def make_oracle(options: Options) -> Oracle:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..rewrites.faults import Faults
 from ..rewrites.graph import val
 from ..rewrites.reason import Reason, site_of
 from ..rewrites.record import Code, KeptCall
@@ -92,14 +93,19 @@ def begin_kernels(graph_module: fx.GraphModule) -> Planned:
     return planned
 
 
-def _planned(graph_module: fx.GraphModule, kept: Mapping[str, str]) -> Planned:
+def _planned(graph_module: fx.GraphModule, kept: Mapping[str, str], faults: Faults | None = None) -> Planned:
     target = _target(graph_module.graph)
-    lowered = lower(graph_module, keep=kept)
+    lowered = lower(graph_module, keep=kept, faults=faults)
     return Planned(lowered, schedule(lowered.program, target=target))
 
 
 def generate_kernels(
-    graph_module: fx.GraphModule, kind: str, *, verify: bool = False, begun: Planned | None = None
+    graph_module: fx.GraphModule,
+    kind: str,
+    *,
+    verify: bool = False,
+    begun: Planned | None = None,
+    faults: Faults | None = None,
 ) -> Generated:
     """The graph with generated kernels in place of what they compute.
 
@@ -108,13 +114,14 @@ def generate_kernels(
         kind: ``"inference"``, ``"forward"`` or ``"backward"``, for the record.
         verify: prove every dependence of the schedule by an independent checker.
         begun: what `begin_kernels` planned for this graph.
+        faults: is told of lowerings that fail.
 
     Raises:
         NotGeneratedError: nothing can be generated here: another device, no compiler.
     """
     kept: dict[str, str] = {}
     while True:
-        planned = begun if begun is not None and not kept else _planned(graph_module, kept)
+        planned = begun if begun is not None and not kept else _planned(graph_module, kept, faults)
         lowered, plan = planned.lowered, planned.schedule
         if verify:
             _check(lowered.program, plan)
@@ -122,6 +129,7 @@ def generate_kernels(
             functions = _build(plan.kernels)
         except triton.UnsupportedKernels as refusal:
             kept |= _refused(plan, refusal, kept)
+            faults = None  # it was told
             continue
         graph = assemble(graph_module.graph, plan, functions, overwrites)
         code = _code(kind, graph_module.graph, lowered, len(plan.kernels))

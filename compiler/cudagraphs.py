@@ -243,7 +243,7 @@ class _Graphed:
                     results = self._kept_by(pool, results, given)
         except Exception as error:  # whatever cannot be recorded runs as it is
             self._failed = True
-            logger.warning("regraft: a graph runs without CUDA graphs, its capture failed", exc_info=True)
+            logger.info("regraft: a graph runs without CUDA graphs, its capture failed: %s", error)
             self._say("capture-failed", f"{type(error).__name__}: {error}")
             return None
         if chains:

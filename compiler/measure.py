@@ -19,7 +19,7 @@ import torch
 from ..rewrites.machine import cpu_model
 from ..rewrites.profit import Decision, Question
 from ..rewrites.record import Evidence
-from . import torch_compat
+from . import torch_compat, torch_memory
 from .cache import DecisionCache, decision_cache, digest, environment, gpu_model
 from .options import cache_dir
 from .synthesis import TensorSpec, UnmeasurableError, describe, has_symbols, specs, synthesize
@@ -92,11 +92,14 @@ class Measured:
         self._failures: dict[str, Decision] = {}
 
     def decide(self, question: Question) -> Decision:
-        """Choose the candidate that beats the original by at least `MIN_GAIN`, or none."""
+        """Choose the candidate that beats the original by at least `MIN_GAIN`, or none.
+
+        Where the original is excluded, the fastest candidate is chosen.
+        """
         try:
             return torch_compat.without_dynamo(self._decide)(question)
         except Exception as error:
-            return self._failure(error)
+            return self._failure(error, question)
 
     def _decide(self, question: Question) -> Decision:
         if not question.candidates:
@@ -121,7 +124,7 @@ class Measured:
             trial = self._measure(question)
         except Exception as error:
             # Kept for this compilation only: a later one may have more memory, or other kernels.
-            self._failures[key] = decision = self._failure(error)
+            self._failures[key] = decision = self._failure(error, question)
             return decision
         decision = choose(trial, question)
         self.stats.measured += 1
@@ -139,8 +142,9 @@ class Measured:
         try:
             _refuse_capture()
             inputs = synthesize(question.inputs, question.training, question.arrange)
+            original = None if question.excluded else question.original
             return run_trial(
-                question.original, question.candidates, inputs, question.training, self._program_seconds, deadline,
+                original, question.candidates, inputs, question.training, self._program_seconds, deadline,
                 question.cold,
             )  # fmt: skip
         finally:
@@ -152,7 +156,7 @@ class Measured:
         relatives = [known for known in self._known.values() if known.family == family]
         if not relatives:
             self.stats.failed += 1
-            return Decision(None, Evidence(note=f"budget spent: {self._budget:g} s of measurements"))
+            return _unmeasured(question, f"budget spent: {self._budget:g} s of measurements")
         nearest = min(relatives, key=lambda known: known.distance(sizes))
         self.stats.borrowed += 1
         # Without times: they would be another shape's.
@@ -166,18 +170,30 @@ class Measured:
         # Asked anew each time: benchmarks and tests switch the directory within one process.
         return self._cache if self._cache is not None else decision_cache(cache_dir())
 
-    def _failure(self, error: Exception) -> Decision:
+    def _failure(self, error: Exception, question: Question) -> Decision:
         self.stats.failed += 1
         why = str(error) if isinstance(error, UnmeasurableError) else one_line(error)
-        return Decision(None, Evidence(note=f"not measured: {why}"))
+        return _unmeasured(question, f"not measured: {why}")
+
+
+def _unmeasured(question: Question, why: str) -> Decision:
+    """The original, or the first candidate where that is excluded."""
+    if question.excluded and question.candidates:
+        return Decision(next(iter(question.candidates)), Evidence(note=f"{question.excluded}; {why}"))
+    return Decision(None, Evidence(note=why))
 
 
 def choose(trial: Trial, question: Question) -> Decision:
-    """The fastest candidate of a trial if it saves at least `MIN_GAIN` of the original's time; ties go to the first."""
-    original = trial.times[ORIGINAL]
-    timed = [name for name in question.candidates if name in trial.times]
+    """The fastest candidate of a trial if it saves at least `MIN_GAIN` of the original's time; ties go to the first.
+
+    Of a trial without the original, the fastest.
+    """
+    original = trial.times.get(ORIGINAL, math.inf)
+    timed = [name for name in question.candidates if name in trial.times and not _is_coarse(trial, question, name)]
     fastest = min(timed, key=lambda name: trial.times[name], default=None)
-    notes = [f"{name} {why}" for name, why in trial.dropped.items()] + trial.notes
+    notes = [question.excluded] if question.excluded else []
+    notes += [f"{name} {why}" for name, why in trial.dropped.items()] + trial.notes
+    notes += [f"{name} is less precise" for name in question.candidates if _is_coarse(trial, question, name)]
     if has_symbols(question.inputs):
         notes.append("symbolic sizes: measured at their example values")
     if question.training and not any(spec.requires_grad for spec in specs(question.inputs)):
@@ -188,6 +204,11 @@ def choose(trial: Trial, question: Question) -> Decision:
         notes.append(f"{fastest}, the fastest candidate, saves {saved:.1%} and not {MIN_GAIN:.0%}")
         chosen = None
     return Decision(chosen, Evidence(trial.times, "measured", "; ".join(notes), trial.errors))
+
+
+def _is_coarse(trial: Trial, question: Question, name: str) -> bool:
+    """Whether a candidate's results are further from the original's than the question allows."""
+    return question.precision is not None and trial.errors.get(name, 0.0) > question.precision
 
 
 def decision_key(question: Question) -> str:
@@ -205,6 +226,8 @@ def decision_key(question: Question) -> str:
         "training": question.training,
         "arranged": question.arrange is not None,
         "cold": question.cold,
+        "precision": question.precision,
+        "alone": bool(question.excluded),
         "gpus": sorted(gpu_model(device.index) for device in devices),
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
@@ -217,24 +240,12 @@ def decision_key(question: Question) -> str:
 def _settings() -> list[Any]:
     """Switches of torch's that change which kernels run."""
     cuda = torch.backends.cuda
-    try:
-        precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set through torch's newer interface, beside which this one refuses to answer
-        precision = str(getattr(cuda.matmul, "fp32_precision", ""))
     return [
-        precision,
+        torch_memory.float32_settings(),
         torch.are_deterministic_algorithms_enabled(),
         [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()],
-        [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, _convolution_precision()],
+        [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark],
     ]
-
-
-def _convolution_precision() -> str:
-    cudnn = torch.backends.cudnn
-    try:
-        return str(cudnn.allow_tf32)
-    except RuntimeError:  # as above
-        return str(getattr(getattr(cudnn, "conv", None), "fp32_precision", ""))
 
 
 def _refuse_capture() -> None:
@@ -244,7 +255,7 @@ def _refuse_capture() -> None:
 
 def _family(question: Question, tensors: list[TensorSpec]) -> tuple[Any, ...]:
     kinds = tuple((spec.dtype, len(spec.shape), spec.device.type, spec.requires_grad) for spec in tensors)
-    return (question.rule, question.training, tuple(question.candidates), kinds)
+    return (question.rule, question.training, bool(question.excluded), tuple(question.candidates), kinds)
 
 
 def _sizes(tensors: list[TensorSpec]) -> tuple[int, ...]:

@@ -68,6 +68,8 @@ class Options:
             writes through ``.data``, which torch does not count, are not seen.
         debug: keep every stage as text in the records that `regraft.coverage` collects: the graphs, the loop program,
             the fusion log, the kernels and their C++ or Triton.
+        strict: raise where our own code fails. By default the failing part is left out, the log names it in three
+            lines, its traceback goes to a file, and the report counts it (`Coverage.faults`).
         template: ``"cudagraphs"`` replays CUDA graphs in every mode. Launches of a graph are recorded at its second
             call with the same sizes, and are one from then on. Inputs that are no parameters are copied in;
             results are the program's own, and no later call changes them. What cannot be replayed (tensors on CPUs,
@@ -83,6 +85,7 @@ class Options:
     rng: RngPolicy = "statistical"
     freezing: bool = False
     debug: bool = False
+    strict: bool = False
     template: Template = "none"
     cudagraph_limit: int = 8
 
@@ -91,7 +94,7 @@ class Options:
             _check_choice(name, getattr(self, name), choices)
         if self.rules is not None and not isinstance(self.rules, tuple):
             raise OptionError(f"option 'rules' must be a tuple or None, not {type(self.rules).__name__}")
-        for name in ("freezing", "debug"):
+        for name in ("freezing", "debug", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name!r} must be True or False, not {getattr(self, name)!r}")
         limit = self.cudagraph_limit

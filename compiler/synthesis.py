@@ -273,6 +273,8 @@ def _guard_memory(all_specs: list[TensorSpec]) -> None:
 def free_memory(device: torch.device) -> int | None:
     """Bytes that can still be allocated on `device`, or None where that is not known."""
     if device.type == "cuda":
+        if not torch.cuda.is_available():
+            return None
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
     return _free_host_memory() if device.type == "cpu" else None

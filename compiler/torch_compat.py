@@ -87,54 +87,6 @@ def keeps_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
-def places() -> tuple[frozenset[int], int | None]:
-    """Of the graph that AOTAutograd compiles: positions of inputs whose addresses stay (parameters, buffers).
-
-    And how many outputs of a forward go to the program, None if that is not known; the backward keeps the others.
-    """
-    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
-    return frozenset(getattr(metadata, "static_input_indices", None) or ()), getattr(metadata, "num_forward", None)
-
-
-def told_strides() -> list[tuple[int, ...] | None] | None:
-    """Where AOTAutograd is told the strides of a forward's outputs, which it gives the backward's compiler; or None."""
-    return getattr(torch._guards.TracingContext.try_get(), "output_strides", None)
-
-
-def aot_compile(
-    graph_module: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    inference: Callable[..., Any],
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    joint: Callable[[fx.GraphModule], None],
-    recompute: bool,
-) -> Callable[..., Any]:
-    """Functionalize and differentiate by AOTAutograd, and compile each graph with the compiler of its kind.
-
-    `joint` may change the graph of forward and backward before it is split; `recompute` splits it by minimum cut,
-    rather than as eager would.
-    """
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
-
-    split = min_cut_rematerialization_partition if recompute else default_partition
-
-    def partition(joint_module: fx.GraphModule, inputs: Any, **more: Any) -> Any:
-        joint(joint_module)
-        return split(joint_module, inputs, **more)
-
-    compiler = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=backward,
-        inference_compiler=inference,
-        partition_fn=partition,
-        keep_inference_input_mutations=True,
-    )
-    return compiler(graph_module, example_inputs)
-
-
 def bare_calls(namespace: str, *names: str) -> SimpleNamespace:
     """Operators of `torch.ops.<namespace>` by ``packet.overload``, bound to their C++ entry: one Python frame less.
 
@@ -152,22 +104,6 @@ def bare_calls(namespace: str, *names: str) -> SimpleNamespace:
             setattr(bound, packet, SimpleNamespace())
         setattr(getattr(bound, packet), overload, call)
     return bound
-
-
-def allows_tf32() -> bool:
-    """Whether the user lets GPUs round operands of float32 products to the 10 bits that tensor cores take."""
-    try:
-        return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # set through torch's newer interface, beside which this one refuses to answer
-        return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"
-
-
-def convolutions_allow_tf32() -> bool:
-    """The same for convolutions, which have a setting of their own."""
-    try:
-        return bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:
-        return getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "") == "tf32"
 
 
 def operator_path(target: Any) -> tuple[str, str, str] | None:
@@ -207,7 +143,8 @@ CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 # What Dynamo puts in a graph for scopes: (enter, leave) of autocast and of inference mode, and the setter of grad mode.
 AUTOCAST_SCOPE = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 INFERENCE_SCOPE = (torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode)
-SCOPES = (*AUTOCAST_SCOPE, *INFERENCE_SCOPE, torch._C._set_grad_enabled, torch._C._log_api_usage_once)
+SET_GRAD_MODE = torch._C._set_grad_enabled
+SCOPES = (*AUTOCAST_SCOPE, *INFERENCE_SCOPE, SET_GRAD_MODE, torch._C._log_api_usage_once)
 
 
 def trace_before_dispatch(function: Callable[..., Any], inputs: Sequence[Any]) -> fx.GraphModule:
@@ -264,6 +201,13 @@ def no_function_modes() -> Iterator[None]:
     finally:
         for mode in reversed(modes):
             _push_mode(mode)
+
+
+def indexing_by_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Let ``x[i]`` of a scalar tensor `i` be a call of an operator rather than a view at a known place."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    return TransformGetItemToIndex()
 
 
 @contextlib.contextmanager
@@ -433,6 +377,13 @@ def is_composite(operator: Any) -> bool:
     return operator._can_decompose()
 
 
+def compile_lock() -> contextlib.AbstractContextManager[Any]:
+    """Dynamo's lock, which it holds while it compiles: other threads wait for their turn."""
+    from torch._dynamo import convert_frame
+
+    return convert_frame.compile_lock
+
+
 def dynamo_signal() -> type[BaseException]:
     """What Dynamo raises to itself through a backend: to start a frame anew, or to leave it to Python."""
     from torch._dynamo.exc import TorchDynamoException
@@ -451,6 +402,13 @@ def is_subclass(value: Any) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+
+
+def is_renamed_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of a class that adds to Python's side only: to the dispatcher it is a plain one."""
+    if not isinstance(value, torch.Tensor) or type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return False
+    return type(value).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl  # type: ignore[comparison-overlap]
 
 
 def adopt_name(node: fx.Node, source: fx.Node) -> None:
@@ -509,6 +467,13 @@ def schema_arguments(target: OpOverload) -> tuple[tuple[str, bool, Any], ...]:
     return tuple((a.name, a.kwarg_only, a.default_value) for a in target._schema.arguments)
 
 
+@functools.lru_cache(None)
+def number_arguments(target: OpOverload) -> frozenset[str]:
+    """Names of the arguments that take Python numbers, or tensors, for which numbers may stand."""
+    kinds = ("number", "float", "Tensor")
+    return frozenset(a.name for a in target._schema.arguments if any(kind in str(a.type) for kind in kinds))
+
+
 def decomposition(target: OpOverload) -> Callable[..., Any] | None:
     """How an operator is made of core ATen operators, where torch says so."""
     return _decompositions().get(target)
@@ -521,36 +486,11 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(core_aten_decompositions())
 
 
-def trace_decomposed(function: Callable[..., Any], inputs: Sequence[Any]) -> fx.GraphModule:
-    """The graph of `function` on fakes, composite operators decomposed."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    return make_fx(function)(*inputs)
-
-
 def fake_mode_of(tensors: Sequence[Any]) -> Any:
     """The fake mode that tensors belong to, None where there is none."""
     from torch._guards import detect_fake_mode
 
     return detect_fake_mode(list(tensors))
-
-
-def calls_plainly() -> bool:
-    """Whether the graph being compiled by AOTAutograd is called with the program's inputs as they are.
-
-    And gives its outputs as they are: no input is written, no output is a view of an input or another output, and there
-    are no subclasses, effect tokens or generator states to carry.
-    """
-    context = torch._guards.TracingContext.try_get()
-    metadata = getattr(context, "fw_metadata", None)
-    if metadata is None:
-        return False
-    written = any(i.mutates_data or i.mutates_metadata for i in metadata.input_info)
-    views = any(o.output_type.name != "non_alias" for o in metadata.output_info)
-    kinds = {type(meta).__name__ for meta in metadata.subclass_inp_meta}
-    plain = kinds <= {"PlainTensorMeta", "int"}
-    extra = metadata.num_intermediate_bases or metadata.tokens or metadata.num_graphsafe_rng_states
-    return plain and not written and not views and not extra
 
 
 def has_symbols(tensor: torch.Tensor) -> bool:
@@ -561,14 +501,3 @@ def has_symbols(tensor: torch.Tensor) -> bool:
 def is_module_state(placeholder: fx.Node) -> bool:
     """Whether an input of Dynamo's graph is a tensor that a module holds, at no address that others rely on."""
     return placeholder.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") == "unguarded"
-
-
-def input_origin(placeholder: fx.Node) -> int | str | None:
-    """What an input of AOTAutograd's graph is of the graph it was given.
-
-    The position of an input, the qualified name of a parameter or buffer, or None for what it has made of them.
-    """
-    origin = placeholder.meta.get("desc")
-    if type(origin).__name__ == "PlainAOTInput":
-        return origin.idx
-    return origin.target if type(origin).__name__ in ("ParamAOTInput", "BufferAOTInput") else None

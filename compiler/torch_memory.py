@@ -6,6 +6,7 @@ Every function here wraps exactly one internal fact of torch and says which.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -76,3 +77,59 @@ def cuda_spin(seconds: float) -> None:
 def clear_cublas_workspaces() -> None:
     """Let cuBLAS allocate its workspaces anew: memory of a captured graph's own must not be shared with others."""
     torch._C._cuda_clearCublasWorkspaces()
+
+
+def allows_tf32() -> bool:
+    """Whether the user lets GPUs round operands of float32 products to the 10 bits that tensor cores take."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # set through torch's newer interface, beside which this one refuses to answer
+        return getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32"
+
+
+def float32_settings() -> tuple[str, ...]:
+    """All that the user may set about the precision of libraries in float32, and of sums in 16 bits."""
+    precision, cublas = torch._C._get_fp32_precision_getter, torch.backends.cuda.matmul
+    kinds = [precision(library, kind) for library in ("cuda", "mkldnn") for kind in ("matmul", "conv", "rnn")]
+    halves = [cublas.allow_fp16_reduced_precision_reduction, cublas.allow_bf16_reduced_precision_reduction]
+    try:
+        legacy = torch.get_float32_matmul_precision()
+    except RuntimeError:  # as above
+        legacy = ""
+    return (*kinds, *map(str, halves), legacy)
+
+
+def guard_float32_precision() -> None:
+    """Have Dynamo compile anew where the user changes what libraries on GPUs may make of float32.
+
+    Dynamo itself looks at the setting for products, but not at that for convolutions.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
+        return
+    from torch._dynamo.source import GlobalStateSource
+
+    context.guards_context.dynamo_guards.add(torch._guards.Guard(GlobalStateSource(), _precision_guard))
+
+
+def _precision_guard(builder: Any, guard: Any) -> None:  # noqa: ARG001
+    precision = torch._C._get_fp32_precision_getter
+    known = precision("cuda", "conv"), precision("cuda", "matmul")
+
+    def holds(_: Any) -> bool:
+        return (precision("cuda", "conv"), precision("cuda", "matmul")) == known
+
+    parts = [f"the precision of float32 convolutions and products is {known}"]
+    root = builder.guard_manager.root
+    try:
+        root.add_lambda_guard(holds, parts, None)
+    except TypeError:  # before there were user stacks
+        root.add_lambda_guard(holds, parts)
+
+
+def convolutions_allow_tf32() -> bool:
+    """The same for convolutions, which have a setting of their own."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "") == "tf32"

@@ -60,7 +60,7 @@ class Trial:
 
 
 def run_trial(
-    original: Program,
+    original: Program | None,
     candidates: Mapping[str, Program],
     inputs: Inputs,
     training: bool = False,
@@ -71,7 +71,8 @@ def run_trial(
     """Check the candidates against the original and time them all. Must run outside every tracing mode.
 
     Args:
-        original: the program to beat, a callable of ``inputs.values``.
+        original: the program to beat, a callable of ``inputs.values``; None to compare the others with the first
+            of them that runs.
         candidates: the other programs, by name.
         inputs: what they run on.
         training: time forward and backward; otherwise the forward under ``no_grad``.
@@ -85,11 +86,11 @@ def run_trial(
     trial = Trial()
     with _quiet(inputs.devices), torch.set_grad_enabled(training):
         cotangents: Cotangents | None = {} if training else None
-        programs = {ORIGINAL: original, **candidates}
+        programs = candidates if original is None else {ORIGINAL: original, **candidates}
         steps = {name: _step(program, inputs, cotangents) for name, program in programs.items()}
         agreeing = _agreeing(steps, inputs, trial)
         trial.times = _time(agreeing, _clock(inputs.devices, cold), seconds, deadline, trial)
-    if ORIGINAL not in trial.times:
+    if original is not None and ORIGINAL not in trial.times:
         raise UnmeasurableError(f"the original program {trial.dropped[ORIGINAL]}")
     return trial
 
@@ -102,12 +103,19 @@ def one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Leave no trace: random number generators and the current device are as before on exit, warnings are not shown."""
+    """Leave no trace: random number generators and the current device are as before on exit.
+
+    Warnings of GPU kernels are not shown.
+    """
     cuda = [device.index for device in devices if device.type == "cuda"]
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
-    with torch.random.fork_rng(devices=cuda, device_type="cuda"), current, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # kernels that can't run say so in warnings; the trial says it in `dropped`
-        yield
+    with torch.random.fork_rng(devices=cuda, device_type="cuda"), current:
+        if not cuda:
+            yield
+            return
+        with warnings.catch_warnings():  # of all threads
+            warnings.simplefilter("ignore")  # kernels that can't run say so in warnings; the trial says it in `dropped`
+            yield
 
 
 def _step(program: Program, inputs: Inputs, cotangents: Cotangents | None) -> Step:
@@ -143,9 +151,10 @@ def _cotangent(cotangents: Cotangents, number: int, root: torch.Tensor) -> torch
 
 
 def _agreeing(steps: Mapping[str, Step], inputs: Inputs, trial: Trial) -> dict[str, Step]:
-    """The programs that run and give what the original gives (it comes first); none where that fails."""
+    """The programs that run and give what the first does: the original, or nothing agrees, if it is among them."""
     agreeing: dict[str, Step] = {}
     expected: _Result | None = None
+    first = ""
     for name, step in steps.items():
         result: _Result | None = None  # its memory is free before the next program runs
         try:
@@ -153,13 +162,14 @@ def _agreeing(steps: Mapping[str, Step], inputs: Inputs, trial: Trial) -> dict[s
             why = "" if expected is None else disagreement(result.leaves, expected.leaves, not expected.random)
         except Exception as error:
             trial.drop(name, error)
-            if expected is None:
+            if name == ORIGINAL:
                 return {}
             inputs.refill()
             continue
-        expected = expected or result
+        if expected is None:
+            first, expected = name, result
         if why:
-            trial.dropped[name] = f"disagrees with the original: {why}"
+            trial.dropped[name] = f"disagrees with {'the original' if first == ORIGINAL else first}: {why}"
         else:
             agreeing[name] = step
             if result is not expected and not expected.random:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ..rewrites.graph import describe, dtype, is_tensor, sees, shape, val
+from ..rewrites.graph import describe, dtype, is_tensor, sees, shape, val, widens
 from ..rewrites.matcher import Binding
 from ..rewrites.pattern import choose
 from ..rewrites.reason import Reason
@@ -40,8 +40,7 @@ def floating(x: Any) -> Reason | None:
 
 def wide_is_x(x: Any, wide_x: Any) -> Reason | None:
     """wide_x is x in a wider dtype."""
-    widens = torch.promote_types(dtype(x), dtype(wide_x)) == dtype(wide_x)
-    if widens and same_shape(shape(x), shape(wide_x)) and _source(x) is _source(wide_x):
+    if widens(dtype(x), dtype(wide_x)) and same_shape(shape(x), shape(wide_x)) and _source(x) is _source(wide_x):
         return None
     message = f"the cube is of {describe(wide_x)}, which is not known to be the same value"
     return Reason("cube-of-another-value", message, (wide_x,), describe(x), describe(wide_x))
@@ -55,7 +54,7 @@ def _source(node: Any) -> Any:
 
 
 def _widens(node: Any) -> bool:
-    return torch.promote_types(dtype(node.args[0]), dtype(node)) == dtype(node)
+    return widens(dtype(node.args[0]), dtype(node))
 
 
 def is_root_of(expected: float) -> Callable[..., Reason | None]:

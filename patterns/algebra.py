@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..rewrites.graph import arguments, describe, dtype, is_tensor, nodes_in, op_name, rank, shape, val
+from ..rewrites.graph import arguments, describe, dtype, is_tensor, nodes_in, op_name, rank, shape, val, widens
 from ..rewrites.matcher import Binding
 from ..rewrites.pattern import ANYTHING, Call, Term, choose
 from ..rewrites.reason import Reason
@@ -91,7 +91,7 @@ def widened(match: Binding) -> Reason | None:
         return None
     own, between = dtype(x), dtype(casts[-1])
     one_kind = own.is_floating_point == between.is_floating_point and between != torch.bool
-    if one_kind and not between.is_complex and torch.promote_types(own, between) == between:
+    if one_kind and not between.is_complex and widens(own, between):
         return None
     message = f"{between} does not hold every number of {own}"
     return Reason("cast-narrows", message, tuple(casts), f"a dtype wider than {own}", str(between))

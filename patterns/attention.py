@@ -33,19 +33,22 @@ from .attention_guards import (
     nan_policy,
     result_dtype,
     row_scale_is_per_row,
+    rows_keep_a_key,
     sink_is_a_column,
     training,
     weights_are_used,
 )  # fmt: skip
 from .attention_kernels import CPU_KERNELS, MATH_KERNEL, WEIGHTS_KERNEL
 from .attention_samples import REFUSED, SAMPLES, WEIGHTS_REFUSED, WEIGHTS_SAMPLES
+from .hidden_rows import bias_comes_last, selects, sums_lose_digits
 
 _GUARDS = (
     floating, masks_fit, bias_is_floating, fill_masks, fill_hides_bias,
-    row_scale_is_per_row, sink_is_a_column, casts_stay_floating, casts_keep_precision,
+    row_scale_is_per_row, sink_is_a_column, casts_stay_floating, casts_keep_precision, rows_keep_a_key,
 )  # fmt: skip
 _DERIVED = {
-    "causal": causal, "nan": nan_policy, "empty_rows": empty_rows, "training": training,
+    "causal": causal, "nan": nan_policy, "empty_rows": empty_rows, "selected": selects, "added_last": bias_comes_last,
+    "low": sums_lose_digits, "training": training,
     "compute": compute_dtype, "result": result_dtype,
 }  # fmt: skip
 _DECLARED: dict[str, Any] = {
@@ -78,6 +81,7 @@ def _softmax(masked: Any, sink: Any) -> Any:
         "softmax",
         same=lambda: torch.softmax(columns, -1),
         fp32=lambda: torch.softmax(cast(columns, torch.float32), -1),
+        safe=lambda: torch.ops.aten._safe_softmax(columns, -1),
     )
     return optional("sink", weights, lambda w: torch.ops.aten.slice(w, -1, 0, -1))
 

@@ -6,6 +6,7 @@ All return the result first. Under policy ``rng="statistical"`` they draw dropou
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal
 from .attention_kernels import (
     Attention,
+    Heads,
     device_of,
     head_size,
     keep_nan,
     like,
+    not_allowed,
     refused,
     sizes_positive,
     softmax_is_plain,
@@ -36,11 +39,11 @@ _CUDNN_HEAD = 128
 _FLASH_HEAD = 256
 
 
-def _kernel_mask(mask: torch.Tensor | None, query: torch.Tensor, columns: Any) -> torch.Tensor | None:
+def _kernel_mask(heads: Heads) -> torch.Tensor | None:
     """The mask in query's dtype, finite entries kept finite, with a column of its own for every key."""
-    if mask is None:
+    if heads.mask is None:
         return None
-    mask = like(mask, query.dtype)
+    mask, columns = like(heads.mask, heads.query.dtype), heads.key.shape[2]
     if not known_equal(mask.shape[-1], columns):
         mask = mask.expand(*mask.shape[:-1], columns)
     return mask.contiguous()
@@ -49,34 +52,34 @@ def _kernel_mask(mask: torch.Tensor | None, query: torch.Tensor, columns: Any) -
 def cudnn(*operands: Any, **derived: Any) -> torch.Tensor:
     """cuDNN's fused attention."""
     attention = Attention(*operands, **derived)
-    q, k, v, mask, factor = attention.four_dims()
-    mask = _kernel_mask(mask, q, k.shape[2])
+    heads = attention.heads()
+    q, k, v, mask = heads.query, heads.key, heads.value, _kernel_mask(heads)
     out = aten._scaled_dot_product_cudnn_attention(
-        q, k, v, mask, attention.training, attention.p or 0.0, attention.causal, False, scale=factor
+        q, k, v, mask, attention.training, attention.p or 0.0, attention.causal, False, scale=heads.factor
     )[0]
-    return attention.restore(keep_nan(attention, out, q, mask, shows_nan=True))
+    return attention.restore(keep_nan(attention, out, replace(heads, mask=mask), shows_nan=True))
 
 
 def flash(*operands: Any, **derived: Any) -> torch.Tensor:
     """FlashAttention-2, which takes no mask but the causal one."""
     attention = Attention(*operands, **derived)
-    q, k, v, _, factor = attention.four_dims()
-    out = aten._scaled_dot_product_flash_attention(q, k, v, attention.p or 0.0, attention.causal, False, scale=factor)[
-        0
-    ]
-    return attention.restore(keep_nan(attention, out, q, None, shows_nan=True))
+    heads = attention.heads()
+    out = aten._scaled_dot_product_flash_attention(
+        heads.query, heads.key, heads.value, attention.p or 0.0, attention.causal, False, scale=heads.factor
+    )[0]
+    return attention.restore(keep_nan(attention, out, replace(heads, mask=None), shows_nan=True))
 
 
 def efficient(*operands: Any, **derived: Any) -> torch.Tensor:
     """The memory-efficient kernel, whose mask must be spread over the scores with aligned rows."""
     attention = Attention(*operands, **derived)
-    q, k, v, mask, factor = attention.four_dims()
-    mask = _kernel_mask(mask, q, k.shape[2])
+    heads = attention.heads()
+    q, k, v, mask = heads.query, heads.key, heads.value, _kernel_mask(heads)
     spread = None if mask is None else _aligned(mask).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     out = aten._scaled_dot_product_efficient_attention(
-        q, k, v, spread, attention.training, attention.p or 0.0, attention.causal, scale=factor
+        q, k, v, spread, attention.training, attention.p or 0.0, attention.causal, scale=heads.factor
     )[0]
-    return attention.restore(keep_nan(attention, out, q, mask, shows_nan=True))
+    return attention.restore(keep_nan(attention, out, replace(heads, mask=mask), shows_nan=True))
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
@@ -100,7 +103,7 @@ def _basics(name: str, match: Binding, policy: Mapping[str, str], dtypes: tuple[
         return refused(name, f"the head size is not one multiple of {_ALIGNMENT}", match, "query", "value")
     if "sink" in match.operands:
         return refused(name, "it takes no sink", match, "sink")
-    reason = softmax_is_plain(name, match)
+    reason = not_allowed(name, match, policy) or softmax_is_plain(name, match)
     if reason is not None:
         return reason
     if "p" in match.operands and policy.get("rng") == "eager":

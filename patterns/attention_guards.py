@@ -112,6 +112,14 @@ def sink_is_a_column(sink: Any) -> Reason | None:
     return Reason("sink-not-a-column", message, (sink,), "last dim 1", describe(sink))
 
 
+def rows_keep_a_key(match: Binding) -> Reason | None:
+    """Of a softmax that gives 0 for rows with nothing to keep: there are none, so that it is one like others."""
+    if dict(match.tags)["softmax"] != "safe" or not empty_rows(match, {}):
+        return None
+    masks = tuple(match.operands[n] for n in ("bias", "keep", "fill") if is_tensor(match.operands.get(n)))
+    return Reason("rows-may-be-empty", "the mask may leave nothing of a row, whose weights are 0 then", masks)
+
+
 def weights_are_used(match: Binding) -> Reason | None:
     """The weights have another use than their product with value; else rule `sdpa` is the one."""
     product, *inner = match.matched

@@ -23,10 +23,24 @@ from ..rewrites.matcher import Binding
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal
+from .hidden_rows import opened, rows_lose_gradients, with_dead_rows
 
 aten = torch.ops.aten
 
-_ABSORBING = -1e6  # added to scores in float32, numbers below leave little of them
+
+@dataclass(frozen=True)
+class Heads:
+    """What a kernel takes: query, key and value in four dims, the mask broadcast to them, and the scale as a number.
+
+    `dead` marks rows that are NaN in eager code and that the mask no longer shows.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    factor: float
+    dead: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,9 @@ class Attention:
     causal: bool
     nan: str
     empty_rows: bool
+    selected: bool
+    added_last: bool
+    low: bool
     training: bool
     compute: torch.dtype
     result: torch.dtype
@@ -73,15 +90,19 @@ class Attention:
         """Both masks as one additive mask."""
         return merge_masks(self.bias, self.keep, self.fill, self.compute)
 
-    def four_dims(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]:
-        """4-D query, key, value and mask, and the scale as a number; no mask where it is known to be causal."""
+    def heads(self) -> Heads:
+        """What a kernel takes; no mask where it is known to be causal."""
         query, factor = self.scaled_query()
         mask = None if self.causal else fit_mask(self.mask(), query.dtype)
-        if mask is not None and self.training:
-            query, mask = _open_absorbed_rows(query, mask)
+        dead = None
+        if mask is not None and self.training and (self.selected or self.low):
+            own_bias = self.selected and self.bias is not None and not self.added_last
+            empty = self.empty_rows and self.nan != "safe"
+            query, mask, dead = opened(query, mask, selected=self.selected, own_bias=own_bias, empty=empty)
         tensors = (query, self.key_t.transpose(-2, -1).to(self.compute), self.value.to(self.compute))
         query, key, value = (_four_dims(t, self.batch) for t in tensors)
-        return query, key, value, None if mask is None else _mask_four_dims(mask, self.batch), factor
+        mask, dead = (None if x is None else _mask_four_dims(x, self.batch) for x in (mask, dead))
+        return Heads(query, key, value, mask, factor, dead)
 
     def restore(self, out: torch.Tensor) -> torch.Tensor:
         """A kernel's 4-D result in the shape and dtype that the product of weights and value had."""
@@ -104,18 +125,6 @@ def like(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return mask
     wide = mask if mask.dtype == torch.float64 else mask.float()
     return torch.where(wide == -torch.inf, wide, wide.clamp(min=torch.finfo(dtype).min)).to(dtype)
-
-
-def _open_absorbed_rows(query: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same scores for rows that a finite mask absorbs: from query 0 and mask 0 instead of from the lowest number.
-
-    Their weights are uniform in eager code. Kernels agree, but keep only the logarithm of the row's sum for the
-    backward pass, which rounds to the lowest number itself: gradients would be too large by the number of keys. So
-    queries and keys get no gradient from these rows; eager's is 0, too, unless a loss counts rows of padding.
-    """
-    top = mask.amax(-1, keepdim=True)
-    absorbed = (top < _ABSORBING) & (top > -torch.inf)
-    return torch.where(absorbed, 0.0, query), torch.where(absorbed, mask - top, mask)
 
 
 def _one_element(scale: Any) -> Any:
@@ -177,14 +186,16 @@ def row_factor(query: torch.Tensor | None, mask: torch.Tensor | None, empty_rows
     return factor
 
 
-def keep_nan(attention: Attention, out: torch.Tensor, query: Any, mask: Any, *, shows_nan: bool) -> torch.Tensor:
+def keep_nan(attention: Attention, out: torch.Tensor, heads: Heads, *, shows_nan: bool) -> torch.Tensor:
     """`out` with eager's NaN rows, where the policy asks for them."""
     if attention.nan == "safe":
         return out
-    if mask is not None and attention.sink is not None and attention.empty_rows:  # a sink is left in any row
+    mask, empty = heads.mask, attention.empty_rows and heads.dead is None
+    if mask is not None and attention.sink is not None and empty:  # a sink is left in any row
         mask = torch.maximum(mask.amax(-1, keepdim=True), _sink_four_dims(attention, mask.dtype))
-    factor = row_factor(None if shows_nan else query, mask, attention.empty_rows)
-    return out if factor is None else out * factor.to(out.dtype)
+    factor = row_factor(None if shows_nan else heads.query, mask, empty)
+    out = out if factor is None else out * factor.to(out.dtype)
+    return out if heads.dead is None else with_dead_rows(out, heads.value, heads.dead)
 
 
 def _sink_four_dims(attention: Attention, dtype: torch.dtype) -> torch.Tensor:
@@ -220,13 +231,14 @@ def _one_width(*heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def flash_cpu(*operands: Any, **derived: Any) -> torch.Tensor:
     """PyTorch's CPU flash kernel."""
     attention = Attention(*operands, **derived)
-    q, k, v, mask, factor = attention.four_dims()
-    width = v.shape[-1]
+    heads = attention.heads()
+    width = heads.value.shape[-1]
     out, log_sums = aten._scaled_dot_product_flash_attention_for_cpu(
-        *_one_width(q, k, v), 0.0, attention.causal, attn_mask=mask, scale=factor
-    )
-    out = share_sink(attention, out if q.shape[-1] <= width else out[..., :width], log_sums)
-    return attention.restore(keep_nan(attention, out, q, mask, shows_nan=mask is not None))
+        *_one_width(heads.query, heads.key, heads.value), 0.0, attention.causal, attn_mask=heads.mask,
+        scale=heads.factor,
+    )  # fmt: skip
+    out = share_sink(attention, out if heads.query.shape[-1] <= width else out[..., :width], log_sums)
+    return attention.restore(keep_nan(attention, out, heads, shows_nan=heads.mask is not None))
 
 
 def math_kernel(*operands: Any, **derived: Any) -> torch.Tensor:
@@ -274,6 +286,8 @@ def _masked(attention: Attention, scores: torch.Tensor) -> torch.Tensor:
     if keep is None or not _is_selected(fill, scores.dtype):
         mask = attention.mask()
         return scores if mask is None else scores + mask
+    if attention.added_last:  # low numbers of both masks add up to -inf
+        return torch.where(keep, scores, fill) + attention.bias
     return torch.where(keep, scores if attention.bias is None else scores + attention.bias, fill)
 
 
@@ -288,6 +302,17 @@ def _is_selected(fill: Any, dtype: torch.dtype) -> bool:
 def refused(kernel: str, why: str, match: Binding, *names: str) -> Reason:
     """The reason for which a kernel is no candidate for a match; `names` are the operands to blame."""
     return Reason("kernel-unavailable", f"{kernel}: {why}", tuple(match.operands[n] for n in names or ("query",)))
+
+
+_BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+
+
+def not_allowed(kernel: str, match: Binding, policy: Mapping[str, str]) -> Reason | None:
+    """The reason not to take a kernel that the program has excluded, by `sdpa_kernel` or for good."""
+    allowed = policy.get("backends")
+    if allowed is None or _BACKENDS[kernel] in allowed.split(","):
+        return None
+    return refused(kernel, f"the program allows only {allowed or 'no kernel'} here", match)
 
 
 def device_of(match: Binding) -> str:
@@ -311,6 +336,8 @@ def softmax_is_plain(kernel: str, match: Binding) -> Reason | None:
         return refused(kernel, "it multiplies no scores entry by entry", match, "factor")
     if "sink" in match.operands and any(wants_gradient(o) for o in match.operands.values() if is_tensor(o)):
         return refused(kernel, "a sink is shared out afterwards, by sums that pass no gradient on", match, "sink")
+    if rows_lose_gradients(match):
+        return refused(kernel, "rows that the mask may hide entirely would lose their gradients", match, "bias")
     return None
 
 
@@ -338,7 +365,7 @@ def flash_cpu_applies(match: Binding, policy: Mapping[str, str]) -> Reason | Non
         return refused(name, "value may have another head size than query", match, "value")
     if "p" in match.operands:
         return refused(name, "no dropout", match)
-    reason = softmax_is_plain(name, match)
+    reason = not_allowed(name, match, policy) or softmax_is_plain(name, match)
     if reason is not None:
         return reason
     if wants_mask_gradient(match):

@@ -56,6 +56,7 @@ SAMPLES: tuple[Sample, ...] = (
     _sample(mask="bias", bias=_BIAS, **_CAPPED),
     _sample(sink="yes", sink_score=_SINK),
     _sample(scale="number", scale_by=0.3, mask="where", keep=_KEEP, fill=-math.inf, sink="yes", sink_score=_SINK),
+    _sample(scale="number", scale_by=0.3, softmax="safe"),
     _sample(mask="factor_bias", factor=T("S T", values="positive"), bias=_BIAS),
 )
 
@@ -94,6 +95,7 @@ REFUSED = (
     _sample("fill-not-a-mask", mask="where_bias", keep=_KEEP, fill=-1e5, bias=T("S T")),
     _sample("fill-not-a-mask", mask="where_bias", keep=_KEEP, fill=T(""), bias=T("S T")),
     _sample("scale-varies-along-keys", scale="rows", row_scale=T("H 1 T", values="positive")),
+    _sample("rows-may-be-empty", mask="where", keep=_KEEP, fill=-math.inf, softmax="safe"),
     _sample("sink-not-a-column", sink="yes", sink_score=T("B H S 2"), value=T("B H 8 E")),
 )
 WEIGHTS_REFUSED = tuple(

@@ -109,7 +109,7 @@ def is_causal_match(match: Binding) -> bool:
 
 def may_empty_rows(bias: Any, keep: Any, fill: Any) -> bool:
     """Whether a row of scores could be masked out altogether by -inf, which makes it NaN in eager code."""
-    if (bias is None and keep is None) or _keeps_diagonal(bias, keep):
+    if (bias is None and keep is None) or keeps_diagonal(bias, keep):
         return False
     known = [evaluate(m) for m in (bias, keep) if m is not None]
     if all(value is not None for value in known):
@@ -119,7 +119,7 @@ def may_empty_rows(bias: Any, keep: Any, fill: Any) -> bool:
     return bias is not None and not _is_finite(bias)
 
 
-def _keeps_diagonal(bias: Any, keep: Any) -> bool:
+def keeps_diagonal(bias: Any, keep: Any) -> bool:
     """Whether the only mask, square, is known to leave the entry in every row whose column is the row."""
     mask = keep if bias is None else bias
     fact = fact_of(mask)
@@ -143,8 +143,8 @@ def _empties_rows(bias: Any, keep: Any, fill: Any) -> bool:
     return bool(torch.as_tensor(total).amax(-1).eq(-float("inf")).any()) if total.numel() else False
 
 
-_KEEPS_FINITE = ("aten.reshape", "aten.permute", "aten.expand", "aten.slice", "aten.unsqueeze", "aten.view")
-_FROM_CONSTANTS = ("aten.zeros", "aten.ones", "aten.zeros_like", "aten.ones_like")
+MOVES = ("aten.reshape", "aten.permute", "aten.expand", "aten.slice", "aten.unsqueeze", "aten.view")
+FROM_CONSTANTS = ("aten.zeros", "aten.ones", "aten.zeros_like", "aten.ones_like")
 
 
 def _is_finite(node: Any) -> bool:
@@ -154,30 +154,30 @@ def _is_finite(node: Any) -> bool:
     if not is_tensor(node) or "opaque" in node.meta:
         return False
     name, args = op_name(node), node.args
-    if name in _FROM_CONSTANTS or not val(node).dtype.is_floating_point:
+    if name in FROM_CONSTANTS or not val(node).dtype.is_floating_point:
         return True
     if name in ("aten.full", "aten.full_like", "aten.scalar_tensor"):
         return _is_finite(args[-1] if name == "aten.scalar_tensor" else args[1])
     if name == "aten.where" and len(args) == 3:
         return _is_finite(args[1]) and _is_finite(args[2])
-    if name in _KEEPS_FINITE or (name == "aten.to" and not _narrows(args[0], node)):
+    if name in MOVES or (name == "aten.to" and not _narrows(args[0], node)):
         return _is_finite(args[0])
     if name == "aten.mul":  # (1 - flags) * -10000
-        return all(_is_finite(a) for a in args[:2]) and any(_is_flag(a) for a in args[:2])
-    return _is_flag(node)
+        return all(_is_finite(a) for a in args[:2]) and any(is_flag(a) for a in args[:2])
+    return is_flag(node)
 
 
-def _is_flag(node: Any) -> bool:
+def is_flag(node: Any) -> bool:
     """Whether a float tensor is made of 0 and 1: a cast of booleans, or one minus such."""
     if not is_tensor(node) or "opaque" in node.meta:
         return False
     if val(node).dtype == torch.bool:
         return True
     name, args = op_name(node), node.args
-    if name == "aten.to" or name in _KEEPS_FINITE:
-        return _is_flag(args[0])
+    if name == "aten.to" or name in MOVES:
+        return is_flag(args[0])
     if name == "aten.rsub":
-        return args[1] == 1 and _is_flag(args[0])
+        return args[1] == 1 and is_flag(args[0])
     return False
 
 

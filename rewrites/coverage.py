@@ -93,6 +93,11 @@ class Coverage:
         return [fallback for graph in self.graphs for fallback in graph.fallbacks]
 
     @property
+    def faults(self) -> list[Fallback]:
+        """The fallbacks that are errors of ours; `Fallback.traceback` is the path of a file with the traceback."""
+        return [fallback for fallback in self.fallbacks if fallback.fault]
+
+    @property
     def matches(self) -> Counter[str]:
         """How many matches were applied, by rule; a rule that was not applied counts 0."""
         return Counter(match.rule for match in self.applied)

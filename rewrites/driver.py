@@ -6,7 +6,6 @@ commits what rules made. If anything goes wrong the program stays as it was, and
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,8 +17,10 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from .backup import Backup
 from .effects import wants_gradient
 from .facts import example, fact_of
+from .faults import Faults
 from .functional import functionalize_temporaries, is_simplified, remove_inactive_dropout
 from .graph import is_pure, op_name, val
 from .index import Index
@@ -35,10 +36,9 @@ from .rule import Candidate, Rule, Stage
 from .ruleset import RuleSet
 from .snapshot import Drawing, keep_start, module_of
 from .splice import Original, insert, is_operand, trace
-from .symbolic import assume
+from .symbolic import Undecided, assume
+from .tracing import Level
 from .verifier import verify_graph, verify_rewrite
-
-logger = logging.getLogger("regraft")
 
 # Refusals that no other spelling of the program would change: told only where a rule is to be explained.
 _CIRCUMSTANCES = (
@@ -60,6 +60,7 @@ class Settings:
         verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` compares both sides at run time.
         policy: options that derived values may read, e.g. ``{"nan": "eager"}``; part of every question's key.
         near_miss_depth: how many operators must have matched for a near miss to be told; 0 tells of every rule.
+        faults: what is done with errors of ours; by default they are told, or raised under verification.
         drawn: under which name to keep snapshots of the graph before and after; empty keeps none.
     """
 
@@ -71,6 +72,7 @@ class Settings:
     verify: Literal["off", "structure", "live"] = "off"
     policy: tuple[tuple[str, str], ...] = ()
     near_miss_depth: int = 2
+    faults: Faults | None = None
     drawn: str = ""
 
 
@@ -81,20 +83,20 @@ def rewrite(
     chosen = [r for r in rules if r.stage == settings.stage]
     if not chosen:
         return False
-    backup = _Backup(graph_module)
+    backup = Backup(graph_module)
     known = len(record.applied), len(record.declined)
     start, before = time.perf_counter(), record.seconds.get("measure", 0.0)
+    faults, place = settings.faults or Faults(record, strict=settings.verify != "off"), _Place()
     try:
         with _without_autocast():  # its casts are nodes of the graph
-            return _Run(graph_module, chosen, settings, record, backup).run()
+            return _Run(graph_module, chosen, settings, record, backup, place).run()
     except Exception as error:  # the user's program must survive any fault of ours
-        if settings.verify != "off":
+        if faults.lets_through(error):
             raise
-        logger.warning("regraft: rewriting failed, the graph runs as it was written: %s", error, exc_info=True)
         backup.restore()
         del record.applied[known[0] :], record.declined[known[1] :]
-        reason = Reason("rewrite-failed", f"{type(error).__name__}: {error}")
-        record.fallbacks.append(Fallback.of(f"rewrite-{settings.stage}", reason))
+        outcome = "the graph runs as it was written"
+        faults.tell(place.what, outcome, error, stage=f"rewrite-{settings.stage}", code="rewrite-failed")
         return False
     finally:
         measured = record.seconds.get("measure", 0.0) - before
@@ -116,36 +118,11 @@ def _without_autocast() -> Iterator[None]:
         yield
 
 
-class _Backup:
-    """A graph as it was when it was about to be changed; nothing is copied where that never comes."""
+@dataclass
+class _Place:
+    """What a run is at, for whoever tells that it failed."""
 
-    def __init__(self, graph_module: fx.GraphModule) -> None:
-        self._graph_module = graph_module
-        self._graph: fx.Graph | None = None
-
-    def take(self) -> None:
-        """The graph is about to be changed."""
-        if self._graph is None:
-            self._graph = _copied(self._graph_module)
-
-    def restore(self) -> None:
-        """Undo all changes."""
-        if self._graph is not None:
-            self._graph_module.graph = self._graph
-
-
-def _copied(graph_module: fx.GraphModule) -> fx.Graph:
-    graph = fx.Graph(graph_module)
-    renamed: dict[fx.Node, fx.Node] = {}
-    output = graph.graph_copy(graph_module.graph, renamed, return_output_node=True)
-    if output is not None:
-        value, old = output  # type: ignore[misc]
-        graph.output(value).meta = dict(old.meta)
-    graph._codegen = graph_module.graph._codegen
-    for old, new in renamed.items():
-        if hasattr(old, "_dynamo_source"):  # Dynamo's note on where an input comes from
-            new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]
-    return graph
+    what: str = "rewriting"
 
 
 class _Run:
@@ -157,15 +134,17 @@ class _Run:
         rules: list[Rule],
         settings: Settings,
         record: GraphRecord,
-        backup: _Backup,
+        backup: Backup,
+        place: _Place,
     ) -> None:
+        self.place = place
         self.graph_module = graph_module
         self.settings = settings
         self.record = record
         self.backup = backup
         self._simplify()
         self.mirror = Mirror(graph_module)
-        came_from = "capture" if settings.stage == "forward" else "differentiate"
+        came_from = "capture" if settings.drawn == "program" else "differentiate"
         self.drawing = Drawing(self.mirror, settings.drawn, came_from) if settings.drawn else None
         self.normalizer = Normalizer(self.mirror, settings.normal_form)
         self.rules = rules
@@ -194,6 +173,7 @@ class _Run:
             keep_start(self.record, self.drawing.before())
         if not self.applied:
             return False
+        self.place.what = "committing rewrites"
         self.backup.take()
         self.mirror.commit(self.dead_draws)
         if self.drawing is not None:
@@ -205,6 +185,7 @@ class _Run:
         return True
 
     def _normalize(self) -> None:
+        self.place.what = "normal form"
         self.normalizer.run()
         if self.normalizer.stopped is not None:
             self.record.fallbacks.append(Fallback.of("normal-form", self.normalizer.stopped))
@@ -226,8 +207,13 @@ class _Run:
 
     def _try(self, rule: Rule, node: fx.Node) -> None:
         """Match one rule at one node, and time it, without what was spent on measuring."""
+        self.place.what = f"rule {rule.name}"
         start, before = time.perf_counter(), self.record.seconds.get("measure", 0.0)
-        self._match(rule, node)
+        try:
+            self._match(rule, node)
+        except Undecided as question:
+            message = f"it depends on a size that is known when run: {question.cond}"
+            self.refused[rule.name, node] = Failure(rule.size, Reason("data-dependent", message), node)
         spent = time.perf_counter() - start - (self.record.seconds.get("measure", 0.0) - before)
         self._spend("rule_seconds", rule.name, spent)
 
@@ -267,8 +253,9 @@ class _Run:
         """A legal match: decide, then apply or decline it, once."""
         rule, root = found.rule, found.root
         self.settled.add((rule.name, root))
-        derived = {name: derive(found.binding, self.policy) for name, derive in rule.derived.items()}
-        usable, excluded = _usable(found, self.policy)
+        policy = self.policy | {key: root.meta[key] for key in ("backends",) if key in root.meta}
+        derived = {name: derive(found.binding, policy) for name, derive in rule.derived.items()}
+        usable, excluded = _usable(found, policy)
         if not usable:
             self.refused[rule.name, root] = Failure(rule.size, excluded[-1], root)
             return
@@ -334,10 +321,11 @@ class _Run:
 
     def _traced(self, rule: Rule, candidate: Candidate, derived: dict[str, Any], operands: list[Any]) -> fx.GraphModule:
         """A candidate on operands of this metadata: repeated layers are traced once."""
+        level: Level = "above autograd" if self.settings.stage == "forward" else "below autograd"
         return self.normalizer.memo.get(
             (rule.name, candidate.name),
             (operands, derived),
-            lambda: trace(partial(_call, candidate.function, derived), operands),
+            lambda: trace(partial(_call, candidate.function, derived), operands, level),
         )
 
     def _observed(self, found: Found, old: fx.Node, new: fx.Node) -> fx.Node:

@@ -19,7 +19,9 @@ from .reason import Reason
 _GRAD_MODE = "_set_grad_enabled"
 _ENTER = ("_enter_autocast", "_enter_inference_mode")
 _EXIT = ("_exit_autocast", "_exit_inference_mode")
-_SCOPES = (_GRAD_MODE, *_ENTER, *_EXIT)
+# What Dynamo makes of `sdpa_kernel`: backends by their names, and the call that allows these and no others.
+_BACKEND_NAMED, _ALLOW_BACKENDS = "_backend_from_string", "_sdpa_kernel"
+_SCOPES = (_GRAD_MODE, *_ENTER, *_EXIT, _BACKEND_NAMED, _ALLOW_BACKENDS)
 
 
 def storages(node: Any) -> set[int]:
@@ -114,6 +116,7 @@ class Effects:
         Graphs are rewritten under the grad mode that they start in; theirs is region 0.
         """
         state: tuple[Any, ...] = ((_GRAD_MODE, torch.is_grad_enabled()),)
+        backends: str | None = None  # what the program has said last
         open_regions: dict[fx.Node, tuple[Any, ...]] = {}
         numbers: dict[tuple[Any, ...], int] = {state: 0}
         for node in graph.nodes:
@@ -127,6 +130,11 @@ class Effects:
                 state = open_regions.get(node.args[0], state) if isinstance(node.args[0], fx.Node) else state
             elif name.startswith("streams."):  # what stands on either side may run at once: never merged
                 state = (*(s for s in state if s[0] != "stream"), ("stream", node.name))
+            elif name == _ALLOW_BACKENDS:
+                backends = allowed_by(node)
+                state = (*(s for s in state if s[0] != name), (name, backends))
+            if backends is not None:
+                node.meta["backends"] = backends
             node.meta["region"] = numbers.setdefault(state, len(numbers))
 
     def writer_between(self, node: fx.Node, first: int, last: int) -> fx.Node | None:
@@ -148,6 +156,11 @@ class Effects:
     def draws_between(self, first: int, last: int, own: set[int]) -> bool:
         """Whether random numbers other than the positions `own` are drawn in ``(first, last)``."""
         return any(first < p < last and p not in own for p in self.random)
+
+
+def allowed_by(call: fx.Node) -> str:
+    """What `_sdpa_kernel` allows: names of `SDPBackend`, sorted, with commas between."""
+    return ",".join(sorted(str(named.args[0]) for named in nodes_in(call.args[0])))
 
 
 def moved_read(node: fx.Node, writer: fx.Node) -> Reason:

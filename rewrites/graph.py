@@ -120,6 +120,14 @@ def dtype(node: fx.Node) -> torch.dtype:
     return val(node).dtype
 
 
+def widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """Whether torch promotes a dtype to another one beside it; some (of 8 bits) it does not promote at all."""
+    try:
+        return narrow == wide or torch.promote_types(narrow, wide) == wide
+    except RuntimeError:
+        return False
+
+
 def is_number(value: Any) -> bool:
     """A Python or symbolic number, or a node that holds one (bool excluded)."""
     value = val(value)
@@ -171,14 +179,14 @@ def writes_statistics(node: fx.Node) -> bool:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether a dead call may be erased: no writes, no randomness, no state of the process changed."""
+    """Whether a dead call may be erased: no writes, no randomness, no wait, no state of the process changed."""
     if node.op == "get_attr":
         return True
     if node.op != "call_function":
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         schema = node.target._schema
-        effects = schema.is_mutable or is_random(node) or writes_statistics(node)
+        effects = schema.is_mutable or is_random(node) or writes_statistics(node) or node.is_impure(impure_random=False)
         return not effects and bool(schema.returns)
     return node.target is operator.getitem or node.target in _SYMBOLIC or is_number(node.meta.get("val"))
 

@@ -276,11 +276,16 @@ _Arguments = tuple[tuple[str, Any], ...]
 
 @lru_cache(maxsize=4096)
 def _plan(term: Call, target: Any) -> tuple[_Arguments, _Arguments] | None:
-    """The arguments of `target` that a term names, and the defaults of the others; None where it has no such ones."""
+    """The arguments of `target` that a term names, and the defaults of the others; None where they do not fit.
+
+    What the target cannot do without, the term names: `div(x, 1)` is no `div(x, 1, rounding_mode="floor")`.
+    """
     schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
     names = [a.name for a in schema] or [str(i) for i in range(len(term.args))]
     wanted = dict(zip(names, term.args, strict=False)) | dict(term.kwargs)
     if len(term.args) > len(names) or not set(wanted) <= set(names):
+        return None
+    if any(a.name not in wanted and not a.has_default_value() for a in schema):
         return None
     rest = tuple((a.name, a.default_value) for a in schema if a.name not in wanted and a.has_default_value())
     return tuple(wanted.items()), rest
@@ -328,6 +333,8 @@ def _same_constant(a: Any, b: Any) -> bool:
     b = val(b)
     if isinstance(b, torch.Tensor) or isinstance(a, bool) is not isinstance(b, bool):
         return False
+    if isinstance(a, float) and isinstance(b, float) and a == b == 0:
+        return math.copysign(1, a) == math.copysign(1, b)
     if isinstance(a, float) and isinstance(b, (int, float)) and math.isfinite(a):
         return math.isclose(a, b, rel_tol=1e-9)
     return known_equal(a, b) if is_number(a) and is_number(b) else type(a) is type(b) and a == b

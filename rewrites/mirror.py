@@ -12,6 +12,8 @@ program stays as it was written.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -160,18 +162,34 @@ class _Commit:
             return self._settled[image]
         if image.op != "call_function":
             raise RewriteError(f"{image.name} ({image.op}) has no counterpart before {self._made[-1:]}")
-        inputs = {n: self._emit(n) for n in image.all_input_nodes}
-        if is_kernel(image):
-            for source, traced in zip(image.all_input_nodes, image.meta.get("traced_inputs", ()), strict=False):
-                if is_tensor(source) and not same_layout(val(inputs[source]), traced):
-                    inputs[source] = restore_layout(self._mirror.real, inputs[source], traced)
+        args, kwargs = self._arguments(image)
         with self._editor.at_current(image):
-            args = fx.node.map_arg(image.args, inputs.__getitem__)
-            kwargs = fx.node.map_arg(dict(image.kwargs), inputs.__getitem__)
             new = self._editor.call(image.target, *args, **kwargs)
         self._settled[image] = new
         self._made.append(new)
         return new
+
+    def _arguments(self, image: fx.Node) -> tuple[Any, Any]:
+        """The arguments of a call in the real graph; a kernel is given each in the layout that it was traced with.
+
+        Layouts are counted by use, since a value may be given twice:  linear(x, x, b) was traced with three.
+        """
+        for source in image.all_input_nodes:
+            self._emit(source)
+        layouts = iter(image.meta.get("traced_inputs", ()) if is_kernel(image) else ())
+        copies: list[tuple[fx.Node, fx.Node]] = []
+
+        def given(source: fx.Node) -> fx.Node:
+            node, traced = self._settled[source], next(layouts, None)
+            if traced is None or not is_tensor(source) or same_layout(val(node), traced):
+                return node
+            for known, copy in copies:
+                if known is node and same_layout(val(copy), traced):
+                    return copy
+            copies.append((node, restore_layout(self._mirror.real, node, traced)))
+            return copies[-1][1]
+
+        return fx.node.map_arg(image.args, given), fx.node.map_arg(dict(image.kwargs), given)
 
 
 def _erase_dead(graph: fx.Graph, dead_draws: set[fx.Node]) -> None:

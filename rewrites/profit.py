@@ -27,7 +27,11 @@ class Question:
         prepare: called before the programs are measured, if they are; its time is not counted as measuring.
         arrange: called with the real values of `inputs`, in which it overwrites those that follow from others; without
             it they are independent of each other.
+        precision: the largest relative error against the original, in the 2-norm, that a candidate may have; None: any
+            that passes for rounding.
         cold: inputs come from a GPU's memory, not from its caches, as where a model has more weights than these hold.
+        excluded: why the original must not run, or nothing. It is not measured then: the fastest candidate that runs is
+            chosen, and without a measurement the first.
     """
 
     rule: str
@@ -39,6 +43,8 @@ class Question:
     prepare: Callable[[], None] | None = None
     arrange: Callable[[Sequence[Any]], None] | None = None
     cold: bool = False
+    precision: float | None = None
+    excluded: str = ""
 
 
 @dataclass(frozen=True)

@@ -84,12 +84,19 @@ class NearMiss:
 
 @dataclass(frozen=True)
 class Fallback:
-    """Something that was left to a slower but correct path, and why."""
+    """Something that was left to a slower but correct path, and why.
+
+    Args:
+        stage: where; `code` and `message` why; `site` the user's source line.
+        fault: an error of ours, not a refusal; `traceback` the path of a file that has it.
+    """
 
     stage: str
     code: str
     message: str
     site: Site | None = None
+    fault: bool = False
+    traceback: str = ""
 
     @classmethod
     def of(cls, stage: str, reason: Reason) -> Fallback:

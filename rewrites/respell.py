@@ -17,6 +17,7 @@ from .graph import op_name
 from .memo import Memo
 from .mirror import Mirror
 from .reason import Reason
+from .symbolic import Undecided
 
 Step = Callable[[fx.Node, Editor], fx.Node | None]
 
@@ -113,7 +114,10 @@ class Normalizer:
     def _respelled(self, node: fx.Node) -> tuple[str, fx.Node]:
         """What the first step that applies puts in place of `node`, and its name; `node` where none does."""
         for step in self._steps.get(op_name(node), ()):
-            new = step.step(node, self.editor)
+            try:
+                new = step.step(node, self.editor)
+            except Undecided:  # it looks at a size that is known when run
+                continue
             if new is not None and new is not node:
                 return step.name, new
         return "", node

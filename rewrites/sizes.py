@@ -3,13 +3,18 @@
 Rewrites compute with sizes as they stand in metadata (``val.shape``). Before such code can run, every symbolic
 expression must become a node: one that is there already, or arithmetic over the symbols' own nodes.
 
-    reshape(x, [s0, 2*s1])   ->   mul = sym.mul(2, arg1);  reshape(x, [arg0, mul])
+    reshape(x, [s0, 2*s1])          ->   mul = sym.mul(2, arg1);  reshape(x, [arg0, mul])
+    y = nonzero(x);  zeros([u0])    ->   y = nonzero(x);  size = sym_size(y, 0);  zeros([size])
+
+A symbol is the number of an input, or what a call of the graph makes known when it runs: that call comes before all
+that speaks of the symbol. Python's numbers are computed as Python does.
 """
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import reduce
 from typing import Any
 
@@ -47,11 +52,9 @@ class SizeTable:
         value = val(node)
         if isinstance(value, SYMBOLIC):
             self._nodes.setdefault(value.node.expr, node)
-        elif is_tensor(node):
-            for read, numbers in ((_SIZE, value.shape), (_STRIDE, value.stride())):
-                for dim, number in enumerate(numbers):
-                    if isinstance(number, torch.SymInt):
-                        self._sizes.setdefault(number.node.expr, (read, node, dim, number))
+            return
+        for number, read, dim in _numbers(node):
+            self._sizes.setdefault(number.node.expr, (read, node, dim, number))
 
     def note(self, node: fx.Node) -> None:
         """Make a symbolic number that the graph computes known from here on (the caller keeps the order right)."""
@@ -70,18 +73,24 @@ class SizeTable:
         """The node of one symbolic number, or a plain number where the expression has no symbols."""
         return self._build(value.node.expr)
 
+    def computed(self, expr: sympy.Basic) -> Any:
+        """The node of an expression of symbols."""
+        return self._build(expr)
+
     def symbol(self, name: str) -> Any:
-        """The node of a size symbol, by its name.
+        """The node of a symbol, by its name.
 
         Raises:
-            NotImplementedError: no input has it as a size, nor is it one.
+            NotImplementedError: it is the number of no input, and no call makes it known.
         """
         for expr in (*self._nodes, *self._sizes):
             if expr.is_Symbol and str(expr) == name:
                 return self._build(expr)
-        raise NotImplementedError(f"no input gives the size {name}")
+        return self._defined(name)
 
-    def _build(self, expr: sympy.Expr) -> Any:
+    def _build(self, expr: sympy.Basic) -> Any:
+        if expr in (sympy.true, sympy.false):
+            return bool(expr)
         if expr.is_Integer:
             return int(expr)
         if expr.is_number:
@@ -91,38 +100,118 @@ class SizeTable:
             return known
         if expr in self._sizes:
             read, node, dim, number = self._sizes[expr]
-            return self._after_inputs(read, (node, dim), expr, number)
-        return self._arithmetic(expr)
+            assert self._last is not None  # inputs are read where every later place can use their sizes
+            return self._read(read, node, dim, number, after=self._last)
+        return self._defined(str(expr)) if expr.is_Symbol else self._arithmetic(expr)
 
-    def _after_inputs(self, target: Any, args: tuple[Any, ...], expr: sympy.Expr, meta: Any) -> fx.Node:
-        """Sizes of inputs are read once, right after the inputs, where every later place can use them."""
-        assert self._last is not None
-        with self._graph.inserting_after(self._last):
-            made = self._graph.call_function(target, args)
-        made.meta = {"val": meta, "region": 0}
-        self._nodes[expr] = made
+    def _read(self, target: Any, node: fx.Node, dim: int, number: torch.SymInt, after: fx.Node) -> fx.Node:
+        """A size of a tensor, read once, as early as can be."""
+        with self._graph.inserting_after(after):
+            made = self._graph.call_function(target, (node, dim))
+        made.meta = {"val": number, "region": after.meta.get("region", 0) if after is node else 0}
+        self._nodes[number.node.expr] = made
         return made
 
-    def _arithmetic(self, expr: sympy.Expr) -> fx.Node:
-        target = _operator_of(expr)
-        parts = [self._build(a) for a in expr.args]
-        return reduce(lambda a, b: _call(self._graph, target, a, b), parts)
+    def _defined(self, name: str) -> fx.Node:
+        """The node of a symbol that a call makes known: the number that it gives, or a size of its result."""
+        for node in self._graph.nodes:
+            if node.op not in ("call_function", "call_method", "call_module"):
+                continue
+            value = val(node)
+            if isinstance(value, SYMBOLIC) and str(value.node.expr) == name:
+                self._nodes[value.node.expr] = node
+                return node
+            for number, read, dim in _numbers(node):
+                if str(number.node.expr) == name:
+                    return self._read(read, node, dim, number, after=node)
+        raise NotImplementedError(f"no input has the size {name}, and no call makes it known")
+
+    def _arithmetic(self, expr: sympy.Basic) -> Any:
+        return _computed(type(expr).__name__, expr)([self._build(a) for a in _parts(expr)], self._call)
+
+    def _call(self, target: Callable[..., Any], *args: Any) -> Any:
+        if not any(isinstance(a, fx.Node) for a in args):
+            return target(*args)
+        made = self._graph.call_function(target, args)
+        made.meta["val"] = target(*map(val, args))
+        return made
 
 
-def _operator_of(expr: sympy.Expr) -> Callable[[Any, Any], Any]:
-    name = type(expr).__name__
-    table: dict[str, Callable[[Any, Any], Any]] = {
-        "Add": operator.add, "Mul": operator.mul, "Pow": operator.pow, "FloorDiv": operator.floordiv,
-        "CleanDiv": operator.floordiv, "PythonMod": operator.mod, "Mod": operator.mod,
-        "FloatTrueDiv": operator.truediv, "IntTrueDiv": operator.truediv, "FloatPow": operator.pow,
-        "PowByNatural": operator.pow, "Max": torch.sym_max, "Min": torch.sym_min,
-    }  # fmt: skip
-    if name not in table:
-        raise NotImplementedError(f"no graph operation for the symbolic expression {expr} ({name})")
-    return table[name]
+def _numbers(node: fx.Node) -> Iterator[tuple[torch.SymInt, Any, int]]:
+    """The symbolic sizes and strides of a tensor, with how each is read."""
+    value = val(node)
+    if not is_tensor(node) or value.layout != torch.strided:
+        return
+    for read, numbers in ((_SIZE, value.shape), (_STRIDE, value.stride())):
+        for dim, number in enumerate(numbers):
+            if isinstance(number, torch.SymInt):
+                yield number, read, dim
 
 
-def _call(graph: fx.Graph, target: Callable[[Any, Any], Any], a: Any, b: Any) -> fx.Node:
-    made = graph.call_function(target, (a, b))
-    made.meta["val"] = target(val(a), val(b))
-    return made
+def _parts(expr: sympy.Basic) -> list[sympy.Basic]:
+    """What an expression is computed from; of a choice, what it chooses from and by, in pairs laid flat."""
+    if isinstance(expr, sympy.Piecewise):
+        return [part for pair in expr.args for part in pair.args]
+    return list(expr.args)
+
+
+Call = Callable[..., Any]
+Way = Callable[[list[Any], Call], Any]
+
+
+def _computed(name: str, expr: sympy.Basic) -> Way:
+    """How a function of symbols is computed.
+
+    Raises:
+        NotImplementedError: a function that no number of a program is made with.
+    """
+    if name in _FOLDS:
+        return lambda parts, call: reduce(lambda a, b: call(_FOLDS[name], a, b), parts)
+    if name in _CALLS:
+        return lambda parts, call: call(_CALLS[name], *parts)
+    if name in _WAYS:
+        return _WAYS[name]
+    raise NotImplementedError(f"no graph operation for the symbolic expression {expr} ({name})")
+
+
+def _choice(parts: list[Any], call: Call) -> Any:
+    """``Piecewise((a, p), (b, q), (c, True))   ->   a if p else (b if q else c)``."""
+    *pairs, (otherwise, _) = zip(parts[::2], parts[1::2], strict=True)
+    return reduce(lambda chosen, pair: call(torch.sym_ite, pair[1], pair[0], chosen), reversed(pairs), otherwise)
+
+
+_FOLDS: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add, "Mul": operator.mul, "Max": torch.sym_max, "Min": torch.sym_min,
+    "And": operator.and_, "Or": operator.or_,
+}  # fmt: skip
+_CALLS: dict[str, Callable[..., Any]] = {
+    "Pow": operator.pow, "FloatPow": operator.pow, "PowByNatural": operator.pow,
+    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv,
+    "FloatTrueDiv": operator.truediv, "IntTrueDiv": operator.truediv,
+    "Mod": operator.mod, "PythonMod": operator.mod, "LShift": operator.lshift, "RShift": operator.rshift,
+    "BitwiseFn_bitwise_and": operator.and_, "BitwiseFn_bitwise_or": operator.or_, "BitwiseFn_bitwise_xor": operator.xor,
+    "CeilToInt": math.ceil, "FloorToInt": math.floor, "TruncToInt": math.trunc, "RoundToInt": round,
+    "RoundDecimal": round, "ToFloat": torch.sym_float, "Abs": operator.abs, "Not": torch.sym_not,
+    "Where": torch.sym_ite,
+    "Equality": operator.eq, "Unequality": operator.ne, "StrictLessThan": operator.lt, "LessThan": operator.le,
+    "StrictGreaterThan": operator.gt, "GreaterThan": operator.ge,
+}  # fmt: skip
+_WAYS: dict[str, Way] = {
+    "Identity": lambda parts, call: parts[0],
+    "Piecewise": _choice,
+    "ModularIndexing": lambda parts, call: call(operator.mod, call(operator.floordiv, *parts[:2]), parts[2]),
+    "TruncToFloat": lambda parts, call: call(torch.sym_float, call(math.trunc, parts[0])),
+}
+_CALLS |= {  # what torch.fx records for them; they have no public names
+    "OpaqueUnaryFn_sqrt": torch._sym_sqrt,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_log2": torch._sym_log2,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_sin": torch._sym_sin,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_cos": torch._sym_cos,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_tan": torch._sym_tan,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_asin": torch._sym_asin,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_acos": torch._sym_acos,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_atan": torch._sym_atan,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_sinh": torch._sym_sinh,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_cosh": torch._sym_cosh,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_tanh": torch._sym_tanh,  # type: ignore[attr-defined]
+}

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from .editor import Editor, RewriteError
-from .graph import val
+from .graph import nodes_in, val
 from .legality import Application
 from .mirror import Mirror
 from .symbolic import hint
+from .tracing import Level, record
 
 
 def is_operand(value: Any) -> bool:
@@ -25,8 +25,8 @@ def is_operand(value: Any) -> bool:
     return isinstance(value, fx.Node)
 
 
-def trace(function: Callable[..., Any], operands: Sequence[Any]) -> fx.GraphModule:
-    """The ATen graph, before autograd, of `function` on operands: nodes by their metadata, constants as they are."""
+def trace(function: Callable[..., Any], operands: Sequence[Any], level: Level = "above autograd") -> fx.GraphModule:
+    """The ATen graph of `function` on operands: nodes by their metadata, constants as they are."""
     places = [i for i, o in enumerate(operands) if is_operand(o)]
 
     def run(*values: Any) -> Any:
@@ -40,7 +40,7 @@ def trace(function: Callable[..., Any], operands: Sequence[Any]) -> fx.GraphModu
     if not modes:
         raise RewriteError("a replacement needs at least one tensor operand with metadata")
     with modes[0]:
-        return make_fx(run, pre_dispatch=True, _allow_non_fake_inputs=True)(*_told_apart(inputs))
+        return record(run, _told_apart(inputs), level)
 
 
 def _told_apart(values: list[Any]) -> list[Any]:
@@ -78,7 +78,7 @@ def insert(
                 placed[node] = _constant(mirror, traced, node, editor)
             elif node.op == "call_function":
                 placed[node] = editor.copy(node, placed.__getitem__)
-                placed[node].meta["traced_inputs"] = [val(n) for n in node.all_input_nodes]
+                placed[node].meta["traced_inputs"] = [val(n) for n in nodes_in([node.args, node.kwargs])]
                 placed[node].meta["application"] = application
             elif node.op == "output":
                 return [_output(o, placed, rule) for o in _outputs(node)]

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+Undecided = GuardOnDataDependentSymNode
+"""Raised where Python asks whether something holds for a number that is known only when the program runs."""
 
 
 def known(condition: Any) -> bool:

@@ -9,14 +9,18 @@ with symbolic sizes in ``meta["val"]`` and the user's source in ``meta["stack_tr
 
 The graph means what Dynamo's meant: writes to inputs and buffers, aliases, grad mode, inference mode, random numbers
 and the user's own derivatives all stay, so that AOTAutograd may take it in the place of Dynamo's. Only autocast is
-gone: its casts are nodes. Higher-order operators (`cond`, `flex_attention`, custom autograd functions, ...) keep
+gone: its casts are nodes. Higher-order operators (`cond`, custom autograd functions, ...) keep
 Dynamo's subgraphs untouched; the body of `torch.utils.checkpoint` is captured like the rest.
 
 Where that can't be promised, Dynamo's graph itself comes back, with a reason.
 
+    block_tables.py   tables of blocks that `flex_attention` need not read
     screen.py     what is refused before tracing
+    flex.py       `flex_attention` as products and a softmax
     retrace.py    running Dynamo's graph on fake tensors while ATen calls are recorded
     autocast.py   implicit casts made explicit
+    checkpoints.py  bodies of activation checkpoints
+    scopes.py     kernels that the program allows
     audit.py      does the recorded run agree with what Dynamo saw?
     finish.py     from the recording to a graph that takes the place of Dynamo's
 """
@@ -30,6 +34,7 @@ from typing import Any
 from torch import fx
 
 from ...rewrites.reason import Reason
+from .block_tables import without_tables
 from .outputs import flat_outputs
 from .retrace import RefusedError, retrace
 from .screen import screen
@@ -47,12 +52,14 @@ class Captured:
         fallback: why the graph could not be captured, or None.
         restore: gives a flat tuple of results the structure of the program's own; None where that is a flat tuple, as
             it always is under Dynamo.
+        kept: why calls stay that are spelled out as operators elsewhere.
     """
 
     graph_module: fx.GraphModule
     example_inputs: Sequence[Any]
     fallback: Reason | None = None
     restore: Callable[[Sequence[Any]], Any] | None = None
+    kept: Sequence[Reason] = ()
 
 
 def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
@@ -67,11 +74,13 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         (but for results that were no flat tuple) and the reason.
     """
     flat, restore = flat_outputs(gm)
-    refusal = screen(flat, example_inputs)
+    lean = without_tables(flat)
+    refusal = screen(lean, example_inputs)
     if refusal is not None:
         return Captured(flat, example_inputs, refusal, restore)
+    kept: list[Reason] = []
     try:
-        return Captured(retrace(flat, example_inputs), example_inputs, None, restore)
+        return Captured(retrace(lean, example_inputs, kept), example_inputs, None, restore, kept)
     except RefusedError as refused:
         return Captured(flat, example_inputs, refused.reason, restore)
     except Exception as error:  # Whatever tracing may raise, Dynamo's graph is still right.

@@ -9,11 +9,14 @@ import torch
 from torch import fx
 
 from ...rewrites.reason import Reason
-from .. import torch_compat
+from .. import torch_attention, torch_compat
+from .asserts import ASSERT, Assertions, is_about_sizes, is_inserted, with_message
 from .audit import Derivatives, disagreement
 from .autocast import ExplicitAutocast, enabled_scopes
+from .checkpoints import CAPTURED
 from .effects import may_write
 from .finish import finish
+from .flex import is_flex, not_spelled, recompute_scores, spelled_out, why_kept
 from .screen import refused_call
 
 
@@ -25,11 +28,16 @@ class RefusedError(Exception):
         self.reason = reason
 
 
-def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
+def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any], kept: list[Reason]) -> fx.GraphModule:
     """Record `gm` as ATen calls before autograd.
 
     The fake tensors live in a mode of their own that shares Dynamo's symbols: AOTAutograd makes its own fakes later,
     and must not meet ours, whose metadata the traced program may have changed.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: one per placeholder.
+        kept: gets the reasons why calls stay that are spelled out elsewhere.
 
     Raises:
         RefusedError: the recording would not mean what `gm` means.
@@ -40,7 +48,7 @@ def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule
     mode = torch_compat.new_fake_mode(shape_env)
     quiet = torch_compat.saved_tensor_hooks_off()
     with quiet, torch_compat.borrowed_context(mode), torch_compat.forget_new_symbols_on_error(shape_env):
-        return _record(gm, [_fake(value, mode) for value in example_inputs], mode)
+        return _record(gm, [_fake(value, mode) for value in example_inputs], mode, kept)
 
 
 def _fake(value: Any, mode: Any) -> Any:
@@ -52,10 +60,10 @@ def _fake(value: Any, mode: Any) -> Any:
     return fake
 
 
-def _record(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) -> fx.GraphModule:
+def _record(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any, kept: list[Reason]) -> fx.GraphModule:
     """Record `gm` on fakes of `mode`; also used for the bodies of higher-order operators."""
-    retracer = Retracer(gm, mode)
-    with mode, torch_compat.replaced_tensors(gm, retracer.attributes):
+    retracer = Retracer(gm, mode, kept)
+    with mode, torch_attention.same_backends_after(), torch_compat.replaced_tensors(gm, retracer.attributes):
         recording = torch_compat.trace_before_dispatch(retracer.record, inputs)
     if retracer.refusal is not None:
         raise RefusedError(retracer.refusal)
@@ -71,18 +79,21 @@ class Retracer(fx.Interpreter):
     Args:
         module: Dynamo's graph.
         fake_mode: the fake tensor mode of its inputs.
+        kept: gets the reasons why calls stay that are spelled out elsewhere.
 
     After the run, `refusal` says why the recording is of no use, or is None.
     """
 
-    def __init__(self, module: fx.GraphModule, fake_mode: Any) -> None:
-        super().__init__(module)
+    def __init__(self, module: fx.GraphModule, fake_mode: Any, kept: list[Reason]) -> None:
+        super().__init__(module, garbage_collect_values=False)  # assertions read sizes again
         self.extra_traceback = False
         self.refusal: Reason | None = None
         self.attributes = _fakes_of_attributes(module, fake_mode)
-        self._fake_mode = fake_mode
+        self._fake_mode, self._kept = fake_mode, kept
         self._derivatives = Derivatives()
         self._scopes: dict[int, fx.Node] = {}
+        self._assertions = Assertions()
+        self._late: list[fx.Node] = []
 
     def record(self, *inputs: Any) -> Any:
         """The function to trace: run the graph, with attributes and autocast prepared."""
@@ -105,8 +116,15 @@ class Retracer(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one of Dynamo's nodes; data-dependent sizes keep the names they have in its graph."""
-        result = super().run_node(n)
+        self._node = n
+        if is_inserted(n):
+            self._late.append(n)
+            return None
+        if not is_about_sizes(n):
+            self._assert_late()
+        result = self._asserted(n) if n.target is ASSERT else super().run_node(n)
         torch_compat.rename_unbacked(self._fake_mode, n, result)
+        self._assertions.note(n, result)
         if n.op in ("call_function", "call_method", "call_module"):
             self._refuse(self._derivatives.lost(result, n))
         if n.op == "output":
@@ -115,11 +133,25 @@ class Retracer(fx.Interpreter):
                 self._refuse(disagreement(node, value))
         return result
 
+    def _assert_late(self) -> None:
+        """Record the assertions that Dynamo made: the user's about the same sizes are there already."""
+        late, self._late = self._late, []
+        for node in late:
+            self._asserted(node)
+
+    def _asserted(self, n: fx.Node) -> Any:
+        condition = self._assertions.condition(n.args[0], self.env.__getitem__)
+        with self._set_current_node(n):
+            return n.target(condition, *n.args[1:])  # type: ignore[operator]
+
     def _refuse(self, reason: Reason | None) -> None:
         self.refusal = reason if self.refusal is None else self.refusal
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function, under the recorder but where the recorder would lose its meaning."""
+        if is_flex(target):
+            return self._attention(target, args, kwargs)
+        target, args = with_message(target, args)
         if isinstance(target, torch_compat.HigherOrderOperator):
             return self._keep_operator(target, args, kwargs)
         if torch_compat.is_data_call(target):
@@ -128,13 +160,26 @@ class Retracer(fx.Interpreter):
             with torch_compat.no_function_modes():  # The casts are recorded, so the scope need not be.
                 return target(*args, **kwargs)
         if target in torch_compat.INFERENCE_SCOPE:
+            return self._as_grad_mode(target, args)
+        if target in (torch_attention.BACKEND_NAMED, torch_attention.ALLOW_BACKENDS):
             return self._keep_scope(target, args)
         return super().call_function(target, args, kwargs)
 
-    def _keep_scope(self, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Enter or leave a scope, and record that: the recorder knows of grad mode, but not of inference mode."""
+    def _as_grad_mode(self, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Enter or leave inference mode, and record the grad mode that follows.
+
+        Gradients are off in it. What it saves beyond that, a compiled graph does not spend; and AOTAutograd fails on
+        views that are made in it of what was made outside.
+        """
         scope = target(*args)
-        self._scopes[id(scope)] = self._effect(target, tuple(self._scopes.get(id(arg), arg) for arg in args))
+        self._effect(torch_compat.SET_GRAD_MODE, (torch.is_grad_enabled(),))
+        return scope
+
+    def _keep_scope(self, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Enter or leave a scope that the recorder does not know of, and record that."""
+        scope = target(*args)
+        known = torch_compat.tree_map(lambda arg: self._scopes.get(id(arg), arg), args)
+        self._scopes[id(scope)] = self._effect(target, known)
         return scope
 
     def _keep_operator(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,6 +194,24 @@ class Retracer(fx.Interpreter):
         for node in reversed(entered):
             self._effect(leave, (node,))
         return result
+
+    def _attention(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Flex attention as operators, or kept where these would lose what its functions do."""
+        reason = why_kept(args, kwargs, self._node)
+        if reason is None:
+            with torch_compat.not_recorded(), torch.no_grad():
+                given = target(*args)
+            before = list(self._tracer.graph.nodes)[-1]
+            try:
+                results = spelled_out(args, given)
+            except Exception as error:  # what was recorded is read by nobody
+                reason = not_spelled(error, self._node)
+            else:
+                if results[0].requires_grad:
+                    recompute_scores(before, args)
+                return results
+        self._kept.append(reason)
+        return self._keep_operator(target, args, kwargs)
 
     def _keep(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call unrecorded, and record just that it is made."""
@@ -173,12 +236,13 @@ class Retracer(fx.Interpreter):
             return body
         try:
             with torch_compat.not_recorded():
-                captured = _record(body, inputs, self._fake_mode)
+                captured = _record(body, inputs, self._fake_mode, self._kept)
         except RefusedError:
             return body
         if may_write(captured):
             return body  # Tracing has run it, and `_keep` will again: what it writes must be written once.
         self.submodules[self._name_of(body)] = captured
+        captured.meta[CAPTURED] = True
         return captured
 
     def _proxy_of(self, leaf: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ...rewrites.reason import Reason
-from .. import torch_compat
+from .. import torch_attention, torch_compat
 
 # Functions of these modules do nothing but call operators and compute sizes.
 _MODULES = frozenset(
@@ -62,7 +62,7 @@ def _refused_input(node: fx.Node, value: Any) -> Reason | None:
 def _refused_tensor(node: fx.Node, value: torch.Tensor) -> Reason | None:
     if torch_compat.is_fake(value):
         return Reason("fake-input", f"input {node.name} is a fake tensor of a mode that is not ours", (node,))
-    if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or torch_compat.is_renamed_tensor(value):
         return None
     return Reason("tensor-subclass", f"input {node.name} is a {type(value).__name__}", (node,))
 
@@ -77,7 +77,7 @@ def refused_call(node: fx.Node) -> Reason | None:
 
 
 def _refusal(node: fx.Node, name: str) -> Reason:
-    if "_functorch" in name:
+    if "_functorch" in name or name.endswith("_saved_tensors_hooks_disable"):  # grad, vjp, jacrev begin by it
         return Reason("functorch-transform", f"{name} belongs to a torch.func transform", (node,))
     return Reason("opaque-call", f"{name} may do more than call operators", (node,))
 
@@ -85,6 +85,8 @@ def _refusal(node: fx.Node, name: str) -> Reason:
 def _is_plain(target: Any, args: Sequence[Any]) -> bool:
     """Whether a call leaves all its effects in the operators that it calls, or is handled by name in `retrace.py`."""
     if isinstance(target, (*torch_compat.OPERATORS, torch_compat.HigherOrderOperator)) or target in torch_compat.SCOPES:
+        return True
+    if target in (torch_attention.BACKEND_NAMED, torch_attention.ALLOW_BACKENDS):
         return True
     if target is getattr:
         return args[1] not in _ATTRIBUTES

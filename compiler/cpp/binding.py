@@ -15,7 +15,7 @@ import torch
 
 from .binding_source import BINDING
 from .compiler import Source, compile_all
-from .errors import CompileFailed
+from .errors import CompileFailed, IndexOutOfRange
 from .runtime import RuntimeTable, entry_points
 
 _TYPES = {"i": ctypes.c_longlong, "f": ctypes.c_double}
@@ -31,8 +31,8 @@ def bind(address: int, kinds: str, sizes: int, big: bool) -> Callable[..., None]
         big: whether calls take so long that other Python threads should run meanwhile.
 
     Returns:
-        a function of tensors, numbers and sizes. It raises IndexError for an index out of range, RuntimeError for an
-        integer division by zero.
+        a function of tensors, numbers and sizes. It raises IndexOutOfRange for an index out of range, RuntimeError for
+        an integer division by zero.
     """
     module = _module()
     if module is not None:
@@ -57,7 +57,7 @@ def _module() -> Any:
     assert spec is not None, path
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    module.setup(torch.Tensor.data_ptr, *entry_points())
+    module.setup(torch.Tensor.data_ptr, IndexOutOfRange, *entry_points())
     return module
 
 
@@ -77,4 +77,4 @@ def _call(function: Any, kinds: str, *args: Any) -> None:
     if runtime.kind == 2:
         raise RuntimeError("ZeroDivisionError")
     if runtime.kind:
-        raise IndexError(f"index {runtime.index} is out of bounds for dimension with size {runtime.size}")
+        raise IndexOutOfRange(f"index {runtime.index} is out of bounds for dimension with size {runtime.size}")

@@ -10,7 +10,7 @@ typedef long long i64;
 struct Runtime { void* entry[4]; i64 kind, index, size; };
 typedef void (*Function)(void**, const i64*, Runtime*);
 static void* entry[4];
-static PyObject* data_ptr;
+static PyObject *data_ptr, *out_of_range;
 enum { MOST = 500 };
 
 struct Kernel {
@@ -34,7 +34,7 @@ static void* pointer(PyObject* tensor) {
 static PyObject* failed(const Runtime& runtime) {
   if (runtime.kind == 2) return PyErr_SetString(PyExc_RuntimeError, "ZeroDivisionError"), nullptr;
   const char* wording = "index %lld is out of bounds for dimension with size %lld";
-  return PyErr_Format(PyExc_IndexError, wording, runtime.index, runtime.size);
+  return PyErr_Format(out_of_range, wording, runtime.index, runtime.size);
 }
 
 static PyObject* call(PyObject* self, PyObject* const* args, size_t flagged, PyObject* keywords) {
@@ -80,11 +80,11 @@ static PyObject* make(PyObject*, PyObject* args) {
 
 static PyObject* setup(PyObject*, PyObject* args) {
   unsigned long long a, b, c, d;
-  PyObject* method;
-  if (!PyArg_ParseTuple(args, "OKKKK", &method, &a, &b, &c, &d)) return nullptr;
+  PyObject *method, *error;
+  if (!PyArg_ParseTuple(args, "OOKKKK", &method, &error, &a, &b, &c, &d)) return nullptr;
   entry[0] = (void*)a, entry[1] = (void*)b, entry[2] = (void*)c, entry[3] = (void*)d;
-  Py_INCREF(method);
-  data_ptr = method;
+  Py_INCREF(method), Py_INCREF(error);
+  data_ptr = method, out_of_range = error;
   Py_RETURN_NONE;
 }
 

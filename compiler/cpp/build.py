@@ -40,7 +40,7 @@ class CompiledKernel:
         bare: the bare callable, a little faster than the object.
 
     Raises:
-        IndexError: an index read from memory was out of range; outputs are then incomplete.
+        IndexOutOfRange: an index read from memory was out of range; outputs are then incomplete.
         RuntimeError: an integer was divided by zero.
     """
 

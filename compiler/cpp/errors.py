@@ -9,6 +9,14 @@ class CompilerMissing(RuntimeError):  # noqa: N818
     """There is no C++ compiler on this machine; the message says where it was looked for."""
 
 
+class IndexOutOfRange(IndexError, RuntimeError):  # noqa: N818
+    """An index read from memory is out of range.
+
+    Eager raises an IndexError from some operators (`index_select`) and a RuntimeError from others (`gather`), and a
+    kernel may hold several: whoever catches eager's error catches this one.
+    """
+
+
 class CompileFailed(RuntimeError):  # noqa: N818
     """The C++ compiler refused a generated source.
 

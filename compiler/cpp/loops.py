@@ -16,8 +16,11 @@ from .reductions import Accumulators
 from .stores import exclusive, write_store
 from .value_text import Values, Vectors, depends_on, may_fail
 
-_RUN = 256  # additions into one accumulator before it is added to another: rounding errors stay small
-_REGROUPED = ("sum", "prod")
+# How much goes into one accumulator before that is folded into another: rounding errors stay small. Means of moments
+# are rounded at each step, and so are the squares of what is left. Products round as often in any order.
+_RUNS = {"sum": 256, "softmax": 256, "welford": 64}
+_GROUP = 64  # runs that are joined before they are joined to others
+_Part = Callable[[Sequence[Accumulators], str, str], None]
 
 
 class Loops:
@@ -159,8 +162,8 @@ class Loops:
         """Write a fold; its results are named after it. Outside of lanes: scalars, also given back."""
         made = [self.start(reduction, fold) for reduction in fold.reductions]
         for statement in fold.body:
-            if isinstance(statement, Loop) and self._long(statement, fold):
-                self._in_runs(statement, made)
+            if isinstance(statement, Loop) and (names := self._long(statement, fold)):
+                self._in_runs(statement, [state for state in made if state.reduction.name in names])
             else:
                 self.block([statement])
         return self.finish(made)
@@ -213,34 +216,50 @@ class Loops:
 
     # -- long sums ------------------------------------------------------------------------------------------------
 
-    def _long(self, loop: Loop, fold: Fold) -> bool:
-        """Whether so many numbers are added up that rounding errors call for partial sums."""
-        names = {r.name for r in fold.reductions}
-        inside = [r for name, r in updated(loop.body).items() if name in names]
-        floating = any(r.reducer in _REGROUPED and r.values[0].dtype.is_floating_point for r in inside)
-        scanned = any(isinstance(v, Result) and v.reduction in names for v in values(fold.body))
-        trips = _trips(loop)
-        return floating and not scanned and (trips is None or trips > 2 * _RUN * self._step(fold))
+    def _long(self, loop: Loop, fold: Fold) -> set[str]:
+        """The reductions that so many numbers are folded into that rounding errors call for partial results.
+
+        Of scans none: their results so far are read.
+        """
+        scanned = {v.reduction for v in values(fold.body) if isinstance(v, Result)}
+        folded = {r.name for r in fold.reductions} - scanned
+        inside = {name: r for name, r in updated(loop.body).items() if name in folded and _run_of([r])}
+        run, trips = _run_of(inside.values()), _trips(loop)
+        return {*inside} if run and (trips is None or trips > 2 * run * self._step(fold)) else set()
 
     def _step(self, fold: Fold) -> int:
         lanes, copies = self._shape(fold)
         return 1 if self._out.vectors is not None or lanes is None else lanes * copies
 
     def _in_runs(self, loop: Loop, totals: Sequence[Accumulators]) -> None:
-        """Add up runs apart: ``a += x[j]``  ->  ``b = 0``, for j in the run ``b += x[j]``, then ``a += b``."""
-        inner = _trips_inside(loop)
+        """Fold runs apart: ``a += x[j]``  ->  ``b = 0``, for j in the run ``b += x[j]``, then ``a += b``.
+
+        Where there are very many, so are groups of runs.
+        """
+        inner, trips = _trips_inside(loop), _trips(loop)
         lanes = self._plan.of(loop) if self._out.vectors is None else None
         step = lanes.lanes * lanes.copies if isinstance(lanes, Lanes) else 1
-        each = max(1, _RUN // max(1, inner if inner is not None else _RUN)) * step
+        run = _run_of(t.reduction for t in totals) or 1
+        each = max(1, run // max(1, inner if inner is not None else run)) * step
         self._out.prepare(loop.var.extent)
-        begin, end = self._writer.fresh("v"), self._out.at(loop.var.extent)
+        end = self._out.at(loop.var.extent)
         self._writer.forget(depends_on(self._out.dependence, _changed(loop)))
-        with self._writer.block(f"for (i64 {begin} = 0; {begin} < {end}; {begin} += {each})"):
+        one: _Part = lambda _, begin, end: self.loop(loop, begin, end)  # noqa: E731
+        group: _Part = lambda made, begin, end: self._apart(made, begin, end, each, one)  # noqa: E731
+        if trips is not None and trips <= _GROUP * run * step:
+            self._apart(totals, "0", end, each, one)
+        else:
+            self._apart(totals, "0", end, _GROUP * each, group)
+
+    def _apart(self, totals: Sequence[Accumulators], start: str, end: str, each: int, write: _Part) -> None:
+        """Fold parts of `each` iterations by themselves, as `write` does given where to, begin and end; then join."""
+        begin = self._writer.fresh("v")
+        with self._writer.block(f"for (i64 {begin} = {start}; {begin} < {end}; {begin} += {each})"):
             parts = [Accumulators(self._writer, t.reduction, t.lanes, len(t.names)) for t in totals]
             for part in parts:
                 part.start()
                 self._current(part)
-            self.loop(loop, begin, self._writer.define("i64", f"least<i64>({begin} + {each}, {end})"))
+            write(parts, begin, self._writer.define("i64", f"least<i64>({begin} + {each}, {end})"))
             for total, part in zip(totals, parts, strict=True):
                 for copy in range(len(total.names)):
                     total.join(part, copy)
@@ -286,6 +305,12 @@ def shape_of(plan: Plan, fold: Fold) -> tuple[int | None, int]:
     inside = [s for s in statements(fold.body) if isinstance(s, Loop) and names & updated(s.body).keys()]
     found = [s for loop in inside if isinstance(s := plan.of(loop), Lanes)]
     return (found[0].lanes, max(s.copies for s in found)) if found else (None, 1)
+
+
+def _run_of(reductions: Iterable[Reduction]) -> int | None:
+    """How many iterations make a run of what is folded together; None where order makes no difference."""
+    floating = (r.reducer for r in reductions if r.values[0].dtype.is_floating_point)
+    return min((_RUNS[name] for name in floating if name in _RUNS), default=None)
 
 
 def _changed(loop: Loop) -> Sources:

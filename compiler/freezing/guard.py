@@ -51,7 +51,8 @@ class Guard:
     def _refold(self, weights: list[torch.Tensor]) -> None:
         self.refolded += 1
         current = self._folded.constants.values()
-        with torch_compat.plain_eager(), torch.no_grad():
+        # A program that another thread captures is recorded by modes of all threads, which are suspended here.
+        with torch_compat.compile_lock(), torch_compat.plain_eager(), torch.no_grad():
             for constant, value in zip(current, self._folded.compute(weights), strict=True):
                 constant.copy_(value)
         self._note(weights)

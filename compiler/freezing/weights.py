@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ...rewrites.effects import written
-from .. import torch_compat
+from .. import torch_autograd, torch_compat
 from ..options import OptionError
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -55,7 +55,7 @@ def weight_nodes(
     mutated = {target for node in graph_module.graph.nodes for target in written(node)}
     found = {}
     for node in graph_module.graph.find_nodes(op="placeholder"):
-        origin = torch_compat.input_origin(node)
+        origin = torch_autograd.input_origin(node)
         value = _value(origin, state, owner)
         if value is not None and node not in mutated and _is_tracked(value):
             found[node] = value

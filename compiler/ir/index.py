@@ -3,7 +3,8 @@
 
     Index ::= integer | Index + Index | Index * Index | atom
     atom  ::= Var(name, extent)            a loop variable: 0 <= v < extent
-            | Size(name, low, high)        a symbolic size; low and high bound it, high None is unbounded
+            | Size(name, low, high)        a symbolic size or int; low and high bound it, None where there is no bound
+            | Late(name, low, high, tokens)    a Size that the program itself makes known when it runs
             | Quotient(Index, Index)       floor division, by a positive divisor
             | Remainder(Index, Index)      >= 0, by a positive divisor
             | Least(Index, Index) | Most(Index, Index)
@@ -27,6 +28,7 @@ from .node import Node
 Number = Any  # int | Index: a plain integer or a polynomial
 Monomial = tuple["Atom", ...]
 
+TOKEN = "known "  # a buffer that stands for a symbol which a call makes known is named so, then for the symbol
 _CACHED = 1 << 15  # results of arithmetic that are remembered, of each operation
 _by_rank = attrgetter("rank")
 
@@ -108,12 +110,23 @@ class Var(Atom):
 
 
 class Size(Atom):
-    """A symbolic size, ``low <= s <= high`` (high None: no bound)."""
+    """A symbolic size, or another int of the caller's, ``low <= s <= high`` (None: no bound; it may be negative)."""
 
     __slots__ = ("name", "low", "high")
     name: str
-    low: int
+    low: int | None
     high: int | None
+
+
+class Late(Size):
+    """A number that a call of the program makes known, or that follows from such.
+
+    What speaks of it runs after the calls that write the `tokens`: buffers without elements, one for each symbol of
+    the program that is made known (`TOKEN`).
+    """
+
+    __slots__ = ("name", "low", "high", "tokens")
+    tokens: tuple[str, ...]
 
 
 class Quotient(Atom):

@@ -15,7 +15,7 @@ import torch
 
 from . import folds
 from .evaluator import Evaluator, flat
-from .index import Index, Size, Var, atoms, evaluate, terms
+from .index import TOKEN, Index, Size, Var, atoms, evaluate, terms
 from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from .program import Buffer, Definition, Extern, Program, Store
 
@@ -52,6 +52,7 @@ def run_program(
     for item in program.items:
         if isinstance(item, Extern):
             _run_extern(item, tensors, extern)
+            known |= _made_known(item, program, tensors)
             continue
         for store in item.stores:
             if store.buffer not in tensors:
@@ -122,7 +123,7 @@ def _at_sizes(number: Any, sizes: Mapping[str, int]) -> int:
 
 
 def _given(buffer: Buffer, tensor: Any) -> torch.Tensor:
-    return tensor if isinstance(tensor, torch.Tensor) else torch.tensor(tensor, dtype=buffer.dtype)
+    return tensor if isinstance(tensor, torch.Tensor) else torch.full(buffer.sizes, tensor, dtype=buffer.dtype)
 
 
 def _seen(buffer: Buffer, tensor: torch.Tensor, sizes: Mapping[str, int]) -> torch.Tensor:
@@ -138,9 +139,20 @@ def _run_extern(item: Extern, tensors: Tensors, extern: RunExtern | None) -> Non
     if extern is None:
         raise KeyError(f"{item.name} is an extern call, and no `extern` was given to run it")
     tensors.update(extern(item, tensors) or {})
-    missing = [name for name in item.writes if name not in tensors]
+    missing = [name for name in item.writes if name not in tensors and not name.startswith(TOKEN)]
     if missing:
         raise KeyError(f"the extern call {item.name} did not write {missing}")
+
+
+def _made_known(item: Extern, program: Program, tensors: Tensors) -> dict[str, int]:
+    """The sizes that a call makes known: those of its results, or the number that it gives."""
+    symbols = [name.removeprefix(TOKEN) for name in item.writes if name.startswith(TOKEN)]
+    if not symbols:
+        return {}
+    buffer = program.buffers.get(item.name)
+    if buffer is not None and buffer.sizes == (0,):  # it stands for a number
+        return dict.fromkeys(symbols, int(tensors[item.name]))
+    return bound_sizes([program.buffers[name] for name in item.writes], tensors)
 
 
 def combine_into(memory: torch.Tensor, offsets: torch.Tensor, values: torch.Tensor, mode: str | None) -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .index import Loaded, Var, atoms
+from .index import TOKEN, Loaded, Var, atoms
 from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
 from .value import Load, Value, walk
@@ -66,7 +66,7 @@ def _repeated(names: Iterable[str], where: str, what: str) -> Iterator[Finding]:
 
 def _names(program: Program) -> Iterator[Finding]:
     for key, buffer in program.buffers.items():
-        if key != buffer.name or not key.isidentifier():
+        if key != buffer.name or not key.removeprefix(TOKEN).isidentifier():
             yield Finding("name", "program", f"the buffer {buffer.name!r} is listed as {key!r}")
         yield from _buffer_findings(buffer, "program")
     yield from _repeated((item.name for item in program.items), "program", "items")

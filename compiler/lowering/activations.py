@@ -9,8 +9,9 @@ import torch
 
 from ..ir.value import Value
 from .arithmetic import minus, negated, op, over, plus, square, times, where
-from .core import Indices, Lowering, Tensor, const, lowers
-from .elementwise import at_least, at_most, elementwise, literal
+from .core import Indices, Lowering, Tensor, Unlowered, const, lowers
+from .elementwise import at_least, at_most, elementwise
+from .scalars import literal
 from .views import narrowed, wrapped
 
 BETA, KAPPA = math.sqrt(2 / math.pi), 0.044715
@@ -95,6 +96,8 @@ def _elu_backward(
 
 @lowers("aten.celu")
 def _celu(low: Lowering, x: Tensor, alpha: Any = 1.0) -> Tensor:
+    if alpha == 0:
+        raise Unlowered("arguments", "eager refuses an alpha of 0")
     return _elu(low, x, alpha, 1.0, 1.0 / alpha)
 
 

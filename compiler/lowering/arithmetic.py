@@ -10,14 +10,15 @@ import torch
 from ..ir.ops import OPS
 from ..ir.value import HALVES, Number, Op, Value, compute_dtype
 from .core import Tensor, cast, const
+from .scalars import Scalar, literal
 
-Operand = Value | bool | int | float
+Operand = Value | Scalar | bool | int | float
 
 
 def op(name: str, *args: Operand) -> Value:
-    """A pointwise operation of `OPS`; plain numbers take the dtype of the last operand that is a value."""
+    """A pointwise operation of `OPS`; numbers and scalars take the dtype of the last operand that is a value."""
     dtype = next(a.dtype for a in reversed(args) if isinstance(a, Value))
-    operands = tuple(a if isinstance(a, Value) else const(a, dtype) for a in args)
+    operands = tuple(a if isinstance(a, Value) else literal(a, dtype) for a in args)
     return Op(name, operands, torch.bool if OPS[name].result == "bool" else dtype)
 
 
@@ -54,7 +55,7 @@ def square(a: Value) -> Value:
 def where(condition: Value, a: Operand, b: Operand) -> Value:
     """`a` where `condition` holds, else `b`; both are evaluated."""
     dtype = a.dtype if isinstance(a, Value) else b.dtype  # type: ignore[union-attr]
-    a, b = (v if isinstance(v, Value) else const(v, dtype) for v in (a, b))
+    a, b = (v if isinstance(v, Value) else literal(v, dtype) for v in (a, b))
     return Op("where", (condition, a, b), dtype)
 
 

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..torch_compat import OpOverload, is_mutable, schema_arguments, tree_leaves
+from ..torch_compat import OpOverload, is_mutable, number_arguments, schema_arguments, tree_leaves
 from .core import LOWERINGS, Lowering, Tensor
 from .fallbacks import kept
+from .refused import refused
+from .scalars import Scalar
 from .sizes import Unlowered, number, real
 
 DTYPES = frozenset({
@@ -26,7 +28,7 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Opaque:
-    """A value that lowerings cannot take: a tuple of an unknown call, a symbolic float, a script object.
+    """A value that lowerings cannot take: a tuple of an unknown call, a script object.
 
     Args:
         code: one of `fallbacks.REASONS`.
@@ -71,7 +73,10 @@ def lower_call(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> A
         raise Unlowered(*reason)
     if is_mutable(target):
         raise Unlowered("mutation", f"{target} writes to an argument")
-    args, kwargs = lowered_arguments(node, values)
+    dtype = refused(op_name(target), _dtypes(node))
+    if dtype is not None:
+        raise Unlowered("refused", f"eager refuses {dtype}")
+    args, kwargs = lowered_arguments(low, node, values)
     check_places(low, node, (args, kwargs))
     if function is None:
         from .decompose import lower_decomposed
@@ -80,14 +85,21 @@ def lower_call(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> A
     return checked(function(low, *args, **kwargs), node.meta.get("val"), node)
 
 
-def lowered_arguments(node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """A call's arguments by its schema, lowered."""
-    names = schema_arguments(node.target)
+def _dtypes(node: fx.Node) -> list[torch.dtype]:
+    """The dtypes of the tensors that a call reads."""
+    metas = (x.meta.get("val") for x in node.all_input_nodes)
+    return [meta.dtype for meta in metas if isinstance(meta, torch.Tensor)]
+
+
+def lowered_arguments(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """A call's arguments by its schema, lowered: symbolic numbers are scalars where it takes numbers, else indices."""
+    names, numbers = schema_arguments(node.target), number_arguments(node.target)
     given = dict(zip((name for name, _, _ in names), node.args, strict=False)) | dict(node.kwargs)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for name, by_keyword, default in names:
-        value = lowered_argument(given.get(name, default), values)
+        value = lowered_argument(low, given.get(name, default), values)
+        value = _scalars(value) if name in numbers else _indices(value)
         if by_keyword:
             kwargs[name] = value
         else:
@@ -95,8 +107,18 @@ def lowered_arguments(node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[lis
     return args, kwargs
 
 
-def lowered_argument(arg: Any, values: Mapping[fx.Node, Any]) -> Any:
-    """One argument: nodes become their values, symbolic sizes indices.
+def _scalars(value: Any) -> Any:
+    return [*map(_scalars, value)] if isinstance(value, list) else Scalar.of(value)
+
+
+def _indices(value: Any) -> Any:
+    if isinstance(value, Scalar):
+        raise Unlowered("data-dependent", "a size that is known when run")
+    return [*map(_indices, value)] if isinstance(value, list) else value
+
+
+def lowered_argument(low: Lowering, arg: Any, values: Mapping[fx.Node, Any]) -> Any:
+    """One argument: nodes become their values, symbolic ints indices, symbolic floats scalars.
 
     Raises:
         Unlowered: a value that lowerings cannot take.
@@ -108,8 +130,10 @@ def lowered_argument(arg: Any, values: Mapping[fx.Node, Any]) -> Any:
                 raise Unlowered(leaf.code, leaf.message)
         return value
     if isinstance(arg, (list, tuple)):
-        return [lowered_argument(a, values) for a in arg]
-    return real(arg) if isinstance(arg, torch.SymFloat) else number(arg) if isinstance(arg, torch.SymInt) else arg
+        return [lowered_argument(low, a, values) for a in arg]
+    if isinstance(arg, torch.SymFloat):
+        return Scalar(real(arg, low.numbers))
+    return number(arg) if isinstance(arg, torch.SymInt) else arg
 
 
 def check_places(low: Lowering, node: fx.Node, arguments: Any) -> None:

@@ -100,6 +100,7 @@ class Lowering:
         self.output: int | None = None  # which of the node's results is being made, where a lowering makes one by one
         self.origin: Any = None  # the node of the graph that it comes from: itself, or the one being decomposed
         self.device = torch.device("cpu")
+        self.numbers: dict[Any, Value] = {}  # what the graph computes as Python numbers, by symbolic expression
         self._names: dict[tuple[str, str], int] = {}
 
     # -- building blocks ------------------------------------------------------------------------------------------

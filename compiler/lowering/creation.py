@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ..ir.index import Index, add, mul
-from ..ir.value import Number, Value, compute_dtype
+from ..ir.value import Value, compute_dtype
 from .arithmetic import minus, op, plus, times, where
-from .core import Lowering, Tensor, Unlowered, cast, const, lowers
-from .elementwise import literal
+from .core import Lowering, Tensor, Unlowered, cast, lowers
+from .scalars import exact, is_floating, literal
 from .views import promised_sizes
 
 
@@ -57,7 +57,7 @@ def _scalar_tensor(low: Lowering, value: Any, **_more: Any) -> Tensor:
 def _arange(low: Lowering, *bounds: Any, **_more: Any) -> Tensor:
     start, step = (0 if len(bounds) == 1 else bounds[0]), (bounds[2] if len(bounds) > 2 else 1)
     dtype = low.current.meta["val"].dtype
-    if not dtype.is_floating_point and isinstance(start, float):
+    if not dtype.is_floating_point and any(map(is_floating, bounds)):
         raise Unlowered("arguments", "a range of integers between floats")
     return _progression(low, start, step)
 
@@ -65,13 +65,13 @@ def _arange(low: Lowering, *bounds: Any, **_more: Any) -> Tensor:
 def _progression(low: Lowering, start: Any, step: Any) -> Tensor:
     """``start + i * step``, as eager: of integers exactly, of floats in the widest dtype that eager computes in."""
     dtype = low.current.meta["val"].dtype
-    whole = all(isinstance(n, (int, Index)) for n in (start, step))
+    start, step = exact(start), exact(step)
+    computed = torch.float64 if is_floating(start) or is_floating(step) else torch.int64
 
     def value(i: tuple[Any, ...]) -> Value:
-        if whole:
+        if isinstance(start, (int, Index)) and isinstance(step, (int, Index)):
             return cast(literal(add(mul(i[0], step), start), torch.int64), compute_dtype(dtype))
-        place = cast(Number(i[0], torch.int64) if isinstance(i[0], Index) else const(i[0], torch.int64), torch.float64)
-        first, each = (literal(n, torch.float64) for n in (start, step))
+        place, first, each = (literal(n, computed) for n in (i[0], start, step))
         return cast(plus(times(place, each), first), compute_dtype(dtype))
 
     return low.pointwise(value, promised_sizes(low), dtype)

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..torch_compat import OpOverload, decomposition, fake_mode_of, trace_decomposed, tree_leaves, tree_map
+from ...rewrites.tracing import record
+from ..torch_compat import OpOverload, decomposition, fake_mode_of, tree_leaves, tree_map
 from .call import checked, lower_call, lowered_argument, op_name
 from .core import Lowering, Tensor
-from .sizes import Unlowered, number
+from .sizes import Unlowered
 
 # Their decompositions compute something else than eager's kernel does, or split what is one loop nest.
 UNFAITHFUL: frozenset[str] = frozenset()
+_INPUTS = (torch.Tensor, torch.SymInt, torch.SymFloat)
 
 
 def lower_decomposed(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -29,10 +31,16 @@ def lower_decomposed(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict
         Unlowered: torch has no decomposition, or it holds something that is not lowered.
     """
     module = traced(node)
-    lowered = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, Tensor)]
+    tensors = iter([leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, Tensor)])
+    given = tree_leaves(_plain((node.args, node.kwargs)))
+    inputs = [
+        next(tensors) if isinstance(leaf, torch.Tensor) else lowered_argument(low, leaf, {})
+        for leaf in given
+        if isinstance(leaf, _INPUTS)
+    ]
     values: dict[fx.Node, Any] = {}
     for inner in module.graph.nodes:
-        values[inner] = _value(low, inner, values, lowered)
+        values[inner] = _value(low, inner, values, inputs)
         if inner.op == "output":
             low.current = node
             return checked(values[inner], node.meta.get("val"), node)
@@ -40,7 +48,7 @@ def lower_decomposed(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict
 
 
 def traced(node: fx.Node) -> fx.GraphModule:
-    """The decomposition of one node, its inputs the tensors among its arguments, in order.
+    """The decomposition of one node, its inputs the tensors and symbolic numbers among its arguments, in order.
 
     Raises:
         Unlowered: there is none, or it does not trace.
@@ -52,19 +60,19 @@ def traced(node: fx.Node) -> fx.GraphModule:
     if function is None:
         raise Unlowered("no-lowering", f"{target} has neither lowering nor decomposition")
     fakes = _plain((node.args, node.kwargs))
-    tensors = [leaf for leaf in tree_leaves(fakes) if isinstance(leaf, torch.Tensor)]
-    mode = fake_mode_of(tensors)
+    inputs = [leaf for leaf in tree_leaves(fakes) if isinstance(leaf, _INPUTS)]
+    mode = fake_mode_of([leaf for leaf in inputs if isinstance(leaf, torch.Tensor)])
     if mode is None:
         raise Unlowered("no-lowering", f"{target} takes no tensors")
 
-    def run(*given: torch.Tensor) -> Any:
+    def run(*given: Any) -> Any:
         rest = list(given)
-        args, kwargs = tree_map(lambda a: rest.pop(0) if isinstance(a, torch.Tensor) else a, fakes)
+        args, kwargs = tree_map(lambda a: rest.pop(0) if isinstance(a, _INPUTS) else a, fakes)
         return function(*args, **kwargs)
 
     try:
         with mode:
-            return trace_decomposed(run, tensors)
+            return record(run, inputs, "decomposed")
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise Unlowered("decomposition", f"the decomposition of {target} does not trace: {error}") from error
 
@@ -78,19 +86,19 @@ def _plain(arg: Any) -> Any:
     return type(arg)(map(_plain, arg)) if type(arg) is tuple else [*map(_plain, arg)] if isinstance(arg, list) else arg
 
 
-def _value(low: Lowering, node: fx.Node, values: dict[fx.Node, Any], inputs: list[Tensor]) -> Any:
+def _value(low: Lowering, node: fx.Node, values: dict[fx.Node, Any], inputs: list[Any]) -> Any:
     if node.op == "placeholder":
         return inputs.pop(0)
     if node.op == "output":
-        result = lowered_argument(node.args[0], values)
+        result = lowered_argument(low, node.args[0], values)
         return tuple(result) if isinstance(result, list) else result
     if isinstance(node.target, type) and issubclass(node.target, tuple):  # a named tuple of results
-        return tuple(lowered_argument(list(node.args), values))
+        return tuple(lowered_argument(low, list(node.args), values))
     if node.op == "get_attr":
         raise Unlowered("decomposition", "a constant inside a decomposition")
     val = node.meta.get("val")
-    if isinstance(val, (int, torch.SymInt)):
-        return number(val)
+    if isinstance(val, (int, float, torch.SymInt, torch.SymFloat)):
+        return lowered_argument(low, val, values)
     if node.target is operator.getitem:
         return values[node.args[0]][node.args[1]]
     try:

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 
 from ..ir.index import Index
-from ..ir.value import HALVES, Number, Op, Value, compute_dtype
+from ..ir.value import HALVES, Const, Op, Value, compute_dtype
 from .arithmetic import Operand, op
-from .core import Lowering, Tensor, cast, const
+from .core import Lowering, Tensor, cast
+from .scalars import Scalar, literal
 from .sizes import Unlowered
 
 Kind = Literal["default", "int_to_float", "bool_to_long", "always_bool", "first"]
@@ -27,17 +28,21 @@ def elementwise(
     *,
     opmath: bool = False,
     dtype: torch.dtype | None = None,
+    decides: bool | None = None,
 ) -> Tensor:
     """One pointwise definition.
 
     Args:
         low: the lowering in progress.
-        operands: tensors, numbers, indices and symbolic floats (values), broadcast against each other.
+        operands: tensors, numbers, indices and scalars, broadcast against each other.
         compute: given one value for each operand, all of the promoted dtype's compute dtype, the result's value.
         kind: how dtypes promote; ``"first"`` goes by the first operand alone.
         opmath: Python numbers are used as they are; by default they round to the promoted dtype, as tensors do.
         dtype: of the result, where that is not the promoted one.
+        decides: a small error of an operand may become a large one, by default in what gives truth values: operands of
+            16 bits are rounded as eager has them, also where they are taken on from what computes them.
     """
+    decides = kind == "always_bool" if decides is None else decides
     common = promoted(operands[:1] if kind == "first" else operands)
     if kind == "int_to_float" and not common.is_floating_point:
         common = torch.get_default_dtype()
@@ -47,29 +52,23 @@ def elementwise(
     sizes = broadcast(o.sizes for o in operands if isinstance(o, Tensor))
 
     def value(indices: tuple[Any, ...]) -> Value:
-        return compute(*(_operand(o, indices, common, opmath) for o in operands))
+        return compute(*(_operand(o, indices, common, opmath, decides) for o in operands))
 
     return low.pointwise(value, sizes, result)
 
 
-def _operand(operand: Any, indices: tuple[Any, ...], common: torch.dtype, opmath: bool) -> Value:
+def _operand(operand: Any, indices: tuple[Any, ...], common: torch.dtype, opmath: bool, decides: bool) -> Value:
     computed = compute_dtype(common)
     if isinstance(operand, Tensor):
-        value = cast(element(operand, indices), computed)
+        value = element(operand, indices)
+        value = cast(rounded(value, operand.dtype) if decides else value, computed)
         return value if _fits(operand.dtype, common) else rounded(value, common)
-    if isinstance(operand, Value):
-        return cast(operand, computed)
     value = literal(operand, computed)
-    if opmath or isinstance(operand, (bool, Index)) or common == computed:
+    if opmath or isinstance(operand, bool) or common == computed:
         return value
+    if isinstance(operand, (Index, Scalar)):
+        return rounded(value, common)
     return literal(float(torch.tensor(operand, dtype=common)), computed)
-
-
-def literal(number: Any, dtype: torch.dtype) -> Value:
-    """A Python number, an index or a value in a compute dtype."""
-    if isinstance(number, Value):
-        return cast(number, dtype)
-    return cast(Number(number, torch.int64), dtype) if isinstance(number, Index) else const(number, dtype)
 
 
 def rounded(value: Value, dtype: torch.dtype) -> Value:
@@ -78,13 +77,18 @@ def rounded(value: Value, dtype: torch.dtype) -> Value:
 
 
 def at_most(a: Value, limit: Operand) -> Value:
-    """The smaller; NaN where either is."""
-    return op("minimum", a, limit)
+    """The smaller; NaN where either is. Where both are zeros it is the limit, and `a` where the limit is a number."""
+    return _limited("minimum", a, limit)
 
 
 def at_least(a: Value, limit: Operand) -> Value:
-    """The larger; NaN where either is."""
-    return op("maximum", a, limit)
+    """The larger, likewise."""
+    return _limited("maximum", a, limit)
+
+
+def _limited(name: str, a: Value, limit: Operand) -> Value:
+    known = isinstance(limit, Const) or not isinstance(limit, Value)
+    return op(name, limit, a) if known else op(name, a, limit)
 
 
 def _fits(dtype: torch.dtype, into: torch.dtype) -> bool:
@@ -139,7 +143,8 @@ def _dtype(operand: Any) -> torch.dtype:
         return operand.dtype
     if isinstance(operand, bool):
         return torch.bool
-    return torch.get_default_dtype() if isinstance(operand, (float, Value)) else torch.int64
+    kind = operand.value.dtype if isinstance(operand, Scalar) else torch.int64
+    return torch.get_default_dtype() if isinstance(operand, float) or kind.is_floating_point else kind
 
 
 def _merged(dtypes: Sequence[torch.dtype]) -> list[torch.dtype]:

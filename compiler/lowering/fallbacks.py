@@ -14,6 +14,7 @@ REASONS: dict[str, str] = {
     "no-lowering": "no lowering and no decomposition",
     "decomposition": "the decomposition holds an operator that is not lowered",
     "dtype": "a dtype that kernels do not compute in: complex, quantized, 8-bit floats, wide unsigned integers",
+    "refused": "eager has no kernel for the dtype, and raises when it is called",
     "device": "a device without code generator, or tensors of different devices",
     "layout": "a sparse tensor, a nested tensor, or a subclass with its own idea of operators",
     "symbolic": "sizes beyond polynomials with floor division, remainder, minimum and maximum; numbers known when run",

@@ -59,6 +59,11 @@ def _foreach_lerp(low: Lowering, xs: list[Tensor], ys: list[Tensor], weight: Any
     return _each(low, lambda x, y, w: LOWERINGS["aten.lerp"](low, x, y, w), [xs, ys, weight])
 
 
+@lowers("aten._foreach_norm")
+def _foreach_norm(low: Lowering, xs: list[Tensor], order: Any = 2, dtype: Any = None) -> tuple[Tensor, ...]:
+    return _each(low, lambda x: LOWERINGS["aten.linalg_vector_norm"](low, x, order, dtype=dtype), [xs])
+
+
 @lowers("aten._foreach_copy")
 def _foreach_copy(low: Lowering, xs: list[Tensor], sources: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
     return _each(low, lambda x, source: LOWERINGS["aten.copy"](low, x, source), [xs, sources])

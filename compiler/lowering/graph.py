@@ -9,7 +9,6 @@ output                     ->   the buffers that must hold their values at the e
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from ...rewrites.faults import Faults
+from ...rewrites.reason import site_of
 from ..ir.index import Size
 from ..ir.program import Buffer, Extern, Program
+from ..ir.value import Load, walk
 from ..random_ops import ops as random_ops
 from ..torch_compat import (
     OpOverload,
@@ -31,11 +33,12 @@ from ..torch_compat import (
     tree_leaves,
 )
 from . import operators
+from .arithmetic import op
 from .call import Opaque, lower_call
-from .core import Lowering, Tensor, whole
-from .sizes import Unlowered, number, real
-
-logger = logging.getLogger("regraft")
+from .core import Lowering, Tensor, cast, whole
+from .scalars import Scalar
+from .sizes import Unlowered, number
+from .sizes import tokens as tokens_of
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SEEDING = (random_ops.seeds.default, random_ops.split.default)
@@ -70,20 +73,27 @@ class Lowered:
 assert operators.MODULES
 
 
-def lower(module: fx.GraphModule, *, strict: bool = False, keep: Mapping[str, str] | None = None) -> Lowered:
+def lower(
+    module: fx.GraphModule,
+    *,
+    strict: bool = False,
+    keep: Mapping[str, str] | None = None,
+    faults: Faults | None = None,
+) -> Lowered:
     """Lower a graph after AOTAutograd: functional, but for writes to inputs.
 
     Args:
         module: the graph; every node has its metadata ``val``. It stays as it is.
         strict: raise where a lowering fails or contradicts the metadata, rather than keep the call.
         keep: nodes that stay calls, by name, and why: the code generator of their device has refused them.
+        faults: is told of lowerings that fail.
     """
-    return _Walk(module, strict, keep or {}).run()
+    return _Walk(module, strict, keep or {}, faults).run()
 
 
 class _Walk:
-    def __init__(self, module: fx.GraphModule, strict: bool, keep: Mapping[str, str]) -> None:
-        self._module, self._strict, self._keep = module, strict, keep
+    def __init__(self, module: fx.GraphModule, strict: bool, keep: Mapping[str, str], faults: Faults | None) -> None:
+        self._module, self._strict, self._keep, self._faults = module, strict, keep, faults
         self._low = Lowering()
         self._values: dict[fx.Node, Any] = {}
         self._lowered = Lowered(Program(self._low.buffers, self._low.items))
@@ -99,6 +109,7 @@ class _Walk:
     # -- what is there from the start --------------------------------------------------------------------------------
 
     def _placeholder(self, node: fx.Node) -> None:
+        self._note_known(node, "input")
         self._values[node] = self._given(node, node.meta.get("val"), "input")
 
     def _get_attr(self, node: fx.Node) -> None:
@@ -109,7 +120,7 @@ class _Walk:
     def _given(self, node: fx.Node, value: Any, kind: Literal["input", "constant"]) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(node.name, value, kind)
-        return _plain(value)
+        return self._number(node, value, kind)
 
     def _tensor(self, name: str, meta: torch.Tensor, kind: Literal["input", "constant", "made"] = "made") -> Any:
         """A tensor that kernels do not make: its buffer, and the value that lowerings see."""
@@ -156,7 +167,9 @@ class _Walk:
             if self._strict:
                 raise
             self._low.roll_back(mark)
-            logger.warning("regraft: %s stays a call, its lowering failed", node.target, exc_info=True)
+            if self._faults is not None:
+                what, outcome = f"lowering of {node.target}", "it stays a call of ATen's"
+                self._faults.tell(what, outcome, error, stage="lowering", site=site_of(node))
             self._extern(node, "failed", f"{type(error).__name__}: {error}")
         else:
             self._adopt(node, value, mark)
@@ -196,21 +209,49 @@ class _Walk:
 
     def _extern(self, node: fx.Node, code: str, message: str) -> None:
         args = node.all_input_nodes
-        tokens = tuple(token for arg in args for token in self._tokens.get(arg, ()))
+        tokens = tuple(token for arg in args for token in (*self._tokens.get(arg, ()), *_tokens(arg)))
         reads = tuple(dict.fromkeys([b for arg in args for b in _bases(self._values[arg])] + list(tokens)))
         written = self._written_by(node)
         before = len(self._low.buffers)
         self._values[node] = value = self._results(node, reads)
         if _is_size(node):
-            self._tokens[node] = tokens
+            self._tokens[node] = tokens if _is_arithmetic(node) else reads
         elif node.users and not isinstance(value, (Tensor, tuple)) and node.name not in self._low.buffers:
             self._tokens[node] = (self._token(node),)
+        if not _is_size(node):
+            self._note_known(node, "made")
         made = list(self._low.buffers)[before:]
         self._note_views(node, value)
         pure = not written and _is_pure(node)
         self._low.items.append(Extern(node.name, node, reads, (*made, *written), code, pure))
         if code:
             self._lowered.kept.append(Kept(node.name, str(node.target), code, message))
+
+    def _number(
+        self, node: fx.Node, value: Any, kind: Literal["input", "constant", "made"], bases: tuple[str, ...] = ()
+    ) -> Any:
+        """What is no tensor: an index where sizes decide it, else a number that kernels are given by value."""
+        if not isinstance(value, SYMBOLIC):
+            plain = value is None or isinstance(value, (bool, int, float))
+            return value if plain else Opaque("opaque", f"a {type(value).__name__}", bases)
+        if isinstance(value, torch.SymInt):
+            try:
+                return number(value)
+            except Unlowered:
+                pass  # known when run
+        dtype = torch.float64 if isinstance(value, torch.SymFloat) else torch.int64
+        self._low.buffers[node.name] = Buffer(node.name, dtype, (1,), (1,), torch.device("cpu"), kind, scalar=True)
+        given = Load(node.name, (0,), dtype)
+        if isinstance(value, torch.SymBool):
+            return Scalar(op("ne", given, 0))
+        self._low.numbers.setdefault(value.node.expr, cast(given, torch.float64))
+        return Scalar(given)
+
+    def _note_known(self, node: fx.Node, kind: Literal["input", "made"]) -> None:
+        """Buffers without elements for the symbols that a call is the first to speak of: it makes them known."""
+        for name in _tokens(node):
+            if name not in self._low.buffers:
+                self._low.buffers[name] = Buffer(name, torch.bool, (0,), (1,), torch.device("cpu"), kind)
 
     def _token(self, node: fx.Node) -> str:
         """A buffer without elements, so that what needs the node's other results is seen to depend on it."""
@@ -223,7 +264,7 @@ class _Walk:
         if isinstance(val, torch.Tensor):
             return self._aliased(node) or self._result(node, val, reads)
         if not isinstance(val, (tuple, list)):
-            return _plain(val, reads)
+            return self._number(node, val, "made", reads)
         if not all(v is None or isinstance(v, torch.Tensor) for v in val):
             return Opaque("opaque", "results that are not all tensors", reads)
         parts: list[Any] = [None] * len(val)
@@ -291,19 +332,6 @@ class _Walk:
         self._lowered.program.outputs = tuple(dict.fromkeys(bases))
 
 
-def _plain(value: Any, bases: tuple[str, ...] = ()) -> Any:
-    """A value that is no tensor: an index or a float where sizes alone decide it."""
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):
-        try:
-            return number(value) if isinstance(value, torch.SymInt) else real(value)
-        except Unlowered as refusal:
-            return Opaque(refusal.code, str(refusal), bases)
-    code = "symbolic" if isinstance(value, SYMBOLIC) else "opaque"
-    return Opaque(code, f"a {type(value).__name__}", bases)
-
-
 def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
     """Sizes of a tensor that kernels do not make: what indices cannot express gets a name of its own."""
     return tuple(map(_size, sizes))
@@ -327,6 +355,8 @@ def _bases(value: Any) -> Iterator[str]:
     """The buffers that a value looks at."""
     if isinstance(value, Tensor):
         yield value.buffer.name
+    elif isinstance(value, Scalar):
+        yield from (v.buffer for v in walk([value.value]) if isinstance(v, Load))
     elif isinstance(value, Opaque):
         yield from value.bases
     elif isinstance(value, tuple):
@@ -355,6 +385,21 @@ def _item_names(node: fx.Node, count: int) -> list[str | None]:
     return names
 
 
+def _tokens(node: fx.Node) -> list[str]:
+    """What stands for the symbols, known when run only, of a node's sizes or of the number that it is."""
+    values = [v for v in tree_leaves(node.meta.get("val")) if v is not None]
+    numbers = [v for v in values if isinstance(v, SYMBOLIC)]
+    for value in values:
+        if isinstance(value, torch.Tensor) and _refusal(value) is None:
+            numbers += [n for n in (*value.shape, *value.stride()) if isinstance(n, torch.SymInt)]
+    return [name for n in numbers for name in tokens_of(n.node.expr, n.node.shape_env)]
+
+
+def _is_arithmetic(node: fx.Node) -> bool:
+    """Whether a number is computed from numbers, and not read from a tensor."""
+    return not isinstance(node.target, OpOverload)
+
+
 def _is_size(node: fx.Node) -> bool:
     """Whether a node computes numbers from sizes, not from data."""
     if not isinstance(node.meta.get("val"), (*SYMBOLIC, int, float, bool)):
@@ -368,7 +413,7 @@ def _is_pure(node: fx.Node) -> bool:
     if node.is_impure():
         return False
     if not isinstance(node.target, OpOverload):
-        return getattr(node.target, "__module__", "") in ("_operator", "math", "torch")
+        return getattr(node.target, "__module__", "") in ("_operator", "builtins", "math", "torch")
     random = torch.Tag.nondeterministic_seeded in node.target.tags
     return not (random or is_mutable(node.target) or returns_nothing(node.target))
 

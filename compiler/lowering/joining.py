@@ -14,10 +14,24 @@ from typing import Any
 import torch
 
 from ..ir.index import add, least, most, mul, quotient, remainder
-from ..ir.value import Value
+from ..ir.value import Value, compute_dtype
+from .arithmetic import plus
 from .core import Indices, Lowering, Tensor, lowers, whole
-from .positions import filled, guarded, is_empty, iterations, numel, raveled, scalar, swapped, unraveled, within
+from .positions import (
+    compared,
+    filled,
+    guarded,
+    is_empty,
+    iterations,
+    numel,
+    raveled,
+    scalar,
+    swapped,
+    unraveled,
+    within,
+)
 from .views import promised_sizes, wrapped
+from .windows import Place
 
 Source = Callable[[Indices], Value]
 
@@ -156,13 +170,16 @@ def replication_pad(low: Lowering, x: Tensor, padding: Sequence[Any]) -> Tensor:
 @lowers("aten.reflection_pad1d_backward", "aten.reflection_pad2d_backward", "aten.reflection_pad3d_backward")
 def reflection_pad_backward(low: Lowering, grad_output: Tensor, x: Tensor, padding: Sequence[Any]) -> Tensor:
     """Gradients added up where they come from."""
-    return _pad_backward(low, grad_output, x, padding, _reflected)
+    return _gathered(low, grad_output, x, padding, _reflections)
 
 
 @lowers("aten.replication_pad1d_backward", "aten.replication_pad2d_backward", "aten.replication_pad3d_backward")
 def replication_pad_backward(low: Lowering, grad_output: Tensor, x: Tensor, padding: Sequence[Any]) -> Tensor:
-    """Gradients added up where they come from."""
-    return _pad_backward(low, grad_output, x, padding, _clamped)
+    """Gradients added up where they come from: gathered where few copies are made of an element, else scattered."""
+    copies = numel([1 + max(0, a) + max(0, b) for a, b in _pairs(padding)]) if _all_known(padding) else _MANY + 1
+    if copies > _MANY:
+        return _scattered(low, grad_output, x, padding, _clamped)
+    return _gathered(low, grad_output, x, padding, _copies)
 
 
 def _padded(sizes: Indices, pad: Sequence[Any]) -> tuple[Indices, Indices]:
@@ -202,11 +219,68 @@ def _pad_by(low: Lowering, x: Tensor, padding: Sequence[Any], mirror: Mirror) ->
     return low.pointwise(lambda at: x.at(_source_of(at, before, x.sizes, mirror)), sizes, x.dtype)
 
 
-def _pad_backward(low: Lowering, grad_output: Tensor, x: Tensor, padding: Sequence[Any], mirror: Mirror) -> Tensor:
-    """Zeros, and then ``out[mirror(i)] += grad_output[i]``."""
+# -- gradients of padding ----------------------------------------------------------------------------------------------
+
+Places = Callable[[Any, Any, Any, Any], list[Place]]
+_MANY = 27  # terms of an expression: beyond, a pass of its own is less
+
+
+def _pairs(padding: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """(before, after) of the padded dims, in order."""
+    return list(zip(padding[::2], padding[1::2], strict=True))[::-1]
+
+
+def _all_known(padding: Sequence[Any]) -> bool:
+    return all(isinstance(p, int) for p in padding)
+
+
+def _may_pad(p: Any) -> bool:
+    return not isinstance(p, int) or p > 0
+
+
+def _reflections(i: Any, size: Any, before: Any, after: Any) -> list[Place]:
+    """Where element `i` is in a padded dim: moved, mirrored at the first element, mirrored at the last."""
+    found: list[Place] = [(add(i, before), [])]
+    if _may_pad(before):
+        found.append((add(before, mul(i, -1)), [compared("gt", i, 0)]))
+    if _may_pad(after):
+        last = add(size, -1)
+        found.append((add(add(before, mul(last, 2)), mul(i, -1)), [compared("lt", i, last)]))
+    return found
+
+
+def _copies(i: Any, size: Any, before: int, after: int) -> list[Place]:
+    """Where element `i` is in a padded dim: moved; the first one before that, the last one after it."""
+    last = add(size, -1)
+    found: list[Place] = [(add(i, before), [])]
+    found += [(k, [compared("eq", i, 0)]) for k in range(before)]
+    return found + [(add(last, before + 1 + k), [compared("eq", i, last)]) for k in range(after)]
+
+
+def _gathered(low: Lowering, grad: Tensor, x: Tensor, padding: Sequence[Any], places: Places) -> Tensor:
+    """``out[i] = sum of grad[p] over the places p of i``: added up in float32 at least, rounded once."""
+    pairs, zero = _pairs(padding), scalar(0, grad.dtype)
+    first = len(x.sizes) - len(pairs)
+
+    def total(at: Indices, place: Indices) -> Value:
+        d = len(place)
+        if d == len(at):
+            return grad.at(place)
+        terms = [
+            guarded([*conditions, *within(p, grad.sizes[d])], total(at, (*place, p)), zero)
+            for p, conditions in places(at[d], x.sizes[d], *pairs[d - first])
+        ]
+        return plus(*terms)
+
+    return low.pointwise(lambda at: total(at, at[:first]), x.sizes, grad.dtype)
+
+
+def _scattered(low: Lowering, grad: Tensor, x: Tensor, padding: Sequence[Any], mirror: Mirror) -> Tensor:
+    """Zeros, and then ``out[mirror(i)] += grad[i]``, in float32 at least; then rounded."""
     before, _ = _padded(x.sizes, padding)
-    out = filled(low, x.sizes, 0, grad_output.dtype)
-    loops = low.loops(grad_output.sizes)
+    dtype = compute_dtype(grad.dtype)
+    out = filled(low, x.sizes, 0, dtype)
+    loops = low.loops(grad.sizes)
     at = iterations(loops)
-    low.store(out, loops, _source_of(at, before, x.sizes, mirror), grad_output.at(at), "add")
-    return out
+    low.store(out, loops, _source_of(at, before, x.sizes, mirror), grad.at(at), "add")
+    return out if dtype == grad.dtype else low.pointwise(out.at, x.sizes, grad.dtype)

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from ..ir.bounds import known_nonnegative
 from ..ir.value import HALVES, Value, compute_dtype
 from .arithmetic import minus, negated, op, over, plus, times, where
 from .core import Lowering, Tensor, cast, const, lowers
-from .elementwise import Kind, at_least, at_most, broadcast, element, elementwise, literal, promoted, rounded
+from .elementwise import Kind, at_least, at_most, broadcast, element, elementwise, promoted, rounded
+from .scalars import Scalar, exact, literal
 from .sizes import Unlowered
 
 # -- tables: operators that are one operation -----------------------------------------------------------------------
@@ -40,12 +42,21 @@ def _declare(names: Iterable[str], make: Callable[[str], Callable[..., Any]]) ->
         lowers(f"aten.{name}")(make(name))
 
 
+_DECIDING = ("sign", "fmod", "remainder")
+
+
 def _unary(kind: Kind) -> Callable[[str], Callable[..., Any]]:
-    return lambda name: lambda low, x: elementwise(low, [x], lambda a: op(name, a), kind)
+    return lambda name: (
+        lambda low, x: elementwise(low, [x], lambda a: op(name, a), kind, decides=name in _DECIDING or None)
+    )
 
 
 def _binary(kind: Kind) -> Callable[[str], Callable[..., Any]]:
-    return lambda name: lambda low, x, y: elementwise(low, [x, y], lambda a, b: op(BINARY.get(name, name), a, b), kind)
+    return lambda name: (
+        lambda low, x, y: elementwise(
+            low, [x, y], lambda a, b: op(BINARY.get(name, name), a, b), kind, decides=name in _DECIDING or None
+        )
+    )
 
 
 _declare(UNARY_SAME, _unary("default"))
@@ -58,7 +69,9 @@ _declare(COMPARISONS, _binary("always_bool"))
 
 def _rounding(name: str) -> Callable[..., Any]:
     def lowering(low: Lowering, x: Tensor) -> Tensor:
-        return elementwise(low, [x], lambda a: op(name, a)) if x.dtype.is_floating_point else copied(low, x)
+        if not x.dtype.is_floating_point:
+            return copied(low, x)
+        return elementwise(low, [x], lambda a: op(name, a), decides=True)
 
     return lowering
 
@@ -88,19 +101,27 @@ def _times(value: Value, alpha: Any) -> Value:
     return value if isinstance(alpha, (int, float)) and alpha == 1 else times(value, alpha)
 
 
+def _summed(low: Lowering, x: Any, y: Any, alpha: Any, compute: Callable[[Value, Value], Value]) -> Tensor:
+    """A sum of `x` and alpha * `y`. On CPUs eager rounds numbers to 16 bits where tensors have these, on GPUs not."""
+    common, kept = promoted([x, y]), low.device.type != "cpu"
+    if isinstance(alpha, float) and not kept and common in HALVES:
+        alpha = float(torch.tensor(alpha, dtype=common))
+    return elementwise(low, [x, y], lambda a, b: compute(a, _times(b, alpha)), opmath=kept)
+
+
 @lowers("aten.add")
 def _add(low: Lowering, x: Any, y: Any, alpha: Any = 1) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: plus(a, _times(b, alpha)), opmath=True)
+    return _summed(low, x, y, alpha, plus)
 
 
 @lowers("aten.sub")
 def _sub(low: Lowering, x: Any, y: Any, alpha: Any = 1) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: minus(a, _times(b, alpha)), opmath=True)
+    return _summed(low, x, y, alpha, minus)
 
 
 @lowers("aten.rsub")
 def _rsub(low: Lowering, x: Any, y: Any, alpha: Any = 1) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: minus(b, _times(a, alpha)), opmath=True)
+    return _summed(low, y, x, alpha, minus)
 
 
 @lowers("aten.mul")
@@ -110,9 +131,21 @@ def _mul(low: Lowering, x: Any, y: Any) -> Tensor:
 
 @lowers("aten.div", "aten.true_divide")
 def _div(low: Lowering, x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
+    inverted = low.device.type != "cpu" and type(y) in (int, float)  # as eager does it with numbers on GPUs
+    if rounding_mode is None and inverted:
+        return elementwise(low, [x], lambda a: times(a, _inverse(y, torch.float64)), "int_to_float")
     if rounding_mode is None:
         return elementwise(low, [x, y], over, "int_to_float", opmath=True)
-    return elementwise(low, [x, y], lambda a, b: _divided(a, b, rounding_mode), opmath=True)
+    common = promoted([x, y])
+    if rounding_mode == "trunc" and inverted and common.is_floating_point:
+        inverse = _inverse(y, compute_dtype(common))
+        return elementwise(low, [x], lambda a: op("trunc", times(a, inverse)), "int_to_float", decides=True)
+    return elementwise(low, [x, y], lambda a, b: _divided(a, b, rounding_mode), opmath=True, decides=True)
+
+
+def _inverse(number: float, precision: torch.dtype) -> float:
+    """The inverse of a number, computed in some precision."""
+    return torch.tensor(float(number), dtype=precision).reciprocal().item()
 
 
 def _divided(a: Value, b: Value, rounding_mode: str) -> Value:
@@ -121,7 +154,7 @@ def _divided(a: Value, b: Value, rounding_mode: str) -> Value:
 
 @lowers("aten.floor_divide")
 def _floor_divide(low: Lowering, x: Any, y: Any) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: op("floordiv", a, b), opmath=True)
+    return elementwise(low, [x, y], lambda a, b: op("floordiv", a, b), opmath=True, decides=True)
 
 
 @lowers("aten.square")
@@ -137,12 +170,19 @@ def _fma(low: Lowering, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 @lowers("aten.addcmul")
 def _addcmul(low: Lowering, x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Tensor:
-    return elementwise(low, [x, a, b], lambda x, a, b: plus(x, times(_times(a, value), b)))
+    return elementwise(low, [x, a, b], lambda x, a, b: plus(x, _scaled(low, times, a, b, value)))
 
 
 @lowers("aten.addcdiv")
 def _addcdiv(low: Lowering, x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Tensor:
-    return elementwise(low, [x, a, b], lambda x, a, b: plus(x, over(_times(a, value), b)))
+    return elementwise(low, [x, a, b], lambda x, a, b: plus(x, _scaled(low, over, a, b, value)))
+
+
+def _scaled(low: Lowering, combine: Callable[[Value, Value], Value], a: Value, b: Value, value: Any) -> Value:
+    """`value` times the product or quotient of two: first times `a` on CPUs, last on GPUs, as eager."""
+    if low.device.type == "cpu":
+        return combine(_times(a, value), b)
+    return _times(combine(a, b), value)
 
 
 @lowers("aten.lerp")
@@ -174,9 +214,11 @@ POWERS: dict[float, Callable[[Value], Value]] = {
 @lowers("aten.pow")
 def _pow(low: Lowering, x: Any, y: Any) -> Tensor:
     dtype = promoted([x, y])
+    if isinstance(y, Scalar) and not dtype.is_floating_point and not known_nonnegative(exact(y)):
+        raise Unlowered("symbolic", "a power of integers that eager refuses where it is negative")
     special = POWERS.get(y) if isinstance(y, (int, float)) else None
     if special is None or not (dtype.is_floating_point or y in (1, 2, 3)):
-        return elementwise(low, [x, y], lambda a, b: op("pow", a, b), opmath=True)
+        return elementwise(low, [x, y], lambda a, b: op("pow", a, b))
     return elementwise(low, [x], lambda a: special(cast(a, compute_dtype(dtype))), dtype=dtype)
 
 
@@ -202,7 +244,7 @@ def _fmin(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _ignoring_nan(name: str, a: Value, b: Value) -> Value:
-    chosen = op(name, a, b)
+    chosen = op(name, b, a)  # of two zeros the first
     if not a.dtype.is_floating_point:
         return chosen
     return where(op("isnan", a), b, where(op("isnan", b), a, chosen))
@@ -212,6 +254,8 @@ def _ignoring_nan(name: str, a: Value, b: Value) -> Value:
 def _clamp(low: Lowering, x: Tensor, least: Any = None, most: Any = None) -> Tensor:
     """At least `least`, then at most `most`; NaN stays NaN."""
     limits = [limit for limit in (least, most) if limit is not None]
+    if len(limits) == 1 and _limits_nothing(low, limits[0]):
+        return copied(low, x)
 
     def compute(a: Value, *rest: Value) -> Value:
         given = list(rest)
@@ -223,12 +267,17 @@ def _clamp(low: Lowering, x: Tensor, least: Any = None, most: Any = None) -> Ten
 
 @lowers("aten.clamp_min")
 def _clamp_min(low: Lowering, x: Tensor, limit: Any) -> Tensor:
-    return elementwise(low, [x, limit], at_least)
+    return copied(low, x) if _limits_nothing(low, limit) else elementwise(low, [x, limit], at_least)
 
 
 @lowers("aten.clamp_max")
 def _clamp_max(low: Lowering, x: Tensor, limit: Any) -> Tensor:
-    return elementwise(low, [x, limit], at_most)
+    return copied(low, x) if _limits_nothing(low, limit) else elementwise(low, [x, limit], at_most)
+
+
+def _limits_nothing(low: Lowering, limit: Any) -> bool:
+    """Whether eager takes no notice of a limit: of a number that is NaN, on GPUs, where there is no other."""
+    return low.device.type != "cpu" and isinstance(limit, float) and math.isnan(limit)
 
 
 # -- questions ------------------------------------------------------------------------------------------------------
@@ -270,12 +319,14 @@ def _question(low: Lowering, x: Tensor, compute: Callable[[Value], Value], *, in
 def _signbit(low: Lowering, x: Tensor) -> Tensor:
     if x.dtype == torch.bool:
         return low.pointwise(lambda i: const(False, torch.bool), x.sizes, torch.bool)
-    return elementwise(low, [x], lambda a: op("signbit", a), "always_bool")
+    return elementwise(
+        low, [x], lambda a: op("signbit", a), "always_bool", decides=False
+    )  # rounding keeps no NaN's sign
 
 
 @lowers("aten.sgn")
 def _sgn(low: Lowering, x: Tensor) -> Tensor:
-    return elementwise(low, [x], lambda a: op("sign", a))
+    return elementwise(low, [x], lambda a: op("sign", a), decides=True)
 
 
 @lowers("aten.positive")
@@ -295,7 +346,7 @@ def _nextafter(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
 
 @lowers("aten.frac")
 def _frac(low: Lowering, x: Tensor) -> Tensor:
-    return elementwise(low, [x], lambda a: minus(a, op("trunc", a)))
+    return elementwise(low, [x], lambda a: minus(a, op("trunc", a)), decides=True)
 
 
 @lowers("aten.sinc", "aten.special_sinc")
@@ -309,12 +360,12 @@ def _sinc(low: Lowering, x: Tensor) -> Tensor:
 
 @lowers("aten.xlogy")
 def _xlogy(low: Lowering, x: Any, y: Any) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: _times_log(a, b, op("log", b)), "int_to_float", opmath=True)
+    return elementwise(low, [x, y], lambda a, b: _times_log(a, b, op("log", b)), "int_to_float")
 
 
 @lowers("aten.special_xlog1py")
 def _xlog1py(low: Lowering, x: Any, y: Any) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: _times_log(a, b, op("log1p", b)), "int_to_float", opmath=True)
+    return elementwise(low, [x, y], lambda a, b: _times_log(a, b, op("log1p", b)), "int_to_float")
 
 
 def _times_log(a: Value, b: Value, logarithm: Value) -> Value:
@@ -347,7 +398,7 @@ def _heaviside(low: Lowering, x: Tensor, values: Tensor) -> Tensor:
     def compute(a: Value, at_zero: Value) -> Value:
         return where(op("eq", a, 0), at_zero, cast(op("gt", a, literal(0, a.dtype)), a.dtype))
 
-    return elementwise(low, [x, values], compute)
+    return elementwise(low, [x, values], compute, decides=True)
 
 
 @lowers("aten.nan_to_num")
@@ -445,7 +496,8 @@ def copied(low: Lowering, x: Tensor, dtype: torch.dtype | None = None) -> Tensor
     computed = compute_dtype(dtype)
 
     def value(i: tuple[Any, ...]) -> Value:
-        converted = cast(x.at(i), computed)
+        given = x.at(i) if dtype.is_floating_point else rounded(x.at(i), x.dtype)  # whole numbers are decided on
+        converted = cast(given, computed)
         return converted if dtype == x.dtype else rounded(converted, dtype)
 
     return low.pointwise(value, x.sizes, dtype)

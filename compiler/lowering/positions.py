@@ -19,6 +19,7 @@ from ..ir.value import Const, Guarded, Value, compute_dtype
 from .arithmetic import op, size_value
 from .core import Indices, Lowering, Tensor, Unlowered, cast, const
 from .elementwise import element
+from .scalars import literal
 
 
 def swapped(indices: Sequence[Any], dim: int, *new: Any) -> Indices:
@@ -79,13 +80,11 @@ def loaded(index: Tensor, indices: Sequence[Any], size: Any, *, wrap: bool = Fal
 
 
 def scalar(value: Any, dtype: torch.dtype) -> Value:
-    """A scalar argument (a number, a size, a tensor of rank 0, a value) in the dtype that `dtype` is computed in."""
+    """A scalar argument (a number, known or not, or a tensor of rank 0) in the dtype that `dtype` is computed in."""
     kind = compute_dtype(dtype)
     if isinstance(value, Tensor):
         return cast(element(value, (0,) * len(value.sizes)), kind)
-    if isinstance(value, Value):
-        return cast(value, kind)
-    return size_value(value, kind) if isinstance(value, Index) else const(value, kind)
+    return literal(value, kind)
 
 
 def lowest(dtype: torch.dtype) -> Const:

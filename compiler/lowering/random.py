@@ -19,8 +19,8 @@ from ..ir.value import Number, Op, Value, compute_dtype
 from ..random_ops import UNIFORM_BITS, threshold
 from .arithmetic import op, plus, times
 from .core import Indices, Lowering, Tensor, Unlowered, cast, const, contiguous, lowers
-from .elementwise import literal
 from .pointwise import copied
+from .scalars import literal
 from .views import promised_sizes
 
 

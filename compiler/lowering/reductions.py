@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 
+from ..ir.bounds import bounds
 from ..ir.value import Number, Value, compute_dtype
 from .arithmetic import element, minus, op, over, plus, size_value, square, where
 from .core import Indices, Lowering, Tensor, Unlowered, cast, lowers
+from .elementwise import rounded
+from .scalars import Scalar, literal
 from .spaces import Space, fold, promised, require_elements, space, stored, total
 
 Finish = Callable[[Value], tuple[Value, ...]]
@@ -163,7 +166,7 @@ def _positioned(x: Tensor, of: Space) -> Callable[[Indices], tuple[Value, Value]
 
     def compute(indices: Indices) -> tuple[Value, Value]:
         position = of.position(tuple(indices[d] for d in of.dims) or (0,))
-        return cast(x.at(indices), ordered), Number(position, torch.int64)
+        return cast(rounded(x.at(indices), x.dtype), ordered), Number(position, torch.int64)
 
     return compute
 
@@ -214,11 +217,20 @@ def moments(low: Lowering, x: Tensor, of: Space, finish: Finish) -> tuple[Tensor
     dtype = compute_dtype(x.dtype)
     made = len(finish(size_value(of.count, dtype)))
     if not of.cached or (low.device.type == "cuda" and _is_scattered(x, of)):
-        return fold(low, of, "welford", x.at, lambda _, m, m2, n: (m, *finish(m2)), *[dtype] * (1 + made))
+        mean = _mean_of_some(of)
+        return fold(low, of, "welford", x.at, lambda _, m, m2, n: (mean(m), *finish(m2)), *[dtype] * (1 + made))
     center = average(low, of, x.at, dtype)
     deviation = lambda i: minus(x.at(i), center.at(of.result(i)))  # noqa: E731
     spread = fold(low, of, "sum", lambda i: square(deviation(i)), lambda _, m2: finish(m2), *[dtype] * made)
     return center, *spread
+
+
+def _mean_of_some(of: Space) -> Callable[[Value], Value]:
+    """Makes the mean that one pass keeps, which of no elements is 0, what eager gives: of none NaN."""
+    least = bounds(of.count)[0]
+    if least is not None and least > 0:
+        return lambda mean: mean
+    return lambda mean: where(op("eq", size_value(of.count, mean.dtype), 0), math.nan, mean)
 
 
 def _is_scattered(x: Tensor, of: Space) -> bool:
@@ -236,7 +248,7 @@ def _is_scattered(x: Tensor, of: Space) -> bool:
 
 def _variance(of: Space, correction: float | None, root: bool) -> Finish:
     def finish(m2: Value) -> tuple[Value]:
-        freedom = minus(size_value(of.count, m2.dtype), float(1 if correction is None else correction))
+        freedom = minus(size_value(of.count, m2.dtype), 1.0 if correction is None else correction)
         variance = over(m2, op("maximum", freedom, 0.0))
         return (op("sqrt", variance) if root else variance,)
 
@@ -278,11 +290,13 @@ def _in_dtype(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
 def vector_norm(
     low: Lowering, x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """The `order`-norm of the elements as a vector."""
+    """The `order`-norm of the elements as a vector; of one element its magnitude, which powers would round."""
     of, made = space(x, dim, keepdim), promised(low)
-    if order < 0 or order == math.inf:
+    if of.count == 1 and not isinstance(order, Scalar) and order != 0:
+        order = 1
+    if isinstance(order, Scalar) or order < 0 or order == math.inf:
         require_elements(of)
-    reducer, term, finish = _norm_parts(float(order))
+    reducer, term, finish = _norm_parts_when_run(order) if isinstance(order, Scalar) else _norm_parts(float(order))
     magnitude = lambda i: op("abs", element(x, i, dtype or x.dtype))  # noqa: E731
     return fold(low, of, reducer, lambda i: term(magnitude(i)), lambda _, value: finish(value), made)[0]
 
@@ -298,6 +312,19 @@ def _norm_parts(order: float) -> tuple[str, Callable[[Value], Value], Callable[[
         2.0: ("sum", square, lambda v: op("sqrt", v)),
     }
     return special.get(order) or ("sum", lambda v: op("pow", v, order), lambda v: op("pow", v, 1.0 / order))
+
+
+def _norm_parts_when_run(order: Scalar) -> tuple[str, Callable[[Value], Value], Callable[[Value], Value]]:
+    """The same of an order that is known when run, finite: 0 counts."""
+
+    def counts(v: Value) -> Value:
+        return op("eq", literal(order, v.dtype), 0.0)
+
+    return (
+        "sum",
+        lambda v: where(counts(v), cast(op("ne", v, 0.0), v.dtype), op("pow", v, order)),
+        lambda v: where(counts(v), v, op("pow", v, 1.0 / order)),
+    )
 
 
 @lowers("aten.norm")

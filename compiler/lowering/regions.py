@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..ir.bounds import known_lt, known_nonnegative
-from ..ir.index import add, most, mul, quotient, remainder
+from ..ir.index import add, mul, quotient, remainder
 from ..ir.value import Value
 from .core import Indices, Lowering, Tensor, Unlowered, lowers
 from .pointwise import copied
 from .positions import compared, guarded, iterations, scalar, swapped, within
-from .views import promised_sizes, wrapped
+from .views import clamped, from_front, place_of, promised_sizes, wrapped
 from .windows import Sliding, summed
 
 
@@ -25,7 +24,7 @@ def slice_scatter(
 ) -> Tensor:
     """``out = x; out[start:end:step] = src``; where it ends, the size of `src` tells."""
     d = wrapped(dim, len(x.sizes))
-    first = _from_front(start, x.sizes[d])
+    first = clamped(start or 0, x.sizes[d])
     return _written(low, x, src, lambda at: swapped(at, d, add(first, mul(at[d], step))))
 
 
@@ -33,7 +32,7 @@ def slice_scatter(
 def select_scatter(low: Lowering, x: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
     """``out = x; out[index] = src``."""
     d = wrapped(dim, len(x.sizes))
-    place = _from_front(index, x.sizes[d])
+    place = place_of(index, x.sizes[d])
     return _written(low, x, src, lambda at: (*at[:d], place, *at[d:]))
 
 
@@ -50,7 +49,7 @@ def slice_backward(
 ) -> Tensor:
     """Zeros with `grad_output` in the slice."""
     d = wrapped(dim, len(input_sizes))
-    first = _from_front(start, input_sizes[d])
+    first = clamped(start or 0, input_sizes[d])
 
     def element(at: Indices) -> Value:
         away = add(at[d], mul(first, -1))
@@ -66,7 +65,7 @@ def slice_backward(
 def select_backward(low: Lowering, grad_output: Tensor, input_sizes: Sequence[Any], dim: int, index: Any) -> Tensor:
     """Zeros with `grad_output` at one index."""
     d = wrapped(dim, len(input_sizes))
-    place = _from_front(index, input_sizes[d])
+    place = from_front(index, input_sizes[d])
 
     def element(at: Indices) -> Value:
         chosen = [compared("eq", at[d], place)]
@@ -105,19 +104,6 @@ def unfold_backward(
         return guarded(conditions, grad_in.at(place), scalar(0, grad_in.dtype))
 
     return summed(low, input_sizes, [window.covers], term, lambda _, total: total, grad_in.dtype)
-
-
-def _from_front(index: Any, size: Any) -> Any:
-    """An index, or the start of a slice, counted from the front.
-
-    Raises:
-        Unlowered: it is symbolic, and its sign is not known.
-    """
-    if index is None or known_nonnegative(index):
-        return index or 0
-    if not known_lt(index, 0):
-        raise Unlowered("symbolic", f"an index of unknown sign: {index}")
-    return most(add(index, size), 0)
 
 
 def _written(low: Lowering, x: Tensor, src: Tensor, place: Any) -> Tensor:

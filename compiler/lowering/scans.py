@@ -17,6 +17,7 @@ from ..ir.reducers import REDUCERS
 from ..ir.value import Number, Result, Value, compute_dtype
 from .arithmetic import element, op
 from .core import Indices, Lowering, Tensor, cast, lowers, whole
+from .elementwise import rounded
 from .spaces import space
 
 
@@ -86,7 +87,7 @@ def logcumsumexp(low: Lowering, x: Tensor, dim: int) -> Tensor:
 def _extreme(low: Lowering, x: Tensor, dim: int, reducer: str) -> tuple[Tensor, ...]:
     """Eager keeps the latest of equal elements, the reducer the lowest position: positions count down."""
     ordered = torch.uint8 if x.dtype == torch.bool else compute_dtype(x.dtype)
-    operands = lambda at, position: (cast(x.at(at), ordered), Number(-position, torch.int64))  # noqa: E731
+    operands = lambda at, position: (cast(rounded(x.at(at), x.dtype), ordered), Number(-position, torch.int64))  # noqa: E731
     finish = lambda value, position: (value, op("neg", position))  # noqa: E731
     return _scan(low, x, dim, reducer, operands, finish, x.dtype, torch.int64)
 

@@ -34,6 +34,7 @@ from .positions import (
     swapped,
     unraveled,
 )
+from .scalars import Scalar
 from .views import wrapped
 
 # How each reduction of `scatter_reduce` combines, for numbers and for bool.
@@ -101,7 +102,7 @@ def index_reduce(
 def index_add(low: Lowering, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
     """``out[index[i]] += alpha * source[i]`` for dim 0."""
     out, elements = copied(low, x), _source(source, x.dtype)
-    if alpha != 1:
+    if isinstance(alpha, Scalar) or alpha != 1:
         name = "logical_and" if x.dtype == torch.bool else "mul"
         factor = scalar(alpha, x.dtype)
         _scatter_slices(low, out, dim, index, lambda at: op(name, elements(at), factor), mode_of("sum", x.dtype))

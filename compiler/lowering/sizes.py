@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import sympy
 import torch
 
-from ..ir.index import Index, Size, add, least, most, mul, quotient, remainder
+from ...rewrites.symbolic import hint, known_equal
+from ..ir.index import TOKEN, Index, Late, Size, add, least, most, mul, quotient, remainder
 from ..ir.value import Const, Number, Op, Value
 
 
@@ -28,55 +34,79 @@ def number(value: Any) -> Any:
     """An int, or the index of a SymInt.
 
     Raises:
-        Unlowered: the expression is not a polynomial with floor divisions, remainders, minima and maxima.
+        Unlowered: the number is known when run only.
     """
     if isinstance(value, torch.SymInt):
         node = value.node
+        # What tracing broadcast is 1 under a guard, however it is spelled.
+        if not node.expr.is_Symbol and hint(value) == 1 and known_equal(value, 1):
+            return 1
         return from_sympy(node.expr, getattr(node, "shape_env", None))
     return int(value)
 
 
 def from_sympy(expr: Any, shape_env: Any) -> Any:
-    """A sympy expression as an index; sizes get the range that the shape environment knows of."""
+    """A sympy expression as an index.
+
+    What is no polynomial with floor divisions, remainders, minima and maxima gets a name: then the wrapper computes it,
+    as Python does, and kernels are given the result.
+
+        4*s0 + s1//2   ->   4*s0 + s1//2            n % -3, abs(n), n & 5   ->   sizes of their own
+    """
     if expr.is_Integer:
         return int(expr)
     if expr.is_Symbol:
-        return _size(expr, shape_env).index()
-    parts = [from_sympy(a, shape_env) for a in expr.args]
+        return _named(expr, shape_env)
     fold = _FOLDS.get(type(expr).__name__)
-    if fold is None:
-        raise Unlowered("symbolic", f"{type(expr).__name__} of sizes: {expr}")
-    total = parts[0]
-    for part in parts[1:]:
-        total = fold(total, part)
-    return total
+    if fold is None or not _is_within(expr, shape_env):
+        return _named(expr, shape_env)
+    parts = [from_sympy(a, shape_env) for a in expr.args]
+    return reduce(fold, parts)
 
 
-def _power(base: Any, exponent: Any) -> Any:
-    if not isinstance(exponent, int) or exponent < 0:
-        raise Unlowered("symbolic", f"power {exponent} of a size")
-    total: Any = 1
-    for _ in range(exponent):
-        total = mul(total, base)
-    return total
+def _is_within(expr: Any, shape_env: Any) -> bool:
+    """Whether indices have an operation as Python has it: they divide by positive numbers, and only what is a size.
+
+    A huge dividend would wrap around before it is divided; sums and products wrap around to the same number.
+    """
+    name = type(expr).__name__
+    if name in _POWERS:
+        return bool(expr.args[1].is_Integer) and 0 <= int(expr.args[1]) <= _LARGEST_POWER
+    if name not in _DIVISIONS:
+        return True
+    dividend, divisor = expr.args
+    return _least(divisor, shape_env) >= 1 and all(_least(s, shape_env) >= 0 for s in dividend.free_symbols)
 
 
+def _power(base: Any, exponent: int) -> Any:
+    return reduce(mul, [base] * exponent, 1)
+
+
+_LARGEST_POWER = 8
+_POWERS = ("Pow", "PowByNatural")
+_DIVISIONS = ("FloorDiv", "CleanDiv", "PythonMod", "Mod")
 _FOLDS: dict[str, Any] = {
     "Add": add, "Mul": mul, "Pow": _power, "PowByNatural": _power, "FloorDiv": quotient, "CleanDiv": quotient,
     "PythonMod": remainder, "Mod": remainder, "Min": least, "Max": most,
 }  # fmt: skip
 
 
-def real(value: torch.SymFloat) -> Value:
+def real(value: torch.SymFloat, known: Mapping[Any, Value]) -> Value:
     """A symbolic float as a value, float64.
 
+    Args:
+        value: the number.
+        known: numbers that the graph computes, by expression.
+
     Raises:
-        Unlowered: it is more than arithmetic and square roots of sizes.
+        Unlowered: it is more than arithmetic and square roots of them and of sizes.
     """
-    return _real(value.node.expr, getattr(value.node, "shape_env", None))
+    return _real(value.node.expr, getattr(value.node, "shape_env", None), known)
 
 
-def _real(expr: Any, shape_env: Any) -> Value:
+def _real(expr: Any, shape_env: Any, known: Mapping[Any, Value]) -> Value:
+    if expr in known:
+        return known[expr]
     if expr.is_number:
         return Const(float(expr), torch.float64)
     if expr.is_integer:
@@ -85,13 +115,13 @@ def _real(expr: Any, shape_env: Any) -> Value:
     name = type(expr).__name__
     if name not in _REALS or expr.is_Symbol:
         raise Unlowered("symbolic", f"{name} of sizes: {expr}")
-    parts = [_real(a, shape_env) for a in expr.args]
-    total = parts[0]
-    if len(parts) == 1 and _REALS[name] is not None:
-        return Op(_REALS[name], (total,), torch.float64)
-    for part in parts[1:]:
-        total = Op(_REALS[name], (total, part), torch.float64)
-    return total
+    parts = [_real(a, shape_env, known) for a in expr.args]
+    operation = _REALS[name]
+    if operation is None:
+        return parts[0]
+    if len(parts) == 1:
+        return Op(operation, (parts[0],), torch.float64)
+    return reduce(lambda a, b: Op(operation, (a, b), torch.float64), parts)
 
 
 def _whole(number: int) -> Value:
@@ -105,14 +135,41 @@ _REALS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _size(symbol: Any, shape_env: Any) -> Size:
-    if shape_env is not None and shape_env.is_unbacked_symint(symbol):
-        raise Unlowered("data-dependent", f"the size {symbol} is known when run")
-    ranges = shape_env.var_to_range.get(symbol) if shape_env is not None else None
-    if ranges is None:
-        return Size(str(symbol), 0, None)
-    return Size(str(symbol), _bound(ranges.lower, 0) or 0, _bound(ranges.upper, None))
+def _named(expr: Any, shape_env: Any) -> Any:
+    """An expression as an atom, with the range that the shape environment knows of: an int may be negative."""
+    if shape_env is None:
+        return Size(size_name(expr), None, None).index()
+    low, high = _range(expr, shape_env)
+    known = tokens(expr, shape_env)
+    return (Late(size_name(expr), low, high, known) if known else Size(size_name(expr), low, high)).index()
 
 
-def _bound(value: Any, otherwise: int | None) -> int | None:
-    return int(value) if isinstance(value, (int, sympy.Integer)) and abs(int(value)) < 2**62 else otherwise
+def tokens(expr: Any, shape_env: Any) -> tuple[str, ...]:
+    """The names of what stands for the symbols of an expression that calls make known when they run."""
+    return tuple(sorted(f"{TOKEN}{s}" for s in expr.free_symbols if shape_env.is_unbacked_symint(s)))
+
+
+def size_name(expr: Any) -> str:
+    """The name of the size that stands for an expression: that of the symbol, or one that no other expression has."""
+    if expr.is_Symbol:
+        return str(expr)
+    text = str(expr)
+    digest = hashlib.sha256(sympy.srepr(expr).encode()).hexdigest()[:8]
+    return f"n_{re.sub(r'[^0-9A-Za-z]+', '_', text)[:40].strip('_')}_{digest}"
+
+
+def _range(expr: Any, shape_env: Any) -> tuple[int | None, int | None]:
+    ranges = shape_env.var_to_range.get(expr) if expr.is_Symbol else shape_env.bound_sympy(expr)
+    return (_bound(ranges.lower), _bound(ranges.upper)) if ranges is not None else (None, None)
+
+
+def _least(expr: Any, shape_env: Any) -> float:
+    """The least that an expression can be, as far as is known."""
+    if expr.is_Integer:
+        return int(expr)
+    low = _range(expr, shape_env)[0] if shape_env is not None else None
+    return -math.inf if low is None else low
+
+
+def _bound(value: Any) -> int | None:
+    return int(value) if isinstance(value, (int, sympy.Integer)) and abs(int(value)) < 2**62 else None

@@ -137,7 +137,7 @@ def total(low: Lowering, of: Space, compute: Callable[[Indices], Value], dtype: 
 
 def promised(low: Lowering, output: int | None = None) -> torch.dtype:
     """The dtype that tracing promised for the current node, or for one of its outputs."""
-    val = low.current.meta["val"]
+    val, output = low.current.meta["val"], low.output if output is None else output
     return (val if output is None else val[output]).dtype
 
 

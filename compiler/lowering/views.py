@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from ..ir.index import Index, add, least, most, mul, quotient, remainder
-from ..ir.value import Op
+from ..ir.bounds import known_lt, known_nonnegative
+from ..ir.index import Index, Loaded, add, least, most, mul, quotient, remainder
+from ..ir.value import Number, Op
 from .core import Indices, Lowering, Tensor, Unlowered, contiguous, lowers, number
 from .pointwise import copied
 
@@ -199,29 +200,34 @@ def narrowed(x: Tensor, dim: int, start: Any, length: Any, step: int = 1) -> Ten
 
 def clamped(position: Any, size: Any) -> Any:
     """A position as slices take it: negative ones count from the end, all are kept within [0, size]."""
-    if isinstance(position, int) and position < 0:
-        position = add(position, size)
-    return least(most(position, 0), size)
+    return least(most(from_front(position, size), 0), size)
+
+
+def from_front(position: Any, size: Any) -> Any:
+    """A position counted from the front.
+
+    n of unknown sign    ->    n + size * min(1, max(0, -n))
+    """
+    if known_nonnegative(position):
+        return position
+    if known_lt(position, 0):
+        return add(position, size)
+    return add(position, mul(size, least(1, most(0, mul(position, -1)))))
+
+
+def place_of(index: Any, size: Any) -> Any:
+    """The place that an index addresses, counted from the front, checked when run where it is not known to be there."""
+    place = from_front(index, size)
+    if known_nonnegative(place) and known_lt(place, size):
+        return place
+    return Loaded(Number(index, torch.int64), size, True).index() if isinstance(index, Index) else place
 
 
 @lowers("aten.slice.Tensor")
 def _slice(low: Lowering, x: Tensor, dim: int = 0, start: Any = None, _: Any = None, step: Any = 1) -> Tensor:
     dim = wrapped(dim, len(x.sizes))
-    first = clamped(_known(0 if start is None else start), x.sizes[dim])
+    first = clamped(0 if start is None else start, x.sizes[dim])
     return narrowed(x, dim, first, promised_sizes(low)[dim], step)
-
-
-def _known(position: Any) -> Any:
-    """A position whose sign is known.
-
-    Raises:
-        Unlowered: it may be negative, so that it is not clear what it counts from.
-    """
-    from ..ir.bounds import known_nonnegative
-
-    if isinstance(position, Index) and not known_nonnegative(position):
-        raise Unlowered("symbolic", "a slice whose start has no known sign")
-    return position
 
 
 @lowers("aten.narrow")
@@ -229,14 +235,13 @@ def _narrow(_: Lowering, x: Tensor, dim: int, start: Any, length: Any) -> Tensor
     dim = wrapped(dim, len(x.sizes))
     if isinstance(start, Tensor):
         raise Unlowered("data-dependent", "a start that is known when run")
-    return narrowed(x, dim, clamped(_known(start), x.sizes[dim]), length)
+    return narrowed(x, dim, clamped(start, x.sizes[dim]), length)
 
 
 @lowers("aten.select.int")
 def _select(_: Lowering, x: Tensor, dim: int, index: Any) -> Tensor:
     dim = wrapped(dim, len(x.sizes))
-    index = _known(index) if not isinstance(index, int) or index >= 0 else add(index, x.sizes[dim])
-    return selected(x, dim, index)
+    return selected(x, dim, place_of(index, x.sizes[dim]))
 
 
 def selected(x: Tensor, dim: int, index: Any) -> Tensor:
@@ -295,7 +300,7 @@ def _as_strided(_: Lowering, x: Tensor, sizes: Sequence[Any], strides: Sequence[
         or not isinstance(_product(buffer.sizes), int)
     ):
         raise Unlowered("view", "as_strided of memory whose layout is not known to be contiguous")
-    start = _known(0 if offset is None else offset)
+    start = 0 if offset is None else offset
     span = add(start, reduce(add, (mul(add(n, -1), s) for n, s in zip(sizes, strides, strict=True)), 1))
     if (offset is None and not x.is_whole) or not isinstance(span, int) or span > _product(buffer.sizes):
         raise Unlowered("view", "as_strided that may leave its buffer")

@@ -73,6 +73,7 @@ SCORES: tuple[Respelling, ...] = (
     softmax.exponent_of_log_softmax,
     softmax.exponent_over_logsumexp,
     softmax.exponents_over_sum,
+    softmax.product_over_sum,
     dropout.inactive_dropout,
     dropout.native_dropout,
     dropout.handwritten_dropout,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import graph
 from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, is_number, is_tensor, rank, sees, shape, val
 from ...rewrites.symbolic import known_equal, same_shape
@@ -77,9 +78,7 @@ def cast(edit: Editor, user: fx.Node, x: fx.Node, to: torch.dtype) -> fx.Node:
 
 def widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
     """Whether every value of the floating type `narrow` is one of `wide`."""
-    if not (narrow.is_floating_point and wide.is_floating_point):
-        return False
-    return torch.promote_types(narrow, wide) == wide
+    return narrow.is_floating_point and wide.is_floating_point and graph.widens(narrow, wide)
 
 
 def scaled(edit: Editor, x: fx.Node, factor: Factor) -> fx.Node:

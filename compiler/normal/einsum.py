@@ -26,10 +26,17 @@ class Letters:
     right: str
     contracted: str
 
+    def swapped(self) -> Letters:
+        """Those of the product with its operands exchanged."""
+        return Letters(self.batch, self.right, self.left, self.contracted)
+
 
 @respelling("aten.einsum")
 def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """einsum("bqhd,bkhd->bhqk", q, k)  ->  matmul(permute(q, [0, 2, 1, 3]), permute(k, [0, 2, 3, 1]))."""
+    """einsum("bqhd,bkhd->bhqk", q, k)  ->  matmul(permute(q, [0, 2, 1, 3]), permute(k, [0, 2, 3, 1])).
+
+    einsum("bghqd,bgkd->bghqk", q, k)  ->  matmul(q, reshape(permute(k, [0, 1, 3, 2]), [b, g, 1, d, k]))
+    """
     parsed = _parse(node)
     if parsed is None:
         return None
@@ -38,13 +45,25 @@ def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     sizes = _sizes(zip(terms, (a, b), strict=True))
     if roles is None or sizes is None:
         return None
-    keep = not roles.batch and len(roles.right) <= 1
-    left = _view(node, edit, a, terms[0], [roles.batch, roles.left, roles.contracted], sizes, spread=keep)
+    if len(roles.left) < 2 <= len(roles.right):
+        a, b, terms, roles = b, a, terms[::-1], roles.swapped()
+    # Rows of several letters, as of queries in groups, are products side by side with the same right operand.
+    spread = len(roles.right) <= 1 and (not roles.batch or len(roles.left) > 1)
+    rows = _in_order(roles, terms[0])
+    shared = [sizes[c] for c in roles.batch] + [1] * (len(rows) - 1 if spread and roles.batch else 0)
+    left = _view(node, edit, a, terms[0], [roles.batch, rows, roles.contracted], sizes, spread=spread)
     right = _view(node, edit, b, terms[1], [roles.batch, roles.contracted, roles.right], sizes)
-    whole = roles.batch + roles.left + roles.right
+    right = build.reshape(edit, node, right, [*shared, *shape(right)[len(roles.batch) :]])
+    whole = roles.batch + rows + roles.right
     result = edit.call(aten.matmul.default, left, right)
     result = build.reshape(edit, node, result, [sizes[c] for c in whole])
     return build.permute(edit, node, result, [whole.index(c) for c in out])
+
+
+def _in_order(roles: Letters, term: str) -> str:
+    """The left letters as the left operand has them, where it lies as a product reads it, else as the output does."""
+    rows = "".join(c for c in term if c in roles.left)
+    return rows if term == roles.batch + rows + roles.contracted else roles.left
 
 
 @respelling("aten.einsum")

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, rank, sees, shape
+from ...rewrites.graph import arguments, rank, sees, shape, val
 from ...rewrites.respell import respelling
 from . import build
 from .reading import holds_softmax
@@ -25,8 +25,8 @@ def product(node: fx.Node, edit: Editor) -> fx.Node | None:
 @respelling("aten.baddbmm")
 def product_with_bias(node: fx.Node, edit: Editor) -> fx.Node | None:
     """baddbmm(m, a, b, beta, alpha)  ->  add(mul(matmul(a, b), alpha), mul(m, beta))."""
-    if node.target is not aten.baddbmm.default:
-        return None
+    if node.target is not aten.baddbmm.default or not val(node).dtype.is_floating_point:
+        return None  # of integers, eager takes floats for factors and drops their fractions
     bias, a, b, beta, alpha = arguments(node).values()
     result = build.scaled(edit, edit.call(aten.matmul.default, a, b), alpha)
     if beta == 0 and not isinstance(beta, fx.Node):

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
+from ...rewrites.facts.fact import same_number
 from ...rewrites.graph import arguments, dtype, is_number, is_tensor, op_name
 from ...rewrites.respell import respelling
 from . import build
@@ -24,7 +25,7 @@ def number_added(node: fx.Node, edit: Editor) -> fx.Node | None:
     if known is None or not is_float(a) or not like(node, a) or not is_literal(alpha):
         return None
     term = known * alpha * (1 if op_name(node) == "aten.add" else -1)
-    if node.target is aten.add.Tensor and node.args == (a, term) and not node.kwargs:
+    if node.target is aten.add.Tensor and node.args[0] is a and same_number(node.args[1], term) and not node.kwargs:
         return None
     return edit.call(aten.add.Tensor, a, term)
 

@@ -167,7 +167,9 @@ def reduction(user: fx.Node, node: Any, *names: str) -> tuple[fx.Node, int] | No
         return None
     x, dims = inner.args[0], arguments(inner).get("dim")
     dims = [dims] if isinstance(dims, int) else dims
-    if not isinstance(dims, (list, tuple)) or len(dims) != 1 or arguments(inner).get("dtype") not in (None, dtype(x)):
+    if rank(x) == 0 or not isinstance(dims, (list, tuple)) or len(dims) != 1:
+        return None
+    if arguments(inner).get("dtype") not in (None, dtype(x)):
         return None
     dim = dims[0] % rank(x)
     kept = [1 if d == dim else s for d, s in enumerate(shape(x))]

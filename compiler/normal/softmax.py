@@ -88,6 +88,27 @@ def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     return _over(node, edit, _unshifted(node, exponents.args[0], over[1]), over[1], aten.softmax.int)
 
 
+@respelling("aten.div", "aten.mul")
+def product_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """matmul(exp(x - m), v) / sum(exp(x - m), [-1], keepdim=True)  ->  matmul(softmax(x, -1), v)."""
+    weighted, total = node.args[0], node.args[1]
+    if op_name(node) == "aten.mul":
+        if not sees(node, total, "aten.reciprocal"):
+            return None
+        total = total.args[0]
+    if not sees(node, weighted, "aten.matmul") or arguments(node).get("rounding_mode") or not like(node, weighted):
+        return None
+    exponents, values = weighted.args
+    over = reduction(node, total, "aten.sum")
+    if over is None or over[0] is not exponents or not sees(node, exponents, "aten.exp"):
+        return None
+    dim = rank(exponents) - 1
+    if over[1] != dim or rank(values) < 2 or rank(node) != rank(exponents):
+        return None
+    weights = edit.call(aten.softmax.int, _unshifted(node, exponents.args[0], dim), -1)
+    return edit.call(aten.matmul.default, weights, values)
+
+
 def _unshifted(user: fx.Node, x: fx.Node, dim: int) -> fx.Node:
     """`y` where `x` is `y - m` or `y + m * s`, with `m` a maximum along `dim`.
 

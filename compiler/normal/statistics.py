@@ -58,7 +58,7 @@ def sum_as_mean(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     values = arguments(total)
     x, dims = values["self"], values.get("dim")
-    if not dims or values.get("dtype") not in (None, dtype(x)) or not is_float(x):
+    if not dims or rank(x) == 0 or values.get("dtype") not in (None, dtype(x)) or not is_float(x):
         return None
     sizes = [shape(x)[d] for d in dims]
     if not all(isinstance(s, int) for s in sizes) or not math.isclose(factor * math.prod(sizes), 1):

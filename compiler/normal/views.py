@@ -67,7 +67,9 @@ def _swapped(n: int, pair: list[Any]) -> list[int] | None:
     return order
 
 
-def _moved(n: int, source: Any, destination: Any) -> list[int]:
+def _moved(n: int, source: Any, destination: Any) -> list[int] | None:
+    if n == 0:  # which has dims 0 and -1 all the same
+        return None
     sources = [d % n for d in ([source] if isinstance(source, int) else source)]
     targets = [d % n for d in ([destination] if isinstance(destination, int) else destination)]
     rest = iter(d for d in range(n) if d not in sources)

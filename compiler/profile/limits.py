@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from ...rewrites.machine import cpu_model
-from .. import torch_compat
+from .. import torch_memory
 from ..cache import decision_cache, digest, environment, gpu_model
 from ..options import cache_dir
 from .clock import Clock, EventClock, HostClock
@@ -63,7 +63,7 @@ def _known(what: str, device: torch.device, measure: Callable[[], float]) -> flo
         "limit": what,
         "device": gpu_model(device.index or 0) if device.type == "cuda" else cpu_model(),
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
-        "tf32": torch_compat.allows_tf32(),
+        "tf32": torch_memory.allows_tf32(),
         "torch": environment()["torch"],
     }
     store, key = decision_cache(cache_dir()), digest(json.dumps(depends, sort_keys=True))

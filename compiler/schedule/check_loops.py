@@ -265,7 +265,7 @@ def _choose(function: Any, a: Any, b: Any) -> torch.Tensor:
 
 
 def _sample(size: Size, position: int) -> int:
-    wanted = max(_SAMPLES[position % len(_SAMPLES)], size.low)
+    wanted = max(_SAMPLES[position % len(_SAMPLES)], size.low or 0)
     return wanted if size.high is None else min(wanted, size.high)
 
 

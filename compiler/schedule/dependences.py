@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..ir.index import Index, Loaded, atoms
+from ..ir.index import Index, Late, Loaded, Var, atoms
 from ..ir.program import Definition, Extern, Item, Program
-from ..ir.value import Load, Value, walk
+from ..ir.value import Load, Value, indices_of, walk
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def effects(item: Item) -> Effects:
         return Effects(frozenset(item.reads), frozenset(item.writes), not item.pure)
     writes = frozenset(s.buffer for s in item.stores)
     combined = {s.buffer for s in item.stores if s.mode is not None}
-    return Effects(frozenset(v.buffer for v in loads(item)) | combined, writes)
+    return Effects(frozenset(v.buffer for v in loads(item)) | combined | tokens(item), writes)
 
 
 def roots(item: Definition) -> list[Value]:
@@ -54,9 +54,36 @@ def values_in(indices: Iterable[Any]) -> Iterator[Value]:
 
 
 @lru_cache(maxsize=1 << 12)
+def _met(item: Definition) -> tuple[Value, ...]:
+    return tuple(walk(roots(item)))
+
+
+@lru_cache(maxsize=1 << 12)
 def loads(item: Definition) -> tuple[Load, ...]:
     """Every distinct load of a definition."""
-    return tuple(v for v in walk(roots(item)) if isinstance(v, Load))
+    return tuple(v for v in _met(item) if isinstance(v, Load))
+
+
+@lru_cache(maxsize=1 << 12)
+def tokens(item: Definition) -> frozenset[str]:
+    """What stands for the numbers of a definition that calls make known when they run."""
+    numbers = [v.extent for v in (*item.loops, *item.reduced)]
+    numbers += [i for store in item.stores for i in store.indices]
+    numbers += [i for v in _met(item) for i in indices_of(v)]
+    return frozenset(name for n in numbers if isinstance(n, Index) for name in _tokens(n))
+
+
+@lru_cache(maxsize=1 << 12)
+def _tokens(number: Index) -> tuple[str, ...]:
+    """What stands for such numbers in an index, values that it reads from memory apart."""
+    found: list[str] = []
+    for atom in atoms(number):
+        if isinstance(atom, Late):
+            found += atom.tokens
+        elif isinstance(atom, (Loaded, Var)):
+            end = atom.size if isinstance(atom, Loaded) else atom.extent
+            found += _tokens(end) if isinstance(end, Index) else ()
+    return tuple(dict.fromkeys(found))
 
 
 def live(program: Program) -> list[Item]:

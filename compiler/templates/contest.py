@@ -22,25 +22,32 @@ class Contest:
         unfused: the nodes as they would run otherwise.
         kernels: what competes with them.
         meanwhile: called as well, where kernels take longer.
+        excluded: why the nodes must not run, or nothing: then they are not compiled either.
     """
 
     def __init__(
-        self, unfused: Unfused, kernels: Iterable[TritonTemplateKernel], meanwhile: Callable[[], None]
+        self,
+        unfused: Unfused,
+        kernels: Iterable[TritonTemplateKernel],
+        meanwhile: Callable[[], None],
+        excluded: str = "",
     ) -> None:
-        self.unfused = unfused
+        self.unfused, self.excluded = unfused, excluded
         self._kernels, self._meanwhile = list(kernels), meanwhile
         self.seconds = 0.0
 
     def begin(self) -> None:
         """Have everything compiled, without waiting for it."""
         begin_units(self._units())
-        self.unfused.begin()
+        if not self.excluded:
+            self.unfused.begin()
 
     def prepare(self) -> None:
         """Have everything compiled; what fails to compile says so when it is built."""
         start, units = time.perf_counter(), self._units()
         begin_units(units)
-        self.unfused.build()
+        if not self.excluded:
+            self.unfused.build()
         if are_under_way(units):
             self._meanwhile()
         compile_units(units)

@@ -8,7 +8,6 @@ attentions, then products, then convolutions    measured as they are ready, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import fx
@@ -19,29 +18,36 @@ from .gemm.triton_fuse import ProductPass
 from .task import Task
 
 
-def fuse_on_gpu(task: Task, contained: Callable[[str], AbstractContextManager[None]]) -> None:
+def fuse_on_gpu(task: Task, do: Callable[..., Any]) -> None:
     """Replace attentions, products and convolutions on a GPU by generated kernels, as the oracle decides.
 
     Attentions of training have been decided on before the graph was split.
 
     Args:
         task: the graph, and how.
-        contained: what each pass runs in, given what becomes of it where that does not let its errors through.
+        do: runs one function of a pass, given its arguments and the pass' `name`; None where the pass is left out.
     """
     passes: dict[str, Any] = {}
     taken: set[fx.Node] = set()
-    outcome = "attention stays as it is"
     if not task.training:
-        with contained(outcome):
-            attentions = AttentionPass(task)
-            taken = attentions.begin()
-            passes[outcome] = attentions
-    kinds = {"products are left to the library": ProductPass, "convolutions are left to the library": ConvolutionPass}
-    for outcome, kind in kinds.items():
-        with contained(outcome):
-            one = kind(task)
-            one.begin(taken)
-            passes[outcome] = one
-    for outcome, one in passes.items():
-        with contained(outcome):
-            one.run_all()
+        begun = do(_attention, task, name="attention")
+        if begun is not None:
+            passes["attention"], taken = begun
+    for name, kind in (("products", ProductPass), ("convolutions", ConvolutionPass)):
+        one = do(_begun, kind, task, taken, name=name)
+        if one is not None:
+            passes[name] = one
+    for name, one in passes.items():
+        do(one.run_all, name=name)
+
+
+def _attention(task: Task) -> tuple[AttentionPass, set[fx.Node]]:
+    """The pass, and the nodes that others leave to it."""
+    attentions = AttentionPass(task)
+    return attentions, attentions.begin()
+
+
+def _begun(kind: Callable[[Task], Any], task: Task, taken: set[fx.Node]) -> Any:
+    one = kind(task)
+    one.begin(taken)
+    return one

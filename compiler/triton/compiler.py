@@ -16,6 +16,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from .errors import TritonFailed, TritonMissing
 from .pool import Job, Reply, WorkerLostError, pool
 
 _STAGES = 3
+_FAST = re.compile(r"def (fast_|softmax_step|scaled_softmax_step|shifted_power|tanh_|normal_|\w+_double)")
 _UNSERVED = ("profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "tmem_size")
 
 
@@ -184,11 +186,22 @@ def _cubin(code: bytes, facts: dict[str, Any], source: Path) -> Cubin:
 
 
 def _options(unit: Unit) -> dict[str, Any]:
-    """Eager rounds between a multiplication and an addition; checks of indices are there where the source has them."""
+    """Eager rounds between a multiplication and an addition; checks of indices are there where the source has them.
+
+    The library of functions takes numbers below the least normal one for 0 where `enable_reflect_ftz` says so.
+    """
     return {
         "num_warps": unit.warps, "num_stages": unit.stages, "enable_fp_fusion": False,
         "debug": "device_assert" in unit.text, "sanitize_overflow": False,
+        "enable_reflect_ftz": _tiny_is_zero(unit.text),
     }  # fmt: skip
+
+
+def _tiny_is_zero(text: str) -> bool:
+    """Whether only those of our functions call the library that are as good where the tiniest numbers are 0."""
+    functions = text.split("@triton.jit\n")
+    others = (f for f in functions if not _FAST.match(f))
+    return not any("libdevice." in f for f in others)
 
 
 def _begun(entry: _Entry) -> Job:

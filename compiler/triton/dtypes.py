@@ -45,6 +45,8 @@ def signature_name(dtype: torch.dtype) -> str:
 
 def literal(number: Any, dtype: torch.dtype) -> str:
     """A number of a dtype, as a block of one element: Triton's bare literals have no dtype of their own."""
+    if _is_minus_zero(number, dtype):
+        return f"({literal(0.0, dtype)} * -1.0)"
     return f"tl.full([1, 1], {spelled(number, dtype)}, {type_name(dtype)})"
 
 
@@ -52,8 +54,12 @@ def bare_literal(number: Any, dtype: torch.dtype) -> str | None:
     """A number as it is, for an operation with a block of its dtype, which it takes on; None where that is not sure."""
     if dtype not in (torch.float32, torch.float64, torch.int32, torch.int64):
         return None
-    minus_zero = dtype.is_floating_point and number == 0 and math.copysign(1, number) < 0  # Triton loses the sign
-    return None if minus_zero else spelled(number, dtype)
+    return None if _is_minus_zero(number, dtype) else spelled(number, dtype)
+
+
+def _is_minus_zero(number: Any, dtype: torch.dtype) -> bool:
+    """Whether a number is -0.0, of which Triton keeps no sign: all that equals 0 becomes the null value."""
+    return dtype.is_floating_point and number == 0 and math.copysign(1, number) < 0
 
 
 def spelled(number: Any, dtype: torch.dtype) -> str:

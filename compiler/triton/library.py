@@ -42,6 +42,13 @@ def sigmoid(x):
 
 
 @triton.jit
+def tensor_float(x):
+    """float32 rounded to the 10 bits that tensor cores take, as libraries have it: they would cut the rest off."""
+    bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
 def fast_exp(x):
     """Within 1e-5 of it, relatively, by one power of two."""
     return libdevice.exp2(x * 1.4426950408889634)
@@ -174,17 +181,44 @@ def minimum(x, y):
 
 
 @triton.jit
+def divisor(y):
+    """A divisor of integers that always gives something: 1 for 0, and for -1, by which the least integer overflows."""
+    special = (y == 0) | (y == -1) if y.dtype.is_int_signed() else y == 0
+    return tl.where(special, y * 0 + tl.full([1, 1], 1, y.dtype), y)
+
+
+@triton.jit
+def of_nothing(y):
+    """What GPUs give for a division by 0: all of 32 bits."""
+    return y * 0 + tl.full([1, 1], -1, tl.int64).to(tl.uint32).to(y.dtype)
+
+
+@triton.jit
+def trunc_quotient(x, y):
+    """Integers, towards 0."""
+    whole = x // divisor(y)
+    whole = tl.where(y == -1, 0 - x, whole) if x.dtype.is_int_signed() else whole
+    return tl.where(y == 0, of_nothing(y), whole)
+
+
+@triton.jit
+def trunc_rest(x, y):
+    """Integers: the sign of the dividend."""
+    return tl.where(y == 0, of_nothing(y), x % divisor(y))
+
+
+@triton.jit
 def remainder(x, y):
     """The sign of the divisor, as Python's %."""
-    rest = libdevice.fmod(x, y) if x.dtype.is_floating() else x % y
+    rest = libdevice.fmod(x, y) if x.dtype.is_floating() else trunc_rest(x, y)
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
 @triton.jit
 def floor_quotient(x, y):
     """Integers, towards minus infinity."""
-    whole = x // y
-    return tl.where((x % y != 0) & ((x < 0) != (y < 0)), whole - 1, whole)
+    whole = trunc_quotient(x, y)
+    return tl.where((y != 0) & (x % divisor(y) != 0) & ((x < 0) != (y < 0)), whole - 1, whole)
 
 
 @triton.jit

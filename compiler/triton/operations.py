@@ -27,7 +27,9 @@ _ANY = {
     "sign": "sign", "maximum": "maximum", "minimum": "minimum", "lshift": "shifted_left", "rshift": "shifted_right",
     "remainder": "remainder", "hash32": "hash32",
 }  # fmt: skip
-_INTEGERS = {"floordiv": "floor_quotient", "pow": "integer_power"}
+_INTEGERS = {
+    "floordiv": "floor_quotient", "pow": "integer_power", "truncdiv": "trunc_quotient", "fmod": "trunc_rest",
+}  # fmt: skip
 
 
 # Operations with a block in which a bare number takes on the block's dtype, and their operands that may be one.
@@ -119,9 +121,6 @@ _UNARY: dict[str, Callable[[str, torch.dtype], str]] = {
 
 
 def _of_integers(name: str, args: list[str]) -> str:
-    """Triton divides integers as C does."""
-    if name in ("truncdiv", "fmod"):
-        return f"({args[0]} {'//' if name == 'truncdiv' else '%'} {args[1]})"
     if name == "signbit":
         return f"({args[0]} < 0)"
     return f"{_INTEGERS[name]}({', '.join(args)})"

@@ -162,6 +162,14 @@ class Values:
             return text
         return f"tl.full([1, 1], {text}, {self.index_type})"
 
+    def _whole(self, number: Any) -> str:
+        """An index as a block of a type that holds it: a number of the program's may be larger than any place."""
+        if is_small(number) or self.index_type == "tl.int64":
+            return self.block(number)
+        self._prepare(number)
+        text = index_text(number, lambda atom: f"{self._atom(atom)}.to(tl.int64)")
+        return text if self._is_block(number) else f"tl.full([1, 1], {text}, tl.int64)"
+
     def _is_block(self, number: Any) -> bool:
         if not isinstance(number, Index):
             return False
@@ -230,8 +238,7 @@ class Values:
         if isinstance(value, Load):
             return self._load(value)
         if isinstance(value, (Number, Const)):
-            number = value.index if isinstance(value, Number) else value.number
-            text = self.block(number)
+            text = self._whole(value.index if isinstance(value, Number) else value.number)
             return f"{text}.to({type_name(value.dtype)})"
         if isinstance(value, Guarded):
             return self._guarded(value)

@@ -18,7 +18,7 @@ from torch import fx
 
 from ...rewrites.machine import cpu_model
 from ...rewrites.reason import Reason
-from .. import torch_compat, torch_memory
+from .. import torch_attention, torch_compat, torch_memory
 from ..options import Options
 from ..triton.compiler import triton_version
 
@@ -69,8 +69,10 @@ def _state() -> Iterator[str]:
     yield f"threads {torch.get_num_threads()} default {torch.get_default_dtype()}"
     yield f"grad {torch.is_grad_enabled()} inference {torch.is_inference_mode_enabled()}"
     yield f"deterministic {torch.are_deterministic_algorithms_enabled()}"
-    yield f"precision {torch.get_float32_matmul_precision()} mkldnn {torch.backends.mkldnn.enabled}"
+    yield f"precision {torch_memory.float32_settings()} mkldnn {torch.backends.mkldnn.enabled}"
+    yield f"cudnn {torch.backends.cudnn.enabled} {torch.backends.cudnn.benchmark}"
     yield f"autocast {torch.is_autocast_enabled('cpu')} {torch.get_autocast_dtype('cpu')}"
+    yield f"attention {torch_attention.backends_in_order()}"
 
 
 def _module(gm: fx.GraphModule) -> Iterator[str]:

@@ -93,6 +93,8 @@ def matched_line(graphs: Sequence[GraphRecord]) -> str:
     declined = _by_family(match for graph in graphs for match in graph.declined)
     misses = counted(sum(len(graph.near_misses) for graph in graphs), "near miss", "near misses")
     fallbacks = counted(sum(len(graph.fallbacks) for graph in graphs), "fallback")
+    faults = sum(fallback.fault for graph in graphs for fallback in graph.fallbacks)
+    fallbacks += f" ({counted(faults, 'fault')} of regraft)" if faults else ""
     return f"{applied} applied; {declined} declined; {misses}; {fallbacks}; {counted(len(graphs), 'graph')}"
 
 
@@ -175,12 +177,9 @@ def fallback_table(graphs: Sequence[GraphRecord]) -> Table:
     """What was left to a slower but correct path."""
     table = _table("Fallbacks", "stage", "#times", "reason", "source")
     for group in (groups := fallback_groups(graphs))[:SHOWN]:
-        cells = [
-            group.first.stage,
-            str(group.count),
-            f"{group.first.code}: {group.first.message}",
-            place(group.first.site),
-        ]
+        why = f"{group.first.code}: {group.first.message}"
+        why += f"\na fault of regraft, traceback: {group.first.traceback}" if group.first.fault else ""
+        cells = [group.first.stage, str(group.count), why, place(group.first.site)]
         table.add_row(*map(escape, cells))
     return _more(table, len(groups))
 

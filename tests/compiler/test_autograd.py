@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from support.wrapping import Doubled, attend, unwrapped
 from torch import nn
 
 from regraft.compiler.autograd import differentiate
@@ -267,3 +268,18 @@ def test_autocast():
     grads = [torch.autograd.grad(o.float().sum(), list(model.parameters())) for o in (out, expected)]
     for a, e in zip(*grads, strict=True):
         assert torch.allclose(a, e, atol=1e-2)
+
+
+@pytest.mark.parametrize("wrap", [torch.clone, Doubled])
+def test_a_backward_can_be_run_again_whatever_the_sizes(wrap):
+    def run(program):
+        given = [wrap(torch.randn(4, size, 6, generator=torch.Generator().manual_seed(size))) for size in (3, 5, 7)]
+        for x in given:
+            x.requires_grad_()
+            loss = program(x, x.sin(), x).square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        return [unwrapped(x.grad) for x in given]
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(run(torch.compile(attend, backend="regraft")), run(attend), atol=1e-4, rtol=1e-4)

@@ -1,5 +1,7 @@
 """The backend as users call it: by name, as a callable, with modes, options and rules."""
 
+import logging
+
 import pytest
 import torch
 from torch import fx, nn
@@ -196,7 +198,17 @@ def test_a_program_that_our_faults_break_runs_as_it_was_written(monkeypatch):
     with torch.no_grad(), regraft.coverage() as cov:
         out = torch.compile(model, backend="regraft", options={"profit": "always", "rules": "sdpa"})(x)
     torch.testing.assert_close(out, model(x))
-    assert [f.code for f in cov.fallbacks] == ["differentiate-failed"] and cov.count("sdpa") == 0
+    assert [f.code for f in cov.faults] == ["differentiate-failed"] and cov.count("sdpa") == 0
+
+
+def test_what_fails_as_it_was_written_is_no_fault_of_ours(monkeypatch, caplog):
+    def failing(*args, **kwargs):
+        raise RuntimeError("the program itself is wrong")
+
+    monkeypatch.setattr(backend_module, "differentiate", failing)
+    with pytest.raises(Exception, match="itself is wrong"), caplog.at_level(logging.INFO, "regraft"):
+        torch.compile(torch.sin, backend="regraft")(torch.ones(3))
+    assert not caplog.records
 
 
 def test_a_program_on_cuda_is_captured_as_its_parts_allow(monkeypatch, tmp_path):

@@ -152,7 +152,9 @@ def test_a_fault_leaves_the_calls(monkeypatch, error):
     x = torch.randn(3)
     with regraft.coverage() as cov:
         torch.testing.assert_close(torch.compile(lambda x: x.exp() + 1, backend="regraft")(x), x.exp() + 1)
-    assert [fallback.code for fallback in cov.fallbacks] == ["kernels-failed"]
+    assert [fallback.code for fallback in cov.faults] == ["kernels-failed"]
+    with pytest.raises(Exception, match="planted"):
+        torch.compile(lambda x: x.exp() + 1, backend="regraft", options={"strict": True})(x)
 
 
 def test_no_compiler_is_said_once(monkeypatch, caplog):

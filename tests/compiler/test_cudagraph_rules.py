@@ -67,8 +67,9 @@ def test_eagers_own_random_numbers_are_not_captured():
 
 def test_cpu_tensors_and_several_gpus():
     assert code(graph_of(lambda x, s: (x + 1, s + 1), "cuda", "cpu")) == "not-on-cuda"
-    assert code(graph_of(lambda x, y: (x + 1, y + 1), "cuda:0", "cuda:1")) == "several-devices"
     assert code(torch.fx.Graph()) == "no-tensors"
+    if torch.cuda.device_count() != 1:  # fakes of a second GPU can be made where there are several, or none
+        assert code(graph_of(lambda x, y: (x + 1, y + 1), "cuda:0", "cuda:1")) == "several-devices"
 
 
 def test_operators_of_others_are_not_captured():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,6 +93,15 @@ def test_choice_follows_from_times(times, chosen):
     assert choose(Trial({"original": 1.0, **times}), question).chosen == chosen
 
 
+def test_candidates_have_to_be_as_precise_as_asked():
+    trial = Trial({"original": 1.0, "coarse": 0.1, "fine": 0.5}, errors={"coarse": 5e-4, "fine": 1e-6})
+    question = Question("r", "k", [fake(1)], abs, {"coarse": abs, "fine": abs}, precision=1e-4)
+    decision = choose(trial, question)
+    assert decision.chosen == "fine"
+    assert "coarse is less precise" in decision.evidence.note
+    assert choose(trial, dataclasses.replace(question, precision=None)).chosen == "coarse"
+
+
 def test_raising_and_wrong_candidates_are_reported():
     def broken(x):
         raise RuntimeError("unsupported dtype")
@@ -106,6 +117,34 @@ def test_raising_and_wrong_candidates_are_reported():
 def test_only_wrong_candidates_leave_the_original():
     decision = oracle().decide(ask(wrong=lambda x: x * 3))
     assert decision.chosen is None and "disagrees" in decision.evidence.note
+
+
+def must_not_run(*args):
+    raise AssertionError("an original that is excluded must not run")
+
+
+def test_excluded_originals_do_not_run():
+    def broken(x):
+        raise RuntimeError("no kernel")
+
+    asked = functools.partial(replace, original=must_not_run, excluded="too large")
+    both = asked(ask(broken=broken, slow=sleeper(0.02), fast=sleeper(0.0), wrong=sleeper(0.0, lambda x: x * 3)))
+    decision = oracle().decide(both)
+    assert decision.chosen == "fast"
+    assert set(decision.evidence.times) == {"slow", "fast"}
+    for why in ("too large", "broken raised", "wrong disagrees with slow"):
+        assert why in decision.evidence.note
+    assert oracle().decide(asked(ask(key="all", broken=broken))).chosen is None
+    unmeasured = oracle(budget_seconds=0.0).decide(replace(both, key="late"))
+    assert (unmeasured.chosen, unmeasured.evidence.times) == ("broken", {})
+    assert "too large; budget spent" in unmeasured.evidence.note
+
+
+def test_decisions_without_the_original_are_kept_apart():
+    answering, question = oracle(), ask(original=sleeper(0.0), slow=sleeper(0.02))
+    assert answering.decide(question).chosen is None
+    assert answering.decide(replace(question, excluded="too large")).chosen == "slow"
+    assert answering.decide(question).chosen is None
 
 
 def test_no_candidates():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.opinfo import Case, cases, check, operators
+from support.opinfo_errors import Refused, check_refusals, refusals
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 # Family of lowerings -> operators.
@@ -117,3 +118,20 @@ def test_a_device_that_is_lost_ends_the_check(monkeypatch, calls, how):
     outcomes = check(every)
     assert outcomes[-1].outcome == how and "illegal memory access" in outcomes[-1].message
     assert len(outcomes) == (1 if how == "skipped" else 2)
+
+
+REFUSING = ["nn.functional.adaptive_max_pool2d", "gather", "nn.functional.gelu", "abs", "index_select"]
+
+
+def test_what_eager_refuses_is_refused():
+    known = operators()
+    drawn = [case for name in REFUSING for case in refusals(known[name], most=6) if case.way != "dynamic errors"]
+    outcomes = check_refusals(drawn)
+    assert not [o for o in outcomes if o.outcome == "wrong"]
+    assert sum(o.outcome == "ok" for o in outcomes) > 2 * len(REFUSING)
+
+
+def test_what_eager_takes_is_no_refusal():
+    op = OpInfo("mine", op=torch.relu, dtypes=[torch.float32], sample_inputs_func=lambda *_, **__: [])
+    (outcome,) = check_refusals([Refused(op, "errors", 0, SampleInput(torch.ones(2)), torch.float32, "cpu")])
+    assert outcome.outcome == "skipped"

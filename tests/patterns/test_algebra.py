@@ -62,6 +62,8 @@ REFUSED = {
         lambda x: torch.ops.aten._to_copy(torch.ops.aten._to_copy(x, dtype=torch.bfloat16), dtype=x.dtype),
         "cast-narrows",
     ),
+    "over one, downwards": (lambda x: torch.div(x, 1.0, rounding_mode="floor"), ""),
+    "over one, towards zero": (lambda x: torch.div(x, 1, rounding_mode="trunc"), ""),
     "two branches": (lambda x: torch.where(x > 0, x, -x), ""),
     "negated once": (lambda x: -(x.abs()), ""),
     "part of it": (lambda x: x[:, :3] * 2, "value-differs"),

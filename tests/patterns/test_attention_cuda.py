@@ -66,7 +66,9 @@ def test_kernels(kernel: str, mask: str, dtype: torch.dtype, training: bool) -> 
     candidate = FLASH if kernel == "flash" else KERNELS[kernel]
     found = rewritten(function, given, rules=only(candidate))
     half_only = kernel in ("flash", "cudnn") and dtype == torch.float32
-    if half_only or (kernel == "flash" and mask in ("added", "filled")):
+    # What the mask hides is not known: rows that it hides entirely would lose their gradients.
+    unknown = mask == "added" and training and kernel != "math"
+    if half_only or unknown or (kernel == "flash" and mask in ("added", "filled")):
         assert found.count() == 0 and found.codes == {"kernel-unavailable"}
         return
     assert found.kernels == [kernel]

@@ -88,3 +88,14 @@ def test_a_size_that_a_rule_needs_becomes_a_node():
     assert len(applied(module, flat).applied) == 1
     y = torch.randn(5, 7)
     assert torch.equal(module(y), torch.exp(y) + 1)
+
+
+def test_a_kernel_that_is_given_a_value_twice_has_each_argument_in_its_layout():
+    x, mask = torch.randn(1, 2, 3, 4), torch.randn(3, 3)
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    kernel = rule(lambda x, y, m: torch.relu(x) * y * m.sum(), lambda x, y, m: attend(x, y, y, attn_mask=m)[0])
+    module = capture(lambda a, m: (torch.relu(a) * a * m.sum()).sum(), x, mask)
+    record = applied(module, kernel)
+    assert len(record.applied) == 1 and not record.fallbacks
+    assert ops(module) == ["_scaled_dot_product_flash_attention_for_cpu", "getitem", "sum"]
+    assert torch.allclose(module(x, mask), attend(x, x, x, attn_mask=mask)[0].sum())

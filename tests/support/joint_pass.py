@@ -34,7 +34,7 @@ class JointPass:
         values = [node.meta["val"] for node in results if node.op != "placeholder"]
         return sorted((str(v.dtype), v.numel()) for v in values if isinstance(v, torch.Tensor))
 
-    def _prepare(self, graph_module: fx.GraphModule) -> None:
+    def _prepare(self, graph_module: fx.GraphModule, kind: str) -> None:
         self.count += self._change(graph_module)
 
     def _compile(self, graph_module: fx.GraphModule, inputs: Any, kind: str) -> Callable[..., Any]:

@@ -14,27 +14,49 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.source import ConstantSource
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from regraft.compiler.ir.interpreter import run_program
 from regraft.compiler.ir.program import Extern
 from regraft.compiler.lowering import Lowered, lower
-from regraft.compiler.torch_compat import new_fake_mode
+from regraft.compiler.lowering.sizes import size_name
+from regraft.compiler.torch_compat import new_fake_mode, tree_leaves
 
 HALVES = (torch.bfloat16, torch.float16)
+SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
 
-def trace(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> fx.GraphModule:
-    """The functional ATen graph of `function`; writes to inputs are `copy_` calls at its end."""
-    mode = new_fake_mode(ShapeEnv(duck_shape=False) if dynamic else None)
+def trace(function: Callable[..., Any], *inputs: Any, dynamic: bool = False, numbers: bool = False) -> fx.GraphModule:
+    """The functional ATen graph of `function`; writes to inputs are `copy_` calls at its end.
+
+    Args:
+        function: of tensors and numbers.
+        inputs: what it is traced with.
+        dynamic: sizes are symbolic.
+        numbers: so are the ints and floats among the inputs.
+    """
+    mode = new_fake_mode(ShapeEnv(duck_shape=False) if dynamic or numbers else None)
     fakes = [mode.from_tensor(x, static_shapes=not dynamic) if isinstance(x, torch.Tensor) else x for x in inputs]
+    if numbers:
+        fakes = [
+            _symbolic(mode.shape_env, x, f"n{k}") if isinstance(x, (int, float)) else x for k, x in enumerate(fakes)
+        ]
     with mode:
         # Twice: composite operators write in place, and only what is an operator of the graph is functionalized.
         module = make_fx(functionalize(make_fx(lambda *args: function(*args))(*fakes)))(*fakes)
     module.graph.eliminate_dead_code()
     return module
+
+
+def _symbolic(shape_env: ShapeEnv, value: int | float, name: str) -> torch.SymInt | torch.SymFloat:
+    """A number that a program is given, as Dynamo makes it: nothing is known of it."""
+    source = ConstantSource(name)
+    symbol = shape_env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+    make = shape_env.create_symfloatnode if isinstance(value, float) else shape_env.create_symintnode
+    return make(symbol, hint=value, source=source)
 
 
 def lowered(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> Lowered:
@@ -110,16 +132,26 @@ class Replay:
         return {name: self.value(nodes[name], {}) for name, b in made.program.buffers.items() if b.kind != "made"}
 
     def symbols(self) -> dict[str, int]:
-        found = {}
+        found: dict[Any, int] = {}
         for node, value in self._inputs.items():
             meta = node.meta.get("val")
             pairs = zip(meta.shape, value.shape, strict=True) if isinstance(meta, torch.Tensor) else [(meta, value)]
-            found |= {str(s.node.expr): n for s, n in pairs if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol}
-        return found
+            found |= {s.node.expr: n for s, n in pairs if isinstance(s, SYMBOLIC) and s.node.expr.is_Symbol}
+        return {
+            size_name(expr): int(expr.xreplace(found)) for expr in self._expressions() if expr.free_symbols <= {*found}
+        }
+
+    def _expressions(self) -> set[Any]:
+        """The symbolic ints that the graph's metadata is made of."""
+        leaves = [x for node in self._module.graph.nodes for x in tree_leaves(node.meta.get("val"))]
+        numbers = [n for x in leaves for n in ((*x.shape, *x.stride()) if isinstance(x, torch.Tensor) else (x,))]
+        return {n.node.expr for n in numbers if isinstance(n, torch.SymInt)}
 
     def value(self, node: fx.Node, tensors: Mapping[str, torch.Tensor]) -> Any:
         if node in self._results:  # first: a result that is no tensor has a buffer without elements
             return self._results[node]
+        if isinstance(self._inputs.get(node), (bool, int, float)):
+            return self._inputs[node]
         if node.name in tensors:
             return tensors[node.name]
         if node in self._inputs:
@@ -134,6 +166,10 @@ class Replay:
 
     def extern(self, item: Extern, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         result = self._results[item.node] = self._call(item.node, tensors)
+        if item.name in item.writes and isinstance(result, (bool, int, float)):
+            return {
+                item.name: torch.tensor([result], dtype=torch.float64 if isinstance(result, float) else torch.int64)
+            }
         if isinstance(result, torch.Tensor):
             return {item.name: result} if item.name in item.writes else {}
         made = {u.name: result[u.args[1]] for u in item.node.users if u.name in item.writes}

@@ -55,11 +55,15 @@ UNINITIALIZED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty
 # Results that differ by more than rounding between two right answers, so that only metadata is compared.
 UNLIKE = {**dict.fromkeys(UNINITIALIZED, "memory as it is"), "svd_lowrank": "random", "pca_lowrank": "random"}
 # Ways to run a sample; "philox" draws random numbers in kernels, all others from eager's stream.
-HOWS = ("plain", "strided", "dynamic", "gradient", "strided gradient", "in place", "philox")
+HOWS = (
+    "plain", "strided", "dynamic", "dynamic strided", "gradient", "strided gradient", "dynamic gradient",
+    "in place", "dynamic in place", "philox",
+)  # fmt: skip
+ONCE = ("strided gradient", "in place", "dynamic in place", "philox")  # ways that take one sample
 OTHERS = ("plain", "strided", "dynamic")  # of dtypes other than float32
 # A GPU's kernels are compiled one by one: what a sweep of minutes can afford.
-CUDA_HOWS = ("plain", "strided", "dynamic", "gradient", "in place", "philox")
-CUDA_OTHERS = ("plain", "strided")
+CUDA_HOWS = ("plain", "strided", "dynamic", "gradient", "dynamic gradient", "in place", "philox")
+CUDA_OTHERS = ("plain", "strided", "dynamic")
 
 
 @dataclass
@@ -118,12 +122,12 @@ def cases(
         drawn: dict[bool, list[SampleInput]] = {}
         for how in hows if first else [how for how in hows if how in others]:
             gradient = "gradient" in how
-            if (gradient and not op.supports_autograd) or (how == "in place" and op.inplace_variant is None):
+            if (gradient and not op.supports_autograd) or ("in place" in how and op.inplace_variant is None):
                 continue
             if gradient not in drawn:
                 drawn[gradient] = list(_samples(op, dtype, gradient, device))
             many = samples if first and how in ("plain", "gradient") else max(1, samples // 2)
-            many = 1 if how in HOWS[-3:] else many
+            many = 1 if how in ONCE else many
             # Where few are taken, every way and dtype has others.
             shift = 0.0 if device == "cpu" else 0.37 * (dtypes.index(dtype) + hows.index(how)) % 1
             for number, sample in _some(drawn[gradient], many, shift):
@@ -164,7 +168,7 @@ class Function:
         for place, tensor in zip(self.places, tensors, strict=True):
             given[place] = tensor
         value, args, kwargs = tree_unflatten(given, self.spec)
-        op = self.case.op.inplace_variant if self.case.how == "in place" else self.case.op.op
+        op = self.case.op.inplace_variant if "in place" in self.case.how else self.case.op.op
         result = op(value, *args, **kwargs)
         return tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
@@ -277,7 +281,7 @@ class _Compiled:
         self.seeded = 0
         self.call = aot_function(
             function, self._compile, self._compile, partition_fn=default_partition, decompositions={},
-            dynamic=function.case.how == "dynamic",
+            dynamic="dynamic" in function.case.how,
         )  # fmt: skip
 
     def _compile(self, module: fx.GraphModule, inputs: Any) -> Any:

@@ -6,10 +6,13 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from . import random_symbols
 from .random_ops import DTYPES, EXACT, ROUNDED
+from .random_symbols import NUMBERS
 
 Tensor = torch.Tensor
 SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 7, 16, 17, 33, 64, 100)
@@ -17,6 +20,7 @@ LAYOUTS = ("contiguous", "contiguous", "transposed", "stepped", "expanded", "off
 FILLS = ("normal", "normal", "small", "special")
 MOST_ELEMENTS = 4096
 KEPT = "kept"  # a step that gives its first operand back: what shrinking leaves of it
+SYMBOLIC = {**random_symbols.EXACT, **random_symbols.ROUNDED}
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class RandomProgram:
 
     Args:
         device: where the inputs are made; their values are the same everywhere.
+        numbers: ints and floats that it is given after its inputs; left out, they are constants.
     """
 
     given: tuple[Given, ...]
@@ -52,17 +57,22 @@ class RandomProgram:
     seed: int
     exact: bool
     device: str = "cpu"
+    numbers: tuple[int | float, ...] = ()
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Run on tensors."""
+    def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Run on tensors, and on numbers, where they are given."""
         values = self._values(inputs)
         return tuple(values[k] for k in self.outputs)
 
-    def _values(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        values = list(inputs)
+    def _values(self, inputs: Sequence[Any]) -> list[Tensor]:
+        values, numbers = list(inputs[: len(self.given)]), inputs[len(self.given) :] or self.numbers
         for step in self.steps:
-            values.append(_run(step, [values[k] for k in step.operands]))
+            values.append(_run(step, [values[k] for k in step.operands], numbers))
         return values
+
+    def arguments(self, symbolic: bool) -> list[Any]:
+        """Its inputs, with its numbers where these are to be symbolic."""
+        return [*self.inputs(), *(self.numbers if symbolic else ())]
 
     def dtypes(self) -> set[torch.dtype]:
         """The dtypes of all its values."""
@@ -75,6 +85,7 @@ class RandomProgram:
 
     def __str__(self) -> str:
         lines = [f"v{k} = {_text(given)}" for k, given in enumerate(self.given)]
+        lines += [f"numbers = {self.numbers}"] if self.numbers else []
         for k, step in enumerate(self.steps, len(self.given)):
             operands = ", ".join(f"v{o}" for o in step.operands)
             lines.append(f"v{k} = {step.operation}({operands}, {step.number})")
@@ -85,7 +96,8 @@ class RandomProgram:
 def draw(source: random.Random, *, longest: int = 9) -> RandomProgram:
     """A program."""
     exact = source.random() < 0.5
-    names = list(EXACT) if exact else [*EXACT, *ROUNDED, *ROUNDED]
+    names = [*EXACT, *random_symbols.EXACT]
+    names += [] if exact else [*ROUNDED, *ROUNDED, *random_symbols.ROUNDED, *random_symbols.ROUNDED]
     given = tuple(_given(source, exact) for _ in range(source.randint(1, 3)))
     steps: list[Step] = []
     for _ in range(source.randint(1, longest)):
@@ -95,7 +107,8 @@ def draw(source: random.Random, *, longest: int = 9) -> RandomProgram:
         steps.append(Step(source.choice(names), operands, source.randrange(10_000)))
     known = len(given) + len(steps)
     outputs = (known - 1, *(source.randrange(known) for _ in range(source.randint(0, 3))))
-    return RandomProgram(given, tuple(steps), outputs, source.randrange(1 << 30), exact)
+    seed, numbers = source.randrange(1 << 30), (source.choice(NUMBERS), source.choice(NUMBERS))
+    return RandomProgram(given, tuple(steps), outputs, seed, exact, numbers=numbers)
 
 
 def smaller(program: RandomProgram) -> Iterator[RandomProgram]:
@@ -129,9 +142,11 @@ def _simpler(given: Given) -> Iterator[Given]:
                 yield replace(given, sizes=(*given.sizes[:d], less, *given.sizes[d + 1 :]))
 
 
-def _run(step: Step, operands: list[Tensor]) -> Tensor:
+def _run(step: Step, operands: list[Tensor], numbers: Sequence[Any]) -> Tensor:
     if step.operation == KEPT:
         return operands[0]
+    if step.operation in SYMBOLIC:
+        return SYMBOLIC[step.operation](*operands[:2], step.number // 2, numbers[step.number % len(numbers)])
     result = {**EXACT, **ROUNDED}[step.operation](*operands, step.number)
     return result[step.number % 2] if isinstance(result, tuple) else result
 

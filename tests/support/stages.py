@@ -65,7 +65,7 @@ def staged(program: RandomProgram, *, dynamic: bool = False, target: Target = CP
     try:
         inputs = program.inputs()
         expected = [*program(*inputs), *inputs]
-        module = trace(program, *program.inputs(), dynamic=dynamic)
+        module = trace(program, *program.arguments(dynamic), dynamic=dynamic, numbers=dynamic)
     except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
         return None
     # Two spellings of one symbolic size are not always seen to be equal: such calls are kept, and no fault.
@@ -81,9 +81,9 @@ def staged(program: RandomProgram, *, dynamic: bool = False, target: Target = CP
 
 def check_lowering(stage: Staged) -> None:
     """Hold the loop program against eager."""
-    inputs = stage.program.inputs()
+    inputs = stage.program.arguments(stage.dynamic)
     outputs = _tried("lowering", lambda: interpret(stage.module, stage.lowered, inputs))
-    _agree("lowering", stage, [*outputs, *inputs])
+    _agree("lowering", stage, [*outputs, *filter(torch.is_tensor, inputs)])
 
 
 def check_schedule_by_interpreter(stage: Staged, patience: int = PATIENCE) -> bool:
@@ -96,19 +96,19 @@ def check_schedule_by_interpreter(stage: Staged, patience: int = PATIENCE) -> bo
 
 def check_code(stage: Staged, compiled: dict[str, Run], name: str = "code") -> None:
     """Hold the assembled graph, its kernels compiled, against eager."""
-    inputs = stage.program.inputs()
+    inputs = stage.program.arguments(stage.dynamic)
 
     def run() -> Sequence[Any]:
         graph = assemble(stage.module.graph, stage.plan, compiled, overwrites)
         module = fx.GraphModule(stage.module, graph)
         return generate(module, name="random").call(list(inputs))
 
-    _agree(name, stage, [*_tried(name, run), *inputs])
+    _agree(name, stage, [*_tried(name, run), *filter(torch.is_tensor, inputs)])
 
 
 def texts(program: RandomProgram, dynamic: bool) -> str:
     """The graph of a program, and what became of it as far as it came."""
-    module = trace(program, *program.inputs(), dynamic=dynamic)
+    module = trace(program, *program.arguments(dynamic), dynamic=dynamic, numbers=dynamic)
     found = [str(module.graph)]
     try:
         made = lower(module)

@@ -151,14 +151,14 @@ class _Training(Compilation):
         self._told, self._prepared = told, self._stages.prepare
         self._stages.prepare = self._prepare  # type: ignore[method-assign]
 
-    def _prepare(self, module: fx.GraphModule) -> None:
+    def _prepare(self, module: fx.GraphModule, kind: Any) -> None:
         """Move a joint graph to the GPU, where it stays."""
         for node in module.graph.nodes:
             if "val" in node.meta:
                 node.meta["val"] = tree_map(moved, node.meta["val"])
             node.args, node.kwargs = tree_map(elsewhere, node.args), tree_map(elsewhere, node.kwargs)
         self._stages._devices = frozenset({"cuda"})
-        self._prepared(module)
+        self._prepared(module, kind)
 
     def _compile_graph(self, module: fx.GraphModule, inputs: Any, kind: GraphKind) -> Callable[..., Any]:
         there = on_cuda(module)

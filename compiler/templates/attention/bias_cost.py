@@ -18,7 +18,7 @@ from ..positions import mask_formula
 from ..region import COPIES, NUMBERS, is_move, packet
 
 _GAIN = 1.5  # times as many bytes must be read otherwise
-_MOST_STEPS = 16  # of arithmetic, for each score
+_MOST_STEPS = {"cuda": 16, "cpu": 4}  # of arithmetic, for each score
 _DEPTH = 40
 _CASTS = ("aten._to_copy", "prims.convert_element_type")
 _CHOICES = ("aten.where", "aten.masked_fill")
@@ -37,7 +37,7 @@ def worth_computing(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         steps = sum(_is_for_each(one, node) for one in inner)
         if (
             any(not is_move(one) for one in inner)
-            and steps <= _MOST_STEPS
+            and steps <= _MOST_STEPS.get(node.meta["val"].device.type, 0)
             and _bytes(node) >= _GAIN * sum(map(_bytes, leaves))
         ):
             chosen.update(inner)

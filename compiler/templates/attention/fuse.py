@@ -15,6 +15,7 @@ from ...cpp.dtypes import UnsupportedDtype
 from ...cpp.errors import CompileFailed, CompilerMissing
 from ..kernel import TemplateKernel, attention_kernel
 from ..layout import with_keys_innermost
+from .footprint import excluded
 from .match import Found
 from .question import RULE, Replacer, is_on, matched, near_miss, recorded
 
@@ -70,5 +71,6 @@ class _Fusion:
             inputs=[node.meta["val"] for node in found.inputs],
             original=Original(found.nodes, found.inputs, [found.output]),
             candidates={CANDIDATE: kernel},
+            excluded=excluded(found, found.nodes),
         )
         return self._oracle.decide(question)

@@ -52,6 +52,27 @@ def surely_hidden(score: Value, row: Var, key: Var) -> Value:
     return Op("where", (kept, rest, Const(float("-inf"), _F32)), _F32)
 
 
+def may_hide_rows(score: Value, row: Var, key: Var) -> bool:
+    """Whether selections of minus infinity may leave a row no key: where it is not proven that each row keeps one.
+
+    Args:
+        score: the score function.
+        row: the loop over queries.
+        key: the loop over keys.
+    """
+    conditions = []
+    for part in walk([score]):
+        if isinstance(part, Op) and part.name == "where":
+            condition, chosen, other = part.args
+            conditions += [condition] if _is_infinite(other) else []
+            conditions += [Op("logical_not", (condition,), torch.bool)] if _is_infinite(chosen) else []
+    return bool(conditions) and not _keep_a_key(conditions, row, key)
+
+
+def _is_infinite(value: Value) -> bool:
+    return isinstance(value, Const) and value.number == -math.inf
+
+
 def _peeled(value: Value) -> tuple[list[Value], Value]:
     """What must hold for a key to be kept, and the score of those that are."""
     if not isinstance(value, Op) or value.dtype != _F32:

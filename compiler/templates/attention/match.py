@@ -40,6 +40,7 @@ DTYPES = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }  # by type of device
+_HALVES = (torch.bfloat16, torch.float16)
 _MAX_REGION = 200  # nodes between softmax and product: more is not attention
 
 
@@ -174,16 +175,26 @@ def _products_above(softmax: fx.Node) -> Iterator[fx.Node]:
             return
 
 
+class _Widening:
+    """As `inside` of a `Region`: casts of what has 16 bits to single precision are read through."""
+
+    def __contains__(self, node: object) -> bool:
+        if not isinstance(node, fx.Node) or packet(node) not in _CASTS:
+            return False
+        made, given = node.meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
+        return made.dtype == torch.float32 and given.dtype in _HALVES and made.device == given.device
+
+
 class _Matcher:
     def __init__(self, softmax: fx.Node, down: list[fx.Node], product: fx.Node) -> None:
         self._softmax, self._down, self._product = softmax, down, product
         self._inside = _between(product, softmax)
         beside = _beside([*computed(product), *self._inside], operands(product))
-        maybe = worth_computing(beside) if softmax.meta["val"].device.type == "cuda" else ()
+        maybe = worth_computing(beside)
         inside = {*computed(product), *self._inside}
         shifted = shiftable(softmax.args[0])
         self._region = Region(inside, through_copies=False, maybe=maybe, shiftable=shifted)
-        self._source = Region()
+        self._source, self._narrow = Region(), Region(_Widening())
         self._weights = Region({*down[:-1], *drawn(down[:-1])})
         sizes = tuple(int(size) for size in softmax.meta["val"].shape)
         self._lead = tuple(Var(f"g{d}", size) for d, size in enumerate(sizes[:-2]))
@@ -200,8 +211,7 @@ class _Matcher:
         row, key = self._row, self._key
         depth, column = Var("d", self._depth), Var("e", self._width)
         second = self._down[-1]
-        q = self._operand(self._left, (row, depth), row, depth)
-        k = self._operand(self._right, (depth, key), key, depth)
+        q, k = self._factors(depth)
         v = self._operand(second.args[1], (key, column), key, column)
         output, out = self._out(second, column)
         values = [value for value in (score, sink, keep) if value is not None]
@@ -210,7 +220,7 @@ class _Matcher:
             self._lead, row, key, self._depth, self._width, q, k, v, out, score, buffers, sink,
             SOFTMAXES[packet(self._softmax)], keep, kept,
         )  # fmt: skip
-        leaves = self._region.leaves | self._source.leaves | self._weights.leaves
+        leaves = self._region.leaves | self._source.leaves | self._narrow.leaves | self._weights.leaves
         inputs = tuple(leaves[buffer.name] for buffer in attention.reads)
         return Found(attention, inputs, nodes_between(inputs, output), output)
 
@@ -274,21 +284,40 @@ class _Matcher:
 
         return surely_hidden(Rewriter(raw)(unrounded(cast(value, torch.float32))), self._row, self._key)
 
+    def _factors(self, depth: Var) -> tuple[Operand, Operand]:
+        """Queries and keys; as they were before they were widened, where kernels sum such products up as precisely."""
+        row, key, narrow = self._row, self._key, self._down[-1].args[1].meta["val"].dtype  # type: ignore[union-attr]
+        wanted = (self._left, (row, depth), row, depth), (self._right, (depth, key), key, depth)
+        if narrow != self._left.meta["val"].dtype:
+            q, k = (self._placed(self._narrow, *one, dtype=narrow) for one in wanted)
+            if q is not None and k is not None:
+                return q, k
+        return self._operand(*wanted[0]), self._operand(*wanted[1])
+
     def _operand(self, node: Any, inner: tuple[Var, Var], row: Var, column: Var) -> Operand:
-        product = self._down[-1] if node is self._down[-1].args[1] else self._product
-        places = self._flat(tuple(map(at, inner)), product)
         if not is_served(node.meta["val"]):
             raise _RefusedError(Reason("dtype", f"{node.name} is {node.meta['val'].dtype}", (node,)))
-        for tensor in (self._source.value(node), self._source.leaf(node)):
+        found = self._placed(self._source, node, inner, row, column, dtype=node.meta["val"].dtype)
+        if found is None:
+            raise _RefusedError(Reason("operand", f"{node.name} cannot be read in place", (node,)))
+        return found
+
+    def _placed(
+        self, region: Region, node: Any, inner: tuple[Var, Var], row: Var, column: Var, *, dtype: torch.dtype
+    ) -> Operand | None:
+        """Where the matrices of a product's operand lie, in memory of a dtype; None where they don't."""
+        product = self._down[-1] if node is self._down[-1].args[1] else self._product
+        places = self._flat(tuple(map(at, inner)), product)
+        for tensor in (region.value(node), region.leaf(node)):
             load = plain_load(tensor.at(places))
-            source = None if load is None else self._source.leaves.get(load.buffer)
-            if load is None or source is None or source.meta["val"].dtype != node.meta["val"].dtype:
+            source = None if load is None else region.leaves.get(load.buffer)
+            if load is None or source is None or source.meta["val"].dtype != dtype:
                 continue
-            buffer = self._source.leaf(source).buffer
+            buffer = region.leaf(source).buffer
             found = operand(buffer, address(buffer, load.indices), row, column)
             if found is not None:
                 return found
-        raise _RefusedError(Reason("operand", f"{node.name} cannot be read in place", (node,)))
+        return None
 
     def _buffer(self, load: Load) -> Buffer:
         leaves = self._weights.leaves | self._region.leaves

@@ -87,7 +87,7 @@ def recorded(found: Found, decision: Decision) -> Match:
 
 def _is_known(node: fx.Node) -> bool:
     """Whether a rule found this attention before: it is the rule's kernel, or what the rule wrote instead."""
-    return packet(node) in SDPA or bool(node.meta.get("regraft_rule"))
+    return packet(node) in SDPA or (packet(node) in SOFTMAXES and bool(node.meta.get("regraft_rule")))
 
 
 def near_miss(node: fx.Node, reason: Reason) -> NearMiss:

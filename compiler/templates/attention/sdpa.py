@@ -67,8 +67,7 @@ class _Sdpa:
         self._drawn = Region({keep})
         q, k, v = call.args[:3]
         self._given = given_mask(call)
-        lean = self._given is not None and self._given.meta["val"].device.type == "cuda"
-        maybe = worth_computing([self._given]) if lean else ()
+        maybe = () if self._given is None else worth_computing([self._given])
         shifted = set() if self._given is None else shiftable(self._given)
         self._region, self._mask = Region(), Region(through_copies=False, maybe=maybe, shiftable=shifted)
         if not all(isinstance(n, int) and n for x in (q, k, v) for n in x.meta["val"].shape):  # type: ignore[union-attr]

@@ -233,11 +233,12 @@ class AttentionText:
     def _product(self, name: str, a: str, b: str, columns: list[tuple[int, int]]) -> None:
         """``name = a b^T``, over the parts of their columns."""
         for number, _ in enumerate(columns):
-            so_far = f", {name}" if number else ""
-            self._line(f"{name} = {self._dot(f'{a}{number}', f'tl.trans({b}{number}){so_far}')}")
+            self._line(f"{name} = {self._dot(f'{a}{number}', f'tl.trans({b}{number})', name if number else '')}")
 
-    def _dot(self, a: str, rest: str) -> str:
-        return f'tl.dot({a}, {rest}, input_precision="{self._precision}")'
+    def _dot(self, a: str, b: str, so_far: str) -> str:
+        if self._precision == "tf32" and self._a.q.buffer.dtype == torch.float32:
+            a, b = f"tensor_float({a})", f"tensor_float({b})"
+        return f'tl.dot({a}, {b}, {f"{so_far}, " if so_far else ""}input_precision="{self._precision}")'
 
 
 def both(*masks: str | None) -> str:

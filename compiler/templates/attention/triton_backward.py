@@ -33,6 +33,7 @@ from ...triton.dtypes import bare_literal, type_name
 from ...triton.source import module_text
 from .description import Attention, Operand
 from .gradient import ONE, NoDerivativeError, apart, derivative, is_finite
+from .hiding import may_hide_rows
 from .horizon import Limit, inside
 from .places import SCORES, SINKS, Gradients, Places
 from .score import is_level, lean
@@ -136,6 +137,7 @@ class _Backward(AttentionText):
         except NoDerivativeError as error:
             raise UnsupportedAttentionError(f"no backward pass: {error}") from error
         self._level = attention.q.buffer.dtype.itemsize == 2 and is_level(self._score)
+        self._hides_rows = may_hide_rows(self._plain, attention.row, attention.key)
 
     def _pointer(self, name: str) -> str:
         """The parameter that is a buffer of the kernel's own."""
@@ -170,7 +172,12 @@ class _Backward(AttentionText):
         return f"libdevice.exp2(({x} + shift){'' if self._log2_base == 1.0 else f' * {self._log2_base}'})"
 
     def _products_gradient(self, slope: Value) -> None:
-        """Gradients of the products in place of those of `f`'s values, but for a factor: see `_scaled`."""
+        """Gradients of the products in place of those of `f`'s values, but for a factor: see `_scaled`.
+
+        Keys that are selected out get none, in rows that are NaN as they have no key either.
+        """
+        if self._hides_rows:
+            self._line(f"ds = tl.where(x == {_NOTHING}, 0.0, ds)")
         if slope is ONE:
             return
         made = f"ds * {self._whole(slope)}"
@@ -194,8 +201,8 @@ class _Backward(AttentionText):
     def _add(self, name: str, weights: str, rows: str, dtype: torch.dtype, columns: list[tuple[int, int]]) -> None:
         """``name += weights rows``, part by part."""
         for number, _ in enumerate(columns):
-            factors = f"{weights}.to({type_name(dtype)})", f"{rows}{number}, {name}{number}"
-            self._line(f"{name}{number} = {self._dot(*factors)}")
+            made = self._dot(f"{weights}.to({type_name(dtype)})", f"{rows}{number}", f"{name}{number}")
+            self._line(f"{name}{number} = {made}")
 
     def _store(self, name: str, x: Operand, lanes: str, mask: str | None, columns: str, factor: str = "") -> None:
         """Store a gradient, its rows at `lanes` (variable i or j)."""

@@ -165,7 +165,7 @@ class _Forward(ByQueries):
         self._load("v", self._a.v, "at[:, None]", there, "e")
         for number, _ in enumerate(self._width):
             weights = f"p.to({type_name(self._a.v.buffer.dtype)})"
-            self._line(f"acc{number} = {self._dot(weights, f'v{number}, acc{number} * rescale[:, None]')}")
+            self._line(f"acc{number} = {self._dot(weights, f'v{number}', f'acc{number} * rescale[:, None]')}")
 
     def _finish(self) -> None:
         x = self._a.out

@@ -20,8 +20,7 @@ from torch import fx
 
 from ....rewrites.profit import Decision, Question
 from ....rewrites.reason import Reason
-from ....rewrites.record import Evidence
-from ...torch_compat import allows_tf32
+from ...torch_memory import allows_tf32
 from ...triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from ..contest import Contest
 from ..kernel import Layout, attention_flops
@@ -32,6 +31,7 @@ from ..triton_kernel import TritonTemplateKernel
 from ..unfused import Unfused
 from .asking import Among, arranged, kept_on_the_way, nodes_after
 from .description import Attention
+from .footprint import excluded, unmeasured
 from .match import SOFTMAXES, Found
 from .question import RULE, Replacer, is_on, matched, near_miss, recorded
 from .sdpa import SDPA, given_mask
@@ -117,8 +117,7 @@ class AttentionPass:
             if won is not None:
                 return won
             if self._left <= 0:
-                note = "estimate: the time for measurements of this graph is spent"
-                return Decision(None, Evidence(note=note)), kernels
+                return unmeasured(kernels, excluded(found, nodes_after(found, (*found.inputs, *kept)))), kernels
             start = time.perf_counter()
             contest = self._begun.pop(key, None) or self._contest(found, kernels, kept)
             question = _question(found, kernels, kept, key, contest)
@@ -135,8 +134,9 @@ class AttentionPass:
 
     def _contest(self, found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> Contest:
         inputs = (*found.inputs, *kept)
-        unfused = Unfused(nodes_after(found, inputs), inputs, [found.output])
-        return Contest(unfused, kernels.values(), self.task.meanwhile)
+        nodes = nodes_after(found, inputs)
+        unfused = Unfused(nodes, inputs, [found.output])
+        return Contest(unfused, kernels.values(), self.task.meanwhile, excluded(found, nodes))
 
     def _kernels(self, found: Found) -> _Kernels:
         """A kernel for each tile, by the tile's name."""
@@ -185,6 +185,7 @@ def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: _
         candidates=candidates,
         prepare=contest.prepare,
         arrange=arranged(found, kept) if kept else None,
+        excluded=contest.excluded,
     )
 
 

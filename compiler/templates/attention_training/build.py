@@ -20,7 +20,7 @@ from torch import fx
 from ....rewrites.editor import infer
 from ...ir.program import Buffer
 from ...joint import mark_recomputed
-from ...torch_compat import allows_tf32
+from ...torch_memory import allows_tf32
 from ...triton import KernelSource, LaunchText
 from ...triton.source import module_text
 from ..attention.description import Attention

@@ -20,12 +20,13 @@ from torch import fx
 
 from ....rewrites.profit import Decision, Question
 from ....rewrites.reason import Reason, site_of
-from ....rewrites.record import Evidence, Match
+from ....rewrites.record import Match
 from ...joint import backward_nodes
 from ...lowering.sizes import Unlowered
 from ...triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from ..attention.asking import arranged
-from ..attention.match import Found
+from ..attention.footprint import excluded, unmeasured
+from ..attention.match import SOFTMAXES, Found
 from ..attention.question import FAMILY, KERNEL_FAMILY, RULE, near_miss
 from ..attention.sdpa import SDPA
 from ..attention.text import UnsupportedAttentionError
@@ -121,12 +122,12 @@ class _Fusion:
         key = _key(pair, kernels, nodes)
         if key not in self._known:
             if self._left <= 0:
-                note = "estimate: the time for measurements of this graph is spent"
-                return Decision(None, Evidence(note=note)), kernels
+                return unmeasured(kernels, excluded(pair.found, nodes)), kernels
             start = time.perf_counter()
             every = [kernel for some in kernels.values() for kernel in some.all]
             outputs = [pair.found.output, *pair.results.values()]
-            contest = Contest(Unfused(nodes, inputs, outputs), every, self._task.meanwhile)
+            unfused = Unfused(nodes, inputs, outputs)
+            contest = Contest(unfused, every, self._task.meanwhile, excluded(pair.found, nodes))
             question = Question(
                 rule=RULE,
                 key=f"training {key}",
@@ -135,6 +136,7 @@ class _Fusion:
                 candidates=kernels,
                 prepare=contest.prepare,
                 arrange=_arranged(pair, kept),
+                excluded=contest.excluded,
             )
             self._known[key] = self._task.oracle.decide(question), kernels
             self._left -= time.perf_counter() - start - contest.seconds
@@ -199,7 +201,7 @@ def _name(forward: Tile, backward: Tile) -> str:
 
 
 def _recorded(node: fx.Node, pair: Pair, decision: Decision) -> Match:
-    known = packet(node) in SDPA or any(x.meta.get("regraft_rule") for x in pair.found.nodes)
+    known = packet(node) in SDPA or any(x.meta.get("regraft_rule") for x in pair.found.nodes if packet(x) in SOFTMAXES)
     return Match(
         rule=RULE,
         family=KERNEL_FAMILY if known else FAMILY,

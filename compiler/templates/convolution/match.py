@@ -8,6 +8,7 @@ Epilogues are those of products, with channels second instead of last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from math import prod
@@ -23,7 +24,7 @@ from ...lowering.core import Indices, Tensor, contiguous
 from ...lowering.positions import raveled, unraveled
 from ...lowering.sizes import Unlowered
 from ...lowering.windows import Sliding
-from ...torch_compat import convolutions_allow_tf32
+from ...torch_memory import convolutions_allow_tf32
 from ..attention.match import at
 from ..gemm.description import Matrix, Product
 from ..gemm.match import Epilogue, FoundProduct, Matcher, Operands, unfit, with_largest_epilogue
@@ -77,6 +78,11 @@ def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
     return None
 
 
+def _of_all(numbers: Sequence[int], dims: int) -> list[int]:
+    """A number for each dim of space: operators take one for all."""
+    return list(numbers) * dims if len(numbers) == 1 else list(numbers)
+
+
 def _cuts_nothing_short() -> bool:
     """Sums of single channels are no work of tensor cores."""
     return True
@@ -118,9 +124,10 @@ class _Matcher(Matcher):
     def _product(self, *fields: Any) -> Product:
         values = arguments(self._call)
         x, weight = (values[name].meta["val"] for name in ("input", "weight"))
+        geometry = (_of_all(values[name], x.dim() - 2) for name in ("stride", "padding", "dilation"))
         each = zip(
-            x.shape[2:], self._call.meta["val"].shape[2:], weight.shape[2:], values["stride"], values["padding"],
-            values["dilation"], x.stride()[2:], weight.stride()[2:], strict=True,
+            x.shape[2:], self._call.meta["val"].shape[2:], weight.shape[2:], *geometry, x.stride()[2:],
+            weight.stride()[2:], strict=True,
         )  # fmt: skip
         sides = tuple(Side(Sliding(*facts[:6]), *facts[6:]) for facts in each)
         return Convolution(

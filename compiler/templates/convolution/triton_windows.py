@@ -192,7 +192,7 @@ class _ConvolutionTriton(GemmTriton):
             self.line(
                 f"a = a_tiles.load([{', '.join(at)}]).reshape([{t.rows}, {t.depth}]).T",
                 f"b = b_tiles.load([{columns}column, {' + '.join([*places, 'start'])}])",
-                f"sums = tl.dot(b, a, sums{self._precision})",
+                f"sums = {self.dot('b', 'a', 'sums')}",
             )
         self.line("acc = sums.T")
 

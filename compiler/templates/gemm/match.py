@@ -32,7 +32,8 @@ from ...lowering.core import LOWERINGS, Indices, Tensor, cast, contiguous
 from ...lowering.elementwise import element
 from ...lowering.positions import numel, raveled, unraveled
 from ...lowering.sizes import Unlowered
-from ...torch_compat import OpOverload, allows_tf32, argument
+from ...torch_compat import OpOverload, argument
+from ...torch_memory import allows_tf32
 from ..attention.description import address
 from ..attention.match import at, made, nodes_between
 from ..region import COPIES, Formulas, Region, is_move, packet

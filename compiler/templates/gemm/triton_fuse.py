@@ -51,6 +51,9 @@ _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
 _WORTH = 0.08  # of the product's own time: what an epilogue must save to be asked about
 _SMALL = 1 << 27  # multiplications that take no longer than a launch
 _ROUNDS = 3  # of the search around the best tile
+# Relative error against the library's call in float32: what adding up in another order makes, and not 10 bits of an
+# operand. The user's settings allow those, but a library may know no kernel with them for some sizes.
+_AS_PRECISE = 1e-4
 
 
 _Kind = tuple[Product, str]
@@ -285,6 +288,7 @@ class ProductPass:
             candidates={name: _Reread(k) if rereads(found) else k for name, k in kernels.items()},
             prepare=contest.prepare,
             cold=is_skinny(found.product),
+            precision=_AS_PRECISE if found.product.dtype == torch.float32 else None,
         )
         decision = self.task.oracle.decide(question)
         self._left -= time.perf_counter() - start - contest.seconds

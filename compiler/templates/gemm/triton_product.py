@@ -23,7 +23,6 @@ from .triton_text import GemmLaunch
 from .triton_tiles import GemmTile, described
 
 _GROUP = 8  # rows of tiles that are taken together
-_TF32 = ', input_precision="tf32"'  # where the user allows that; else float32 is left to the library
 
 
 def gemm_triton(product: Product, tile: GemmTile, processors: int, label: str = "") -> KernelSource:
@@ -64,9 +63,13 @@ class GemmTriton(Parts):
         super().__init__(product, tile)
         self._count = tile.count(product) * tile.splits
         self._programs = min(self._count, processors) if tile.descriptors else self._count
-        halves = product.dtype.itemsize == 2
-        self._precision = "" if halves else _TF32
-        self._dot = f"acc = tl.dot(a, b, acc{self._precision})"
+        self._dot = f"acc = {self.dot('a', 'b', 'acc')}"
+
+    def dot(self, a: str, b: str, total: str) -> str:
+        """``total + a b`` by tensor cores; float32, where the user allows that, rounded as libraries round it."""
+        if self.product.dtype.itemsize == 2:
+            return f"tl.dot({a}, {b}, {total})"
+        return f'tl.dot(tensor_float({a}), tensor_float({b}), {total}, input_precision="tf32")'
 
     def finished(self, name: str) -> GemmLaunch:
         """What was written."""

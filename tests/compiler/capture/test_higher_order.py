@@ -143,15 +143,6 @@ def test_branches_and_loops():
     assert "scan" in same_as_eager(running, X).calls()
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention():
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
-    backend = same_as_eager(lambda q: flex_attention(q * 1, q, q, block_mask=mask), torch.randn(1, 2, 128, 16))
-    assert backend.calls()[:2] == ["aten.mul.Tensor", "flex_attention"]
-
-
 def test_nested_regions():
     @torch.compiler.nested_compile_region
     def region(x, y):

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from support.capturing import same_as_eager
+from support.capturing import CaptureBackend, same_as_eager
 from torch import nn
 
 X = torch.linspace(-2, 3, 16).reshape(4, 4)
@@ -49,7 +49,24 @@ def test_inference_mode_inside():
         return x + w, y
 
     calls = same_as_eager(program, X, W, reference="aot").calls()
-    assert calls == ["_enter_inference_mode", "aten.mul.Tensor", "_exit_inference_mode", "aten.add.Tensor"]
+    assert calls == ["_set_grad_enabled", "aten.mul.Tensor", "_set_grad_enabled", "aten.add.Tensor"]
+
+
+def test_views_made_in_inference_mode_of_what_was_made_outside():
+    def program(x):
+        y = x * 2
+        with torch.inference_mode():
+            z = y.mT.contiguous()
+            with torch.inference_mode(False):
+                assert torch.is_grad_enabled()
+                w = y * 3
+        return w, torch.cat([z, x.mT])
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=CaptureBackend())
+    given = W.detach().requires_grad_()
+    for found, expected in zip(compiled(given), program(given), strict=True):
+        assert torch.equal(found, expected) and found.requires_grad == expected.requires_grad
 
 
 def test_inference_tensors():

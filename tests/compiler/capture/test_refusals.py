@@ -34,7 +34,7 @@ def unseen(x):
     [
         (lambda w: unseen(w) + 1, (W,), "opaque-call", "unseen"),
         (lambda x: torch.vmap(lambda row: row.sin().sum())(x), (X,), "functorch-transform", "lazy_load_decompositions"),
-        (lambda x: torch.func.grad(lambda a: a.sin().sum())(x), (X,), "opaque-call", "_saved_tensors_hooks_disable"),
+        (lambda x: torch.func.grad(lambda a: a.sum())(x), (X,), "functorch-transform", "_saved_tensors_hooks_disable"),
     ],
 )
 def test_calls_that_a_recording_would_lose(program, args, code, culprit):
@@ -48,9 +48,16 @@ def test_tensor_subclasses():
     class Labelled(torch.Tensor):
         pass
 
-    gm = fx.symbolic_trace(lambda x: x * 2)
-    found = capture(gm, [X.as_subclass(Labelled)])
+    class Dispatching(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError
+
+    gm = fx.symbolic_trace(lambda x: (x * 2,))
+    found = capture(gm, [torch.Tensor._make_wrapper_subclass(Dispatching, (4,))])
     assert found.fallback.code == "tensor-subclass" and found.fallback.nodes[0].name == "x"
+    # To the dispatcher, this one is a plain tensor.
+    assert capture(gm, [X.as_subclass(Labelled)]).fallback is None
     nested = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(2, 4)], layout=torch.jagged)
     backend = CaptureBackend()
     torch._dynamo.reset()

@@ -107,3 +107,10 @@ def test_gelu_is_made_of_the_normal_distribution(function):
     inputs = (x,) if function is F.gelu else (x, x + 1)
     text = str(agree(function, *inputs).program)
     assert "normal_cdf" in text and "erf" not in text
+
+
+def test_an_alpha_that_eager_refuses_raises_its_error():
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: F.celu(x, 0.0), backend="regraft", options={"strict": True})
+    with pytest.raises(RuntimeError, match="alpha cannot be 0"):
+        function(torch.ones(3))

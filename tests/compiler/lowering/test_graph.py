@@ -11,6 +11,9 @@ from support.lowering import agree, compare, fresh, lowered, run, trace
 from regraft.compiler.ir.program import Definition, Extern
 from regraft.compiler.lowering import core, lower
 from regraft.compiler.lowering.fallbacks import REASONS
+from regraft.compiler.schedule.dependences import effects
+from regraft.rewrites.faults import Faults
+from regraft.rewrites.record import GraphRecord
 
 aten = torch.ops.aten
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
@@ -127,6 +130,10 @@ def test_a_lowering_that_fails_is_a_call_for_users_and_an_error_in_tests(monkeyp
     made = lower(module)
     assert codes(made) == {"aten.relu.default": "failed"}
     compare(run(module, made, [X]), X.relu())
+    record = GraphRecord("broken")
+    assert codes(lower(module, faults=Faults(record))) == {"aten.relu.default": "failed"}
+    (fault,) = record.fallbacks
+    assert fault.code == "lowering-failed" and "lowering of aten.relu.default failed" in fault.message
     with pytest.raises(AttributeError):
         lower(module, strict=True)
 
@@ -221,8 +228,10 @@ def test_numbers_read_from_data_keep_calls_in_order():
     module = trace(function, x, dynamic=True)
     made = lower(module, strict=True)
     item = next(call for call in externs(made) if call.node.target is aten._local_scalar_dense.default)
-    assert item.writes == (item.name,)
-    assert all(item.name in call.reads for call in externs(made) if call.node.target is aten.ones.default)
+    token = item.writes[-1]
+    assert item.writes == (item.name, token)
+    ones = next(d for d in made.program.items if isinstance(d, Definition) and "ones" in d.name)
+    assert effects(ones).reads == {token}
     compare(run(module, made, [x]), function(x))
 
 

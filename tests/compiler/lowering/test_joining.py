@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.lowering import agree
+from support.lowering import HALVES, agree, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim, tensors
+
+from regraft.compiler.lowering import lower
 
 aten = torch.ops.aten
 functional = torch.nn.functional
@@ -122,3 +124,41 @@ def test_gradients_of_mirrored_pads(name, data, dynamic):
     grad = torch.randn_like(getattr(aten, name)(x, pad))
     backward = getattr(aten, f"{name}_backward")
     agree(lambda g, x: backward(g, x, pad), grad, x, dynamic=dynamic)
+
+
+def gradient_cases(name):
+    """(shape, padding): as much as is allowed, none on one side, cut off, and of size 1 where edges are repeated."""
+    rank = rank_of(name)
+    sizes = [5, 4, 6][:rank]
+    most = [n - 1 for n in reversed(sizes) for _ in "ab"]
+    yield [2, 3, *sizes], most
+    yield [3, *sizes], [k % 2 * 2 for k in range(2 * rank)]
+    yield [1, 2, *sizes], [1 - 2 * (k % 2) for k in range(2 * rank)]
+    if "replication" in name:
+        yield [2, 2, *[1] * rank], [1] * (2 * rank)
+        yield [2, 2, *[1] * rank], [7, 3] * rank
+
+
+def channels_last(x, rank):
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    return x.to(memory_format=formats[rank]) if rank in formats and x.dim() == rank + 2 else x
+
+
+@pytest.mark.parametrize("name", PADS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_mirrored_pads_are_rounded_once(name, dynamic):
+    pad_of, backward = getattr(aten, name), getattr(aten, f"{name}_backward")
+    for k, (shape, pad) in enumerate(gradient_cases(name)):
+        dtype = HALVES[k % 2]
+        x = torch.randn(shape, dtype=dtype)
+        grad = torch.randn_like(pad_of(x, pad))
+        if k % 2 == 0:
+            x, grad = channels_last(x, rank_of(name)), channels_last(grad, rank_of(name))
+        module = trace(lambda g, x, pad=pad: backward(g, x, pad), grad, x, dynamic=dynamic)
+        made = lower(module, strict=True)
+        assert not made.kept
+        exact = backward(grad.double(), x.double(), pad)
+        error = (run(module, made, [grad, x]).double() - exact).abs()
+        half_a_unit = torch.finfo(dtype).eps / 2 * exact.abs()
+        assert (error <= half_a_unit + 1e-5).all(), (shape, pad)
+        assert error.max() <= (backward(grad, x, pad).double() - exact).abs().max() + 1e-6, (shape, pad)

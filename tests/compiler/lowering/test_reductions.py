@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.lowering import agree, lowered, trace
 from support.tensors import FLOATS, NAN, WHOLE, tensor_and_dim, tensor_and_dims, tensors
 
-from regraft.compiler.lowering import lower
+from regraft.compiler.lowering import lower, spaces
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 EXAMPLES = settings(max_examples=12, deadline=None)
@@ -160,6 +160,21 @@ def test_variance_survives_a_large_mean(rows):
     assert reducers == ({"sum"} if rows == 100 else {"welford"})
 
 
+def test_moments_of_nothing_in_one_pass(monkeypatch):
+    monkeypatch.setattr(spaces, "CACHED_EXTENT", -1)
+    made = agree(lambda x: (*torch.var_mean(x, 1), *torch.std_mean(x)), torch.randn(4, 0))
+    assert {r.reducer for item in made.program.items for r in item.reductions} == {"welford"}
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_moments_of_what_a_mask_leaves():
+    torch._dynamo.reset()
+    function = lambda x: torch.var_mean(x[x > 0])  # noqa: E731
+    compiled = torch.compile(function, backend="regraft", options={"strict": True})
+    for x in (torch.randn(9), -torch.ones(9)):
+        torch.testing.assert_close(compiled(x), function(x), equal_nan=True)
+
+
 @pytest.mark.parametrize("order", [0, 0.5, 1, 2, 3, math.inf, -math.inf, -1])
 @EXAMPLES
 @given(given_=tensor_and_dims(FLOATS, min_size=1, special=False), keepdim=st.booleans())
@@ -175,6 +190,12 @@ def test_norms_of_an_older_api():
     agree(lambda x: (x.norm(), x.norm(1, 0), x.norm(2, [0, 1], True), x.norm(2, dtype=torch.float64)), x)
     agree(lambda x: torch.linalg.vector_norm(x.bfloat16(), dtype=torch.float32), x)
     agree(lambda x, y: torch.dist(x, y, 3), x, torch.randn(3, 4))
+
+
+def test_the_norm_of_one_element_is_its_magnitude():
+    for order in (1e10, -1e10, 300.0, 0.5, 3, 0):
+        agree(lambda x, order=order: torch.linalg.vector_norm(x, order, 1), torch.tensor([[1.5], [-0.2], [0.0]]))
+        agree(lambda x, order=order: x.norm(order), torch.tensor(-1.5))
 
 
 def test_norm_with_nan_and_nothing():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from regraft.compiler.ir.index import Index
+from regraft.compiler.ir.index import Index, Late, atoms
 from regraft.compiler.ir.value import Op
 from regraft.compiler.lowering.core import Unlowered, cast, const, contiguous, number
 from regraft.compiler.lowering.sizes import real
@@ -36,18 +38,19 @@ def test_ranges_come_from_the_shape_environment(sizes):
 
 def test_floats(sizes):
     s, t = sizes
-    value = real(s / t)
+    value = real(s / t, {})
     assert (value.name, value.dtype) == ("div", torch.float64)
-    assert isinstance(real(torch.sym_sqrt(s) * 0.5), Op)
+    assert isinstance(real(torch.sym_sqrt(s) * 0.5, {}), Op)
     with pytest.raises(Unlowered, match="of sizes"):
-        real(torch.sym_max(s / t, 0.5))
+        real(torch.sym_max(s / t, 0.5), {})
 
 
-def test_sizes_known_when_run_are_no_indices(sizes):
+def test_sizes_known_when_run_say_what_makes_them_known(sizes):
     unbacked = sizes[0].node.shape_env.create_unbacked_symint()
-    with pytest.raises(Unlowered, match="known when run") as refusal:
-        number(unbacked + 1)
-    assert refusal.value.code == "data-dependent"
+    (late,) = [atom for atom in atoms(number(unbacked + sizes[0])) if isinstance(atom, Late)]
+    assert late.tokens == (f"known {unbacked}",) and late.low is None
+    (computed,) = atoms(number(math.ceil(unbacked / 2)))
+    assert isinstance(computed, Late) and computed.tokens == late.tokens and computed.name != late.name
 
 
 def test_constants_are_spelled_in_their_dtype():

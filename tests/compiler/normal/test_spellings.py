@@ -139,6 +139,31 @@ def test_second_product(spelling: str) -> None:
     assert form(lambda q, k, v: PRODUCTS[spelling](soft(q @ k.mT * SCALE), v), *qkv()) == ATTENTION
 
 
+LATE = {
+    "divided": lambda e, v: (e @ v) / e.sum(-1, keepdim=True),
+    "unsqueezed": lambda e, v: torch.einsum("bhst,bhtd->bhsd", e, v) / e.sum(-1)[..., None],
+    "reciprocal": lambda e, v: (e @ v) * e.sum(-1, keepdim=True).reciprocal(),
+    "one over": lambda e, v: (e @ v) * (1 / e.sum(-1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("spelling", LATE)
+def test_division_after_the_second_product(spelling: str) -> None:
+    def function(q, k, v):
+        scores = q @ k.mT * SCALE
+        return LATE[spelling](torch.exp(scores - scores.amax(-1, keepdim=True)), v)
+
+    assert form(function, *qkv()) == ATTENTION
+
+
+def test_a_division_by_another_sum_stays() -> None:
+    def function(q, k, v):
+        e = torch.exp(q @ k.mT * SCALE)
+        return (e @ v) / (e * e).sum(-1, keepdim=True)
+
+    assert "softmax" not in form(function, *qkv())
+
+
 BOOLEAN = "matmul(softmax(where(%3, mul(matmul(%0, permute(%1, [0, 1, 3, 2])), 0.353553), -inf), -1), %2)"
 NEVER = float("-inf")
 
@@ -354,6 +379,25 @@ def test_repeated_heads(how: str) -> None:
 
     q = heads(B, H, S, D)
     assert form(attend(how), q, *shared) == form(attend("expand"), q, *shared)
+
+
+GROUPS = {
+    "einsum": lambda q, k, v: torch.einsum("bghqk,bgkd->bghqd", soft(torch.einsum("bghqd,bgkd->bghqk", q, k)), v),
+    "keys first": lambda q, k, v: torch.einsum("bgkd,bghqk->bghqd", v, soft(torch.einsum("bgkd,bghqd->bghqk", k, q))),
+    "groups third": lambda q, k, v: torch.einsum(
+        "bghqk,bgkd->bqghd", soft(torch.einsum("bqghd,bgkd->bghqk", q.permute(0, 3, 1, 2, 4), k)), v
+    ).permute(0, 2, 3, 1, 4),
+}
+
+
+@pytest.mark.parametrize("spelling", GROUPS)
+def test_queries_in_groups(spelling: str) -> None:
+    """Queries viewed as groups, keys and values as they are: (b, g, h, q, d) against (b, g, k, d)."""
+    given = heads(B, 2, 3, S, D), heads(B, 2, T, D), heads(B, 2, T, D)
+
+    keys = f"permute(reshape(%1, [1, {B}, 2, {T}, {D}]), [1, 2, 0, 4, 3])"
+    values = f"reshape(%2, [{B}, 2, 1, {T}, {D}])"
+    assert form(GROUPS[spelling], *given) == f"matmul(softmax(matmul(%0, {keys}), -1), {values})"
 
 
 CASTS = {

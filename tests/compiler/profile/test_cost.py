@@ -10,7 +10,7 @@ import regraft
 from regraft.compiler.codegen import generate_kernels
 from regraft.compiler.kernel_call import KernelCall
 from regraft.compiler.profile.cost import cost_of, covered, is_free, shapes_of, sites
-from regraft.compiler.torch_compat import trace_decomposed
+from regraft.rewrites.tracing import record
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def meta(*sizes, dtype=torch.float32):
 
 def generated(function, *inputs):
     """The only kernel of a function."""
-    module = trace_decomposed(function, inputs)
+    module = record(function, inputs, "decomposed")
     graph = generate_kernels(module, "inference").graph
     (node,) = (node for node in graph.nodes if isinstance(node.target, KernelCall))
     return node

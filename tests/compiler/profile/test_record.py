@@ -5,8 +5,8 @@ import torch
 from regraft.compiler.options import Options
 from regraft.compiler.profile.profiler import _plain
 from regraft.compiler.profile.record import Recorder, with_clock
-from regraft.compiler.torch_compat import trace_decomposed
 from regraft.compiler.wrapper import generate, load
+from regraft.rewrites.tracing import record
 
 
 class Log:
@@ -33,7 +33,7 @@ INPUTS = (torch.randn(4, 8), torch.randn(8, 4))
 
 
 def compiled():
-    module = trace_decomposed(program, INPUTS)
+    module = record(program, INPUTS, "decomposed")
     return module, generate(module, name="graph")
 
 

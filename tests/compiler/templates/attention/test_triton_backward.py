@@ -224,7 +224,7 @@ def test_there_is_no_gradient_of_no_sink() -> None:
         attention_backward(attention, sinks=True)
 
 
-@pytest.mark.parametrize("lowest", [-1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("lowest", [-math.inf, -1e9, torch.finfo(torch.float32).min])
 def test_fully_hidden_rows(lowest: float) -> None:
     mask = torch.zeros(20, 40, dtype=torch.bool)
     mask[4], mask[6, :20] = True, True

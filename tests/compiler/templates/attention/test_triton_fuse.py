@@ -15,6 +15,7 @@ from support.template_oracle import Fastest, run_pass, with_fake_hopper
 from support.triton_attention import found_on_gpu, on_gpu, run_on_gpu
 
 from regraft.compiler.templates import TritonTemplateKernel, contest
+from regraft.compiler.templates.attention import footprint
 from regraft.compiler.templates.attention import triton_fuse as attention_triton_fuse
 from regraft.compiler.templates.attention.fuse import fuse_attention
 from regraft.compiler.templates.attention.triton_fuse import AttentionPass
@@ -307,3 +308,11 @@ def test_infinite_fills_in_tensors() -> None:
     keep = torch.arange(40) % 3 > 0
     inputs = [*qkv(), keep, torch.tensor(-math.inf, dtype=BF16)]
     agrees(filled, inputs, filled(*inputs))
+
+
+def test_scores_that_take_much_memory_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "LARGEST_SCORES", 1 << 20)
+    oracle = Fastest(w=0.5)
+    fuse(attend(capped), qkv(2, 4, 256, 256), oracle)
+    fuse(attend(capped), qkv(2, 4, 64, 64), oracle)
+    assert [bool(question.excluded) for question in oracle.questions] == [True, False]

@@ -129,3 +129,11 @@ def test_results_in_another_layout_are_refused() -> None:
         return torch.ops.aten.mul.Tensor(y, y.clone(memory_format=torch.contiguous_format))
 
     found_in(on_gpu(contiguous, IMAGE, WEIGHT))
+
+
+def test_one_number_for_all_dims() -> None:
+    def one(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.convolution(x, w, None, [2], [1], [1], False, [0], 1).relu()
+
+    found = found_in(on_gpu(one, IMAGE, WEIGHT))
+    assert found.product == found_in(on_gpu(lambda x, w: F.conv2d(x, w, None, 2, 1).relu(), IMAGE, WEIGHT)).product

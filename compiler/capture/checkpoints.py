@@ -1,0 +1,52 @@
+"""Activation checkpoints of a captured program: bodies that were captured like the rest.
+
+%c = tag_activation_checkpoint(%body, %x)       body: aten.linear, aten.gelu
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+
+from .. import torch_compat
+
+CAPTURED = "regraft_captured"
+"""Marks a body that was captured."""
+
+
+def captured_bodies(graph_module: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
+    """The calls of checkpoints whose bodies were captured, with these."""
+    calls = [node for node in graph_module.graph.nodes if node.target is torch_compat.CHECKPOINT]
+    found = [(call, torch_compat.attribute(graph_module, str(call.args[0].target))) for call in calls]
+    return [(call, body) for call, body in found if CAPTURED in body.meta]
+
+
+def inline_bodies(graph_module: fx.GraphModule) -> int:
+    """Put the bodies of checkpoints in the place of their calls; returns how many.
+
+    For programs without gradients, that recompute nothing: to AOTAutograd a body is to be recomputed all the same, and
+    it refuses random numbers there.
+
+        %c = tag_activation_checkpoint(%body, %x)     ->     %l = aten.linear(%x, ...); %y = aten.gelu(%l)
+    """
+    count = 0
+    while ready := [(c, b) for c, b in captured_bodies(graph_module) if not b.graph.find_nodes(op="get_attr")]:
+        for call, body in ready:
+            _inline(call, body)
+            count += 1
+    if count:
+        graph_module.recompile()
+    return count
+
+
+def _inline(call: fx.Node, body: fx.GraphModule) -> None:
+    places: dict[fx.Node, Any] = dict(zip(body.graph.find_nodes(op="placeholder"), call.args[1:], strict=True))
+    with call.graph.inserting_before(call):
+        results = call.graph.graph_copy(body.graph, places)
+    for user in list(call.users):
+        if user.target is operator.getitem:
+            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index,arg-type]
+            call.graph.erase_node(user)
+    call.graph.erase_node(call)

@@ -1,0 +1,86 @@
+"""How much memory an attention needs without a kernel of its own: where that is much, it is no choice.
+
+%bmm, where, %_softmax, %bmm_1 of 16 heads and 32768 positions      64 GiB of scores, and as much of weights
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ....rewrites.profit import Decision
+from ....rewrites.record import Evidence
+from ....rewrites.symbolic import hint
+from ...synthesis import free_memory
+from ...torch_compat import OpOverload, aliasing_arguments
+from ..region import packet
+from .match import Found
+from .sdpa import SDPA
+
+# What scores and all that is computed from them may take at once. More decides whether a model fits into memory at all,
+# which is worth more than the little by which a library's products may be faster than a kernel at such lengths.
+LARGEST_SCORES = 1 << 30
+_SHARE = 4  # the same, of the memory that is free: one part in so many
+
+
+def excluded(found: Found, nodes: Sequence[fx.Node]) -> str:
+    """Why an attention must not run by the nodes of the graph, or nothing: their scores would take much memory.
+
+    Args:
+        found: the attention. Libraries' kernels hold no scores: their calls are never excluded.
+        nodes: what would run, in the order of the graph.
+    """
+    if any(packet(node) in SDPA for node in found.nodes):
+        return ""
+    peak, free = peak_bytes(nodes), free_memory(found.output.meta["val"].device)
+    bound = LARGEST_SCORES if free is None else min(LARGEST_SCORES, free // _SHARE)
+    if peak <= bound:
+        return ""
+    return f"the original is not measured: its scores take {peak >> 20} MiB, more than {bound >> 20} MiB"
+
+
+def unmeasured(kernels: Mapping[str, Any], why: str) -> Decision:
+    """The decision where no time is left for measuring: the first kernel where the original is excluded, `why` says."""
+    note = "estimate: the time for measurements of this graph is spent"
+    if not why:
+        return Decision(None, Evidence(note=note))
+    return Decision(next(iter(kernels)), Evidence(note=f"{why}; {note}"))
+
+
+def peak_bytes(nodes: Sequence[fx.Node]) -> int:
+    """How many bytes nodes that run in this order hold at once of what they have made; sizes as in the example."""
+    own = dict.fromkeys(nodes)
+    last = {_memory(source): place for place, node in enumerate(nodes) for source in node.all_input_nodes}
+    ends: dict[int, list[fx.Node]] = {}
+    for node, place in last.items():
+        if node in own:
+            ends.setdefault(place, []).append(node)
+    held = peak = 0
+    for place, node in enumerate(nodes):
+        held += _bytes(node) if _memory(node) is node else 0
+        peak = max(peak, held)
+        held -= sum(map(_bytes, ends.get(place, ())))
+    return peak
+
+
+def _memory(node: fx.Node) -> fx.Node:
+    """The node that has made the memory of a value."""
+    while (source := _viewed(node)) is not None:
+        node = source
+    return node
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    views = isinstance(node.target, OpOverload) and bool(aliasing_arguments(node.target))
+    source = node.args[0] if views or node.target is operator.getitem else None
+    return source if isinstance(source, fx.Node) else None
+
+
+def _bytes(node: fx.Node) -> int:
+    val = node.meta.get("val")
+    values: Iterable[Any] = val if isinstance(val, (tuple, list)) else (val,)
+    return sum((hint(x.numel()) or 0) * x.dtype.itemsize for x in values if isinstance(x, torch.Tensor))

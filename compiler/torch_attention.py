@@ -1,0 +1,63 @@
+"""Which kernels `scaled_dot_product_attention` may choose from: torch's switches for that, and `sdpa_kernel`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+# What Dynamo makes of `sdpa_kernel`: the kernels by name, and the call that allows these and no others.
+BACKEND_NAMED, ALLOW_BACKENDS = torch.nn.attention._backend_from_string, torch.nn.attention._sdpa_kernel
+BACKENDS = frozenset({"CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"})
+
+
+def allowed_backends() -> frozenset[str]:
+    """The kernels that may be chosen now, by the names of `SDPBackend`."""
+    return frozenset(backends_in_order())
+
+
+def backends_in_order() -> list[str]:
+    """The same, in the order in which they are tried."""
+    return [backend.name for backend in torch.nn.attention._cur_sdpa_kernel_backends(with_priority=True)]
+
+
+@contextlib.contextmanager
+def same_backends_after() -> Iterator[None]:
+    """Set what may be chosen back on exit, and its order."""
+    before, order = torch.nn.attention._cur_sdpa_kernel_backends(), torch._C._get_sdp_priority_order()
+    try:
+        yield
+    finally:
+        ALLOW_BACKENDS(before)
+        torch._C._set_sdp_priority_order(order)
+
+
+def guard_backends(gm: fx.GraphModule) -> None:
+    """Have Dynamo compile a program with attentions anew where other kernels may be chosen; it does not by itself."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None or not any(_may_be_attention(node) for node in gm.graph.nodes):
+        return
+    from torch._dynamo.source import GlobalStateSource
+
+    context.guards_context.dynamo_guards.add(torch._guards.Guard(GlobalStateSource(), _backends_guard))
+
+
+def _may_be_attention(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return "softmax" in name or "attention" in name
+
+
+def _backends_guard(builder: Any, guard: Any) -> None:  # noqa: ARG001
+    known = backends_in_order()
+
+    def holds(_: Any) -> bool:
+        return backends_in_order() == known
+
+    parts, root = [f"attention may be computed by {', '.join(known)}"], builder.guard_manager.root
+    try:
+        root.add_lambda_guard(holds, parts, None)
+    except TypeError:  # before there were user stacks
+        root.add_lambda_guard(holds, parts)

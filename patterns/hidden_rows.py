@@ -1,0 +1,155 @@
+"""Rows of scores that a mask hides entirely, in training: a fused kernel gives them eager's gradients, or is refused.
+
+    where(keep, s, low)     the row's weights are uniform; queries and keys get no gradient from the row
+    where(keep, s, -inf)    the row is NaN, and so are all gradients of value; queries and keys get none from the row
+    s + mask, mask <= -1e6  the row's weights are uniform, and gradients pass as if the scores had decided: refused
+    s + mask, mask = -inf   the row is NaN, and so are all gradients
+
+Kernels keep the logarithm of a row's sum for the backward pass. That number rounds to the lowest mask itself, so that a
+hidden row is given to them as a row of zeros: `opened`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..rewrites.effects import wants_gradient
+from ..rewrites.facts import Choice, fact_of
+from ..rewrites.graph import arguments, is_tensor, op_name
+from ..rewrites.matcher import Binding
+from .masks import FROM_CONSTANTS, MOVES, evaluate, is_causal_match, is_flag, keeps_diagonal
+
+_ABSORBING = -1e6  # float32 scores lose their digits in the sum with lower numbers
+_LOW = -16.0  # beside lower numbers, the logarithm of a sum does
+
+
+def opened(
+    query: torch.Tensor, mask: torch.Tensor, *, selected: bool, own_bias: bool, empty: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The same scores for a kernel that is to have a backward pass, without rows that hide every key.
+
+    Args:
+        query: (..., rows, size).
+        mask: additive, (..., rows or 1, columns).
+        selected: hidden scores are selected, not added to.
+        own_bias: the selection is made from scores that a bias was added to.
+        empty: the mask may hide a row by -inf.
+
+    Returns:
+        The query, zero in hidden rows; the mask, of hidden rows less its maximum; where hidden rows were NaN and are
+        to get a result of their own (`with_dead_rows`), these rows.
+    """
+    top = mask.amax(-1, keepdim=True)
+    if not selected:  # less its maximum, a mask has the same weights, and sums keep their digits
+        return query, mask - torch.where(top == -torch.inf, 0.0, top).detach(), None
+    hidden = top < _ABSORBING
+    level = mask - top
+    if empty:
+        level = torch.where(top == -torch.inf, 0.0, level)
+    level = level.detach() if own_bias else level
+    dead = top == -torch.inf if empty else None
+    return torch.where(hidden, 0.0, query), torch.where(hidden, level, mask), dead
+
+
+def with_dead_rows(out: torch.Tensor, value: torch.Tensor, dead: torch.Tensor) -> torch.Tensor:
+    """The result with NaN in dead rows, whose gradient makes all of value's NaN and reaches nothing else.
+
+    Args:
+        out: (..., rows, width).
+        value: (..., columns, width).
+        dead: (..., rows or 1, 1).
+    """
+    poison = torch.where(dead.any(-2, keepdim=True), torch.nan, 0.0).to(value.dtype)
+    return torch.where(dead, (value * poison).sum(-2, keepdim=True), out)
+
+
+def selects(match: Binding, policy: Mapping[str, str]) -> bool:
+    """Whether hidden scores are selected (where, masked_fill), so that no gradient passes them."""
+    return dict(match.tags)["mask"] in ("where", "bias_where", "where_bias")
+
+
+def bias_comes_last(match: Binding, policy: Mapping[str, str]) -> bool:
+    """Whether a bias is added after hidden scores were selected."""
+    return dict(match.tags)["mask"] == "where_bias"
+
+
+def rows_lose_gradients(match: Binding) -> bool:
+    """Whether rows that a mask absorbs may get gradients in eager code, which kernels do not compute."""
+    bias = match.operands.get("bias")
+    if not is_tensor(bias) or not any(wants_gradient(o) for o in match.operands.values() if is_tensor(o)):
+        return False
+    if is_causal_match(match):
+        return False
+    if lowest_top(bias) < _ABSORBING:
+        return True
+    # A row that selection and bias hide together passes gradients to some of its keys only.
+    return is_tensor(match.operands.get("keep")) and _Least(-math.inf).of(bias) < _LOW
+
+
+def sums_lose_digits(match: Binding, policy: Mapping[str, str]) -> bool:
+    """Whether an additive mask may leave a row only such numbers that the logarithm of its sum loses digits."""
+    bias = match.operands.get("bias")
+    return is_tensor(bias) and lowest_top(bias) < _LOW
+
+
+def lowest_top(bias: Any) -> float:
+    """The least finite maximum that a row of an additive mask may have; -inf where nothing is known.
+
+    What is learned is a bias: it is taken to hide nothing.
+    """
+    if keeps_diagonal(bias, None):
+        fact = fact_of(bias)
+        return float(fact.yes) if isinstance(fact, Choice) else -math.inf
+    known = evaluate(bias)
+    if known is None:
+        return _Least(math.inf).of(bias)
+    tops = known.amax(-1) if known.numel() else known
+    tops = tops[tops.isfinite()].double()
+    return float(tops.min()) if tops.numel() else 0.0
+
+
+@dataclass(frozen=True)
+class _Least:
+    """The least number in a tensor; -inf where nothing is known.
+
+    Args:
+        infinite: what -inf counts as.
+    """
+
+    infinite: float
+
+    def of(self, node: Any) -> float:
+        """The least number in a tensor, or a number itself."""
+        if isinstance(node, (int, float)):
+            return float(node) if math.isfinite(node) else self.infinite
+        if not is_tensor(node) or "opaque" in node.meta:
+            return -math.inf
+        name, args = op_name(node), node.args
+        if is_flag(node) or name in FROM_CONSTANTS:
+            return 0.0
+        if name in ("aten.full", "aten.full_like", "aten.scalar_tensor"):
+            return self.of(args[-1] if name == "aten.scalar_tensor" else args[1])
+        if name in MOVES or name == "aten.to":
+            return self.of(args[0])
+        return self._of_two(node) if len(args) >= 2 else _of_learned(node)
+
+    def _of_two(self, node: fx.Node) -> float:
+        name, (*_, a, b) = op_name(node), node.args
+        if name == "aten.where":
+            return min(self.of(a), self.of(b))
+        if name == "aten.add" and arguments(node).get("alpha", 1) == 1:
+            parts = self.of(a), self.of(b)
+            return -math.inf if -math.inf in parts else sum(parts)
+        if name == "aten.mul" and (is_flag(a) or is_flag(b)):
+            return min(0.0, *(0.0 if is_flag(x) else self.of(x) for x in (a, b)))
+        return _of_learned(node)
+
+
+def _of_learned(node: fx.Node) -> float:
+    return 0.0 if wants_gradient(node) else -math.inf

@@ -1,0 +1,38 @@
+"""Copies of graphs, to put them back as they were."""
+
+from __future__ import annotations
+
+from torch import fx
+
+
+class Backup:
+    """A graph as it was when it was about to be changed; nothing is copied where that never comes."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self._graph_module = graph_module
+        self._graph: fx.Graph | None = None
+
+    def take(self) -> None:
+        """The graph is about to be changed."""
+        if self._graph is None:
+            self._graph = copied(self._graph_module)
+
+    def restore(self) -> None:
+        """Undo all changes."""
+        if self._graph is not None:
+            self._graph_module.graph = self._graph
+
+
+def copied(graph_module: fx.GraphModule) -> fx.Graph:
+    """A copy of a module's graph, its metadata and its inputs' origins too."""
+    graph = fx.Graph(graph_module)
+    renamed: dict[fx.Node, fx.Node] = {}
+    output = graph.graph_copy(graph_module.graph, renamed, return_output_node=True)
+    if output is not None:
+        value, old = output  # type: ignore[misc]
+        graph.output(value).meta = dict(old.meta)
+    graph._codegen = graph_module.graph._codegen
+    for old, new in renamed.items():
+        if hasattr(old, "_dynamo_source"):  # Dynamo's note on where an input comes from
+            new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]
+    return graph

@@ -1,0 +1,171 @@
+"""Whatever the kind of a program, its attention is found, and it computes what eager does.
+
+A table: kind -> how many attentions are replaced before kernels are generated, by which rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.wrapping import Doubled, attend, unwrapped
+from torch._higher_order_ops import scan, while_loop
+from torch._higher_order_ops.map import map as map_over
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+import regraft
+
+Q, K, V = (torch.randn(2, 2, 6, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+
+
+class Named(torch.Tensor):
+    """A plain tensor by another name."""
+
+
+@torch.compiler.allow_in_graph
+def unseen(x):
+    return x.sin()
+
+
+@torch.compiler.nested_compile_region
+def region(q, k, v):
+    return attend(q, k, v)
+
+
+def inside_inference_mode(q, k, v):
+    with torch.inference_mode():
+        return attend(q, k, v)
+
+
+def with_library(*backends: SDPBackend) -> Callable[..., torch.Tensor]:
+    def program(q, k, v):
+        with sdpa_kernel(list(backends)):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    return program
+
+
+def with_kernels(*backends: SDPBackend) -> Callable[..., torch.Tensor]:
+    def program(q, k, v):
+        with sdpa_kernel(list(backends)):
+            return attend(q, k, v)
+
+    return program
+
+
+def either(q, k, v):
+    return torch.cond(q.sum() > 0, attend, lambda q, k, v: (q - k).contiguous() + v, (q, k, v))
+
+
+def loop(q, k, v):
+    return while_loop(lambda i, q: i < 3, lambda i, q: (i + 1, attend(q, k, v)), (torch.tensor(0), q))[1]
+
+
+def running(q, k, v):
+    return scan(lambda carry, x: (attend(carry, x, x), carry.sin()), q[0], k, dim=0)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A program, how many attentions rules replace in it, and the class of its inputs."""
+
+    program: Callable[..., Any]
+    replaced: int = 1
+    training: bool = False
+    of: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+    reason: str = ""
+
+
+KINDS = {
+    "vmap": Kind(lambda q, k, v: torch.vmap(attend, in_dims=(1, 0, None))(q, k, v[0]), reason="functorch-transform"),
+    "vmap of vmap": Kind(lambda q, k, v: torch.vmap(torch.vmap(attend))(q, k, v), reason="functorch-transform"),
+    "beside grad": Kind(
+        lambda q, k, v: attend(q, k, v) + torch.func.grad(lambda x: x.sin().sum())(q), reason="functorch-transform"
+    ),
+    "opaque call": Kind(lambda q, k, v: attend(unseen(q), k, v), reason="opaque-call"),
+    "wrapper": Kind(attend, of=Doubled, replaced=2, reason="tensor-subclass"),
+    "wrapper made inside": Kind(lambda q, k, v: attend(*map(Doubled, (q, k, v))).second, reason="opaque-call"),
+    "plain subclass": Kind(attend, of=lambda x: x.clone().as_subclass(Named)),
+    "plain subclass, trained": Kind(attend, of=lambda x: x.clone().as_subclass(Named), training=True),
+    "inference mode": Kind(inside_inference_mode),
+    "checkpoint": Kind(lambda *x: checkpoint(attend, *x, use_reentrant=False), training=True),
+    "checkpoint without gradients": Kind(lambda *x: checkpoint(attend, *x, use_reentrant=False)),
+    "cond": Kind(either),
+    "while_loop": Kind(loop),
+    "scan": Kind(running),
+    "map": Kind(lambda q, k, v: map_over(lambda x: attend(x, x, x), q)),
+    "region": Kind(lambda q, k, v: region(region(q, k, v), k, v)),
+    "flash allowed": Kind(with_kernels(SDPBackend.FLASH_ATTENTION)),
+    "only math": Kind(with_library(SDPBackend.MATH), replaced=0),
+    "only math, trained": Kind(with_library(SDPBackend.MATH), replaced=0, training=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_attention_is_found_in_every_kind_of_program(name):
+    kind = KINDS[name]
+    expected = observed(kind, kind.program)
+    torch._dynamo.reset()
+    with regraft.coverage() as cov:
+        compiled = torch.compile(kind.program, backend="regraft", options={"profit": "always"})
+        for _ in range(2):
+            for found, wanted in zip(observed(kind, compiled), expected, strict=True):
+                assert type(found) is type(wanted) and found.stride() == wanted.stride()
+                torch.testing.assert_close(unwrapped(found), unwrapped(wanted), atol=1e-5, rtol=1e-4)
+    assert sum(cov.matches[rule] for rule in ("sdpa", "sdpa_with_weights")) == kind.replaced
+    assert [f.code for f in cov.fallbacks] == ([kind.reason] if kind.reason else [])
+
+
+def observed(kind: Kind, program: Callable[..., Any]) -> list[torch.Tensor]:
+    inputs = [kind.of(x).requires_grad_(kind.training) for x in (Q, K, V)]
+    results = tree_leaves(program(*inputs))
+    if kind.training:
+        torch.autograd.backward(results, [torch.ones_like(x) for x in results])
+        results += [x.grad for x in inputs]
+    return results
+
+
+def test_only_math_is_not_replaced_by_kernels_that_round_otherwise():
+    """The library's kernels are no candidates where the program, or what surrounds it, excludes them."""
+
+    def candidates(program):
+        torch._dynamo.reset()
+        with regraft.coverage() as cov:
+            torch.compile(program, backend="regraft", options={"profit": "always"})(Q, K, V)
+        return [m.candidate for m in cov.applied if m.family == "attention"]
+
+    assert "flash" in candidates(attend) and "flash" in candidates(with_kernels(SDPBackend.FLASH_ATTENTION))
+    assert "flash" not in candidates(with_kernels(SDPBackend.MATH))
+    assert "flash" not in candidates(torch.vmap(with_kernels(SDPBackend.MATH)))
+    with sdpa_kernel(SDPBackend.MATH):
+        assert "flash" not in candidates(attend)
+    assert "flash" in candidates(attend)
+
+
+def test_a_compiled_program_follows_the_kernels_that_its_caller_allows():
+    torch._dynamo.reset()
+    with regraft.coverage() as cov:
+        compiled = torch.compile(attend, backend="regraft", options={"profit": "always"})
+        for backends in ([SDPBackend.FLASH_ATTENTION], [SDPBackend.MATH], [SDPBackend.FLASH_ATTENTION]):
+            with sdpa_kernel(backends):
+                torch.testing.assert_close(compiled(Q, K, V), attend(Q, K, V))
+    found = [[m.candidate for m in graph.applied if m.rule == "sdpa"] for graph in cov.graphs]
+    assert found == [["flash"], ["math"]]
+
+
+def test_what_a_loop_reads_may_lie_otherwise_in_memory():
+    """Slices of what a scan runs over, and states of which the first lies otherwise than those that follow."""
+
+    def program(x, y):
+        return scan(lambda state, row: ((state @ row).mT.contiguous(), state * row), y, x.mT, dim=0)
+
+    torch._dynamo.reset()
+    given = torch.randn(5, 3, 3), torch.randn(3, 3)
+    for found, expected in zip(torch.compile(program, backend="regraft")(*given), program(*given), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -1,0 +1,182 @@
+"""The fuzzer of whole programs finds planted faults and makes them small; programs that it once found agree."""
+
+import ast
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.fuzzer import compare, service
+from support.fuzzer.grammar import draw
+from support.fuzzer.program import load, widened
+from support.fuzzer.runner import Seen, _observed, _others, check, placed
+from support.fuzzer.shrink import shrink
+
+from regraft.compiler.lowering.core import LOWERINGS
+
+CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.py"))
+PLANTED = '''
+import torch
+
+HOW = {"dynamic": True, "grad": False, "mode": "", "autocast": "", "capture": False, "options": {}}
+CALLS = 1
+
+def given(call):
+    torch.manual_seed(call)
+    a = (3, 4, 5)[call]
+    return [torch.randn(a, 4), 2]
+
+def program(x0, n0):
+    v0 = x0 * n0
+    v1 = v0.sum(0)
+    if n0 > 0:
+        v2 = v0.relu()
+    return v1, v2
+'''
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path / "cache"))
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
+def test_programs_of_the_corpus_agree(file):
+    verdict = check(file.read_text(encoding="utf-8"))
+    assert verdict.outcome == "agree", verdict.failure
+
+
+def test_programs_are_the_same_for_the_same_seed():
+    texts = [draw(seed) for seed in range(5)]
+    assert texts == [draw(seed) for seed in range(5)]
+    assert len(set(texts)) == 5
+    assert all(ast.parse(text) for text in texts)
+
+
+def test_a_planted_fault_is_found_and_made_small(monkeypatch):
+    monkeypatch.setitem(LOWERINGS, "aten.relu", LOWERINGS["aten.neg"])
+    verdict = check(PLANTED)
+    assert verdict.outcome == "wrong"
+    assert verdict.failure.kind == "values"
+    small = shrink(PLANTED, "values", check, 20.0)
+    assert "relu" in small
+    assert "sum" not in small
+    assert len(small) < len(PLANTED)
+
+
+def test_a_planted_fault_in_half_precision_is_found(monkeypatch):
+    monkeypatch.setitem(LOWERINGS, "aten.relu", LOWERINGS["aten.neg"])
+    assert check(PLANTED.replace("torch.randn(a, 4)", "torch.randn(a, 4).bfloat16()")).outcome == "wrong"
+
+
+def test_what_torch_does_without_us_is_not_ours():
+    text = PLANTED.replace("v0.sum(0)", "v0 + torch.compiler.is_compiling()")
+    assert check(text).outcome == "torch"
+
+
+def seen(*outputs, inputs=(), error=None):
+    return Seen(list(outputs), None, list(inputs), error=error)
+
+
+def kind(ours, theirs, *others):
+    found = compare.difference(ours, theirs, lambda: others)
+    return None if found is None else found.kind
+
+
+def test_kinds_of_differences():
+    x, double = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    steady = [("double", seen(double)), ("perturbed", seen(x + 1e-7))]
+    assert kind(seen(x + 1e-7), seen(x)) is None
+    assert kind(seen(x + 1), seen(x), *steady) == "values"
+    assert kind(seen(x.double()), seen(x)) == "dtype"
+    assert kind(seen(x[:1]), seen(x), *steady) == "shape"
+    square = torch.ones(2, 2)
+    assert kind(seen(square.t()), seen(square)) == "strides"
+    assert kind(seen(x, inputs=[x]), seen(x.clone(), inputs=[x])) == "alias"
+    assert kind(seen(x, error=ValueError()), seen(x)) == "raises ValueError"
+    assert kind(seen(x), seen(x, error=ValueError())) == "silent"
+    assert kind(seen(x, error=ValueError()), seen(x, error=IndexError())) == "error type"
+
+
+def test_what_eager_itself_may_give_is_right():
+    x = torch.tensor([1.0, 2.0])
+    moved = [("double", seen(torch.tensor([1.0, 3.0], dtype=torch.float64))), ("perturbed", seen(x))]
+    assert kind(seen(torch.tensor([1.0, 3.0])), seen(x), *moved) is None
+    counted = [("double", seen(torch.tensor([1, 3])))]
+    assert kind(seen(torch.tensor([1, 4])), seen(torch.tensor([1, 2])), *counted) is None
+
+
+UNWRITTEN = """
+import torch
+
+CALLS = 1
+
+def given(call):
+    return [torch.ones(4, 6)]
+
+def program(x0):
+    v0 = x0 * 2
+    return v0.resize_as_(torch.cat([x0, x0]))
+"""
+
+
+@pytest.mark.parametrize(("garbage", "first", "found"), [(0.0, 24, None), (1e30, 23, "values")])
+def test_memory_that_nothing_has_written_may_hold_anything(garbage, first, found):
+    loaded = load(UNWRITTEN, "cpu")
+    program = loaded.module.program
+    theirs = _observed(loaded, program, program, 0)
+    theirs.outputs[0].view(-1)[24:] = garbage
+    output = theirs.outputs[0].clone()
+    output.view(-1)[first:] = 77.0
+    assert kind(replace(theirs, outputs=[output]), theirs, *list(_others(loaded, 0))) == found
+
+
+def test_zeros_say_nothing_about_precision():
+    x = torch.zeros(100)
+    x[:4] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    off = torch.zeros(100)
+    off[:3] = 1e-2
+    runs = [("double", seen((x + off).double()))]
+    off[3] = 2e-2  # where eager happened to be right
+    assert kind(seen(x + off), seen(x), *runs) is None
+    assert kind(seen(x + 10 * off), seen(x), *runs) == "values"
+
+
+def test_inputs_in_double_precision_share_what_they_shared():
+    x = torch.randn(4, 6).t()
+    one, other, number = placed([x, x[1:], 3], "cpu", torch.float64)
+    assert one.stride() == x.stride()
+    assert one.dtype == torch.float64
+    assert other.untyped_storage()._cdata == one.untyped_storage()._cdata
+    assert number == 3
+    assert widened("x.half() + torch.float32") == "x.double() + torch.float64"
+
+
+WORKER = """
+import json, os, sys
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    if int(line) == 2:
+        os.abort()
+    print(json.dumps({"seed": int(line), "outcome": "agree"}), flush=True)
+"""
+
+
+def test_a_crash_names_its_program_and_a_run_goes_on(tmp_path):
+    run = service.Service([sys.executable, "-c", WORKER], 1, time.monotonic() + 60)
+    found = {made["seed"]: made for made in run.run(range(5))}
+    outcomes = {seed: made["outcome"] for seed, made in found.items()}
+    assert outcomes == {0: "agree", 1: "agree", 2: "crash", 3: "agree", 4: "agree"}
+    assert "signal 6" in found[2]["failure"]["message"]
+    state = tmp_path / "state.jsonl"
+    state.write_text("".join(json.dumps(made) + "\n" for made in found.values()) + '{"seed"')
+    assert service.read(state) == found
+    told = service.summary(found)
+    assert told["outcomes"] == {"agree": 4, "crash": 1}
+    (group,) = told["not right"].values()
+    assert group == {"programs": 1, "seeds": [2]}

@@ -1,0 +1,127 @@
+"""Sizes that a program makes known when it runs (a mask's count, `item()`), and those that Python computes."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.symbols import check
+
+import regraft
+
+X = torch.linspace(-2, 3, 32).reshape(8, 4)
+W = torch.linspace(-1, 1, 12).reshape(4, 3)
+MASKS = [torch.arange(8) % 8 < n for n in (5, 3, 0, 1, 8)]
+KEPT = {"aten.index.Tensor", "aten.nonzero.default", "aten._local_scalar_dense.default"}
+
+
+def rows(x, m, w):
+    y = x[m]
+    return (
+        y.sum(0), y.softmax(-1), y.softmax(0), (y @ w).relu(), F.layer_norm(y, (4,)), torch.cat([y, x, x[~m]]) + 1,
+        y + (y * 2).sum(-1, keepdim=True), torch.arange(y.shape[0]) + 1, y * y.shape[0], y.cumsum(0) * 2,
+        (y[:, None] * y[None, :] + 1).sum(-1), y.relu().reshape(-1) + 1, (y.view(-1, 2, 2) + 1).transpose(0, 1).sum(1),
+        torch.ones(y.shape[0] * 2 + 1, 3) * y.shape[0], (y > 0).any(0), y.mean(-1), y.exp().t() + 1,
+        torch.stack([y, y * 2], 1).flatten(0, 1) + 1, y.argmax(-1) + 1, y.repeat(2, 1) * 2, y.square().mean(0),
+        torch.bmm(y[None].expand(2, -1, -1), y.t()[None].expand(2, -1, -1)).sum(-1), y.pow(2).mean(-1).rsqrt() + 1,
+    )  # fmt: skip
+
+
+def places(x, m, w):
+    at = m.nonzero().squeeze(1)
+    written, added = x.clone(), torch.zeros_like(x)
+    written[at] = x[at] * 3 + 1
+    added.index_add_(0, at, F.silu(x[None, at].reshape(-1, 4) @ w) @ w.t() * x[at, :1])
+    both = x[at] @ x[x[:, 0] > 0].t()
+    inner = x[at][x[at][:, 0] > 0]
+    return at * 2, written, added, both.relu(), F.embedding(at, x) * 2, F.one_hot(at, 8) + 1, inner.sum(0), inner * 2
+
+
+def items(x, m, w):
+    n = m.sum().item()
+    torch._check(n >= 0)
+    torch._check(n <= 8)
+    a, b = torch.stack([m.sum(), (~m).sum()]).tolist()
+    torch._check(a >= 0)
+    torch._check(b >= 0)
+    torch._check(a + b == 8)
+    u, v = x.split([a, b])
+    return (
+        torch.cat([torch.ones(n, 4), x]) * 2, torch.zeros(n, 4) + 1, torch.full((n,), 3.0) * n, torch.arange(n) * 2,
+        x * n + n // 2, (x + (n - 5)).clamp(min=0) * ((n - 5) // 2), x * (n / 3), x + math.ceil(n / 2), x * m.sum(),
+        x[0].expand(n, 4) + 1,
+        F.pad(x[m], (1, 1, 2, 0), value=2.0) + 1, x[m][n // 2 :] * 2, x[m][: math.ceil(n / 2)] + 1,
+        torch.ones(n, n).tril() * 2, torch.cat([v, u]) * 2, u.sum(0) + v.exp().sum(0),
+    )  # fmt: skip
+
+
+IN_GRAPH = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+
+
+@pytest.mark.parametrize("program", [rows, places, items])
+def test_sizes_that_the_program_makes_known(program):
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(IN_GRAPH), regraft.coverage() as cov:
+        compiled = torch.compile(program, backend="regraft", fullgraph=True)
+        for mask in MASKS:
+            torch.testing.assert_close(compiled(X, mask, W), program(X, mask, W), equal_nan=True)
+    assert not cov.fallbacks
+    kept = {call.operator: call.message for graph in cov.graphs for code in graph.code for call in code.kept}
+    assert not [name for name in kept if name not in KEPT and "assert" not in name and "mm" not in name], kept
+
+
+def test_gpu_kernels_of_such_sizes():
+    calls = [(X, mask, W) for mask in MASKS]
+    kept = check(places, calls, "interpreter", rtol=1e-4, atol=1e-5)
+    assert {code for _, code in kept} <= {"symbolic", "data-dependent", "library"}
+
+
+def of_sizes(x):
+    n = x.shape[0]
+    return (
+        x[: math.ceil(n / 2)] * 2, x[: int(n / 6)].sum(0), torch.ones(round(n * 0.3), 4) + x[:1],
+        torch.cat([x, torch.zeros(math.floor(n * 0.7), 4)]).softmax(-1), x[: n & 7] * (n | 3) + (n ^ 5),
+        x[: n >> 1] + 1,
+        torch.arange(int(n / 2.5)) + 1, x[0].expand(int(n / 2.5), 4) + 1, x[: int(n**0.5)] * n**-0.5,
+        F.interpolate(x[None], scale_factor=1.5) + 1,
+        F.interpolate(x[None, None], scale_factor=0.6, mode="bilinear") * 2,
+        F.pad(x, (0, 0, 0, math.ceil(n / 7) * 7 - n)).view(-1, 7, 4).sum(1), (x[: int(n / 3)] @ x.t()).relu().sum(0),
+        torch.stack([part.sum() for part in x.split(math.ceil(n / 2))]), x * round(n / 3, 1),
+        torch.ones(int(n / 3), int(n / 3)).tril(-1).sum(0) + x[: int(n / 3), 0], x.topk(int(n * 0.3), 0)[0].sum(1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "interpreter"])
+def test_sizes_that_python_computes(device):
+    calls = [(torch.linspace(-2, 2, 4 * n).reshape(n, 4),) for n in (17, 30, 13)]
+    kept = check(of_sizes, calls, device, rtol=1e-4, atol=1e-5)
+    assert not [call for call in kept if call[1] in ("symbolic", "data-dependent", "failed")]
+
+
+def experts(x, m, w):
+    """A mixture of two experts, as it is often written."""
+    chosen = F.one_hot(m.long(), 2).t()
+    out = torch.zeros_like(x)
+    for expert in range(2):
+        (at,) = torch.where(chosen[expert])
+        out.index_add_(0, at, F.silu(F.linear(x[at], w.t())) @ w.t() * (expert + 1))
+    return out
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_programs_train_with_sizes_that_they_make_known(in_graph):
+    def program(x, m, w):
+        y = x[m]
+        return experts(x, m, w).sum() + (y @ w).softmax(-1).square().sum() + (y * y.shape[0]).sum()
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(dict.fromkeys(IN_GRAPH, in_graph)), regraft.coverage() as cov:
+        compiled = torch.compile(program, backend="regraft", fullgraph=in_graph)
+        for mask in MASKS:
+            results = []
+            for run in (program, compiled):
+                x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+                loss = run(x, mask, w)
+                results.append((loss, *torch.autograd.grad(loss, (x, w))))
+            torch.testing.assert_close(*results)
+    assert not cov.fallbacks

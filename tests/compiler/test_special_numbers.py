@@ -1,0 +1,135 @@
+"""Zeros with signs, NaN, infinities and the smallest numbers, as constants and as operands: eager's class of result.
+
+Every operator below, with every constant, on every operand, as C++ and as Triton: NaN where eager has NaN, infinities
+and zeros of the same sign, and what is finite as close as eager's own functions are.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regraft
+
+INFINITY, NAN = math.inf, math.nan
+CONSTANTS = (-0.0, 1.0, INFINITY, NAN, 0.1)
+OPERANDS = (
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -2.5, 3.0, -7.0, INFINITY, -INFINITY, NAN, 65504.0, 1e-3, 88.5, -88.5, 20.0,
+)  # fmt: skip
+WITH_NUMBER = {
+    "add": lambda x, c: x + c, "sub": lambda x, c: x - c, "rsub": lambda x, c: c - x, "mul": lambda x, c: x * c,
+    "div": lambda x, c: x / c, "floor": lambda x, c: torch.div(x, c, rounding_mode="floor"),
+    "trunc": lambda x, c: torch.div(x, c, rounding_mode="trunc"), "pow": lambda x, c: x**c,
+    "where": lambda x, c: torch.where(x > 0, x, c), "masked_fill": lambda x, c: x.masked_fill(x == 0, c),
+    "full": lambda x, c: torch.full_like(x, c), "copysign": torch.copysign, "xlogy": torch.xlogy, "eq": torch.eq,
+    "atan2": lambda x, c: torch.atan2(x, torch.full_like(x, c)), "threshold": lambda x, c: F.threshold(x, 0.5, c),
+    "leaky_relu": F.leaky_relu, "nan_to_num": lambda x, c: torch.nan_to_num(x, nan=c, posinf=c, neginf=c),
+    "least": lambda x, c: x.clamp(min=c), "most": lambda x, c: x.clamp(max=c),
+    "maximum": lambda x, c: torch.maximum(x, torch.full_like(x, c)),
+    "fmin": lambda x, c: torch.fmin(x, torch.full_like(x, c)),
+    "inverse": lambda x, c: 1 / torch.full_like(x, c) + torch.ones_like(x) * 0,
+}  # fmt: skip
+ALONE = {
+    "relu": torch.relu, "signs": lambda x: torch.where(x > 0, 0.0, -0.0),
+    "zeros": lambda x: torch.stack([x * 0.0, x * -0.0, x / 0.0, x / -0.0]), "minus": lambda x: -0.0 - x,
+    "less": lambda x: x - x, "share": lambda x: x / x, "nothing": lambda x: x - (-0.0), "rsqrt": torch.rsqrt,
+    "hidden": lambda x: torch.softmax(torch.stack([x, x * 0 - INFINITY]), 0),
+}  # fmt: skip
+
+
+def operands(dtype: torch.dtype) -> torch.Tensor:
+    """Special numbers, often enough for whole vectors, whose zeros eager treats alike."""
+    return torch.tensor(OPERANDS, dtype=torch.float64).to(dtype).repeat(16)
+
+
+def of_all(cases: list[tuple[str, float]]) -> Any:
+    return lambda x: [WITH_NUMBER[name](x, c) for name, c in cases]
+
+
+def accepted(x: torch.Tensor, constants: tuple[float, ...]) -> list[tuple[str, float]]:
+    """Operators with constants that eager takes."""
+    found = []
+    for case in product(WITH_NUMBER, constants):
+        with suppress(RuntimeError):  # a number that the dtype does not hold
+            of_all([case])(x)
+            found.append(case)
+    return found
+
+
+def classes(x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.double()
+    return [x.isnan(), x.isposinf(), x.isneginf(), x == 0, x.signbit() & ~x.isnan()]
+
+
+def differences(ours: Any, eager: Any, labels: list[Any], dtype: torch.dtype) -> list[Any]:
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+    found = []
+    for label, a, b in zip(labels, ours, eager, strict=True):
+        assert a.dtype == b.dtype
+        same = all(torch.equal(*pair) for pair in zip(classes(a), classes(b), strict=True))
+        if not same or not torch.allclose(a.double(), b.double(), rtol=tolerance, atol=1e-30, equal_nan=True):
+            found.append(label)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_kernels_for_cpus(dtype: torch.dtype) -> None:
+    x = operands(dtype)
+    cases = accepted(x, CONSTANTS)
+    f, g = of_all(cases), lambda x: [one(x) for one in ALONE.values()]
+    with regraft.coverage() as found:
+        ours = torch.compile(lambda x: (f(x), g(x)), backend="regraft", fullgraph=True)(x)
+    assert not found.fallbacks
+    assert not differences(ours[0], f(x), cases, dtype)
+    assert not differences(ours[1], g(x), list(ALONE), dtype)
+
+
+def test_kernels_for_gpus() -> None:
+    pytest.importorskip("triton")
+    from support.triton_kernels import interpreted_agrees
+
+    x = operands(torch.float32)[: len(OPERANDS)]
+    signed = ("add", "sub", "rsub", "mul", "div", "where", "copysign", "atan2", "maximum")
+
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        made = [WITH_NUMBER[name](x, -0.0) for name in signed] + [ALONE[n](x) for n in ("signs", "minus", "nothing")]
+        return [*made, *(torch.signbit(y) & ~y.isnan() for y in made)]
+
+    interpreted_agrees(f, x, rtol=1e-5, atol=0)
+
+
+DECISIONS = {
+    "floor": lambda x: torch.floor(x * 3.3), "round": lambda x: torch.round(x * 33.3),
+    "int": lambda x: (x * 33.3).int(),
+    "greater": lambda x: (x + 1) > 1.0, "equal": lambda x: (x * 0 + 0.1) == 0.1, "sign": lambda x: torch.sign(x * 1e-9),
+    "infinite": lambda x: torch.isinf(x * 1e5), "bool": lambda x: (x * 1e-9).bool(),
+    "whole": lambda x: (x * 3.3) // 0.7,
+    "largest": lambda x: (x * 0.3) == (x * 0.3).amax(-1, keepdim=True), "first": lambda x: (x * 0.3).argmax(-1),
+    "rest": lambda x: torch.fmod(x * 3.3, 0.7), "place": lambda x: (x * 0.3).max(-1)[1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_decisions_are_made_on_what_eager_has_rounded(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, f = torch.randn(64, 128).to(dtype), lambda x: [one(x) for one in DECISIONS.values()]
+    for name, ours, eager in zip(DECISIONS, torch.compile(f, backend="regraft")(x), f(x), strict=True):
+        assert torch.equal(ours, eager), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_numbers_are_rounded_where_eager_rounds_them(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4000).to(dtype)
+
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + 0.1, x - 0.1, 0.1 - x, x * 0.1, x / 0.1, torch.add(x, x, alpha=0.1)]
+
+    for ours, eager in zip(torch.compile(f, backend="regraft")(x), f(x), strict=True):
+        assert torch.equal(ours, eager)

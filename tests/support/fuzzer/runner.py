@@ -1,0 +1,261 @@
+"""Runs a program by eager and compiled, call by call, and says where they differ."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+import regraft
+
+from .compare import Difference, difference
+from .program import Loaded, load, widened
+
+PERTURBED = 2  # runs of eager on inputs a little off, which say how much of a difference means nothing
+
+
+@dataclass
+class Seen:
+    """What one call did.
+
+    Args:
+        outputs: leaves of the result; `form` its structure.
+        inputs: given tensors after the call; `gradients` of inputs and parameters; `state` of a model after it.
+        error: what it raised, None where it did not.
+    """
+
+    outputs: list[Any] = field(default_factory=list)
+    form: Any = None
+    inputs: list[Any] = field(default_factory=list)
+    gradients: list[Any] = field(default_factory=list)
+    state: list[Any] = field(default_factory=list)
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is wrong with a program: a kind (`values`, `strides`, `raises`, ...), in which call, and in words."""
+
+    kind: str
+    call: int
+    message: str
+
+
+@dataclass
+class Verdict:
+    """What became of a program: `agree`, `refused` (eager and ours raise), `unstable`, `torch` (AOTAutograd alone
+    differs as well) or `wrong`; counts of what was rewritten and generated."""
+
+    outcome: str
+    failure: Failure | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def check(text: str, device: str = "cpu") -> Verdict:
+    """Hold one source against eager."""
+    loaded = load(text, device)
+    with _quiet(loaded):
+        failure, counts, outcome = _compared(loaded, "regraft")
+        if failure is not None and not failure.kind.startswith("fallback"):
+            theirs, _, _ = _compared(loaded, "aot_eager")
+            if theirs is not None and theirs.kind == failure.kind:
+                return Verdict("torch", failure, counts)
+    return Verdict("wrong" if failure is not None else outcome, failure, counts)
+
+
+@contextlib.contextmanager
+def _quiet(loaded: Loaded) -> Iterator[None]:
+    """Nothing is printed, and Dynamo is as the program wants it."""
+    capture = bool(loaded.how["capture"])
+    changes = {"capture_scalar_outputs": capture, "capture_dynamic_output_shape_ops": capture}
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
+        torch._dynamo.config.patch(**changes),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _compared(loaded: Loaded, backend: str) -> tuple[Failure | None, dict[str, int], str]:
+    torch._dynamo.reset()
+    how, outcome = loaded.how, "agree"
+    eager, compiled = loaded.make(), loaded.make()
+    options = {"options": how["options"]} if backend == "regraft" else {}
+    call = torch.compile(compiled, backend=backend, dynamic=how["dynamic"], **options)
+    counts: dict[str, int] = {}
+    with regraft.coverage() as block:
+        for number in range(loaded.calls):
+            theirs = _observed(loaded, eager, eager, number)
+            if isinstance(theirs.error, NameError):  # what is left of a program that was made smaller too much
+                return None, counts, "invalid"
+            ours = _observed(loaded, call, compiled, number)
+            found = difference(ours, theirs, lambda n=number: _others(loaded, n))
+            if isinstance(found, Difference):
+                if found.kind == "unstable":  # what follows may be anything
+                    outcome = "unstable"
+                    break
+                return Failure(found.kind, number, found.message), counts, "wrong"
+            if theirs.error is not None:
+                outcome = "refused"
+                break
+    counts.update(graphs=len(block.graphs), applied=len(block.applied))
+    counts["kernels"] = sum(code.kernels for graph in block.graphs for code in graph.code)
+    fault = _fault(block) if backend == "regraft" else ""
+    return (Failure(f"fallback {fault.split(':')[0]}", 0, fault) if fault else None), counts, outcome
+
+
+def _fault(block: Any) -> str:
+    """What a compilation gave up for a fault of ours."""
+    for graph in block.graphs:
+        for fallback in graph.fallbacks:
+            if fallback.fault:
+                return f"{fallback.code}: {fallback.message}"
+        for code in graph.code:
+            for kept in code.kept:
+                if kept.code.endswith("failed"):
+                    return f"kept-failed: {kept.operator}: {kept.message}"
+    return ""
+
+
+def _others(loaded: Loaded, number: int) -> Iterator[tuple[str, Seen]]:
+    """The same call in double precision, and on inputs a little off; its state is that of a new model.
+
+    Runs on inputs that are off find NaN in memory that nothing has written: what eager reads of it (after
+    `resize_as_`, of `empty`) means nothing.
+    """
+    if not loaded.draws():
+        wide = load(widened(loaded.text), loaded.module.DEVICE)
+        before = torch.get_default_dtype()
+        model = loaded.make()
+        if isinstance(model, torch.nn.Module):
+            wide_model = wide.make().double()
+            wide_model.load_state_dict(model.state_dict())
+        else:
+            wide_model = wide.module.program
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield "double", _observed(loaded, wide_model, wide_model, number, torch.float64)
+        finally:
+            torch.set_default_dtype(before)
+    for turn in range(PERTURBED):
+        eager = loaded.make()
+        with _filled():
+            seen = _observed(loaded, eager, eager, number, turn=turn + 1)
+        yield "perturbed", seen
+
+
+@contextlib.contextmanager
+def _filled() -> Iterator[None]:
+    """New memory holds NaN, or the largest integer: torch fills it among deterministic algorithms."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _observed(
+    loaded: Loaded, call: Any, model: Any, number: int, dtype: torch.dtype | None = None, turn: int = 0
+) -> Seen:
+    how, seen = loaded.how, Seen()
+    given = _narrowed if dtype is None else _doubled
+    before = torch.get_default_dtype()
+    inputs = given(loaded, number)
+    torch.set_default_dtype(before)
+    inputs = placed(inputs, loaded.module.DEVICE, dtype, turn)
+    if isinstance(model, torch.nn.Module):
+        model.zero_grad(set_to_none=True)
+    torch.manual_seed(99)
+    try:
+        with _mode(how, loaded.module.DEVICE, dtype):
+            result = call(*inputs)
+        seen.outputs, seen.form = tree_flatten(result)
+        if how["grad"]:
+            _backward(seen.outputs)
+    except Exception as error:
+        seen.error = error
+        return seen
+    seen.inputs = [x for x in inputs if isinstance(x, torch.Tensor)]
+    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seen.gradients = [x.grad for x in (*seen.inputs, *parameters) if x.is_leaf and x.requires_grad]
+    seen.state = [x.clone() for x in model.buffers()] if isinstance(model, torch.nn.Module) else []
+    return seen
+
+
+def _narrowed(loaded: Loaded, number: int) -> list[Any]:
+    return loaded.module.given(number)
+
+
+def _doubled(loaded: Loaded, number: int) -> list[Any]:
+    """Inputs as they are made by default; they are widened later."""
+    torch.set_default_dtype(torch.float32)
+    return loaded.module.given(number)
+
+
+@contextlib.contextmanager
+def _mode(how: dict[str, Any], device: str, dtype: torch.dtype | None) -> Iterator[None]:
+    modes = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+    with contextlib.ExitStack() as stack:
+        if how["mode"]:
+            stack.enter_context(modes[how["mode"]]())
+        if how["autocast"] and dtype is None:
+            stack.enter_context(torch.autocast(device, dtype=getattr(torch, how["autocast"])))
+        yield
+
+
+def _backward(outputs: list[Any]) -> None:
+    """The backward of a combination of all outputs, by numbers that every dtype holds exactly."""
+    roots = [x for x in outputs if isinstance(x, torch.Tensor) and x.requires_grad]
+    if roots:
+        whole = [torch.linspace(0.5, 1.5, x.numel(), device=x.device).to(torch.bfloat16) for x in roots]
+        seeds = [seed.reshape(x.shape).to(x.dtype) for seed, x in zip(whole, roots, strict=True)]
+        torch.autograd.backward(roots, seeds)
+
+
+def placed(inputs: list[Any], device: str, dtype: torch.dtype | None = None, turn: int = 0) -> list[Any]:
+    """Inputs elsewhere: their strides, what they share, and what wants a gradient are kept.
+
+    Args:
+        inputs: tensors and numbers.
+        device: where they go.
+        dtype: of those that are floating-point; None leaves it.
+        turn: not 0: values are a little off, differently for each number.
+    """
+    if device == "cpu" and dtype is None and not turn:
+        return inputs
+    memories: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    made = []
+    for value in inputs:
+        if not isinstance(value, torch.Tensor):
+            made.append(value)
+            continue
+        key = (value.untyped_storage()._cdata, value.dtype)
+        if key not in memories:
+            count = value.untyped_storage().nbytes() // value.itemsize
+            whole = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage(), 0, (count,), (1,))
+            memories[key] = _changed(whole.clone(), dtype, turn).to(device)
+        with torch.no_grad():
+            view = memories[key].as_strided(value.shape, value.stride(), value.storage_offset())
+        made.append(view.requires_grad_(value.requires_grad))
+    return made
+
+
+def _changed(memory: torch.Tensor, dtype: torch.dtype | None, turn: int) -> torch.Tensor:
+    if not memory.is_floating_point():
+        return memory
+    if turn:
+        generator = torch.Generator().manual_seed(turn)
+        step = 2 * torch.rand(memory.shape, generator=generator, dtype=torch.float64) - 1
+        eps = max(torch.finfo(memory.dtype).eps, 1e-15)
+        memory = (memory.double() * (1 + 2 * eps * step)).to(memory.dtype)
+    return memory if dtype is None else memory.to(dtype)
