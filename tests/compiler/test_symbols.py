@@ -114,7 +114,8 @@ PROGRAMS = {
 def test_numbers_are_what_the_shape_environment_says(name):
     function, calls = PROGRAMS[name]
     kept = check(function, calls)
-    assert {code for _, code in kept} <= {"data-dependent"}
+    # Eager refuses a CELU whose alpha is 0, which an int may be.
+    assert {code for operator, code in kept if operator != "aten.celu.default"} <= {"data-dependent"}
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "places", "huge", "floats"])
