@@ -5,7 +5,8 @@ Shares nothing with the scheduler but the IR. Two questions, each with typed fin
     between statements   every buffer has versions, one more with each store. What a store is computed from, through all
                          scratch, must be versions that the program's definition sees, itself or through what needs
                          no memory here, or through partial results, buffers that the program does not have (this file).
-                         One store may fill a buffer that the program fills part by part
+                         One store may fill a buffer that the program fills part by part. A number that a call makes
+                         known is a read of that call's token
     within loops         the element that is read was written in the same iteration of all shared loops, and parallel
                          iterations touch no element in common (`check_loops`)
 """
@@ -17,10 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..ir.index import Loaded, atoms
+from ..ir.index import Index, Late, Loaded, Var, atoms
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.program import Definition, Extern, Program, Store
-from ..ir.value import Load, Result, Value, walk
+from ..ir.value import Load, Result, Value, indices_of, walk
 from .check_loops import Finding, loop_findings
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class _Expected:
             effect = isinstance(item, Extern) and (not item.pure or not item.writes)
             if effect or wanted & set(_writes(item)):
                 needed.add(place)
-                wanted |= set(_reads(item))
+                wanted |= {*_reads(item), *_known_by(item)}
         return needed
 
     @property
@@ -130,6 +131,27 @@ def _reads(item: Any) -> list[str]:
     return [v.buffer for v in loads if isinstance(v, Load)] + [s.buffer for s in item.stores if s.mode is not None]
 
 
+def _known_by(item: Any) -> set[str]:
+    """The tokens of all numbers in a definition that calls make known: what it is, over what it runs, where it is."""
+    if isinstance(item, Extern):
+        return set()
+    numbers = [v.extent for v in (*item.loops, *item.reduced)]
+    numbers += [i for store in item.stores for i in store.indices]
+    values = [v for r in item.reductions for v in r.values] + [s.value for s in item.stores]
+    inside = [a.value for i in numbers for a in atoms(i) if isinstance(a, Loaded)]
+    numbers += [i for v in walk([*values, *inside]) for i in indices_of(v)]
+    return {token for number in numbers for token in _late(number)}
+
+
+def _late(number: Any) -> Iterator[str]:
+    for atom in atoms(number):
+        if isinstance(atom, Late):
+            yield from atom.tokens
+        elif isinstance(atom, (Loaded, Var)):
+            bound = atom.size if isinstance(atom, Loaded) else atom.extent
+            yield from _late(bound) if isinstance(bound, Index) else ()
+
+
 class _Versions:
     def __init__(self, program: Program, schedule: Schedule) -> None:
         self._program, self._schedule = program, schedule
@@ -152,12 +174,20 @@ class _Versions:
             else:
                 self._scratch, self._local = frozenset(b.name for b in step.scratch), {}
                 self._mine, self._known = set(), {}
+                self._numbers(step)
                 self._body(step, step.body)
         self._everything_happened()
         return self._found
 
     def _note(self, code: str, where: str, message: str) -> None:
         self._found.append(Finding(code, where, message))
+
+    def _numbers(self, kernel: Kernel) -> None:
+        """Numbers that a kernel is given are known by then."""
+        for size in kernel.sizes:
+            for token in size.tokens if isinstance(size, Late) else ():
+                if not self._now.get(token, 0):
+                    self._note("unwritten", kernel.name, f"{size.name} is used before a call makes {token}")
 
     def _call(self, step: Extern) -> None:
         place = self._expected.places[step.name]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from support.schedules import Builder, layer_norm, number, op, softmax
 
+from regraft.compiler.ir.index import Late
 from regraft.compiler.ir.kernel import Assign, Fold, Kernel, Loop
-from regraft.compiler.ir.value import Load, Rewriter
+from regraft.compiler.ir.value import Load, Number, Rewriter
 from regraft.compiler.schedule import (
     check_schedule,
     contract,
@@ -52,6 +54,36 @@ def test_right_schedules_have_no_findings():
     for program in (updates(), b.program(out)):
         for fuse in (True, False):
             assert not check_schedule(program, schedule(program, fuse=fuse))
+
+
+def known_later(use):
+    """A call makes a number known, and nothing but the number is used: as a value, an offset or an extent."""
+    b = Builder()
+    x = b.given("x", (96,))
+    b.map("count", (), lambda i: x.at((0,)))
+    b.made("known u0", (0,))
+    b.extern("read", ["count"], ["known u0"])
+    u0 = Late("u0", 0, 9, ("known u0",)).index()
+    shift = Number(u0, torch.float32)
+    uses = {
+        "value": lambda: b.map("out", (96,), lambda i: op("mul", x.at(i), shift)),
+        "offset": lambda: b.map("out", (80,), lambda i: x.at((i[0] + u0,))),
+        "extent": lambda: b.sum("out", (8,), (u0,), lambda o, k: x.at((o[0] + 8 * k[0],))),
+    }
+    return b.program(uses[use]())
+
+
+@pytest.mark.parametrize("use", ["value", "offset", "extent"])
+def test_a_number_orders_its_call_and_what_uses_it(use):
+    program = known_later(use)
+    found = schedule(program)
+    assert not check_schedule(program, found)
+    names = [step.name for step in found.steps]
+    at = names.index("read")
+    assert 0 < at < len(names) - 1
+    assert "missing" in codes(program, changed(found, at, None))
+    steps = [*found.steps[:at], *found.steps[at + 1 :], found.steps[at]]
+    assert codes(program, replace(found, steps=steps)) == {"unwritten"}
 
 
 @pytest.mark.parametrize("at", range(5))
