@@ -92,7 +92,7 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
         return False
     inplace, node.target = node.target, target
     result = _inferred(node)
-    if result is None or not same_layout(result.to(val(node).dtype), val(node)):
+    if result is None or not same_layout(result.to(val(node).dtype), val(node)) or _loses_gradient(result, node):
         node.target = inplace
         return False
     if result.dtype != val(node).dtype:
@@ -101,6 +101,11 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
         if position[other] >= position[node]:
             _refresh(other)
     return True
+
+
+def _loses_gradient(result: torch.Tensor, node: fx.Node) -> bool:
+    """Whether a comparison out of place gives what has no gradient, where the call in place keeps one, of zeros."""
+    return val(node).dtype.is_floating_point and not (result.dtype.is_floating_point or result.dtype.is_complex)
 
 
 def _inferred(node: fx.Node) -> torch.Tensor | None:
@@ -122,12 +127,15 @@ def _cast_back(node: fx.Node, position: dict[fx.Node, float], aliases: list[fx.N
 
 
 _OVERLOADS = {"bernoulli_.float": "p"}  # where the functional one has another name
+_UNDERIVED = ("copy_",)  # where autograd knows no derivative of the functional one
 
 
 def _functional(inplace: Any) -> Any | None:
     """``aten.div`` for ``aten.div_``, with the same overload and parameters."""
     name = inplace._schema.name.split("::")[-1]
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    if not name.endswith("_") or name in _UNDERIVED:
+        return None
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
     target = getattr(packet, _OVERLOADS.get(f"{name}.{inplace._overloadname}", inplace._overloadname), None)
     if target is None:
         return None

@@ -2,6 +2,7 @@
 
 aten.view(x)  with x no longer viewable   ->   aten.reshape(x)
 output(x), as_strided(x), ...             ->   the old layout restored by one copy
+output(x[:, :2])                          ->   that of x, and the view of it once more: nothing else has such strides
 x.add_(), or of a view of x               ->   the same, right where x is made: a write must reach every reader
 """
 
@@ -51,6 +52,7 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node]) -> None:
     dirty = {node for node in changed if not _restored_at_once(graph, node)}
     if not dirty:
         return
+    old: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         read = promised(node) if node.op == "output" else node.all_input_nodes
         inputs = [n for n in read if n in dirty]
@@ -58,13 +60,14 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node]) -> None:
             continue
         if _needs_old_layout(node):
             for source in inputs:
-                node.replace_input_with(source, _restored(graph, node, source))
+                with graph.inserting_before(node):
+                    node.replace_input_with(source, _restored(graph, source, old))
             continue
-        old = val(node)
+        before = val(node)
         new = _reinfer(node)
-        if not same_layout(old, new):
+        if not same_layout(before, new):
             node.meta["val"] = new
-            node.meta.setdefault("regraft_layout", old)
+            node.meta.setdefault("regraft_layout", before)
             if not _restored_at_once(graph, node):
                 dirty.add(node)
 
@@ -145,12 +148,42 @@ def _aliases(user: fx.Node, value: fx.Node) -> list[bool] | None:
     return found
 
 
-def _restored(graph: fx.Graph, user: fx.Node, source: fx.Node) -> fx.Node:
+def _restored(graph: fx.Graph, source: fx.Node, old: dict[fx.Node, fx.Node]) -> fx.Node:
+    """`source` in its old layout, made at the graph's current place; `old`: what was made before."""
     like = source.meta.get("regraft_layout")
     if like is None or same_layout(like, val(source)):
         return source
-    with graph.inserting_before(user):
-        return restore_layout(graph, source, like)
+    if source not in old:
+        views = _views_of_dense(source)
+        if views is None:
+            old[source] = restore_layout(graph, source, like)
+        else:
+            old[source] = graph.node_copy(source, lambda n: _restored(graph, n, old) if n is views else n)
+            old[source].meta.pop("regraft_layout")
+            old[source].meta["val"] = infer(old[source])
+    return old[source]
+
+
+def _views_of_dense(node: fx.Node) -> fx.Node | None:
+    """What `node` is a view of, where its own memory is not dense: a copy of it could not have its strides."""
+    like, source = node.meta["regraft_layout"], node.args[0] if node.args else None
+    if isinstance(like, torch.Tensor) and _is_dense(like):
+        return None
+    if not isinstance(source, fx.Node) or "regraft_layout" not in source.meta:
+        return None
+    return source if _aliases(node, source) == [False] else None
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether a tensor is all of its memory, its dims in some order."""
+    step: Any = 1
+    for d in sorted(range(value.dim()), key=lambda d: (hint(value.stride(d)) or 0, hint(value.shape[d]) or 0)):
+        if same_shape((value.shape[d],), (1,)):
+            continue
+        if not same_shape((value.stride(d),), (step,)):
+            return False
+        step = step * value.shape[d]
+    return True
 
 
 def restore_layout(graph: fx.Graph, source: fx.Node, like: torch.Tensor) -> fx.Node:

@@ -1,5 +1,6 @@
 """Strides after a rewrite: who cares gets the old ones, who does not is re-inferred."""
 
+import pytest
 import torch
 from support.engine import X, applied, capture, ops, rule
 
@@ -22,6 +23,13 @@ def rewritten(function, *inputs):
     assert len(applied(module, swapped()).applied) == 1
     ours, eager = module(*(x.clone() for x in given)), function(*(x.clone() for x in given))
     assert torch.equal(ours, eager) and ours.stride() == eager.stride()
+    return module
+
+
+def rewritten_all(function):
+    module = capture(function, A)
+    assert applied(module, swapped()).applied
+    assert [t.stride() for t in module(A)] == [t.stride() for t in function(A)]
     return module
 
 
@@ -56,6 +64,27 @@ def test_metadata_downstream_is_renewed():
 def test_strides_that_only_pass_through_pointwise_code_are_restored_at_the_output():
     module = rewritten(lambda a: torch.exp(a) * 2)
     assert ops(module)[-3:] == ["permute", "contiguous", "permute"]
+
+
+@pytest.mark.parametrize("view", [
+    lambda e: e[..., :2], lambda e: e[:, 0], lambda e: e.split(2, -1)[0], lambda e: e[..., 1:].unsqueeze(-1),
+    lambda e: e[:, :, None, ::2], lambda e: e.mT[:, 1:], lambda e: e.chunk(2, 1)[1][0], lambda e: e.diagonal(0, 1, 2),
+    lambda e: e[:, None].expand(2, 5, 3, 4), lambda e: e.unbind(-1)[1], lambda e: e[0], lambda e: e[:1],
+])  # fmt: skip
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_that_is_an_output_keeps_its_strides(view, dynamic):
+    function = lambda a: (view(torch.exp(a)), torch.exp(a).sum())  # noqa: E731
+    module = capture(function, A, dynamic=dynamic)
+    assert applied(module, swapped()).applied
+    verify_graph(module.graph)
+    ours, eager = module(A), function(A)
+    assert torch.equal(ours[0], eager[0]) and ours[0].stride() == eager[0].stride()
+
+
+def test_views_of_one_value_still_share_its_memory():
+    module = rewritten_all(lambda a: (e := torch.exp(a), e[:, 1:], e[..., 0]))
+    x = A.clone()
+    assert len({t.untyped_storage().data_ptr() for t in module(x)}) == 1
 
 
 def test_in_place_writes_get_the_old_layout():
