@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 import regraft
 
@@ -144,11 +145,26 @@ def _others(loaded: Loaded, number: int) -> Iterator[tuple[str, Seen]]:
             yield "double", _observed(loaded, wide_model, wide_model, number, torch.float64)
         finally:
             torch.set_default_dtype(before)
-    for turn in range(PERTURBED):
+    step = 0.0  # in the last run inputs move as far as the roundings on the way
+    for turn in range(1, PERTURBED + 1):
         eager = loaded.make()
-        with _filled():
-            seen = _observed(loaded, eager, eager, number, turn=turn + 1)
+        with _filled(), _Coarsest() as coarsest:
+            seen = _observed(loaded, eager, eager, number, turn=turn, step=step)
+        step = coarsest.eps
         yield "perturbed", seen
+
+
+class _Coarsest(TorchDispatchMode):
+    """The coarsest rounding of any value that is computed."""
+
+    eps = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                self.eps = max(self.eps, torch.finfo(value.dtype).eps)
+        return result
 
 
 @contextlib.contextmanager
@@ -163,14 +179,20 @@ def _filled() -> Iterator[None]:
 
 
 def _observed(
-    loaded: Loaded, call: Any, model: Any, number: int, dtype: torch.dtype | None = None, turn: int = 0
+    loaded: Loaded,
+    call: Any,
+    model: Any,
+    number: int,
+    dtype: torch.dtype | None = None,
+    turn: int = 0,
+    step: float = 0.0,
 ) -> Seen:
     how, seen = loaded.how, Seen()
     given = _narrowed if dtype is None else _doubled
     before = torch.get_default_dtype()
     inputs = given(loaded, number)
     torch.set_default_dtype(before)
-    inputs = placed(inputs, loaded.module.DEVICE, dtype, turn)
+    inputs = placed(inputs, loaded.module.DEVICE, dtype, turn, step)
     if isinstance(model, torch.nn.Module):
         model.zero_grad(set_to_none=True)
     torch.manual_seed(99)
@@ -222,7 +244,9 @@ def _backward(outputs: list[Any]) -> None:
         torch.autograd.backward(roots, seeds)
 
 
-def placed(inputs: list[Any], device: str, dtype: torch.dtype | None = None, turn: int = 0) -> list[Any]:
+def placed(
+    inputs: list[Any], device: str, dtype: torch.dtype | None = None, turn: int = 0, step: float = 0.0
+) -> list[Any]:
     """Inputs elsewhere: their strides, what they share, and what wants a gradient are kept.
 
     Args:
@@ -230,6 +254,7 @@ def placed(inputs: list[Any], device: str, dtype: torch.dtype | None = None, tur
         device: where they go.
         dtype: of those that are floating-point; None leaves it.
         turn: not 0: values are a little off, differently for each number.
+        step: how far they are at least, for each unit.
     """
     if device == "cpu" and dtype is None and not turn:
         return inputs
@@ -243,19 +268,19 @@ def placed(inputs: list[Any], device: str, dtype: torch.dtype | None = None, tur
         if key not in memories:
             count = value.untyped_storage().nbytes() // value.itemsize
             whole = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage(), 0, (count,), (1,))
-            memories[key] = _changed(whole.clone(), dtype, turn).to(device)
+            memories[key] = _changed(whole.clone(), dtype, turn, step).to(device)
         with torch.no_grad():
             view = memories[key].as_strided(value.shape, value.stride(), value.storage_offset())
         made.append(view.requires_grad_(value.requires_grad))
     return made
 
 
-def _changed(memory: torch.Tensor, dtype: torch.dtype | None, turn: int) -> torch.Tensor:
+def _changed(memory: torch.Tensor, dtype: torch.dtype | None, turn: int, step: float) -> torch.Tensor:
     if not memory.is_floating_point():
         return memory
     if turn:
         generator = torch.Generator().manual_seed(turn)
-        step = 2 * torch.rand(memory.shape, generator=generator, dtype=torch.float64) - 1
-        eps = max(torch.finfo(memory.dtype).eps, 1e-15)
-        memory = (memory.double() * (1 + 2 * eps * step)).to(memory.dtype)
+        moved = 2 * torch.rand(memory.shape, generator=generator, dtype=torch.float64) - 1
+        eps = max(torch.finfo(memory.dtype).eps, 1e-15, step)
+        memory = (memory.double() * (1 + 2 * eps * moved)).to(memory.dtype)
     return memory if dtype is None else memory.to(dtype)
