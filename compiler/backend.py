@@ -30,6 +30,7 @@ from ..rewrites.ruleset import RuleSet, plugin_rules
 from . import triton
 from .autograd import GraphKind, differentiate
 from .bodies import Body, bodies, compiled_body, put_body, refused_body
+from .by_sizes import BySizes, with_known_sizes
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
 from .codegen import NotGeneratedError, generate_kernels
@@ -228,12 +229,15 @@ class Compilation:
     def _undifferentiated(self, captured: Captured, error: Exception) -> Callable[..., Any]:
         """Dynamo's graph itself, where AOTAutograd can't compile it as it was written.
 
-        What is wrong with the program itself is raised when it runs.
+        Compiled for each combination of sizes, where they are not known yet: torch may have failed for that alone. What
+        is wrong with the program itself is raised when it runs.
         """
         self.record.applied.clear()
         message = f"AOTAutograd raised {type(error).__name__} on the program as it was written: {str(error)[:300]}"
-        self.record.fallbacks.append(Fallback("differentiate", "not-differentiated", message))
-        return captured.graph_module
+        known = with_known_sizes(captured.example_inputs)
+        self.record.fallbacks.append(Fallback("differentiate", "not-differentiated" if known else "by-sizes", message))
+        program = captured.graph_module
+        return program if known else BySizes(program, partial(_compiled_apart, program, options=self.options))
 
     @with_room
     def _compile_graph(
@@ -355,6 +359,13 @@ class Compilation:
         """Keep a graph as text, where asked to."""
         if self.options.debug:
             self.record.details[f"graph:{stage}"] = str(graph_module.graph)
+
+
+@with_room
+def _compiled_apart(program: fx.GraphModule, inputs: Sequence[Any], *, options: Options) -> Callable[..., Any]:
+    """A program for inputs whose sizes are numbers, by a compilation of its own."""
+    with collected_once():
+        return Compilation(program, inputs, options).run()
 
 
 def _of_plain_tensors(compiled: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:

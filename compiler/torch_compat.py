@@ -384,6 +384,13 @@ def compile_lock() -> contextlib.AbstractContextManager[Any]:
     return convert_frame.compile_lock
 
 
+def tracing_apart() -> contextlib.AbstractContextManager[Any]:
+    """What AOTAutograd traces inside is a program of its own, all of whose sizes are numbers."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode()))
+
+
 def dynamo_signal() -> type[BaseException]:
     """What Dynamo raises to itself through a backend: to start a frame anew, or to leave it to Python."""
     from torch._dynamo.exc import TorchDynamoException
@@ -402,6 +409,14 @@ def is_subclass(value: Any) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+
+
+def parts_of(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The plain tensors that a tensor of a wrapping class is made of; none for others."""
+    if not hasattr(value, "__tensor_flatten__"):
+        return ()
+    parts = [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+    return tuple(inner for part in parts if isinstance(part, torch.Tensor) for inner in parts_of(part) or (part,))
 
 
 def is_renamed_tensor(value: Any) -> bool:
