@@ -73,9 +73,9 @@ def lower_call(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> A
         raise Unlowered(*reason)
     if is_mutable(target):
         raise Unlowered("mutation", f"{target} writes to an argument")
-    dtype = refused(op_name(target), _dtypes(node))
-    if dtype is not None:
-        raise Unlowered("refused", f"eager refuses {dtype}")
+    refusal = refused(node)
+    if refusal is not None:
+        raise Unlowered("refused", refusal)
     args, kwargs = lowered_arguments(low, node, values)
     check_places(low, node, (args, kwargs))
     if function is None:
@@ -83,12 +83,6 @@ def lower_call(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> A
 
         return lower_decomposed(low, node, args, kwargs)
     return checked(function(low, *args, **kwargs), node.meta.get("val"), node)
-
-
-def _dtypes(node: fx.Node) -> list[torch.dtype]:
-    """The dtypes of the tensors that a call reads."""
-    metas = (x.meta.get("val") for x in node.all_input_nodes)
-    return [meta.dtype for meta in metas if isinstance(meta, torch.Tensor)]
 
 
 def lowered_arguments(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[list[Any], dict[str, Any]]:

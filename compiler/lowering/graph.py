@@ -34,7 +34,7 @@ from ..torch_compat import (
 )
 from . import operators
 from .arithmetic import op
-from .call import Opaque, lower_call
+from .call import DTYPES, Opaque, lower_call
 from .core import Lowering, Tensor, cast, whole
 from .scalars import Scalar
 from .sizes import Unlowered, number
@@ -308,8 +308,10 @@ class _Walk:
         if node.target is not torch.ops.aten.copy_.default:
             return False
         into, value = (self._values[arg] for arg in node.args[:2])
-        plain = isinstance(into, Tensor) and isinstance(value, Tensor) and into.is_whole
-        return plain and into.buffer.device == value.buffer.device
+        if not isinstance(into, Tensor) or not isinstance(value, Tensor):
+            return False
+        known = into.dtype in DTYPES and value.dtype in DTYPES
+        return known and into.is_whole and into.buffer.device == value.buffer.device
 
     def _write(self, node: fx.Node) -> None:
         """``copy_(%input, %value)``: stores to the input's memory."""
@@ -348,6 +350,8 @@ def _refusal(meta: torch.Tensor) -> tuple[str, str] | None:
     """Why kernels cannot touch a tensor at all."""
     if is_subclass(meta):
         return "layout", f"a {type(meta).__name__}"
+    if meta.is_neg():
+        return "layout", "numbers whose signs are turned where they are read"
     return ("layout", f"layout {meta.layout}") if meta.layout != torch.strided or meta.is_mkldnn else None
 
 

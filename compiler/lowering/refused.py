@@ -6,9 +6,10 @@ which raises eager's error when the program runs. Where a later version of torch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import torch
+from torch import fx
 
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _OF_NO_INTEGERS = """
@@ -25,13 +26,23 @@ _OF_BYTES_ONLY = """
     upsample_nearest2d upsample_nearest3d
 """
 _OF_LONGS_ONLY = "avg_pool2d avg_pool3d"
-_OF_BOOLS_ONLY = "im2col max_pool2d_with_indices_backward"
+_OF_BOOLS_ONLY = "col2im im2col max_pool2d_with_indices_backward"
 _OF_NO_BOOLS = """
     abs addcmul ceil div.Tensor_mode floor floor_divide fmod.Tensor hardtanh max_pool2d_with_indices
     max_pool3d_with_indices neg pow.Tensor_Tensor reflection_pad1d reflection_pad2d reflection_pad3d relu
-    remainder.Tensor replication_pad1d replication_pad2d replication_pad3d round rsub.Tensor sub.Tensor threshold trunc
-    linalg_cross trace
+    remainder.Tensor replication_pad1d replication_pad2d replication_pad3d round threshold trunc linalg_cross trace
+    argmax argmin clamp clamp.Tensor clamp_min clamp_max clamp_min.Tensor clamp_max.Tensor
 """
+# By the device: kernels that exist for others.
+_ON_DEVICES = {
+    "cpu": (("avg_pool3d multi_margin_loss", (torch.bfloat16, torch.float16)),),
+    "cuda": (("max_pool2d_with_indices max_pool3d_with_indices", _INTEGERS),),
+}
+# Whatever the other tensors are.
+_OF_ANY_BOOL = ("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar", "aten.dist.default")
+_OF_ONE_DTYPE = ("aten.heaviside.default", "aten.linalg_cross.default")
+_BITS = ("aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not")
+_SHIFTS = ("aten.bitwise_left_shift", "aten.bitwise_right_shift", "aten.__lshift__", "aten.__rshift__")
 
 
 def _table(names: str, *taken: torch.dtype) -> dict[str, frozenset[torch.dtype]]:
@@ -48,7 +59,45 @@ REFUSED: dict[str, frozenset[torch.dtype]] = {
 }
 
 
-def refused(name: str, dtypes: Iterable[torch.dtype]) -> torch.dtype | None:
-    """The dtype for which eager refuses an operator, where it refuses those of all its tensors."""
-    table, given = REFUSED.get(name), list(dtypes)
-    return given[0] if table is not None and given and table.issuperset(given) else None
+def refused(node: fx.Node) -> str | None:
+    """Why eager refuses a call for the dtypes of its tensors; None where it does not."""
+    name, tensors = str(node.target), list(_tensors(node))
+    dtypes = {x.dtype for x in tensors}
+    if not dtypes:
+        return None
+    if _refused_alike(name, dtypes, tensors[0].device.type) or _refused_mixture(name, dtypes, node):
+        return f"eager refuses {', '.join(sorted(map(str, dtypes)))}"
+    return None
+
+
+def _refused_alike(name: str, dtypes: set[torch.dtype], device: str) -> bool:
+    """By the table, which is of calls whose tensors are all of dtypes without a kernel."""
+    if dtypes <= REFUSED.get(name, frozenset()):
+        return True
+    rows = _ON_DEVICES.get(device, ())
+    return any(name == f"aten.{one}.default" and dtypes.issubset(taken) for names, taken in rows for one in names.split())
+
+
+def _refused_mixture(name: str, dtypes: set[torch.dtype], node: fx.Node) -> bool:
+    """By what the dtypes are together: one of them, the one computed in, or that there are several."""
+    if name in _OF_ANY_BOOL:
+        return torch.bool in dtypes
+    if name in _OF_ONE_DTYPE:
+        return len(dtypes) > 1
+    if name.startswith("aten.addcdiv."):
+        return all(_dtype(arg) in _INTEGERS for arg in node.args[1:3])
+    made = _dtype(node)
+    if name.startswith(_SHIFTS):
+        return made not in _INTEGERS or made == torch.bool
+    return name.startswith(_BITS) and made not in _INTEGERS
+
+
+def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
+    """The tensors that a call reads."""
+    metas = (x.meta.get("val") for x in node.all_input_nodes)
+    return (meta for meta in metas if isinstance(meta, torch.Tensor))
+
+
+def _dtype(value: object) -> torch.dtype | None:
+    meta = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return meta.dtype if isinstance(meta, torch.Tensor) else None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.lowering import agree, compare, fresh, lowered, run, trace
 
+import regraft
 from regraft.compiler.ir.program import Definition, Extern
 from regraft.compiler.lowering import core, lower
 from regraft.compiler.lowering.fallbacks import REASONS
@@ -242,3 +243,25 @@ def test_several_results_not_all_tensors():
     x, w = torch.randn(1, 1, 4), torch.randn(1, 1, 1)
     made = agree(lambda x, w: function(x, w)[1] * 2, x, w, extern={"aten.convolution_backward.default"})
     assert sum(node.target is operator.getitem for node in (i.node for i in externs(made))) == 0
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: torch.resolve_neg(x.conj().imag), lambda x: x.conj().imag * 2, lambda x: x.conj().imag.sum(0),
+    lambda x: torch.relu(x.conj().imag @ x.real), lambda x: x.zero_(), lambda x: x.mul_(2j) + 1,
+    lambda x: x.real.copy_(x.imag) + 1,
+])  # fmt: skip
+def test_complex_numbers_seen_through_views_and_written_to(function):
+    torch._dynamo.reset()
+    given = torch.randn(3, 3, dtype=torch.complex64)
+    mine = given.clone()
+    with regraft.coverage() as found:
+        ours = torch.compile(function, backend="regraft")(mine)
+    assert not found.faults
+    torch.testing.assert_close(ours, function(given))
+    torch.testing.assert_close(mine, given)
+
+
+def test_an_input_whose_signs_are_turned_where_it_is_read():
+    x = torch.randn(5, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(torch.compile(lambda x: x * 2 + 1, backend="regraft")(x), x * 2 + 1)

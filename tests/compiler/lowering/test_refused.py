@@ -1,12 +1,14 @@
 """What eager refuses for a dtype stays its call, so that eager's error is raised; what it takes is generated."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
 from support.lowering import trace
 
 from regraft.compiler.lowering import lower
-from regraft.compiler.lowering.refused import REFUSED, refused
+from regraft.compiler.lowering.refused import REFUSED
 
 ONES = torch.ones(2, 4, 4)
 
@@ -25,12 +27,51 @@ def test_calls_that_eager_refuses_raise_its_error(function):
     assert str(ours.value) == str(eager.value)
 
 
+DTYPES = (torch.bool, torch.int64, torch.float32, torch.bfloat16)
+OF_TWO = {
+    "sub": torch.sub, "rsub": torch.rsub, "and": torch.bitwise_and, "xor": torch.bitwise_xor, "clamp": torch.clamp_min,
+    "shift": torch.bitwise_left_shift, "heaviside": torch.heaviside, "range": lambda x, y: torch.clamp(x, y, y),
+    "cross": lambda x, y: torch.linalg.cross(x, y, dim=0), "ratio": lambda x, y: torch.addcdiv(x, y, y),
+    "difference": torch.dist,
+}  # fmt: skip
+OF_ONE = {
+    "from one": lambda x: 1 - x, "less one": lambda x: x - 1, "place": lambda x: x.argmax(),
+    "fold": lambda x: F.fold(x.expand(1, 4, 4), (3, 3), 2), "volume": lambda x: F.avg_pool3d(x.expand(1, 2, 4, 4, 3), 2),
+    "local": lambda x: F.local_response_norm(x.expand(1, 2, 4, 3), 2), "limits": lambda x: x.clamp(0, 1),
+}  # fmt: skip
+
+
+def raises(function, *inputs):
+    try:
+        function(*inputs)
+    except (RuntimeError, NotImplementedError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", [*OF_TWO, *OF_ONE])
+def test_what_eager_refuses_of_a_mixture_is_a_call(name):
+    function, count = (OF_TWO[name], 2) if name in OF_TWO else (OF_ONE[name], 1)
+    for dtypes in product(DTYPES, repeat=count):
+        given = [torch.ones(4, 1) if name == "fold" else torch.ones(3) for _ in dtypes]
+        given = [x.to(dtype) for x, dtype in zip(given, dtypes, strict=True)]
+        if not raises(function, *given):
+            continue
+        try:
+            module = trace(function, *given)
+        except (RuntimeError, NotImplementedError):  # so does tracing
+            continue
+        assert lower(module).kept, (name, dtypes)
+
+
 def test_other_dtypes_of_such_calls_are_lowered():
-    assert refused("aten.gelu.default", [torch.float16]) is None
-    assert refused("aten.remainder.Tensor", [torch.bool, torch.int64]) is None
-    assert refused("aten.abs.default", [torch.bool]) == torch.bool
-    module = trace(lambda x: torch.abs(F.leaky_relu(x)), ONES)
-    assert not lower(module).kept
+    for function, inputs in [
+        (lambda x: F.gelu(x), [ONES.half()]), (torch.remainder, [ONES.bool(), ONES.long()]),
+        (torch.sub, [ONES.long(), ONES]), (torch.bitwise_and, [ONES.bool(), ONES.long()]), (torch.clamp, [ONES, 0]),
+        (torch.heaviside, [ONES, ONES]), (lambda x: torch.abs(F.leaky_relu(x)), [ONES]),
+    ]:  # fmt: skip
+        assert not lower(trace(function, *inputs)).kept
+    assert lower(trace(torch.abs, ONES.bool())).kept
 
 
 def test_the_table_names_operators():
