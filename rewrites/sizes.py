@@ -6,8 +6,9 @@ expression must become a node: one that is there already, or arithmetic over the
     reshape(x, [s0, 2*s1])          ->   mul = sym.mul(2, arg1);  reshape(x, [arg0, mul])
     y = nonzero(x);  zeros([u0])    ->   y = nonzero(x);  size = sym_size(y, 0);  zeros([size])
 
-A symbol is the number of an input, or what a call of the graph makes known when it runs: that call comes before all
-that speaks of the symbol. Python's numbers are computed as Python does.
+A symbol is the number of an input, or follows from one (a backward may be given `2 * s` alone), or is what a call of
+the graph makes known when it runs: that call comes before all that speaks of the symbol. Python's numbers are computed
+as Python does.
 """
 
 from __future__ import annotations
@@ -124,7 +125,23 @@ class SizeTable:
             for number, read, dim in _numbers(node):
                 if str(number.node.expr) == name:
                     return self._read(read, node, dim, number, after=node)
-        raise NotImplementedError(f"no input has the size {name}, and no call makes it known")
+        solved = self._solved(name)
+        if solved is None:
+            raise NotImplementedError(f"no input has the size {name}, and no call makes it known")
+        return solved
+
+    def _solved(self, name: str) -> Any:
+        """A symbol that inputs have in sums only: ``2 * s + t`` is a size, and ``t`` known   ->   (size - t) // 2."""
+        known = {*self._nodes, *self._sizes}
+        for expr in [e for e in (*self._nodes, *self._sizes) if name in map(str, e.free_symbols)]:
+            symbol = next(s for s in expr.free_symbols if str(s) == name)
+            terms = sympy.expand(expr)
+            factor = terms.coeff(symbol)
+            rest = sympy.expand(terms - factor * symbol)
+            if factor.is_Integer and factor != 0 and rest.free_symbols <= known and not rest.has(symbol):
+                size = self._call(operator.sub, self._build(expr), self._build(rest))
+                return self._call(operator.floordiv, size, int(factor))
+        return None
 
     def _arithmetic(self, expr: sympy.Basic) -> Any:
         return _computed(type(expr).__name__, expr)([self._build(a) for a in _parts(expr)], self._call)

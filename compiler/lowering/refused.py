@@ -35,8 +35,8 @@ _OF_NO_BOOLS = """
 """
 # By the device: kernels that exist for others.
 _ON_DEVICES = {
-    "cpu": (("avg_pool3d multi_margin_loss", (torch.bfloat16, torch.float16)),),
-    "cuda": (("max_pool2d_with_indices max_pool3d_with_indices", _INTEGERS),),
+    "cpu": ((("aten.avg_pool3d.default", "aten.multi_margin_loss.default"), (torch.bfloat16, torch.float16)),),
+    "cuda": ((("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default"), _INTEGERS),),
 }
 # Whatever the other tensors are.
 _OF_ANY_BOOL = ("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar", "aten.dist.default")
@@ -74,8 +74,7 @@ def _refused_alike(name: str, dtypes: set[torch.dtype], device: str) -> bool:
     """By the table, which is of calls whose tensors are all of dtypes without a kernel."""
     if dtypes <= REFUSED.get(name, frozenset()):
         return True
-    rows = _ON_DEVICES.get(device, ())
-    return any(name == f"aten.{one}.default" and dtypes.issubset(taken) for names, taken in rows for one in names.split())
+    return any(name in names and dtypes.issubset(without) for names, without in _ON_DEVICES.get(device, ()))
 
 
 def _refused_mixture(name: str, dtypes: set[torch.dtype], node: fx.Node) -> bool:

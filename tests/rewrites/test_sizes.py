@@ -74,6 +74,22 @@ def test_a_symbol_that_nothing_makes_known_is_named():
         SizeTable(module.graph).node(unknown)
 
 
+def test_a_symbol_follows_from_a_size_that_is_a_sum_of_it():
+    """A backward is given what a forward keeps, which may have the size `2 * s + t - 3`, and none that is `s`."""
+    module = capture(lambda a: torch.exp(a), X, dynamic=True)
+    (m, n) = next(node for node in module.graph.nodes if node.op == "placeholder").meta["val"].shape
+    graph = torch.fx.Graph()
+    for k, sizes in enumerate(([2 * m + n - 3], [n], [m // 2])):
+        given = graph.placeholder(f"given_{k}")
+        given.meta["val"] = torch.empty(sizes, device="meta")
+    made = SizeTable(graph).node(m * 2)
+    graph.output(made)
+    graph.lint()
+    run = torch.fx.GraphModule({}, graph)
+    for s, t in ((5, 2), (3, 9), (0, 3)):
+        assert run(torch.ones(2 * s + t - 3), torch.ones(t), torch.ones(s // 2)) == 2 * s
+
+
 S, T = sympy.Symbol("s", integer=True, positive=True), sympy.Symbol("t", integer=True, positive=True)
 REAL = torch_functions.IntTrueDiv(S, 7)
 # Every function that torch makes numbers with: an expression, and what it must come to.

@@ -36,8 +36,9 @@ OF_TWO = {
 }  # fmt: skip
 OF_ONE = {
     "from one": lambda x: 1 - x, "less one": lambda x: x - 1, "place": lambda x: x.argmax(),
-    "fold": lambda x: F.fold(x.expand(1, 4, 4), (3, 3), 2), "volume": lambda x: F.avg_pool3d(x.expand(1, 2, 4, 4, 3), 2),
-    "local": lambda x: F.local_response_norm(x.expand(1, 2, 4, 3), 2), "limits": lambda x: x.clamp(0, 1),
+    "fold": lambda x: F.fold(x.expand(1, 4, 4), (3, 3), 2), "limits": lambda x: x.clamp(0, 1),
+    "volume": lambda x: F.avg_pool3d(x.expand(1, 2, 4, 4, 3), 2),
+    "local": lambda x: F.local_response_norm(x.expand(1, 2, 4, 3), 2),
 }  # fmt: skip
 
 
