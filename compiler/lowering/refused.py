@@ -19,7 +19,8 @@ _OF_NO_INTEGERS = """
     logcumsumexp mish mse_loss native_batch_norm native_group_norm native_layer_norm nextafter nll_loss_forward
     round.decimals silu smooth_l1_loss soft_margin_loss softplus softshrink upsample_linear1d upsample_trilinear3d
     _batch_norm_with_update _native_batch_norm_legit grid_sampler_2d grid_sampler_3d max_unpool2d max_unpool3d
-    multi_margin_loss multilabel_margin_loss_forward
+    multi_margin_loss multilabel_margin_loss_forward var var.dim var.correction std std.dim std.correction var_mean
+    var_mean.dim var_mean.correction std_mean std_mean.dim std_mean.correction
 """
 _OF_BYTES_ONLY = """
     _upsample_nearest_exact1d _upsample_nearest_exact2d upsample_bicubic2d upsample_bilinear2d upsample_nearest1d
