@@ -72,6 +72,18 @@ def fixed_sizes(match: Binding) -> Reason | None:
     return Reason("size-symbolic", f"{describe(computed[0])} may differ from call to call", (match.matched[0],))
 
 
+def one_result(match: Binding) -> Reason | None:
+    """The program is not given one tensor twice: it may do with one of its results what the other does not see."""
+    x, result = match.operands["x"], match.matched[0]
+    if not (isinstance(x, fx.Node) and _is_returned(x) and _is_returned(result)):
+        return None
+    return Reason("returned-twice", f"{describe(result)} and {describe(x)} are both returned", (result, x))
+
+
+def _is_returned(node: fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
 def _is_size(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or (isinstance(value, fx.Node) and not is_tensor(value))
 
@@ -121,7 +133,7 @@ def _identity_samples() -> Iterator[Sample]:
     stage="simplify",
     replacement=itself,
     samples=list(_identity_samples()),
-    guards=(real, fixed_sizes, same_value, nothing_subtracted, widened),
+    guards=(real, fixed_sizes, same_value, nothing_subtracted, widened, one_result),
     numerics=EXACT,
     escapes="keep",
     profitable=True,

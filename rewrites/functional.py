@@ -155,6 +155,6 @@ def _is_temporary(node: fx.Node, position: dict[fx.Node, float], aliases: list[f
 
 
 def _refresh(node: fx.Node) -> None:
-    """New metadata, because the value now has memory of its own."""
-    if node.op == "call_function" and op_name(node) != "getitem":
+    """New metadata, because the value now has memory of its own; what calls of other kinds give is laid out alike."""
+    if isinstance(node.target, torch._ops.OpOverload):
         node.meta["val"] = infer(node)

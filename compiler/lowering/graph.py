@@ -218,8 +218,7 @@ class _Walk:
             self._tokens[node] = tokens if _is_arithmetic(node) else reads
         elif node.users and not isinstance(value, (Tensor, tuple)) and node.name not in self._low.buffers:
             self._tokens[node] = (self._token(node),)
-        if not _is_size(node):
-            self._note_known(node, "made")
+        self._note_known(node, "made")  # also a size, of a tensor whose own metadata knows it by another symbol
         made = list(self._low.buffers)[before:]
         self._note_views(node, value)
         pure = not written and _is_pure(node)

@@ -154,3 +154,17 @@ def test_trained() -> None:
     function(eager).sum().backward()
     torch.testing.assert_close(ours.grad, eager.grad)
     assert coverage.count("algebra") >= 2
+
+
+def several(x):
+    v = x * 2
+    return v[:], v, v.view(-1), v * 1, v.to(v.dtype), v.reshape(-1).expand(6), v[:] + 1
+
+
+def test_results_are_tensors_of_their_own():
+    """Each is an object as in eager, though all are one value."""
+    x = torch.randn(6)
+    ours, theirs = torch.compile(several, backend="regraft")(x), several(x)
+    for results in (ours, theirs):
+        assert [[a is b for a in results] for b in results] == [[a is b for a in theirs] for b in theirs]
+        assert [a.data_ptr() == results[0].data_ptr() for a in results] == [True, True, True, False, True, True, False]
