@@ -2,6 +2,7 @@
 
 import ast
 import json
+import random
 import sys
 import time
 from dataclasses import replace
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.fuzzer import compare, service
-from support.fuzzer.grammar import draw
+from support.fuzzer import compare, operators, service
+from support.fuzzer.grammar import Writer, draw
 from support.fuzzer.program import load, widened
 from support.fuzzer.runner import Seen, _observed, _others, check, placed
 from support.fuzzer.shrink import shrink
+from support.fuzzer.values import Inputs
 
 from regraft.compiler.lowering.core import LOWERINGS
 
@@ -56,6 +58,32 @@ def test_programs_are_the_same_for_the_same_seed():
     assert texts == [draw(seed) for seed in range(5)]
     assert len(set(texts)) == 5
     assert all(ast.parse(text) for text in texts)
+
+
+OPERANDS = (
+    "torch.randn(3, 4)", "torch.randn(4, 4)", "torch.randn(2, 3, 4)", "torch.randn(6)", "torch.randn(())",
+    "torch.randint(-5, 6, (3, 4))", "torch.randint(0, 6, (6,))", "torch.ones(3, 4).bool()", "torch.ones(3).bool()",
+    "torch.randn(2, 2, dtype=torch.complex64)", "torch.randn(4, dtype=torch.complex64)",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("group", [k for k in vars(operators) if k.isupper() and "\n" in vars(operators)[k]])
+def test_eager_takes_every_line_of_the_operators(group):
+    refused = [line for line in vars(operators)[group].split("\n") if line and not any(map(taken(line), range(60)))]
+    assert not refused
+
+
+def taken(line):
+    def by(seed):
+        inputs = Inputs(random.Random(seed), lively=True)
+        writer = Writer(inputs.source, inputs, module=False)
+        for text in OPERANDS:
+            writer.give(inputs.tensor(text))
+        text = writer.filled(line)
+        return text is not None and (writer.run(text) or writer.run(f"value = {text}"))
+
+    return by
 
 
 def test_a_planted_fault_is_found_and_made_small(monkeypatch):
@@ -134,6 +162,22 @@ def test_memory_that_nothing_has_written_may_hold_anything(garbage, first, found
     output = theirs.outputs[0].clone()
     output.view(-1)[first:] = 77.0
     assert kind(replace(theirs, outputs=[output]), theirs, *list(_others(loaded, 0))) == found
+
+
+def test_complex_numbers_are_held_against_doubles():
+    x = torch.tensor([1.0 + 2.0j, 3.0 - 1.0j])
+    steady = [("double", seen(x.to(torch.complex128))), ("perturbed", seen(x + 1e-7))]
+    assert kind(seen(x + 1e-7j), seen(x), *steady) is None
+    assert kind(seen(x + 1e-3j), seen(x), *steady) == "values"
+    (moved,) = placed([x], "cpu", torch.float64)
+    assert moved.dtype == torch.complex128
+
+
+def test_constants_are_rounded_too():
+    x = torch.tensor([0.5], dtype=torch.float64)
+    coarse = replace(seen(x), eps=1e-7)
+    assert kind(seen(x + 1e-8), seen(x), ("perturbed", coarse)) is None
+    assert kind(seen(x + 1e-8), seen(x), ("perturbed", seen(x))) == "values"
 
 
 def test_zeros_say_nothing_about_precision():

@@ -14,22 +14,23 @@ import torch
 import torch.nn.functional as F
 
 Tensor = torch.Tensor
-Operation = Callable[[Tensor, Tensor, Tensor, int], Any]
+Operation = Callable[..., Any]
 
 LARGEST = 20_000
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
-EXACT: dict[str, Operation] = {}
-ROUNDED: dict[str, Operation] = {}
 
 
-def exact(function: Operation) -> Operation:
-    EXACT[function.__name__] = function
-    return function
+class Operations(dict[str, Operation]):
+    """Operations by name."""
+
+    def add(self, function: Operation) -> Operation:
+        """As a decorator."""
+        self[function.__name__] = function
+        return function
 
 
-def rounded(function: Operation) -> Operation:
-    ROUNDED[function.__name__] = function
-    return function
+EXACT, ROUNDED = Operations(), Operations()
+exact, rounded = EXACT.add, ROUNDED.add
 
 
 def pick(choices: Sequence[Any], n: int) -> Any:

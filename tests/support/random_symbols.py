@@ -5,31 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from .random_ops import Tensor, limited, pick, ranked, real, whole
+from .random_ops import Operations, Tensor, limited, pick, ranked, real, whole
 
 Number = Any  # int | float | SymInt | SymFloat
-Operation = Callable[[Tensor, Tensor, int, Number], Tensor]
 
 # Negative, zero, one, small and huge ints; floats.
 NUMBERS = (-7, -3, -1, 0, 1, 2, 5, 13, 2**31, -(2**33) + 1, 2**40 + 3, -1.5, 0.0, 0.25, 3.0)
-EXACT: dict[str, Operation] = {}
-ROUNDED: dict[str, Operation] = {}
-
-
-def exact(function: Operation) -> Operation:
-    EXACT[function.__name__] = function
-    return function
-
-
-def rounded(function: Operation) -> Operation:
-    ROUNDED[function.__name__] = function
-    return function
+EXACT, ROUNDED = Operations(), Operations()
+exact, rounded = EXACT.add, ROUNDED.add
 
 
 def _int(number: Number) -> Any:

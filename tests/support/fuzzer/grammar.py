@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from . import spellings, statements
+from . import operators, spellings, statements
 from .fragments import FRAGMENTS
 from .program import Program, source_of
 from .values import FLOATS, Inputs
@@ -32,11 +32,13 @@ GROUPS = [
     (_lines(text), weight)
     for text, weight in (
         (spellings.POINTWISE, 30), (spellings.REDUCTIONS, 16), (spellings.VIEWS, 22), (spellings.INDEXING, 12),
-        (spellings.MADE, 6), (spellings.PRODUCTS, 5), (spellings.RANDOM, 2),
+        (spellings.MADE, 6), (spellings.PRODUCTS, 5), (spellings.RANDOM, 2), (operators.NUMBERS, 9),
+        (operators.REDUCED, 7), (operators.PLACED, 8), (operators.PRODUCTS, 5), (operators.WINDOWS, 5),
+        (operators.COMPLEX, 3),
     )
 ]  # fmt: skip
 INPLACE, INTS, FLOATS_OF, APART = map(
-    _lines, (statements.INPLACE, spellings.INTS, spellings.FLOATS, statements.SEVERAL)
+    _lines, (statements.INPLACE + operators.WRITTEN, spellings.INTS, spellings.FLOATS, statements.SEVERAL)
 )
 CHOICES, LOOPS, CONTEXTS, BREAKS, CHECKS = map(
     _lines, (statements.CHOICES, statements.LOOPS, statements.CONTEXTS, statements.BREAKS, statements.CHECKS)
@@ -99,7 +101,7 @@ class Writer:
         return self.source.choice(late)
 
     def _operand(self, kind: str, first: str | None) -> str | None:
-        if kind in "xtibm":
+        if kind in "xtibmcz":
             return self._chosen(self.named(KINDS[kind]))
         if kind == "y":
             return self._alike(first)
@@ -151,7 +153,7 @@ class Writer:
             if value is None:
                 return None
             found[hole] = value
-            if match.group(1) in "xtibm":
+            if match.group(1) in "xtibmcz":
                 first = first or value
         text = _HOLE.sub(lambda match: found[match.group(0)], template)
         return text.replace("--", "") if "--" in text else text
@@ -303,6 +305,8 @@ KINDS = {
     "i": _is(lambda t: not t.is_floating_point() and t.dtype != torch.bool and not t.is_complex()),
     "b": _is(lambda t: t.dtype == torch.bool),
     "m": _is(lambda t: t.is_floating_point() and t.dim() > 1),
+    "c": _is(lambda t: t.is_complex()),
+    "z": _is(lambda t: t.dim() == 0),
 }
 
 

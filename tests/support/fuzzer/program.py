@@ -136,6 +136,7 @@ _CASTS = re.compile(r"\.(half|float|bfloat16)\(\)")
 
 def widened(text: str) -> str:
     """The program in double precision: each dtype of its own is float64."""
+    text = text.replace("torch.complex64", "torch.complex128")
     return _CASTS.sub(".double()", _NARROW.sub("torch.float64", text))
 
 

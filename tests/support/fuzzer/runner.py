@@ -29,6 +29,7 @@ class Seen:
         outputs: leaves of the result; `form` its structure.
         inputs: given tensors after the call; `gradients` of inputs and parameters; `state` of a model after it.
         error: what it raised, None where it did not.
+        eps: the coarsest rounding on the way, where it was looked at.
     """
 
     outputs: list[Any] = field(default_factory=list)
@@ -37,6 +38,7 @@ class Seen:
     gradients: list[Any] = field(default_factory=list)
     state: list[Any] = field(default_factory=list)
     error: BaseException | None = None
+    eps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _others(loaded: Loaded, number: int) -> Iterator[tuple[str, Seen]]:
         eager = loaded.make()
         with _filled(), _Coarsest() as coarsest:
             seen = _observed(loaded, eager, eager, number, turn=turn, step=step)
-        step = coarsest.eps
+        step = seen.eps = coarsest.eps
         yield "perturbed", seen
 
 
@@ -162,7 +164,7 @@ class _Coarsest(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
+            if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
                 self.eps = max(self.eps, torch.finfo(value.dtype).eps)
         return result
 
@@ -276,6 +278,9 @@ def placed(
 
 
 def _changed(memory: torch.Tensor, dtype: torch.dtype | None, turn: int, step: float) -> torch.Tensor:
+    if memory.is_complex():
+        changed = _changed(torch.view_as_real(memory), dtype, turn, step)
+        return torch.view_as_complex(changed.contiguous())
     if not memory.is_floating_point():
         return memory
     if turn:

@@ -227,9 +227,9 @@ F.layer_norm({x}, {x}.shape[-1:])
 F.rms_norm({x}, {x}.shape[-1:])
 torch.diff({x}, dim={d})
 {x}.sort({d}).values
-{x}.sort({d}, descending=True, stable=True).indices
-{x}.argsort({d}, stable=True)
-{i}.sort({d}, stable=True)[0]
+{x}.sort(stable=True, dim={d}, descending=True).indices
+{x}.argsort(stable=True, dim={d})
+{i}.sort(stable=True, dim={d})[0]
 {x}.topk(1, {d}).values
 {x}.topk(min({p}, {x}.shape[-1]), -1)[0]
 torch.trapezoid({x}, dim={d})
@@ -316,7 +316,7 @@ F.pad({x}.reshape(1, 1, -1), (1, 1), mode="circular")
 F.one_hot({i}.long() % 5, 5)
 F.interpolate({x}.reshape(1, 1, -1), scale_factor={p})
 F.interpolate({x}.reshape(1, 1, -1), size={p}, mode="linear")
-torch.meshgrid({x}.flatten(), {i}.flatten(), indexing="ij")[0]
+torch.meshgrid({x}.flatten(), {x}.flatten()[:2], indexing="ij")[0]
 torch.cartesian_prod({x}.flatten()[:3], {x}.flatten()[:2])
 torch.outer({x}.flatten(), {x2}.flatten())
 """
@@ -343,13 +343,13 @@ torch.argwhere({x} > 0)
 torch.where({x} > 0)[0]
 {t}.index_select({d}, {i}.long().flatten() % {t}.shape[{d}])
 {t}.gather({d}, {i}.long() % 1)
-{x}.gather(-1, {x}.argsort(-1, stable=True))
+{x}.gather(-1, {x}.argsort(stable=True, dim=-1))
 {x}.take_along_dim({x}.argmax(-1, keepdim=True), -1)
 {t}.take({i}.long() % {t}.numel())
-{x}.scatter({d}, {x}.argsort({d}, stable=True), {x})
+{x}.scatter({d}, {x}.argsort(stable=True, dim={d}), {x})
 {x}.scatter(-1, {x}.argmax(-1, keepdim=True), {f})
-{x}.scatter_add(-1, {x}.argsort(-1, stable=True), {x} * 2)
-{x}.scatter_reduce(-1, {x}.argsort(-1, stable=True), {x}, "amax")
+{x}.scatter_add(-1, {x}.argsort(stable=True, dim=-1), {x} * 2)
+{x}.scatter_reduce(-1, {x}.argsort(stable=True, dim=-1), {x}, "amax")
 {x}.index_add(0, torch.zeros({x}.shape[0], dtype=torch.long, device=DEVICE), {x})
 {x}.index_fill({d}, torch.tensor([0], device=DEVICE), {f})
 {x}.index_copy(0, torch.tensor([0], device=DEVICE), {x}[-1:])

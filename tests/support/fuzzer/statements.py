@@ -40,8 +40,8 @@ INPLACE = """
 {b}[{s}] = {k}
 {t}.copy_({t2})
 {t}.zero_()
-{x}.scatter_(-1, {x}.argsort(-1, stable=True), {f})
-{x}.index_add_(0, torch.zeros({x}.shape[0], dtype=torch.long, device=DEVICE), {x2})
+{x}.scatter_(-1, {x}.argsort(stable=True, dim=-1), {f})
+{x}.index_add_(0, torch.zeros({x}.shape[0], dtype=torch.long, device=DEVICE), {x} * 2)
 {x}.index_put_((torch.tensor([0], device=DEVICE),), {x}[-1] * 2)
 {x}.unsqueeze_(0)
 {x}.squeeze_()
@@ -60,7 +60,7 @@ SEVERAL = """
 {x}.chunk(2, {d})
 {t}.unbind(0)[:2]
 {x}.max({d})
-{x}.sort({d}, stable=True)
+{x}.sort(stable=True, dim={d})
 {x}.split(1, {d})[:2]
 torch.var_mean({x}, {d})
 torch.std_mean({x})

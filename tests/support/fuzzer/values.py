@@ -12,7 +12,7 @@ SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 12, 16, 17, 33)
 INTS = (-7, -3, -2, -1, -1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 8, 17, 100, 2**31 + 5, -(2**33))
 FLOATS = (-2.5, -1.0, -0.5, -0.0, 0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 1e-5, 1e10)
 FLOAT_DTYPES = ("float32",) * 8 + ("float64", "bfloat16", "bfloat16", "float16")
-OTHER_DTYPES = ("int64", "int64", "int64", "int32", "uint8", "int8", "int16", "bool", "bool")
+OTHER_DTYPES = ("int64", "int64", "int64", "int32", "uint8", "int8", "int16", "bool", "bool", "complex64")
 _EXTENTS = {"int64": (-5, 6), "int32": (-5, 6), "uint8": (0, 9), "int8": (-5, 6), "int16": (-5, 6), "bool": (0, 2)}
 
 
@@ -101,6 +101,8 @@ def _rank(pick: random.Random) -> int:
 
 
 def _filled(pick: random.Random, shape: str, dtype: str) -> str:
+    if dtype == "complex64":
+        return f"torch.randn({shape}, dtype=torch.complex64)"
     if dtype not in FLOAT_DTYPES:
         low, high = _EXTENTS[dtype]
         return f"torch.randint({low}, {high}, {shape}).to(torch.{dtype})"
