@@ -305,7 +305,8 @@ class _Run:
         operands = found.operands()
         traced = self._traced(found.rule, candidate, derived, operands)
         place = min(found.outputs)
-        outputs = insert(self.mirror, self.normalizer.editor, traced, operands, place, found.application())
+        editor, application = self.normalizer.editor, found.application()
+        outputs = insert(self.mirror, editor, traced, operands, place, application, found.nodes)
         if self.settings.verify == "structure":
             verify_rewrite(found, outputs)
         for node in found.draws():

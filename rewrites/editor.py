@@ -22,7 +22,7 @@ from .memo import Memo
 from .sizes import SizeTable
 from .symbolic import same_shape
 
-PROVENANCE = ("stack_trace", "nn_module_stack", "region", "backends", "span", "regraft_rule")
+PROVENANCE = ("stack_trace", "nn_module_stack", "region", "backends", "span", "regraft_rule", "recompute")
 
 
 class RewriteError(RuntimeError):

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from .editor import Editor, RewriteError
-from .graph import nodes_in, val
+from .graph import is_tensor, nodes_in, shape, val
 from .legality import Application
 from .mirror import Mirror
 from .symbolic import hint
@@ -61,8 +61,18 @@ def insert(
     operands: Sequence[Any],
     place: fx.Node,
     application: Application,
+    matched: Sequence[fx.Node] = (),
 ) -> list[fx.Node]:
     """Insert `traced` before `place`; returns the nodes of its outputs.
+
+    Args:
+        mirror: of the program.
+        editor: of the mirror.
+        traced: the replacement.
+        operands: its inputs.
+        place: the match's first output.
+        application: noted on what is inserted.
+        matched: what is replaced; see `_recompute_alike`.
 
     Raises:
         RewriteError: an output is no tensor of the graph.
@@ -81,8 +91,30 @@ def insert(
                 placed[node].meta["traced_inputs"] = [val(n) for n in nodes_in([node.args, node.kwargs])]
                 placed[node].meta["application"] = application
             elif node.op == "output":
-                return [_output(o, placed, rule) for o in _outputs(node)]
+                outputs = [_output(o, placed, rule) for o in _outputs(node)]
+                _recompute_alike([placed[n] for n in traced.graph.nodes if n.op == "call_function"], matched, outputs)
+                return outputs
     raise RewriteError(f"{rule}: the replacement has no output")
+
+
+def _recompute_alike(made: Sequence[fx.Node], matched: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
+    """Have the backward compute anew what is as large as values that it was to compute anew, and stands for them.
+
+        %scores = matmul(%q, %k)   computed anew, (2, 8, 4096, 4096)   ->   %made = add(%product, %mask)   computed anew
+
+    Results are kept as the program keeps them, and so is all that has their sizes.
+    """
+    marked = {_columns(node): node.meta["recompute"] for node in matched if "recompute" in node.meta}
+    if not marked.keys().isdisjoint(map(_columns, outputs)):
+        return
+    for node in made:
+        if _columns(node) in marked:
+            node.meta["recompute"] = marked[_columns(node)]
+
+
+def _columns(node: fx.Node) -> tuple[str, ...]:
+    """The last two sizes of a value, as text: they may be symbolic."""
+    return tuple(map(str, shape(node)[-2:])) if is_tensor(node) else ()
 
 
 def _outputs(node: fx.Node) -> list[Any]:

@@ -229,3 +229,26 @@ def test_blocks_that_are_all_a_mask_says():
     want = torch.nn.functional.scaled_dot_product_attention(*operands(), attn_mask=kept)
     torch.testing.assert_close(got, want)
     assert not got[:, :, 16:32].any()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["cap", "hides"])
+def test_what_a_rule_puts_in_is_computed_anew_in_the_backward(name, dynamic, monkeypatch):
+    """Where no kernel takes an attention, rules make it two products and a softmax, whose scores are not kept."""
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)  # torch refuses gradients on CPUs only
+    score = {"cap": lambda s, b, h, i, j: torch.tanh(s / 20) * 20}.get(name, SCORES[name])
+    torch._dynamo.reset()
+    with regraft.coverage() as cov:
+        compiled = torch.compile(
+            lambda q, k, v: flex_attention(q, k, v, score), backend="regraft", dynamic=dynamic,
+            options={"profit": "always"},
+        )  # fmt: skip
+        inputs = [x.requires_grad_() for x in operands()]
+        result = compiled(*inputs)
+    assert cov.matches["sdpa"] == 1
+    assert not [x for x in result.grad_fn.saved_tensors if x.shape[-2:] == (S, S)]
+    result.square().sum().backward()
+    expected = [x.detach().clone().requires_grad_() for x in inputs]
+    flex_attention(*expected, score).square().sum().backward()
+    for one, other in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4)
