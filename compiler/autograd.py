@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from . import torch_autograd
+from . import torch_autograd, torch_compat
+from .eager_strides import corrected
 
 GraphKind = Literal["inference", "forward", "backward"]
 CompileGraph = Callable[[fx.GraphModule, Sequence[Any], GraphKind], Callable[[list[Any]], Any]]
@@ -50,6 +51,9 @@ def differentiate(
     """
     _drop_everything(graph_module)
     _pack_rules(graph_module)
+    mode = torch_compat.fake_mode_of(example_inputs)
+    if mode is not None:
+        torch_compat.correct_fakes(mode, corrected)
 
     def compiler(kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
         def compile_kind(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:

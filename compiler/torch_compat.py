@@ -228,6 +228,20 @@ def new_fake_mode(shape_env: Any) -> Any:
         return FakeTensorMode(shape_env=shape_env)
 
 
+def correct_fakes(fake_mode: Any, correct: Callable[[Any, Sequence[Any], dict[str, Any], Any], Any]) -> None:
+    """Have ``correct(operator, args, kwargs, result)`` give what operators give in a fake mode, from now on."""
+    dispatch = fake_mode.dispatch
+    if getattr(dispatch, "corrects", False):
+        return
+
+    def corrected(func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        result = dispatch(func, types, args, kwargs or {})
+        return correct(func, args, kwargs or {}, result)
+
+    corrected.corrects = True  # type: ignore[attr-defined]
+    fake_mode.dispatch = corrected  # of this mode alone, which belongs to one compilation
+
+
 def tracing_context() -> Any:
     """Dynamo's facts on the compilation under way (``fake_mode``, ``tensor_to_context``), or None outside of one."""
     from torch._guards import TracingContext

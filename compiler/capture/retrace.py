@@ -10,6 +10,7 @@ from torch import fx
 
 from ...rewrites.reason import Reason
 from .. import torch_attention, torch_compat
+from ..eager_strides import corrected
 from .asserts import ASSERT, Assertions, is_about_sizes, is_inserted, with_message
 from .audit import Derivatives, disagreement
 from .autocast import ExplicitAutocast, enabled_scopes
@@ -46,6 +47,7 @@ def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any], kept: list[Reason
     context = torch_compat.tracing_context()
     shape_env = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
     mode = torch_compat.new_fake_mode(shape_env)
+    torch_compat.correct_fakes(mode, corrected)
     quiet = torch_compat.saved_tensor_hooks_off()
     with quiet, torch_compat.borrowed_context(mode), torch_compat.forget_new_symbols_on_error(shape_env):
         return _record(gm, [_fake(value, mode) for value in example_inputs], mode, kept)
