@@ -232,9 +232,9 @@ class Retracer(fx.Interpreter):
     def _captured_body(self, body: fx.GraphModule, inputs: tuple[Any, ...]) -> fx.GraphModule:
         """The body of an activation checkpoint, captured too, if that is safe; else as it is.
 
-        Selective checkpointing asks the user's policy about every operator, and must see his own.
+        The policy of selective checkpointing is asked about every operator that is there in the end.
         """
-        if "_checkpoint_context_fn" in body.meta or any(refused_call(n) is not None for n in body.graph.nodes):
+        if any(refused_call(n) is not None for n in body.graph.nodes):
             return body
         try:
             with torch_compat.not_recorded():
@@ -245,6 +245,8 @@ class Retracer(fx.Interpreter):
             return body  # Tracing has run it, and `_keep` will again: what it writes must be written once.
         self.submodules[self._name_of(body)] = captured
         captured.meta[CAPTURED] = True
+        if torch_compat.CHECKPOINT_POLICY in body.meta:
+            captured.meta[torch_compat.CHECKPOINT_POLICY] = body.meta[torch_compat.CHECKPOINT_POLICY]
         return captured
 
     def _proxy_of(self, leaf: Any) -> Any:

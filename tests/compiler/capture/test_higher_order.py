@@ -80,9 +80,13 @@ def test_checkpointed_bodies_are_captured_too(body, around):
     assert "aten.matmul.default" in bodies(backend)[0]
 
 
-def test_checkpoint_recomputes_as_with_dynamos_own_graph():
+SELECTIVE = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+
+
+@pytest.mark.parametrize("how", [{}, {"context_fn": SELECTIVE}], ids=["all", "selective"])
+def test_checkpoint_recomputes_as_with_dynamos_own_graph(how):
     def program(x, w):
-        return checkpoint(attend, x, w, use_reentrant=False) @ w
+        return checkpoint(attend, x, w, use_reentrant=False, **how) @ w
 
     def backward_calls(capturing):
         torch._dynamo.reset()
@@ -102,15 +106,13 @@ def test_checkpoint_recomputes_as_with_dynamos_own_graph():
     assert backward_calls(True) == backward_calls(False)
 
 
-def test_selective_checkpointing_keeps_dynamos_body():
-    policy = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
-
+def test_bodies_of_selective_checkpoints_are_captured_too():
     def program(x, w):
-        return checkpoint(lambda a, b: F.gelu(a @ b).softmax(-1), x, w, use_reentrant=False, context_fn=policy)
+        return checkpoint(lambda a, b: F.gelu(a @ b).softmax(-1), x, w, use_reentrant=False, context_fn=SELECTIVE)
 
     for around in (torch.enable_grad, bf16):
         backend = same_as_eager(program, X, W, context=around, reference="aot")
-        assert "aten.matmul.default" not in bodies(backend)[0]
+        assert "aten.matmul.default" in bodies(backend)[0]
 
 
 def test_checkpointed_writes_happen_as_often_as_with_dynamos_graph():

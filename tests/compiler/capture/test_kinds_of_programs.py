@@ -5,6 +5,7 @@ A table: kind -> how many attentions are replaced before kernels are generated, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch._higher_order_ops import scan, while_loop
 from torch._higher_order_ops.map import map as map_over
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import regraft
 
@@ -59,6 +60,11 @@ def with_kernels(*backends: SDPBackend) -> Callable[..., torch.Tensor]:
     return program
 
 
+def selectively(q, k, v):
+    policy = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    return checkpoint(attend, q, k, v, use_reentrant=False, context_fn=policy)
+
+
 def either(q, k, v):
     return torch.cond(q.sum() > 0, attend, lambda q, k, v: (q - k).contiguous() + v, (q, k, v))
 
@@ -96,6 +102,8 @@ KINDS = {
     "inference mode": Kind(inside_inference_mode),
     "checkpoint": Kind(lambda *x: checkpoint(attend, *x, use_reentrant=False), training=True),
     "checkpoint without gradients": Kind(lambda *x: checkpoint(attend, *x, use_reentrant=False)),
+    "selective checkpoint": Kind(selectively, training=True),
+    "selective checkpoint without gradients": Kind(selectively),
     "cond": Kind(either),
     "while_loop": Kind(loop),
     "scan": Kind(running),
