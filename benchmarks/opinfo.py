@@ -4,14 +4,16 @@
     python benchmarks/opinfo.py --only 'nn.functional.*pool.*'
     python benchmarks/opinfo.py --device cuda --jobs 12 --budget 270 --outcomes cuda.json --resume --out o.json
     python benchmarks/opinfo.py --ways 'dynamic.*|.*errors|dtypes' --outcomes outcomes.json --resume
+    python benchmarks/opinfo.py --ways layouts
     python benchmarks/opinfo.py --device interpreter --only '.*softmax.*'
     python benchmarks/opinfo.py --shard 0/2 --outcomes shard0.json
     python benchmarks/opinfo.py --merge shard0.json,shard1.json --out benchmarks/opinfo.json
 
 Float32 (forward, gradient, strided, in place, each with symbolic sizes too; Philox) and bfloat16, int64, bool; on a GPU
 float16 too, with fewer samples. What eager refuses (the database's error inputs, dtypes that an operator does not take)
-the whole compiler must refuse. A worker process runs one operator after the other; one that crashes, hangs or breaks
-the GPU is replaced, and the case at hand recorded as the culprit. With --resume a run goes on where it was cut off.
+the whole compiler must refuse. Samples in other memory layouts ("layouts"): the strides that the graphs promise,
+without kernels. A worker process runs one operator after the other; one that crashes, hangs or breaks the GPU is
+replaced, and the case at hand recorded as the culprit. With --resume a run goes on where it was cut off.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ def work(samples: int, device: str, ways: str) -> None:
     import torch
     from support.opinfo import CUDA_DTYPES, CUDA_HOWS, CUDA_OTHERS, HOWS, cases, check, device_lost, operators
     from support.opinfo_errors import check_refusals, refusals
+    from support.opinfo_layouts import WAY, check_layouts, layout_cases
 
     torch.set_num_threads(1)
     sparing: dict[str, Any] = {}
@@ -79,6 +82,8 @@ def work(samples: int, device: str, ways: str) -> None:
             found = check(list(cases(op, samples, **sparing)), lambda case: _tell(answers, {"at": case}))
             refused = [case for case in refusals(op, device) if re.fullmatch(ways or ".*", case.way)]
             found += check_refusals(refused, lambda case: _tell(answers, {"at": case}))
+            if device == "cpu" and re.fullmatch(ways or ".*", WAY):
+                found += check_layouts(list(layout_cases(op)), lambda case: _tell(answers, {"at": case}))
         except Exception as error:
             _tell(answers, {"failed": f"{type(error).__name__}: {error}"[:500]})
         lost = device_lost(device)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.opinfo import Case, cases, check, operators
 from support.opinfo_errors import Refused, check_refusals, refusals
+from support.opinfo_layouts import check_layouts, layout_cases
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 # Family of lowerings -> operators.
@@ -135,3 +136,18 @@ def test_what_eager_takes_is_no_refusal():
     op = OpInfo("mine", op=torch.relu, dtypes=[torch.float32], sample_inputs_func=lambda *_, **__: [])
     (outcome,) = check_refusals([Refused(op, "errors", 0, SampleInput(torch.ones(2)), torch.float32, "cpu")])
     assert outcome.outcome == "skipped"
+
+
+LAID_OUT = [
+    "add", "copysign", "floor_divide", "where", "roll", "split", "einsum", "nn.functional.batch_norm",
+    "nn.functional.glu", "nn.functional.channel_shuffle", "nn.functional.max_unpool2d",
+    "nn.functional.pad.reflect", "nn.functional.prelu", "nn.functional.nll_loss", "nn.functional.huber_loss",
+    "nn.functional.hardswish", "nn.functional.conv2d",
+]  # fmt: skip
+
+
+def test_results_and_gradients_lie_as_in_eager():
+    known = operators()
+    outcomes = check_layouts([case for name in LAID_OUT for case in layout_cases(known[name])])
+    assert not [o for o in outcomes if o.outcome == "wrong"]
+    assert sum(o.outcome == "ok" for o in outcomes) > 2 * len(LAID_OUT)
