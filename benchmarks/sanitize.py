@@ -105,7 +105,8 @@ def cuda(arguments: list[str]) -> int:
     if not Path(tool).exists():
         print("compute-sanitizer is not installed: it comes with the CUDA toolkit")
         return 2
-    # torch keeps freed memory for later: without that, each tensor is an allocation of its own.
+    # torch keeps freed memory for later: without that, each tensor is an allocation of its own. CUDA graphs cannot
+    # be captured then: tests/conftest.py skips the tests that do.
     env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     command = [tool, "--tool", "memcheck", "--error-exitcode", "1", "--target-processes", "all", "--print-limit", "20"]
     command += [sys.executable, "-m", "pytest", *arguments]

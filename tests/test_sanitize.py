@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = ROOT / "benchmarks" / "sanitize.py"
@@ -37,3 +38,14 @@ def test_an_overrun_is_found_and_tails_are_clean(tmp_path):
     assert "2 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1 and "1 findings" in done.stdout
     assert "heap-buffer-overflow" in done.stdout and "k0123456789abcdef" in done.stdout
+
+
+def test_tests_that_capture_graphs_are_skipped_where_each_tensor_is_an_allocation(pytestconfig, monkeypatch):
+    """Under compute-sanitizer, and however deep in a compilation that contains faults."""
+    (conftest,) = (plugin for plugin in pytestconfig.pluginmanager.get_plugins() if hasattr(plugin, "refuse_capture"))
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", conftest.refuse_capture)
+    with pytest.raises(pytest.skip.Exception):
+        try:
+            torch.cuda.CUDAGraph.capture_begin(None, pool=None, capture_error_mode="thread_local")
+        except Exception:
+            pytest.fail("taken for a fault")
