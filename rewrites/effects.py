@@ -88,6 +88,25 @@ def mark_gradients(graph: fx.Graph, inputs: Sequence[bool]) -> None:
             enabled = bool(node.args[0])
         elif enabled:
             pass_gradient(node)
+        elif written(node):  # what autograd does not see leaves a tensor the history that it has
+            node.meta["wants_gradient"] = any(map(wants_gradient, written(node)))
+
+
+def unseen(graph: fx.Graph) -> set[fx.Node]:
+    """Calls that autograd does not see: gradients are off, or inference mode is on."""
+    found: set[fx.Node] = set()
+    enabled, inference = torch.is_grad_enabled(), set[Any]()
+    for node in graph.nodes:
+        name = op_name(node)
+        if name == _GRAD_MODE:
+            enabled = bool(node.args[0])
+        elif name == "_enter_inference_mode" and all(node.args):
+            inference.add(node)
+        elif name == "_exit_inference_mode":
+            inference.discard(node.args[0])
+        elif not enabled or inference:
+            found.add(node)
+    return found
 
 
 def _attribute(node: fx.Node) -> Any:

@@ -4,7 +4,8 @@
     add_(scores, wider)                       ->   to(add(scores, wider), dtype of scores)
     dropout(x, p, train=False)                ->   x
 
-Writes that anyone could observe (to inputs, to what has other aliases in use) stay as they are.
+Writes that anyone could observe (to inputs, to what has other aliases in use) stay as they are, and so do those that
+autograd must not see (under `no_grad`, to a tensor that has a history).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import fx
 
 from .editor import infer
-from .effects import storages
+from .effects import storages, unseen
 from .graph import is_random, is_tensor, op_name, val
 from .layout import same_layout
 
@@ -32,8 +33,12 @@ def functionalize_temporaries(graph: fx.Graph) -> int:
         return 0
     position: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.nodes)}
     memory = {node: storages(node) for node in graph.nodes}  # before any change: metadata is renewed on the way
-    aliases = _aliases(memory)
-    return sum(_functionalize(node, position, [aliases[m] for m in memory[node]]) for node in inplace)
+    aliases, hidden = _aliases(memory), unseen(graph)
+    return sum(
+        _functionalize(node, position, shared)
+        for node in inplace
+        if not _keeps_history(node, shared := [aliases[m] for m in memory[node]], hidden)
+    )
 
 
 def remove_inactive_dropout(graph: fx.Graph) -> int:
@@ -83,6 +88,11 @@ def _aliases(memory: dict[fx.Node, set[int]]) -> dict[int, list[fx.Node]]:
         for storage in owned:
             found.setdefault(storage, []).append(node)
     return found
+
+
+def _keeps_history(node: fx.Node, aliases: list[list[fx.Node]], hidden: set[fx.Node]) -> bool:
+    """Whether autograd, which does not see a write, has seen what is written made: its gradients go on."""
+    return node in hidden and any(other not in hidden for shared in aliases for other in shared)
 
 
 def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[list[fx.Node]]) -> bool:

@@ -33,7 +33,7 @@ class Derivatives:
     def extend(self, values: Any) -> list[Any]:
         """The nodes of the autograd graph behind `values` that were not there before."""
         leaves = torch_compat.tree_leaves(values)
-        pending = [leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        pending = [_history(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         found = []
         while pending:
             fn = pending.pop()
@@ -42,6 +42,14 @@ class Derivatives:
                 found.append(fn)
                 pending.extend(parent for parent, _ in fn.next_functions)
         return found
+
+
+def _history(tensor: torch.Tensor) -> Any:
+    """What made a tensor; None for a view that autograd has lost sight of, which it will say where it is used."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # made under no_grad, and what it looks at was written to
+        return None
 
 
 def disagreement(node: fx.Node, value: Any) -> Reason | None:

@@ -49,7 +49,8 @@ def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any], kept: list[Reason
     mode = torch_compat.new_fake_mode(shape_env)
     torch_compat.correct_fakes(mode, corrected)
     quiet = torch_compat.saved_tensor_hooks_off()
-    with quiet, torch_compat.borrowed_context(mode), torch_compat.forget_new_symbols_on_error(shape_env):
+    grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())  # again afterwards, wherever the program fails
+    with quiet, grad_mode, torch_compat.borrowed_context(mode), torch_compat.forget_new_symbols_on_error(shape_env):
         return _record(gm, [_fake(value, mode) for value in example_inputs], mode, kept)
 
 
@@ -94,6 +95,7 @@ class Retracer(fx.Interpreter):
         self._fake_mode, self._kept = fake_mode, kept
         self._derivatives = Derivatives()
         self._scopes: dict[int, fx.Node] = {}
+        self._open: list[Any] = []  # of autocast and inference mode
         self._assertions = Assertions()
         self._late: list[fx.Node] = []
 
@@ -107,7 +109,25 @@ class Retracer(fx.Interpreter):
         # Of inputs that require gradients, Dynamo does not always know afterwards that they do.
         self._watched = [(n, x) for n, x in pairs if isinstance(x, torch.Tensor) and not x.requires_grad]
         self._derivatives.extend(inputs)
-        return self.run(*inputs)
+        try:
+            return self.run(*inputs)
+        finally:
+            self._leave_scopes()
+
+    def _leave_scopes(self) -> None:
+        """Leave what the program has entered and, where it failed, not left: others compile after it."""
+        with torch_compat.no_function_modes():
+            while self._open:
+                self._open.pop().__exit__(None, None, None)
+
+    def _scope(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Enter or leave a scope."""
+        scope = target(*args, **kwargs)
+        if scope is not None:
+            self._open.append(scope)
+        elif args[0] in self._open:
+            self._open.remove(args[0])
+        return scope
 
     def _adopt_attributes(self) -> None:
         """Parameters and buffers of the module become `get_attr` nodes by their own names."""
@@ -160,7 +180,7 @@ class Retracer(fx.Interpreter):
             return self._keep(target, args, kwargs)
         if target in torch_compat.AUTOCAST_SCOPE:
             with torch_compat.no_function_modes():  # The casts are recorded, so the scope need not be.
-                return target(*args, **kwargs)
+                return self._scope(target, args, kwargs)
         if target in torch_compat.INFERENCE_SCOPE:
             return self._as_grad_mode(target, args)
         if target in (torch_attention.BACKEND_NAMED, torch_attention.ALLOW_BACKENDS):
@@ -173,7 +193,7 @@ class Retracer(fx.Interpreter):
         Gradients are off in it. What it saves beyond that, a compiled graph does not spend; and AOTAutograd fails on
         views that are made in it of what was made outside.
         """
-        scope = target(*args)
+        scope = self._scope(target, args, {})
         self._effect(torch_compat.SET_GRAD_MODE, (torch.is_grad_enabled(),))
         return scope
 

@@ -34,7 +34,23 @@ def seen_later(a):
     return view, e
 
 
+def unseen(write, use):
+    """A write to `x`'s copy that autograd does not see: it has a gradient, as if nothing had been written."""
+
+    def program(x):
+        y = x.sin()
+        with torch.no_grad():
+            write(y)
+        return use(y, x)
+
+    return program
+
+
 WRITES = {
+    "scaled unseen": unseen(lambda y: y.mul_(2), lambda y, x: y * x),
+    "cleared unseen": unseen(lambda y: y[1:].zero_(), lambda y, x: y.exp()),
+    "clamped unseen": unseen(lambda y: y.view(-1).clamp_(max=0.5), lambda y, x: torch.softmax(y, -1)),
+    "attention unseen": unseen(lambda y: y.add_(1), lambda y, x: (y @ y.mT / 2).softmax(-1) @ y),
     "copy": lambda x: x.neg().copy_(x.sin()),
     "equal": lambda x: x.neg().eq_(0.5),
     "not equal": lambda x: x.neg().ne_(x),

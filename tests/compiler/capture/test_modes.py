@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from support.capturing import CaptureBackend, same_as_eager
 from torch import nn
 
+import regraft
+from regraft.compiler.capture.audit import Derivatives
+
 X = torch.linspace(-2, 3, 16).reshape(4, 4)
 W = torch.linspace(1, -1, 16).reshape(4, 4).requires_grad_()
 B = torch.arange(4.0).requires_grad_()
@@ -169,3 +172,29 @@ def test_saved_tensor_hooks_see_no_fakes():
 
     assert same_as_eager(lambda x, w: (x @ w).sin() @ w, X, W, context=hooks).codes == []
     assert set(seen) == {torch.Tensor}
+
+
+@pytest.mark.parametrize("scope", [
+    torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16),
+], ids=["no_grad", "inference", "autocast"])  # fmt: skip
+def test_what_fails_within_a_scope_has_left_it(scope, monkeypatch):
+    """Compiled as it was written, the program has its gradients: no mode stays as the failed recording had it."""
+
+    def fails(self, values, node):
+        if "cos" in str(node.target):
+            raise RuntimeError("as tracing may")
+
+    def program(x):
+        with scope():
+            shift = (x.detach() @ x.detach()).cos().mean().float()
+        return (x * shift.clone()).sin() @ x
+
+    monkeypatch.setattr(Derivatives, "lost", fails)
+    x = X.clone().requires_grad_()
+    with regraft.coverage() as found:
+        ours = torch.compile(program, backend="regraft")(x)
+    assert any(fallback.code == "trace-failed" for fallback in found.fallbacks)
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not torch.is_autocast_enabled("cpu")
+    assert ours.dtype == torch.float32 and ours.requires_grad
+    (mine,), (theirs,) = (torch.autograd.grad(y.sum(), x) for y in (ours, program(x)))
+    torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
