@@ -107,6 +107,14 @@ def test_what_torch_does_without_us_is_not_ours():
     assert check(text).outcome == "torch"
 
 
+def test_what_is_wrong_beside_what_torch_does_is_ours(monkeypatch):
+    text = PLANTED.replace("v0.sum(0)", "v0 + torch.compiler.is_compiling()").replace("v1, v2", "v2, v1")
+    monkeypatch.setitem(LOWERINGS, "aten.relu", LOWERINGS["aten.neg"])
+    verdict = check(text)
+    assert verdict.outcome == "wrong"
+    assert verdict.failure.message.startswith("outputs[0]")
+
+
 def seen(*outputs, inputs=(), error=None):
     return Seen(list(outputs), None, list(inputs), error=error)
 

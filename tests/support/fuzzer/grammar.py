@@ -34,7 +34,7 @@ GROUPS = [
         (spellings.POINTWISE, 30), (spellings.REDUCTIONS, 16), (spellings.VIEWS, 22), (spellings.INDEXING, 12),
         (spellings.MADE, 6), (spellings.PRODUCTS, 5), (spellings.RANDOM, 2), (operators.NUMBERS, 9),
         (operators.REDUCED, 7), (operators.PLACED, 8), (operators.PRODUCTS, 5), (operators.WINDOWS, 5),
-        (operators.COMPLEX, 3),
+        (operators.COMPLEX, 3), (operators.FUNCTIONS, 4),
     )
 ]  # fmt: skip
 INPLACE, INTS, FLOATS_OF, APART = map(

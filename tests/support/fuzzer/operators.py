@@ -437,3 +437,40 @@ F.hardtanh({x}, inplace=True)
 {c}.conj().add_(1)
 {c}.real.zero_()
 """
+
+# Transforms, functions as arguments, containers.
+FUNCTIONS = """
+torch.func.vmap(lambda r: r * 2 + r.sum())({m})
+torch.func.vmap(lambda r: r.softmax(-1) * r)({m})
+torch.func.vmap(torch.dot)({m}.flatten(1), {m}.flatten(1))
+torch.func.vmap(lambda r, s: r * s, in_dims=(0, None))({m}, {z})
+torch.func.vmap(lambda r: r.sort()[0], in_dims=1, out_dims=1)({m})
+torch.func.vmap(lambda r, k: r[k])({m}, torch.zeros({m}.shape[0], dtype=torch.long, device=DEVICE))
+torch.func.grad(lambda q: (q * q).sum())({x})
+torch.func.grad(lambda q: q.sin().sum())({x} * 2)
+torch.func.vmap(torch.func.grad(lambda r: r.exp().sum()))({m})
+torch.func.grad_and_value(lambda q: q.square().mean())({x})[1]
+torch.func.jvp(lambda q: q * q.sin(), ({x},), (torch.ones_like({x}),))[1]
+torch.func.vjp(lambda q: q.tanh(), {x})[1](torch.ones_like({x}))[0]
+torch.func.jacrev(lambda q: q.square().sum(-1))({m}.flatten(1))
+torch.utils.checkpoint.checkpoint(lambda q: q.sin() * q.cos(), {x}, use_reentrant=False)
+torch.utils.checkpoint.checkpoint(lambda q, s: (q * s).softmax(-1), {x}, {f}, use_reentrant=False)
+torch.cond({x}.sum() > 0, lambda q: q * 2, lambda q: q - 1, ({x},))
+sum([part * 2 for part in {m}.unbind(0)])
+torch.stack([part.cumsum(0) for part in {m}.unbind(0)])
+torch.cat([part[:k] for k, part in enumerate({m}.unbind(0))])
+{"a": {x}, "b": {x} * 2}["b"]
+(lambda q, *rest, scale=2: q * scale + len(rest))({x}, {n}, scale={f})
+[{x} for _ in range(2)][-1] + 1
+{x} * max({x}.shape)
+torch.tensor({x}.tolist())
+{x}.numpy(force=True).sum() + {x}
+getattr({x}, "relu")()
+torch._foreach_add([{x}, {x} * 2], 1)[1]
+torch._foreach_mul([{x}, {x}], {f})[0]
+torch._foreach_norm([{x}, {x} * 2])[1]
+torch.nn.functional.scaled_dot_product_attention({m}, {m}, {m})
+nn.functional.normalize({x}, p={p}, dim={d}, eps=1e-3)
+torch.broadcast_shapes({x}.shape, (1,))[0] * {x}
+torch.Size({t}.shape).numel() * {x}
+"""

@@ -49,6 +49,11 @@ class Failure:
     call: int
     message: str
 
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """Of what kind it is, and where: the result that is wrong, or the error."""
+        return self.kind, self.call, self.message.split(":")[0]
+
 
 @dataclass
 class Verdict:
@@ -67,7 +72,7 @@ def check(text: str, device: str = "cpu") -> Verdict:
         failure, counts, outcome = _compared(loaded, "regraft")
         if failure is not None and not failure.kind.startswith("fallback"):
             theirs, _, _ = _compared(loaded, "aot_eager")
-            if theirs is not None and theirs.kind == failure.kind:
+            if theirs is not None and theirs.place == failure.place:
                 return Verdict("torch", failure, counts)
     return Verdict("wrong" if failure is not None else outcome, failure, counts)
 
