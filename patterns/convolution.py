@@ -114,9 +114,12 @@ def forward_convolution(match: Binding) -> Reason | None:
     """The convolution is not a transposed one, and its geometry is made of numbers."""
     node = _the_convolution(match)
     values = arguments(node)
-    if values["transposed"] is False and not list(nodes_in([values[n] for n in ("padding", "stride", "dilation")])):
-        return None
-    return Reason("convolution-transposed", "it is a transposed convolution", (node,))
+    if values["transposed"] is not False:
+        return Reason("convolution-transposed", "it is a transposed convolution", (node,))
+    computed = list(nodes_in([values[n] for n in ("padding", "stride", "dilation", "groups")]))
+    if computed:
+        return Reason("size-symbolic", f"{describe(computed[0])} may differ from call to call", (node,))
+    return None
 
 
 def added_whole(match: Binding) -> Reason | None:

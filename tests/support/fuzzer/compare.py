@@ -151,7 +151,8 @@ def _explained(ours: Any, theirs: Any, runs: list[tuple[str, Any]], found: Diffe
         steady = len(runs) > 0
         return found if steady else Difference("unstable", found.message)
     # Without double precision nobody knows what constants of the program's own are rounded to.
-    eps = 0.0 if any(name == "double" for name, _ in runs) else max(run.eps for _, run in runs)
+    coarsest = max(run.eps for _, run in runs)
+    eps = 0.0 if any(name == "double" for name, _ in runs) else coarsest
     for where, mine, other in _pairs(ours, theirs):
         if _apart(mine, other) is None:
             continue
@@ -159,7 +160,8 @@ def _explained(ours: Any, theirs: Any, runs: list[tuple[str, Any]], found: Diffe
         if not isinstance(mine, torch.Tensor):
             return Difference("unstable", where) if _moves(runs, part, int(index), other) else found
         versions = [(name, as_real(getattr(run, part)[int(index)])) for name, run in runs]
-        if not _within(as_real(mine.detach()), as_real(other.detach()), versions, eps):
+        widened = coarsest if mine.dtype in (torch.float64, torch.complex128) else 0.0  # of what was rounded before
+        if not _within(as_real(mine.detach()), as_real(other.detach()), versions, max(eps, widened)):
             return Difference(_KINDS[part], f"{where}: {_message(mine, other)}")
     return None
 
