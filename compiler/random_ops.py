@@ -127,3 +127,15 @@ def _register() -> None:
 
 
 _register()
+
+
+@ops.split.default.py_functionalize_impl
+def _split_apart(context: Any, seeds: torch.Tensor) -> list[torch.Tensor]:
+    """Copies, where AOTAutograd traces a graph of ours once more: it knows no views but torch's own.
+
+    Compiled autograd does so with the backward.
+    """
+    whole = context.unwrap_tensors(seeds)
+    with context.redispatch_to_next():
+        parts = [seed.clone() for seed in whole.unbind()]
+    return context.wrap_tensors(parts)

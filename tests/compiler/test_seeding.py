@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
+import regraft
 from regraft.compiler.autograd import differentiate
 from regraft.compiler.seeding import seed_calls
 from regraft.compiler.wrapper import generate
@@ -257,3 +259,23 @@ def test_random_graphs_without_gradients_in_them():
         run, backend = compiled(lambda x: F.dropout(x, 0.5))
         run(torch.randn(3))
     assert backend.operators("inference")["bernoulli"] == 1
+
+
+def test_compiled_autograd_draws_the_masks_of_the_forward_again():
+    """It traces the backward that was made before once more, seeds included."""
+    x, w = (torch.randn(n, 16, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in (24, 16))
+
+    def program(x, w):
+        return F.dropout(F.dropout(x @ w, 0.5) * 3, 0.5)
+
+    torch._dynamo.reset()
+    with regraft.coverage() as cov:
+        result = torch.compile(program, backend="regraft")(x, w)
+        with compiled_autograd._enable(torch.compile(backend="regraft")):
+            result.sum().backward()
+    assert [graph.kind for graph in cov.graphs] == ["training", "inference"]
+    assert "not-differentiated" not in {f.code for f in cov.fallbacks}
+    mask = (result.detach() != 0) * 12.0
+    torch.testing.assert_close(result.detach(), mask * (x @ w).detach())
+    torch.testing.assert_close(x.grad, mask @ w.detach().T)
+    torch.testing.assert_close(w.grad, x.detach().T @ mask)
