@@ -2,6 +2,7 @@
 
     scores = matmul(q, k);  div_(scores, 8)   ->   div(matmul(q, k), 8)        nobody else sees `scores` afterwards
     add_(scores, wider)                       ->   to(add(scores, wider), dtype of scores)
+    masked_fill_(scores, mask, 0)             ->   masked_fill(scores, mask, 0), laid out as scores
     dropout(x, p, train=False)                ->   x
 
 Writes that anyone could observe (to inputs, to what has other aliases in use) stay as they are, and so do those that
@@ -10,6 +11,8 @@ autograd must not see (under `no_grad`, to a tensor that has a history).
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +21,8 @@ from torch import fx
 from .editor import infer
 from .effects import storages, unseen
 from .graph import is_random, is_tensor, op_name, val
-from .layout import same_layout
+from .layout import restore_layout, same_layout
+from .symbolic import same_shape
 
 
 def is_simplified(graph: fx.Graph) -> bool:
@@ -102,10 +106,14 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
         return False
     inplace, node.target = node.target, target
     result = _inferred(node)
-    if result is None or not same_layout(result.to(val(node).dtype), val(node)) or _loses_gradient(result, node):
+    if result is None or _loses_gradient(result, node):
         node.target = inplace
         return False
-    if result.dtype != val(node).dtype:
+    if not same_layout(result.to(val(node).dtype), val(node)):
+        if not _lay_back(node, result, position, aliases[0]):
+            node.target = inplace
+            return False
+    elif result.dtype != val(node).dtype:
         _cast_back(node, position, aliases[0])
     for other in aliases[0]:
         if position[other] >= position[node]:
@@ -134,6 +142,35 @@ def _cast_back(node: fx.Node, position: dict[fx.Node, float], aliases: list[fx.N
     node.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not narrow)
     position[narrow] = position[node] + 0.5
     aliases.insert(aliases.index(node) + 1, narrow)
+
+
+def _lay_back(node: fx.Node, result: torch.Tensor, position: dict[fx.Node, float], aliases: list[fx.Node]) -> bool:
+    """Lays out what a call out of place gives as the memory is that the call in place writes to; whether it can be."""
+    like = val(node)
+    if result.dtype != like.dtype or not same_shape(result.shape, like.shape):
+        return False
+    before, users = node.next, list(node.users)
+    node.meta["val"] = result
+    with node.graph.inserting_before(before):
+        laid = restore_layout(node.graph, node, like)
+    made = list(itertools.takewhile(lambda n: n is not before, _following(node)))
+    if not same_layout(val(laid), like):
+        for new in reversed(made):
+            node.graph.erase_node(new)
+        node.meta["val"] = like
+        return False
+    for user in users:
+        user.replace_input_with(node, laid)
+    for k, new in enumerate(made, 1):
+        position[new] = position[node] + k / 8
+    aliases[aliases.index(node) + 1 : aliases.index(node) + 1] = made
+    return True
+
+
+def _following(node: fx.Node) -> Iterator[fx.Node]:
+    while node.op != "root":
+        node = node.next
+        yield node
 
 
 _OVERLOADS = {"bernoulli_.float": "p"}  # where the functional one has another name

@@ -174,3 +174,33 @@ def test_gradients_lie_as_in_eager():
     compiled = torch.compile(program, backend="regraft", options={"strict": True})
     for ours, eager in zip(gradients(compiled), gradients(program), strict=True):
         assert ours.stride() == eager.stride()
+
+
+WRITES = {
+    "masked_fill": lambda x, mask: (x * 2).masked_fill_(mask, 0),
+    "scatter": lambda x, mask: (x * 2).scatter_(0, torch.zeros(1, 5, dtype=torch.int64), 3.0),
+    "cumsum": lambda x, mask: (x * 2).cumsum_(0) + 1,
+    "tril": lambda x, mask: (x * 2).tril_(),
+    "addmm": lambda x, mask: (x * 2).addmm_(torch.ones(4, 3), torch.ones(3, 5)).view_as(x),
+    "index_add": lambda x, mask: (x * 2).index_add_(0, torch.tensor([1]), torch.ones(1, 5)),
+    "masked_scatter": lambda x, mask: (x * 2).masked_scatter_(mask, torch.ones(20)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_written_in_place_stays_as_it_lies(dynamic):
+    """Out of place, these calls give other strides."""
+
+    def program(x, mask):
+        return [function(x, mask) for function in WRITES.values()]
+
+    def run(function):
+        x = torch.linspace(-1, 1, 20).reshape(5, 4).t().detach().requires_grad_()
+        results = function(x, torch.arange(20).reshape(4, 5) % 3 == 0)
+        return results, torch.autograd.grad(sum(r.square().sum() for r in results), x)[0]
+
+    (ours, gradient), (eager, expected) = run(torch.compile(program, backend="regraft", dynamic=dynamic)), run(program)
+    torch.testing.assert_close(gradient, expected)
+    for name, mine, theirs in zip(WRITES, ours, eager, strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.stride() == theirs.stride(), name
