@@ -17,11 +17,11 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .compiler.backend import backend
-    from .compiler.check import check
-    from .compiler.expect import expect_match
-    from .compiler.explain import explain
     from .compiler.options import OptionError, Options
-    from .compiler.profile import KernelReport, kernels
+    from .compiler.tools.check import check
+    from .compiler.tools.explain.expect import expect_match
+    from .compiler.tools.explain.explain import explain
+    from .compiler.tools.profile import KernelReport, kernels
     from .patterns import default_rules
     from .rewrites.coverage import Coverage, coverage
     from .rewrites.pattern import PatternError, choose, optional
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "backend": ".compiler.backend",
-    "check": ".compiler.check",
-    "expect_match": ".compiler.expect",
-    "explain": ".compiler.explain",
-    "KernelReport": ".compiler.profile",
-    "kernels": ".compiler.profile",
+    "check": ".compiler.tools.check",
+    "expect_match": ".compiler.tools.explain.expect",
+    "explain": ".compiler.tools.explain.explain",
+    "KernelReport": ".compiler.tools.profile",
+    "kernels": ".compiler.tools.profile",
     "OptionError": ".compiler.options",
     "Options": ".compiler.options",
     "default_rules": ".patterns",

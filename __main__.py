@@ -1,5 +1,5 @@
 """`python -m regraft` is the `regraft` command."""
 
-from .compiler.cli import main
+from .compiler.tools.cli.main import main
 
 main()

@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from regraft.compiler.targets import Target, load
+from regraft.compiler.tools.targets.load import Target, load
 
 
 @dataclass

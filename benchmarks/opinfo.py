@@ -98,14 +98,14 @@ def _prepare_gpu() -> None:
 
     import torch
 
-    from regraft.compiler.triton.pool import Pool
+    from regraft.compiler.codegen.triton.compile_pool import Pool
 
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device")
     # Torch's test helpers, which have the operators, forbid to assign these.
     torch.backends.cudnn.set_flags(_deterministic=True, _allow_tf32=False)
     one = Pool(1)
-    importlib.import_module("regraft.compiler.triton.compiler").pool = lambda: one  # type: ignore[attr-defined]
+    importlib.import_module("regraft.compiler.codegen.triton.compiler").pool = lambda: one  # type: ignore[attr-defined]
 
 
 def _tell(answers: Any, message: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = (
     "tests/compiler/cpp", "tests/compiler/lowering", "tests/compiler/schedule", "tests/compiler/templates",
-    "tests/compiler/test_codegen.py", "tests/compiler/test_random_programs.py",
+    "tests/compiler/codegen/test_generate.py", "tests/compiler/test_random_programs.py",
 )  # fmt: skip
 # Frames stay, so that a finding names its kernel; the run goes on after one.
 FLAGS = (

@@ -2,8 +2,8 @@
 
     capture -> rewrite "forward" -> differentiate -> rewrite "lowered" -> generate kernels -> wrapper
 
-What is done to the graphs before kernels is in `stages`. Every stage prints as text and runs; what happened in it goes
-to one `GraphRecord`, published to `regraft.coverage()`.
+What is done to the graphs before kernels is in `pipeline`. Every stage prints as text and runs. What happened in it
+goes to one `GraphRecord`, published to `regraft.coverage()`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from torch import fx
 
 from ..patterns import default_rules
 from ..rewrites.backup import Backup, copied
+from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, is_renamed_tensor
+from ..rewrites.compat.attention import guard_backends
+from ..rewrites.compat.autograd import calls_plainly, keep_saved, places, tell_strides
+from ..rewrites.compat.memory import guard_float32_precision
 from ..rewrites.coverage import publish
 from ..rewrites.effects import mark_gradients
 from ..rewrites.faults import Faults
@@ -27,31 +31,27 @@ from ..rewrites.reason import Reason
 from ..rewrites.record import Fallback, GraphRecord
 from ..rewrites.rule import Rule, declared
 from ..rewrites.ruleset import RuleSet, plugin_rules
-from . import triton
-from .autograd import GraphKind, differentiate
-from .bodies import Body, bodies, compiled_body, put_body, refused_body
-from .by_sizes import BySizes, with_known_sizes
+from .autograd.by_sizes import BySizes, with_known_sizes
+from .autograd.differentiate import GraphKind, differentiate
+from .autotune.autotuner import BUDGET_SECONDS, Measured
 from .capture import Captured, capture
 from .capture.outputs import flat_outputs
-from .codegen import NotGeneratedError, generate_kernels
-from .collector import collected_once
-from .containment import Containment, PassFailedError
-from .cudagraph_rules import skip_reason
-from .cudagraphs import CudaGraphs
-from .frames import with_room
+from .codegen import triton
+from .codegen.generate import NotGeneratedError, generate_kernels
+from .codegen.wrapper.bodies import Body, bodies, compiled_body, put_body, refused_body
+from .codegen.wrapper.stride_checks import laid_out, order_of
+from .codegen.wrapper.wrapper import Wrapper, generate
 from .freezing import Boxed, Freezer, refuse_training
-from .measure import BUDGET_SECONDS, Measured
 from .options import OptionError, Options, cache_dir
-from .promised import laid_out, order_of
-from .spaced_rows import strides_of_outputs, take_strides
-from .stages import Stages
-from .torch_attention import guard_backends
-from .torch_autograd import calls_plainly, keep_saved, places, tell_strides
-from .torch_compat import compile_lock, compile_name, dynamo_signal, is_renamed_tensor
-from .torch_memory import guard_float32_precision
-from .warm.entry import Entry, recall, save
-from .warm.key import graph_key
-from .wrapper import Wrapper, generate
+from .passes.align_rows import strides_of_outputs, take_strides
+from .passes.containment import Containment, PassFailedError
+from .pipeline import Stages
+from .runtime.cudagraphs.graphs import CudaGraphs
+from .runtime.cudagraphs.rules import skip_reason
+from .runtime.frame_stack import with_room
+from .runtime.gc_pause import collected_once
+from .runtime.graph_cache.entry import Entry, recall, save
+from .runtime.graph_cache.key import graph_key
 
 Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
 """Told of each compiled graph: name of the program, kind, the graph, its wrapper; gives what is called in its place."""

@@ -46,7 +46,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
 
 
 def test_wheel_holds_what_is_no_module(wheel):
-    pages = [ROOT / "rewrites/report/page", ROOT / "compiler/profile/page"]
+    pages = [ROOT / "rewrites/report/page", ROOT / "compiler/tools/profile/page"]
     files = {"regraft/" + str(path.relative_to(ROOT)) for page in pages for path in page.iterdir()}
     assert len(files) > len(pages) and files <= wheel
     assert [name for name in wheel if name.endswith("LICENSE")]

@@ -74,8 +74,8 @@ HELD: dict[str, tuple[str, ...]] = {
         "compiler/test_options.py::test_key_tells_options_and_rule_contents_apart",
     ),
     "11 slow starts: #122540 #172547 #128398 #118213": (
-        "compiler/warm/test_entry.py::test_another_process_recalls_it",
-        "compiler/warm/test_key.py::test_what_the_code_depends_on_is_in_the_key",
+        "compiler/runtime/graph_cache/test_entry.py::test_another_process_recalls_it",
+        "compiler/runtime/graph_cache/test_key.py::test_what_the_code_depends_on_is_in_the_key",
     ),
     "12 autotuning: #154301 #161764 #159525 #172819": (
         "compiler/test_measure.py::test_slower_candidates_are_declined",
@@ -118,8 +118,8 @@ HELD: dict[str, tuple[str, ...]] = {
     ),
     "19 small kernels: #109700 #106466 #122281 #122961": (
         "compiler/schedule/test_legality.py::test_few_shared_iterations_would_leave_threads_idle",
-        "compiler/cpp/test_kernels.py::test_tails_touch_nothing_else",
-        "compiler/cpp/test_kernels.py::test_other_instruction_sets_agree",
+        "compiler/codegen/cpp/test_kernels.py::test_tails_touch_nothing_else",
+        "compiler/codegen/cpp/test_kernels.py::test_other_instruction_sets_agree",
     ),
     "20 silent fallbacks: thunder#2539 TensorRT#2175 OpenVINO#37215": (
         "compiler/test_backend.py::test_a_program_that_our_faults_break_runs_as_it_was_written",

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOL = ROOT / "benchmarks" / "sanitize.py"
 PROGRAM = """
 import ctypes, sys, torch
-from regraft.compiler.cpp.compiler import Source, compile_all
+from regraft.compiler.codegen.cpp.compiler import Source, compile_all
 
 TEXT = 'extern "C" void k0123456789abcdef(float* x, long n) { for (long i = 0; i <= n; ++i) x[i] += 1; }'
 

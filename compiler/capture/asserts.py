@@ -19,7 +19,7 @@ import sympy
 import torch
 from torch import fx
 
-from .. import torch_compat
+from ...rewrites import compat
 
 _library = torch.library.Library("regraft", "FRAGMENT")
 _library.define("size(Tensor self, int dim) -> SymInt")
@@ -118,7 +118,7 @@ def _sized_by(path: Sequence[Any], result: Any) -> tuple[torch.Tensor, int] | No
 
 def _is_number(node: fx.Node) -> bool:
     """Whether a node is arithmetic with numbers."""
-    if node.op != "call_function" or isinstance(node.target, torch_compat.OPERATORS):
+    if node.op != "call_function" or isinstance(node.target, compat.OPERATORS):
         return False
     inputs = node.all_input_nodes
     return bool(inputs) and not any(isinstance(arg.meta.get("example_value"), torch.Tensor) for arg in inputs)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.reason import Reason
-from .. import torch_compat
 
 _FACTS = ("dtype", "device", "layout", "requires_grad", "ndim")
 
@@ -24,15 +24,15 @@ class Derivatives:
 
         Operators are recorded as they are, so that autograd finds their derivatives again, the user's too.
         """
-        custom = [fn for fn in self.extend(values) if torch_compat.is_custom_function(fn)]
-        if not custom or isinstance(node.target, (*torch_compat.OPERATORS, torch_compat.HigherOrderOperator)):
+        custom = [fn for fn in self.extend(values) if compat.is_custom_function(fn)]
+        if not custom or isinstance(node.target, (*compat.OPERATORS, compat.HigherOrderOperator)):
             return None
         message = f"{node.name} runs the autograd function {type(custom[0]).__name__.removesuffix('Backward')}"
         return Reason("custom-derivative", message, (node,))
 
     def extend(self, values: Any) -> list[Any]:
         """The nodes of the autograd graph behind `values` that were not there before."""
-        leaves = torch_compat.tree_leaves(values)
+        leaves = compat.tree_leaves(values)
         pending = [_history(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         found = []
         while pending:

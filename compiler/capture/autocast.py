@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import torch_compat
+from ...rewrites import compat
 
 SOURCE_META = ("stack_trace", "nn_module_stack")
 
@@ -36,7 +36,7 @@ class ExplicitAutocast(dict):
         self._as_is: Any = None
 
     def __contains__(self, target: object) -> bool:
-        if not torch_compat.autocast_on():
+        if not compat.autocast_on():
             return super().__contains__(target)
         if self._as_is is target:
             self._as_is = None
@@ -49,29 +49,29 @@ class ExplicitAutocast(dict):
         return lambda *args, **kwargs: self._call(target, args, kwargs)
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key = torch_compat.autocast_kernel(target, _devices(args, kwargs))
+        key = compat.autocast_kernel(target, _devices(args, kwargs))
         if key is not None:
-            return torch_compat.run_kernel(target, key, args, kwargs)
-        if torch_compat.is_composite(target) and _casts_inside(target, args, kwargs):
+            return compat.run_kernel(target, key, args, kwargs)
+        if compat.is_composite(target) and _casts_inside(target, args, kwargs):
             return target.decompose(*args, **kwargs)
         self._as_is = target  # The recorder asks again on this call, and records it now.
         return target(*args, **kwargs)
 
 
 def _devices(args: Any, kwargs: Any) -> list[str]:
-    leaves = torch_compat.tree_leaves((args, kwargs))
+    leaves = compat.tree_leaves((args, kwargs))
     return list(dict.fromkeys(leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)))
 
 
 def _casts_inside(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether autocast casts something inside a composite operator."""
-    if torch_compat.is_mutable(target):
+    if compat.is_mutable(target):
         return False  # Views made in place and the like: running one for a try would not be harmless.
-    with torch_compat.not_recorded(), torch_compat.quiet_fakes():
+    with compat.not_recorded(), compat.quiet_fakes():
         under = _parts(target, args, kwargs)
         if not any(call[0] is torch.ops.aten._to_copy.default for call in under):
             return False
-        with torch_compat.autocast_off():
+        with compat.autocast_off():
             return _parts(target, args, kwargs) != under
 
 
@@ -93,7 +93,7 @@ class _Log(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        leaves = torch_compat.tree_leaves(out)
+        leaves = compat.tree_leaves(out)
         self.calls.append((func, *(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))))
         return out
 
@@ -111,7 +111,7 @@ def wrap_without_autocast(graph: fx.Graph) -> None:
     calls = [n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
     if not calls or not _enabled_devices():
         return
-    enter, leave = torch_compat.AUTOCAST_SCOPE
+    enter, leave = compat.AUTOCAST_SCOPE
     with graph.inserting_before(calls[0]):
         entered = [graph.call_function(enter, (d, dtype, False, cache)) for d, dtype, _, cache in enabled_scopes()]
     with graph.inserting_before(graph.output_node()):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from .. import torch_compat
+from ...rewrites import compat
 
 CAPTURED = "regraft_captured"
 """Marks a body that was captured."""
@@ -18,8 +18,8 @@ CAPTURED = "regraft_captured"
 
 def captured_bodies(graph_module: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
     """The calls of checkpoints whose bodies were captured, with these."""
-    calls = [node for node in graph_module.graph.nodes if node.target is torch_compat.CHECKPOINT]
-    found = [(call, torch_compat.attribute(graph_module, str(call.args[0].target))) for call in calls]
+    calls = [node for node in graph_module.graph.nodes if node.target is compat.CHECKPOINT]
+    found = [(call, compat.attribute(graph_module, str(call.args[0].target))) for call in calls]
     return [(call, body) for call, body in found if CAPTURED in body.meta]
 
 

@@ -6,7 +6,7 @@ import operator
 
 from torch import fx
 
-from .. import torch_compat
+from ...rewrites import compat
 
 _NAMESPACES = ("aten", "prims", "prim")
 # Write to running statistics though their schemas don't say so, if this argument is true.
@@ -25,16 +25,16 @@ def has_effect(node: fx.Node) -> bool:
     if node.op != "call_function":
         return node.op != "get_attr"
     target = node.target
-    if not isinstance(target, torch_compat.OpOverload):
-        return target is not operator.getitem and not isinstance(node.meta.get("val"), torch_compat.NUMBERS)
+    if not isinstance(target, compat.OpOverload):
+        return target is not operator.getitem and not isinstance(node.meta.get("val"), compat.NUMBERS)
     if target.namespace not in _NAMESPACES or "unbacked_bindings" in node.meta:
         return True
-    return node.is_impure() or torch_compat.returns_nothing(target) or _writes_statistics(node)
+    return node.is_impure() or compat.returns_nothing(target) or _writes_statistics(node)
 
 
 def _writes_statistics(node: fx.Node) -> bool:
     flag = _HIDDEN_WRITES.get(node.target.name())
-    return flag is not None and bool(torch_compat.argument(node, flag))
+    return flag is not None and bool(compat.argument(node, flag))
 
 
 def may_write(gm: fx.GraphModule) -> bool:
@@ -43,6 +43,6 @@ def may_write(gm: fx.GraphModule) -> bool:
 
 
 def _may_write(node: fx.Node) -> bool:
-    if isinstance(node.target, torch_compat.OpOverload):
-        return torch_compat.is_mutable(node.target) or "unbacked_bindings" in node.meta or _writes_statistics(node)
-    return isinstance(node.target, torch_compat.HigherOrderOperator)
+    if isinstance(node.target, compat.OpOverload):
+        return compat.is_mutable(node.target) or "unbacked_bindings" in node.meta or _writes_statistics(node)
+    return isinstance(node.target, compat.HigherOrderOperator)

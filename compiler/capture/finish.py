@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.reason import Reason
-from .. import torch_compat
 from .autocast import SOURCE_META, wrap_without_autocast
 from .effects import has_effect
 
@@ -29,7 +29,7 @@ def finish(recording: fx.GraphModule, gm: fx.GraphModule) -> tuple[fx.GraphModul
     wrap_without_autocast(graph)
     _drop_dead(graph)
     _complete_metadata(graph)
-    captured = torch_compat.lazy_module(_attributes(recording, gm), graph, type(gm).__name__)
+    captured = compat.lazy_module(_attributes(recording, gm), graph, type(gm).__name__)
     _unregister_constants(captured, gm)
     _carry_over(gm, captured)
     return captured, _unusable(captured)
@@ -42,12 +42,12 @@ def _attributes(recording: fx.GraphModule, gm: fx.GraphModule) -> dict[str, Any]
     """
     own = dict([*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False)])
     names = [node.target for node in recording.graph.nodes if node.op == "get_attr"]
-    return {name: own[name] if name in own else torch_compat.attribute(recording, name) for name in names}
+    return {name: own[name] if name in own else compat.attribute(recording, name) for name in names}
 
 
 def _adopt_placeholders(graph: fx.Graph, original: fx.Graph) -> None:
     for node, source in zip(graph.find_nodes(op="placeholder"), original.find_nodes(op="placeholder"), strict=True):
-        torch_compat.adopt_name(node, source)
+        compat.adopt_name(node, source)
         node.type = source.type
         node.meta = {k: v for k, v in source.meta.items() if k not in _WORKING_META} | node.meta
 
@@ -73,7 +73,7 @@ def _complete_metadata(graph: fx.Graph) -> None:
     """Give a source line to what has none: sizes, recorded where they are first needed, and Dynamo's own scopes."""
     nodes = list(graph.nodes)
     for node in (*reversed(nodes), *nodes):
-        if isinstance(node.target, torch_compat.OpOverload) and torch_compat.returns_nothing(node.target):
+        if isinstance(node.target, compat.OpOverload) and compat.returns_nothing(node.target):
             node.meta.setdefault("val", None)
         if node.op in ("call_function", "get_attr") and not node.meta.get("stack_trace"):
             _take_source(node, [*node.users, *node.all_input_nodes, node.next, node.prev])
@@ -108,11 +108,11 @@ def _carry_over(gm: fx.GraphModule, captured: fx.GraphModule) -> None:
 
 def _unusable(captured: fx.GraphModule) -> Reason | None:
     for node in captured.graph.nodes:
-        if node.op == "get_attr" and isinstance(value := torch_compat.attribute(captured, node.target), torch.Tensor):
-            if torch_compat.is_fake(value):
+        if node.op == "get_attr" and isinstance(value := compat.attribute(captured, node.target), torch.Tensor):
+            if compat.is_fake(value):
                 return Reason("untracked-tensor", f"{node.name} is a tensor that no recorded call made", (node,))
         elif node.op == "call_function" and "val" not in node.meta:
             return Reason("no-metadata", f"nothing is known of the result of {node.name}", (node,))
-        if torch_compat.is_subclass(node.meta.get("val")):
+        if compat.is_subclass(node.meta.get("val")):
             return Reason("tensor-subclass", f"{node.name} is a tensor subclass", (node,))
     return None

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint, known_equal
 from ...rewrites.tracing import record
-from .. import torch_compat
-from ..joint import mark_recomputed
+from ..autograd.joint_graph import mark_recomputed
 from .screen import refused_call
 
 _MOVES = ("expand", "unsqueeze", "view", "permute", "alias")
@@ -36,13 +36,13 @@ _WHOLE = 1 << 30  # rows and keys of the block of a mask that is not there
 
 def is_flex(target: Any) -> bool:
     """Whether a call of Dynamo's is one of `flex_attention`."""
-    return isinstance(target, torch_compat.HigherOrderOperator) and target.__name__ == "flex_attention"
+    return isinstance(target, compat.HigherOrderOperator) and target.__name__ == "flex_attention"
 
 
 def reads_tables(call: fx.Node, gm: fx.GraphModule) -> bool:
     """Whether tables of blocks say more than the functions of a call, or the call is kept as it is."""
     *blocks, mask_mod = call.args[4]  # type: ignore[misc]
-    bodies = [torch_compat.attribute(gm, str(node.target)) for node in (call.args[3], mask_mod)]  # type: ignore
+    bodies = [compat.attribute(gm, str(node.target)) for node in (call.args[3], mask_mod)]  # type: ignore
     kept = bool(call.kwargs) or not all(map(is_arithmetic, bodies))
     return kept or (_is_everything(bodies[1]) and not _is_one_block(blocks))
 
@@ -50,8 +50,8 @@ def reads_tables(call: fx.Node, gm: fx.GraphModule) -> bool:
 def is_arithmetic(body: fx.GraphModule) -> bool:
     """Whether all that a function does is compute, by operators whose derivatives are known."""
     return not any(
-        isinstance(node.target, torch_compat.HigherOrderOperator)
-        or node.target in torch_compat.SCOPES
+        isinstance(node.target, compat.HigherOrderOperator)
+        or node.target in compat.SCOPES
         or node.op == "call_module"
         or refused_call(node) is not None
         for node in body.graph.nodes
@@ -109,7 +109,7 @@ def spelled_out(args: Sequence[Any], given: Sequence[torch.Tensor]) -> tuple[tor
     out, *_ = given
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (x if x.dtype == torch.float64 else x.to(out.dtype) for x in (query, key, value))
-    with torch_compat.autocast_off():
+    with compat.autocast_off():
         key, value = (_for_each_head(x, query) for x in (key, value))
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)) * scale
@@ -138,7 +138,7 @@ def _on_grid(body: fx.GraphModule, inputs: Sequence[torch.Tensor], buffers: Sequ
     scalars, fixed = (0,) * (len(inputs) - 4), (None,) * len(buffers)
     for dim in reversed(range(4)):
         mapped = torch.vmap(mapped, in_dims=(*scalars, *(0 if d == dim else None for d in range(4)), *fixed))
-    with torch_compat.not_recorded(), torch.no_grad(), torch_compat.indexing_by_tensors():
+    with compat.not_recorded(), torch.no_grad(), compat.indexing_by_tensors():
         made = record(mapped, [*inputs, *buffers], "decomposed")
     return _of_numbers(made)
 
@@ -207,5 +207,5 @@ def _is_everything(keep: fx.GraphModule) -> bool:
 
 
 def _name(node: fx.Node) -> str:
-    path = torch_compat.operator_path(node.target)
+    path = compat.operator_path(node.target)
     return path[1] if path is not None else str(node.target)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from .. import torch_compat
+from ...rewrites import compat
 
 
 def flat_outputs(gm: fx.GraphModule) -> tuple[fx.GraphModule, Callable[[Sequence[Any]], Any] | None]:
@@ -18,12 +18,12 @@ def flat_outputs(gm: fx.GraphModule) -> tuple[fx.GraphModule, Callable[[Sequence
         flat results to the structure of those of `gm`.
     """
     structure = gm.graph.output_node().args[0]
-    if not torch_compat.has_plain_signature(gm.graph) or _is_flat(structure):
+    if not compat.has_plain_signature(gm.graph) or _is_flat(structure):
         return gm, None
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     copied = graph.graph_copy(gm.graph, values)
-    graph.output(tuple(torch_compat.tree_leaves(copied)))
+    graph.output(tuple(compat.tree_leaves(copied)))
     flat = fx.GraphModule(gm, graph, class_name=type(gm).__name__)
     flat.meta = dict(gm.meta)
     return flat, lambda results: _rebuilt(structure, iter(results))

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
+from ...rewrites.compat import attention
 from ...rewrites.reason import Reason
-from .. import torch_attention, torch_compat
-from ..eager_strides import corrected
+from ..autograd.eager_strides import corrected
 from .asserts import ASSERT, Assertions, is_about_sizes, is_inserted, with_message
 from .audit import Derivatives, disagreement
 from .autocast import ExplicitAutocast, enabled_scopes
@@ -44,20 +45,20 @@ def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any], kept: list[Reason
         RefusedError: the recording would not mean what `gm` means.
         Exception: whatever torch raises on graphs that it can't trace.
     """
-    context = torch_compat.tracing_context()
+    context = compat.tracing_context()
     shape_env = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
-    mode = torch_compat.new_fake_mode(shape_env)
-    torch_compat.correct_fakes(mode, corrected)
-    quiet = torch_compat.saved_tensor_hooks_off()
+    mode = compat.new_fake_mode(shape_env)
+    compat.correct_fakes(mode, corrected)
+    quiet = compat.saved_tensor_hooks_off()
     grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())  # again afterwards, wherever the program fails
-    with quiet, grad_mode, torch_compat.borrowed_context(mode), torch_compat.forget_new_symbols_on_error(shape_env):
+    with quiet, grad_mode, compat.borrowed_context(mode), compat.forget_new_symbols_on_error(shape_env):
         return _record(gm, [_fake(value, mode) for value in example_inputs], mode, kept)
 
 
 def _fake(value: Any, mode: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    fake = torch_compat.fake_of(value, mode)
+    fake = compat.fake_of(value, mode)
     if fake is None:
         raise RefusedError(Reason("unknown-input", "Dynamo has no sizes for an input tensor"))
     return fake
@@ -66,8 +67,8 @@ def _fake(value: Any, mode: Any) -> Any:
 def _record(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any, kept: list[Reason]) -> fx.GraphModule:
     """Record `gm` on fakes of `mode`; also used for the bodies of higher-order operators."""
     retracer = Retracer(gm, mode, kept)
-    with mode, torch_attention.same_backends_after(), torch_compat.replaced_tensors(gm, retracer.attributes):
-        recording = torch_compat.trace_before_dispatch(retracer.record, inputs)
+    with mode, attention.same_backends_after(), compat.replaced_tensors(gm, retracer.attributes):
+        recording = compat.trace_before_dispatch(retracer.record, inputs)
     if retracer.refusal is not None:
         raise RefusedError(retracer.refusal)
     finished, refusal = finish(recording, gm)
@@ -101,9 +102,9 @@ class Retracer(fx.Interpreter):
 
     def record(self, *inputs: Any) -> Any:
         """The function to trace: run the graph, with attributes and autocast prepared."""
-        recorder = torch_compat.recorder()
+        recorder = compat.recorder()
         self._tracer = recorder.tracer
-        torch_compat.wrap_decompositions(recorder, ExplicitAutocast)
+        compat.wrap_decompositions(recorder, ExplicitAutocast)
         self._adopt_attributes()
         pairs = zip(self.graph.find_nodes(op="placeholder"), inputs, strict=True)
         # Of inputs that require gradients, Dynamo does not always know afterwards that they do.
@@ -116,7 +117,7 @@ class Retracer(fx.Interpreter):
 
     def _leave_scopes(self) -> None:
         """Leave what the program has entered and, where it failed, not left: others compile after it."""
-        with torch_compat.no_function_modes():
+        with compat.no_function_modes():
             while self._open:
                 self._open.pop().__exit__(None, None, None)
 
@@ -134,7 +135,7 @@ class Retracer(fx.Interpreter):
         for name, value in _own_attributes(self.module):
             setattr(self._tracer.root, name, value)  # No constant of the recording may take the name.
         for name, fake in self.attributes.items():
-            torch_compat.track(fake, self._tracer.graph.get_attr(name), self._tracer)
+            compat.track(fake, self._tracer.graph.get_attr(name), self._tracer)
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one of Dynamo's nodes; data-dependent sizes keep the names they have in its graph."""
@@ -145,7 +146,7 @@ class Retracer(fx.Interpreter):
         if not is_about_sizes(n):
             self._assert_late()
         result = self._asserted(n) if n.target is ASSERT else super().run_node(n)
-        torch_compat.rename_unbacked(self._fake_mode, n, result)
+        compat.rename_unbacked(self._fake_mode, n, result)
         self._assertions.note(n, result)
         if n.op in ("call_function", "call_method", "call_module"):
             self._refuse(self._derivatives.lost(result, n))
@@ -174,16 +175,16 @@ class Retracer(fx.Interpreter):
         if is_flex(target):
             return self._attention(target, args, kwargs)
         target, args = with_message(target, args)
-        if isinstance(target, torch_compat.HigherOrderOperator):
+        if isinstance(target, compat.HigherOrderOperator):
             return self._keep_operator(target, args, kwargs)
-        if torch_compat.is_data_call(target):
+        if compat.is_data_call(target):
             return self._keep(target, args, kwargs)
-        if target in torch_compat.AUTOCAST_SCOPE:
-            with torch_compat.no_function_modes():  # The casts are recorded, so the scope need not be.
+        if target in compat.AUTOCAST_SCOPE:
+            with compat.no_function_modes():  # The casts are recorded, so the scope need not be.
                 return self._scope(target, args, kwargs)
-        if target in torch_compat.INFERENCE_SCOPE:
+        if target in compat.INFERENCE_SCOPE:
             return self._as_grad_mode(target, args)
-        if target in (torch_attention.BACKEND_NAMED, torch_attention.ALLOW_BACKENDS):
+        if target in (attention.BACKEND_NAMED, attention.ALLOW_BACKENDS):
             return self._keep_scope(target, args)
         return super().call_function(target, args, kwargs)
 
@@ -194,23 +195,23 @@ class Retracer(fx.Interpreter):
         views that are made in it of what was made outside.
         """
         scope = self._scope(target, args, {})
-        self._effect(torch_compat.SET_GRAD_MODE, (torch.is_grad_enabled(),))
+        self._effect(compat.SET_GRAD_MODE, (torch.is_grad_enabled(),))
         return scope
 
     def _keep_scope(self, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Enter or leave a scope that the recorder does not know of, and record that."""
         scope = target(*args)
-        known = torch_compat.tree_map(lambda arg: self._scopes.get(id(arg), arg), args)
+        known = compat.tree_map(lambda arg: self._scopes.get(id(arg), arg), args)
         self._scopes[id(scope)] = self._effect(target, known)
         return scope
 
     def _keep_operator(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Keep a higher-order operator with Dynamo's own subgraphs. They still need autocast: its scope is recorded."""
-        if target is torch_compat.CHECKPOINT:
+        if target is compat.CHECKPOINT:
             body = self._captured_body(args[0], args[1:])
             if body is not args[0]:
                 return self._keep(target, (body, *args[1:]), kwargs)
-        enter, leave = torch_compat.AUTOCAST_SCOPE
+        enter, leave = compat.AUTOCAST_SCOPE
         entered = [self._effect(enter, scope) for scope in enabled_scopes()]
         result = self._keep(target, args, kwargs)
         for node in reversed(entered):
@@ -221,7 +222,7 @@ class Retracer(fx.Interpreter):
         """Flex attention as operators, or kept where these would lose what its functions do."""
         reason = why_kept(args, kwargs, self._node)
         if reason is None:
-            with torch_compat.not_recorded(), torch.no_grad():
+            with compat.not_recorded(), torch.no_grad():
                 given = target(*args)
             before = list(self._tracer.graph.nodes)[-1]
             try:
@@ -237,12 +238,12 @@ class Retracer(fx.Interpreter):
 
     def _keep(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call unrecorded, and record just that it is made."""
-        node_args, node_kwargs = torch_compat.tree_map(self._proxy_of, (args, kwargs))
+        node_args, node_kwargs = compat.tree_map(self._proxy_of, (args, kwargs))
         proxy = self._tracer.create_proxy("call_function", target, node_args, node_kwargs)
-        with torch_compat.not_recorded():
+        with compat.not_recorded():
             result = target(*args, **kwargs)
         proxy.node.meta["val"] = None  # Until it is found to return something.
-        return torch_compat.track(result, proxy.node, self._tracer)
+        return compat.track(result, proxy.node, self._tracer)
 
     def _effect(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
         node = self._tracer.create_node("call_function", target, args, {})
@@ -257,7 +258,7 @@ class Retracer(fx.Interpreter):
         if any(refused_call(n) is not None for n in body.graph.nodes):
             return body
         try:
-            with torch_compat.not_recorded():
+            with compat.not_recorded():
                 captured = _record(body, inputs, self._fake_mode, self._kept)
         except RefusedError:
             return body
@@ -265,8 +266,8 @@ class Retracer(fx.Interpreter):
             return body  # Tracing has run it, and `_keep` will again: what it writes must be written once.
         self.submodules[self._name_of(body)] = captured
         captured.meta[CAPTURED] = True
-        if torch_compat.CHECKPOINT_POLICY in body.meta:
-            captured.meta[torch_compat.CHECKPOINT_POLICY] = body.meta[torch_compat.CHECKPOINT_POLICY]
+        if compat.CHECKPOINT_POLICY in body.meta:
+            captured.meta[compat.CHECKPOINT_POLICY] = body.meta[compat.CHECKPOINT_POLICY]
         return captured
 
     def _proxy_of(self, leaf: Any) -> Any:
@@ -296,5 +297,5 @@ def _fakes_of_attributes(module: torch.nn.Module, mode: Any) -> dict[str, torch.
 
 
 def _fake_attribute(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
-    fake = torch_compat.fake_of(tensor, mode)
+    fake = compat.fake_of(tensor, mode)
     return mode.from_tensor(tensor, static_shapes=True) if fake is None else fake

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
+from ...rewrites.compat import attention
 from ...rewrites.reason import Reason
-from .. import torch_attention, torch_compat
 
 # Functions of these modules do nothing but call operators and compute sizes.
 _MODULES = frozenset(
@@ -37,7 +38,7 @@ _ATTRIBUTES = frozenset(["data", "grad", "grad_fn", "_base", "_version"])
 
 def screen(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason | None:
     """Why `gm` must not be traced on these inputs, or None."""
-    if torch_compat.functorch_active():
+    if compat.functorch_active():
         return Reason("functorch-active", "compiled inside a torch.func transform")
     placeholders = gm.graph.find_nodes(op="placeholder")
     if len(placeholders) != len(example_inputs):
@@ -54,15 +55,15 @@ def _refused_input(node: fx.Node, value: Any) -> Reason | None:
         return None
     if isinstance(value, (int, float, bool)):
         return Reason("number-input", f"input {node.name} is a Python number: tracing would fix its value", (node,))
-    if torch_compat.is_backward_state(value):
+    if compat.is_backward_state(value):
         return Reason("backward-state", "the graph carries backward hooks for compiled autograd", (node,))
     return Reason("object-input", f"input {node.name} is a {type(value).__name__}", (node,))
 
 
 def _refused_tensor(node: fx.Node, value: torch.Tensor) -> Reason | None:
-    if torch_compat.is_fake(value):
+    if compat.is_fake(value):
         return Reason("fake-input", f"input {node.name} is a fake tensor of a mode that is not ours", (node,))
-    if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or torch_compat.is_renamed_tensor(value):
+    if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or compat.is_renamed_tensor(value):
         return None
     return Reason("tensor-subclass", f"input {node.name} is a {type(value).__name__}", (node,))
 
@@ -84,16 +85,16 @@ def _refusal(node: fx.Node, name: str) -> Reason:
 
 def _is_plain(target: Any, args: Sequence[Any]) -> bool:
     """Whether a call leaves all its effects in the operators that it calls, or is handled by name in `retrace.py`."""
-    if isinstance(target, (*torch_compat.OPERATORS, torch_compat.HigherOrderOperator)) or target in torch_compat.SCOPES:
+    if isinstance(target, (*compat.OPERATORS, compat.HigherOrderOperator)) or target in compat.SCOPES:
         return True
-    if target in (torch_attention.BACKEND_NAMED, torch_attention.ALLOW_BACKENDS):
+    if target in (attention.BACKEND_NAMED, attention.ALLOW_BACKENDS):
         return True
     if target is getattr:
         return args[1] not in _ATTRIBUTES
     name = getattr(target, "__name__", "")
-    if isinstance(target, torch_compat.TENSOR_METHODS):
+    if isinstance(target, compat.TENSOR_METHODS):
         return not _is_stateful(name)
-    if torch_compat.is_data_call(target) or torch_compat.is_numpy_call(target):
+    if compat.is_data_call(target) or compat.is_numpy_call(target):
         return True
     module = _module(target)
     return (module in _MODULES or module.startswith("torch.fx.")) and not _is_stateful(name)

@@ -14,14 +14,14 @@
 `Freezer` does it for one compilation.
 """
 
-from .channels_last import Spread, spread_channels_last
-from .convolution_biases import split_biases, sum_bias_gradients
-from .convolution_channels import pad_channels
-from .convolution_products import convolutions_as_products, images_as_rows
+from ..passes.channels_last import Spread, spread_channels_last
+from ..passes.conv_as_mm import convolutions_as_products, images_as_rows
+from ..passes.fold_constant_tables import fold_tables
+from ..passes.fold_uniform import fold_uniform
+from ..passes.pad_conv_channels import pad_channels
+from ..passes.split_conv_bias import split_biases, sum_bias_gradients
 from .freezer import Freezer
 from .guard import Boxed
-from .tables import fold_tables
-from .uniform import fold_uniform
 from .weights import refuse_training
 
 __all__ = [

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.effects import storages
 from ...rewrites.graph import is_pure, is_tensor, op_name, val
-from .. import torch_compat
 
 MAX_GROWTH = 8  # how many times the bytes of the weights behind it a value may take: bfloat16 in float64 takes 4
 SMALL = 1 << 20  # bytes that are always allowed
@@ -42,7 +42,7 @@ class Folded:
 
     def compute(self, weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """The constants that follow from these weights."""
-        with torch_compat.plain_eager(), torch.no_grad():
+        with compat.plain_eager(), torch.no_grad():
             return list(self.prepare(*weights))
 
     @property
@@ -98,13 +98,13 @@ def _known(graph: fx.Graph, weights: Mapping[fx.Node, torch.Tensor]) -> dict[fx.
 def is_foldable(node: fx.Node) -> bool:
     """Whether a call may be evaluated while compiling: pure, of tensors of constant size that it fills."""
     sizes = [s for v in _tensors(node) for s in v.shape]
-    plain = isinstance(node.target, torch_compat.OpOverload) or op_name(node) == "getitem"
+    plain = isinstance(node.target, compat.OpOverload) or op_name(node) == "getitem"
     filled = not op_name(node).startswith(_UNINITIALISED)
     return plain and filled and is_pure(node) and bool(_tensors(node)) and all(type(s) is int for s in sizes)
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    return [v for v in torch_compat.tree_leaves(val(node)) if isinstance(v, torch.Tensor)]
+    return [v for v in compat.tree_leaves(val(node)) if isinstance(v, torch.Tensor)]
 
 
 def _nbytes(node: fx.Node) -> int:

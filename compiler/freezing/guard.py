@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import torch_compat
+from ...rewrites import compat
 from .fold import Folded
 
 Boxed = Callable[[list[Any]], Any]
@@ -34,17 +34,17 @@ class Guard:
 
     def _note(self, weights: list[torch.Tensor]) -> None:
         # Aliases share the counter of writes, and keep the memory from being given to another tensor.
-        with torch_compat.plain_eager():
+        with compat.plain_eager():
             aliases = [weight.detach() for weight in weights]
         self._seen = [
-            (position, alias, torch_compat.writes_to(alias), alias.data_ptr())
+            (position, alias, compat.writes_to(alias), alias.data_ptr())
             for position, alias in zip(self._folded.positions, aliases, strict=True)
         ]
 
     def check(self, args: list[Any]) -> None:
         """Compute the constants anew if one of the weights among `args` is not what it was."""
         for position, alias, writes, address in self._seen:
-            if args[position].data_ptr() != address or torch_compat.writes_to(alias) != writes:
+            if args[position].data_ptr() != address or compat.writes_to(alias) != writes:
                 self._refold([args[position] for position in self._folded.positions])
                 return
 
@@ -52,7 +52,7 @@ class Guard:
         self.refolded += 1
         current = self._folded.constants.values()
         # A program that another thread captures is recorded by modes of all threads, which are suspended here.
-        with torch_compat.compile_lock(), torch_compat.plain_eager(), torch.no_grad():
+        with compat.compile_lock(), compat.plain_eager(), torch.no_grad():
             for constant, value in zip(current, self._folded.compute(weights), strict=True):
                 constant.copy_(value)
         self._note(weights)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
+from ...rewrites.compat import autograd
 from ...rewrites.effects import written
-from .. import torch_autograd, torch_compat
 from ..options import OptionError
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -39,7 +40,7 @@ def module_state(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) ->
     """The inputs of Dynamo's graph that modules hold, by position."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     pairs = enumerate(zip(placeholders, example_inputs, strict=True))
-    return {i: x for i, (node, x) in pairs if torch_compat.is_module_state(node) and _is_tracked(x)}
+    return {i: x for i, (node, x) in pairs if compat.is_module_state(node) and _is_tracked(x)}
 
 
 def weight_nodes(
@@ -55,7 +56,7 @@ def weight_nodes(
     mutated = {target for node in graph_module.graph.nodes for target in written(node)}
     found = {}
     for node in graph_module.graph.find_nodes(op="placeholder"):
-        origin = torch_autograd.input_origin(node)
+        origin = autograd.input_origin(node)
         value = _value(origin, state, owner)
         if value is not None and node not in mutated and _is_tracked(value):
             found[node] = value
@@ -64,7 +65,7 @@ def weight_nodes(
 
 def _value(origin: int | str | None, state: dict[int, torch.Tensor], owner: torch.nn.Module) -> Any:
     if isinstance(origin, str):
-        return torch_compat.attribute(owner, origin)
+        return compat.attribute(owner, origin)
     return None if origin is None else state.get(origin)
 
 

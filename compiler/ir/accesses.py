@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .index import Index, Loaded, Var, atoms
+from .index.index import Index, Loaded, Var, atoms
 from .kernel import Assign, Fold, Loop, Statement, Update
 from .program import Reduction, StoreMode
 from .value import Load, Value, walk

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import index as ix
-from .index import Index, Loaded, Quotient, Remainder, Var
+from .index import index as ix
+from .index.index import Index, Loaded, Quotient, Remainder, Var
 from .value import Load, Result, Value, indices_of, operands
 
 # What something depends on: loop variables, ("result", name) of reductions, ("buffer", name) of memory.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .index import Atom, Loaded, Size, Var, evaluate
+from .index.index import Atom, Loaded, Size, Var, evaluate
 from .ops import OPS
 from .value import Const, Guarded, Load, Number, Op, Result, Value, operands
 

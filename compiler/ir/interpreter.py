@@ -15,7 +15,7 @@ import torch
 
 from . import folds
 from .evaluator import Evaluator, flat
-from .index import TOKEN, Index, Size, Var, atoms, evaluate, terms
+from .index.index import TOKEN, Index, Size, Var, atoms, evaluate, terms
 from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from .program import Buffer, Definition, Extern, Program, Store
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .index import Size, Var
+from .index.index import Size, Var
 from .program import Buffer, Reduction, Store
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .index import Atom, Index, Least, Loaded, Most, Quotient, Remainder, Size, Var
+from .index.index import Atom, Index, Least, Loaded, Most, Quotient, Remainder, Size, Var
 from .kernel import Assign, Fold, Kernel, Loop, Statement
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
 from .value import Const, Guarded, Load, Number, Op, Result, Value, operands, walk

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from .index import Var
+from .index.index import Var
 from .value import Value
 
 StoreMode = Literal["add", "mul", "max", "min", "or", "and"]

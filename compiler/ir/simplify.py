@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from . import index as ix
-from .bounds import bounds, known_le, known_lt, known_nonnegative
-from .index import Index, Loaded
+from .index import index as ix
+from .index.bounds import bounds, known_le, known_lt, known_nonnegative
+from .index.index import Index, Loaded
 from .ops import OPS
 from .value import Const, Guarded, Load, Number, Op, Rewriter, Value
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from . import index as ix
-from .index import Index, Loaded, Var
+from .index import index as ix
+from .index.index import Index, Loaded, Var
 from .node import Node
 
 HALVES = (torch.bfloat16, torch.float16)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .index import TOKEN, Loaded, Var, atoms
+from .index.index import TOKEN, Loaded, Var, atoms
 from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
 from .value import Load, Value, walk

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import torch
 
-from .bounds import known_lt, known_nonnegative
 from .folds import component_dtypes
-from .index import Atom, Index, Loaded, Size, Var, atoms
+from .index.bounds import known_lt, known_nonnegative
+from .index.index import Atom, Index, Loaded, Size, Var, atoms
 from .ops import OPS
 from .printer import dtype_text, index_text, value_text
 from .program import Buffer, Reduction, Store

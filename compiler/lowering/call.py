@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..torch_compat import OpOverload, is_mutable, number_arguments, schema_arguments, tree_leaves
+from ...rewrites.compat import OpOverload, is_mutable, number_arguments, schema_arguments, tree_leaves
 from .core import LOWERINGS, Lowering, Tensor
 from .fallbacks import kept
 from .refused import refused

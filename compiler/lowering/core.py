@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..ir.index import Var, add, mul
+from ..ir.index.index import Var, add, mul
 from ..ir.program import Buffer, Definition, Reduction, Store, StoreMode
 from ..ir.reducers import REDUCERS
 from ..ir.value import Const, Load, Op, Result, Rewriter, Value, compute_dtype

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites.compat import OpOverload, decomposition, fake_mode_of, tree_leaves, tree_map
 from ...rewrites.tracing import record
-from ..torch_compat import OpOverload, decomposition, fake_mode_of, tree_leaves, tree_map
 from .call import checked, lower_call, lowered_argument, op_name
 from .core import Lowering, Tensor
 from .sizes import Unlowered

@@ -17,13 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from ...rewrites.faults import Faults
-from ...rewrites.reason import site_of
-from ..ir.index import Size
-from ..ir.program import Buffer, Extern, Program
-from ..ir.value import Load, walk
-from ..random_ops import ops as random_ops
-from ..torch_compat import (
+from ...rewrites.compat import (
     OpOverload,
     aliasing_arguments,
     attribute,
@@ -32,6 +26,12 @@ from ..torch_compat import (
     returns_nothing,
     tree_leaves,
 )
+from ...rewrites.faults import Faults
+from ...rewrites.reason import site_of
+from ..ir.index.index import Size
+from ..ir.program import Buffer, Extern, Program
+from ..ir.value import Load, walk
+from ..prims import ops as random_ops
 from . import operators
 from .arithmetic import op
 from .call import DTYPES, Opaque, lower_call

@@ -1,6 +1,7 @@
 """All operators that have a lowering: importing this fills `core.LOWERINGS`."""
 
-from . import (
+from . import regions
+from .ops import (
     activations,
     creation,
     foreach,
@@ -12,7 +13,6 @@ from . import (
     pooling,
     random,
     reductions,
-    regions,
     resampling,
     scans,
     scatter,

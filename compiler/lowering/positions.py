@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from ..ir.bounds import known_lt, known_nonnegative
-from ..ir.index import Index, Loaded, Var, add, mul, quotient, remainder
+from ..ir.index.bounds import known_lt, known_nonnegative
+from ..ir.index.index import Index, Loaded, Var, add, mul, quotient, remainder
 from ..ir.value import Const, Guarded, Value, compute_dtype
 from .arithmetic import op, size_value
 from .core import Indices, Lowering, Tensor, Unlowered, cast, const
-from .elementwise import element
+from .ops.elementwise import element
 from .scalars import literal
 
 

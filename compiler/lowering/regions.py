@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..ir.index import add, mul, quotient, remainder
+from ..ir.index.index import add, mul, quotient, remainder
 from ..ir.value import Value
 from .core import Indices, Lowering, Tensor, Unlowered, lowers
-from .pointwise import copied
+from .ops.pointwise import copied
+from .ops.views import clamped, from_front, place_of, promised_sizes, wrapped
 from .positions import compared, guarded, iterations, scalar, swapped, within
-from .views import clamped, from_front, place_of, promised_sizes, wrapped
 from .windows import Sliding, summed
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..ir.index import Index
+from ..ir.index.index import Index
 from ..ir.value import Number, Op, Value
 from .core import cast, const
 from .sizes import Unlowered

@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from ...rewrites.symbolic import hint, known_equal
-from ..ir.index import TOKEN, Index, Late, Size, add, least, most, mul, quotient, remainder
+from ..ir.index.index import TOKEN, Index, Late, Size, add, least, most, mul, quotient, remainder
 from ..ir.value import Const, Number, Op, Value
 
 

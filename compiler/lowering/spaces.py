@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..ir.bounds import known_le
-from ..ir.index import add, mul
+from ..ir.index.bounds import known_le
+from ..ir.index.index import add, mul
 from ..ir.value import Value
 from .core import Indices, Lowering, Tensor, Unlowered
 

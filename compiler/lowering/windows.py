@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..ir.bounds import known_lt
-from ..ir.index import Index, add, least, most, mul, quotient, remainder
+from ..ir.index.bounds import known_lt
+from ..ir.index.index import Index, add, least, most, mul, quotient, remainder
 from ..ir.value import Value
 from .arithmetic import plus
 from .core import Indices, Lowering, Tensor

@@ -21,19 +21,19 @@ from . import (
     casts,
     dropout,
     einsum,
-    heads,
+    head_layout,
+    linear,
     logic,
-    lowered,
+    masked_rows,
     masks,
     matmul,
-    moves,
-    parts,
     pointwise,
-    rows,
     scale,
     slices,
     softmax,
+    split_attention,
     statistics,
+    view_order,
     views,
 )
 
@@ -45,10 +45,10 @@ VIEWS: tuple[Respelling, ...] = (
     views.broadcast,
     views.neutral,
     views.lone_part,
-    moves.broadcast_above_permute,
-    moves.broadcast_above_ones,
-    moves.split_below_permute,
-    moves.merge_above_permute,
+    view_order.broadcast_above_permute,
+    view_order.broadcast_above_ones,
+    view_order.split_below_permute,
+    view_order.merge_above_permute,
 )
 
 LOGIC: tuple[Respelling, ...] = (
@@ -98,8 +98,8 @@ SCORES: tuple[Respelling, ...] = (
     pointwise.number_minus,
     pointwise.lower_bound,
     pointwise.square,
-    moves.implied_broadcast,
-    moves.broadcast_above_elementwise,
+    view_order.implied_broadcast,
+    view_order.broadcast_above_elementwise,
 )
 
 PRODUCTS: tuple[Respelling, ...] = (
@@ -109,25 +109,26 @@ PRODUCTS: tuple[Respelling, ...] = (
     matmul.product_with_bias,
     matmul.equal_ranks,
     scale.scale_after_product,
-    moves.implied_batch,
+    view_order.implied_batch,
     matmul.probabilities_left,
     matmul.transposed_product,
-    heads.repeated_heads,
-    heads.repeated_whole,
-    heads.regrouped_and_back,
-    heads.split_above_product,
-    heads.split_above_elementwise,
-    heads.merge_below_product,
-    heads.merge_below_elementwise,
-    heads.permute_below_elementwise,
-    heads.transpose_above_elementwise,
+    head_layout.repeated_heads,
+    head_layout.repeated_whole,
+    head_layout.regrouped_and_back,
+    head_layout.split_above_product,
+    head_layout.split_above_elementwise,
+    head_layout.merge_below_product,
+    head_layout.merge_below_elementwise,
+    head_layout.permute_below_elementwise,
+    head_layout.transpose_above_elementwise,
 )
 
 NORMAL_FORM: tuple[Respelling, ...] = (
-    *VIEWS, *LOGIC, *parts.JOINS, *SCORES, *rows.ROWS, *slices.SLICES, *statistics.STATISTICS, *PRODUCTS,
+    *VIEWS, *LOGIC, *split_attention.JOINS, *SCORES, *masked_rows.ROWS, *slices.SLICES, *statistics.STATISTICS,
+    *PRODUCTS,
 )  # fmt: skip
 
-LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, lowered.addmm_as_linear, lowered.mm_as_linear, lowered.linear_of_rows)
+LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.linear_of_rows)
 
 FORMS: Mapping[str, tuple[Respelling, ...]] = {"forward": NORMAL_FORM, "simplify": (), "lowered": LOWERED_FORM}
 """The form that a graph's mirror is kept in, by the stage of the rules."""

@@ -9,8 +9,8 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, is_tensor, sees, shape, val
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import same_shape
-from . import build
-from .reading import holds_product, holds_softmax, is_float
+from . import builders
+from .analysis import holds_product, holds_softmax, is_float
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ def cast_name(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     if node.target is aten.to.dtype and node.args == (x, dtype(node)) and not node.kwargs:
         return None
-    return build.cast(edit, node, x, dtype(node))
+    return builders.cast(edit, node, x, dtype(node))
 
 
 @respelling("aten.to")
@@ -32,9 +32,9 @@ def cast_there_and_back(node: fx.Node, edit: Editor) -> fx.Node | None:
     inner = node.args[0]
     if node.target is not aten.to.dtype or not sees(node, inner, "aten.to") or not is_tensor(inner.args[0]):
         return None
-    if not build.widens(dtype(inner.args[0]), dtype(inner)) or val(inner).device != val(inner.args[0]).device:
+    if not builders.widens(dtype(inner.args[0]), dtype(inner)) or val(inner).device != val(inner.args[0]).device:
         return None
-    return build.cast(edit, node, inner.args[0], dtype(node))
+    return builders.cast(edit, node, inner.args[0], dtype(node))
 
 
 @respelling("aten.to")
@@ -49,7 +49,7 @@ def softmax_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
     wide = soft.args[0]
     if not sees(soft, wide, "aten.to") or not is_float(wide.args[0]) or dtype(wide.args[0]) != dtype(node):
         return None
-    if not build.widens(dtype(node), dtype(soft)):
+    if not builders.widens(dtype(node), dtype(soft)):
         return None
     return edit.call(aten.softmax.int, wide.args[0], -1)
 
@@ -73,13 +73,13 @@ def sum_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.to")
 def cast_below_views(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """to(reshape(x), dtype)  ->  reshape(to(x, dtype)); also permute. For scores, `heads.py` decides."""
+    """to(reshape(x), dtype)  ->  reshape(to(x, dtype)); also permute. For scores, `head_layout.py` decides."""
     view = node.args[0]
     if node.target is not aten.to.dtype or not sees(node, view, "aten.reshape", "aten.permute"):
         return None
     if not is_float(view) or not is_float(node) or holds_product(view) or holds_softmax(view):
         return None
-    inner = build.cast(edit, node, view.args[0], dtype(node))
+    inner = builders.cast(edit, node, view.args[0], dtype(node))
     if view.target is aten.permute.default:
-        return build.permute(edit, node, inner, view.args[1])
-    return build.reshape(edit, node, inner, shape(node))
+        return builders.permute(edit, node, inner, view.args[1])
+    return builders.reshape(edit, node, inner, shape(node))

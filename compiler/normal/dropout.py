@@ -11,9 +11,9 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, sees, val
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import same_shape
-from . import build
-from .draws import redrawn_dropout, standing_for
-from .reading import is_bool, is_float, is_literal, like, uniform
+from . import builders
+from .analysis import is_bool, is_float, is_literal, like, uniform
+from .random_calls import redrawn_dropout, standing_for
 from .scale import scale_of
 
 aten = torch.ops.aten
@@ -58,7 +58,7 @@ def handwritten_dropout(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not same_shape(val(draw).shape, val(x).shape):  # one number for several elements: rows, channels, samples
         return None
     result = redrawn_dropout(edit, draw, x, 1.0 - keep)
-    return build.scaled(edit, result, factor * keep) if abs(factor * keep - 1) > _ROUNDING else result
+    return builders.scaled(edit, result, factor * keep) if abs(factor * keep - 1) > _ROUNDING else result
 
 
 _ROUNDING = 1e-6

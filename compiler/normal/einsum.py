@@ -12,7 +12,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import rank, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal, product
-from . import build
+from . import builders
 
 aten = torch.ops.aten
 
@@ -53,11 +53,11 @@ def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     shared = [sizes[c] for c in roles.batch] + [1] * (len(rows) - 1 if spread and roles.batch else 0)
     left = _view(node, edit, a, terms[0], [roles.batch, rows, roles.contracted], sizes, spread=spread)
     right = _view(node, edit, b, terms[1], [roles.batch, roles.contracted, roles.right], sizes)
-    right = build.reshape(edit, node, right, [*shared, *shape(right)[len(roles.batch) :]])
+    right = builders.reshape(edit, node, right, [*shared, *shape(right)[len(roles.batch) :]])
     whole = roles.batch + rows + roles.right
     result = edit.call(aten.matmul.default, left, right)
-    result = build.reshape(edit, node, result, [sizes[c] for c in whole])
-    return build.permute(edit, node, result, [whole.index(c) for c in out])
+    result = builders.reshape(edit, node, result, [sizes[c] for c in whole])
+    return builders.permute(edit, node, result, [whole.index(c) for c in out])
 
 
 def _in_order(roles: Letters, term: str) -> str:
@@ -75,7 +75,7 @@ def einsum_as_permute(node: fx.Node, edit: Editor) -> fx.Node | None:
     term, out = equation.split("->")
     if sorted(term) != sorted(out) or len(set(term)) < len(term):
         return None
-    return build.permute(edit, node, operands[0], [term.index(c) for c in out])
+    return builders.permute(edit, node, operands[0], [term.index(c) for c in out])
 
 
 def _parse(node: fx.Node) -> tuple[list[str], str] | None:
@@ -126,9 +126,9 @@ def _view(
     With `spread`, the letters of the second role stay apart too.
     """
     order = [term.index(c) for c in "".join(roles)]
-    permuted = build.permute(edit, node, x, order)
+    permuted = builders.permute(edit, node, x, order)
     batch, first, second = roles
     apart = batch + first if spread and first else batch
     merged = [second] if spread and first else [first, second]
     target = [sizes[c] for c in apart] + [product(sizes[c] for c in letters) for letters in merged]
-    return build.reshape(edit, node, permuted, target)
+    return builders.reshape(edit, node, permuted, target)

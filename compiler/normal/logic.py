@@ -11,8 +11,8 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, is_tensor, op_name, sees, shape
 from ...rewrites.respell import respelling
-from . import build
-from .reading import is_bool, is_literal, like, uniform
+from . import builders
+from .analysis import is_bool, is_literal, like, uniform
 
 aten = torch.ops.aten
 
@@ -92,7 +92,7 @@ def known_operand(node: fx.Node, edit: Editor) -> fx.Node | None:
     unit = 1 if op_name(node) == "aten.logical_and" else 0
     for x, other in (node.args, node.args[::-1]):
         if uniform(other) == unit and is_bool(x):
-            return build.expand(edit, node, x, shape(node))
+            return builders.expand(edit, node, x, shape(node))
     return None
 
 
@@ -117,7 +117,7 @@ def comparison_of_flags(node: fx.Node, edit: Editor) -> fx.Node | None:
     if when_yes == when_no:
         return None
     mask = flags if when_yes else negated(edit, node, flags)
-    return build.expand(edit, node, mask, shape(node))
+    return builders.expand(edit, node, mask, shape(node))
 
 
 def _choice(user: fx.Node, x: fx.Node) -> tuple[fx.Node, float, float] | None:
@@ -147,7 +147,7 @@ def flag_cast(node: fx.Node, edit: Editor) -> fx.Node | None:
     flags = _flags(node, x)
     if flags is not None and like(node, flags):
         return flags
-    return edit.call(aten.ne.Scalar, build.cast(edit, node, x, dtype(x)), 0)
+    return edit.call(aten.ne.Scalar, builders.cast(edit, node, x, dtype(x)), 0)
 
 
 @respelling("aten.rsub", "aten.sub")
@@ -160,4 +160,4 @@ def complement(node: fx.Node, edit: Editor) -> fx.Node | None:
     flags = _flags(node, x)
     if flags is None or not like(node, x) or not (is_literal(one) or like(one, x)):
         return None
-    return build.cast(edit, node, negated(edit, node, flags), dtype(node))
+    return builders.cast(edit, node, negated(edit, node, flags), dtype(node))

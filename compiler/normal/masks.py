@@ -12,9 +12,9 @@ from ...rewrites.editor import Editor
 from ...rewrites.facts import gets_gradient
 from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape, val
 from ...rewrites.respell import respelling
-from . import build
+from . import builders
+from .analysis import directness, holds_product, is_bool, is_float, is_literal, like, uniform
 from .logic import are_opposite, negated
-from .reading import directness, holds_product, is_bool, is_float, is_literal, like, uniform
 
 aten = torch.ops.aten
 
@@ -75,7 +75,7 @@ def choice_of_constants(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not all(_fits(value, dtype(node)) for value in (yes, no)):
         return None
     unit = edit.call(aten.full.default, [], yes, dtype=dtype(node), device=val(node).device)
-    return build.expand(edit, node, edit.call(aten.where.ScalarOther, keep, unit, no), shape(node))
+    return builders.expand(edit, node, edit.call(aten.where.ScalarOther, keep, unit, no), shape(node))
 
 
 def _fits(value: float, kind: torch.dtype) -> bool:
@@ -121,7 +121,7 @@ def difference_as_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     if is_literal(term):
         return edit.call(aten.add.Tensor, scores, -term * alpha)
-    return edit.call(aten.add.Tensor, scores, build.scaled(edit, term, -alpha)) if is_float(term) else None
+    return edit.call(aten.add.Tensor, scores, builders.scaled(edit, term, -alpha)) if is_float(term) else None
 
 
 @respelling("aten.add")
@@ -134,7 +134,7 @@ def scores_first(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not is_literal(alpha) or not is_float(node):
         return None
     if alpha != 1:
-        return edit.call(aten.add.Tensor, a, build.scaled(edit, b, alpha)) if is_float(b) else None
+        return edit.call(aten.add.Tensor, a, builders.scaled(edit, b, alpha)) if is_float(b) else None
     if not is_tensor(b) or directness(b) <= directness(a):
         return None
     return edit.call(aten.add.Tensor, b, a)

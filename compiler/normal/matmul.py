@@ -8,8 +8,8 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, rank, sees, shape, val
 from ...rewrites.respell import respelling
-from . import build
-from .reading import holds_softmax
+from . import builders
+from .analysis import holds_softmax
 
 aten = torch.ops.aten
 
@@ -28,10 +28,10 @@ def product_with_bias(node: fx.Node, edit: Editor) -> fx.Node | None:
     if node.target is not aten.baddbmm.default or not val(node).dtype.is_floating_point:
         return None  # of integers, eager takes floats for factors and drops their fractions
     bias, a, b, beta, alpha = arguments(node).values()
-    result = build.scaled(edit, edit.call(aten.matmul.default, a, b), alpha)
+    result = builders.scaled(edit, edit.call(aten.matmul.default, a, b), alpha)
     if beta == 0 and not isinstance(beta, fx.Node):
         return result
-    return edit.call(aten.add.Tensor, result, build.scaled(edit, bias, beta))
+    return edit.call(aten.add.Tensor, result, builders.scaled(edit, bias, beta))
 
 
 @respelling("aten.permute")
@@ -44,7 +44,8 @@ def transposed_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     a, b = inner.args
     if any(rank(x) != n for x in (a, b)) or (holds_softmax(a) and not holds_softmax(b)):
         return None
-    return edit.call(aten.matmul.default, build.permute(edit, node, b, order), build.permute(edit, node, a, order))
+    first, second = builders.permute(edit, node, b, order), builders.permute(edit, node, a, order)
+    return edit.call(aten.matmul.default, first, second)
 
 
 @respelling("aten.matmul")
@@ -53,8 +54,8 @@ def probabilities_left(node: fx.Node, edit: Editor) -> fx.Node | None:
     a, b = node.args
     if min(rank(a), rank(b)) < 2 or not holds_softmax(b) or holds_softmax(a):
         return None
-    swapped = edit.call(aten.matmul.default, build.swap_last(edit, node, b), build.swap_last(edit, node, a))
-    return build.swap_last(edit, node, swapped)
+    swapped = edit.call(aten.matmul.default, builders.swap_last(edit, node, b), builders.swap_last(edit, node, a))
+    return builders.swap_last(edit, node, swapped)
 
 
 @respelling("aten.matmul")
@@ -64,5 +65,5 @@ def equal_ranks(node: fx.Node, edit: Editor) -> fx.Node | None:
     low, high = sorted((a, b), key=rank)
     if rank(low) == rank(high) or rank(low) < 3:
         return None
-    padded = build.reshape(edit, node, low, [1] * (rank(high) - rank(low)) + list(shape(low)))
+    padded = builders.reshape(edit, node, low, [1] * (rank(high) - rank(low)) + list(shape(low)))
     return edit.call(aten.matmul.default, *((padded, b) if low is a else (a, padded)))

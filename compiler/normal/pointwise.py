@@ -9,8 +9,8 @@ from ...rewrites.editor import Editor
 from ...rewrites.facts.fact import same_number
 from ...rewrites.graph import arguments, dtype, is_number, is_tensor, op_name
 from ...rewrites.respell import respelling
-from . import build
-from .reading import factor_of, is_float, is_literal, is_scalar, like, uniform
+from . import builders
+from .analysis import factor_of, is_float, is_literal, is_scalar, like, uniform
 
 aten = torch.ops.aten
 
@@ -40,7 +40,7 @@ def number_minus(node: fx.Node, edit: Editor) -> fx.Node | None:
     factor = factor_of(constant) if is_number(constant) or is_tensor(constant) else None
     if factor is None or is_scalar(x):
         return None
-    return edit.call(aten.add.Tensor, build.scaled(edit, x, -1), factor)
+    return edit.call(aten.add.Tensor, builders.scaled(edit, x, -1), factor)
 
 
 @respelling("aten.clamp", "aten.maximum", "aten.max")

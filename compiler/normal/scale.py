@@ -11,8 +11,8 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape
 from ...rewrites.respell import respelling
-from . import build
-from .reading import CASTS, VIEWS, Factor, factor_of, holds_product, is_float, is_literal, is_scalar, like
+from . import builders
+from .analysis import CASTS, VIEWS, Factor, factor_of, holds_product, is_float, is_literal, is_scalar, like
 
 aten = torch.ops.aten
 
@@ -24,8 +24,8 @@ def division_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     x, divisor = node.args[0], factor_of(node.args[1])
     if values.get("rounding_mode") or divisor is None or not is_float(x) or not like(node, x):
         return None
-    factor = build.inverse(edit, divisor)
-    return None if factor is None else build.scaled(edit, x, factor)
+    factor = builders.inverse(edit, divisor)
+    return None if factor is None else builders.scaled(edit, x, factor)
 
 
 @respelling("aten.mul", "aten.multiply")
@@ -40,7 +40,7 @@ def factor_last(node: fx.Node, edit: Editor) -> fx.Node | None:
     settled = node.target is aten.mul.Tensor and node.args == (x, factor)
     if settled and not (is_tensor(factor) and rank(factor) > 0):
         return None
-    return build.scaled(edit, x, factor)
+    return builders.scaled(edit, x, factor)
 
 
 def _both_scalars(x: fx.Node, other: object) -> bool:
@@ -56,7 +56,7 @@ def scale_of_scaled(node: fx.Node, edit: Editor) -> fx.Node | None:
     factor = scale_of(inner)
     if factor is None or not _combine(factor, outer):
         return None
-    return build.scaled(edit, inner.args[0], build.times(edit, factor, outer))
+    return builders.scaled(edit, inner.args[0], builders.times(edit, factor, outer))
 
 
 def _combine(a: Factor, b: Factor) -> bool:
@@ -82,7 +82,7 @@ def scale_after_product(node: fx.Node, edit: Editor) -> fx.Node | None:
         factor = -1 if op_name(path[-1]) == "aten.neg" else scale_of(path[-1])
         args = list(node.args)
         args[position] = _rebuilt(node, edit, path)
-        return build.scaled(edit, edit.call(aten.matmul.default, *args), factor)
+        return builders.scaled(edit, edit.call(aten.matmul.default, *args), factor)
     return None
 
 
@@ -105,13 +105,13 @@ def _rebuilt(user: fx.Node, edit: Editor, path: list[fx.Node]) -> fx.Node:
     for view in reversed(path[:-1]):
         name = op_name(view)
         if name == "aten.permute":
-            x = build.permute(edit, user, x, view.args[1])
+            x = builders.permute(edit, user, x, view.args[1])
         elif name == "aten.reshape":
-            x = build.reshape(edit, user, x, shape(view))
+            x = builders.reshape(edit, user, x, shape(view))
         elif name == "aten.expand":
-            x = build.expand(edit, user, x, shape(view))
+            x = builders.expand(edit, user, x, shape(view))
         else:
-            x = build.cast(edit, user, x, dtype(view))
+            x = builders.cast(edit, user, x, dtype(view))
     return x
 
 
@@ -126,10 +126,10 @@ def scale_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     if is_literal(factor) and factor == 0:
         return None
-    return edit.call(aten.add.Tensor, build.scaled(edit, scores, factor), build.scaled(edit, term, factor))
+    return edit.call(aten.add.Tensor, builders.scaled(edit, scores, factor), builders.scaled(edit, term, factor))
 
 
 @respelling("aten.neg")
 def negation_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     """neg(x)  ->  mul(x, -1)."""
-    return build.scaled(edit, node.args[0], -1) if is_float(node) else None
+    return builders.scaled(edit, node.args[0], -1) if is_float(node) else None

@@ -11,7 +11,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
-from .reading import holds_softmax
+from .analysis import holds_softmax
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees
 from ...rewrites.respell import respelling
-from . import build
-from .reading import is_float, is_literal, last, like, reduction
+from . import builders
+from .analysis import is_float, is_literal, last, like, reduction
 from .scale import scale_of
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ def softmax_name(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     if node.target is target and node.args[1:] == (-1,) and not node.kwargs:
         return None
-    return _over(node, edit, build.cast(edit, node, x, dtype(node)), dim, target)
+    return _over(node, edit, builders.cast(edit, node, x, dtype(node)), dim, target)
 
 
 def _over(node: fx.Node, edit: Editor, x: fx.Node, dim: int, target: torch._ops.OpOverload) -> fx.Node:
@@ -38,8 +38,8 @@ def _over(node: fx.Node, edit: Editor, x: fx.Node, dim: int, target: torch._ops.
         return edit.call(target, x, -1)
     order = list(range(rank(x)))
     order[dim], order[-1] = order[-1], order[dim]
-    inner = edit.call(target, build.permute(edit, node, x, order), -1)
-    return build.permute(edit, node, inner, order)
+    inner = edit.call(target, builders.permute(edit, node, x, order), -1)
+    return builders.permute(edit, node, inner, order)
 
 
 @respelling("aten.exp")
@@ -136,7 +136,7 @@ def shifted_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
     x = _unshifted(node, shifted, rank(node) - 1)
     if x is shifted:
         return None
-    return edit.call(aten.softmax.int, x if factor is None else build.scaled(edit, x, factor), -1)
+    return edit.call(aten.softmax.int, x if factor is None else builders.scaled(edit, x, factor), -1)
 
 
 @respelling("aten._safe_softmax")

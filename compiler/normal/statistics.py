@@ -15,7 +15,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape
 from ...rewrites.respell import Respelling, respelling
-from .reading import is_float, is_literal, like, uniform
+from .analysis import is_float, is_literal, like, uniform
 from .scale import scale_of
 
 aten = torch.ops.aten

@@ -15,8 +15,8 @@ from ...rewrites.effects import wants_gradient
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape, val
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal
-from . import build
-from .reading import is_literal, like
+from . import builders
+from .analysis import is_literal, like
 
 aten = torch.ops.aten
 
@@ -37,9 +37,9 @@ def permutation(node: fx.Node, edit: Editor) -> fx.Node | None:
     if dims is None or not is_tensor(x) or dtype(x).is_complex:
         return None
     settled = node.target is aten.permute.default and list(node.args[1]) == dims
-    if settled and not sees(node, x, "aten.permute") and build.reorders(x, dims):
+    if settled and not sees(node, x, "aten.permute") and builders.reorders(x, dims):
         return None
-    return build.permute(edit, node, x, dims)
+    return builders.permute(edit, node, x, dims)
 
 
 def _order(node: fx.Node) -> list[int] | None:
@@ -85,7 +85,7 @@ def regrouping(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     if _is_settled(node) and not sees(node, x, "aten.reshape") and not like(node, x):
         return None
-    return build.reshape(edit, node, x, shape(node))
+    return builders.reshape(edit, node, x, shape(node))
 
 
 def _is_settled(node: fx.Node) -> bool:
@@ -100,7 +100,7 @@ def only_entry(node: fx.Node, edit: Editor) -> fx.Node | None:
     x = node.args[0]
     if node.target is not aten.select.int or not is_tensor(x) or not known_equal(shape(x)[node.args[1]], 1):
         return None
-    return build.reshape(edit, node, x, shape(node))
+    return builders.reshape(edit, node, x, shape(node))
 
 
 @respelling("aten.expand", "aten.expand_as", "aten.broadcast_to")
@@ -111,7 +111,7 @@ def broadcast(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     if _is_settled(node) and rank(x) == rank(node) and not sees(node, x, "aten.expand") and not like(node, x):
         return None
-    return build.expand(edit, node, x, shape(node))
+    return builders.expand(edit, node, x, shape(node))
 
 
 @respelling(

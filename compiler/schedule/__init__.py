@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer, Definition, Extern, Program
 from .check import Finding, check_schedule
+from .combo_kernels import packed
 from .dependences import effects, live
 from .empty import without_empty_work
-from .flat import flatten
+from .flat_access import flatten
 from .fusion import Fuser, Step
+from .groups import Group
 from .inlining import inline
 from .inplace import overwrites
 from .kernels import kernel_of
 from .legality import Refusal, can_fuse
 from .log import FusionLog
-from .members import Group
-from .pack import packed
-from .parts import join_parts
+from .merge_slices import join_parts
 from .profit import score_fusion, touched, written
 from .split import split_reductions
 from .target import CPU, GPU, Target, gpu

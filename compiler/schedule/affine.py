@@ -14,8 +14,8 @@ from functools import cmp_to_key, lru_cache
 from itertools import pairwise
 from typing import Any
 
-from ..ir.bounds import bounds, known_le, known_lt, known_nonnegative
-from ..ir.index import Atom, Index, Loaded, Monomial, Size, Var, add, atoms, from_terms, mul, terms
+from ..ir.index.bounds import bounds, known_le, known_lt, known_nonnegative
+from ..ir.index.index import Atom, Index, Loaded, Monomial, Size, Var, add, atoms, from_terms, mul, terms
 
 Number = Any  # int | Index
 OPAQUE = Var("?", 1)  # stands among a digit's variables for data read from memory

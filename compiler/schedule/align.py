@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ir.index import Index, Var, mul, quotient, remainder
+from ..ir.index.index import Index, Var, mul, quotient, remainder
 from .affine import Digit, Offset, ascending, at_most, digits, less
-from .members import Access, Axes, Group, Member, extent_of, split_axes
+from .groups import Access, Axes, Group, Member, extent_of, split_axes
 from .profit import guess
 
 _TRIES = 4  # buffers that two groups share, by which alignment is tried

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..ir.index import Index, Late, Loaded, Var, atoms
+from ..ir.index.index import Index, Late, Loaded, Var, atoms
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.program import Definition, Extern, Program, Store
 from ..ir.value import Load, Result, Value, indices_of, walk

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..ir.index import Atom, Loaded, Size, atoms, evaluate
+from ..ir.index.index import Atom, Loaded, Size, atoms, evaluate
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.value import Guarded, Load, operands, walk
 

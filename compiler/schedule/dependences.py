@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..ir.index import Index, Late, Loaded, Var, atoms
+from ..ir.index.index import Index, Late, Loaded, Var, atoms
 from ..ir.program import Definition, Extern, Item, Program
 from ..ir.value import Load, Value, indices_of, walk
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..ir.index import Var
+from ..ir.index.index import Var
 from ..ir.program import Definition, Item, Store
 from ..ir.value import Const
 

@@ -12,10 +12,10 @@ from itertools import count
 
 from ..ir.program import Buffer, Extern, Item
 from .dependences import Effects, effects, order_of
+from .groups import Axes, Group, Member, extent_of, members_of
 from .inlining import cost_of
 from .legality import Fusion, Refusal, fusion_of, makes_serial, maps_in_columns, walks_across
 from .log import FusionLog
-from .members import Axes, Group, Member, extent_of, members_of
 from .profit import bytes_of, guess, score_fusion, touched, written
 from .target import CPU, Target
 

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..ir.index import Loaded, Var, atoms
+from ..ir.index.index import Loaded, Var, atoms
 from ..ir.ops import OPS
 from ..ir.program import Buffer, Definition, Extern, Item
 from ..ir.simplify import Simplifier
 from ..ir.value import HALVES, Const, Guarded, Load, Op, Rewriter, Value, substitute, walk
 from .affine import variables_of
 from .dependences import effects, loads, order_of, roots, values_in
-from .flat import rewritten
+from .flat_access import rewritten
 from .one_hot import without_one_hot
 from .target import CPU, Target
 

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.index import Index, Loaded, Size, Var, add, atoms, mul, rebuild
+from ..ir.index.index import Index, Loaded, Size, Var, add, atoms, mul, rebuild
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Param, Statement, Update
 from ..ir.program import Buffer, Reduction, Store
 from ..ir.value import Const, Load, Op, Result, Rewriter, Value, indices_of, walk
 from .affine import proportional
-from .contract import Path, contractions, forward_of, touches_of
-from .flat import flat_buffer
-from .members import Group, Member
+from .contraction import Path, contractions, forward_of, touches_of
+from .flat_access import flat_buffer
+from .groups import Group, Member
+from .loop_tree import Leaf, Nest, Tree, leaves, tree_of
 from .target import CPU, Target
-from .tree import Leaf, Nest, Tree, leaves, tree_of
 
 _LARGEST = 64  # operations of a value that is put in the place of loads: trees are walked by recursion, too
 _CARRIED = 2  # operations of a value that is computed again in inner loops rather than kept in scratch

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.index import Var, mul
+from ..ir.index.index import Var, mul
 from .affine import digits, less, separate
 from .align import Aligned, alignments
-from .members import Axes, Group, Member, extent_of
+from .groups import Axes, Group, Member, extent_of
 from .profit import guess
 from .target import CPU, Target
 

@@ -14,10 +14,10 @@ from functools import reduce
 
 import torch
 
-from ..ir.index import Index, Var
+from ..ir.index.index import Index, Var
 from ..ir.program import Definition
 from ..ir.value import Const, Number, Op, Result, Rewriter, Value, variables
-from .flat import rewritten
+from .flat_access import rewritten
 
 
 def without_one_hot(item: Definition) -> Definition:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..ir.bounds import bounds
-from ..ir.index import Index, mul
+from ..ir.index.bounds import bounds
+from ..ir.index.index import Index, mul
 from ..ir.program import Buffer
-from .members import Group
+from .groups import Group
 
 _GUESS = 256  # for symbolic sizes without an upper bound
 _LEAST = 4096  # bytes of shared reads below which sharing them is not worth a fusion

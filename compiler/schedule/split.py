@@ -20,17 +20,17 @@ from typing import Any
 
 import torch
 
-from ..ir.bounds import bounds
 from ..ir.folds import component_dtypes, identity
-from ..ir.index import Index, Loaded, Var, add, atoms, mul, quotient, remainder
+from ..ir.index.bounds import bounds
+from ..ir.index.index import Index, Loaded, Var, add, atoms, mul, quotient, remainder
 from ..ir.program import Buffer, Definition, Item, Program, Reduction, Store
 from ..ir.reducers import folding_states
 from ..ir.value import Const, Guarded, Load, Number, Op, Result, Rewriter, Value, walk
 from .affine import OPAQUE, digits, variables_of
-from .flat import flatten
-from .members import extent_of
+from .flat_access import flatten
+from .groups import extent_of
+from .horizontal_fusion import join_siblings
 from .profit import guess
-from .siblings import join_siblings
 from .target import Target
 
 _LEAST = 4  # parts that a second kernel is worth

@@ -7,11 +7,11 @@ each, `description` says what a kernel computes, `match` finds it in graphs, `fu
 
 from .attention.fuse import fuse_attention
 from .attention.match import match_attention
-from .attention_training.fuse import fuse_attention_training
+from .attention.training.fuse import fuse_attention_training
+from .common.cpp_call import TemplateKernel
+from .common.triton_call import TritonTemplateKernel
 from .gemm.fuse import fuse_gemm
 from .gpu_passes import fuse_on_gpu
-from .kernel import TemplateKernel
-from .triton_kernel import TritonTemplateKernel
 
 __all__ = [
     "TemplateKernel", "TritonTemplateKernel", "fuse_attention", "fuse_attention_training", "fuse_gemm", "fuse_on_gpu",

@@ -13,9 +13,9 @@ from typing import Any
 from torch import fx
 
 from .attention.triton_fuse import AttentionPass
+from .common.task import Task
 from .convolution.triton_fuse import ConvolutionPass
 from .gemm.triton_fuse import ProductPass
-from .task import Task
 
 
 def fuse_on_gpu(task: Task, do: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import regraft
-from regraft.compiler import measure
+from regraft.compiler.autotune import autotuner
 from regraft.patterns.attention_cuda import CUDA_KERNELS
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -36,12 +36,12 @@ def compiled(function, **options):
 def fused_attention(monkeypatch):
     """Attention is measured, and becomes a kernel whatever the clock says: cuDNN's where that gives right results."""
 
-    def choose(trial, question, plain=measure.choose):
+    def choose(trial, question, plain=autotuner.choose):
         decision = plain(trial, question)
         right = [name for name in question.candidates if name in trial.times and name in ATTENTION]
         return replace(decision, chosen=min(right, key=ATTENTION.index)) if right else decision
 
-    monkeypatch.setattr(measure, "choose", choose)
+    monkeypatch.setattr(autotuner, "choose", choose)
 
 
 def mlp():

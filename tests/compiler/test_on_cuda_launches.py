@@ -59,7 +59,7 @@ def test_symbolic_sizes():
 
 
 def test_without_the_extension_module(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("regraft.compiler.triton.launch"), "_module", lambda: None)
+    monkeypatch.setattr(importlib.import_module("regraft.compiler.codegen.triton.launch"), "_module", lambda: None)
     x = randn(1000, 100)
     run = compiled(lambda x: (x.tanh() * 3, x.amax(0)))
     torch.testing.assert_close(run(x), (x.tanh() * 3, x.amax(0)))

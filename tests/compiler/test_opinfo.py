@@ -75,7 +75,7 @@ def test_what_tracing_changes_is_not_held_against_kernels():
 
 
 def test_a_wrong_kernel_is_seen(monkeypatch):
-    from regraft.compiler import cpp
+    from regraft.compiler.codegen import cpp
 
     def nothing(kernels, build=cpp.build):
         return [lambda *args: None for _ in build(kernels)]
@@ -86,7 +86,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch):
 
 
 def test_a_kernel_that_does_not_compile_is_an_error(monkeypatch):
-    from regraft.compiler import cpp
+    from regraft.compiler.codegen import cpp
 
     def refuse(kernels):
         raise cpp.CompileFailed("no")

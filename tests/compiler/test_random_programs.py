@@ -12,7 +12,7 @@ from support.random_programs import SYMBOLIC, Given, RandomProgram, Step, draw
 from support.random_symbols import NUMBERS
 from support.stages import Wrong, check_code, check_lowering, check_schedule_by_interpreter, difference, staged
 
-from regraft.compiler.cpp import build
+from regraft.compiler.codegen.cpp import build
 
 F32, I64, BOOL = torch.float32, torch.int64, torch.bool
 

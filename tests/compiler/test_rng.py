@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import regraft
-from regraft.compiler.random_ops import ops
+from regraft.compiler.prims import ops
 
 from ..support.dropouts import ALL, BROADCAST, ELEMENTS
 

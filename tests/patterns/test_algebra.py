@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.rewriting import compiled, rewritten
 
-from regraft.compiler.check import refusals
+from regraft.compiler.tools.check import refusals
 from regraft.patterns.algebra import idempotent, identity, reordered_twice
 
 RULES = [identity, idempotent, reordered_twice]
@@ -17,7 +17,7 @@ ODD = torch.tensor([[0.0, -0.0, 1.5, -2.0], [torch.nan, torch.inf, -torch.inf, 1
 
 def simplified(function: Any, *inputs: Any, **settings: Any) -> Any:
     """The program simplified; values, signs of zero and strides are held against eager's."""
-    from regraft.compiler.torch_compat import capture_function
+    from regraft.rewrites.compat import capture_function
     from regraft.rewrites.driver import Settings, rewrite
     from regraft.rewrites.record import GraphRecord
 

@@ -10,7 +10,7 @@ import torch
 from support.attentions import S, T, additive, attend, keeps, normal, qkv
 from support.rewriting import rewritten, trained
 
-from regraft.compiler.check import refusals
+from regraft.compiler.tools.check import refusals
 from regraft.patterns.attention import sdpa, sdpa_with_weights
 
 NEAR_MISSES = [(rule, sample) for rule in (sdpa, sdpa_with_weights) for sample in rule.samples if sample.refused]

@@ -11,7 +11,7 @@ from support.rewriting import compiled, rewritten
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from regraft.compiler.check import refusals
+from regraft.compiler.tools.check import refusals
 from regraft.patterns.batch_norm import batch_norm
 from regraft.rewrites.matcher import Binding
 

@@ -12,7 +12,7 @@ from support.attentions import normal
 from support.rewriting import assert_agrees, rewritten
 from torch import fx
 
-from regraft.compiler.check import refusals
+from regraft.compiler.tools.check import refusals
 from regraft.patterns.convolution import convolution as rule
 from regraft.patterns.convolution import one_dtype
 

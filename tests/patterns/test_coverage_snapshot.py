@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from regraft.compiler.cli_corpus import corpus_arguments
-from regraft.compiler.examine import Plan, examine
-from regraft.compiler.snapshot import counts, drops, read
-from regraft.compiler.targets import Choices, load
+from regraft.compiler.tools.cli.corpus import corpus_arguments
+from regraft.compiler.tools.coverage.coverage_snapshot import counts, drops, read
+from regraft.compiler.tools.coverage.report import Plan, examine
+from regraft.compiler.tools.targets.load import Choices, load
 from regraft.rewrites.report.document import Report
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "coverage" / "hf.json"

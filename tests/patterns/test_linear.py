@@ -12,7 +12,7 @@ from support.rewriting import assert_agrees, compiled, outcome, rewritten, train
 from torch import nn
 
 import regraft
-from regraft.compiler.check import refusals
+from regraft.compiler.tools.check import refusals
 from regraft.patterns.linear import linear
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")

@@ -12,7 +12,7 @@ from support.freezing import frozen
 from support.rewriting import assert_agrees, compiled, rewritten, trained
 from torch import nn
 
-from regraft.compiler.check import refusals
+from regraft.compiler.tools.check import refusals
 from regraft.patterns.merging import NEARBY, merged_linear
 
 X, A, B, C = normal(2, 20, 16), normal(24, 16), normal(8, 16), normal(24, 16)

@@ -12,7 +12,7 @@ from support.freezing import frozen
 from support.rewriting import assert_agrees, compiled, rewritten
 from torch import nn
 
-from regraft.compiler.check import refusals
+from regraft.compiler.tools.check import refusals
 from regraft.patterns.padding import padded_product
 
 RULE = [padded_product]

@@ -14,7 +14,7 @@ from support.attentions import D, plain, qkv
 from support.rewriting import compiled
 
 from regraft import Sample, T, register_pattern
-from regraft.compiler.check import check, unguarded
+from regraft.compiler.tools.check import check, unguarded
 from regraft.patterns import default_rules
 from regraft.patterns.attention_cuda import CUDA_KERNELS
 from regraft.patterns.unsampled import UNSAMPLED

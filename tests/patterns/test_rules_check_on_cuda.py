@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from regraft.compiler.check import check
+from regraft.compiler.tools.check import check
 from regraft.patterns import default_rules
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regraft.compiler.torch_compat import new_fake_mode
 from regraft.rewrites import rule as rules
+from regraft.rewrites.compat import new_fake_mode
 from regraft.rewrites.driver import Settings, rewrite
 from regraft.rewrites.graph import op_name
 from regraft.rewrites.matcher import Binding, Matcher

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from regraft.compiler.torch_compat import capture_function
+from regraft.rewrites.compat import capture_function
 from regraft.rewrites.facts import Choice, Fact, Positions, Table, Uniform, facts_of_graph
 from regraft.rewrites.facts.evaluate import elements
 from regraft.rewrites.functional import functionalize_temporaries

@@ -57,18 +57,18 @@ def with_fake_driver(monkeypatch: Any, slots: int = 1) -> FakeDriver:
     """Build for Hopper, on the fake driver."""
     import torch
 
-    import regraft.compiler.triton
-    from regraft.compiler import torch_memory
+    import regraft.compiler.codegen.triton
+    from regraft.rewrites.compat import memory
 
-    build, driver, launch = (importlib.import_module(f"regraft.compiler.triton.{n}") for n in _MODULES)
+    build, driver, launch = (importlib.import_module(f"regraft.compiler.codegen.triton.{n}") for n in _MODULES)
     fake = library()
     fake.reset(slots)
     one = driver.Driver(fake.path)
     for module in (driver, build, launch):
         monkeypatch.setattr(module, "driver", lambda: one)
     monkeypatch.setattr(build, "capability", lambda device: 90)
-    monkeypatch.setattr(regraft.compiler.triton, "processors", lambda device: 132)
-    monkeypatch.setattr(torch_memory, "cuda_stream", lambda: lambda device: STREAM + device)
+    monkeypatch.setattr(regraft.compiler.codegen.triton, "processors", lambda device: 132)
+    monkeypatch.setattr(memory, "cuda_stream", lambda: lambda device: STREAM + device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     launch._module.cache_clear()
     return fake

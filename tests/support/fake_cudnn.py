@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regraft.compiler.autograd import differentiate
+from regraft.compiler.autograd.differentiate import differentiate
 from regraft.compiler.capture.outputs import flat_outputs
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}

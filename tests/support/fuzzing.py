@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from regraft.compiler import cpp, triton
+from regraft.compiler.codegen import cpp, triton
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.schedule import GPU, gpu
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from regraft.compiler.autograd import differentiate
-from regraft.compiler.wrapper import generate
+from regraft.compiler.autograd.differentiate import differentiate
+from regraft.compiler.codegen.wrapper.wrapper import generate
 
 
 class JointPass:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from regraft.compiler import cpp
-from regraft.compiler.ir.index import Var
+from regraft.compiler.codegen import cpp
+from regraft.compiler.ir.index.index import Var
 from regraft.compiler.ir.interpreter import allocate, bound_sizes
 from regraft.compiler.ir.kernel import Assign, Kernel, Loop, Param
 from regraft.compiler.ir.program import Buffer, Store

@@ -23,7 +23,7 @@ from regraft.compiler.ir.interpreter import run_program
 from regraft.compiler.ir.program import Extern
 from regraft.compiler.lowering import Lowered, lower
 from regraft.compiler.lowering.sizes import size_name
-from regraft.compiler.torch_compat import new_fake_mode, tree_leaves
+from regraft.rewrites.compat import new_fake_mode, tree_leaves
 
 HALVES = (torch.bfloat16, torch.float16)
 SYMBOLIC = (torch.SymInt, torch.SymFloat)

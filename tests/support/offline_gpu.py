@@ -15,13 +15,13 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_map
 
-from regraft.compiler import triton
-from regraft.compiler.autograd import GraphKind
+from regraft.compiler.autograd.differentiate import GraphKind
 from regraft.compiler.backend import Compilation
-from regraft.compiler.codegen import generate_kernels
+from regraft.compiler.codegen import triton
+from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.options import Options
-from regraft.compiler.templates import gpu
+from regraft.compiler.templates.common import gpu
 from regraft.rewrites.record import Code
 
 from .fake_cuda import with_fake_driver
@@ -47,7 +47,7 @@ class OfflineGpu:
         """Build all kernels again, for another GPU."""
         import importlib
 
-        build = importlib.import_module("regraft.compiler.triton.build")
+        build = importlib.import_module("regraft.compiler.codegen.triton.build")
         self._monkeypatch.setattr(build, "capability", lambda device: capability)
         self._build(self.kernels)
 

@@ -28,14 +28,14 @@ from functorch.compile import aot_function, default_partition, make_boxed_func
 from torch import fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from regraft.compiler import cpp
-from regraft.compiler.assemble import assemble
-from regraft.compiler.codegen import NotGeneratedError, generate_kernels
+from regraft.compiler.autograd.seed_dropout import seed_calls
+from regraft.compiler.codegen import cpp
+from regraft.compiler.codegen.assemble import assemble
+from regraft.compiler.codegen.generate import NotGeneratedError, generate_kernels
+from regraft.compiler.codegen.wrapper.wrapper import generate
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import CPU, GPU, Target, check_schedule, overwrites, schedule
-from regraft.compiler.seeding import seed_calls
-from regraft.compiler.wrapper import generate
 from regraft.rewrites.record import KeptCall
 
 from .triton_kernels import device_lost, interpreted, unsupported

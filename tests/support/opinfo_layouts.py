@@ -18,10 +18,10 @@ from torch._guards import TracingContext, tracing
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
-from regraft.compiler.autograd import differentiate
+from regraft.compiler.autograd.differentiate import differentiate
 from regraft.compiler.backend import as_calls
 from regraft.compiler.capture import capture
-from regraft.compiler.torch_compat import new_fake_mode
+from regraft.rewrites.compat import new_fake_mode
 from regraft.rewrites.symbolic import hint
 
 from .layouts import LAYOUTS, laid_out

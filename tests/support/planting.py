@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from regraft.compiler.check.case import Case
-from regraft.compiler.check.compare import compare
-from regraft.compiler.check.drawn import Drawn
-from regraft.compiler.check.operands import LAYOUTS, Look, differentiable, dim_names, make, placed, tensors
 from regraft.compiler.normal import FORMS
-from regraft.compiler.torch_compat import capture_function
+from regraft.compiler.tools.check.case import Case
+from regraft.compiler.tools.check.compare import compare
+from regraft.compiler.tools.check.drawn import Drawn
+from regraft.compiler.tools.check.operands import LAYOUTS, Look, differentiable, dim_names, make, placed, tensors
 from regraft.patterns import default_rules
 from regraft.patterns.packing import FROZEN
+from regraft.rewrites.compat import capture_function
 from regraft.rewrites.driver import Settings, rewrite
 from regraft.rewrites.effects import mark_gradients
 from regraft.rewrites.graph import nodes_in, op_name

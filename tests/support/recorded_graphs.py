@@ -7,9 +7,18 @@ import ctypes
 import numpy as np
 import torch
 
-from regraft.compiler import cudagraph_capture, cudagraph_memory, cudagraphs, torch_compat
-from regraft.compiler.cudagraph_capture import GIVEN
-from regraft.compiler.cudagraphs import CudaGraphs
+from regraft.compiler.runtime.cudagraphs import (
+    capture as cudagraph_capture,
+)
+from regraft.compiler.runtime.cudagraphs import (
+    graphs as cudagraphs,
+)
+from regraft.compiler.runtime.cudagraphs import (
+    memory as cudagraph_memory,
+)
+from regraft.compiler.runtime.cudagraphs.capture import GIVEN
+from regraft.compiler.runtime.cudagraphs.graphs import CudaGraphs
+from regraft.rewrites import compat
 
 
 def at_address(x):
@@ -57,7 +66,7 @@ class FakeDevice:
         return self.capturing
 
     def keeps_graph(self):
-        return torch_compat.keeps_graph()
+        return compat.keeps_graph()
 
     def unused(self, pool):
         return [range(1 << 62)] if self.shared else []

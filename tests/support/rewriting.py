@@ -12,8 +12,8 @@ import torch
 import regraft
 from regraft.compiler.backend import backend
 from regraft.compiler.normal import LOWERED_FORM, NORMAL_FORM
-from regraft.compiler.torch_compat import capture_function
 from regraft.patterns import default_rules
+from regraft.rewrites.compat import capture_function
 from regraft.rewrites.driver import Settings, rewrite
 from regraft.rewrites.effects import mark_gradients
 from regraft.rewrites.record import GraphRecord

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from regraft.compiler.assemble import assemble
-from regraft.compiler.cpp import source_text
+from regraft.compiler.codegen.assemble import assemble
+from regraft.compiler.codegen.cpp import source_text
+from regraft.compiler.codegen.wrapper.wrapper import generate
 from regraft.compiler.ir.interpreter import run_kernel
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.ir.printer import kernel_text, program_text
 from regraft.compiler.ir.verify import verify_kernel, verify_program
 from regraft.compiler.lowering import Lowered, lower
 from regraft.compiler.schedule import CPU, Schedule, Target, check_schedule, overwrites, schedule
-from regraft.compiler.wrapper import generate
 
 from .lowering import run as interpret
 from .lowering import trace

@@ -14,10 +14,10 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from regraft.compiler.assemble import assemble
+from regraft.compiler.codegen.assemble import assemble
+from regraft.compiler.codegen.wrapper.wrapper import generate
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import CPU, gpu, overwrites, schedule
-from regraft.compiler.wrapper import generate
 
 from .fuzzing import BUILDERS
 from .lowering import compare, fresh, trace

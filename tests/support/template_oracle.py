@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch import fx
 
-from regraft.compiler.templates import gpu, triton_kernel
-from regraft.compiler.templates.gpu import HOPPER
-from regraft.compiler.templates.task import task_of
+from regraft.compiler.templates.common import gpu, triton_call
+from regraft.compiler.templates.common.gpu import HOPPER
+from regraft.compiler.templates.common.task import task_of
 from regraft.rewrites.profit import Decision, Question
 from regraft.rewrites.record import Evidence, GraphRecord
 
@@ -44,8 +44,8 @@ def with_fake_hopper(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
     """Template kernels are for a Hopper GPU that runs nothing, their code in `folder`; gives the driver."""
     monkeypatch.setenv("REGRAFT_CACHE_DIR", str(folder))
     fake = with_fake_driver(monkeypatch, 8)
-    module = importlib.import_module("regraft.compiler.triton.driver")
-    monkeypatch.setattr(triton_kernel, "driver", module.driver)
-    monkeypatch.setattr(triton_kernel, "capability", lambda device: 90)
+    module = importlib.import_module("regraft.compiler.codegen.triton.driver")
+    monkeypatch.setattr(triton_call, "driver", module.driver)
+    monkeypatch.setattr(triton_call, "capability", lambda device: 90)
     monkeypatch.setattr(gpu, "_gpu", lambda index: HOPPER)
     return fake

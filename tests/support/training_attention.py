@@ -16,15 +16,15 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from regraft.compiler.autograd import GraphKind
+from regraft.compiler.autograd.differentiate import GraphKind
+from regraft.compiler.autograd.seed_dropout import seed_calls
 from regraft.compiler.backend import Compilation
-from regraft.compiler.codegen import generate_kernels
+from regraft.compiler.codegen.generate import generate_kernels
+from regraft.compiler.codegen.wrapper.wrapper import generate
 from regraft.compiler.options import Options
-from regraft.compiler.seeding import seed_calls
 from regraft.compiler.templates import TritonTemplateKernel
-from regraft.compiler.templates.attention_training.fuse import fuse_attention_training
-from regraft.compiler.templates.task import task_of
-from regraft.compiler.wrapper import generate
+from regraft.compiler.templates.attention.training.fuse import fuse_attention_training
+from regraft.compiler.templates.common.task import task_of
 from regraft.rewrites.profit import Always
 from regraft.rewrites.record import Code, GraphRecord
 

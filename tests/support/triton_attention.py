@@ -19,21 +19,21 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from regraft.compiler.codegen.triton import KernelSource
 from regraft.compiler.ir.interpreter import allocate
 from regraft.compiler.ir.program import Buffer
 from regraft.compiler.lowering.arithmetic import op
 from regraft.compiler.lowering.core import whole
-from regraft.compiler.lowering.random import Stream
-from regraft.compiler.random_ops import threshold
+from regraft.compiler.lowering.ops.random import Stream
+from regraft.compiler.prims import threshold
 from regraft.compiler.templates.attention.description import Attention
 from regraft.compiler.templates.attention.match import SOFTMAXES, Found, match_attention
-from regraft.compiler.templates.attention.question import matched
+from regraft.compiler.templates.attention.replacement import matched
 from regraft.compiler.templates.attention.sdpa import SDPA, match_sdpa
-from regraft.compiler.templates.attention.tiles import Tile
 from regraft.compiler.templates.attention.triton_backward import attention_backward
 from regraft.compiler.templates.attention.triton_forward import attention_triton, statistics_buffer
-from regraft.compiler.templates.region import packet
-from regraft.compiler.triton import KernelSource
+from regraft.compiler.templates.attention.triton_tiles import Tile
+from regraft.compiler.templates.common.formula import packet
 
 from .triton_kernels import interpreter
 

@@ -12,14 +12,14 @@ from unittest import mock
 
 import torch
 
+from regraft.compiler.codegen.triton import KernelSource
+from regraft.compiler.templates.common.formula import packet
 from regraft.compiler.templates.convolution.description import Convolution
 from regraft.compiler.templates.convolution.match import CONVOLUTION, match_convolution
 from regraft.compiler.templates.convolution.triton_depthwise import Depthwise, DepthwiseTile, depthwise_triton
-from regraft.compiler.templates.convolution.triton_windows import convolution_triton
+from regraft.compiler.templates.convolution.triton_implicit_gemm import convolution_triton
 from regraft.compiler.templates.gemm.match import FoundProduct
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile
-from regraft.compiler.templates.region import packet
-from regraft.compiler.triton import KernelSource
 
 from . import triton_gemm
 from .triton_gemm import interpret, near

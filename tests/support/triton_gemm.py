@@ -13,14 +13,14 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from regraft.compiler.codegen.triton import KernelSource
 from regraft.compiler.ir.interpreter import allocate
 from regraft.compiler.ir.program import Buffer
+from regraft.compiler.templates.common.formula import packet
 from regraft.compiler.templates.gemm.match import FoundProduct, is_product, match_gemm
-from regraft.compiler.templates.gemm.triton_product import gemm_triton
-from regraft.compiler.templates.gemm.triton_split import workspaces
+from regraft.compiler.templates.gemm.triton_matmul import gemm_triton
+from regraft.compiler.templates.gemm.triton_split_k import workspaces
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile
-from regraft.compiler.templates.region import packet
-from regraft.compiler.triton import KernelSource
 
 from .triton_kernels import interpreter
 

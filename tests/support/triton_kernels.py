@@ -20,18 +20,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from regraft.compiler.ir.interpreter import allocate, bound_sizes
-from regraft.compiler.ir.kernel import Kernel
-from regraft.compiler.kernel_call import evaluate
-from regraft.compiler.lowering import lower
-from regraft.compiler.schedule import GPU, Target, schedule
-from regraft.compiler.triton import (
+from regraft.compiler.codegen.kernel_call import evaluate
+from regraft.compiler.codegen.triton import (
     KernelSource,
     Launch,
     UnsupportedDtypeError,
     UnsupportedStoreError,
     kernel_source,
 )
+from regraft.compiler.ir.interpreter import allocate, bound_sizes
+from regraft.compiler.ir.kernel import Kernel
+from regraft.compiler.lowering import lower
+from regraft.compiler.schedule import GPU, Target, schedule
 
 from .lowering import Replay, compare, fresh, trace
 

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from ....rewrites.graph import is_pure
-from ..positions import mask_formula
-from ..region import COPIES, NUMBERS, is_move, packet
+from ..common.formula import COPIES, NUMBERS, is_move, packet
+from ..common.formula_nodes import mask_formula
 
 _GAIN = 1.5  # times as many bytes must be read otherwise
 _MOST_STEPS = {"cuda": 16, "cpu": 4}  # of arithmetic, for each score

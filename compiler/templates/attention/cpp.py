@@ -10,7 +10,7 @@
 
 The scores of a block never leave the cache, and are exactly eager's `f` of the products: NaN and infinities spread as
 they do there. Rows without a finite score give NaN, or 0 in the safe variant. Keys that `f` hides from every row of a
-block (see `horizon`) are left out, unless v holds infinities or NaN: those times 0 are NaN.
+block (see `mask_bounds`) are left out, unless v holds infinities or NaN: those times 0 are NaN.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...cpp.dtypes import memory_type
-from ...cpp.flatten import flatten_value
-from ...cpp.value_text import Names, Values, Vectors
-from ...cpp.writer import Writer
+from ...codegen.cpp.dtypes import memory_type
+from ...codegen.cpp.value_text import Names, Values, Vectors
+from ...codegen.flatten import flatten_value
+from ...codegen.source_writer import Writer
 from ...ir.dependence import Dependence
 from ...ir.program import Buffer
 from ...ir.value import Const, Op, Value
-from ..micro_kernel import PANEL
-from ..micro_kernel import PRELUDE as GEMM_PRELUDE
+from ..common.micro_kernel import PANEL
+from ..common.micro_kernel import PRELUDE as GEMM_PRELUDE
+from .cpu_tiles import tiling
 from .description import SCORE, Attention, Operand
-from .horizon import horizon
-from .tiling import tiling
+from .mask_bounds import horizon
 
 _GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
 

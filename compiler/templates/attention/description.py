@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...ir.index import Atom, Index, Var, atoms, from_terms, terms
+from ...ir.index.index import Atom, Index, Var, atoms, from_terms, terms
 from ...ir.program import Buffer
 from ...ir.value import Load, Value, walk
 

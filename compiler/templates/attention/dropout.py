@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ...ir.value import Const, Load, Op, Value
-from ..region import is_move, packet
+from ..common.formula import is_move, packet
 
 _CASTS = ("aten._to_copy", "prims.convert_element_type")
 # What dropout is made of beside moves and casts, once numbers are drawn from seeds.

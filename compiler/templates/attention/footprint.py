@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from ....rewrites.compat import OpOverload, aliasing_arguments
 from ....rewrites.profit import Decision
 from ....rewrites.record import Evidence
 from ....rewrites.symbolic import hint
-from ...synthesis import free_memory
-from ...torch_compat import OpOverload, aliasing_arguments
-from ..region import packet
+from ...autotune.inputs import free_memory
+from ..common.formula import packet
 from .match import Found
 from .sdpa import SDPA
 

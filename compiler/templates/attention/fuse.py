@@ -11,13 +11,13 @@ from ....rewrites.profit import Decision, Oracle, Question
 from ....rewrites.reason import Reason
 from ....rewrites.record import GraphRecord
 from ....rewrites.splice import Original
-from ...cpp.dtypes import UnsupportedDtype
-from ...cpp.errors import CompileFailed, CompilerMissing
-from ..kernel import TemplateKernel, attention_kernel
-from ..layout import with_keys_innermost
+from ...codegen.cpp.dtypes import UnsupportedDtype
+from ...codegen.cpp.errors import CompileFailed, CompilerMissing
+from ..common.cpp_call import TemplateKernel, attention_kernel
+from .bias_layout import with_keys_innermost
 from .footprint import excluded
 from .match import Found
-from .question import RULE, Replacer, is_on, matched, near_miss, recorded
+from .replacement import RULE, Replacer, is_on, matched, near_miss, recorded
 
 CANDIDATE = "generated"
 

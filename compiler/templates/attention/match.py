@@ -1,6 +1,6 @@
 """Finds attention in a graph after autograd: two products with a softmax between them, and anything pointwise.
 
-    %s  = aten.bmm(%q, %k)          scores (or baddbmm, see `product`): used inside the region only
+    %s  = aten.bmm(%q, %k)          scores (or baddbmm, see `bmm`): used inside the region only
     ...                             pointwise on scores: scale, bias, masks, softcap, sinks        ->  f
     %p  = aten._softmax(%x, -1)     probabilities: used by the product only
     %o  = aten.bmm(%p, %v)          and views, transposes, clones of it that bring heads together
@@ -19,19 +19,19 @@ import torch
 from torch import fx
 
 from ....rewrites.reason import Reason
-from ...ir.index import Var
+from ...ir.index.index import Var
 from ...ir.program import Buffer
 from ...ir.value import Load, Rewriter, Value, walk
 from ...lowering.core import cast
 from ...lowering.positions import numel, raveled, unraveled
 from ...lowering.sizes import Unlowered
-from ..region import Region, is_move, packet, plain_load, unrounded
+from ..common.formula import Region, is_move, packet, plain_load, unrounded
 from .bias_cost import worth_computing
+from .bmm import PRODUCTS, computed, is_batched, is_product, operands, raw_name
 from .description import SCORE, Attention, Operand, address, operand
 from .dropout import DROPPING, Dropped, drawn, dropped
-from .hiding import surely_hidden
-from .product import PRODUCTS, computed, is_batched, is_product, operands, raw_name
-from .shifts import shiftable
+from .mask_fill import surely_hidden
+from .shift_invariance import shiftable
 
 SOFTMAXES = {"aten._softmax": False, "aten._safe_softmax": True}
 _REDUCTIONS = ("aten.amax", "aten.max", "aten.sum", "aten.mean")

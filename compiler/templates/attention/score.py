@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 import torch
 
-from ...ir.bounds import bounds
+from ...ir.index.bounds import bounds
 from ...ir.value import Const, Load, Number, Op, Rewriter, Value
 from .description import SCORE
 
@@ -80,7 +80,7 @@ def _is_number(value: Value) -> TypeGuard[Const]:
 
 
 def masked(score: Value, mask: Value) -> Value:
-    """Score and mask added up, hidden keys as a choice: what hides them is then known (see `horizon`).
+    """Score and mask added up, hidden keys as a choice: what hides them is then known (see `mask_bounds`).
 
     s + where(j <= i & keep[j], 0, -inf)   ->   where(j <= i & keep[j], s, -inf)
 

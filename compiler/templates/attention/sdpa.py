@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import fx
 
+from ....rewrites.compat import argument
 from ....rewrites.reason import Reason
-from ...ir.index import Var
+from ...ir.index.index import Var
 from ...ir.value import Const, Load, Number, Op, Value
 from ...lowering.core import Tensor
-from ...lowering.elementwise import element
+from ...lowering.ops.elementwise import element
 from ...lowering.sizes import Unlowered
-from ...torch_compat import argument
-from ..region import Region, packet, plain_load, unrounded
+from ..common.formula import Region, packet, plain_load, unrounded
 from .bias_cost import worth_computing
 from .description import SCORE, Attention, Operand, address, operand
-from .hiding import surely_hidden
+from .mask_fill import surely_hidden
 from .match import Found, at, is_served, loads, made, nodes_between
 from .score import masked
-from .shifts import shiftable
+from .shift_invariance import shiftable
 
 # By the name of the mask's argument, where there may be one.
 SDPA = {

@@ -25,19 +25,20 @@ from typing import Any
 
 import torch
 
-from ...ir.index import from_terms, terms
+from ...codegen.triton import KernelSource
+from ...codegen.triton.dtypes import bare_literal, type_name
+from ...codegen.triton.source import module_text
+from ...ir.index.index import from_terms, terms
 from ...ir.program import Buffer
 from ...ir.value import Value
-from ...triton import KernelSource
-from ...triton.dtypes import bare_literal, type_name
-from ...triton.source import module_text
 from .description import Attention, Operand
 from .gradient import ONE, NoDerivativeError, apart, derivative, is_finite
-from .hiding import may_hide_rows
-from .horizon import Limit, inside
-from .places import SCORES, SINKS, Gradients, Places
+from .gradient_layout import SCORES, SINKS, Gradients, Places
+from .mask_bounds import Limit, inside
+from .mask_fill import may_hide_rows
 from .score import is_level, lean
-from .text import (
+from .triton_forward import ByQueries, statistics_buffer
+from .triton_text import (
     AttentionText,
     UnsupportedAttentionError,
     both,
@@ -45,8 +46,7 @@ from .text import (
     contiguous,
     rows_of,
 )
-from .tiles import Tile, backward_tiles, turned
-from .triton_forward import ByQueries, statistics_buffer
+from .triton_tiles import Tile, backward_tiles, turned
 
 DELTA = "delta"
 _PLACES = Places()
@@ -90,7 +90,7 @@ def attention_backward(
 
     Args:
         attention: what the forward pass computed, with statistics.
-        tile: one of `attention.tiles.backward_tiles`; None is the first of them.
+        tile: one of `attention.triton_tiles.backward_tiles`; None is the first of them.
         scores: whether to write the gradient of `f`'s values too, for that of a bias.
         sinks: whether to write the gradient of the sink's values too.
         places: where gradients are read and written.

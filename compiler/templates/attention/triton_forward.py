@@ -12,7 +12,7 @@
 
 Scores are float32 and never leave registers. NaN and infinities of q, k and `f` spread as in eager, and rows without a
 finite score give NaN, or 0 in the safe variant. Blocks of keys that `f` hides from all rows of a program (see
-`horizon`) are not read: infinities and NaN of v spread from the others only, as in PyTorch's fused attention.
+`mask_bounds`) are not read: infinities and NaN of v spread from the others only, as in PyTorch's fused attention.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from collections.abc import Callable
 
 import torch
 
+from ...codegen.triton import KernelSource
+from ...codegen.triton.dtypes import type_name
+from ...codegen.triton.source import module_text
 from ...ir.program import Buffer
 from ...ir.value import Value
-from ...triton import KernelSource
-from ...triton.dtypes import type_name
-from ...triton.source import module_text
 from .description import Attention
-from .horizon import Limit, inside
+from .mask_bounds import Limit, inside
 from .score import LOG2_E
-from .text import AttentionText, both, check_operands, contiguous, rows_of
-from .tiles import Tile, programs, tiles
+from .triton_text import AttentionText, both, check_operands, contiguous, rows_of
+from .triton_tiles import Tile, programs, tiles
 
 STATISTICS = "statistics"
 
@@ -42,7 +42,7 @@ def attention_triton(
 
     Args:
         attention: what to compute; the devices of its buffers are not looked at.
-        tile: one of `attention.tiles.tiles`; None is the first of them.
+        tile: one of `attention.triton_tiles.tiles`; None is the first of them.
         statistics: whether to write maxima and sums of rows too, for a backward pass: see `statistics_buffer`.
         precision: of float32 products: ``"ieee"``, or ``"tf32"`` where the user allows that.
 

@@ -18,26 +18,26 @@ from typing import Any
 
 from torch import fx
 
+from ....rewrites.compat.memory import allows_tf32
 from ....rewrites.profit import Decision, Question
 from ....rewrites.reason import Reason
-from ...torch_memory import allows_tf32
-from ...triton import TritonFailed, TritonMissing, UnsupportedDtypeError
-from ..contest import Contest
-from ..kernel import Layout, attention_flops
-from ..layout import with_keys_innermost
-from ..region import packet
-from ..task import Task
-from ..triton_kernel import TritonTemplateKernel
-from ..unfused import Unfused
-from .asking import Among, arranged, kept_on_the_way, nodes_after
+from ...codegen.triton import TritonFailed, TritonMissing, UnsupportedDtypeError
+from ..common.baseline import Unfused
+from ..common.contest import Contest
+from ..common.cpp_call import Layout, attention_flops
+from ..common.formula import packet
+from ..common.task import Task
+from ..common.triton_call import TritonTemplateKernel
+from .benchmark_inputs import Among, arranged, kept_on_the_way, nodes_after
+from .bias_layout import with_keys_innermost
 from .description import Attention
 from .footprint import excluded, unmeasured
 from .match import SOFTMAXES, Found
-from .question import RULE, Replacer, is_on, matched, near_miss, recorded
+from .replacement import RULE, Replacer, is_on, matched, near_miss, recorded
 from .sdpa import SDPA, given_mask
-from .text import UnsupportedAttentionError
-from .tiles import Tile, tiles
 from .triton_forward import attention_triton
+from .triton_text import UnsupportedAttentionError
+from .triton_tiles import Tile, tiles
 
 _TILES, _MORE_TILES = 1, 10  # measured for each attention: by default, and where time does not matter
 _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph

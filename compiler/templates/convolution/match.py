@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import fx
 
+from ....rewrites.compat.memory import convolutions_allow_tf32
 from ....rewrites.graph import arguments
 from ....rewrites.reason import Reason
 from ...ir.program import Buffer
@@ -24,11 +25,10 @@ from ...lowering.core import Indices, Tensor, contiguous
 from ...lowering.positions import raveled, unraveled
 from ...lowering.sizes import Unlowered
 from ...lowering.windows import Sliding
-from ...torch_memory import convolutions_allow_tf32
 from ..attention.match import at
+from ..common.formula import packet
 from ..gemm.description import Matrix, Product
 from ..gemm.match import Epilogue, FoundProduct, Matcher, Operands, unfit, with_largest_epilogue
-from ..region import packet
 from .description import Convolution, Side
 from .triton_depthwise import MOST_UNROLLED, Depthwise
 

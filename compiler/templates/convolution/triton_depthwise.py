@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from ...codegen.triton import KernelSource
 from ...lowering.windows import Sliding
-from ...triton import KernelSource
 from ..gemm.description import Product
+from ..gemm.triton_matmul import GemmTriton, written
 from ..gemm.triton_operand import base
-from ..gemm.triton_product import GemmTriton, written
 from ..gemm.triton_tiles import GemmTile
 from .description import Convolution, boxes, splits
-from .triton_windows import digit, where
+from .triton_implicit_gemm import digit, where
 
 _STAGES = 2  # there is no pipeline: columns are loaded as they are needed
 _ELEMENTS = 8  # of a thread, of each neighbour: what one load of 16 bytes brings

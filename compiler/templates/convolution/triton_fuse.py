@@ -18,20 +18,20 @@ from dataclasses import replace
 from torch import fx
 
 from ....rewrites.reason import Reason
+from ..attention.bias_layout import Copies
+from ..common.gpu import Gpu
+from ..common.task import Task
+from ..common.triton_call import TritonTemplateKernel
 from ..gemm.description import Product
 from ..gemm.match import FoundProduct
 from ..gemm.triton_cost import cycles_to_move, fused_gain
 from ..gemm.triton_fuse import ProductPass, computes, rereads, template_kernel
 from ..gemm.triton_tiles import GemmTile
-from ..gpu import Gpu
-from ..layout import Copies
-from ..task import Task
-from ..triton_kernel import TritonTemplateKernel
 from .description import Convolution
 from .match import match_convolution
-from .tiles import convolution_neighbours, convolution_tiles
 from .triton_depthwise import Depthwise, DepthwiseTile, depthwise_tiles, depthwise_triton
-from .triton_windows import convolution_triton
+from .triton_implicit_gemm import convolution_triton
+from .triton_tiles import convolution_neighbours, convolution_tiles
 
 RULE, FAMILY = "convolution-template", "convolution-kernel"
 _SMALL = 1 << 27  # multiplications that take no longer than a launch

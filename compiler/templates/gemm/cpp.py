@@ -12,15 +12,15 @@ a panel of any width is read as so many streams.
 
 from __future__ import annotations
 
-from ...cpp.dtypes import memory_type
-from ...cpp.flatten import flatten_value
-from ...cpp.value_text import Names, Values, Vectors
-from ...cpp.writer import Writer
+from ...codegen.cpp.dtypes import memory_type
+from ...codegen.cpp.value_text import Names, Values, Vectors
+from ...codegen.flatten import flatten_value
+from ...codegen.source_writer import Writer
 from ...ir.dependence import Dependence
 from ...ir.program import Buffer
 from ...ir.value import Const, Op, Value
+from .cpu_tiles import gemm_tiling
 from .description import ELEMENT, Matrix, Product
-from .tiling import gemm_tiling
 
 _GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
 

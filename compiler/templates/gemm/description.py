@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...ir.index import Var
+from ...ir.index.index import Var
 from ...ir.program import Buffer
 from ...ir.value import Load, Value
 

@@ -18,16 +18,16 @@ from torch import fx
 from ....rewrites.profit import Always, Decision, Never, Oracle, Question
 from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence, GraphRecord
-from ...cpp.dtypes import UnsupportedDtype
-from ...cpp.errors import CompileFailed, CompilerMissing
-from ..kernel import Layout, TemplateKernel, lanes
-from ..layout import Copies
-from ..region import packet
+from ...codegen.cpp.dtypes import UnsupportedDtype
+from ...codegen.cpp.errors import CompileFailed, CompilerMissing
+from ..attention.bias_layout import Copies
+from ..common.cpp_call import Layout, TemplateKernel, lanes
+from ..common.formula import packet
 from .cpp import PRELUDE, gemm_cpp
 from .description import Matrix, Product
 from .match import LINEAR, ONEDNN, FoundProduct, match_gemm
 from .packing import LastPacked, packed_node, packed_sizes
-from .question import RULE, Unfused, erase_dead, near_miss, recorded
+from .replacement import RULE, Unfused, erase_dead, near_miss, recorded
 
 CANDIDATE = "generated"
 _FEW_ROWS = 4  # with fewer, packing the weight takes longer than reading it

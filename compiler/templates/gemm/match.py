@@ -23,23 +23,23 @@ import torch
 from torch import fx
 
 from ....patterns.packing import is_frozen
+from ....rewrites.compat import OpOverload, argument
+from ....rewrites.compat.memory import allows_tf32
 from ....rewrites.reason import Reason
-from ...ir.index import Var
+from ...ir.index.index import Var
 from ...ir.program import Buffer
 from ...ir.value import Const, Load, Op, Rewriter, Value, compute_dtype
 from ...lowering.call import find
 from ...lowering.core import LOWERINGS, Indices, Tensor, cast, contiguous
-from ...lowering.elementwise import element
+from ...lowering.ops.elementwise import element
 from ...lowering.positions import numel, raveled, unraveled
 from ...lowering.sizes import Unlowered
-from ...torch_compat import OpOverload, argument
-from ...torch_memory import allows_tf32
 from ..attention.description import address
 from ..attention.match import at, made, nodes_between
-from ..region import COPIES, Formulas, Region, is_move, packet
-from .crop import before_padding, crop_of
+from ..common.formula import COPIES, Formulas, Region, is_move, packet
 from .description import ELEMENT, Matrix, Product, Result
 from .prologue import FoundPrologue, is_computed, prologue_of
+from .unpad import before_padding, crop_of
 
 LINEAR, ONEDNN, REORDER = "aten.linear", "mkldnn._linear_pointwise", "mkldnn._reorder_linear_weight"
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", LINEAR, ONEDNN)

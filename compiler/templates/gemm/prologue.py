@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...ir.index import Index, Var
+from ....rewrites.compat import OpOverload
+from ...ir.index.index import Index, Var
 from ...ir.value import Load, Op, Rewriter, Value, compute_dtype, walk
 from ...lowering.core import cast
 from ...lowering.sizes import Unlowered
-from ...torch_compat import OpOverload
 from ..attention.description import address
-from ..region import Region, is_move, packet
+from ..common.formula import Region, is_move, packet
 from .description import FLOAT8, Matrix, Prologue
 
 _CASTS = ("aten._to_copy", "prims.convert_element_type")

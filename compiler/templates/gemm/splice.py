@@ -6,11 +6,11 @@ import operator
 
 from torch import fx
 
-from ...torch_compat import OpOverload, is_mutable
-from ..region import is_move
-from ..triton_kernel import TritonTemplateKernel
+from ....rewrites.compat import OpOverload, is_mutable
+from ..common.formula import is_move
+from ..common.triton_call import TritonTemplateKernel
 from .match import FoundProduct
-from .question import RULE, erase_dead
+from .replacement import RULE, erase_dead
 
 
 def anchor_of(graph: fx.Graph, found: FoundProduct) -> fx.Node | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from ...ir.value import Op, walk
-from ..gpu import Gpu
+from ..common.gpu import Gpu
 from .description import Product, Prologue
 from .triton_tiles import FEW_SHARED, GemmTile, read_bytes, shared_bytes
 

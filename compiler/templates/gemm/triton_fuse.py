@@ -4,7 +4,7 @@
 
 A library multiplies as fast as a GPU can: a kernel of our own pays by the pass over memory that it saves, or where the
 library has no good kernel for rows that are not aligned. Both are estimated first; where it may pay, a few tiles are
-measured against the library's call with the kernel that would follow it (see `measure`). Products with few rows take
+measured against the library's call with the kernel that would follow it (see `autotune`). Products with few rows take
 the time that their weights need to come from memory: these are asked about, too, and with them weights that are
 computed from fewer bytes, which the kernel then reads (see `gemm.prologue`).
 """
@@ -26,23 +26,23 @@ from torch import fx
 from ....rewrites.profit import Decision, Question
 from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence, Match
+from ...codegen.triton import KernelSource, TritonFailed, TritonMissing, UnsupportedDtypeError
 from ...ir.program import Buffer
 from ...ir.value import Load, Rewriter, Value
-from ...triton import KernelSource, TritonFailed, TritonMissing, UnsupportedDtypeError
-from ..contest import Contest
-from ..gpu import Gpu
-from ..kernel import Layout
-from ..region import is_move, packet
-from ..task import Task
-from ..triton_kernel import TritonTemplateKernel
+from ..common.contest import Contest
+from ..common.cpp_call import Layout
+from ..common.formula import is_move, packet
+from ..common.gpu import Gpu
+from ..common.task import Task
+from ..common.triton_call import TritonTemplateKernel
 from .description import Product, Prologue, Result
 from .match import FoundProduct, has_prologue, is_read_by_loops, match_gemm
-from .question import FAMILY, RULE, Unfused, near_miss, recorded
+from .replacement import FAMILY, RULE, Unfused, near_miss, recorded
 from .splice import anchor_of, replace_product
-from .triton_choice import gemm_tiles, neighbours, promises
+from .triton_candidates import gemm_tiles, neighbours, promises
 from .triton_cost import FEW, fused_gain, is_skinny
-from .triton_product import gemm_triton
-from .triton_split import workspaces
+from .triton_matmul import gemm_triton
+from .triton_split_k import workspaces
 from .triton_tiles import GemmTile, is_aligned
 
 _TILES, _MORE_TILES = 1, 12  # measured for each product: by default, and where time does not matter

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from ...cpp.flatten import flatten_value
-from ...ir.index import Var
+from ...codegen.flatten import flatten_value
+from ...codegen.triton.dtypes import type_name
+from ...codegen.triton.fast_math import fast_values
+from ...codegen.triton.values import Axis
+from ...ir.index.index import Var
 from ...ir.value import Guarded, Load, Op, Value, walk
-from ...triton.dtypes import type_name
-from ...triton.precision import fast_values
-from ...triton.values import Axis
 from .description import Matrix, Prologue
 from .triton_text import ProductText
 from .triton_tiles import GemmTile

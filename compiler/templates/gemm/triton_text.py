@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...cpp.flatten import flatten_value
+from ...codegen.flatten import flatten_value
+from ...codegen.triton import LaunchText
+from ...codegen.triton.dtypes import signature_name, type_name
+from ...codegen.triton.fast_math import fast_values
+from ...codegen.triton.values import Axis, Names, Values
+from ...codegen.triton.writer import TritonWriter
 from ...ir.dependence import Dependence
-from ...ir.index import Var
+from ...ir.index.index import Var
 from ...ir.program import Buffer
 from ...ir.value import Value
-from ...triton import LaunchText
-from ...triton.dtypes import signature_name, type_name
-from ...triton.precision import fast_values
-from ...triton.values import Axis, Names, Values
-from ...triton.writer import TritonWriter
 from .description import ELEMENT, FLOAT8, Product, Result
 
 _INT32 = 2**31 - 1

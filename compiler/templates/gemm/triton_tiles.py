@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ....rewrites.layout import missing
-from ..gpu import Gpu
+from ..common.gpu import Gpu
 from .description import FLOAT8, Matrix, Product, Prologue
 
 FEW_SHARED = 1 << 10  # bytes that the system keeps of each program's shared memory

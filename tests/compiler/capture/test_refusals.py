@@ -108,12 +108,12 @@ def test_specialized_graphs():
 
 
 def test_errors_of_tracing_are_reasons(monkeypatch):
-    from regraft.compiler import torch_compat
+    from regraft.rewrites import compat
 
     def fails(function, inputs):
         raise ValueError("no such thing\nand more")
 
-    monkeypatch.setattr(torch_compat, "trace_before_dispatch", fails)
+    monkeypatch.setattr(compat, "trace_before_dispatch", fails)
     backend = same_as_eager(lambda x, w: F.linear(x, w), X, W)
     assert backend.codes == ["trace-failed"]
     assert "ValueError: no such thing" in backend.captured[0].fallback.message

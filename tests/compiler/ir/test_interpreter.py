@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from regraft.compiler.ir.index import Loaded, Size, Var
+from regraft.compiler.ir.index.index import Loaded, Size, Var
 from regraft.compiler.ir.interpreter import allocate, run_kernel, run_program
 from regraft.compiler.ir.kernel import Assign, Fold, Kernel, Loop, Param, Update
 from regraft.compiler.ir.program import Buffer, Definition, Extern, Program, Reduction, Store

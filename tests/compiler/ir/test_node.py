@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regraft.compiler.ir import node
-from regraft.compiler.ir.index import Size, Var
+from regraft.compiler.ir.index.index import Size, Var
 from regraft.compiler.ir.value import Const, Load, Op
 
 
@@ -71,7 +71,8 @@ def test_digests_of_deep_trees_need_no_deep_stack():
 
 def test_digests_are_the_same_in_every_process():
     code = (
-        "from regraft.compiler.ir.index import *; print((Var('i', 8).index() * 3 // Size('s', 1, None)).digest.hex())"
+        "from regraft.compiler.ir.index.index import *; "
+        "print((Var('i', 8).index() * 3 // Size('s', 1, None)).digest.hex())"
     )
     code = code.replace("Size('s', 1, None)", "Size('s', 1, None).index()")
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()

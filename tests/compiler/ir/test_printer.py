@@ -2,7 +2,7 @@
 
 import torch
 
-from regraft.compiler.ir.index import Loaded, Size, Var, least, most
+from regraft.compiler.ir.index.index import Loaded, Size, Var, least, most
 from regraft.compiler.ir.kernel import Assign, Fold, Kernel, Loop, Param, Update
 from regraft.compiler.ir.printer import buffer_text, index_text, kernel_text, program_text, value_text
 from regraft.compiler.ir.program import Buffer, Definition, Extern, Program, Reduction, Store

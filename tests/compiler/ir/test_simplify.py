@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft.compiler.ir.evaluator import Evaluator
-from regraft.compiler.ir.index import Loaded, Size, Var
+from regraft.compiler.ir.index.index import Loaded, Size, Var
 from regraft.compiler.ir.simplify import Simplifier, simplify
 from regraft.compiler.ir.value import Const, Guarded, Load, Number, Op
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from regraft.compiler.ir.index import Loaded, Var
+from regraft.compiler.ir.index.index import Loaded, Var
 from regraft.compiler.ir.value import Const, Load, Number, Op, Rewriter, operands, substitute, variables, walk
 
 F32, I64 = torch.float32, torch.int64

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regraft.compiler.ir.index import Loaded, Size, Var
+from regraft.compiler.ir.index.index import Loaded, Size, Var
 from regraft.compiler.ir.kernel import Assign, Fold, Kernel, Loop, Param, Update
 from regraft.compiler.ir.program import Buffer, Definition, Extern, Program, Reduction, Store
 from regraft.compiler.ir.value import Const, Guarded, Load, Number, Op, Result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regraft.compiler.ir.index import Size
+from regraft.compiler.ir.index.index import Size
 from regraft.compiler.ir.value import Const, Load, Number, Op
 from regraft.compiler.lowering.arithmetic import as_dtype, minus, op, over, plus, size_value, square, times, where
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from regraft.compiler.ir.index import Index, Late, atoms
+from regraft.compiler.ir.index.index import Index, Late, atoms
 from regraft.compiler.ir.value import Op
 from regraft.compiler.lowering.core import Unlowered, cast, const, contiguous, number
 from regraft.compiler.lowering.sizes import real
-from regraft.compiler.torch_compat import new_fake_mode
+from regraft.rewrites.compat import new_fake_mode
 
 
 @pytest.fixture

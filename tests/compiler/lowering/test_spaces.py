@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regraft.compiler.ir.index import Size
+from regraft.compiler.ir.index.index import Size
 from regraft.compiler.ir.program import Buffer
 from regraft.compiler.lowering.core import Unlowered, contiguous, whole
 from regraft.compiler.lowering.spaces import CACHED_EXTENT, Space, require_elements, space

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.schedules import F32
 
-from regraft.compiler.ir.index import Loaded, Size, Var
+from regraft.compiler.ir.index.index import Loaded, Size, Var
 from regraft.compiler.ir.value import Load
 from regraft.compiler.schedule.affine import OPAQUE, ascending, digits, proportional, separate, variables_of
 

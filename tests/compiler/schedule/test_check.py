@@ -8,19 +8,19 @@ import pytest
 import torch
 from support.schedules import Builder, layer_norm, number, op, softmax
 
-from regraft.compiler.ir.index import Late
+from regraft.compiler.ir.index.index import Late
 from regraft.compiler.ir.kernel import Assign, Fold, Kernel, Loop
 from regraft.compiler.ir.value import Load, Number, Rewriter
 from regraft.compiler.schedule import (
     check_schedule,
-    contract,
+    contraction,
     dependences,
     fusion,
     inlining,
     kernels,
     legality,
+    loop_tree,
     schedule,
-    tree,
 )
 
 
@@ -211,14 +211,17 @@ def no_write_after_read(all_effects):
 
 
 BUGS = {
-    "every access is separate": (neighbours, [(legality, "separate", always(True)), (tree, "separate", always(True))]),
-    "members never conflict": (neighbours, [(tree, "in_conflict", always(False)), (tree, "conflicts", always(()))]),
-    "all loops are parallel": (neighbours, [(tree, "_independent", always(True)), (tree, "separate", always(True)),
+    "every access is separate": (neighbours, [(legality, "separate", always(True)),
+                                              (loop_tree, "separate", always(True))]),
+    "members never conflict": (neighbours, [(loop_tree, "in_conflict", always(False)),
+                                            (loop_tree, "conflicts", always(()))]),
+    "all loops are parallel": (neighbours, [(loop_tree, "_independent", always(True)),
+                                            (loop_tree, "separate", always(True)),
                                             (legality, "separate", always(True))]),
     "inlining past writes": (in_the_way, [(inlining._Inliner, "_overwritten", always(False))]),
     "forwarding past writes": (in_the_way, [(kernels._Writer, "_lasts", always(True))]),
     "reads have no order": (updates, [(fusion, "order_of", no_write_after_read)]),
-    "scratch loses too much": (norm, [(contract, "_parted", always((0, 0, 0)))]),
+    "scratch loses too much": (norm, [(contraction, "_parted", always((0, 0, 0)))]),
 }  # fmt: skip
 
 

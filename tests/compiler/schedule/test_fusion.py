@@ -6,10 +6,10 @@ import json
 
 from support.schedules import Builder, assert_same, layer_norm, op, softmax
 
-from regraft.compiler.ir.index import Size
+from regraft.compiler.ir.index.index import Size
 from regraft.compiler.schedule import schedule, score_fusion
-from regraft.compiler.schedule.flat import flatten
-from regraft.compiler.schedule.members import Axes, Group, members_of
+from regraft.compiler.schedule.flat_access import flatten
+from regraft.compiler.schedule.groups import Axes, Group, members_of
 from regraft.compiler.schedule.profit import bytes_of, guess
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.schedules import Builder, assert_same, number, op
 
-from regraft.compiler.ir.index import Loaded, add
+from regraft.compiler.ir.index.index import Loaded, add
 from regraft.compiler.schedule.inlining import NOT_INLINED, inline
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.schedules import Builder, assert_same, body_text, loops_of, number, op
 
-from regraft.compiler.ir.index import Loaded, Size
+from regraft.compiler.ir.index.index import Loaded, Size
 from regraft.compiler.schedule import CPU, schedule
 
 

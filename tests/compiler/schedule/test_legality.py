@@ -7,9 +7,9 @@ import torch
 from support.schedules import Builder, op
 
 from regraft.compiler.schedule import legality, schedule
-from regraft.compiler.schedule.flat import flatten
+from regraft.compiler.schedule.flat_access import flatten
+from regraft.compiler.schedule.groups import Axes, Group, members_of
 from regraft.compiler.schedule.legality import MESSAGES, Refusal, can_fuse, contiguous_axis, fusion_of
-from regraft.compiler.schedule.members import Axes, Group, members_of
 from regraft.compiler.schedule.profit import touched
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.schedules import SMALL_GPU, Builder, assert_same, number, op
 
-from regraft.compiler.ir.index import Loaded
+from regraft.compiler.ir.index.index import Loaded
 from regraft.compiler.schedule import CPU
 
 SHAPES = [(2, 3, 4), (6, 4), (24,), (3, 8), (2, 12), (1, 24)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.schedules import Builder, assert_same, body_text, layer_norm, loops_of, number, op, softmax
 
-from regraft.compiler.ir.index import Loaded, Size
+from regraft.compiler.ir.index.index import Loaded, Size
 from regraft.compiler.ir.printer import kernel_text
 from regraft.compiler.schedule import schedule
 

@@ -7,7 +7,7 @@ import torch
 from support.schedules import SMALL_GPU, Builder, assert_same, body_text, inputs_of, number, op
 
 from regraft.compiler.ir.folds import component_dtypes
-from regraft.compiler.ir.index import Index, Loaded, Size, add
+from regraft.compiler.ir.index.index import Index, Loaded, Size, add
 from regraft.compiler.ir.interpreter import run_program
 from regraft.compiler.ir.printer import program_text
 from regraft.compiler.ir.program import Program

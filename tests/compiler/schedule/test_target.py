@@ -9,9 +9,9 @@ import torch
 from support.lowering import trace
 from support.schedules import SMALL_GPU, Builder, assert_same, body_text, loops_of, number, op, softmax
 
-import regraft.compiler.softmax_rows  # noqa: F401 (declares an operator)
+import regraft.compiler.passes.recompute_log_softmax  # noqa: F401 (declares an operator)
 from regraft.compiler.ir.accesses import statements
-from regraft.compiler.ir.index import Loaded
+from regraft.compiler.ir.index.index import Loaded
 from regraft.compiler.ir.kernel import Fold
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import CPU, GPU, check_schedule, gpu, schedule

@@ -14,8 +14,8 @@ from support.template_oracle import with_fake_hopper
 from support.triton_gemm import on_gpu
 
 from regraft.compiler.templates import gpu_passes as module
+from regraft.compiler.templates.common.task import Task, task_of
 from regraft.compiler.templates.gpu_passes import fuse_on_gpu
-from regraft.compiler.templates.task import Task, task_of
 from regraft.rewrites.profit import Always
 from regraft.rewrites.record import GraphRecord
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.templates.attention.bias_cost import worth_computing
-from regraft.compiler.templates.attention.shifts import shiftable
+from regraft.compiler.templates.attention.shift_invariance import shiftable
 
 
 def chosen(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regraft.compiler.cpp import target
+from regraft.compiler.codegen.cpp import target
 from regraft.compiler.templates import TemplateKernel
 
 from ..fusing import Fused, assert_as_good_as_eager, fuse
@@ -265,7 +265,7 @@ def test_a_kernel_survives_pickling_and_finds_its_code(monkeypatch: pytest.Monke
     kernel = kernel_of(fuse(attention, inputs))
     again = pickle.loads(pickle.dumps(kernel))
     assert (again.name, again.template, again.__name__) == (kernel.name, "attention", kernel.name)
-    monkeypatch.setattr("regraft.compiler.cpp.compiler._compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr("regraft.compiler.codegen.cpp.compiler._compile", lambda *_: pytest.fail("compiled again"))
     assert torch.equal(again(*inputs), kernel(*inputs))
 
 
@@ -278,7 +278,7 @@ def test_a_kernel_takes_other_strides() -> None:
 
 @pytest.mark.parametrize("name", ["avx2", "generic", "scalar"])
 def test_narrower_vectors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regraft.compiler.templates.kernel.host_target", lambda: target(name))
+    monkeypatch.setattr("regraft.compiler.templates.common.cpp_call.host_target", lambda: target(name))
     inputs = [*qkv(1, 2, 21, 30, 18, 18), random(21, 30)]
     assert_as_good_as_eager(masked, inputs)
     torch.testing.assert_close(fuse(causal_sdpa, inputs[:3]).graph_module(*inputs[:3]), spelled_out(*inputs[:3]))

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.templates.attention import footprint
 from regraft.compiler.templates.attention.footprint import excluded, peak_bytes, unmeasured
-from regraft.compiler.templates.attention.question import matched
+from regraft.compiler.templates.attention.replacement import matched
 from regraft.rewrites.profit import Decision, Question
 from regraft.rewrites.record import Evidence
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from regraft.compiler.ir.index import Var
+from regraft.compiler.ir.index.index import Var
 from regraft.compiler.ir.ops import OPS
 from regraft.compiler.ir.value import Const, Load, Op, Value
 from regraft.compiler.templates.attention.description import SCORE

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from regraft.compiler.ir.index import Var
+from regraft.compiler.ir.index.index import Var
 from regraft.compiler.ir.value import Const, Load, Number, Op, Value
 from regraft.compiler.templates.attention.description import SCORE
 from regraft.compiler.templates.attention.score import LOG2_E, in_powers_of_two, lean, masked, unscaled

@@ -13,11 +13,11 @@ pytest.importorskip("triton")
 import torch
 from support.triton_attention import SMALL, Dropout, compiled, found_in, gradients, run
 
-from regraft.compiler.templates.attention import text as attention_text
-from regraft.compiler.templates.attention.text import UnsupportedAttentionError
-from regraft.compiler.templates.attention.tiles import Tile, backward_tiles
+from regraft.compiler.templates.attention import triton_text as attention_text
 from regraft.compiler.templates.attention.triton_backward import attention_backward
-from regraft.compiler.templates.gpu import AMPERE, HOPPER
+from regraft.compiler.templates.attention.triton_text import UnsupportedAttentionError
+from regraft.compiler.templates.attention.triton_tiles import Tile, backward_tiles
+from regraft.compiler.templates.common.gpu import AMPERE, HOPPER
 
 from .test_triton_forward import (
     BF16,

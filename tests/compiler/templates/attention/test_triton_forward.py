@@ -15,11 +15,11 @@ import torch
 from support.triton_attention import SMALL, agrees, compiled, found_in, found_on_gpu, run, run_on_gpu
 from torch._subclasses import FakeTensorMode
 
-from regraft.compiler.templates.attention.text import UnsupportedAttentionError
-from regraft.compiler.templates.attention.tiles import Tile, tiles
 from regraft.compiler.templates.attention.triton_backward import attention_backward
 from regraft.compiler.templates.attention.triton_forward import attention_triton
-from regraft.compiler.templates.gpu import AMPERE, HOPPER
+from regraft.compiler.templates.attention.triton_text import UnsupportedAttentionError
+from regraft.compiler.templates.attention.triton_tiles import Tile, tiles
+from regraft.compiler.templates.common.gpu import AMPERE, HOPPER
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 

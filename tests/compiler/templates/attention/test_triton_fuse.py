@@ -14,13 +14,14 @@ import torch
 from support.template_oracle import Fastest, run_pass, with_fake_hopper
 from support.triton_attention import found_on_gpu, on_gpu, run_on_gpu
 
-from regraft.compiler.templates import TritonTemplateKernel, contest
+from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.attention import footprint
 from regraft.compiler.templates.attention import triton_fuse as attention_triton_fuse
 from regraft.compiler.templates.attention.fuse import fuse_attention
 from regraft.compiler.templates.attention.triton_fuse import AttentionPass
-from regraft.compiler.templates.task import task_of
-from regraft.compiler.templates.unfused import Unfused
+from regraft.compiler.templates.common import contest
+from regraft.compiler.templates.common.baseline import Unfused
+from regraft.compiler.templates.common.task import task_of
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
 

@@ -14,9 +14,9 @@ from support import triton_gemm
 from support.triton_convolution import found_in, on_gpu
 from torch.nn import functional as F
 
+from regraft.compiler.templates.common.formula import packet
 from regraft.compiler.templates.convolution import match as convolution_match
 from regraft.compiler.templates.convolution.match import CONVOLUTION, match_convolution
-from regraft.compiler.templates.region import packet
 from regraft.rewrites.reason import Reason
 
 BF16 = torch.bfloat16

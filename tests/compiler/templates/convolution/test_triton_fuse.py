@@ -14,11 +14,12 @@ from support.template_oracle import Fastest, run_pass, with_fake_hopper
 from support.triton_convolution import on_gpu
 from torch.nn import functional as F
 
-from regraft.compiler.codegen import generate_kernels
-from regraft.compiler.templates import TritonTemplateKernel, triton_kernel
+from regraft.compiler.codegen.generate import generate_kernels
+from regraft.compiler.codegen.triton import TritonFailed
+from regraft.compiler.templates import TritonTemplateKernel
+from regraft.compiler.templates.common import triton_call
 from regraft.compiler.templates.convolution.triton_fuse import RULE, ConvolutionPass
 from regraft.compiler.templates.gemm.triton_fuse import ProductPass
-from regraft.compiler.triton import TritonFailed
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
 
@@ -222,7 +223,7 @@ def test_launches_have_what_kernels_need(driver: Any, inputs: Any, monkeypatch: 
     groups = x.shape[1] // w.shape[1]
     module, _ = fuse(lambda x, w: F.conv2d(x, w, padding=1, groups=groups).relu(), x, w)
     (kernel,) = kernels(module)
-    monkeypatch.setattr(triton_kernel, "_empty", lambda device: _on_cpu)
+    monkeypatch.setattr(triton_call, "_empty", lambda device: _on_cpu)
     tensors = [torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype) for layout in kernel.inputs]
     driver.reset(len(tensors) + 2)
     out = kernel(*tensors)

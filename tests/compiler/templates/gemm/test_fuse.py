@@ -15,9 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import regraft
-from regraft.compiler.cpp import target
+from regraft.compiler.autotune.autotuner import Measured
+from regraft.compiler.codegen.cpp import target
 from regraft.compiler.freezing.fold import fold
-from regraft.compiler.measure import Measured
 from regraft.compiler.templates import TemplateKernel, fuse_gemm
 from regraft.patterns.packing import FROZEN
 from regraft.rewrites.profit import Always, Decision, Never, Oracle, Question
@@ -106,7 +106,7 @@ def test_any_sizes(m: int, n: int, k: int, frozen: bool) -> None:
 
 @pytest.mark.parametrize("name", ["avx2", "generic", "scalar"])
 def test_narrower_vectors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regraft.compiler.templates.kernel.host_target", lambda: target(name))
+    monkeypatch.setattr("regraft.compiler.templates.common.cpp_call.host_target", lambda: target(name))
     assert_as_good_as_eager(layer, [random(21, 70), random(50, 70), random(50)])
     assert_as_good_as_eager(layer, [random(21, 70), random(50, 70), random(50)], frozen=(1,))
 

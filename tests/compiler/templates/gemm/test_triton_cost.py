@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from regraft.compiler.ir.index import Var
+from regraft.compiler.ir.index.index import Var
 from regraft.compiler.ir.program import Buffer
 from regraft.compiler.ir.value import Load, Op
+from regraft.compiler.templates.common.gpu import HOPPER
 from regraft.compiler.templates.gemm.description import ELEMENT, Matrix, Product, Prologue
-from regraft.compiler.templates.gemm.triton_choice import gemm_tiles, promises
+from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles, promises
 from regraft.compiler.templates.gemm.triton_cost import apart, estimate, library, moved, work
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile
-from regraft.compiler.templates.gpu import HOPPER
 
 BF16, CUDA = torch.bfloat16, torch.device("cuda", 0)
 

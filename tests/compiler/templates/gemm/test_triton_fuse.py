@@ -17,14 +17,15 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F
 
-from regraft.compiler.codegen import generate_kernels
-from regraft.compiler.templates import TritonTemplateKernel, contest, triton_kernel
-from regraft.compiler.templates.contest import Contest
+from regraft.compiler.codegen.generate import generate_kernels
+from regraft.compiler.codegen.triton import TritonFailed
+from regraft.compiler.codegen.wrapper.wrapper import generate
+from regraft.compiler.templates import TritonTemplateKernel
+from regraft.compiler.templates.common import contest, triton_call
+from regraft.compiler.templates.common.contest import Contest
+from regraft.compiler.templates.common.task import task_of
 from regraft.compiler.templates.gemm import triton_fuse as gemm_triton_fuse
 from regraft.compiler.templates.gemm.triton_fuse import ProductPass
-from regraft.compiler.templates.task import task_of
-from regraft.compiler.triton import TritonFailed
-from regraft.compiler.wrapper import generate
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
 
@@ -290,7 +291,7 @@ def test_code_counts_templates_and_pickles() -> None:
 
 @pytest.mark.parametrize("descriptors", [False, True])
 def test_launches_have_what_kernels_need(driver: Any, descriptors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_kernel, "_empty", lambda device: _on_cpu)
+    monkeypatch.setattr(triton_call, "_empty", lambda device: _on_cpu)
     monkeypatch.setattr(gemm_triton_fuse, "_TILES", 4)
     oracle = Fastest(original=1.0, tma=0.2 if descriptors else 2.0, x=0.5)
     module, _ = fuse(gelu, empty(512), empty(1024, 256), empty(256, 512), oracle=oracle)
@@ -307,7 +308,7 @@ def test_launches_have_what_kernels_need(driver: Any, descriptors: bool, monkeyp
 
 
 def test_tensors_that_are_not_aligned_have_a_kernel_of_their_own(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_kernel, "_empty", lambda device: _on_cpu)
+    monkeypatch.setattr(triton_call, "_empty", lambda device: _on_cpu)
     monkeypatch.setattr(gemm_triton_fuse, "_TILES", 4)
     module, _ = fuse(gelu, empty(512), empty(1024, 256), empty(256, 512), oracle=Fastest(original=1.0, tma=0.2))
     (kernel,) = kernels(module)

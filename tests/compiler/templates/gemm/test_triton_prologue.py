@@ -18,15 +18,15 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F
 
-from regraft.compiler.codegen import generate_kernels
+from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.templates import TritonTemplateKernel
+from regraft.compiler.templates.common.formula import is_move, packet
+from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, Gpu
 from regraft.compiler.templates.gemm.match import FoundProduct, is_product, match_gemm
-from regraft.compiler.templates.gemm.triton_choice import gemm_tiles
+from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
 from regraft.compiler.templates.gemm.triton_fuse import ProductPass, renamed
-from regraft.compiler.templates.gemm.triton_product import gemm_triton
+from regraft.compiler.templates.gemm.triton_matmul import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits, shared_bytes
-from regraft.compiler.templates.gpu import AMPERE, HOPPER, Gpu
-from regraft.compiler.templates.region import is_move, packet
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regraft.compiler.ir.index import Var
+from regraft.compiler.ir.index.index import Var
 from regraft.compiler.ir.program import Buffer
+from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, SMALLER, Gpu
 from regraft.compiler.templates.gemm.description import ELEMENT, Matrix, Product, Result
-from regraft.compiler.templates.gemm.triton_choice import gemm_tiles, neighbours
+from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles, neighbours
 from regraft.compiler.templates.gemm.triton_cost import estimate, fused_gain
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, can_describe, described, fits, is_aligned
-from regraft.compiler.templates.gpu import AMPERE, HOPPER, SMALLER, Gpu
 
 BF16 = torch.bfloat16
 

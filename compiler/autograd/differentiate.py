@@ -1,0 +1,100 @@
+"""Derivatives: AOTAutograd turns one captured graph into functional ATen graphs, forward and backward.
+
+    captured graph  ->  inference graph                          where no gradient is asked for
+                    ->  joint graph  ->  forward graph, backward graph
+
+The forward hands what the backward needs to it as extra outputs: by default all of it, as eager does, for as calls of
+their own recomputed ops only cost time. What the user marked by activation checkpointing is recomputed as asked, and
+what follows from a seed alone is drawn again (`seed_dropout`), so that no random mask is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+from ...rewrites.compat import autograd
+from .eager_strides import corrected
+
+GraphKind = Literal["inference", "forward", "backward"]
+CompileGraph = Callable[[fx.GraphModule, Sequence[Any], GraphKind], Callable[[list[Any]], Any]]
+
+RULE = "regraft_rule"
+
+
+def differentiate(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_graph: CompileGraph,
+    *,
+    prepare: Callable[[fx.GraphModule, Literal["inference", "joint"]], None] = lambda graph, kind: None,
+    recompute: bool = False,
+) -> Callable[..., Any]:
+    """Compile a graph with its derivatives.
+
+    Args:
+        graph_module: what Dynamo or capture made; its nodes' stack traces and rule names reach the final graphs.
+        example_inputs: its inputs, fake or real.
+        compile_graph: called as ``compile_graph(graph, example_inputs, kind)`` once for an inference graph, or for the
+            forward and then the backward graph; the backward may be compiled as late as at its first run. It returns a
+            boxed callable: one list of inputs in, which it empties, and a tuple out. Writes to inputs are `copy_` nodes
+            at the end of the graph.
+        prepare: may change an inference graph, or a joint graph before it is split, in place.
+        recompute: let the backward compute pointwise results again where less is kept then (minimum cut). Pays where
+            they are fused into the kernels that read them.
+
+    Returns:
+        A callable of the graph's inputs, for Dynamo.
+    """
+    _drop_everything(graph_module)
+    _pack_rules(graph_module)
+    mode = compat.fake_mode_of(example_inputs)
+    if mode is not None:
+        compat.correct_fakes(mode, corrected)
+
+    def compiler(kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
+        def compile_kind(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            if kind == "inference":
+                prepare(graph, "inference")
+            _unpack_rules(graph)
+            return compile_graph(graph, inputs, kind)
+
+        return compile_kind
+
+    return autograd.aot_compile(
+        graph_module,
+        example_inputs,
+        inference=compiler("inference"),
+        forward=compiler("forward"),
+        backward=compiler("backward"),
+        joint=lambda graph: prepare(graph, "joint"),
+        recompute=recompute,
+    )
+
+
+def _drop_everything(graph_module: fx.GraphModule) -> None:
+    """``dropout(x, 1.0, True)  ->  x * 0.0``, which draws nothing, as in eager; AOTAutograd would draw."""
+    calls = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.dropout.default)
+    everything = [node for node in calls if node.args[1:] == (1.0, True)]
+    for node in everything:
+        node.target, node.args = torch.ops.aten.mul.Tensor, (node.args[0], 0.0)
+    if everything:
+        graph_module.recompile()
+
+
+def _pack_rules(graph_module: fx.GraphModule) -> None:
+    """Put rule names where tracing copies them from node to node, backward included."""
+    for node in graph_module.graph.nodes:
+        if RULE in node.meta:
+            node.meta["custom"] = {**node.meta.get("custom", {}), RULE: node.meta[RULE]}
+
+
+def _unpack_rules(graph_module: fx.GraphModule) -> None:
+    for node in graph_module.graph.nodes:
+        rule = (node.meta.get("custom") or {}).get(RULE)
+        if rule is not None:
+            node.meta.setdefault(RULE, rule)

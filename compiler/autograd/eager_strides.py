@@ -1,0 +1,310 @@
+"""The strides that eager gives, where torch's own metadata says otherwise.
+
+A compiled program's results lie in memory as the metadata of its graphs has it, and users call `.view` on what eager
+gives them. Metadata comes from running operators on fake tensors, for which some operators have Python of their own:
+
+    copysign(x, y), x of sizes [5, 10, 5] in strides (1, 5, 50)       fake: (50, 1, 10)      eager: (1, 5, 50)
+
+So what an operator gives is corrected as soon as it is inferred: all
+that follows (derivatives, what is saved for the backward, results) is traced with what eager would have had.
+
+    _ITERATED      what torch's iterator over elements chooses for operands that are broadcast
+    _DENSE_ROWS    contiguous
+    _IMAGES        channels last where the input is
+    _LIKE          as an operand lies
+
+The iterator is the same on every device; the others are what kernels for CPUs do. Decisions are made with the example
+values of symbolic sizes, with no guard added. Left alone: results without example values, views, results in memory that
+the caller gives. Not corrected: what AOTAutograd has made of several operators where eager has one (the gradients of
+`interpolate`), and strides of dims of size 1 that are no iterator's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...rewrites.compat import OpOverload, tree_leaves
+from ...rewrites.symbolic import hint
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes and strides of a tensor, example values in place of symbols; of a number among tensors, both are empty."""
+
+    sizes: Numbers
+    strides: Numbers
+
+
+@dataclass(frozen=True)
+class Order:
+    """Dense in memory, dims from the outermost to the innermost."""
+
+    dims: Numbers
+
+
+@dataclass(frozen=True)
+class Same:
+    """The strides of the call's operand of this number, whatever they are."""
+
+    operand: int
+
+
+Decision = Order | Same | None
+"""How a result lies; None where torch's metadata is to be trusted."""
+Rule = Callable[[Sequence[Layout], Layout], Decision]
+"""From the operands of a call, in order, and its result as torch has it."""
+
+
+def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
+    """What a call on fake tensors gives, laid out as eager's would be.
+
+    Args:
+        target: the operator.
+        args: its arguments.
+        kwargs: those by name.
+        result: what torch gave: a fake tensor, or several.
+    """
+    rule = _rule(target) if isinstance(target, OpOverload) else None
+    if rule is None:
+        return result
+    operands = _operands(target, args, kwargs)
+    layouts = [_layout(operand) for operand in operands]
+    if None in layouts:
+        return result
+
+    anywhere = rule in _ANYWHERE
+
+    def lay(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return value
+        if not anywhere and value.device.type != "cpu":
+            return value
+        told = _layout(value)
+        if told is None or 0 in told.sizes:
+            return value
+        decision = rule(layouts, told)  # type: ignore[arg-type]
+        return value if decision is None else _laid_out(value, told, decision, operands)
+
+    return type(result)(map(lay, result)) if type(result) in (tuple, list) else lay(result)
+
+
+def _operands(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors among the arguments, and the numbers that an operator makes tensors of."""
+    found: list[Any] = []
+    for position, (name, wraps) in enumerate(_arguments(target)):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        found += tensors or ([value] if wraps and value is not None else [])
+    return found
+
+
+@functools.cache
+def _arguments(target: OpOverload) -> tuple[tuple[str, bool], ...]:
+    """The arguments of an operator, each with whether a number given for it becomes a tensor."""
+    return tuple(
+        (a.name, "Tensor" in str(a.type) or (a.name == "other" and "Scalar" in target._overloadname))
+        for a in target._schema.arguments
+    )
+
+
+def _layout(value: Any) -> Layout | None:
+    if not isinstance(value, torch.Tensor):
+        return Layout((), ())
+    if value.layout != torch.strided:
+        return None
+    sizes, strides = (tuple(map(hint, part)) for part in (value.shape, value.stride()))
+    return None if None in (*sizes, *strides) else Layout(sizes, strides)
+
+
+def _laid_out(value: torch.Tensor, told: Layout, decision: Order | Same, operands: Sequence[Any]) -> torch.Tensor:
+    """The fake itself where it lies as it should, else another one."""
+    if isinstance(decision, Same):
+        strides = tuple(operands[decision.operand].stride())
+    else:
+        strides = _dense(value.shape, decision.dims)
+    if tuple(map(hint, strides)) == told.strides:
+        return value
+    return value.new_empty_strided(value.shape, strides)
+
+
+def _dense(sizes: Sequence[Any], order: Numbers) -> tuple[Any, ...]:
+    """The strides of contiguous memory, dims taken in `order`."""
+    strides, step = [0] * len(sizes), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step = step * sizes[dim]
+    return tuple(strides)
+
+
+# -- layouts -----------------------------------------------------------------------------------------------------------
+
+
+def _rows(rank: int) -> Numbers:
+    return tuple(range(rank))
+
+
+def _channels_last(rank: int) -> Numbers:
+    return (0, *range(2, rank), 1)
+
+
+def _lies(layout: Layout, order: Numbers) -> bool:
+    """Whether a tensor is dense, its dims in `order`; strides of dims of size 1 say nothing."""
+    told = _dense(layout.sizes, order)
+    return all(n == 1 or a == b for n, a, b in zip(layout.sizes, layout.strides, told, strict=True))
+
+
+def _is_dense(layout: Layout) -> bool:
+    order = sorted(range(len(layout.sizes)), key=lambda d: (layout.sizes[d] > 1, -layout.strides[d]))
+    return _lies(layout, tuple(order))
+
+
+def _prefers_channels_last(layout: Layout) -> bool:
+    """Whether kernels that ask for the layout of an image take this one for channels last."""
+    rank = len(layout.sizes)
+    if rank not in (4, 5) or layout.strides[1] == 0:
+        return False
+    least = 0
+    for d in reversed(_channels_last(rank)):
+        if layout.strides[d] < least or (d == 0 and least == layout.strides[1]):
+            return False
+        least = layout.strides[d] * max(layout.sizes[d], 1)
+    return True
+
+
+# -- the iterator over elements ----------------------------------------------------------------------------------------
+
+
+def iterated(operands: Sequence[Layout], result: Layout) -> Decision:
+    """What torch's iterator over elements allocates, in C++ (`TensorIteratorBase`), for operands that are broadcast.
+
+    Dims go from the smallest stride to the largest, the first operand with an opinion deciding on each pair.
+    """
+    sizes = result.sizes
+    if not operands or not all(_fits(o.sizes, sizes) for o in operands):
+        return None
+    if all(o.sizes == sizes for o in operands):
+        if all(_lies(o, _rows(len(sizes))) for o in operands):
+            return Order(_rows(len(sizes)))
+        if len(sizes) == 4 and all(_lies(o, _channels_last(4)) for o in operands):
+            return Order(_channels_last(4))
+        if all(_is_dense(o) and o.strides == operands[0].strides for o in operands):
+            return Same(0)
+    spread = [_spread(o, sizes) for o in operands]
+    inner_first = list(reversed(range(len(sizes))))
+    for k in range(1, len(sizes)):
+        moved = k
+        for j in reversed(range(k)):
+            swap = _compared(spread, sizes, inner_first[j], inner_first[moved])
+            if swap > 0:
+                inner_first[j], inner_first[moved] = inner_first[moved], inner_first[j]
+                moved = j
+            elif swap < 0:
+                break
+    return Order(tuple(reversed(inner_first)))
+
+
+def _fits(sizes: Numbers, into: Numbers) -> bool:
+    if len(sizes) > len(into):
+        return False
+    return all(n in (1, m) for n, m in zip(sizes, into[len(into) - len(sizes) :], strict=True))
+
+
+def _spread(operand: Layout, sizes: Numbers) -> Numbers:
+    """The strides of an operand that is broadcast to `sizes`."""
+    missing = len(sizes) - len(operand.sizes)
+    own = zip(operand.sizes, operand.strides, sizes[missing:], strict=True)
+    return (*[0] * missing, *(0 if n == 1 and m != 1 else stride for n, stride, m in own))
+
+
+def _compared(operands: Sequence[Numbers], sizes: Numbers, inner: int, outer: int) -> int:
+    """1: the dims must change places; -1: they must not; 0: no operand says."""
+    for strides in operands:
+        a, b = strides[inner], strides[outer]
+        if a == 0 or b == 0:
+            continue
+        if a != b:
+            return 1 if a > b else -1
+        if sizes[inner] > sizes[outer]:
+            return 1
+    return 0
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+def _iterated_in(operands: Sequence[Layout], result: Layout, order: Numbers) -> Decision:
+    """The same, the operands taken in another order than the call has them."""
+    decision = iterated([operands[k] for k in order], result)
+    return Same(order[decision.operand]) if isinstance(decision, Same) else decision
+
+
+def _like(operands: Sequence[Layout], result: Layout, of: int) -> Decision:
+    """As operand `of`, which the kernel makes its result like; of another size, it is as the iterator has it."""
+    if operands[of].sizes != result.sizes:
+        return iterated(operands, result)
+    return Same(of) if _is_dense(operands[of]) else iterated([operands[of]], result)
+
+
+def _contiguous(_: Sequence[Layout], result: Layout) -> Decision:
+    return Order(_rows(len(result.sizes)))
+
+
+def _image(operands: Sequence[Layout], result: Layout, of: int) -> Decision:
+    """Channels last or contiguous, as operand `of` is; what is no image is contiguous."""
+    rank = len(result.sizes)
+    last = len(operands[of].sizes) == rank and _prefers_channels_last(operands[of])
+    return Order(_channels_last(rank) if last else _rows(rank))
+
+
+# Where torch's metadata is written in Python, and what the kernel in C++ does instead.
+_ITERATED = (  # all operands in one iterator
+    "add.Tensor sub.Tensor mul div.Tensor neg special_xlog1py lcm "
+    "copysign.Tensor div.Tensor_mode floor_divide heaviside logaddexp logaddexp2 logical_and logical_or logical_xor "
+    "logical_not xlogy.Tensor hardswish_backward hardtanh_backward logit_backward native_dropout_backward "
+    "softplus_backward hardsigmoid_backward mse_loss smooth_l1_loss"
+)
+_ITERATED_IN = {  # the same, in another order than the call has them
+    (1, 0): "leaky_relu_backward threshold_backward",
+    (1, 2, 0): "_prelu_kernel_backward",
+}
+_DENSE_ROWS = (  # memory that is made contiguous, whatever the input's
+    "_log_softmax_backward_data _softmax_backward_data glu_backward huber_loss_backward log_sigmoid_forward "
+    "mse_loss_backward rrelu_with_noise native_layer_norm_backward nll_loss2d_forward normal.Tensor_Tensor pow.Scalar "
+    "smooth_l1_loss_backward"
+)
+_IMAGES = (  # the input's layout of images is kept
+    "channel_shuffle max_unpool2d reflection_pad3d replication_pad3d native_batch_norm _native_batch_norm_legit "
+    "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training"
+)
+_SECOND_IMAGES = (  # of a gradient and an input, that of the input is
+    "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward "
+    "native_batch_norm_backward"
+)
+_LIKE = {  # memory like an operand's
+    0: "huber_loss log_sigmoid_backward soft_margin_loss _prelu_kernel",
+    1: "binary_cross_entropy_backward",
+    2: "soft_margin_loss_backward",
+}
+_NAMES: dict[Rule, str] = {
+    iterated: _ITERATED,
+    **{functools.partial(_iterated_in, order=order): names for order, names in _ITERATED_IN.items()},
+    _contiguous: _DENSE_ROWS,
+    functools.partial(_image, of=0): _IMAGES,
+    functools.partial(_image, of=1): _SECOND_IMAGES,
+    **{functools.partial(_like, of=k): names for k, names in _LIKE.items()},
+}
+_ANYWHERE = [rule for rule, names in _NAMES.items() if names in (_ITERATED, *_ITERATED_IN.values())]
+RULES: dict[str, Rule] = {f"aten.{name}": rule for rule, names in _NAMES.items() for name in names.split()}
+
+
+@functools.cache
+def _rule(target: OpOverload) -> Rule | None:
+    """The rule of an operator, None where torch's metadata is right."""
+    return RULES.get(f"{target}") or RULES.get(f"{target}".rsplit(".", 1)[0])

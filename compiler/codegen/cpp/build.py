@@ -1,0 +1,151 @@
+"""Kernels to callables: text, one or two translation units, machine code, bindings."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...ir.index.bounds import bounds
+from ...ir.kernel import Kernel
+from ..canonical import canonical
+from .binding import bind
+from .compiler import Source, compile_all
+from .cost import GRAIN, work_of_all
+from .kernel_text import kernel_text
+from .prelude import MEMORY, RUNTIME, TYPES
+from .prelude_math import operations
+from .target import Target, host_target
+
+_SPLIT = 24  # distinct kernels from which on two compilers share the work
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel as machine code; call it with tensors in the order of the kernel's params, then sizes.
+
+    Sizes and strides of buffers are those of the kernel, not looked up: tensors must have them. What the kernel does
+    not state is not checked. Pickles as its source: whoever loads it finds the library on disk or compiles it again.
+
+    Args:
+        name: of its function.
+        unit: the C++ that holds it; `source` the file.
+        kinds: of its params and `sizes`, how many follow, `big`: see `bind`.
+        bare: the bare callable, a little faster than the object.
+
+    Raises:
+        IndexOutOfRange: an index read from memory was out of range; outputs are then incomplete.
+        RuntimeError: an integer was divided by zero.
+    """
+
+    name: str
+    unit: Source = field(repr=False)
+    source: Path
+    kinds: str
+    sizes: int
+    big: bool
+    bare: Callable[..., None] = field(repr=False)
+
+    def __call__(self, *args: Any) -> None:
+        """Run the kernel."""
+        self.bare(*args)
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.name, self.unit, self.kinds, self.sizes, self.big)
+
+
+def _restored(name: str, unit: Source, kinds: str, sizes: int, big: bool) -> CompiledKernel:
+    return _bound(name, unit, kinds, sizes, big, *_restored_library(unit))
+
+
+@functools.lru_cache(maxsize=8)  # the kernels of one graph come one after the other
+def _restored_library(unit: Source) -> tuple[ctypes.CDLL, Path]:
+    return compile_all([unit])[0]
+
+
+def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[CompiledKernel]:
+    """Compile kernels, equal ones (names apart) once.
+
+    Args:
+        kernels: scheduled loop trees.
+        target: instructions to use; the widest that this machine has if None.
+
+    Raises:
+        CompilerMissing: there is no C++ compiler.
+        CompileFailed: the compiler refused the source.
+        UnsupportedDtype: a kernel computes with a dtype that C++ has no type for.
+    """
+    target = target or host_target()
+    named = _functions(kernels, target)
+    functions, names = dict(named), [name for name, _ in named]
+    units = [source_of([functions[n] for n in unit], target) for unit in _units(list(functions))]
+    where: dict[str, tuple[Source, ctypes.CDLL, Path]] = {}
+    for names_of_unit, unit, library in zip(_units(list(functions)), units, compile_all(units), strict=True):
+        where.update(dict.fromkeys(names_of_unit, (unit, *library)))
+    return [_compiled(kernel, name, *where[name]) for kernel, name in zip(kernels, names, strict=True)]
+
+
+def source_text(kernels: Sequence[Kernel], target: Target | None = None) -> str:
+    """The C++ of kernels in one unit, for reading."""
+    target = target or host_target()
+    return source_of(list(dict(_functions(kernels, target)).values()), target).text
+
+
+def _functions(kernels: Sequence[Kernel], target: Target) -> list[tuple[str, str]]:
+    """Name and text of each kernel's function; of kernels equal up to names, the first one's."""
+    written: dict[Kernel, tuple[str, str]] = {}
+    named: list[tuple[str, str]] = []
+    for kernel in kernels:
+        key = canonical(kernel)
+        if key not in written:
+            written[key] = _named(kernel_text(kernel, target))
+        named.append(written[key])
+    return named
+
+
+def _named(text: str) -> tuple[str, str]:
+    name = "k" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    return name, text.replace("KERNEL", name)
+
+
+def _units(names: Sequence[str]) -> list[list[str]]:
+    ordered = sorted(names)
+    if len(ordered) < _SPLIT:
+        return [ordered] if ordered else []
+    return [ordered[::2], ordered[1::2]]
+
+
+@functools.cache
+def _prelude(target: Target) -> str:
+    return "\n".join([TYPES, MEMORY, RUNTIME, operations(target.vector_bytes, target.functions)])
+
+
+def source_of(functions: Sequence[str], target: Target) -> Source:
+    """One unit: the prelude for a target, then functions that use it."""
+    libraries = ("-lmvec", "-lm") if target.functions else ("-lm",)
+    return Source("\n\n".join([_prelude(target), *functions]) + "\n", (*target.flags, *libraries))
+
+
+def _compiled(kernel: Kernel, name: str, unit: Source, library: ctypes.CDLL, source: Path) -> CompiledKernel:
+    kinds = "".join(_kind(p.buffer.dtype, p.buffer.scalar) for p in kernel.params)
+    high = bounds(work_of_all(kernel.body))[1]
+    big = high is None or high > 16 * GRAIN
+    return _bound(name, unit, kinds, len(kernel.sizes), big, library, source)
+
+
+def _bound(
+    name: str, unit: Source, kinds: str, sizes: int, big: bool, library: ctypes.CDLL, source: Path
+) -> CompiledKernel:
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None, name
+    return CompiledKernel(name, unit, source, kinds, sizes, big, bind(address, kinds, sizes, big))
+
+
+def _kind(dtype: torch.dtype, scalar: bool) -> str:
+    return "t" if not scalar else "f" if dtype.is_floating_point else "i"

@@ -1,0 +1,75 @@
+"""Dtypes in C++: what is in memory, what is computed with, and how numbers are spelled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ...ir.value import compute_dtype
+
+_SCALARS = {
+    torch.bool: "bool",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
+_MEMORY = {**_SCALARS, torch.bfloat16: "Bf16", torch.float16: "F16"}
+
+
+class UnsupportedDtype(TypeError):  # noqa: N818 (what is the case, not what went wrong)
+    """A dtype that kernels do not compute with."""
+
+
+def scalar_type(dtype: torch.dtype) -> str:
+    """The C++ type that values of a compute dtype have."""
+    return _find(_SCALARS, dtype)
+
+
+def memory_type(dtype: torch.dtype) -> str:
+    """The C++ type of elements in memory."""
+    return _find(_MEMORY, dtype)
+
+
+def lane_type(dtype: torch.dtype) -> str:
+    """The C++ type of a vector's lanes: truth values are masks of 32 bits."""
+    return "i32" if dtype == torch.bool else scalar_type(dtype)
+
+
+def lane_bytes(dtype: torch.dtype) -> int:
+    """Bytes of a lane; narrow integers count as 4, so that they do not widen everything else."""
+    return max(4, compute_dtype(dtype).itemsize)
+
+
+def literal(number: Any, dtype: torch.dtype) -> str:
+    """A number as a C++ expression of the dtype's type."""
+    if dtype == torch.bool:
+        return "true" if number else "false"
+    if dtype.is_floating_point:
+        return _float(float(number), dtype)
+    spelled = f"{int(number)}ll" if int(number) != -(2**63) else "(-9223372036854775807ll - 1)"
+    return spelled if dtype == torch.int64 else f"(({scalar_type(dtype)}){spelled})"
+
+
+def _float(number: float, dtype: torch.dtype) -> str:
+    suffix = "f" if dtype == torch.float32 else ""
+    if math.isnan(number):
+        return f'__builtin_nan{suffix}("")'
+    if suffix and abs(number) > torch.finfo(torch.float32).max:
+        number = torch.tensor(number, dtype=torch.float64).to(torch.float32).item()
+    if math.isinf(number):
+        return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
+    if suffix:
+        number = torch.tensor(number, dtype=torch.float64).to(torch.float32).item()
+    return f"{number.hex()}{suffix}"
+
+
+def _find(names: dict[torch.dtype, str], dtype: torch.dtype) -> str:
+    if dtype not in names:
+        raise UnsupportedDtype(f"no kernel computes with {dtype}")
+    return names[dtype]

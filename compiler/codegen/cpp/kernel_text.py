@@ -1,0 +1,148 @@
+"""A kernel as C++: a function that runs regions one after the other, each over iterations that threads share.
+
+    for i < 4096 parallel: ...         ->  region over i
+    for j < 1000000 parallel: ...      ->  region over chunks of j, each a number of whole vectors
+    fold sum: for j < 1000000: ...     ->  region over chunks, partial sums in memory; then a region that joins them
+
+Chunks do not depend on the number of threads, and neither do results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...ir.accesses import stored_buffers, values
+from ...ir.dependence import Dependence
+from ...ir.folds import component_dtypes
+from ...ir.index.bounds import bounds
+from ...ir.index.index import Var, add, mul, quotient
+from ...ir.kernel import Fold, Kernel, Loop, Statement
+from ...ir.value import Result
+from ..flatten import flatten
+from .cost import GRAIN, work_of, work_of_all
+from .layout import Layout
+from .plan import Plan
+from .region import Region
+from .target import Target
+
+_PIECES = 64  # with as many iterations outside, the vector loop stays whole
+
+
+def kernel_text(kernel: Kernel, target: Target) -> str:
+    """The kernel's functions; the one to call is named ``KERNEL``, the others begin so.
+
+    Equal kernels, names apart, have equal texts.
+    """
+    return _KernelText(flatten(kernel), target).text()
+
+
+class _KernelText:
+    def __init__(self, kernel: Kernel, target: Target) -> None:
+        dependence = Dependence()
+        self._plan = Plan(kernel, target, dependence)
+        self._layout = Layout(kernel, self._plan, dependence)
+        self._partials: list[str] = []  # bytes of memory for partial results
+        self._regions: list[Region] = []
+        self._calls: list[str] = []
+
+    def text(self) -> str:
+        for statement in self._layout.kernel.body:
+            if isinstance(statement, Loop) and statement.parallel:
+                self._parallel(statement)
+            elif isinstance(statement, Fold) and self._splits(statement):
+                self._split(statement)
+            else:
+                self._region(1, 1, [statement]).serial()
+        return "\n".join([*(region.text() for region in self._regions), *self._entry()])
+
+    def _region(
+        self, count: Any, work: Any, body: Sequence[Statement], parallel: frozenset[Var] = frozenset()
+    ) -> Region:
+        """The next region to run, over `count` iterations."""
+        name = f"KERNEL_{len(self._calls)}"
+        size = self._layout.size_text
+        self._calls.append(f"  run(&call, {name}, {size(count)}, {size(work)}, {GRAIN});")
+        self._regions.append(Region(self._layout, name, body, parallel))
+        return self._regions[-1]
+
+    def _entry(self) -> list[str]:
+        layout, params = self._layout, len(self._layout.kernel.params)
+        memory = [*map(layout.bytes_text, layout.shared), *self._partials]
+        lines = ['extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {']
+        lines += [f"  const i64 {name} = sizes[{k}];" for k, name in enumerate(layout.sizes.values())]
+        lines.append(f"  i64 results[{max(len(layout.slots), 1)}];")
+        if memory:
+            lines += [f"  const Heap heap{k}({size});" for k, size in enumerate(memory)]
+            lines.append(f"  void* buffers[{params + len(memory)}];")
+            lines.append(f"  for (int k = 0; k < {params}; ++k) buffers[k] = given[k];")
+            lines += [f"  buffers[{params + k}] = heap{k}.memory;" for k in range(len(memory))]
+        lines.append(f"  Call call = {{{'buffers' if memory else 'given'}, sizes, results, runtime, 0, 0}};")
+        return [*lines, *self._calls, "}"]
+
+    # -- parallel loops -------------------------------------------------------------------------------------------
+
+    def _parallel(self, loop: Loop) -> None:
+        chain = self._chain(loop)
+        each = self._chunk(chain)
+        loops, chunked = (chain[:-1], chain[-1]) if each else (chain, None)
+        if chunked is None and len(chain) > 1 and self._plan.of(chain[-1]) is not None:
+            loops = chain[:-1]
+        total: Any = 1
+        for around in loops:
+            total = mul(total, around.var.extent)
+        if chunked is not None:
+            total = mul(total, quotient(add(chunked.var.extent, each - 1), each))
+        region = self._region(total, work_of(loop), [loop], frozenset(c.var for c in chain))
+        region.iterate(loops, chunked, each)
+
+    def _chain(self, loop: Loop) -> list[Loop]:
+        """Perfectly nested parallel loops, down to the first that runs in lanes."""
+        chain = [loop]
+        while self._plan.of(chain[-1]) is None and len(chain[-1].body) == 1:
+            inner = chain[-1].body[0]
+            if not (isinstance(inner, Loop) and inner.parallel):
+                break
+            chain.append(inner)
+        return chain
+
+    def _chunk(self, chain: Sequence[Loop]) -> int:
+        """How many iterations of the innermost loop make a chunk; 0 leaves it whole, to one thread."""
+        inner, strategy = chain[-1], self._plan.of(chain[-1])
+        around: Any = 1
+        for outer in chain[:-1]:
+            around = mul(around, outer.var.extent)
+        if strategy is None or (len(chain) > 1 and isinstance(around, int) and around >= _PIECES):
+            return 0
+        each = _chunk_length(inner, strategy, GRAIN // 4)
+        whole = len(chain) > 1 and isinstance(inner.var.extent, int) and inner.var.extent <= each
+        return 0 if whole else each
+
+    # -- folds over everything ------------------------------------------------------------------------------------
+
+    def _splits(self, fold: Fold) -> bool:
+        """Whether a fold is worth splitting into chunks, and nothing in it minds."""
+        if len(fold.body) != 1 or not isinstance(fold.body[0], Loop):
+            return False
+        names, high = {r.name for r in fold.reductions}, bounds(work_of(fold))[1]
+        quiet = not stored_buffers(fold.body) or fold.body[0].parallel
+        scanned = any(isinstance(v, Result) and v.reduction in names for v in values(fold.body))
+        return quiet and not scanned and (high is None or high >= 2 * GRAIN)
+
+    def _split(self, fold: Fold) -> None:
+        loop = fold.body[0]
+        assert isinstance(loop, Loop), loop
+        each = _chunk_length(loop, self._plan.of(loop), GRAIN // 2)
+        chunks = quotient(add(loop.var.extent, each - 1), each)
+        components = sum(len(component_dtypes(r.reducer, r.values[0].dtype)) for r in fold.reductions)
+        memory = len(self._layout.kernel.params) + len(self._layout.shared) + len(self._partials)
+        self._partials.append(f"{8 * components} * {self._layout.size_text(chunks)}")
+        self._region(chunks, work_of(fold), [fold], frozenset({loop.var})).partial(fold, loop, each, memory)
+        self._region(1, 1, []).joined(fold, memory, self._layout.size_text(chunks))
+
+
+def _chunk_length(loop: Loop, strategy: Any, work: int) -> int:
+    """Iterations that make about so much work: whole vectors, of all copies."""
+    step = getattr(strategy, "lanes", 1) * getattr(strategy, "copies", 1)
+    inside = bounds(work_of_all(loop.body))[1]
+    return step * max(1, work // (step * max(inside or work, 1)))

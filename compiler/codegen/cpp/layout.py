@@ -1,0 +1,109 @@
+"""Where a kernel's parts are: pointers, sizes, scratch and results that regions hand on to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...ir.accesses import accesses, updated, values
+from ...ir.dependence import Dependence
+from ...ir.folds import component_dtypes
+from ...ir.index.index import Size, add, mul
+from ...ir.kernel import Fold, Kernel, Statement
+from ...ir.program import Buffer
+from ...ir.value import Result
+from .dtypes import memory_type, scalar_type
+from .index_text import index_text
+from .plan import Plan
+from .value_text import Names
+
+_STACK = 32768  # bytes of scratch that a region keeps on the stack
+
+
+class Layout:
+    """What a kernel's functions agree on.
+
+    Args:
+        kernel: flattened.
+        plan: how its loops run.
+        dependence: of its values.
+    """
+
+    def __init__(self, kernel: Kernel, plan: Plan, dependence: Dependence) -> None:
+        self.kernel, self.plan, self.dependence = kernel, plan, dependence
+        self.sizes = {size.name: f"s{k}" for k, size in enumerate(kernel.sizes)}
+        self.pointers = {p.buffer.name: f"p{k}" for k, p in enumerate(kernel.params)}
+        self.pointers.update({b.name: f"q{k}" for k, b in enumerate(kernel.scratch)})
+        self._users = {b.name: [s for s in kernel.body if _uses(s, b.name)] for b in kernel.scratch}
+        self.shared = [b for b in kernel.scratch if len(self._users[b.name]) > 1]
+        self.slots = {result: k for k, result in enumerate(_top_results(kernel))}
+
+    def size_text(self, number: Any) -> str:
+        """An index of sizes in C++; what else it depends on counts as 1."""
+        return index_text(number, lambda atom: self.sizes[atom.name] if isinstance(atom, Size) else "1ll")
+
+    def bytes_text(self, buffer: Buffer) -> str:
+        """How many bytes a scratch buffer takes."""
+        return f"{buffer.dtype.itemsize * self.plan.spread(buffer.name)} * {self.size_text(_span(buffer))}"
+
+    def names(self, body: Sequence[Statement]) -> tuple[Names, list[str]]:
+        """Names in a region, and the lines that declare them."""
+        names = Names(dict(self.pointers), dict(self.sizes))
+        lines = [*self._pointers(body), *self._scratch(body)]
+        lines += [f"const i64 {name} = call->sizes[{k}];" for k, name in enumerate(self.sizes.values())]
+        own = updated(body)
+        for value in values(body):
+            slot = self.slots.get((value.reduction, value.component)) if isinstance(value, Result) else None
+            if slot is not None and isinstance(value, Result) and value.reduction not in own:
+                kind = scalar_type(value.dtype)
+                lines.append(f"const {kind} r{slot} = result<{kind}>(call, {slot});")
+                names.results[value.reduction, value.component] = f"r{slot}"
+        return names, lines
+
+    def _pointers(self, body: Sequence[Statement]) -> list[str]:
+        used = {a.buffer for a in accesses(body)}
+        lines = []
+        for k, buffer in enumerate([*(p.buffer for p in self.kernel.params), *self.shared]):
+            if buffer.name in used:
+                kind = memory_type(buffer.dtype)
+                lines.append(f"{kind}* __restrict {self.pointers[buffer.name]} = ({kind}*)call->buffers[{k}];")
+        return lines
+
+    def _scratch(self, body: Sequence[Statement]) -> list[str]:
+        lines, room = [], _STACK
+        for buffer in self.kernel.scratch:
+            users = self._users[buffer.name]
+            if len(users) != 1 or not any(users[0] is s for s in body):
+                continue
+            kind, name, span = memory_type(buffer.dtype), self.pointers[buffer.name], _span(buffer)
+            elements = mul(span, self.plan.spread(buffer.name))
+            if isinstance(elements, int) and elements * buffer.dtype.itemsize <= room:
+                room -= elements * buffer.dtype.itemsize
+                lines.append(f"alignas(64) {kind} {name}[{max(elements, 1)}];")
+            else:
+                lines.append(f"const Heap {name}_heap({self.bytes_text(buffer)});")
+                lines.append(f"{kind}* __restrict {name} = ({kind}*){name}_heap.memory;")
+        return lines
+
+
+def _uses(statement: Statement, name: str) -> bool:
+    return any(a.buffer == name for a in accesses([statement]))
+
+
+def _top_results(kernel: Kernel) -> list[tuple[str, int]]:
+    """Results that outlive their region: those of folds outside of all loops."""
+    return [
+        (reduction.name, component)
+        for statement in kernel.body
+        if isinstance(statement, Fold)
+        for reduction in statement.reductions
+        for component in range(len(component_dtypes(reduction.reducer, reduction.values[0].dtype)))
+    ]
+
+
+def _span(buffer: Buffer) -> Any:
+    """How many elements from the first to the last."""
+    total: Any = 1
+    for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
+        total = add(total, mul(add(size, -1), stride))
+    return total

@@ -1,0 +1,339 @@
+"""Loops, folds and stores as C++, by the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ...ir.accesses import loop_variables, roots, statements, stored_buffers, updated, values
+from ...ir.dependence import Sources
+from ...ir.index.bounds import bounds
+from ...ir.index.index import Var, mul
+from ...ir.kernel import Assign, Fold, Loop, Statement, Update
+from ...ir.program import Reduction
+from ...ir.value import Guarded, Load, Op, Result, Value, operands, walk
+from .plan import Lanes, Plan, Tile
+from .reductions import Accumulators
+from .stores import exclusive, write_store
+from .value_text import Values, Vectors, depends_on, may_fail
+
+# How much goes into one accumulator before that is folded into another: rounding errors stay small. Means of moments
+# are rounded at each step, and so are the squares of what is left. Products round as often in any order.
+_RUNS = {"sum": 256, "softmax": 256, "welford": 64}
+_GROUP = 64  # runs that are joined before they are joined to others
+_Part = Callable[[Sequence[Accumulators], str, str], None]
+
+
+class Loops:
+    """Writes statements.
+
+    Args:
+        out: writes values.
+        plan: which loops run in lanes.
+        parallel: variables of loops whose iterations other threads run: stores that meet are atomic.
+    """
+
+    def __init__(self, out: Values, plan: Plan, parallel: frozenset[Var] = frozenset()) -> None:
+        self._out, self._plan, self._parallel = out, plan, parallel
+        self._writer = out.writer
+        self._folds: dict[str, Accumulators] = {}
+
+    def block(self, body: Iterable[Statement]) -> None:
+        """Write statements in order."""
+        for statement in body:
+            if isinstance(statement, Loop):
+                self.loop(statement)
+            elif isinstance(statement, Fold):
+                self.fold(statement)
+            elif isinstance(statement, Update):
+                self._update(statement.reduction)
+            else:
+                assert isinstance(statement, Assign), statement
+                store = statement.store
+                shared = bool(self._parallel) and not exclusive(store, self._parallel)
+                write_store(self._out, store, shared and store.mode is not None)
+
+    # -- loops ----------------------------------------------------------------------------------------------------
+
+    def loop(self, loop: Loop, begin: str = "0ll", end: str | None = None) -> None:
+        """Write a loop from `begin` (of lanes: a multiple of the step) to `end`, or over all of its extent."""
+        self._out.prepare(loop.var.extent)
+        if loop.var.extent == 0:
+            return
+        whole = end is None
+        end = self._out.at(loop.var.extent) if end is None else end
+        self._writer.forget(depends_on(self._out.dependence, _changed(loop)))
+        strategy = self._plan.of(loop) if self._out.vectors is None else None
+        if isinstance(strategy, Tile):
+            self._tiles(loop, strategy, begin, end)
+            return
+        self._hoist(loop)
+        if isinstance(strategy, Lanes):
+            self._lanes(loop, strategy, begin, end, whole)
+            return
+        name = self._named(loop.var)
+        with self._writer.block(f"for (i64 {name} = {begin}; {name} < {end}; ++{name})"):
+            self.block(loop.body)
+
+    def _named(self, var: Var) -> str:
+        name = self._out.names.variables[var] = self._writer.fresh("v")
+        return name
+
+    def _lanes(self, loop: Loop, strategy: Lanes, begin: str, end: str, whole: bool) -> None:
+        """All copies of the lanes, one copy, and what is left under a mask; those parts that can be needed."""
+        name, lanes = self._named(loop.var), strategy.lanes
+        step, extent = lanes * strategy.copies, loop.var.extent
+        # Chunks are as long as a number of steps: what is left of them is left of the whole.
+        left = extent % step if isinstance(extent, int) else None
+        with self._writer.block():
+            self._writer.line(f"i64 {name} = {begin};")
+            if left is None or not whole or extent >= step:
+                with self._writer.block(f"for (; {name} + {step} <= {end}; {name} += {step})"):
+                    self._in_lanes(loop, strategy, strategy.copies, None)
+            if strategy.copies > 1 and (left is None or left >= lanes):
+                with self._writer.block(f"for (; {name} + {lanes} <= {end}; {name} += {lanes})"):
+                    self._in_lanes(loop, strategy, 1, None)
+            if left is None or left % lanes:
+                with self._writer.block(f"if ({name} < {end})"):
+                    mask = self._writer.define(f"V<i32, {lanes}>", f"first<{lanes}>({end} - {name})")
+                    self._in_lanes(loop, strategy, 1, mask)
+
+    def _in_lanes(self, loop: Loop, strategy: Lanes, copies: int, mask: str | None) -> None:
+        vectors = Vectors(
+            loop.var, strategy.lanes, copies, varying_in(loop, strategy.expanded), strategy.expanded, strategy.lanes
+        )
+        self._with(vectors, mask, lambda: self.block(loop.body))
+
+    def _with(self, vectors: Vectors, mask: str | None, write: Callable[[], None]) -> None:
+        self._out.vectors = vectors
+        with self._out.masked(mask):
+            write()
+        self._out.vectors = None
+
+    # -- tiles ----------------------------------------------------------------------------------------------------
+
+    def _tiles(self, loop: Loop, tile: Tile, begin: str, end: str) -> None:
+        """Square tiles: transposed loads go through memory on the stack, row by row."""
+        lanes, block, column = tile.lanes, self._writer.fresh("v"), self._named(tile.inner.var)
+        self._out.prepare(tile.inner.var.extent)
+        limit, fixed = self._out.at(tile.inner.var.extent), tile.inner.var.extent
+        step = lanes * tile.copies
+        with self._writer.block(f"for (i64 {block} = {begin}; {block} < {end}; {block} += {step})"):
+            last = self._writer.define("i64", f"least<i64>({block} + {step}, {end})")
+            self._writer.line(f"i64 {column} = 0;")
+            if not isinstance(fixed, int) or fixed >= lanes:
+                with self._writer.block(f"for (; {column} + {lanes} <= {limit}; {column} += {lanes})"):
+                    self._tile_column(loop, tile, block, last, f"{lanes}")
+            if not isinstance(fixed, int) or fixed % lanes:
+                with self._writer.block(f"if ({column} < {limit})"):
+                    self._tile_column(loop, tile, block, last, self._writer.define("i64", f"{limit} - {column}"))
+
+    def _tile_column(self, loop: Loop, tile: Tile, first: str, last: str, columns: str) -> None:
+        row = self._named(loop.var)
+        with self._writer.block(f"for (i64 {row} = {first}; {row} < {last}; {row} += {tile.lanes})"):
+            rows = self._writer.define("i64", f"least<i64>({tile.lanes}, {last} - {row})")
+            self._tile(loop, tile, rows, columns)
+
+    def _tile(self, loop: Loop, tile: Tile, rows: str, columns: str) -> None:
+        lanes, first = tile.lanes, self._out.names.variables[loop.var]
+        memory = {load: self._transposed(load, tile, rows, columns) for load in tile.loads}
+        row = self._named(loop.var)
+        with self._writer.block(f"for (i64 {row} = {first}; {row} < {first} + {rows}; ++{row})"):
+            at = {load: f"{name} + ({row} - {first}) * {lanes}" for load, name in memory.items()}
+            mask = None
+            if columns != f"{lanes}":
+                mask = self._writer.define(f"V<i32, {lanes}>", f"first<{lanes}>({columns})")
+            vectors = Vectors(tile.inner.var, lanes, 1, varying_in(tile.inner, frozenset()), tiles=at)
+            self._with(vectors, mask, lambda: self.block(tile.inner.body))
+        self._out.names.variables[loop.var] = first
+
+    def _transposed(self, load: Load, tile: Tile, rows: str, columns: str) -> str:
+        lanes, offset = tile.lanes, load.indices[0]
+        self._out.prepare(offset)
+        step = self._out.at(self._out.dependence.stride(offset, tile.inner.var, lanes))
+        kind, name = f"Bare<decltype(*{self._out.names.buffers[load.buffer]})>::type", self._writer.fresh()
+        self._writer.line(f"alignas(64) {kind} {name}[{lanes * lanes}];")
+        address = self._out.address(load.buffer, offset)
+        self._writer.line(f"load_tile<{lanes}>({name}, {address}, {step}, {columns}, {rows});")
+        return name
+
+    # -- folds ----------------------------------------------------------------------------------------------------
+
+    def fold(self, fold: Fold) -> dict[tuple[str, int], str]:
+        """Write a fold; its results are named after it. Outside of lanes: scalars, also given back."""
+        made = [self.start(reduction, fold) for reduction in fold.reductions]
+        for statement in fold.body:
+            if isinstance(statement, Loop) and (names := self._long(statement, fold)):
+                self._in_runs(statement, [state for state in made if state.reduction.name in names])
+            else:
+                self.block([statement])
+        return self.finish(made)
+
+    def start(self, reduction: Reduction, fold: Fold) -> Accumulators:
+        """Accumulators of a reduction at identity, folded into from here on."""
+        lanes, copies = self._shape(fold)
+        made = Accumulators(self._writer, reduction, lanes, copies)
+        made.start()
+        self._current(made)
+        return made
+
+    def finish(self, made: Sequence[Accumulators]) -> dict[tuple[str, int], str]:
+        """Join copies and lanes: the results hold from here on."""
+        results = self._out.names.results
+        scalars: dict[tuple[str, int], str] = {}
+        for state in made:
+            name = state.reduction.name
+            self._writer.forget(depends_on(self._out.dependence, frozenset({("result", name)})))
+            if self._out.vectors is not None:
+                continue
+            state.join_copies()
+            for component, text in enumerate(state.join_lanes()):
+                results[name, component] = scalars[name, component] = text
+        return scalars
+
+    def _shape(self, fold: Fold) -> tuple[int | None, int]:
+        if self._out.vectors is not None:
+            return self._out.vectors.lanes, self._out.vectors.copies
+        return shape_of(self._plan, fold)
+
+    def _current(self, state: Accumulators) -> None:
+        """Updates go to `state`, and results so far are read from it."""
+        name = state.reduction.name
+        self._folds[name] = state
+        for copy, names in enumerate(state.names):
+            for component, text in enumerate(names):
+                self._out.names.results[name, component, copy] = text
+                if not copy:
+                    self._out.names.results[name, component] = text
+
+    def _update(self, reduction: Reduction) -> None:
+        state, out = self._folds[reduction.name], self._out
+        if out.vectors is None:
+            state.update([out.get(v) for v in reduction.values], 0, None)
+        else:
+            for copy in range(out.vectors.copies):
+                state.update([out.vector(v, copy) for v in reduction.values], copy, out.mask)
+        self._writer.forget(depends_on(out.dependence, frozenset({("result", reduction.name)})))
+
+    # -- long sums ------------------------------------------------------------------------------------------------
+
+    def _long(self, loop: Loop, fold: Fold) -> set[str]:
+        """The reductions that so many numbers are folded into that rounding errors call for partial results.
+
+        Of scans none: their results so far are read.
+        """
+        scanned = {v.reduction for v in values(fold.body) if isinstance(v, Result)}
+        folded = {r.name for r in fold.reductions} - scanned
+        inside = {name: r for name, r in updated(loop.body).items() if name in folded and _run_of([r])}
+        run, trips = _run_of(inside.values()), _trips(loop)
+        return {*inside} if run and (trips is None or trips > 2 * run * self._step(fold)) else set()
+
+    def _step(self, fold: Fold) -> int:
+        lanes, copies = self._shape(fold)
+        return 1 if self._out.vectors is not None or lanes is None else lanes * copies
+
+    def _in_runs(self, loop: Loop, totals: Sequence[Accumulators]) -> None:
+        """Fold runs apart: ``a += x[j]``  ->  ``b = 0``, for j in the run ``b += x[j]``, then ``a += b``.
+
+        Where there are very many, so are groups of runs.
+        """
+        inner, trips = _trips_inside(loop), _trips(loop)
+        lanes = self._plan.of(loop) if self._out.vectors is None else None
+        step = lanes.lanes * lanes.copies if isinstance(lanes, Lanes) else 1
+        run = _run_of(t.reduction for t in totals) or 1
+        each = max(1, run // max(1, inner if inner is not None else run)) * step
+        self._out.prepare(loop.var.extent)
+        end = self._out.at(loop.var.extent)
+        self._writer.forget(depends_on(self._out.dependence, _changed(loop)))
+        one: _Part = lambda _, begin, end: self.loop(loop, begin, end)  # noqa: E731
+        group: _Part = lambda made, begin, end: self._apart(made, begin, end, each, one)  # noqa: E731
+        if trips is not None and trips <= _GROUP * run * step:
+            self._apart(totals, "0", end, each, one)
+        else:
+            self._apart(totals, "0", end, _GROUP * each, group)
+
+    def _apart(self, totals: Sequence[Accumulators], start: str, end: str, each: int, write: _Part) -> None:
+        """Fold parts of `each` iterations by themselves, as `write` does given where to, begin and end; then join."""
+        begin = self._writer.fresh("v")
+        with self._writer.block(f"for (i64 {begin} = {start}; {begin} < {end}; {begin} += {each})"):
+            parts = [Accumulators(self._writer, t.reduction, t.lanes, len(t.names)) for t in totals]
+            for part in parts:
+                part.start()
+                self._current(part)
+            write(parts, begin, self._writer.define("i64", f"least<i64>({begin} + {each}, {end})"))
+            for total, part in zip(totals, parts, strict=True):
+                for copy in range(len(total.names)):
+                    total.join(part, copy)
+        for total in totals:
+            self._current(total)
+
+    # -- what does not change in a loop ---------------------------------------------------------------------------
+
+    def _hoist(self, loop: Loop) -> None:
+        """Compute before a loop what is the same in all of its iterations."""
+        changed = _changed(loop) | frozenset({loop.var})
+        low = bounds(loop.var.extent)[0]
+        runs = low is not None and low > 0
+        stack, seen = [r for s in statements(loop.body) for r in roots(s)], set[Value]()
+        while stack:
+            value = stack.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if not self._out.dependence.of(value) & changed and self._worth(value, runs):
+                for copy in range(self._out.vectors.copies if self._out.varies(value) and self._out.vectors else 1):
+                    self._out.get(value, copy)
+            elif isinstance(value, Guarded):
+                stack.append(value.condition)
+            else:
+                stack.extend(operands(value))
+
+    def _worth(self, value: Value, runs: bool) -> bool:
+        if not isinstance(value, (Op, Load)):
+            return False
+        return runs or not any(map(may_fail, walk([value])))
+
+
+def varying_in(loop: Loop, expanded: frozenset[str]) -> Sources:
+    """What differs from lane to lane where a loop runs in lanes."""
+    folds = {("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
+    return frozenset({loop.var, *folds, *(("buffer", name) for name in expanded)})
+
+
+def shape_of(plan: Plan, fold: Fold) -> tuple[int | None, int]:
+    """Lanes and copies of the accumulators of a fold that is not in lanes itself."""
+    names = {r.name for r in fold.reductions}
+    inside = [s for s in statements(fold.body) if isinstance(s, Loop) and names & updated(s.body).keys()]
+    found = [s for loop in inside if isinstance(s := plan.of(loop), Lanes)]
+    return (found[0].lanes, max(s.copies for s in found)) if found else (None, 1)
+
+
+def _run_of(reductions: Iterable[Reduction]) -> int | None:
+    """How many iterations make a run of what is folded together; None where order makes no difference."""
+    floating = (r.reducer for r in reductions if r.values[0].dtype.is_floating_point)
+    return min((_RUNS[name] for name in floating if name in _RUNS), default=None)
+
+
+def _changed(loop: Loop) -> Sources:
+    """What changes while a loop runs, its variable apart."""
+    results = {("result", name) for name in updated(loop.body)}
+    results |= {("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
+    written = {("buffer", name) for name in stored_buffers(loop.body)}
+    return frozenset({loop.var, *results, *written, *loop_variables(loop.body)})
+
+
+def _trips(loop: Loop) -> int | None:
+    inner = _trips_inside(loop)
+    total = mul(loop.var.extent, 1 if inner is None else inner)
+    return None if inner is None else bounds(total)[1]
+
+
+def _trips_inside(loop: Loop) -> int | None:
+    """At most how often the body's updates run per iteration."""
+    most = 1
+    for statement in loop.body:
+        if isinstance(statement, Loop):
+            trips = _trips(statement)
+            if trips is None:
+                return None
+            most = max(most, trips)
+    return most

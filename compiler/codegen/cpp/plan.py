@@ -1,0 +1,286 @@
+"""Which loops become vectors, and how: decided before any code is written.
+
+for i: for j: y[768*i + j] = ...              ->  j in vectors
+for j: fold (for i: update with x[768*i+j])   ->  j in strips of several vectors, the fold inside, lane by lane
+for i: for j: y[64*i + j] = x[i + 64*j]       ->  tiles of i and j, transposed on the way in
+for i: fold (for j: update with x[768*i+j])   ->  j in several vectors at a time, lanes joined after the fold
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+
+from ...ir.accesses import accesses, index_values, loop_variables, statements, stored_buffers, updated, values
+from ...ir.dependence import Dependence, Sources
+from ...ir.index.bounds import bounds
+from ...ir.index.index import Var, terms
+from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
+from ...ir.ops import OPS
+from ...ir.value import Guarded, Load, Op, Result, Value, indices_of
+from .dtypes import lane_bytes
+from .target import Target
+
+_ACCUMULATORS = 4  # independent vectors of a fold: their latencies overlap
+_TALL = 1024  # iterations of a tiled loop from which on pages of memory matter more than pieces for threads
+_SMALL = 24  # operations of a body of which several copies are no burden
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A loop whose iterations are computed `lanes` at a time, `copies` such vectors after one another.
+
+    Args:
+        expanded: scratch buffers that hold one element a lane for each of their own.
+    """
+
+    lanes: int
+    copies: int = 1
+    expanded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A loop that is tiled together with the vector loop `inner` right in it: `loads` are contiguous along the outer.
+
+    Tiles have `lanes` rows and columns; `copies` of them one below the other come before the next column of tiles, so
+    that every page and cache line of what is read is visited once rather than `copies` times.
+    """
+
+    lanes: int
+    inner: Loop
+    loads: tuple[Load, ...]
+    copies: int
+
+
+Strategy = Lanes | Tile
+
+
+class Plan:
+    """Strategies of the loops of a kernel; loops without one run element by element."""
+
+    def __init__(self, kernel: Kernel, target: Target, dependence: Dependence) -> None:
+        self._width, self._dependence = target.vector_bytes, dependence
+        self._scratch = {b.name for b in kernel.scratch}
+        self._strategies: dict[int, Strategy] = {}
+        self._whole = kernel.body
+        if target.vector_bytes:
+            for statement in kernel.body:
+                self._visit(statement)
+
+    def of(self, loop: Loop) -> Strategy | None:
+        """The strategy of a loop of the kernel."""
+        return self._strategies.get(id(loop))
+
+    def spread(self, scratch: str) -> int:
+        """How many elements a scratch buffer holds for each of its own: one a lane where it is expanded."""
+        found = [s.lanes for s in self._strategies.values() if isinstance(s, Lanes) and scratch in s.expanded]
+        return max(found, default=1)
+
+    def _visit(self, statement: Statement) -> None:
+        if isinstance(statement, Fold):
+            for inner in statement.body:
+                self._visit(inner)
+            self._settle_fold(statement)
+        elif isinstance(statement, Loop) and not self._tile(statement):
+            self._visit_loop(statement)
+
+    def _visit_loop(self, loop: Loop) -> None:
+        variables = loop_variables(loop.body)
+        score = self._score(loop)
+        if score is not None and (not variables or score > self._inner_score(loop)):
+            found = self._lanes(loop)
+            if found is not None:
+                self._strategies[id(loop)] = found
+                return
+        for inner in loop.body:
+            self._visit(inner)
+
+    # -- whether and how ------------------------------------------------------------------------------------------
+
+    def _score(self, loop: Loop) -> int | None:
+        """Contiguous accesses less scattered ones, with lanes along the loop; None: lanes would change the result."""
+        expanded = self._expanded(loop)
+        if not self._independent(loop, expanded):
+            return None
+        contiguous = scattered = 0
+        for access in accesses(loop.body, loop.var):
+            stride = self._dependence.stride(access.offset, loop.var, self._width // 4)
+            contiguous += stride == 1 or access.buffer in expanded
+            scattered += stride not in (0, 1)
+        if not contiguous and scattered and not self._costly(loop):
+            return None
+        short = isinstance(loop.var.extent, int) and loop.var.extent < self._width // 8
+        return contiguous - 2 * scattered - 100 * short
+
+    def _inner_score(self, loop: Loop) -> int:
+        """The score of having lanes along the innermost loops instead."""
+        total = 0
+        for statement in statements(loop.body):
+            if isinstance(statement, Loop) and not loop_variables(statement.body):
+                own = self._score(statement)
+                total += -100 if own is None else own
+        return total
+
+    def _costly(self, loop: Loop) -> bool:
+        return any(isinstance(v, Op) and OPS[v.name].costly for v in values(loop.body))
+
+    def _expanded(self, loop: Loop) -> frozenset[str]:
+        """Scratch used in this loop alone, at places that do not depend on its variable."""
+        inside = list(accesses(loop.body, loop.var))
+        names = {a.buffer for a in inside if a.stored and a.buffer in self._scratch}
+        outside = [a.buffer for a in accesses(self._whole)]
+        found = set()
+        for name in names:
+            own = [a for a in inside if a.buffer == name]
+            if outside.count(name) == len(own) and not any(loop.var in self._dependence.of(a.offset) for a in own):
+                found.add(name)
+        return frozenset(found)
+
+    def _independent(self, loop: Loop, expanded: frozenset[str]) -> bool:
+        """Whether iterations may run side by side, statement by statement."""
+        own = updated(loop.body)
+        started = {r.name for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
+        carried = own.keys() - started
+        if any(isinstance(v, Result) and v.reduction in carried for v in values(loop.body)):
+            return False
+        # Reductions that the loop carries have lanes of their own only where no other loop is in between.
+        if carried and loop_variables(loop.body):
+            return False
+        inside = list(accesses(loop.body, loop.var))
+        return all(self._apart(loop, name, inside) for name in {a.buffer for a in inside if a.stored} - expanded)
+
+    def _apart(self, loop: Loop, name: str, inside: Sequence[Any]) -> bool:
+        touching = [a for a in inside if a.buffer == name]
+        offsets = {a.offset for a in touching}
+        strides = {self._dependence.stride(o, loop.var, self._width // 4) for o in offsets}
+        if len(touching) == 1 and touching[0].stored:
+            # A single store keeps the order of its lanes, wherever they go.
+            return strides != {0} or touching[0].mode is not None or loop.parallel
+        if len(offsets) == 1 and strides <= {1} and not loop_variables(loop.body):
+            return True
+        return None not in strides and 0 not in strides and (loop.parallel or _lattice(loop.var, offsets))
+
+    def _lanes(self, loop: Loop) -> Lanes | None:
+        expanded = self._expanded(loop)
+        varying: Sources = frozenset({loop.var, *(("buffer", name) for name in expanded)})
+        varying |= {("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
+        widest = 4
+        operations = 0
+        for value in values(loop.body):
+            if self._dependence.of(value) & varying:
+                widest = max(widest, lane_bytes(value.dtype))
+                operations += _weight(value)
+        lanes = self._width // widest
+        if lanes < 2:
+            return None
+        return Lanes(lanes, self._copies(loop, lanes, operations, expanded), expanded)
+
+    def _copies(self, loop: Loop, lanes: int, operations: int, expanded: frozenset[str]) -> int:
+        folds = bool(updated(loop.body))
+        if not folds or expanded:
+            return 1
+        wanted = _ACCUMULATORS if operations <= _SMALL else 2 if operations <= 2 * _SMALL else 1
+        high = bounds(loop.var.extent)[1]
+        while wanted > 1 and high is not None and high < wanted * lanes:
+            wanted //= 2
+        return wanted
+
+    def _settle_fold(self, fold: Fold) -> None:
+        """Give all loops that update this fold's reductions as many lanes; all or none have them."""
+        names = {r.name for r in fold.reductions}
+        loops = [s for s in statements(fold.body) if isinstance(s, Loop) and id(s) in self._strategies]
+        carrying = [loop for loop in loops if names & updated(loop.body).keys()]
+        in_lanes = sum(len(_updates(loop.body, names)) for loop in carrying)
+        if in_lanes < len(_updates(fold.body, names)) or any(isinstance(self.of(loop), Tile) for loop in carrying):
+            for loop in carrying:
+                del self._strategies[id(loop)]
+            return
+        found = [s for loop in carrying if isinstance(s := self.of(loop), Lanes)]
+        if found:
+            lanes = min(s.lanes for s in found)
+            for loop, strategy in zip(carrying, found, strict=True):
+                self._strategies[id(loop)] = replace(strategy, lanes=lanes)
+
+    # -- tiles ----------------------------------------------------------------------------------------------------
+
+    def _tile(self, loop: Loop) -> bool:
+        """Tile two perfectly nested loops where some loads are contiguous along the outer one only."""
+        inner = loop.body[0] if len(loop.body) == 1 else None
+        if not isinstance(inner, Loop) or not (loop.parallel and _assigns_only(inner)):
+            return False
+        lanes = self._width // 4
+        if self._score(inner) is None or not self._independent(loop, frozenset()):
+            return False
+        if not all(
+            self._dependence.stride(a.offset, inner.var, lanes) == 1
+            and self._dependence.stride(a.offset, loop.var, lanes) is not None
+            for a in accesses(inner.body, inner.var)
+            if a.stored and a.mode is None
+        ) or any(a.mode is not None for a in accesses(inner.body)):
+            return False
+        found = self._lanes(inner)
+        loads = [
+            v for v in values(inner.body) if isinstance(v, Load) and self._transposed(v, loop.var, inner.var, lanes)
+        ]
+        guarded = any(isinstance(v, Guarded) for v in values(inner.body))
+        if not loads or found is None or guarded:
+            return False
+        written = stored_buffers(inner.body)
+        if any(load.buffer in written for load in loads):
+            return False
+        high = bounds(loop.var.extent)[1]
+        copies = 16 if high is None or high >= _TALL else 4
+        self._strategies[id(loop)] = Tile(found.lanes, inner, tuple(loads), copies)
+        return True
+
+    def _transposed(self, load: Load, outer: Var, inner: Var, lanes: int) -> bool:
+        at = load.indices[0]
+        along = self._dependence.stride(at, inner, lanes)
+        return (
+            self._plain_stride(at, outer) == 1
+            and along not in (None, 0, 1)
+            and self._plain_stride(at, inner) is not None
+        )
+
+    def _plain_stride(self, number: Any, var: Var) -> Any:
+        """The coefficient of a variable that occurs nowhere but in it: good for any offset."""
+        return self._dependence.stride(number, var, 1 << 40)
+
+
+def _weight(value: Value) -> int:
+    """How much code a value is."""
+    if isinstance(value, Guarded) or (isinstance(value, Op) and OPS[value.name].costly):
+        return _SMALL // 3
+    return 1 + 4 * any(map(index_values, indices_of(value)))
+
+
+def _assigns_only(loop: Loop) -> bool:
+    return all(isinstance(s, Assign) for s in loop.body)
+
+
+def _updates(body: Iterable[Statement], names: set[str]) -> list[Update]:
+    return [s for s in statements(body) if isinstance(s, Update) and s.reduction.name in names]
+
+
+def _lattice(var: Var, offsets: Iterable[Any]) -> bool:
+    """Whether equal elements mean equal `var`: all that is not `var` moves by multiples of more than its span.
+
+    {j + 64*r, j + 64*q + 128}, j < 64   ->   True
+    """
+    steps, grid, constants = set(), 0, []
+    for offset in offsets:
+        constants.append(0)
+        for monomial, coefficient in terms(offset):
+            if monomial == (var,):
+                steps.add(coefficient)
+            elif monomial:
+                grid = gcd(grid, coefficient)
+            else:
+                constants[-1] = coefficient
+    grid = gcd(grid, *(c - constants[0] for c in constants))
+    if len(steps) != 1 or not isinstance(var.extent, int):
+        return False
+    return grid == 0 or abs(steps.pop()) * (var.extent - 1) < grid

@@ -1,0 +1,116 @@
+"""Regions: functions over a range of iterations, which threads share.
+
+static void KERNEL_0(const Call* call, i64 begin, i64 end) { ... }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...ir.index.index import Var
+from ...ir.kernel import Fold, Loop, Statement
+from ..source_writer import Writer
+from .dtypes import scalar_type
+from .layout import Layout
+from .loops import Loops
+from .reductions import Accumulators
+from .value_text import Values
+
+
+class Region:
+    """One function.
+
+    Args:
+        layout: of the kernel.
+        name: the function's.
+        body: what it runs, or is made of.
+        parallel: variables of the loops whose iterations threads share.
+    """
+
+    def __init__(self, layout: Layout, name: str, body: Sequence[Statement], parallel: frozenset[Var]) -> None:
+        self._layout, self._name, self._body = layout, name, body
+        names, self._lines = layout.names(body)
+        self._writer = Writer()
+        self._out = Values(self._writer, names, layout.dependence)
+        self._loops = Loops(self._out, layout.plan, parallel)
+
+    def text(self) -> str:
+        """The function, after one of the methods below has written its body."""
+        head = f"static void {self._name}(const Call* call, i64 begin, i64 end) {{"
+        return "\n".join([head, *("  " + line for line in self._lines), *self._writer.lines, "}"])
+
+    def serial(self) -> None:
+        """The body, once; results of folds are kept."""
+        for statement in self._body:
+            if isinstance(statement, Fold):
+                for key, name in self._loops.fold(statement).items():
+                    self._writer.line(f"keep(call->results + {self._layout.slots[key]}, {name});")
+            else:
+                self._loops.block([statement])
+
+    def iterate(self, loops: Sequence[Loop], chunked: Loop | None, each: int) -> None:
+        """Iterations `begin` to `end` of perfectly nested loops, the innermost `chunked` in chunks of `each`."""
+        if chunked is None and len(loops) == 1:
+            self._loops.loop(loops[0], "begin", "end")
+        elif not loops:
+            assert chunked is not None
+            limit = self._out.at(chunked.var.extent)
+            end = self._writer.define("i64", f"least<i64>(end * {each}, {limit})")
+            self._loops.loop(chunked, f"begin * {each}", end)
+        else:
+            with self._writer.block("for (i64 q = begin; q < end; ++q)"):
+                self._iteration(loops, chunked, each)
+
+    def _iteration(self, loops: Sequence[Loop], chunked: Loop | None, each: int) -> None:
+        rest, piece = "q", ""
+        if chunked is not None:
+            limit = self._out.at(chunked.var.extent)
+            pieces = self._writer.define("i64", f"({limit} + {each - 1}) / {each}")
+            piece, rest = self._writer.define("i64", f"q % {pieces}"), self._writer.define("i64", f"q / {pieces}")
+        for loop in reversed(loops[1:]):
+            size = self._out.at(loop.var.extent)
+            self._out.names.variables[loop.var] = self._writer.define("i64", f"{rest} % {size}")
+            rest = self._writer.define("i64", f"{rest} / {size}")
+        self._out.names.variables[loops[0].var] = rest
+        if chunked is None:
+            self._loops.block(loops[-1].body)
+            return
+        end = self._writer.define("i64", f"least<i64>({piece} * {each} + {each}, {limit})")
+        self._loops.loop(chunked, self._writer.define("i64", f"{piece} * {each}"), end)
+
+    def partial(self, fold: Fold, loop: Loop, each: int, memory: int) -> None:
+        """Chunks `begin` to `end` of a fold: partial results of each go to memory."""
+        self._writer.line(f"i64* const partial = (i64*)call->buffers[{memory}];")
+        limit = self._out.at(loop.var.extent)
+        with self._writer.block("for (i64 q = begin; q < end; ++q)"):
+            states = [self._loops.start(reduction, fold) for reduction in fold.reductions]
+            end = self._writer.define("i64", f"least<i64>(q * {each} + {each}, {limit})")
+            self._loops.loop(loop, self._writer.define("i64", f"q * {each}"), end)
+            names = [n for state in states for n in self._finished(state)]
+            for k, name in enumerate(names):
+                self._writer.line(f"keep(partial + q * {len(names)} + {k}, {name});")
+
+    def _finished(self, state: Accumulators) -> list[str]:
+        state.join_copies()
+        return state.join_lanes()
+
+    def joined(self, fold: Fold, memory: int, chunks: str) -> None:
+        """The results of a fold from its partial results, in order."""
+        states = [Accumulators(self._writer, reduction, None) for reduction in fold.reductions]
+        count = sum(len(state.dtypes) for state in states)
+        self._writer.line(f"const i64* partial = (const i64*)call->buffers[{memory}];")
+        for state in states:
+            state.start()
+        with self._writer.block(f"for (i64 q = 0; q < {chunks}; ++q, partial += {count})"):
+            k = 0
+            for state in states:
+                part = Accumulators(self._writer, state.reduction, None)
+                part.start()
+                for name, dtype in zip(part.names[0], part.dtypes, strict=True):
+                    self._writer.line(f"__builtin_memcpy(&{name}, partial + {k}, sizeof({scalar_type(dtype)}));")
+                    k += 1
+                state.join(part, 0)
+        for state in states:
+            for component, name in enumerate(state.names[0]):
+                slot = self._layout.slots[state.reduction.name, component]
+                self._writer.line(f"keep(call->results + {slot}, {name});")

@@ -1,0 +1,89 @@
+"""Stores as C++: plain, combining with what is there, atomic; of one element or of a vector."""
+
+from __future__ import annotations
+
+from ...ir.accesses import index_values
+from ...ir.index.index import Var, terms
+from ...ir.program import Store
+from .dtypes import scalar_type
+from .value_text import Values, depends_on
+
+
+def write_store(values: Values, store: Store, atomic: bool) -> None:
+    """Write one store for every lane there is; what is known about the buffer's old content is forgotten."""
+    vectors, offset = values.vectors, store.indices[0]
+    if vectors is None or not (store.mode or _moves(values, store)):
+        _scalar(values, store, atomic)
+    else:
+        for copy in range(vectors.copies):
+            _vector(values, store, copy, atomic)
+    stale = frozenset({("buffer", store.buffer)})
+    values.writer.forget(depends_on(values.dependence, stale))
+    assert offset is store.indices[0]
+
+
+def _moves(values: Values, store: Store) -> bool:
+    assert values.vectors is not None
+    expanded = store.buffer in values.vectors.expanded
+    return expanded or values.varies(store.value) or values.varies(store.indices[0])
+
+
+def _scalar(values: Values, store: Store, atomic: bool) -> None:
+    value = values.get(store.value)
+    values.prepare(store.indices[0])
+    how = "put" if store.mode is None else f"{'atomic' if atomic else 'plain'}_{store.mode}"
+    values.writer.line(f"{how}({values.address(store.buffer, store.indices[0])}, {value});")
+
+
+def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
+    assert values.vectors is not None
+    value, offset = values.vector(store.value, copy), store.indices[0]
+    values.prepare(offset, copy)
+    stride = values.stride(store.buffer, offset)
+    mask, suffix = (f"{values.mask}, ", "_if") if values.mask else ("", "")
+    if store.mode is not None:
+        _combine(values, store, copy, value, atomic)
+    elif stride == 1:
+        values.writer.line(f"store{suffix}({mask}{values.address(store.buffer, offset, copy)}, {value});")
+    else:
+        pointer = values.names.buffers[store.buffer]
+        values.writer.line(f"scatter{suffix}({mask}{pointer}, {values.offsets(offset, copy, store.buffer)}, {value});")
+
+
+def _combine(values: Values, store: Store, copy: int, value: str, atomic: bool) -> None:
+    """Lane by lane, in order: lanes may meet in one place."""
+    assert values.vectors is not None
+    how, offsets = (
+        f"{'atomic' if atomic else 'plain'}_{store.mode}",
+        values.offsets(store.indices[0], copy, store.buffer),
+    )
+    kind = scalar_type(store.value.dtype)
+    guard = f"if ({values.mask}[l]) " if values.mask else ""
+    pointer = values.names.buffers[store.buffer]
+    values.writer.line(
+        f"for (int l = 0; l < {values.vectors.lanes}; ++l) {guard}{how}({pointer} + {offsets}[l], ({kind}){value}[l]);"
+    )
+
+
+def exclusive(store: Store, parallel: frozenset[Var]) -> bool:
+    """Whether no two iterations of parallel loops store to one element: offsets are digits of a number.
+
+    {i, j} parallel: 64*i + j with j < 64   ->   True          ids[i]   ->   False
+    """
+    offset = store.indices[0]
+    if index_values(offset):
+        return False
+    digits = []
+    for monomial, coefficient in terms(offset):
+        if not monomial:
+            continue
+        if len(monomial) > 1 or not isinstance(monomial[0], Var) or not isinstance(monomial[0].extent, int):
+            return False
+        digits.append((abs(coefficient), monomial[0]))
+    digits.sort(key=lambda d: d[0])
+    reach = 0
+    for coefficient, var in digits:
+        if coefficient <= reach:
+            return False
+        reach += coefficient * (var.extent - 1)
+    return parallel <= {var for _, var in digits}

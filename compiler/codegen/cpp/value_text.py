@@ -1,0 +1,322 @@
+"""Values as C++: scalars where all lanes agree, vectors where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...ir.accesses import index_values
+from ...ir.dependence import Dependence, Sources
+from ...ir.index.index import Atom, Index, Loaded, Size, Var
+from ...ir.index.ranges import in_range
+from ...ir.ops import OPS
+from ...ir.value import Const, Guarded, Load, Number, Op, Result, Value, walk
+from ..source_writer import Writer
+from .dtypes import lane_type, literal, scalar_type
+from .index_text import index_text
+from .operations import operation_text
+
+INTEGER_DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
+
+
+@dataclass
+class Names:
+    """What things are called in the function that is being written.
+
+    Args:
+        buffers: pointers by buffer name, sizes by size name.
+        results: components of reductions: (name, component) where lanes agree, (name, component, copy) where not.
+        variables: loop variables.
+    """
+
+    buffers: dict[str, str]
+    sizes: dict[str, str]
+    results: dict[Any, str] = field(default_factory=dict)
+    variables: dict[Var, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The loop that runs in lanes right now.
+
+    Args:
+        var: its variable, a multiple of `lanes`.
+        lanes, copies: how many lanes a vector has, how many vectors there are.
+        varying: what differs from lane to lane.
+        expanded: scratch buffers with `spread` elements for each of their own, one a lane and copy.
+        tiles: loads that were transposed into memory, and where this row of theirs is.
+    """
+
+    var: Var
+    lanes: int
+    copies: int
+    varying: Sources
+    expanded: frozenset[str] = frozenset()
+    spread: int = 1
+    tiles: Mapping[Load, str] = field(default_factory=dict)
+
+
+class Values:
+    """Writes values and indices; what is computed once in a block keeps its name."""
+
+    def __init__(self, writer: Writer, names: Names, dependence: Dependence) -> None:
+        self.writer, self.names, self.dependence = writer, names, dependence
+        self.vectors: Vectors | None = None
+        self.mask: str | None = None
+
+    # -- what is asked for ----------------------------------------------------------------------------------------
+
+    def varies(self, what: Any) -> bool:
+        """Whether a value or an index may differ from lane to lane."""
+        return self.vectors is not None and bool(self.dependence.of(what) & self.vectors.varying)
+
+    def get(self, value: Value, copy: int = 0) -> str:
+        """The value: a vector (of one of the copies) if it varies, else a scalar."""
+        if isinstance(value, Const) and not isinstance(value.number, Index):
+            return literal(value.number, value.dtype)
+        varies = self.varies(value)
+        key = (value, copy if varies else None)
+        found = self.writer.find(key)
+        if found is not None:
+            return found
+        text = self._vector(value, copy) if varies else self._scalar(value)
+        kind = self.vector_type(value.dtype) if varies else scalar_type(value.dtype)
+        return self.writer.define(kind, text, key)
+
+    def vector(self, value: Value, copy: int = 0) -> str:
+        """The value as a vector, whether it varies or not."""
+        text = self.get(value, copy)
+        if self.varies(value):
+            return text
+        key = (value, "splat")
+        found = self.writer.find(key)
+        return found or self.writer.define(self.vector_type(value.dtype), self._splat(text, value.dtype), key)
+
+    def vector_type(self, dtype: torch.dtype) -> str:
+        """The C++ type of a vector of values of a dtype."""
+        assert self.vectors is not None
+        return f"V<{lane_type(dtype)}, {self.vectors.lanes}>"
+
+    def at(self, number: Any, copy: int = 0) -> str:
+        """An index where lanes agree, or of the first lane."""
+        return index_text(number, lambda atom: self._atom(atom, copy, None))
+
+    def offsets(self, number: Any, copy: int = 0, buffer: str = "") -> str:
+        """An index in every lane, where given in the memory of `buffer`: a vector of i64."""
+        assert self.vectors is not None
+        expanded = buffer in self.vectors.expanded
+        key = (number, "lane offsets" if expanded else "offsets", copy)
+        found = self.writer.find(key)
+        if found is None:
+            text = index_text(number, lambda atom: self._atom(atom, copy, "l"))
+            if expanded:
+                text = f"{text} * {self.vectors.spread} + {copy * self.vectors.lanes} + l"
+            found = self.writer.name(key, self.writer.fresh())
+            lanes = self.vectors.lanes
+            self.writer.line(f"V<i64, {lanes}> {found}; for (int l = 0; l < {lanes}; ++l) {found}[l] = {text};")
+        return found
+
+    @contextmanager
+    def masked(self, mask: str | None) -> Iterator[None]:
+        """Lanes outside of `mask` touch no memory and raise no errors."""
+        before, self.mask = self.mask, mask
+        yield
+        self.mask = before
+
+    def prepare(self, number: Any, copy: int = 0) -> None:
+        """Read (and check) what an index needs before it is spelled."""
+        if not isinstance(number, Index):
+            return
+        for monomial, _ in number.terms:
+            for atom in monomial:
+                if isinstance(atom, Loaded):
+                    self._loaded(atom, copy)
+                elif not isinstance(atom, (Var, Size)):
+                    for part in atom.fields():
+                        self.prepare(part, copy)
+
+    # -- indices --------------------------------------------------------------------------------------------------
+
+    def _atom(self, atom: Atom, copy: int, lane: str | None) -> str:
+        if isinstance(atom, Size):
+            return self.names.sizes[atom.name]
+        if isinstance(atom, Loaded):
+            name = self._loaded(atom, copy)
+            return f"{name}[{lane or 0}]" if self.varies(atom.index()) else name
+        assert isinstance(atom, Var), atom
+        name = self.names.variables[atom]
+        if self.vectors is None or atom is not self.vectors.var:
+            return name
+        first = f"{name} + {copy * self.vectors.lanes}" if copy else name
+        return f"({first} + {lane})" if lane else f"({first})"
+
+    def _loaded(self, atom: Loaded, copy: int) -> str:
+        """The name of a checked index."""
+        varies = self.varies(atom.index())
+        key = (atom.index(), copy if varies else None)
+        found = self.writer.find(key)
+        if found is not None:
+            return found
+        raw = self.get(atom.value, copy)
+        self.prepare(atom.size, copy)
+        size = self.at(atom.size, copy)
+        kind = f"V<i64, {self.vectors.lanes}>" if varies and self.vectors else "i64"
+        raw = self.writer.define(kind, f"convert<{kind}>({raw})" if varies else f"(i64){raw}")
+        at = self.writer.define(kind, f"wrapped({raw}, {size})", key) if atom.wrap else self.writer.name(key, raw)
+        if not in_range(atom):
+            self._check(raw, at, size, varies)
+        return at
+
+    def _check(self, raw: str, at: str, size: str, varies: bool) -> None:
+        if not varies:
+            self.writer.line(f"if (__builtin_expect((u64){at} >= (u64){size}, 0)) FAIL(1, {raw}, {size});")
+            return
+        test = f"outside_if({self.mask}, {at}, {size})" if self.mask else f"outside({at}, {size})"
+        lane = self.writer.define("int", test)
+        self.writer.line(f"if (__builtin_expect({lane} >= 0, 0)) FAIL(1, {raw}[{lane}], {size});")
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def _splat(self, text: str, dtype: torch.dtype) -> str:
+        assert self.vectors is not None
+        if dtype == torch.bool:
+            return f"truth<{self.vectors.lanes}>({text})"
+        return f"splat<{self.vector_type(dtype)}>({text})"
+
+    def _scalar(self, value: Value) -> str:
+        if isinstance(value, Load):
+            self.prepare(value.indices[0])
+            return f"get({self.address(value.buffer, value.indices[0])})"
+        if isinstance(value, (Number, Const)):
+            number = value.index if isinstance(value, Number) else value.number
+            self.prepare(number)
+            return f"({scalar_type(value.dtype)}){self.at(number)}"
+        if isinstance(value, Result):
+            return self.names.results[value.reduction, value.component]
+        if isinstance(value, Guarded):
+            return self._guarded_scalar(value)
+        assert isinstance(value, Op), value
+        args = [self.get(arg) for arg in value.args]
+        self._check_divisor(value, args, False)
+        return operation_text(value, args, None)
+
+    def address(self, buffer: str, offset: Any, copy: int = 0) -> str:
+        """A pointer to an element (the first lane's)."""
+        text = self.at(offset, copy)
+        if self.vectors is not None and buffer in self.vectors.expanded:
+            text = f"{text} * {self.vectors.spread} + {copy * self.vectors.lanes}"
+        return f"{self.names.buffers[buffer]} + {text}"
+
+    def _vector(self, value: Value, copy: int) -> str:
+        assert self.vectors is not None
+        if isinstance(value, Load):
+            return self._vector_load(value, copy)
+        if isinstance(value, Number):
+            return self._vector_number(value, copy)
+        if isinstance(value, Result):
+            return self.names.results[value.reduction, value.component, copy]
+        if isinstance(value, Guarded):
+            return self._guarded_vector(value, copy)
+        assert isinstance(value, Op), value
+        args = [self.vector(arg, copy) for arg in value.args]
+        self._check_divisor(value, args, True)
+        return operation_text(value, args, self.vectors.lanes)
+
+    def stride(self, buffer: str, offset: Any) -> Any:
+        """How an address grows from lane to lane, None where it does not do so evenly."""
+        assert self.vectors is not None
+        if buffer in self.vectors.expanded:
+            return None if self.varies(offset) else 1
+        return self.dependence.stride(offset, self.vectors.var, self.vectors.lanes, self.vectors.varying)
+
+    def _vector_load(self, value: Load, copy: int) -> str:
+        assert self.vectors is not None
+        lanes, buffer, offset = self.vectors.lanes, value.buffer, value.indices[0]
+        if value in self.vectors.tiles:
+            return f"load<{lanes}>({self.vectors.tiles[value]})"
+        self.prepare(offset, copy)
+        stride = self.stride(buffer, offset)
+        suffix, mask = ("_if", f"{self.mask}, ") if self.mask else ("", "")
+        if stride is None:
+            return f"gather{suffix}<{lanes}>({mask}{self.names.buffers[buffer]}, {self.offsets(offset, copy, buffer)})"
+        address = self.address(buffer, offset, copy)
+        if stride == 0:
+            return self._splat(f"get({address})", value.dtype)
+        if stride == 1:
+            return f"load{suffix}<{lanes}>({mask}{address})"
+        return f"strided{suffix}<{lanes}>({mask}{address}, {self.at(stride, copy)})"
+
+    def _vector_number(self, value: Number, copy: int) -> str:
+        assert self.vectors is not None
+        self.prepare(value.index, copy)
+        kind, scalar = self.vector_type(value.dtype), scalar_type(value.dtype)
+        stride = self.stride("", value.index)
+        if stride is None:
+            return f"convert<{kind}>({self.offsets(value.index, copy)})"
+        return f"ramp<{kind}>(({scalar}){self.at(value.index, copy)}, ({scalar}){self.at(stride, copy)})"
+
+    def _check_divisor(self, value: Op, args: list[str], vector: bool) -> None:
+        if value.name not in INTEGER_DIVISIONS or value.dtype.is_floating_point:
+            return
+        divisor = value.args[1]
+        if isinstance(divisor, Const) and divisor.number != 0:
+            return
+        zero = f"{args[1]} == 0"
+        if vector:
+            zero = f"any({f'{self.mask} & ' if self.mask else ''}mask({zero}))"
+        self.writer.line(f"if (__builtin_expect({zero}, 0)) FAIL(2, 0, 0);")
+        if vector and self.mask:
+            args[1] = f"sel({self.mask}, {args[1]}, {args[1]} * 0 + 1)"
+
+    # -- guards ---------------------------------------------------------------------------------------------------
+
+    def _guarded_scalar(self, value: Guarded) -> str:
+        condition, made = self.get(value.condition), self.writer.fresh()
+        self.writer.line(f"{scalar_type(value.dtype)} {made};")
+        with self.writer.block(f"if ({condition})"):
+            self.writer.line(f"{made} = {self.get(value.value)};")
+        with self.writer.block("else"):
+            self.writer.line(f"{made} = {self.get(value.other)};")
+        return made
+
+    def _guarded_vector(self, value: Guarded, copy: int) -> str:
+        if self.varies(value.condition) and not any(may_fail(v) for v in walk([value.value, value.other])):
+            parts = [self.vector(part, copy) for part in (value.condition, value.value, value.other)]
+            return f"sel({', '.join(parts)})"
+        made, kind = self.writer.fresh(), self.vector_type(value.dtype)
+        self.writer.line(f"{kind} {made} = {{}};")
+        condition = self.get(value.condition, copy)
+        if not self.varies(value.condition):
+            for test, part in ((condition, value.value), (f"!{condition}", value.other)):
+                with self.writer.block(f"if ({test})"):
+                    self.writer.line(f"{made} = {self.vector(part, copy)};")
+            return made
+        for test, part in ((condition, value.value), (f"~{condition}", value.other)):
+            if isinstance(part, Const):
+                self.writer.line(f"{made} = sel({test}, {self.vector(part, copy)}, {made});")
+                continue
+            mask = self.writer.define(self.vector_type(torch.bool), f"{test} & {self.mask}" if self.mask else test)
+            with self.writer.block(f"if (any({mask}))"), self.masked(mask):
+                self.writer.line(f"{made} = sel({mask}, {self.vector(part, copy)}, {made});")
+        return made
+
+
+def may_fail(value: Value) -> bool:
+    """Whether computing a value in vain could go wrong, or take long."""
+    if isinstance(value, Load):
+        return True
+    if isinstance(value, Number):
+        return bool(index_values(value.index))
+    return isinstance(value, Op) and (value.name in INTEGER_DIVISIONS or OPS[value.name].costly)
+
+
+def depends_on(dependence: Dependence, sources: Sources) -> Any:
+    """A test for keys of named expressions: whether they are about something that depends on `sources`."""
+    return lambda key: bool(dependence.of(key[0]) & sources)
+
+
+__all__ = ["Names", "Values", "Vectors", "depends_on", "may_fail"]

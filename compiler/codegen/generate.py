@@ -1,0 +1,229 @@
+"""Code generation of one graph: what the rules left becomes kernels, what has none stays a call.
+
+    graph  ->  lower  ->  loop program  ->  schedule  ->  kernels  ->  build  ->  assemble  ->  graph
+                 ^                                                      |
+                 +----  what the code generator refuses stays calls  <--+
+
+Kernels are built for where their buffers lie: C++ on CPUs, Triton on CUDA devices. A graph whose kernels cannot be
+built runs as it is: correct, counted and shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+from ...rewrites.faults import Faults
+from ...rewrites.graph import val
+from ...rewrites.reason import Reason, site_of
+from ...rewrites.record import Code, KeptCall
+from ..ir.kernel import Kernel
+from ..ir.printer import kernel_text, program_text
+from ..ir.program import Definition, Program
+from ..lowering.graph import Lowered, lower
+from ..schedule import Schedule, overwrites, schedule
+from ..schedule.check import check_schedule
+from ..schedule.target import CPU, Target, gpu
+from ..templates import TemplateKernel, TritonTemplateKernel
+from . import cpp, triton
+from .assemble import assemble
+
+logger = logging.getLogger("regraft")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What became of one graph, the `source`: `code` for the report, and every stage as text when asked for."""
+
+    source: fx.Graph
+    graph: fx.Graph
+    code: Code
+    program: Program
+    schedule: Schedule
+
+    def texts(self) -> dict[str, str]:
+        """The loop program, the fusion log, the kernels, and their C++ or Triton."""
+        kernels = self.schedule.kernels
+        found = {
+            "program": program_text(self.program),
+            "fusion": str(self.schedule.log),
+            "kernels": "\n\n".join(map(kernel_text, kernels)),
+        }
+        of = {kind: [k for k in kernels if _device(k).type == kind] for kind in ("cpu", "cuda")}
+        if of["cpu"] or not kernels:
+            found["c++"] = cpp.source_text(of["cpu"])
+        if of["cuda"]:
+            sites = {node.name: site_of(node) for node in self.source.nodes}
+            found["triton"] = triton.source_text(of["cuda"], {n: f"{s}" for n, s in sites.items() if s is not None})
+        return found
+
+
+class NotGeneratedError(Exception):
+    """Why a graph has no generated kernels; `reason` says it."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A graph's loop program and its schedule: what kernels are built from."""
+
+    lowered: Lowered
+    schedule: Schedule
+
+
+def begin_kernels(graph_module: fx.GraphModule) -> Planned:
+    """Plan the kernels of a graph, and have those for GPUs compiled in other processes meanwhile.
+
+    Raises:
+        NotGeneratedError: nothing can be generated here.
+        UnsupportedKernels: some operations will have to stay calls.
+    """
+    planned = _planned(graph_module, {})
+    triton.begin([kernel for kernel in planned.schedule.kernels if _device(kernel).type == "cuda"])
+    return planned
+
+
+def _planned(graph_module: fx.GraphModule, kept: Mapping[str, str], faults: Faults | None = None) -> Planned:
+    target = _target(graph_module.graph)
+    lowered = lower(graph_module, keep=kept, faults=faults)
+    return Planned(lowered, schedule(lowered.program, target=target))
+
+
+def generate_kernels(
+    graph_module: fx.GraphModule,
+    kind: str,
+    *,
+    verify: bool = False,
+    begun: Planned | None = None,
+    faults: Faults | None = None,
+) -> Generated:
+    """The graph with generated kernels in place of what they compute.
+
+    Args:
+        graph_module: after the lowered rules; it stays as it is.
+        kind: ``"inference"``, ``"forward"`` or ``"backward"``, for the record.
+        verify: prove every dependence of the schedule by an independent checker.
+        begun: what `begin_kernels` planned for this graph.
+        faults: is told of lowerings that fail.
+
+    Raises:
+        NotGeneratedError: nothing can be generated here: another device, no compiler.
+    """
+    kept: dict[str, str] = {}
+    while True:
+        planned = begun if begun is not None and not kept else _planned(graph_module, kept, faults)
+        lowered, plan = planned.lowered, planned.schedule
+        if verify:
+            _check(lowered.program, plan)
+        try:
+            functions = _build(plan.kernels)
+        except triton.UnsupportedKernels as refusal:
+            kept |= _refused(plan, refusal, kept)
+            faults = None  # it was told
+            continue
+        graph = assemble(graph_module.graph, plan, functions, overwrites)
+        code = _code(kind, graph_module.graph, lowered, len(plan.kernels))
+        return Generated(graph_module.graph, graph, code, lowered.program, plan)
+
+
+def _target(graph: fx.Graph) -> Target:
+    """What to schedule for: a GPU where the graph has tensors on one.
+
+    Raises:
+        NotGeneratedError: there are tensors on devices that nothing is generated for.
+    """
+    devices = {t.device for node in graph.nodes for t in _tensors(val(node))}
+    others = {d.type for d in devices} - {"cpu", "cuda"}
+    if others:
+        message = f"kernels are generated for CPUs and CUDA devices; this graph uses {', '.join(sorted(others))}"
+        raise NotGeneratedError(Reason("device", message))
+    chosen = next((d for d in devices if d.type == "cuda"), None)
+    if chosen is None:
+        return CPU
+    if torch.version.hip is not None:
+        raise NotGeneratedError(Reason("device", "kernels are not generated for AMD's GPUs"))
+    return gpu(triton.processors(chosen.index or 0))
+
+
+def _tensors(value: Any) -> Sequence[Any]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [v for v in values if hasattr(v, "device")]
+
+
+def _check(program: Program, plan: Schedule) -> None:
+    with compat.plain_eager():  # it computes with real tensors, inside Dynamo's fake mode
+        findings = check_schedule(program, plan)
+    if findings:
+        raise AssertionError("the schedule breaks dependences:\n" + "\n".join(map(str, findings)))
+
+
+def _build(kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """The callable of each kernel, by name.
+
+    Raises:
+        NotGeneratedError: there is no compiler, or a kernel spans devices.
+        UnsupportedKernels: some have no machine code.
+    """
+    builders: dict[str, Callable[[Sequence[Kernel]], Sequence[Any]]] = {"cpu": cpp.build, "cuda": triton.build}
+    made: dict[str, Any] = {}
+    for kind, builder in builders.items():
+        chosen = [kernel for kernel in kernels if _device(kernel).type == kind]
+        if not chosen:
+            continue
+        try:
+            runs = builder(chosen)
+        except (cpp.CompilerMissing, triton.TritonMissing) as error:
+            warn_once(str(error))
+            code = "no-compiler" if kind == "cpu" else "no-triton"
+            raise NotGeneratedError(Reason(code, str(error))) from error
+        made.update((kernel.name, run) for kernel, run in zip(chosen, runs, strict=True))
+    return made
+
+
+def _device(kernel: Kernel) -> torch.device:
+    devices = {p.buffer.device for p in kernel.params if not p.buffer.scalar}
+    if len(devices) > 1:
+        message = f"a kernel would span devices: {', '.join(sorted(map(str, devices)))}"
+        raise NotGeneratedError(Reason("device", message))
+    return next(iter(devices), torch.device("cpu"))
+
+
+def _refused(plan: Schedule, refusal: triton.UnsupportedKernels, kept: Mapping[str, str]) -> dict[str, str]:
+    """The nodes of refused kernels, and why, so that they can stay calls.
+
+    Raises:
+        NotGeneratedError: they have stayed calls already.
+    """
+    logger.info("regraft: some operations stay calls: %s", refusal)
+    nodes = {n: refusal.why[k.name].partition("\n")[0] for k in plan.kernels if k.name in refusal.why for n in k.nodes}
+    if not nodes.keys() - kept.keys():
+        raise NotGeneratedError(Reason("unsupported", str(refusal))) from refusal
+    return nodes
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Tell the user once what is missing on the machine."""
+    logger.warning("regraft: %s; graphs run by calls of ATen, correct but slower", message)
+
+
+def _code(kind: str, graph: fx.Graph, lowered: Lowered, kernels: int) -> Code:
+    tensors = sum(isinstance(item, Definition) for item in lowered.program.items)
+    kinds = (TemplateKernel, TritonTemplateKernel)
+    made = {node.name: node.target.template for node in graph.nodes if isinstance(node.target, kinds)}
+    kept = [call for call in lowered.kept if call.node not in made]
+    counts = Counter((call.operator, call.code) for call in kept)
+    messages = {(call.operator, call.code): call.message for call in reversed(kept)}
+    calls = tuple(KeptCall(operator, n, code, messages[operator, code]) for (operator, code), n in counts.most_common())
+    return Code(kind, tensors, kernels, calls, dict(Counter(made.values())))

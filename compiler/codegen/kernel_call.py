@@ -1,0 +1,96 @@
+"""Calls of generated kernels as nodes of a graph: functional to the graph, memory by memory to the kernel.
+
+%k0 = k0_layer_norm(%x, %w, %b)        out = empty_strided((128, 768), (768, 1), float32)
+%out = getitem(%k0, 0)           ->    k0_layer_norm(x, w, b, out)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..ir.index.index import Index, Least, Most, Quotient, Remainder, Size, terms
+from ..ir.kernel import Kernel
+from ..ir.program import Buffer
+
+
+@dataclass(eq=False)
+class KernelCall:
+    """A compiled kernel as the target of a `call_function` node.
+
+    The node's arguments are the buffers that exist before the call, in the order of `given`, then the sizes that the
+    kernel and its results need, in the order of `sizes`. It gives the buffers that it makes: one tensor, a tuple of
+    them, or None.
+
+    Args:
+        kernel: the loop tree.
+        run: the compiled function: all params in the kernel's order, then the kernel's sizes.
+        given: names of the buffers that are arguments; `made` the buffers that the call allocates.
+        sizes: names of the symbolic sizes that are arguments.
+        overwrites: made buffers that may take the memory of a given one that nobody reads any more, by name.
+    """
+
+    kernel: Kernel
+    run: Callable[..., None]
+    given: tuple[str, ...]
+    made: tuple[Buffer, ...]
+    sizes: tuple[str, ...] = ()
+    overwrites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # What fx asks of the target of a call.
+        self.__name__ = self.__qualname__ = self.kernel.name
+        self.__module__ = "regraft"
+
+    def __call__(self, *args: Any) -> Any:
+        """Run functionally: results in fresh memory."""
+        known = dict(zip(self.given, args, strict=False))
+        env = dict(zip(self.sizes, args[len(self.given) :], strict=True))
+        results = [self._empty(buffer, env) for buffer in self.made]
+        known.update((buffer.name, result) for buffer, result in zip(self.made, results, strict=True))
+        self.run(*(known[p.buffer.name] for p in self.kernel.params), *(env[s.name] for s in self.kernel.sizes))
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        """Given buffers that the kernel writes."""
+        made = {buffer.name for buffer in self.made}
+        return tuple(p.buffer.name for p in self.kernel.params if p.access != "read" and p.buffer.name not in made)
+
+    @staticmethod
+    def _empty(buffer: Buffer, env: Mapping[str, int]) -> torch.Tensor:
+        sizes, strides = (tuple(evaluate(n, env) for n in part) for part in (buffer.sizes, buffer.strides))
+        return torch.empty_strided(sizes, strides, dtype=buffer.dtype, device=buffer.device)
+
+
+def evaluate(number: Any, env: Mapping[str, int]) -> int:
+    """The value of an index of sizes."""
+    return int(eval(spell(number, {}), {"__builtins__": {"min": min, "max": max}}, dict(env)))
+
+
+def spell(number: Any, names: Mapping[str, str]) -> str:
+    """An index of sizes as a Python expression, sizes by the names given (by default their own)."""
+    if not isinstance(number, Index):
+        return str(number)
+    return " + ".join(_term(monomial, factor, names) for monomial, factor in terms(number)) or "0"
+
+
+def _term(monomial: Sequence[Any], factor: int, names: Mapping[str, str]) -> str:
+    parts = [_atom(atom, names) for atom in monomial]
+    return "*".join(([str(factor)] if factor != 1 or not parts else []) + parts)
+
+
+_INFIX = {Quotient: "//", Remainder: "%"}
+_FUNCTIONS = {Least: "min", Most: "max"}
+
+
+def _atom(atom: Any, names: Mapping[str, str]) -> str:
+    if isinstance(atom, Size):
+        return names.get(atom.name, atom.name)
+    a, b = (spell(field, names) for field in atom.fields())
+    if type(atom) in _INFIX:
+        return f"(({a}) {_INFIX[type(atom)]} ({b}))"
+    return f"{_FUNCTIONS[type(atom)]}({a}, {b})"

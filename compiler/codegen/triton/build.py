@@ -1,0 +1,299 @@
+"""Kernels to callables: Triton, machine code, launches.
+
+k3_layer_norm (17 equal layers)  ->  one module  ->  machine code for aligned pointers  ->  CompiledKernel
+                                                     for any pointers: when the first one comes that is not aligned
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ...ir.kernel import Kernel
+from ...ir.program import Buffer
+from ..canonical import canonical
+from ..kernel_call import spell
+from .compile_pool import pool
+from .compiler import Cubin, Unit, begin_units, compile_units
+from .driver import driver
+from .dtypes import UnsupportedDtypeError
+from .errors import TritonFailed, UnsupportedKernels
+from .kernel_body import UnsupportedStoreError
+from .kernel_names import kernel_name, provenance
+from .kernel_text import LaunchText
+from .launch import Convention, begin_launcher, launcher
+from .source import KernelSource, kernel_source
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory that a launch needs beside its arguments: so many elements, an expression of the sizes."""
+
+    elements: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One launch of a kernel, as data.
+
+    Args:
+        unit: what is launched.
+        convention: which arguments it takes: of the kernel, then its workspaces, then the number of programs.
+        programs: their number, an expression of the sizes where `convention` leaves it open.
+        workspaces: what to allocate.
+    """
+
+    unit: Unit
+    convention: Convention
+    programs: str
+    workspaces: tuple[Workspace, ...]
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel on a GPU; call it with tensors in the order of the kernel's params, then sizes.
+
+    Sizes and strides of buffers are those of the kernel, not looked up. It is launched on the current stream of its
+    device, and returns before it has run. Pickles as its source: whoever loads it finds the machine code on disk or
+    compiles it again.
+
+    Args:
+        name: the kernel's.
+        device: the index of its GPU.
+        params: how many there are, then come the sizes, named `sizes` in expressions.
+        plans: its launches, in order.
+        bare: the bare callable, a little faster than the object.
+
+    Raises:
+        RuntimeError: the driver refuses a launch, or an earlier one has failed: indices out of range among others.
+    """
+
+    name: str
+    device: int
+    params: int
+    sizes: tuple[str, ...]
+    plans: tuple[LaunchPlan, ...]
+    bare: Callable[..., None] = field(repr=False)
+
+    def __call__(self, *args: Any) -> None:
+        """Run the kernel."""
+        self.bare(*args)
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.name, self.device, self.params, self.sizes, self.plans)
+
+
+def _restored(
+    name: str, device: int, params: int, sizes: tuple[str, ...], plans: tuple[LaunchPlan, ...]
+) -> CompiledKernel:
+    (made,) = _bound([(name, device, params, sizes, plans)])
+    if isinstance(made, TritonFailed):
+        raise made
+    return made
+
+
+def build(kernels: Sequence[Kernel]) -> list[CompiledKernel]:
+    """Compile kernels of CUDA buffers, equal ones (names apart) once, side by side.
+
+    Raises:
+        TritonMissing: something must be compiled, and there is no Triton.
+        UnsupportedKernels: Triton cannot compute or compile some of them; it says which and why.
+    """
+    made = _bound(_described(kernels))
+    _raise_for(kernels, made)
+    return [one for one in made if isinstance(one, CompiledKernel)]
+
+
+def start() -> None:
+    """Have what compiles and what launches ready when the first kernel is written."""
+    pool().start()
+    begin_launcher()
+
+
+def begin(kernels: Sequence[Kernel]) -> None:
+    """Have them compiled, for whoever builds them later.
+
+    Raises:
+        UnsupportedKernels: Triton cannot compute some of them.
+    """
+    begin_units([plan.unit for *_, plans in _described(kernels) for plan in plans])
+
+
+def _raise_for(kernels: Sequence[Kernel], results: Sequence[object]) -> None:
+    why = {k.name: str(error) for k, error in zip(kernels, results, strict=True) if isinstance(error, Exception)}
+    if why:
+        raise UnsupportedKernels(why)
+
+
+def source_text(kernels: Sequence[Kernel], lines: Mapping[str, str] | None = None) -> str:
+    """The Triton of kernels, equal ones once, for reading: above each the graph nodes of all that are equal to it.
+
+    Args:
+        kernels: what to write.
+        lines: where the user's program has graph nodes, by name, as text.
+    """
+    nodes: dict[Kernel, tuple[str, ...]] = {}
+    for kernel in kernels:
+        key = canonical(kernel)
+        nodes[key] = (*nodes.get(key, ()), *kernel.nodes)
+    made = {key: _written(key) for key in nodes}
+    texts = {key: one.text if isinstance(one, KernelSource) else f"# {one}" for key, one in made.items()}
+    return "\n\n".join(provenance(nodes[key], lines or {}) + text for key, text in texts.items())
+
+
+def _written(kernel: Kernel) -> KernelSource | Exception:
+    """The source of a kernel, its functions named by their text; or why there is none."""
+    try:
+        source = kernel_source(replace(kernel, name="KERNEL"))
+    except (UnsupportedDtypeError, UnsupportedStoreError) as error:
+        return error
+    name = kernel_name(kernel, source.text)
+    launches = tuple(replace(one, name=one.name.replace("KERNEL", name)) for one in source.launches)
+    return KernelSource(source.text.replace("KERNEL", name), launches)
+
+
+_Described = tuple[str, int, int, tuple[str, ...], tuple[LaunchPlan, ...]]
+
+
+def _described(kernels: Sequence[Kernel]) -> list[_Described]:
+    """Name, device, params, sizes and launches of kernels, equal ones written once."""
+    keys = [canonical(kernel) for kernel in kernels]
+    written = {key: _written(key) for key in dict.fromkeys(keys)}
+    sources = {key: source for key, source in written.items() if isinstance(source, KernelSource)}
+    _raise_for(kernels, [written[key] for key in keys])
+    return [(kernel.name, *_planned(key, sources[key])) for kernel, key in zip(kernels, keys, strict=True)]
+
+
+def _planned(kernel: Kernel, source: KernelSource) -> tuple[int, int, tuple[str, ...], tuple[LaunchPlan, ...]]:
+    """Device, params, sizes and launches of a kernel."""
+    device = next(p.buffer.device for p in kernel.params if not p.buffer.scalar)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    sizes = tuple(f"n{k}" for k in range(len(kernel.sizes)))
+    plans = tuple(_plan(kernel, source.text, one, capability(index)) for one in source.launches)
+    return index, len(kernel.params), sizes, plans
+
+
+@functools.cache
+def capability(device: int) -> int:
+    """Of a GPU: 90 for Hopper."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@functools.cache
+def processors(device: int) -> int:
+    """Multiprocessors of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _plan(kernel: Kernel, text: str, launch: LaunchText, capability: int) -> LaunchPlan:
+    places = {p.buffer.name: k for k, p in enumerate(kernel.params)}
+    places |= {size.name: len(places) + k for k, size in enumerate(kernel.sizes)}
+    buffers = {p.buffer.name: p.buffer for p in kernel.params}
+    names = {size.name: f"n{k}" for k, size in enumerate(kernel.sizes)}
+    given = len(places)
+    kinds = "".join(_kind(buffers[name]) for name in launch.params) + "i" * len(launch.sizes)
+    order = tuple(places[name] for name in (*launch.params, *launch.sizes))
+    spaces = len(launch.workspaces)
+    fixed = isinstance(launch.programs, int)
+    convention = Convention(
+        given + spaces + (not fixed), (*order, *range(given, given + spaces)), kinds + "a" * spaces,
+        launch.programs if fixed else -1,
+    )  # fmt: skip
+    workspaces = tuple(
+        Workspace(f"({spell(w.copies, names)}) * ({spell(w.buffer.sizes[0], names)})", w.buffer.dtype)
+        for w in launch.workspaces
+    )
+    aligned = tuple(k for k, kind in enumerate(convention.kinds) if kind == "a")
+    unit = Unit(text, launch.name, tuple(launch.signature.items()), aligned, launch.warps, capability)
+    return LaunchPlan(unit, convention, spell(launch.programs, names), workspaces)
+
+
+def _kind(buffer: Buffer) -> str:
+    """Single elements may lie anywhere, parts of a larger tensor: nothing is won by their alignment."""
+    if buffer.scalar:
+        return "f" if buffer.dtype.is_floating_point else "i"
+    return "t" if buffer.sizes in ((), (1,)) else "a"
+
+
+# -- from plans to callables ------------------------------------------------------------------------------------------
+
+
+def _bound(described: Sequence[_Described]) -> list[CompiledKernel | TritonFailed]:
+    units = [plan.unit for *_, plans in described for plan in plans]
+    found = dict(zip(units, compile_units(units), strict=True))
+    made: list[CompiledKernel | TritonFailed] = []
+    for name, device, params, sizes, plans in described:
+        try:
+            runs = [_run(plan, device, params, sizes, found[plan.unit]) for plan in plans]
+        except TritonFailed as error:
+            made.append(error)
+        else:
+            made.append(CompiledKernel(name, device, params, sizes, plans, _in_order(runs)))
+    return made
+
+
+def _in_order(runs: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    if len(runs) == 1:
+        return runs[0]
+
+    def run(*args: Any) -> None:
+        for one in runs:
+            one(*args)
+
+    return run
+
+
+def _run(
+    plan: LaunchPlan, device: int, params: int, sizes: tuple[str, ...], cubin: Cubin | TritonFailed
+) -> Callable[..., None]:
+    """A launch as a function of the kernel's arguments."""
+    start = _launcher(plan, device, cubin)
+    if not plan.workspaces and plan.convention.programs >= 0:
+        return start
+    programs = _function(plan.programs, sizes) if plan.convention.programs < 0 else None
+    spaces = [(_function(w.elements, sizes), w.dtype) for w in plan.workspaces]
+    where = torch.device("cuda", device)
+
+    def run(*args: Any) -> None:
+        given = args[params:]
+        more: list[Any] = [torch.empty(elements(*given), dtype=dtype, device=where) for elements, dtype in spaces]
+        if programs is not None:
+            more.append(programs(*given))
+        start(*args, *more)
+
+    return run
+
+
+def _function(text: str, names: tuple[str, ...]) -> Callable[..., int]:
+    """An expression of sizes as a function of them."""
+    return eval(f"lambda {', '.join(names)}: {text}", {"__builtins__": {"min": min, "max": max}})
+
+
+def _launcher(plan: LaunchPlan, device: int, cubin: Cubin | TritonFailed) -> Callable[..., None]:
+    if isinstance(cubin, TritonFailed):
+        raise cubin
+    if cubin.scratch:
+        raise TritonFailed(f"{cubin.source}: needs global scratch memory, which no launch gives it")
+    return launcher(driver().load(cubin, device), device, plan.convention, _Unaligned(plan, device))
+
+
+class _Unaligned:
+    """The variant of a launch that takes any pointers, compiled at its first call."""
+
+    def __init__(self, plan: LaunchPlan, device: int) -> None:
+        convention = replace(plan.convention, kinds=plan.convention.kinds.replace("a", "t"))
+        self._plan = replace(plan, unit=replace(plan.unit, aligned=()), convention=convention)
+        self._device = device
+        self._run: Callable[..., None] | None = None
+
+    def __call__(self, *args: Any) -> None:
+        if self._run is None:
+            (cubin,) = compile_units([self._plan.unit])
+            self._run = _launcher(self._plan, self._device, cubin)
+        self._run(*args)

@@ -1,0 +1,54 @@
+"""The spaces that nested loops enumerate: how large, in which order, in how many blocks.
+
+i < 128, j < 768      98304 iterations, number 768*i + j, in blocks of 1024: 96
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...ir.index.bounds import bounds
+from ...ir.index.index import Index, Loaded, Var, add, atoms, mul, quotient
+
+_INT32 = 2**31 - 1
+
+
+def extent_of(loops: Sequence[Var]) -> Any:
+    """How many iterations loops have together."""
+    total: Any = 1
+    for var in loops:
+        total = mul(total, var.extent)
+    return total
+
+
+def number_of(loops: Sequence[Var]) -> Any:
+    """The number of an iteration of loops, outermost first, among all of theirs."""
+    total: Any = 0
+    for var in loops:
+        total = add(mul(total, var.extent), var.index())
+    return total
+
+
+def blocks_of(extent: Any, block: int) -> Any:
+    """How many blocks cover an extent."""
+    if isinstance(extent, int):
+        return -(-extent // block)
+    return quotient(add(extent, block - 1), block)
+
+
+def is_small(number: Any) -> bool:
+    """Whether 32 bits hold an index, and what lanes outside of the loops make of it."""
+    low, high = bounds(number)
+    return low is not None and high is not None and max(-low, high) < _INT32 // 2
+
+
+def is_indirect(offset: Any) -> bool:
+    """Whether an index reads memory."""
+    return isinstance(offset, Index) and any(isinstance(atom, Loaded) for atom in atoms(offset))
+
+
+def are_apart(a: Any, b: Any) -> bool:
+    """Whether two indices differ for certain, by a number."""
+    apart = add(a, mul(b, -1))
+    return isinstance(apart, int) and apart != 0

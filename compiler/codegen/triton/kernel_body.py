@@ -1,0 +1,429 @@
+"""The statements of a launch as lines of Triton: stores, folds, and loops inside programs, their iterations in lanes.
+
+fold sum:                                  s_lanes = tl.full([1, 1024], 0.0, tl.float32)
+    for j < 5000: update with x[j]   ->    for first in range(0, 4096, 1024): s_lanes = join_sum(s_lanes, ...)
+                                           s = tl.reduce(s_lanes, 1, join_sum, keep_dims=True)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...ir.accesses import loaded_buffers, statements, stored_buffers, updated
+from ...ir.index.index import Var, mul
+from ...ir.kernel import Assign, Fold, Loop, Statement, Update
+from ...ir.program import Buffer, Reduction, Store
+from ...ir.value import Load, compute_dtype
+from .dtypes import type_name
+from .hoist import loaded_ahead
+from .iteration_space import are_apart, extent_of, is_indirect, number_of
+from .plan import Blocks, is_independent, is_scan, nest_of
+from .reductions import added, carriers, components_added, counted, elements, folded, initial, joined, neutral, scanned
+from .values import Axis, Values
+from .writer import TritonWriter, factor
+
+_ATOMICS = ("add", "max", "min", "or", "and")
+_ATOMIC_BYTES = 4  # of integers
+
+
+class UnsupportedStoreError(Exception):
+    """A store combines with memory in a way that has no atomic operation on a GPU."""
+
+
+class _State:
+    """A fold that is under way: its components are Python variables, assigned again and again."""
+
+    def __init__(self, reduction: Reduction, names: list[str], shape: str) -> None:
+        self.reduction, self.names, self.shape, self.started = reduction, names, shape, False
+
+    def results(self) -> list[str]:
+        """The components as values: truth values are held as numbers."""
+        if self.reduction.values[0].dtype != torch.bool:
+            return self.names
+        return [f"({self.names[0]} != 0)", *self.names[1:]]
+
+
+@dataclass(frozen=True)
+class _Accumulators:
+    """Partial results that each lane has to itself while a loop comes in blocks.
+
+    Args:
+        names: by reduction, the variables of its components.
+        number: of the block that is folded in, from 1: of so many elements a lane that has one has then seen. A text
+            where it is not known.
+    """
+
+    names: dict[str, list[str]]
+    number: str | int
+
+    def share(self, reduction: Reduction) -> str:
+        """That of one element of all so far: one number for all lanes."""
+        if isinstance(self.number, int):
+            return repr(1.0 / self.number)
+        return f"1.0 / (tl.full([1, 1], 0.0, {type_name(carriers(reduction)[0])}) + {self.number})"
+
+
+class BodyWriter:
+    """Writes what a program does, once it is known which iterations it has.
+
+    Args:
+        out: gets the lines.
+        values: what has been computed, and the lanes.
+        whole: all statements of the launch.
+        params: the tensors that it is given.
+        blocks: lanes of a loop inside, at most, and how many steps of it are on their way.
+    """
+
+    def __init__(
+        self,
+        out: TritonWriter,
+        values: Values,
+        whole: Sequence[Statement],
+        params: Sequence[Buffer],
+        blocks: Blocks,
+    ) -> None:
+        self._out, self._values, self._blocks = out, values, blocks
+        self._read, self._written = loaded_buffers(whole), stored_buffers(whole)
+        self._sizes = {b.name: b.sizes[0] if b.sizes else 1 for b in params}
+        self._states: dict[str, _State] = {}
+        self._axes: dict[Any, Axis] = {}
+
+    def write(self, body: Sequence[Statement]) -> None:
+        """Write statements."""
+        for statement in body:
+            self._statement(statement)
+
+    def bound(self, name: str, loops: tuple[Var, ...], block: int, extent: Any) -> Axis:
+        """The axis of lanes `name`, that many numbers of loops; those from `extent` on are outside."""
+        mask = None
+        if not (isinstance(extent, int) and extent and extent % block == 0):
+            mask = f"{name}_inside"
+            self._out.line(f"{mask} = {name} < {self._values.at(extent)}")
+        self.decode(name, loops)
+        if len(loops) == 1:
+            return Axis(frozenset(loops), str(block), mask)
+        position = Var(f"{name}.position", extent)
+        self._values.names.variables[position] = name
+        return Axis(frozenset(loops), str(block), mask, number_of(loops), position)
+
+    def decode(self, flat: str, loops: Sequence[Var]) -> None:
+        """Give the variables of loops, outermost first, their values at a position of all together."""
+        stale = frozenset(loops)
+        self._forget(stale)
+        inner: Any = 1
+        for position, var in reversed(list(enumerate(loops))):
+            text = flat if inner == 1 else f"{factor(flat)} // {self._values.at(inner)}"
+            if position:
+                text = f"{factor(text)} % {self._values.at(var.extent)}"
+            inner = mul(inner, var.extent)
+            name = text
+            if text != flat or not flat.isidentifier():
+                name = self._out.fresh("i")
+                self._out.line(f"{name} = {text}")
+            self._values.names.variables[var] = name
+
+    # -- statements -----------------------------------------------------------------------------------------------
+
+    def _statement(self, statement: Statement) -> None:
+        if isinstance(statement, Assign):
+            self._assign(statement.store)
+        elif isinstance(statement, Update):
+            self._update(statement.reduction)
+        elif isinstance(statement, Fold):
+            self._fold(statement)
+        else:
+            self._loop(statement)
+
+    def _assign(self, store: Store) -> None:
+        values, buffer, offset = self._values, store.buffer, store.indices[0]
+        value = values.get(store.value)
+        load = Load(buffer, store.indices, compute_dtype(values.names.dtypes[buffer]))
+        if buffer in values.names.scratch:
+            self._overwrite(buffer, offset)
+            self._out.name(load, value)
+            return
+        pointer, mask = values.pointer(buffer, offset), values.mask(always=True)
+        where = f", mask={mask}" if mask else ""
+        held = type_name(values.names.dtypes[buffer])
+        values.touch(buffer, offset, store.mode or "write")
+        if store.mode is None:
+            text = value if store.value.dtype == values.names.dtypes[buffer] else f"{value}.to({held})"
+            self._out.line(f"tl.store({pointer}, {text}{where})")
+        else:
+            self._combine(store, pointer, value, held, where)
+        self._forget_memory({buffer})
+        if buffer in self._read and store.mode is None and not is_indirect(offset):
+            kept = values.kept(value, buffer)
+            self._out.name(load, kept if kept == value else self._out.define("", kept))
+
+    def _combine(self, store: Store, pointer: str, value: str, held: str, where: str) -> None:
+        kind = self._values.names.dtypes[store.buffer]
+        served = store.mode == "add" if kind.is_floating_point else kind.itemsize >= _ATOMIC_BYTES
+        if store.mode not in _ATOMICS or not served:
+            raise UnsupportedStoreError(f"there is no atomic '{store.mode}' of {kind} on GPUs")
+        whole = f"tl.broadcast_to({value}, {self._values.shape()}).to({held})"
+        self._out.line(f'tl.atomic_{store.mode}({pointer}, {whole}{where}, sem="relaxed")')
+
+    def _forget(self, sources: frozenset[Any]) -> None:
+        """Forget what depends on any of `sources`."""
+        self._out.forget(
+            lambda key: bool(self._values.dependence.of(key[0] if isinstance(key, tuple) else key) & sources)
+        )
+
+    def _forget_memory(self, buffers: set[str]) -> None:
+        self._forget(frozenset(("buffer", name) for name in buffers))
+
+    def _overwrite(self, buffer: str, offset: Any) -> None:
+        """Forget what was read of a scratch buffer, but at places that this one certainly is not."""
+        source = frozenset({("buffer", buffer)})
+        self._out.forget(
+            lambda key: (
+                bool(self._values.dependence.of(key[0] if isinstance(key, tuple) else key) & source)
+                and not (isinstance(key, Load) and are_apart(key.indices[0], offset))
+            )
+        )
+
+    # -- folds ----------------------------------------------------------------------------------------------------
+
+    def _fold(self, fold: Fold) -> None:
+        stale = frozenset(("result", r.name) for r in fold.reductions)
+        self._forget(stale)
+        for reduction in fold.reductions:
+            names = [f"{reduction.name}_{k}" for k in range(len(carriers(reduction)))]
+            self._states[reduction.name] = _State(reduction, names, self._shape())
+        for statement in fold.body:
+            self._statement(statement)
+        for reduction in fold.reductions:
+            state = self._states.pop(reduction.name)
+            self._start(state)
+            self._publish(reduction, state.results())
+
+    def _publish(self, reduction: Reduction, names: Sequence[str]) -> None:
+        for component, name in enumerate(names):
+            self._values.names.results[reduction.name, component] = name
+
+    def _shape(self) -> str:
+        """Of what is the same for all iterations of loops inside."""
+        rows = self._values.rows.length if self._values.rows else "1"
+        columns = self._values.columns.length if self._values.columns else "1"
+        return f"[{rows}, {columns}]"
+
+    def _start(self, state: _State) -> None:
+        if not state.started:
+            for name, text in zip(state.names, initial(state.reduction, state.shape), strict=True):
+                self._out.line(f"{name} = {text}")
+            state.started = True
+
+    def _join(self, state: _State, partial: list[str]) -> None:
+        listed = ", ".join(state.names)
+        if state.started:
+            self._out.line(f"{listed} = {joined(state.reduction, state.names, partial)}")
+        else:
+            self._out.line(f"{listed} = {', '.join(partial)}")
+        state.started = True
+
+    def _update(self, reduction: Reduction) -> None:
+        """Fold in what every lane has: here lanes are iterations around the fold."""
+        state = self._states[reduction.name]
+        operands = [self._values.get(value) for value in reduction.values]
+        whole = [self._values.is_whole(value) for value in reduction.values]
+        partial = [self._named(text) for text in elements(reduction, operands, state.shape, whole)]
+        self._join(state, partial)
+        self._publish(reduction, state.results())
+
+    # -- loops inside a program -----------------------------------------------------------------------------------
+
+    def _loop(self, loop: Loop) -> None:
+        loops, body = nest_of(loop)
+        if self._values.columns is None and is_independent(loops, body):
+            self._lanes(loops, body)
+        else:
+            self._serial(loop)
+
+    def _serial(self, loop: Loop) -> None:
+        self._before(loop.body)
+        self._forget(frozenset({loop.var}))  # an earlier loop over it was another
+        self._forget_axes((loop.var,), None)
+        name, before = self._out.fresh("i"), self._values.touched.copy()
+        with self._out.block(f"for {name} in range({self._values.at(loop.var.extent)})"):
+            self._barrier(loop.body)
+            self._values.names.variables[loop.var] = name
+            for statement in loop.body:
+                self._statement(statement)
+        self._values.perhaps(before, loop.var.extent)
+
+    def _before(self, body: Sequence[Statement]) -> None:
+        """What a loop changes has a value before it, and what was read of it is stale inside."""
+        for name in updated(body):
+            if name in self._states:
+                self._start(self._states[name])
+        self._forget_memory(stored_buffers(body))
+        own = frozenset(("result", name) for name in updated(body))
+        self._forget(own)
+
+    def _barrier(self, body: Sequence[Statement]) -> None:
+        """Iterations see what earlier ones stored, and do not store before those have."""
+        stores = Counter(s.store.buffer for s in statements(body) if isinstance(s, Assign))
+        loaded = loaded_buffers(body)
+        memory = stores.keys() - self._values.names.scratch
+        if any(name in loaded or stores[name] > 1 for name in memory):
+            self._values.barrier()
+
+    def _lanes(self, loops: tuple[Var, ...], body: tuple[Statement, ...]) -> None:
+        extent, most = extent_of(loops), self._blocks.column_block
+        if isinstance(extent, int) and extent <= most:
+            self._at_once(loops, body, extent)
+        else:
+            self._in_blocks(loops, body, extent, most)
+        self._values.columns = None
+
+    def _at_once(self, loops: tuple[Var, ...], body: tuple[Statement, ...], extent: int) -> None:
+        block = 1 << max(extent - 1, 0).bit_length()
+        key = ("axis", *loops)
+        found = self._out.find(key)
+        if found is None:
+            name = self._out.name(key, self._out.fresh("r"))
+            self._out.line(f"{name} = tl.arange(0, {block})[None, :]")
+            self._forget_axes(loops, key)
+            self._axes[key] = self.bound(name, loops, block, extent)
+        self._values.columns = self._axes[key]
+        self._lane_body(body, None)
+
+    def _forget_axes(self, loops: tuple[Var, ...], but: Any) -> None:
+        """One loop variable means one thing: other axes over it are not to be found again."""
+        taken = frozenset(loops)
+        self._out.forget(lambda key: _is_axis(key) and key != but and bool(taken & frozenset(key[1:])))
+
+    def _in_blocks(self, loops: tuple[Var, ...], body: tuple[Statement, ...], extent: Any, block: int) -> None:
+        carried = [self._states[n] for n in updated(body) if n in self._states]
+        scan = is_scan(body)
+        lanes: dict[str, list[str]] = {}
+        if scan:
+            self._before(body)
+        else:
+            self._forget_memory(stored_buffers(body))
+            lanes = {s.reduction.name: self._accumulators(s, block) for s in carried}
+        if isinstance(extent, int) and extent:
+            self.ahead(body, frozenset(loops))
+        whole = extent if scan or not isinstance(extent, int) else extent // block * block
+        first, before = self._out.fresh("first"), self._values.touched.copy()
+        steps = f"0, {self._values.at(whole)}, {block}"
+        ahead = self._blocks.stages > 1 and not scan and not stored_buffers(body)
+        steps = f"tl.range({steps}, num_stages={self._blocks.stages})" if ahead else f"range({steps})"
+        with self._out.block(f"for {first} in {steps}"):
+            self._barrier(body)
+            self._one_block(loops, body, (first, block, whole), _Accumulators(lanes, f"({first} // {block} + 1)"))
+        self._values.perhaps(before, whole)
+        if whole != extent:  # the others need no mask, which would keep accesses narrow
+            self._forget_memory(stored_buffers(body))
+            self._barrier(body)
+            with self._out.apart():
+                last = _Accumulators(lanes, whole // block + 1)
+                self._one_block(loops, body, (str(whole), block, extent), last)
+        for state in carried if not scan else ():
+            own, text = lanes[state.reduction.name], self._values.at(extent)
+            for line in counted(state.reduction, own, self._lanes_shape(block), text, block):
+                self._out.line(line)
+            self._reduce(state, own)
+
+    def _one_block(
+        self,
+        loops: tuple[Var, ...],
+        body: tuple[Statement, ...],
+        lanes: tuple[str, int, Any],
+        accumulators: _Accumulators,
+    ) -> None:
+        """A body over `lanes`: where they begin, how many there are, and where the last of them ends."""
+        first, block, extent = lanes
+        name = self._out.fresh("r")
+        self._out.line(f"{name} = {first} + tl.arange(0, {block})[None, :]")
+        self._forget_axes(loops, None)
+        self._values.columns = self.bound(name, loops, block, extent)
+        self._lane_body(body, accumulators)
+        self._values.columns = None
+        stale = frozenset(loops)
+        self._forget(stale)
+
+    def ahead(self, body: Sequence[Statement], lanes: frozenset[Var]) -> None:
+        """Write what is the same for all of `lanes`."""
+        changed = lanes | {("buffer", name) for name in self._written}
+        changed |= {("result", name) for name in updated(body)}
+        for value in loaded_ahead(body, changed, self._values.dependence, self._sizes):
+            self._values.get(value)
+
+    def _accumulators(self, state: _State, block: int) -> list[str]:
+        """Partial results of each lane, over nothing yet."""
+        names = [f"{name}_lanes" for name in state.names]
+        for name, text in zip(names, initial(state.reduction, self._lanes_shape(block)), strict=True):
+            self._out.line(f"{name} = {text}")
+        return names
+
+    def _lanes_shape(self, block: int) -> str:
+        rows = self._values.rows.length if self._values.rows else "1"
+        return f"[{rows}, {block}]"
+
+    def _reduce(self, state: _State, lanes: Sequence[str]) -> None:
+        partial = [self._out.fresh() for _ in lanes]
+        self._out.line(f"{', '.join(partial)} = {folded(state.reduction, lanes)}")
+        self._join(state, partial)
+        self._publish(state.reduction, state.results())
+
+    def _lane_body(self, body: tuple[Statement, ...], lanes: _Accumulators | None) -> None:
+        """Statements of a loop whose iterations are lanes; `lanes` are the accumulators where it comes in blocks."""
+        scan = is_scan(body)
+        for statement in body:
+            if not isinstance(statement, Update) or statement.reduction.name not in self._states:
+                self._statement(statement)
+                continue
+            reduction = statement.reduction
+            state = self._states[reduction.name]
+            partial = self._masked(reduction, None if lanes is None else components_added(reduction))
+            if scan:
+                self._scan(state, partial)
+            elif lanes is None:
+                self._reduce(state, partial)
+            else:
+                inside = self._values.columns.mask if self._values.columns else None
+                self._out.line(added(reduction, lanes.names[reduction.name], partial, lanes.share(reduction), inside))
+
+    def _masked(self, reduction: Reduction, most: int | None) -> list[str]:
+        """The first components over each lane's element, those of nothing where lanes are outside of the loop."""
+        columns = self._values.columns
+        assert columns is not None
+        shape = self._values.shape()
+        operands = [self._values.get(value) for value in reduction.values]
+        whole = [self._values.is_whole(value) for value in reduction.values]
+        found = [self._named(text) for text in elements(reduction, operands, shape, whole)[:most]]
+        if columns.mask is None:
+            return found
+        pairs = zip(found, neutral(reduction), strict=False)
+        return [self._out.define("", f"tl.where({columns.mask}, {name}, {none})") for name, none in pairs]
+
+    def _named(self, text: str) -> str:
+        return text if text.isidentifier() else self._out.define("", text)
+
+    def _scan(self, state: _State, partial: list[str]) -> None:
+        """Results so far in every lane; the state becomes what all lanes come to."""
+        so_far = [self._out.fresh() for _ in partial]
+        self._out.line(f"{', '.join(so_far)} = {scanned(state.reduction, partial)}")
+        if state.started:
+            self._out.line(f"{', '.join(so_far)} = {joined(state.reduction, state.names, so_far)}")
+        self._forget_results(state.reduction)
+        held = _State(state.reduction, so_far, "")
+        self._publish(state.reduction, held.results())
+        whole = [self._out.fresh() for _ in partial]
+        self._out.line(f"{', '.join(whole)} = {folded(state.reduction, partial)}")
+        self._join(state, whole)
+
+    def _forget_results(self, reduction: Reduction) -> None:
+        own = frozenset({("result", reduction.name)})
+        self._forget(own)
+
+
+def _is_axis(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0] == "axis"

@@ -1,0 +1,77 @@
+"""The source of a kernel's launches: what it uses of the library, then one function a launch.
+
+The file stands alone: it needs Triton, and nothing of regraft.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from ...ir.kernel import Kernel
+from .fast_math import with_fast_functions
+from .kernel_text import LaunchText, launch_text
+from .plan import Launch, launches
+
+_HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A kernel in Triton.
+
+    Args:
+        text: a module; `launches` the functions in it that are to be launched, in order.
+    """
+
+    text: str
+    launches: tuple[LaunchText, ...]
+
+
+def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> KernelSource:
+    """A kernel's source.
+
+    Args:
+        kernel: what to write.
+        plans: its launches, each as it is or one of its `candidates`; None: as `launches` has them.
+
+    Raises:
+        UnsupportedDtypeError, UnsupportedStoreError: Triton cannot compute it.
+    """
+    if plans is None:
+        kernel = with_fast_functions(kernel)
+        plans = launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
+    names = [kernel.name if len(plans) == 1 else f"{kernel.name}_{k}" for k in range(len(plans))]
+    made = tuple(launch_text(kernel, plan, name) for plan, name in zip(plans, names, strict=True))
+    return KernelSource(module_text([one.text for one in made]), made)
+
+
+def module_text(functions: list[str]) -> str:
+    """A module of generated functions with what they use of the library."""
+    return "\n\n".join([_HEAD, *_used("\n".join(functions)), *functions])
+
+
+def _used(text: str) -> list[str]:
+    """Library functions that a text calls, directly or through others, in the library's order."""
+    library = _library()
+    found: set[str] = set()
+    todo = [text]
+    while todo:
+        words = set(re.findall(r"(?<![.\w])[a-z_0-9]+\b", todo.pop()))
+        new = words & library.keys() - found
+        found |= new
+        todo += [library[name] for name in new]
+    return [f"{source}\n" for name, source in library.items() if name in found]
+
+
+@functools.cache
+def _library() -> dict[str, str]:
+    """Name and source of every function of the library."""
+    text = resources.files(__package__).joinpath("device_library.py").read_text()
+    lines = text.splitlines()
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    return {f.name: "\n".join(lines[f.decorator_list[0].lineno - 1 : f.end_lineno]) for f in functions}

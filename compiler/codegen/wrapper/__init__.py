@@ -1,0 +1,1 @@
+"""The wrapper: the generated Python function that allocates buffers and calls kernels and ATen."""

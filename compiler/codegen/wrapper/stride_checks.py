@@ -1,0 +1,62 @@
+"""Strides that a graph was compiled for, and that a library's call may not keep.
+
+While a graph is traced, metadata says how the result of a convolution lies in memory; which of its algorithms runs, and
+so what it makes, is decided when it runs. Generated kernels compute addresses: what they read must lie as it was told.
+
+    convolution(x, w)      told: channels last       made: contiguous       ->  copied once, to channels last
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ....rewrites.compat import OpOverload
+from ....rewrites.symbolic import hint
+
+# Calls whose results are contiguous, or as told, whatever runs.
+_ATEN = (
+    "mm addmm _addmm_activation bmm baddbmm mv dot linear embedding empty full arange sort topk "
+    "_scaled_dot_product_flash_attention_for_cpu"
+)
+_TRUSTED = frozenset([*(f"aten.{name}" for name in _ATEN.split()), "mkldnn._linear_pointwise"])
+
+
+def is_doubtful(target: Any, result: Any) -> bool:
+    """Whether the call of an operator may lay out its result in another way than metadata says."""
+    if not isinstance(target, OpOverload) or not isinstance(result, torch.Tensor) or result.dim() < 2:
+        return False
+    if target._schema.is_mutable or any(r.alias_info is not None for r in target._schema.returns):
+        return False  # a view, or a value that is there already
+    return result.layout == torch.strided and f"{target.namespace}.{target._opname}" not in _TRUSTED
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The dims of a tensor from the outermost to the innermost in memory; None where it is not dense.
+
+    Sizes that are symbolic count with their example values; dims of size 1 have no place, and come first.
+    """
+    sizes, strides = ([hint(n) for n in part] for part in (tensor.shape, tensor.stride()))
+    if None in (*sizes, *strides):
+        return None
+    order = sorted(range(len(sizes)), key=lambda d: (sizes[d] != 1, -strides[d], -sizes[d]))
+    return tuple(order) if is_dense(sizes, strides, tuple(order)) else None
+
+
+def is_dense(sizes: Any, strides: Any, order: tuple[int, ...]) -> bool:
+    """Whether strides are those of contiguous memory, dims taken in `order`; those of dims of size 1 say nothing."""
+    step = 1
+    for dim in reversed(order):
+        if sizes[dim] != 1 and strides[dim] != step:
+            return False
+        step *= max(sizes[dim], 1)
+    return True
+
+
+def laid_out(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """The tensor dense in memory, dims from the outermost to the innermost in `order`: itself if it is so."""
+    if is_dense(tensor.shape, tensor.stride(), order):
+        return tensor
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)

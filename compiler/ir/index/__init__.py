@@ -1,0 +1,1 @@
+"""Indices: polynomials over loop variables and sizes, their bounds, divisions and ranges."""

@@ -1,0 +1,61 @@
+"""What integer values can be, as far as their form tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..value import Const, Number, Op, Value
+from . import index as ix
+from .bounds import known_lt, known_nonnegative
+from .index import Loaded
+
+Range = tuple[Any, Any]  # indices; None: not known
+_UNKNOWN: Range = (None, None)
+
+
+def value_bounds(value: Value) -> Range:
+    """The least and the greatest that an integer value can be, as indices.
+
+    maximum(x, 0)  ->  (0, None)        remainder(x, 8)  ->  (0, 7)
+    """
+    if isinstance(value, Const):
+        return value.number, value.number
+    if isinstance(value, Number):
+        return value.index, value.index
+    if not isinstance(value, Op):
+        return _UNKNOWN
+    if value.name == "cast":
+        source = value.args[0].dtype
+        widens = not source.is_floating_point and source.itemsize <= value.dtype.itemsize
+        return value_bounds(value.args[0]) if widens else _UNKNOWN
+    if value.name in ("maximum", "minimum"):
+        return _clamped(value)
+    if value.name == "where":
+        (a, b), (c, d) = map(value_bounds, value.args[1:])
+        return _joined(a, c, ix.least), _joined(b, d, ix.most)
+    if value.name == "remainder":
+        low, high = value_bounds(value.args[1])
+        return (0, high - 1) if isinstance(low, int) and low > 0 and high is not None else _UNKNOWN
+    return _UNKNOWN
+
+
+def _clamped(value: Op) -> Range:
+    (a, b), (c, d) = map(value_bounds, value.args)
+    if value.name == "maximum":
+        low = ix.most(a, c) if a is not None and c is not None else a if c is None else c
+        return low, _joined(b, d, ix.most)
+    high = ix.least(b, d) if b is not None and d is not None else b if d is None else d
+    return _joined(a, c, ix.least), high
+
+
+def _joined(a: Any, b: Any, join: Any) -> Any:
+    return None if a is None or b is None else join(a, b)
+
+
+def in_range(atom: Loaded) -> bool:
+    """Whether an index needs no check: what it may be is known to fit."""
+    low, high = value_bounds(atom.value)
+    if low is None or high is None:
+        return False
+    negative = known_nonnegative(low) or (atom.wrap and known_nonnegative(low + atom.size))
+    return negative and known_lt(high, atom.size)

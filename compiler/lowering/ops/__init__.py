@@ -1,0 +1,1 @@
+"""Lowerings of operators, one file a family; importing `operators` registers them all."""

@@ -1,0 +1,549 @@
+"""Pointwise operators: arithmetic, comparisons, logic, bits, functions of one number, choice, conversion.
+
+Activations are in `activations`, optimizers' lists of tensors in `foreach`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ...ir.index.bounds import known_nonnegative
+from ...ir.value import HALVES, Value, compute_dtype
+from ..arithmetic import minus, negated, op, over, plus, times, where
+from ..core import Lowering, Tensor, cast, const, lowers
+from ..scalars import Scalar, exact, literal
+from ..sizes import Unlowered
+from .elementwise import Kind, at_least, at_most, broadcast, element, elementwise, promoted, rounded
+
+# -- tables: operators that are one operation -----------------------------------------------------------------------
+
+UNARY_SAME = ("abs", "neg", "sign", "bitwise_not")
+UNARY_FLOAT = (
+    "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan",
+    "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
+    "digamma", "sigmoid",
+)  # fmt: skip
+BINARY = {
+    "maximum": "maximum", "minimum": "minimum", "fmod": "fmod", "remainder": "remainder",
+    "hypot": "hypot", "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
+    "bitwise_left_shift": "lshift", "bitwise_right_shift": "rshift", "__lshift__": "lshift", "__rshift__": "rshift",
+    "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor",
+}  # fmt: skip
+BINARY_FLOAT = ("atan2", "copysign")
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor")
+
+
+def _declare(names: Iterable[str], make: Callable[[str], Callable[..., Any]]) -> None:
+    for name in names:
+        lowers(f"aten.{name}")(make(name))
+
+
+_DECIDING = ("sign", "fmod", "remainder")
+
+
+def _unary(kind: Kind) -> Callable[[str], Callable[..., Any]]:
+    return lambda name: (
+        lambda low, x: elementwise(low, [x], lambda a: op(name, a), kind, decides=name in _DECIDING or None)
+    )
+
+
+def _binary(kind: Kind) -> Callable[[str], Callable[..., Any]]:
+    return lambda name: (
+        lambda low, x, y: elementwise(
+            low, [x, y], lambda a, b: op(BINARY.get(name, name), a, b), kind, decides=name in _DECIDING or None
+        )
+    )
+
+
+_declare(UNARY_SAME, _unary("default"))
+_declare(UNARY_FLOAT, _unary("int_to_float"))
+_declare(["logical_not"], _unary("always_bool"))
+_declare(BINARY, _binary("default"))
+_declare(BINARY_FLOAT, _binary("int_to_float"))
+_declare(COMPARISONS, _binary("always_bool"))
+
+
+def _rounding(name: str) -> Callable[..., Any]:
+    def lowering(low: Lowering, x: Tensor) -> Tensor:
+        if not x.dtype.is_floating_point:
+            return copied(low, x)
+        return elementwise(low, [x], lambda a: op(name, a), decides=True)
+
+    return lowering
+
+
+_declare(("floor", "ceil", "trunc", "round.default"), lambda name: _rounding(name.split(".")[0]))
+
+
+@lowers("aten.round.decimals")
+def _round_decimals(low: Lowering, x: Tensor, *, decimals: int) -> Tensor:
+    if not x.dtype.is_floating_point:
+        return copied(low, x)
+    ten = 10.0 ** abs(decimals)
+
+    def compute(a: Value) -> Value:
+        if decimals == 0:
+            return op("round", a)
+        scaled = op("round", times(a, ten) if decimals > 0 else over(a, ten))
+        return over(scaled, ten) if decimals > 0 else times(scaled, ten)
+
+    return elementwise(low, [x], compute)
+
+
+# -- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+def _times(value: Value, alpha: Any) -> Value:
+    return value if isinstance(alpha, (int, float)) and alpha == 1 else times(value, alpha)
+
+
+def _summed(low: Lowering, x: Any, y: Any, alpha: Any, compute: Callable[[Value, Value], Value]) -> Tensor:
+    """A sum of `x` and alpha * `y`. On CPUs eager rounds numbers to 16 bits where tensors have these, on GPUs not."""
+    common, kept = promoted([x, y]), low.device.type != "cpu"
+    if isinstance(alpha, float) and not kept and common in HALVES:
+        alpha = float(torch.tensor(alpha, dtype=common))
+    return elementwise(low, [x, y], lambda a, b: compute(a, _times(b, alpha)), opmath=kept)
+
+
+@lowers("aten.add")
+def _add(low: Lowering, x: Any, y: Any, alpha: Any = 1) -> Tensor:
+    return _summed(low, x, y, alpha, plus)
+
+
+@lowers("aten.sub")
+def _sub(low: Lowering, x: Any, y: Any, alpha: Any = 1) -> Tensor:
+    return _summed(low, x, y, alpha, minus)
+
+
+@lowers("aten.rsub")
+def _rsub(low: Lowering, x: Any, y: Any, alpha: Any = 1) -> Tensor:
+    return _summed(low, y, x, alpha, minus)
+
+
+@lowers("aten.mul")
+def _mul(low: Lowering, x: Any, y: Any) -> Tensor:
+    return elementwise(low, [x, y], times, opmath=True)
+
+
+@lowers("aten.div", "aten.true_divide")
+def _div(low: Lowering, x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
+    inverted = low.device.type != "cpu" and type(y) in (int, float)  # as eager does it with numbers on GPUs
+    if rounding_mode is None and inverted:
+        return elementwise(low, [x], lambda a: times(a, _inverse(y, torch.float64)), "int_to_float")
+    if rounding_mode is None:
+        return elementwise(low, [x, y], over, "int_to_float", opmath=True)
+    common = promoted([x, y])
+    if rounding_mode == "trunc" and inverted and common.is_floating_point:
+        inverse = _inverse(y, compute_dtype(common))
+        return elementwise(low, [x], lambda a: op("trunc", times(a, inverse)), "int_to_float", decides=True)
+    return elementwise(low, [x, y], lambda a, b: _divided(a, b, rounding_mode), opmath=True, decides=True)
+
+
+def _inverse(number: float, precision: torch.dtype) -> float:
+    """The inverse of a number, computed in some precision."""
+    return torch.tensor(float(number), dtype=precision).reciprocal().item()
+
+
+def _divided(a: Value, b: Value, rounding_mode: str) -> Value:
+    return op("floordiv" if rounding_mode == "floor" else "truncdiv", a, b)
+
+
+@lowers("aten.floor_divide")
+def _floor_divide(low: Lowering, x: Any, y: Any) -> Tensor:
+    return elementwise(low, [x, y], lambda a, b: op("floordiv", a, b), opmath=True, decides=True)
+
+
+@lowers("aten.square")
+def _square(low: Lowering, x: Tensor) -> Tensor:
+    return elementwise(low, [x], lambda a: times(a, a), "bool_to_long")
+
+
+@lowers("prims.fma")
+def _fma(low: Lowering, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """``a * b + c``, rounded as eager's `addcmul` on a CPU rounds, from which tracing makes it."""
+    return _addcmul(low, c, a, b)
+
+
+@lowers("aten.addcmul")
+def _addcmul(low: Lowering, x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Tensor:
+    return elementwise(low, [x, a, b], lambda x, a, b: plus(x, _scaled(low, times, a, b, value)))
+
+
+@lowers("aten.addcdiv")
+def _addcdiv(low: Lowering, x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Tensor:
+    return elementwise(low, [x, a, b], lambda x, a, b: plus(x, _scaled(low, over, a, b, value)))
+
+
+def _scaled(low: Lowering, combine: Callable[[Value, Value], Value], a: Value, b: Value, value: Any) -> Value:
+    """`value` times the product or quotient of two: first times `a` on CPUs, last on GPUs, as eager."""
+    if low.device.type == "cpu":
+        return combine(_times(a, value), b)
+    return _times(combine(a, b), value)
+
+
+@lowers("aten.lerp")
+def _lerp(low: Lowering, x: Tensor, y: Tensor, weight: Any) -> Tensor:
+    """From the nearer end, as eager: exact at both."""
+
+    def compute(a: Value, b: Value, w: Value) -> Value:
+        span = minus(b, a)
+        near = op("lt", op("abs", w), 0.5)
+        return where(near, plus(a, times(w, span)), minus(b, times(span, minus(1, w))))
+
+    return elementwise(low, [x, y, weight], compute, opmath=True)
+
+
+# -- powers ---------------------------------------------------------------------------------------------------------
+
+# Exponents that eager computes without `pow`.
+POWERS: dict[float, Callable[[Value], Value]] = {
+    1: lambda a: a,
+    2: lambda a: times(a, a),
+    3: lambda a: times(times(a, a), a),
+    0.5: lambda a: op("sqrt", a),
+    -0.5: lambda a: op("rsqrt", a),
+    -1: lambda a: op("reciprocal", a),
+    -2: lambda a: op("reciprocal", times(a, a)),
+}
+
+
+@lowers("aten.pow")
+def _pow(low: Lowering, x: Any, y: Any) -> Tensor:
+    dtype = promoted([x, y])
+    if isinstance(y, Scalar) and not dtype.is_floating_point and not known_nonnegative(exact(y)):
+        raise Unlowered("symbolic", "a power of integers that eager refuses where it is negative")
+    special = POWERS.get(y) if isinstance(y, (int, float)) else None
+    if special is None or not (dtype.is_floating_point or y in (1, 2, 3)):
+        return elementwise(low, [x, y], lambda a, b: op("pow", a, b))
+    return elementwise(low, [x], lambda a: special(cast(a, compute_dtype(dtype))), dtype=dtype)
+
+
+@lowers("aten.float_power")
+def _float_power(low: Lowering, x: Any, y: Any) -> Tensor:
+    def double(value: Value) -> Value:
+        return cast(value, torch.float64)
+
+    return elementwise(low, [x, y], lambda a, b: op("pow", double(a), double(b)), dtype=torch.float64)
+
+
+# -- least and greatest ---------------------------------------------------------------------------------------------
+
+
+@lowers("aten.fmax")
+def _fmax(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
+    return elementwise(low, [x, y], lambda a, b: _ignoring_nan("maximum", a, b))
+
+
+@lowers("aten.fmin")
+def _fmin(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
+    return elementwise(low, [x, y], lambda a, b: _ignoring_nan("minimum", a, b))
+
+
+def _ignoring_nan(name: str, a: Value, b: Value) -> Value:
+    chosen = op(name, b, a)  # of two zeros the first
+    if not a.dtype.is_floating_point:
+        return chosen
+    return where(op("isnan", a), b, where(op("isnan", b), a, chosen))
+
+
+@lowers("aten.clamp")
+def _clamp(low: Lowering, x: Tensor, least: Any = None, most: Any = None) -> Tensor:
+    """At least `least`, then at most `most`; NaN stays NaN."""
+    limits = [limit for limit in (least, most) if limit is not None]
+    if len(limits) == 1 and _limits_nothing(low, limits[0]):
+        return copied(low, x)
+
+    def compute(a: Value, *rest: Value) -> Value:
+        given = list(rest)
+        a = a if least is None else at_least(a, given.pop(0))
+        return a if most is None else at_most(a, given.pop(0))
+
+    return elementwise(low, [x, *limits], compute)
+
+
+@lowers("aten.clamp_min")
+def _clamp_min(low: Lowering, x: Tensor, limit: Any) -> Tensor:
+    return copied(low, x) if _limits_nothing(low, limit) else elementwise(low, [x, limit], at_least)
+
+
+@lowers("aten.clamp_max")
+def _clamp_max(low: Lowering, x: Tensor, limit: Any) -> Tensor:
+    return copied(low, x) if _limits_nothing(low, limit) else elementwise(low, [x, limit], at_most)
+
+
+def _limits_nothing(low: Lowering, limit: Any) -> bool:
+    """Whether eager takes no notice of a limit: of a number that is NaN, on GPUs, where there is no other."""
+    return low.device.type != "cpu" and isinstance(limit, float) and math.isnan(limit)
+
+
+# -- questions ------------------------------------------------------------------------------------------------------
+
+
+@lowers("aten.isnan")
+def _isnan(low: Lowering, x: Tensor) -> Tensor:
+    return _question(low, x, lambda a: op("isnan", a), integers=False)
+
+
+@lowers("aten.isinf")
+def _isinf(low: Lowering, x: Tensor) -> Tensor:
+    return _question(low, x, lambda a: op("isinf", a), integers=False)
+
+
+@lowers("aten.isfinite")
+def _isfinite(low: Lowering, x: Tensor) -> Tensor:
+    return _question(low, x, lambda a: op("lt", op("abs", a), math.inf), integers=True)
+
+
+@lowers("aten.isposinf")
+def _isposinf(low: Lowering, x: Tensor) -> Tensor:
+    return _question(low, x, lambda a: op("eq", a, math.inf), integers=False)
+
+
+@lowers("aten.isneginf")
+def _isneginf(low: Lowering, x: Tensor) -> Tensor:
+    return _question(low, x, lambda a: op("eq", a, -math.inf), integers=False)
+
+
+def _question(low: Lowering, x: Tensor, compute: Callable[[Value], Value], *, integers: bool) -> Tensor:
+    """A test of floating numbers; `integers` is the answer for all integers."""
+    if not x.dtype.is_floating_point:
+        return low.pointwise(lambda i: const(integers, torch.bool), x.sizes, torch.bool)
+    return elementwise(low, [x], compute, "always_bool")
+
+
+@lowers("aten.signbit")
+def _signbit(low: Lowering, x: Tensor) -> Tensor:
+    if x.dtype == torch.bool:
+        return low.pointwise(lambda i: const(False, torch.bool), x.sizes, torch.bool)
+    return elementwise(
+        low, [x], lambda a: op("signbit", a), "always_bool", decides=False
+    )  # rounding keeps no NaN's sign
+
+
+@lowers("aten.sgn")
+def _sgn(low: Lowering, x: Tensor) -> Tensor:
+    return elementwise(low, [x], lambda a: op("sign", a), decides=True)
+
+
+@lowers("aten.positive")
+def _positive(_: Lowering, x: Tensor) -> Tensor:
+    return x
+
+
+@lowers("aten.nextafter")
+def _nextafter(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
+    if promoted([x, y]) in HALVES:
+        raise Unlowered("dtype", "the next 16-bit number is not the next 32-bit one")
+    return elementwise(low, [x, y], lambda a, b: op("nextafter", a, b))
+
+
+# -- other functions ------------------------------------------------------------------------------------------------
+
+
+@lowers("aten.frac")
+def _frac(low: Lowering, x: Tensor) -> Tensor:
+    return elementwise(low, [x], lambda a: minus(a, op("trunc", a)), decides=True)
+
+
+@lowers("aten.sinc", "aten.special_sinc")
+def _sinc(low: Lowering, x: Tensor) -> Tensor:
+    def compute(a: Value) -> Value:
+        product = times(a, math.pi)
+        return where(op("eq", a, 0), 1, over(op("sin", product), product))
+
+    return elementwise(low, [x], compute, "int_to_float")
+
+
+@lowers("aten.xlogy")
+def _xlogy(low: Lowering, x: Any, y: Any) -> Tensor:
+    return elementwise(low, [x, y], lambda a, b: _times_log(a, b, op("log", b)), "int_to_float")
+
+
+@lowers("aten.special_xlog1py")
+def _xlog1py(low: Lowering, x: Any, y: Any) -> Tensor:
+    return elementwise(low, [x, y], lambda a, b: _times_log(a, b, op("log1p", b)), "int_to_float")
+
+
+def _times_log(a: Value, b: Value, logarithm: Value) -> Value:
+    return where(op("isnan", b), math.nan, where(op("eq", a, 0), 0, times(a, logarithm)))
+
+
+@lowers("aten.logaddexp")
+def _logaddexp(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
+    def compute(a: Value, b: Value) -> Value:
+        larger = at_least(a, b)
+        total = plus(larger, op("log1p", op("exp", negated(op("abs", minus(a, b))))))
+        return where(op("logical_and", op("isinf", a), op("eq", a, b)), a, total)
+
+    return elementwise(low, [x, y], compute, "int_to_float")
+
+
+@lowers("aten.logaddexp2")
+def _logaddexp2(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
+    def compute(a: Value, b: Value) -> Value:
+        larger = at_least(a, b)
+        more = op("log1p", op("exp2", negated(op("abs", minus(a, b)))))
+        total = plus(larger, times(more, 1 / math.log(2)))
+        return where(op("logical_and", op("isinf", a), op("eq", a, b)), a, total)
+
+    return elementwise(low, [x, y], compute, "int_to_float")
+
+
+@lowers("aten.heaviside")
+def _heaviside(low: Lowering, x: Tensor, values: Tensor) -> Tensor:
+    def compute(a: Value, at_zero: Value) -> Value:
+        return where(op("eq", a, 0), at_zero, cast(op("gt", a, literal(0, a.dtype)), a.dtype))
+
+    return elementwise(low, [x, values], compute, decides=True)
+
+
+@lowers("aten.nan_to_num")
+def _nan_to_num(
+    low: Lowering, x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    if not x.dtype.is_floating_point:
+        return copied(low, x)
+    info = torch.finfo(x.dtype)
+    nan, posinf, neginf = (
+        otherwise if given is None else given
+        for given, otherwise in ((nan, 0.0), (posinf, info.max), (neginf, info.min))
+    )
+
+    def compute(a: Value) -> Value:
+        kept = where(op("eq", a, math.inf), posinf, where(op("eq", a, -math.inf), neginf, a))
+        return where(op("isnan", a), nan, kept)
+
+    return elementwise(low, [x], compute)
+
+
+@lowers("aten.deg2rad")
+def _deg2rad(low: Lowering, x: Tensor) -> Tensor:
+    return elementwise(low, [x], lambda a: times(a, math.pi / 180), "int_to_float")
+
+
+@lowers("aten.rad2deg")
+def _rad2deg(low: Lowering, x: Tensor) -> Tensor:
+    return elementwise(low, [x], lambda a: times(a, 180 / math.pi), "int_to_float")
+
+
+@lowers("aten.angle")
+def _angle(low: Lowering, x: Tensor) -> Tensor:
+    def compute(a: Value) -> Value:
+        return where(op("isnan", a), a, where(op("lt", a, 0), math.pi, const(0.0, a.dtype)))
+
+    return elementwise(low, [x], compute, "int_to_float")
+
+
+@lowers("aten.ldexp")
+def _ldexp(low: Lowering, x: Any, exponent: Any) -> Tensor:
+    """``x * 2 ** exponent``, the power rounded to the exponent's own floating dtype first, as eager."""
+    power = elementwise(low, [exponent], lambda e: op("pow", 2.0, e), "int_to_float")
+    return elementwise(low, [x, power], times, opmath=True)
+
+
+# -- choice ---------------------------------------------------------------------------------------------------------
+
+
+@lowers("aten.where")
+def _where(low: Lowering, condition: Tensor, x: Any, y: Any) -> Tensor:
+    dtype = promoted([x, y])
+
+    def compute(*chosen: Value) -> Value:
+        return where(*chosen)
+
+    return _chosen(low, condition, [x, y], dtype, compute)
+
+
+def _chosen(
+    low: Lowering, condition: Tensor, operands: list[Any], dtype: torch.dtype, compute: Callable[..., Value]
+) -> Tensor:
+    """``compute(condition, *operands)``, operands converted to `dtype`, the condition to bool."""
+    computed = compute_dtype(dtype)
+
+    def converted(*values: Value) -> Value:
+        flag, *rest = values
+        return compute(cast(flag, torch.bool), *(rounded(cast(v, computed), dtype) for v in rest))
+
+    return raw(low, [condition, *operands], converted, dtype)
+
+
+def raw(low: Lowering, operands: list[Any], compute: Callable[..., Value], dtype: torch.dtype) -> Tensor:
+    """One pointwise definition of operands that are broadcast, each in its own compute dtype."""
+    sizes = broadcast(o.sizes for o in operands if isinstance(o, Tensor))
+    computed = compute_dtype(dtype)
+
+    def value(i: tuple[Any, ...]) -> Value:
+        return compute(*(element(o, i) if isinstance(o, Tensor) else literal(o, computed) for o in operands))
+
+    return low.pointwise(value, sizes, dtype)
+
+
+@lowers("aten.masked_fill")
+def _masked_fill(low: Lowering, x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    return _chosen(low, mask, [value, x], x.dtype, where)
+
+
+# -- conversion and copies ------------------------------------------------------------------------------------------
+
+
+def copied(low: Lowering, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A copy in memory of its own, converted; a conversion to 16 bits rounds even where it is then computed with."""
+    dtype = x.dtype if dtype is None else dtype
+    computed = compute_dtype(dtype)
+
+    def value(i: tuple[Any, ...]) -> Value:
+        given = x.at(i) if dtype.is_floating_point else rounded(x.at(i), x.dtype)  # whole numbers are decided on
+        converted = cast(given, computed)
+        return converted if dtype == x.dtype else rounded(converted, dtype)
+
+    return low.pointwise(value, x.sizes, dtype)
+
+
+@lowers("aten._to_copy")
+def _to_copy(
+    low: Lowering, x: Tensor, *, dtype: torch.dtype | None = None, pin_memory: bool | None = None, **_more: Any
+) -> Tensor:
+    """The result's strides and device are in the metadata."""
+    if pin_memory:
+        raise Unlowered("arguments", "pinned memory")
+    return copied(low, x, dtype)
+
+
+@lowers("prims.convert_element_type")
+def _convert(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return copied(low, x, dtype)
+
+
+@lowers("aten.clone", "aten.lift_fresh_copy", "aten.contiguous")
+def _clone(low: Lowering, x: Tensor, **_more: Any) -> Tensor:
+    return copied(low, x)
+
+
+@lowers("aten.copy")
+def _copy(low: Lowering, x: Tensor, source: Tensor, _: bool = False) -> Tensor:
+    """`source`, in the sizes and the dtype of `x`."""
+    computed = compute_dtype(x.dtype)
+
+    def value(i: tuple[Any, ...]) -> Value:
+        return rounded(cast(element(source, i), computed), x.dtype)
+
+    return low.pointwise(value, x.sizes, x.dtype)
+
+
+@lowers("aten.fill")
+def _fill(low: Lowering, x: Tensor, value: Any) -> Tensor:
+    computed = compute_dtype(x.dtype)
+    return low.pointwise(
+        lambda i: cast(element(value, i), computed) if isinstance(value, Tensor) else literal(value, computed),
+        x.sizes,
+        x.dtype,
+    )
+
+
+@lowers("aten.zero")
+def _zero(low: Lowering, x: Tensor) -> Tensor:
+    return low.pointwise(lambda i: const(0, compute_dtype(x.dtype)), x.sizes, x.dtype)

@@ -1,0 +1,367 @@
+"""Reductions: sums, extrema, positions of extrema, moments, norms.
+
+    sum:     for i < 8: reduce j < 4 of x[i, j]:      sum[i] = total
+    argmax:  for i < 8: reduce j < 4 of (x[i, j], j): argmax[i] = position
+    var:     mean first, then the mean of squared deviations; in one pass (Welford) where rows do not stay in cache
+
+Float16 and bfloat16 are accumulated in float32. Rows that may be empty are refused where eager raises for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...ir.index.bounds import bounds
+from ...ir.value import Number, Value, compute_dtype
+from ..arithmetic import element, minus, op, over, plus, size_value, square, where
+from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
+from ..scalars import Scalar, literal
+from ..spaces import Space, fold, promised, require_elements, space, stored, total
+from .elementwise import rounded
+
+Finish = Callable[[Value], tuple[Value, ...]]
+
+
+def _first(_: Indices, value: Value) -> Value:
+    return value
+
+
+# -- sums and products -------------------------------------------------------------------------------------------------
+
+
+def _exact(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """What sums are made in: integers and bool add up in int64."""
+    return dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+
+
+@lowers("aten.sum")
+def sum_(low: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """The sum; integers and bool in int64."""
+    made = _exact(x, dtype)
+    return total(low, space(x, dim, keepdim), lambda i: element(x, i, made), made)
+
+
+@lowers("aten.nansum")
+def nansum(low: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """The sum of what is not NaN."""
+    _refuse_no_dims(dim)
+    if not x.dtype.is_floating_point:
+        return sum_(low, x, dim, keepdim, dtype)
+    made = _exact(x, dtype)
+    return total(low, space(x, dim, keepdim), lambda i: _nan_as_zero(element(x, i, made)), made)
+
+
+def _refuse_no_dims(dim: Any) -> None:
+    """Eager and its shape inference differ over what ``[]`` means to these."""
+    if isinstance(dim, (list, tuple)) and not dim:
+        raise Unlowered("arguments", "an empty list of dims")
+
+
+def _nan_as_zero(value: Value) -> Value:
+    return where(op("isnan", value), 0, value) if value.dtype.is_floating_point else value
+
+
+@lowers("aten.prod")
+def prod(low: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """The product; integers and bool in int64."""
+    made = _exact(x, dtype)
+    return fold(low, space(x, dim, keepdim), "prod", lambda i: element(x, i, made), _first, made)[0]
+
+
+@lowers("aten.mean")
+def mean(low: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """The mean; NaN of nothing."""
+    return average(low, space(x, dim, keepdim), lambda i: element(x, i, dtype or x.dtype), dtype or x.dtype)
+
+
+def average(low: Lowering, of: Space, compute: Callable[[Indices], Value], dtype: torch.dtype) -> Tensor:
+    """The mean over a space, as a tensor; NaN of nothing."""
+    return fold(low, of, "sum", compute, lambda _, x: over(x, size_value(of.count, x.dtype)), dtype)[0]
+
+
+@lowers("aten.count_nonzero")
+def count_nonzero(low: Lowering, x: Tensor, dim: Any = None) -> Tensor:
+    """How many elements are not 0."""
+    return total(low, space(x, dim), lambda i: cast(_nonzero(x.at(i)), torch.int64), torch.int64)
+
+
+# -- logic -------------------------------------------------------------------------------------------------------------
+
+
+def _nonzero(value: Value) -> Value:
+    return value if value.dtype == torch.bool else op("ne", value, 0)
+
+
+def _logical(low: Lowering, x: Tensor, of: Space, reducer: str) -> Tensor:
+    made = torch.uint8 if x.dtype == torch.uint8 else torch.bool
+    return fold(low, of, reducer, lambda i: _nonzero(x.at(i)), _first, made)[0]
+
+
+def _some(x: Tensor, dim: Any, keepdim: bool) -> Space:
+    """`any` and `all` take ``[]`` for no dim at all, unlike the other reductions; None is every dim."""
+    return Space(x.sizes, (), keepdim) if isinstance(dim, (list, tuple)) and not dim else space(x, dim, keepdim)
+
+
+@lowers("aten.any")
+def any_(low: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether any element is not 0; of uint8, as uint8."""
+    return _logical(low, x, _some(x, dim, keepdim), "any")
+
+
+@lowers("aten.all")
+def all_(low: Lowering, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether no element is 0; of uint8, as uint8."""
+    return _logical(low, x, _some(x, dim, keepdim), "all")
+
+
+# -- extrema -----------------------------------------------------------------------------------------------------------
+
+
+def extremum(low: Lowering, x: Tensor, of: Space, reducer: str, output: int | None = None) -> Tensor:
+    """The maximum or minimum (`reducer`) over rows that must not be empty."""
+    require_elements(of)
+    if x.dtype == torch.bool:
+        reducer = {"max": "any", "min": "all"}[reducer]
+    return fold(low, of, reducer, x.at, _first, x.dtype, output=output)[0]
+
+
+@lowers("aten.amax")
+def amax(low: Lowering, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    """The maximum over dims."""
+    return extremum(low, x, space(x, dim, keepdim), "max")
+
+
+@lowers("aten.amin")
+def amin(low: Lowering, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    """The minimum over dims."""
+    return extremum(low, x, space(x, dim, keepdim), "min")
+
+
+@lowers("aten.max.default")
+def max_(low: Lowering, x: Tensor) -> Tensor:
+    """The maximum of all."""
+    return extremum(low, x, space(x, None), "max")
+
+
+@lowers("aten.min.default")
+def min_(low: Lowering, x: Tensor) -> Tensor:
+    """The minimum of all."""
+    return extremum(low, x, space(x, None), "min")
+
+
+@lowers("aten.aminmax")
+def aminmax(low: Lowering, x: Tensor, *, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Both extrema."""
+    of = space(x, dim, keepdim)
+    return extremum(low, x, of, "min", 0), extremum(low, x, of, "max", 1)
+
+
+def _positioned(x: Tensor, of: Space) -> Callable[[Indices], tuple[Value, Value]]:
+    """An element, ordered as an integer where it is a bool, and where it stands in its row."""
+    ordered = torch.uint8 if x.dtype == torch.bool else compute_dtype(x.dtype)
+
+    def compute(indices: Indices) -> tuple[Value, Value]:
+        position = of.position(tuple(indices[d] for d in of.dims) or (0,))
+        return cast(rounded(x.at(indices), x.dtype), ordered), Number(position, torch.int64)
+
+    return compute
+
+
+def _with_position(low: Lowering, x: Tensor, of: Space, reducer: str) -> tuple[Tensor, ...]:
+    require_elements(of)
+    return fold(low, of, reducer, _positioned(x, of), lambda _, *both: both, x.dtype, torch.int64)
+
+
+def _position(low: Lowering, x: Tensor, of: Space, reducer: str) -> Tensor:
+    require_elements(of)
+    return fold(low, of, reducer, _positioned(x, of), lambda _, value, position: position, torch.int64)[0]
+
+
+@lowers("aten.max.dim")
+def max_dim(low: Lowering, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, ...]:
+    """The maximum along a dim, and its first position."""
+    return _with_position(low, x, space(x, dim, keepdim), "argmax")
+
+
+@lowers("aten.min.dim")
+def min_dim(low: Lowering, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, ...]:
+    """The minimum along a dim, and its first position."""
+    return _with_position(low, x, space(x, dim, keepdim), "argmin")
+
+
+@lowers("aten.argmax")
+def argmax(low: Lowering, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The first position of the maximum, in the flattened tensor where no dim is given."""
+    return _position(low, x, space(x, dim, keepdim), "argmax")
+
+
+@lowers("aten.argmin")
+def argmin(low: Lowering, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The first position of the minimum, in the flattened tensor where no dim is given."""
+    return _position(low, x, space(x, dim, keepdim), "argmin")
+
+
+# -- moments -----------------------------------------------------------------------------------------------------------
+
+
+def moments(low: Lowering, x: Tensor, of: Space, finish: Finish) -> tuple[Tensor, ...]:
+    """The mean, and what `finish` makes of the sum of squared deviations, in the dtype computed in.
+
+    Two passes where a row stays in cache (as accurate, and each pass vectorizes), one pass (Welford) elsewhere: of long
+    rows, and on GPUs of those that lie scattered, as a channel's elements, since there several programs share a row.
+    """
+    dtype = compute_dtype(x.dtype)
+    made = len(finish(size_value(of.count, dtype)))
+    if not of.cached or (low.device.type == "cuda" and _is_scattered(x, of)):
+        mean = _mean_of_some(of)
+        return fold(low, of, "welford", x.at, lambda _, m, m2, n: (mean(m), *finish(m2)), *[dtype] * (1 + made))
+    center = average(low, of, x.at, dtype)
+    deviation = lambda i: minus(x.at(i), center.at(of.result(i)))  # noqa: E731
+    spread = fold(low, of, "sum", lambda i: square(deviation(i)), lambda _, m2: finish(m2), *[dtype] * made)
+    return center, *spread
+
+
+def _mean_of_some(of: Space) -> Callable[[Value], Value]:
+    """Makes the mean that one pass keeps, which of no elements is 0, what eager gives: of none NaN."""
+    least = bounds(of.count)[0]
+    if least is not None and least > 0:
+        return lambda mean: mean
+    return lambda mean: where(op("eq", size_value(of.count, mean.dtype), 0), math.nan, mean)
+
+
+def _is_scattered(x: Tensor, of: Space) -> bool:
+    """Whether the elements of a row are known not to lie side by side in memory."""
+    sizes, strides = x.buffer.sizes, x.buffer.strides
+    if not x.is_whole or not all(isinstance(n, int) for n in (*sizes, *strides)):
+        return False
+    expected = 1
+    for stride, size in sorted((strides[d], sizes[d]) for d in of.dims if sizes[d] != 1):
+        if stride != expected:
+            return True
+        expected *= size
+    return False
+
+
+def _variance(of: Space, correction: float | None, root: bool) -> Finish:
+    def finish(m2: Value) -> tuple[Value]:
+        freedom = minus(size_value(of.count, m2.dtype), 1.0 if correction is None else correction)
+        variance = over(m2, op("maximum", freedom, 0.0))
+        return (op("sqrt", variance) if root else variance,)
+
+    return finish
+
+
+@lowers("aten.var.correction", "aten.std.correction")
+def var_(
+    low: Lowering, x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    """Variance or standard deviation."""
+    of = space(x, dim, keepdim)
+    made = moments(low, x, of, _variance(of, correction, _is_deviation(low)))[1]
+    return _in_dtype(low, made, x.dtype)
+
+
+@lowers("aten.var_mean.correction", "aten.std_mean.correction")
+def var_mean(
+    low: Lowering, x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Variance or standard deviation, and the mean."""
+    of = space(x, dim, keepdim)
+    center, spread = moments(low, x, of, _variance(of, correction, _is_deviation(low)))
+    return stored(low, spread, 0), stored(low, center, 1)
+
+
+def _is_deviation(low: Lowering) -> bool:
+    return "std" in str(low.current.target)
+
+
+def _in_dtype(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else low.pointwise(x.at, x.sizes, dtype)
+
+
+# -- norms and logarithms ----------------------------------------------------------------------------------------------
+
+
+@lowers("aten.linalg_vector_norm")
+def vector_norm(
+    low: Lowering, x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """The `order`-norm of the elements as a vector; of one element its magnitude, which powers would round."""
+    of, made = space(x, dim, keepdim), promised(low)
+    if of.count == 1 and not isinstance(order, Scalar) and order != 0:
+        order = 1
+    if isinstance(order, Scalar) or order < 0 or order == math.inf:
+        require_elements(of)
+    reducer, term, finish = _norm_parts_when_run(order) if isinstance(order, Scalar) else _norm_parts(float(order))
+    magnitude = lambda i: op("abs", element(x, i, dtype or x.dtype))  # noqa: E731
+    return fold(low, of, reducer, lambda i: term(magnitude(i)), lambda _, value: finish(value), made)[0]
+
+
+def _norm_parts(order: float) -> tuple[str, Callable[[Value], Value], Callable[[Value], Value]]:
+    """Reducer, what it folds of each magnitude, and what becomes of the result."""
+    same: Callable[[Value], Value] = lambda v: v  # noqa: E731
+    special = {
+        math.inf: ("max", same, same),
+        -math.inf: ("min", same, same),
+        0.0: ("sum", lambda v: cast(op("ne", v, 0.0), v.dtype), same),
+        1.0: ("sum", same, same),
+        2.0: ("sum", square, lambda v: op("sqrt", v)),
+    }
+    return special.get(order) or ("sum", lambda v: op("pow", v, order), lambda v: op("pow", v, 1.0 / order))
+
+
+def _norm_parts_when_run(order: Scalar) -> tuple[str, Callable[[Value], Value], Callable[[Value], Value]]:
+    """The same of an order that is known when run, finite: 0 counts."""
+
+    def counts(v: Value) -> Value:
+        return op("eq", literal(order, v.dtype), 0.0)
+
+    return (
+        "sum",
+        lambda v: where(counts(v), cast(op("ne", v, 0.0), v.dtype), op("pow", v, order)),
+        lambda v: where(counts(v), v, op("pow", v, 1.0 / order)),
+    )
+
+
+@lowers("aten.norm")
+def norm(
+    low: Lowering, x: Tensor, order: float | None = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Tensor:
+    """As `vector_norm`, from an older API."""
+    return vector_norm(low, x, 2 if order is None else order, dim, keepdim, dtype=dtype)
+
+
+@lowers("aten.norm.ScalarOpt_dtype")
+def norm_all(low: Lowering, x: Tensor, order: float | None, *, dtype: torch.dtype) -> Tensor:
+    """As `norm`, of all elements, in another dtype."""
+    return norm(low, x, order, dtype=dtype)
+
+
+@lowers("aten.dist")
+def dist(low: Lowering, x: Tensor, y: Tensor, order: float = 2) -> Tensor:
+    """The norm of the difference."""
+    made = promised(low)
+    if x.sizes != y.sizes:
+        raise Unlowered("arguments", "distance of tensors of different shapes")
+    apart = low.pointwise(lambda i: minus(element(x, i, made), element(y, i, made)), x.sizes, made)
+    return vector_norm(low, apart, order)
+
+
+@lowers("aten.logsumexp")
+def logsumexp(low: Lowering, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    """The logarithm of the sum of exponentials, without overflow."""
+    _refuse_no_dims(dim)
+    made = promised(low)
+    of, dtype = space(x, dim, keepdim), compute_dtype(made)
+    shift = fold(low, of, "max", lambda i: element(x, i, made), lambda _, top: _finite(top), dtype)[0]
+    grown = lambda i: op("exp", minus(element(x, i, made), shift.at(of.result(i))))  # noqa: E731
+    return fold(low, of, "sum", grown, lambda i, s: plus(op("log", s), shift.at(i)), made)[0]
+
+
+def _finite(top: Value) -> Value:
+    """What to subtract: an infinite maximum would make NaN of the others."""
+    return where(op("isinf", top), 0.0, top)

@@ -1,0 +1,395 @@
+"""Resampling: outputs are weighted sums of the few elements of the input around where they lie.
+
+    upsample_nearest1d, 4 -> 8    ->   out[i] = x[i // 2]
+    upsample_linear1d             ->   s = max(0.5 * (i + 0.5) - 0.5, 0);  j = min(int(s), 3)
+                                       out[i] = x[j] * (1 - (s - j)) + x[min(j + 1, 3)] * (s - j)
+
+Where an output lies is computed in eager's steps and dtype, so that the same elements are taken. Gradients are
+scattered, but for nearest neighbours at whole multiples of the size, which are gathered.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from ...ir.index.index import Index, Loaded, add, least, most, mul, quotient
+from ...ir.value import Number, Value, compute_dtype
+from ..arithmetic import minus, op, over, plus, size_value, times, where
+from ..core import Indices, Lowering, Tensor, Unlowered, cast, const, lowers
+from ..positions import compared, filled, iterations
+from ..windows import summed
+from .pointwise import copied
+
+CUBIC = -0.75  # the free coefficient of eager's cubic convolution
+
+
+class Axis(Protocol):
+    """How one dim is resampled."""
+
+    @property
+    def at(self) -> Scale:
+        """How outputs lie among elements."""
+
+    @property
+    def taps(self) -> int:
+        """How many elements an output is made of."""
+
+    def tap(self, o: Any, k: Any, /) -> tuple[Any, Value | None]:
+        """Element `k` of output `o`, and its weight (None: 1)."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How outputs lie among `size` elements.
+
+    Args:
+        size, out: elements and outputs.
+        factor: outputs for each element, where not ``out / size``.
+        align_corners: whether first and last outputs lie on first and last elements.
+        dtype: in which positions are computed.
+    """
+
+    size: Any
+    out: Any
+    factor: float | None
+    align_corners: bool
+    dtype: torch.dtype
+
+    @property
+    def is_static(self) -> bool:
+        """Whether both sizes are integers."""
+        return isinstance(self.size, int) and isinstance(self.out, int)
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the factor is known to be the ratio of the sizes."""
+        if self.factor is None or self.factor != round(self.factor):
+            return self.factor is None
+        return bool(self.out == mul(self.size, round(self.factor)))
+
+    @property
+    def step(self) -> Value:
+        """How far two neighbouring outputs lie apart."""
+        if self.align_corners:
+            return self._ratio(add(self.size, -1), add(self.out, -1))
+        return const(1 / self.factor, self.dtype) if self.factor else self._ratio(self.size, self.out)
+
+    def _ratio(self, size: Any, out: Any) -> Value:
+        if isinstance(size, int) and isinstance(out, int):
+            return const(size / out if out > 0 else 0.0, self.dtype)
+        return over(size_value(size, self.dtype), size_value(most(out, 1), self.dtype))
+
+    def place(self, o: Any) -> Value:
+        """Where output `o` lies: positions of elements are integers."""
+        at = Number(o, torch.int64) if isinstance(o, Index) else const(o, torch.int64)
+        if self.align_corners:
+            return times(self.step, cast(at, self.dtype))
+        return minus(times(self.step, plus(cast(at, self.dtype), 0.5)), 0.5)
+
+    def element(self, position: Value) -> Any:
+        """The index nearest to an integral position that is in range."""
+        within = op("maximum", op("minimum", position, size_value(add(self.size, -1), torch.int64)), 0)
+        return Loaded(within, self.size, False).index()
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The element under an output, its left end (or, if `exact`, its middle)."""
+
+    at: Scale
+    exact: bool
+    taps: int = 1
+
+    def tap(self, o: Any, _k: Any) -> tuple[Any, Value | None]:
+        """The element of output `o`."""
+        simple = self._simple(o)
+        if simple is not None:
+            return simple, None
+        position = cast(size_value(o, torch.int64), self.at.dtype)
+        position = times(self.at.step, plus(position, 0.5) if self.exact else position)
+        # Eager rounds to float32 before it takes the floor, whatever it computed in.
+        return self.at.element(cast(op("floor", cast(position, torch.float32)), torch.int64)), None
+
+    @property
+    def factor(self) -> int | None:
+        """How many outputs each element has, where those are the same number, in a row."""
+        size, out = self.at.size, self.at.out
+        if self.at.is_static and size and out % size == 0:
+            return out // size if self._simple(0) is not None else None
+        return None
+
+    def _simple(self, o: Any) -> Any:
+        """The element by integer arithmetic, where that is known to give the same as eager's rounded one."""
+        size, out, half = self.at.size, self.at.out, int(self.exact)
+        if not self.at.is_static:
+            return None
+        if self.elements(self.at.dtype) != [(2 * i + half) * size // (2 * out) for i in range(out)]:
+            return None
+        return quotient(add(mul(o, 2 * size), half * size), 2 * out)
+
+    def elements(self, dtype: torch.dtype) -> list[int]:
+        """The element of each output, static sizes given, where eager computes in `dtype`."""
+        rounded = _float32 if dtype == torch.float32 else float
+        step = rounded(1 / self.at.factor if self.at.factor else self.at.size / max(self.at.out, 1))
+        places = (_float32(step * (o + 0.5 * self.exact)) for o in range(self.at.out))
+        return [min(int(place), self.at.size - 1) for place in places]
+
+
+def _float32(number: float) -> float:
+    (rounded,) = struct.unpack("f", struct.pack("f", number))
+    return rounded
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The two elements around an output."""
+
+    at: Scale
+    taps: int = 2
+
+    def tap(self, o: Any, k: Any) -> tuple[Any, Value | None]:
+        """Element `k` of output `o`, and its weight."""
+        place = self.at.place(o)
+        place = place if self.at.align_corners else op("maximum", place, 0)
+        first = self.at.element(cast(place, torch.int64))
+        weight = _unit(minus(place, size_value(first, self.at.dtype)))
+        index = least(add(first, k), add(self.at.size, -1))
+        return index, _chosen([minus(const(1, self.at.dtype), weight), weight], k)
+
+
+@dataclass(frozen=True)
+class Cubic:
+    """The four elements around an output."""
+
+    at: Scale
+    taps: int = 4
+
+    def tap(self, o: Any, k: Any) -> tuple[Any, Value | None]:
+        """Element `k` of output `o`, and its weight."""
+        place = self.at.place(o)
+        first = op("minimum", cast(op("floor", place), torch.int64), size_value(add(self.at.size, -1), torch.int64))
+        t = _unit(minus(place, cast(first, self.at.dtype)))
+        rest = minus(const(1, self.at.dtype), t)
+        weights = [_outer(plus(t, 1)), _inner(t), _inner(rest), _outer(plus(rest, 1))]
+        return self.at.element(plus(first, size_value(add(k, -1), torch.int64))), _chosen(weights, k)
+
+
+def _unit(value: Value) -> Value:
+    return op("minimum", op("maximum", value, 0), 1)
+
+
+def _inner(x: Value) -> Value:
+    """The cubic convolution at a distance of at most 1."""
+    return plus(times(minus(times(CUBIC + 2, x), CUBIC + 3), x, x), 1)
+
+
+def _outer(x: Value) -> Value:
+    """The cubic convolution at a distance between 1 and 2."""
+    return minus(times(plus(times(minus(times(CUBIC, x), 5 * CUBIC), x), 8 * CUBIC), x), 4 * CUBIC)
+
+
+def _chosen(weights: Sequence[Value], k: Any) -> Value:
+    """``weights[k]``, for an integer or a loop variable."""
+    if isinstance(k, int):
+        return weights[k]
+    chosen = weights[-1]
+    for position in reversed(range(len(weights) - 1)):
+        chosen = where(compared("eq", k, position), weights[position], chosen)
+    return chosen
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+MakeAxis = Callable[[Scale], Axis]
+
+
+@lowers("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d")
+def nearest(low: Lowering, x: Tensor, output_size: Sequence[Any], *scales: float | None) -> Tensor:
+    """Copies of the elements."""
+    return _resampled(low, x, _axes(x.dtype, x.sizes, output_size, scales, False, _nearest))
+
+
+@lowers("aten._upsample_nearest_exact1d", "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d")
+def nearest_exact(low: Lowering, x: Tensor, output_size: Sequence[Any], *scales: float | None) -> Tensor:
+    """Copies of the elements."""
+    return _resampled(low, x, _axes(x.dtype, x.sizes, output_size, scales, False, _nearest_exact))
+
+
+@lowers("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_trilinear3d")
+def linear(low: Lowering, x: Tensor, output_size: Sequence[Any], align_corners: bool, *scales: float | None) -> Tensor:
+    """Means of the elements around, weighted by distance."""
+    _require_floating(x)
+    return _resampled(low, x, _axes(x.dtype, x.sizes, output_size, scales, align_corners, _linear))
+
+
+@lowers("aten.upsample_bicubic2d")
+def cubic(low: Lowering, x: Tensor, output_size: Sequence[Any], align_corners: bool, *scales: float | None) -> Tensor:
+    """Cubic convolution."""
+    _require_floating(x)
+    return _resampled(low, x, _axes(x.dtype, x.sizes, output_size, scales, align_corners, Cubic))
+
+
+@lowers("aten.upsample_nearest1d_backward", "aten.upsample_nearest2d_backward", "aten.upsample_nearest3d_backward")
+def nearest_backward(
+    low: Lowering, grad_output: Tensor, output_size: Sequence[Any], input_size: Sequence[Any], *scales: float | None
+) -> Tensor:
+    """Gradients added up by element."""
+    axes = _axes(grad_output.dtype, input_size, output_size, scales, False, _nearest)
+    return _nearest_backward(low, grad_output, axes, input_size)
+
+
+@lowers(
+    "aten._upsample_nearest_exact1d_backward",
+    "aten._upsample_nearest_exact2d_backward",
+    "aten._upsample_nearest_exact3d_backward",
+)
+def nearest_exact_backward(
+    low: Lowering, grad_output: Tensor, output_size: Sequence[Any], input_size: Sequence[Any], *scales: float | None
+) -> Tensor:
+    """Gradients added up by element."""
+    axes = _axes(grad_output.dtype, input_size, output_size, scales, False, _nearest_exact)
+    return _nearest_backward(low, grad_output, axes, input_size)
+
+
+@lowers("aten.upsample_linear1d_backward", "aten.upsample_bilinear2d_backward", "aten.upsample_trilinear3d_backward")
+def linear_backward(
+    low: Lowering,
+    grad_output: Tensor,
+    output_size: Sequence[Any],
+    input_size: Sequence[Any],
+    align_corners: bool,
+    *scales: float | None,
+) -> Tensor:
+    """Gradients shared out by weight."""
+    axes = _axes(grad_output.dtype, input_size, output_size, scales, align_corners, _linear)
+    return _scattered(low, grad_output, axes, input_size)
+
+
+@lowers("aten.upsample_bicubic2d_backward")
+def cubic_backward(
+    low: Lowering,
+    grad_output: Tensor,
+    output_size: Sequence[Any],
+    input_size: Sequence[Any],
+    align_corners: bool,
+    *scales: float | None,
+) -> Tensor:
+    """Gradients shared out by weight.
+
+    Raises:
+        Unlowered: the sizes may be the same: then eager copies, whatever the scale.
+    """
+    axes = _axes(grad_output.dtype, input_size, output_size, scales, align_corners, Cubic)
+    if not any(axis.at.is_consistent or _known_unlike(axis.at.out, axis.at.size) for axis in axes):
+        raise Unlowered("arguments", f"cubic convolution scaled by {scales} to {output_size}")
+    return _scattered(low, grad_output, axes, input_size)
+
+
+def _nearest(at: Scale) -> Axis:
+    """Nearest neighbours, where eager's kernels agree on them.
+
+    Raises:
+        Unlowered: some of them take outputs of the same or twice the size to have no other scale than that.
+    """
+    if not at.is_consistent and not _known_unlike(at.out, at.size, mul(at.size, 2)):
+        raise Unlowered("arguments", f"nearest neighbours scaled by {at.factor} from {at.size} to {at.out}")
+    return _agreed(Nearest(at, exact=False))
+
+
+def _nearest_exact(at: Scale) -> Axis:
+    return _agreed(Nearest(at, exact=True))
+
+
+def _agreed(axis: Nearest) -> Axis:
+    """Raise where eager's kernels for float64 disagree: some compute places in float32."""
+    if axis.at.dtype != torch.float64:
+        return axis
+    if not axis.at.is_static or axis.elements(torch.float32) != axis.elements(torch.float64):
+        raise Unlowered("arguments", f"nearest neighbours of float64 from {axis.at.size} to {axis.at.out}")
+    return axis
+
+
+def _linear(at: Scale) -> Axis:
+    """Linear interpolation; outputs of the same size are the elements, whatever the scale."""
+    if not at.is_consistent and not _known_unlike(at.out, at.size):
+        if at.out != at.size:
+            raise Unlowered("symbolic", f"linear interpolation scaled by {at.factor} from {at.size} to {at.out}")
+        at = replace(at, factor=None)
+    return Linear(at)
+
+
+def _known_unlike(size: Any, *others: Any) -> bool:
+    return all(isinstance(n, int) for n in (size, *others)) and size not in others
+
+
+def _require_floating(x: Tensor) -> None:
+    if not x.dtype.is_floating_point:
+        raise Unlowered("dtype", f"a mean of {x.dtype}")
+
+
+def _axes(
+    dtype: torch.dtype,
+    sizes: Sequence[Any],
+    outs: Sequence[Any],
+    scales: Sequence[float | None],
+    align_corners: bool,
+    make: MakeAxis,
+) -> list[Axis]:
+    kind = compute_dtype(dtype) if dtype.is_floating_point else torch.float32
+    if any(scale is not None and not isinstance(scale, (int, float)) for scale in scales):
+        raise Unlowered("symbolic", "a scale that is known when run")
+    factors = [scale if scale is not None and scale > 0 else None for scale in scales]
+    each = zip(sizes[2:], outs, factors, strict=True)
+    return [make(Scale(size, out, factor, align_corners, kind)) for size, out, factor in each]
+
+
+def _resampled(low: Lowering, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+    def element(at: Indices) -> Value:
+        return _interpolated(x, at[:2], at[2:], axes)
+
+    outs = tuple(axis.at.out for axis in axes)
+    return low.pointwise(element, (*x.sizes[:2], *outs), x.dtype)
+
+
+def _interpolated(x: Tensor, place: Indices, rest: Indices, axes: Sequence[Axis]) -> Value:
+    """The weighted sum over the taps of the first axis of those over the next."""
+    if not rest:
+        return x.at(place)
+    parts = []
+    for k in range(axes[0].taps):
+        index, weight = axes[0].tap(rest[0], k)
+        part = _interpolated(x, (*place, index), rest[1:], axes[1:])
+        parts.append(part if weight is None else times(part, weight))
+    return plus(*parts)
+
+
+def _nearest_backward(low: Lowering, grad: Tensor, axes: Sequence[Any], sizes: Sequence[Any]) -> Tensor:
+    factors = [axis.factor for axis in axes]
+    if None in factors:
+        return _scattered(low, grad, axes, sizes)
+
+    def term(at: Indices, r: Indices) -> Value:
+        place = [add(mul(i, f), k) for i, f, k in zip(at[2:], factors, r, strict=True)]
+        return grad.at((*at[:2], *place))
+
+    return summed(low, tuple(sizes), factors, term, lambda _, total: total, grad.dtype)
+
+
+def _scattered(low: Lowering, grad: Tensor, axes: Sequence[Axis], sizes: Sequence[Any]) -> Tensor:
+    """Zeros, and then ``out[index of the tap] += weight of the tap * grad[i]``, for each tap of each output."""
+    out = filled(low, tuple(sizes), 0, compute_dtype(grad.dtype))
+    loops, taps = low.loops(grad.sizes), low.loops([axis.taps for axis in axes], "k")
+    at, place, value = iterations(loops), [], None
+    for axis, o, k in zip(axes, at[2:], iterations(taps), strict=True):
+        index, weight = axis.tap(o, k)
+        place.append(index)
+        value = weight if value is None or weight is None else times(value, weight)
+    element = grad.at(at)
+    element = element if value is None else times(element, value)
+    low.store(out, (*loops, *taps), (*at[:2], *place), element, "add")
+    return out if out.dtype == grad.dtype else copied(low, out, grad.dtype)

@@ -1,0 +1,117 @@
+"""Weights that are masked once more: rows with nothing to keep are zero, which is done to the weighted sum instead.
+
+    where(keep, softmax(where(keep, s, low)), 0) @ v   ->   where(any(keep), softmax(where(keep, s, low)) @ v, 0)
+
+In every other row the weights of what is not kept are zero already. DeBERTa, Conformer and CPM-Ant are written so.
+Where `low` is -inf, a row with nothing to keep would be NaN inside, and so would its gradients, which are zero as it
+was written: it keeps everything instead.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import dtype, is_pure, is_random, op_name, rank, sees, shape
+from ...rewrites.respell import Respelling, respelling
+from ...rewrites.symbolic import known_equal, same_shape
+from . import builders
+from .analysis import holds_softmax, is_bool, is_literal, like, uniform
+from .random_calls import moved_dropout
+
+aten = torch.ops.aten
+
+_MASKED = -1e4  # a fill this low takes a score out of a softmax
+_DEEPEST = 12  # operators of a mask that are compared
+
+
+@respelling("aten.where")
+def weights_masked_again(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """where(keep, softmax(where(keep, s, low)), 0)  ->  where(any(keep, [-1], True), softmax(...), 0)."""
+    if node.target is not aten.where.ScalarOther or node.args[2] != 0 or not is_bool(node.args[0]):
+        return None
+    keep, weights = node.args[:2]
+    if rank(keep) == 0 or known_equal(shape(keep)[-1], 1) or not like(node, weights):
+        return None
+    soft = weights.args[0] if sees(node, weights, "aten.to") else weights
+    if not sees(node, soft, "aten.softmax") or soft.args[1:] != (-1,):
+        return None
+    scores = _masked_by(node, soft.args[0], keep)
+    if scores is None:
+        return None
+    rows = edit.call(aten.any.dim, keep, -1, True)
+    if uniform(scores.args[2]) == -math.inf:
+        opened = edit.call(aten.logical_or.default, keep, edit.call(aten.logical_not.default, rows))
+        masked = edit.call(scores.target, opened, *scores.args[1:])
+        inner = edit.call(aten.softmax.int, builders.cast(edit, node, masked, dtype(soft.args[0])), -1)
+        weights = builders.cast(edit, node, inner, dtype(weights))
+    return edit.call(aten.where.ScalarOther, rows, weights, 0)
+
+
+def _masked_by(user: fx.Node, scores: Any, keep: fx.Node) -> fx.Node | None:
+    """`where(keep, ., low)` of scores that are this, perhaps cast."""
+    if sees(user, scores, "aten.to"):
+        scores = scores.args[0]
+    if not sees(user, scores, "aten.where") or len(scores.args) != 3:
+        return None
+    fill = uniform(scores.args[2])
+    low = fill is not None and fill <= _MASKED
+    return scores if low and _same(scores.args[0], keep, _DEEPEST) else None
+
+
+def _same(a: Any, b: Any, depth: int) -> bool:
+    """Whether two values are known to be equal: one node, the same constant, or the same pure calls of such."""
+    if a is b:
+        return True
+    if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+        if uniform(a) is not None and uniform(a) == uniform(b) and like(a, b):
+            return True
+        if depth == 0 or a.target is not b.target or "opaque" in a.meta or "opaque" in b.meta:
+            return False
+        if a.op != "call_function" or not is_pure(a) or is_random(a) or a.kwargs != b.kwargs:
+            return False
+        return _same(a.args, b.args, depth - 1)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y, depth) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and is_literal(a) and a == b
+
+
+def _empties_rows(user: fx.Node, node: Any) -> bool:
+    """Whether a value is `where(rows, weights, 0)` with one condition a row."""
+    if not sees(user, node, "aten.where") or node.target is not aten.where.ScalarOther or node.args[2] != 0:
+        return False
+    rows, weights = node.args[:2]
+    return known_equal(shape(rows)[-1] if rank(rows) else 1, 1) and like(node, weights) and holds_softmax(weights)
+
+
+@respelling("aten.matmul")
+def empty_rows_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """matmul(where(rows, weights, 0), v)  ->  where(rows, matmul(weights, v), 0)."""
+    emptied, value = node.args
+    if not _empties_rows(node, emptied) or rank(value) < 2 or rank(emptied) != rank(node):
+        return None
+    rows, weights = emptied.args[:2]
+    return edit.call(aten.where.ScalarOther, rows, edit.call(aten.matmul.default, weights, value), 0)
+
+
+@respelling("aten.dropout", "aten.to")
+def empty_rows_last(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """dropout(where(rows, weights, 0))  ->  where(rows, dropout(weights), 0); also a cast."""
+    emptied = node.args[0]
+    if not _empties_rows(node, emptied) or not same_shape(shape(node), shape(emptied)):
+        return None
+    rows, weights = emptied.args[:2]
+    if op_name(node) == "aten.dropout":
+        inner = moved_dropout(edit, node, weights)
+    elif node.target is aten.to.dtype:
+        inner = builders.cast(edit, node, weights, node.args[1])
+    else:
+        return None
+    return edit.call(aten.where.ScalarOther, rows, inner, 0)
+
+
+ROWS: tuple[Respelling, ...] = (weights_masked_again, empty_rows_of_sum, empty_rows_last)

@@ -1,0 +1,248 @@
+"""Channels-last for networks of convolutions, decided once for all of them.
+
+    conv(conv(x))   ->   conv(conv(clone(x, channels_last)))       and what follows keeps that layout, to the outputs
+
+One convolution alone would pay for converting its input and its result; in a network only the ends convert. So each
+kind of convolution is measured with both layouts, inputs ready made, and what counts is the sum over the network.
+On GPUs most kinds need no measurement (`seconds_saved`), and the weights are laid out with the inputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...patterns.packing import channels_last, is_frozen, packed_convolution_weight
+from ...rewrites.editor import Editor, infer
+from ...rewrites.graph import arguments, dtype, op_name, rank, val
+from ...rewrites.layout import adapt_users, same_layout
+from ...rewrites.profit import Always, Never, Oracle, Question
+from ...rewrites.reason import site_of
+from ...rewrites.record import Evidence, GraphRecord, Match
+from ...rewrites.sizes import SizeTable
+from ...rewrites.symbolic import hint
+from .conv_layout_cost import MOST_ASKED, is_on_cuda, seconds_saved, work
+
+aten = torch.ops.aten
+
+RULE, FAMILY, CANDIDATE = "channels_last", "layout", "channels_last"
+MIN_SAVED = 0.03  # of the time of all convolutions: what their ends may cost to convert, and more
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_DTYPES = (torch.float32, torch.bfloat16)
+_BACKWARD = "aten.convolution_backward"
+_GEOMETRY = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What came of it.
+
+    Args:
+        convolutions: in the graph, that can be laid out either way.
+        chosen: whether they now run on channels-last.
+        conversions: copies put in for that.
+        seconds: of all convolutions as they were, and on channels-last; zeros where nothing was measured.
+    """
+
+    convolutions: int
+    chosen: bool = False
+    conversions: int = 0
+    seconds: tuple[float, float] = (0.0, 0.0)
+
+
+def spread_channels_last(
+    graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, *, training: bool = False
+) -> Spread:
+    """Let the convolutions of a functional graph run on channels-last where that is faster, in place.
+
+    In a graph of forward and backward (`training`, for GPUs only), so do their gradients. Outputs keep their strides.
+    The decision is one match of `RULE` in `record`, with the summed times as its evidence.
+    """
+    found = [node for node in graph_module.graph.nodes if _is_candidate(node, training)]
+    if not found or all(_is_laid_out(_input(node)) for node in found):
+        return Spread(len(found))
+    chosen, seconds, evidence = _decide(found, oracle)
+    (record.applied if chosen else record.declined).append(_match(found, chosen, evidence))
+    if not chosen:
+        return Spread(len(found), seconds=seconds)
+    conversions = _convert(graph_module.graph, found)
+    graph_module.recompile()
+    return Spread(len(found), True, conversions, seconds)
+
+
+def _is_candidate(node: fx.Node, training: bool) -> bool:
+    if op_name(node) != "aten.convolution" or rank(node) not in _FORMATS or rank(_input(node)) != rank(node):
+        return False
+    return is_on_cuda(node) or (not training and _is_on_cpu(node))
+
+
+def _is_on_cpu(node: fx.Node) -> bool:
+    plain = val(_input(node)).device.type == "cpu" and dtype(node) in _DTYPES
+    return plain and arguments(node)["transposed"] is False and torch.backends.mkldnn.is_available()
+
+
+def _input(node: fx.Node) -> fx.Node:
+    return node.args[0]  # type: ignore[return-value]
+
+
+def _is_laid_out(node: fx.Node) -> bool:
+    """Whether a tensor has its channels side by side; where both layouts are one, it has."""
+    value = val(node)
+    order = (0, *range(2, value.dim()), 1)
+    strides = [hint(value.stride(d)) for d in order if hint(value.shape[d]) != 1]
+    return strides == sorted(strides, key=lambda s: -(s or 0))
+
+
+def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float, float], Evidence]:
+    """Ask for each kind of convolution once, and sum up."""
+    kinds = {_kind(node): node for node in found}
+    count = Counter(map(_kind, found))
+    certain = {} if isinstance(oracle, (Always, Never)) else _certain(kinds)
+    saved = sum(count[kind] * seconds for kind, seconds in certain.items())
+    before = after = 0.0
+    votes, told = [], {}
+    for kind in _asked(kinds, certain, count):
+        decision = oracle.decide(_question(kinds[kind]))
+        votes += [decision.chosen is not None]
+        times = decision.evidence.times
+        told[decision.evidence.note] = decision.evidence
+        if "original" in times and CANDIDATE in times:
+            before += count[kind] * times["original"]
+            after += count[kind] * times[CANDIDATE]
+    if not before:
+        by_rule = Evidence(note="half precision on tensor cores, which read channels-last: not measured")
+        return bool(certain) or all(votes), (before, after), by_rule if certain else next(iter(told.values()))
+    source = "measured" if any(e.source == "measured" for e in told.values()) else "cache"
+    note = f"the sum over {len(found)} convolutions of {len(kinds)} kinds, inputs laid out already"
+    evidence = Evidence({"original": before, CANDIDATE: after}, source, note)
+    return after - saved < before * (1 - MIN_SAVED), (before, after), evidence
+
+
+def _certain(kinds: Mapping[str, fx.Node]) -> dict[str, float]:
+    """The kinds that need no measurement, and the seconds that channels-last saves for one of them."""
+    told = {kind: seconds_saved(node) for kind, node in kinds.items()}
+    return {kind: seconds for kind, seconds in told.items() if seconds is not None}
+
+
+def _asked(kinds: Mapping[str, fx.Node], certain: Mapping[str, float], count: Mapping[str, int]) -> list[str]:
+    """The kinds to measure: all on a CPU, where layouts differ most; on GPUs the largest."""
+    open_kinds = [kind for kind in kinds if kind not in certain]
+    if not any(is_on_cuda(kinds[kind]) for kind in open_kinds):
+        return open_kinds
+    return sorted(open_kinds, key=lambda kind: -count[kind] * work(kinds[kind]))[:MOST_ASKED]
+
+
+def _match(found: Sequence[fx.Node], chosen: bool, evidence: Evidence) -> Match:
+    nodes = tuple(node.name for node in found)
+    return Match(RULE, FAMILY, "lowered", CANDIDATE if chosen else "", (), nodes, site_of(found[0]), evidence=evidence)
+
+
+def _kind(node: fx.Node) -> str:
+    """What the time of a convolution depends on."""
+    values = arguments(node)
+    x, weight = (val(values[n]) for n in ("input", "weight"))
+    facts = [tuple(x.shape), tuple(weight.shape), x.dtype, is_frozen(values["weight"]), values["bias"] is None]
+    return str(facts + [values[n] for n in _GEOMETRY])
+
+
+def _question(node: fx.Node) -> Question:
+    values = arguments(node)
+    geometry = [values[n] for n in _GEOMETRY]
+    inputs = [val(values["input"]), val(values["weight"]), val(values["bias"])]
+    frozen = is_frozen(values["weight"])
+    return Question(
+        rule=RULE,
+        key=f"{geometry} frozen={frozen}",
+        inputs=inputs,
+        original=_original(geometry),
+        candidates={CANDIDATE: _packed(geometry) if frozen else _plain(geometry)},
+    )
+
+
+def _original(geometry: Sequence[Any]) -> Callable[..., Any]:
+    return lambda x, weight, bias: aten.convolution.default(x, weight, bias, *geometry)
+
+
+def _plain(geometry: Sequence[Any]) -> Callable[..., Any]:
+    """The convolution on an input that is converted at the first run, and kept; on GPUs its weight too."""
+    ready = _Ready()
+
+    def run(x: Any, weight: Any, bias: Any) -> Any:
+        laid_out = ready(weight) if weight.is_cuda else weight
+        return aten.convolution.default(ready(x), laid_out, bias, *geometry)
+
+    return run
+
+
+def _packed(geometry: Sequence[Any]) -> Callable[..., Any]:
+    ready = _Ready()
+    stride, padding, dilation, transposed, _, groups = geometry
+
+    def run(x: Any, weight: Any, bias: Any) -> Any:
+        if weight.is_cuda or transposed:
+            return aten.convolution.default(ready(x), ready(weight), bias, *geometry)
+        packed = packed_convolution_weight(weight, padding, stride, dilation, groups, list(x.shape))
+        return torch.ops.mkldnn._convolution_pointwise(
+            ready(x), packed, bias, padding, stride, dilation, groups, "none", [], ""
+        )
+
+    return run
+
+
+class _Ready:
+    """Tensors in channels-last, each converted once."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, torch.Tensor]] = {}
+
+    def __call__(self, x: Any) -> torch.Tensor:
+        source, made = self._made.get(id(x), (None, None))
+        if source is not x or made is None:
+            made = channels_last(x)
+            self._made[id(x)] = x, made
+        return made
+
+
+def _convert(graph: fx.Graph, found: Sequence[fx.Node]) -> int:
+    """Convert what the first convolutions read, and let the layout spread from there; returns the number of copies."""
+    editor = Editor(graph, SizeTable(graph))
+    converted: dict[fx.Node, fx.Node] = {}
+    for node in (*found, *_gradients(graph, found)):
+        sources = [n for n in _laid_out_with(node) if not _is_laid_out(n)]
+        for source in sources:
+            with editor.at(node):
+                if source not in converted:
+                    converted[source] = editor.call(aten.clone.default, source, memory_format=_FORMATS[rank(source)])
+            node.replace_input_with(source, converted[source])
+        if sources:
+            _infer_again(graph, node)
+    return len(converted)
+
+
+def _gradients(graph: fx.Graph, found: Sequence[fx.Node]) -> list[fx.Node]:
+    """In a graph of forward and backward, the gradients of what is laid out."""
+    weights = {node.args[1] for node in found}
+    calls = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    return [node for node in calls if node.args[2] in weights]
+
+
+def _laid_out_with(node: fx.Node) -> list[Any]:
+    """What a convolution reads in channels-last: oneDNN lays out weights by itself, in a way of its own."""
+    if op_name(node) == _BACKWARD:
+        return list(node.args[:3])
+    return list(node.args[:2]) if is_on_cuda(node) else [_input(node)]
+
+
+def _infer_again(graph: fx.Graph, node: fx.Node) -> None:
+    """Tell what follows a convolution how its result lies in memory now."""
+    old, new = val(node), infer(node)
+    node.meta["val"] = new
+    if same_layout(old, new):
+        return
+    node.meta.setdefault("regraft_layout", old)
+    adapt_users(graph, [node])

@@ -1,0 +1,64 @@
+"""Equal calls are made once: layers that each write the same thing down, as masks and positions are.
+
+    m1 = clone(mask); a = sdpa(q, k, v, m1);  m2 = clone(mask); b = sdpa(q2, k2, v2, m2)    ->    both read m1
+
+Not what a program gets (two results stay two tensors), what is written to, and what draws random numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.effects import storages
+from ...rewrites.graph import is_pure, is_random, is_tensor
+from .fold_constant_tables import mutable
+
+
+def share_calls(graph_module: fx.GraphModule) -> int:
+    """Let equal calls of a functional graph be one, in place; returns how many went.
+
+    Args:
+        graph_module: after autograd; writes to inputs may stand at its end.
+    """
+    graph = graph_module.graph
+    returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
+    written = mutable(graph)
+    first: dict[Any, fx.Node] = {}
+    gone = 0
+    for node in list(graph.nodes):
+        if not _is_plain(node) or node in written or storages(node) & returned:
+            continue
+        key = (node.target, _frozen(node.args), _frozen(node.kwargs))
+        known = first.setdefault(key, node)
+        if known is not node:
+            node.replace_all_uses_with(known)
+            graph.erase_node(node)
+            gone += 1
+    if gone:
+        graph_module.recompile()
+    return gone
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether a call gives one tensor, the same whenever it is made."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or not is_tensor(node):
+        return False
+    return node.target.namespace == "aten" and is_pure(node) and not is_random(node) and "recompute" not in node.meta
+
+
+def _frozen(value: Any) -> Any:
+    """Arguments as a key: of numbers, their type counts, and NaN is no other than itself."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((name, _frozen(item)) for name, item in sorted(value.items()))
+    if isinstance(value, slice):
+        return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
+    if isinstance(value, (int, float, complex, bool)):
+        return (type(value).__name__, repr(value))
+    return (
+        value if isinstance(value, (fx.Node, str, torch.dtype, torch.device, type(None))) else (type(value), id(value))
+    )

@@ -1,0 +1,135 @@
+"""Small tensors that a program computes from constants alone: computed once, while compiling.
+
+    slopes = pow(2.0, -(arange(8) + 1));  bias = slopes[:, None, None] * distance
+        ->  bias = constant[:, None, None] * distance
+
+Only what costs more to compute than to read, is small, and is nobody's but the program's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+from ...rewrites.effects import storages, written
+from ...rewrites.facts import MAX_BYTES, Fact, Table, facts_of_graph, is_cheap, literal
+from ...rewrites.graph import is_tensor, nodes_in, val
+from ..freezing.fold import is_foldable
+
+_NAME = "_folded"
+
+
+def fold_tables(graph_module: fx.GraphModule) -> int:
+    """Replace small tensors that follow from no input by constants of the module, in place; returns how many.
+
+    Args:
+        graph_module: a functional graph (writes to inputs at its end apart).
+    """
+    graph = graph_module.graph
+    facts = facts_of_graph(graph, mutable(graph))
+    wanted = [(node, value) for node in _frontier(graph, facts) if (value := _laid_out(node)) is not None]
+    for node, value in wanted:
+        name = _free_name(graph_module)
+        setattr(graph_module, name, value)
+        with graph.inserting_before(node):
+            constant = graph.create_node("get_attr", name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+    for node in reversed(facts):
+        if not node.users and node.op == "call_function":
+            graph.erase_node(node)
+    if wanted:
+        graph_module.recompile()
+    return len(wanted)
+
+
+def _laid_out(node: fx.Node) -> torch.Tensor | None:
+    """The value of a table in the strides that its readers were promised; None where entries share memory.
+
+    A slice of a larger table keeps the larger one's strides, an expanded one its zeros.
+    """
+    value, promised = compute(node), val(node)
+    if value is None:
+        return None
+    once = [1 if stride == 0 else size for size, stride in zip(promised.shape, promised.stride(), strict=True)]
+    with compat.plain_eager(), torch.no_grad():
+        made = torch.empty_strided(once, promised.stride(), dtype=value.dtype)
+        try:
+            made.copy_(value[tuple(slice(size) for size in once)])
+        except RuntimeError:
+            return None
+        return made.expand(value.shape)
+
+
+def _frontier(graph: fx.Graph, facts: dict[fx.Node, Fact]) -> list[fx.Node]:
+    """The tables that calls on other values read, and that it pays to read."""
+    returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
+    costly: set[fx.Node] = set()
+    found = []
+    for node, fact in facts.items():
+        if not isinstance(fact, Table) or node.op != "call_function":
+            continue
+        if not is_cheap(node) or any(n in costly for n in node.all_input_nodes):
+            costly.add(node)
+        read = any(not isinstance(facts.get(user), Table) for user in node.users)
+        if node in costly and read and not storages(node) & returned:
+            found.append(node)
+    return found
+
+
+def mutable(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes whose memory some call writes to."""
+    memory = {s for node in graph.nodes for target in written(node) for s in storages(target)}
+    return {node for node in graph.nodes if memory and storages(node) & memory}
+
+
+def compute(node: fx.Node) -> torch.Tensor | None:
+    """The value of a small tensor on the CPU that follows from constants alone, by eager itself; else None."""
+    cone = _cone(node)
+    if cone is None:
+        return None
+    values = {n: constant for n in cone if (constant := literal(n)) is not None}
+    with compat.plain_eager(), torch.no_grad():
+        for n in cone:
+            if n in values:
+                continue
+            args, kwargs = fx.node.map_arg((n.args, dict(n.kwargs)), values.__getitem__)
+            try:
+                values[n] = n.target(*args, **kwargs)  # type: ignore[operator]
+            except (RuntimeError, IndexError, ValueError):
+                return None  # the run's business
+        value = values[node]
+        return value.clone(memory_format=torch.preserve_format) if isinstance(value, torch.Tensor) else None
+
+
+def _cone(node: fx.Node) -> list[fx.Node] | None:
+    """The calls that a tensor is computed by, in order; None where one is not small, or reads what is not constant."""
+    found: set[fx.Node] = set()
+    todo = [node]
+    while todo:
+        current = todo.pop()
+        if current in found:
+            continue
+        if literal(current) is None:
+            if not _is_small(current):
+                return None
+            todo.extend(current.all_input_nodes)
+        found.add(current)
+    return sorted(found)
+
+
+def _is_small(node: fx.Node) -> bool:
+    if node.op != "call_function" or not is_tensor(node) or not is_foldable(node):
+        return False
+    value = val(node)
+    plain = value.device.type == "cpu" and value.layout == torch.strided
+    return plain and value.numel() * value.dtype.itemsize <= MAX_BYTES and all(map(is_tensor, _inputs(node)))
+
+
+def _inputs(node: fx.Node) -> list[fx.Node]:
+    return list(nodes_in([node.args, node.kwargs]))
+
+
+def _free_name(module: fx.GraphModule) -> str:
+    return next(name for i in range(1 << 30) if not hasattr(module, name := f"{_NAME}{i}"))

@@ -1,0 +1,81 @@
+"""Tensors made from sizes and constants alone whose elements are all equal: masks that mask nothing.
+
+    position = arange(s);  keep = position[None] <= position[:, None] + s;  where(keep, scores, -inf)
+        ->  where(full([s, s], True), scores, -inf)
+
+What `full` makes is known to all later stages, so that adding, multiplying or selecting by it goes away there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.facts import Fact, Uniform, facts_of_graph, is_known_exactly, summary
+from ...rewrites.graph import op_name, val
+from ...rewrites.layout import same_layout
+from ...rewrites.sizes import SizeTable
+from .fold_constant_tables import compute, mutable
+
+aten = torch.ops.aten
+
+_MAKERS = ("aten.full", "aten.zeros", "aten.ones", "aten.scalar_tensor", "aten.arange")
+_VIEWS = ("aten.expand", "aten.view", "aten.permute", "aten.unsqueeze", "aten.squeeze", "aten.slice", "aten.select")
+
+
+def fold_uniform(graph_module: fx.GraphModule) -> int:
+    """Replace computed tensors that hold one number everywhere by `full`, in place; returns how many.
+
+    Only what has the same bits in eager: NaN, of which there are many, stays, as does what eager might round otherwise.
+
+    Args:
+        graph_module: a functional graph (writes to inputs at its end apart).
+    """
+    graph = graph_module.graph
+    facts = facts_of_graph(graph, mutable(graph))
+    editor = Editor(graph, SizeTable(graph))
+    made = sum(_fold(node, fact, editor) for node, fact in _wanted(facts))
+    if made:
+        graph_module.recompile()
+    return made
+
+
+def _wanted(facts: dict[fx.Node, Fact]) -> list[tuple[fx.Node, Uniform]]:
+    """Calls of one number everywhere that calls on other values read, perhaps through views."""
+    read: set[fx.Node] = set()
+    for node in reversed(facts):
+        if isinstance(facts[node], Uniform) and any(_reads(user, facts, read) for user in node.users):
+            read.add(node)
+    found = [(node, fact) for node, fact in facts.items() if node in read and isinstance(fact, Uniform)]
+    return [
+        (node, fact) for node, fact in found if node.op == "call_function" and op_name(node) not in _MAKERS + _VIEWS
+    ]
+
+
+def _reads(user: fx.Node, facts: dict[fx.Node, Fact], read: set[fx.Node]) -> bool:
+    return user not in facts or (op_name(user) in _VIEWS and user in read)
+
+
+def _fold(node: fx.Node, fact: Uniform, editor: Editor) -> bool:
+    number = fact.number if is_known_exactly(fact) else _computed(node)
+    if number is None or math.isnan(number):
+        return False
+    value = val(node)
+    with editor.at(node):
+        new = editor.call(aten.full.default, list(value.shape), number, dtype=value.dtype, device=value.device)
+    if not same_layout(value, val(new)):
+        editor.erase_dead(new)
+        return False
+    editor.replace(node, new)
+    editor.erase_dead(node)
+    return True
+
+
+def _computed(node: fx.Node) -> bool | int | float | None:
+    """The number itself, as eager computes it on tensors of the same sizes."""
+    value = compute(node)
+    fact = None if value is None else summary(value)
+    return fact.number if isinstance(fact, Uniform) else None

@@ -1,0 +1,67 @@
+"""Products in half precision whose result is read in single precision only: written so at once.
+
+    to(mm(a, b), float32)     a, b in bfloat16 or float16, on a GPU     ->     mm(a, b, out_dtype=float32)
+
+Libraries accumulate in single precision anyway. What goes away is a rounding, and a pass over the result: gradients of
+weights under autocast are the usual case.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, dtype, is_tensor, op_name, val
+from ...rewrites.sizes import SizeTable
+
+aten = torch.ops.aten
+
+_DEVICES = ("cuda",)
+_HALF = (torch.float16, torch.bfloat16)
+_VIEWS = ("aten.slice", "aten.permute", "aten.t", "aten.transpose", "aten.view")
+
+
+def widen_products(graph_module: fx.GraphModule) -> int:
+    """Let products give single precision where that is what their readers make of them, in place; returns how many."""
+    graph = graph_module.graph
+    editor = Editor(graph, SizeTable(graph))
+    casts = [node for node in graph.nodes if _is_cast(node)]
+    made = sum(_widen(editor, node) for node in casts)
+    if made:
+        graph_module.recompile()
+    return made
+
+
+def _is_cast(node: fx.Node) -> bool:
+    if op_name(node) not in ("aten._to_copy", "aten.to") or not is_tensor(node) or not is_tensor(node.args[0]):
+        return False
+    source = val(node.args[0])
+    return (
+        val(node).dtype == torch.float32
+        and source.dtype in _HALF
+        and source.device == val(node).device
+        and source.device.type in _DEVICES
+        and arguments(node).get("memory_format") in (None, torch.preserve_format)
+    )
+
+
+def _widen(editor: Editor, cast: fx.Node) -> bool:
+    views, product = [], cast.args[0]
+    while len(product.users) == 1 and op_name(product) in _VIEWS:  # type: ignore[union-attr]
+        views.append(product)
+        product = product.args[0]  # type: ignore[union-attr]
+    if not isinstance(product, fx.Node) or product.target is not aten.mm.default or len(product.users) != 1:
+        return False
+    if dtype(product.args[0]) != dtype(product.args[1]):
+        return False
+    with editor.at(cast):
+        new = editor.call(aten.mm.dtype, *product.args, torch.float32)
+        for view in reversed(views):
+            new = editor.call(view.target, new, *view.args[1:], **view.kwargs)  # type: ignore[union-attr]
+        if val(new).stride() != val(cast).stride():
+            editor.erase_dead(new)
+            return False
+    editor.replace(cast, new)
+    editor.erase_dead(cast)
+    return True

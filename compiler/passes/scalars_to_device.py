@@ -1,0 +1,57 @@
+"""Numbers that the program keeps as tensors on the CPU, beside tensors on a GPU.
+
+    div(x, full([], 8.0, device=cpu))     x on a GPU     ->     div(x, full([], 8.0, device=cuda))
+
+A tensor of no dims takes part in a call on another device as a number would. As a value of the GPU's it is known to
+kernels, and the graph can be captured.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.facts import Uniform, facts_of_graph, is_known_exactly
+from ...rewrites.graph import is_tensor, val
+from ...rewrites.sizes import SizeTable
+from .fold_constant_tables import mutable
+
+aten = torch.ops.aten
+
+
+def move_scalars(graph_module: fx.GraphModule) -> int:
+    """Put known numbers on the CPU that calls on another device read on that device, in place; returns how many.
+
+    Args:
+        graph_module: a functional graph (writes to inputs at its end apart).
+    """
+    graph = graph_module.graph
+    read = [(node, x) for node in graph.nodes for x in dict.fromkeys(node.all_input_nodes) if _is_elsewhere(node, x)]
+    if not read:
+        return 0
+    facts = facts_of_graph(graph, mutable(graph))
+    editor, moved = Editor(graph, SizeTable(graph)), 0
+    for node, scalar in read:
+        fact = facts.get(scalar)
+        if not isinstance(fact, Uniform) or not is_known_exactly(fact) or math.isnan(fact.number):
+            continue
+        with editor.at(node):
+            new = editor.call(aten.full.default, [], fact.number, dtype=val(scalar).dtype, device=val(node).device)
+        node.replace_input_with(scalar, new)
+        moved += 1
+        if not scalar.users:
+            editor.erase_dead(scalar)
+    if moved:
+        graph_module.recompile()
+    return moved
+
+
+def _is_elsewhere(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether a pointwise call on an accelerator reads a number that lies on the CPU."""
+    if not is_tensor(node) or not is_tensor(operand) or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return False
+    scalar = val(operand)
+    return scalar.device.type == "cpu" and scalar.dim() == 0 and val(node).device.type != "cpu"

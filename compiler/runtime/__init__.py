@@ -1,0 +1,1 @@
+"""What runs beside generated code: CUDA graphs, the cache of compiled graphs, stack and garbage collector."""

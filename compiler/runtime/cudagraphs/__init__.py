@@ -1,0 +1,1 @@
+"""CUDA graphs: compiled graphs recorded once and replayed, their memory, and when that is not possible."""

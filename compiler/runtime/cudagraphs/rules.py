@@ -1,0 +1,84 @@
+"""What keeps a graph from being captured as a CUDA graph: a capture replays addresses and launches, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from ....rewrites.effects import written
+from ....rewrites.graph import arguments, op_name, val
+from ....rewrites.reason import Reason
+from ...options import RngPolicy
+
+_KNOWN = frozenset({"aten", "prims", "prim", "regraft", "mkldnn"})
+_PURE = frozenset({"_operator", "math", "torch", "torch.fx.experimental.sym_node", "regraft"})
+_SYNCING = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+def skip_reason(graph: fx.Graph, static: frozenset[int], rng: RngPolicy) -> Reason | None:
+    """Why a functional graph, before kernels are in it, may not be captured; None where it may.
+
+    Args:
+        graph: after autograd, with metadata.
+        static: positions of inputs whose addresses stay.
+        rng: what was promised on random numbers.
+    """
+    nodes = list(graph.nodes)
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    moving = {node for position, node in enumerate(inputs) if position not in static}
+    checks = (
+        *_devices(nodes),
+        *(reason for node in nodes if node.op == "call_function" for reason in _call(node, moving, rng)),
+    )
+    return next(iter(checks), None)
+
+
+def _devices(nodes: list[fx.Node]) -> Iterator[Reason]:
+    found: dict[torch.device, fx.Node] = {}
+    for node in nodes:
+        value = val(node)
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                found.setdefault(tensor.device, node)
+    for device, node in found.items():
+        if device.type != "cuda":
+            message = f"{node.name} is on {device}: a replay would see what it was when it was captured"
+            yield Reason("not-on-cuda", message, (node,))
+    if len(found) > 1:
+        yield Reason("several-devices", f"devices {', '.join(sorted(map(str, found)))}", tuple(found.values()))
+    if not found:
+        yield Reason("no-tensors", "there is nothing to capture")
+
+
+def _call(node: fx.Node, moving: set[fx.Node], rng: RngPolicy) -> Iterator[Reason]:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        if getattr(node.target, "__module__", "") not in _PURE:
+            yield Reason("opaque-call", f"{node.name} calls what may do anything", (node,))
+        return
+    changed = [target for target in written(node) if target in moving]
+    if changed:
+        message = f"{changed[0].name} is written to, and a replay would write to a copy of it"
+        yield Reason("input-mutated", message, (node, *changed))
+    yield from _operator(node, node.target, rng)
+
+
+def _operator(node: fx.Node, target: torch._ops.OpOverload, rng: RngPolicy) -> Iterator[Reason]:
+    if target.namespace not in _KNOWN:
+        yield Reason("custom-operator", f"{target} may do things that a replay does not repeat", (node,))
+    if any(tag in target.tags for tag in _SYNCING) and not _is_plain_indexing(node):
+        yield Reason("waits-for-data", f"{op_name(node)} needs to see data before the GPU has computed it", (node,))
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return
+    if arguments(node).get("generator") is not None:
+        yield Reason("generator", f"{op_name(node)} draws from a generator of the user's", (node,))
+    if rng == "eager":
+        yield Reason("eager-random", f"{op_name(node)} draws eager's own numbers, which a replay may not", (node,))
+
+
+def _is_plain_indexing(node: fx.Node) -> bool:
+    """Indices by number give as many elements as they are; masks as many as are true."""
+    if node.target is not torch.ops.aten.index.Tensor:
+        return False
+    return all(val(index).dtype not in (torch.bool, torch.uint8) for index in node.all_input_nodes[1:])

@@ -1,0 +1,101 @@
+"""What is kept of one compilation, and how it runs again.
+
+    wrapper text + objects it binds + record   ->  bytes  ->  the same function, in this process or another
+
+Only inference graphs that AOTAutograd calls with the program's inputs as they are can run without it; the others are
+compiled again, from measured decisions and compiled kernels that have caches of their own.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ....rewrites import compat
+from ....rewrites.record import GraphRecord
+from ...codegen.wrapper.emit import Source
+from ...codegen.wrapper.wrapper import load
+from ..cudagraphs.graphs import CudaGraphs
+from . import store
+
+logger = logging.getLogger("regraft")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One compiled inference graph.
+
+    Args:
+        name: the wrapper's.
+        source: its text and the objects that the text binds.
+        record: what the compilation did.
+        static: where it may be captured as a CUDA graph, the positions of inputs whose addresses stay.
+    """
+
+    name: str
+    source: Source
+    record: GraphRecord
+    static: frozenset[int] | None = None
+
+    def runner(self, graphs: CudaGraphs | None = None) -> Callable[..., tuple[Any, ...]]:
+        """The graph as a function of its inputs, outside autograd and autocast; captured where `graphs` are given."""
+        call = load(self.source, self.name)
+        if graphs is not None and self.static is not None:
+            call = graphs.inference(call, self.static)
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            with torch.no_grad(), compat.autocast_off():
+                return call(list(inputs))
+
+        return run
+
+
+def save(key: str, entry: Entry) -> bool:
+    """Keep an entry; False where something in it can't be written (a closure, packed weights)."""
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, protocol=5).dump(entry)
+    except Exception as error:  # whatever an object raises that can't be written
+        logger.debug("regraft: a graph is not cached: %s", error)
+        return False
+    return store.write(key, buffer.getvalue())
+
+
+def recall(key: str) -> Entry | None:
+    """The entry of an earlier compilation, or None; what can't be loaded any more is discarded."""
+    content = store.read(key)
+    if content is None:
+        return None
+    try:
+        entry = pickle.loads(content)
+    except Exception as error:  # whatever loading old code's data may raise, compiling anew is right
+        logger.debug("regraft: a cached graph can't be loaded: %s", error)
+        entry = None
+    if not isinstance(entry, Entry):
+        store.discard(key)
+        return None
+    return entry
+
+
+class _Pickler(pickle.Pickler):
+    """Operators go by their names: their own pickling depends on how they were found."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, compat.OpOverload):
+            path = compat.operator_path(value)
+            if path is None:
+                raise pickle.PicklingError(f"{value} is not reached by a name")
+            return _operator, path
+        if isinstance(value, torch.Tensor) and (value.layout != torch.strided or type(value) is not torch.Tensor):
+            raise pickle.PicklingError(f"a tensor of layout {value.layout}")
+        return NotImplemented
+
+
+def _operator(namespace: str, packet: str, overload: str) -> Any:
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)

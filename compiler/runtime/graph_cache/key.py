@@ -1,0 +1,160 @@
+"""Everything that a compilation depends on, as one hash: equal keys promise that the same code may run.
+
+What cannot be told apart by its text (closures, tensor subclasses, symbolic sizes, big constants) has no key, and says
+why: such graphs are compiled anew each time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from ....rewrites import compat
+from ....rewrites.compat import attention, memory
+from ....rewrites.machine import cpu_model
+from ....rewrites.reason import Reason
+from ...codegen.triton.compiler import triton_version
+from ...options import Options
+
+MAX_CONSTANT_BYTES = 1 << 20
+_ROOT = Path(__file__).resolve().parents[3]
+_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class _NoKeyError(Exception):
+    """Raised where something has no text that says all about it."""
+
+
+def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> str | Reason:
+    """The key of compiling `gm` for inputs like these, or why it has none."""
+    try:
+        devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor)}
+        parts = [*_machine(), *_gpus(devices), *_state(), options.key(), *_module(gm), *_inputs(example_inputs)]
+    except _NoKeyError as missing:
+        return Reason("no-key", f"not cached: {missing}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _machine() -> Iterator[str]:
+    yield from (source_digest(), str(torch.__version__), platform.python_version(), cpu_model())
+
+
+def _gpus(devices: Iterable[torch.device]) -> Iterator[str]:
+    """What machine code for GPUs depends on."""
+    for device in sorted((d for d in devices if d.type == "cuda"), key=str):
+        capability = torch.cuda.get_device_capability(device)
+        yield f"{device} {torch.cuda.get_device_name(device)} {capability} cuda {torch.version.cuda}"
+        yield f"triton {triton_version()}"
+        yield f"autocast {torch.is_autocast_enabled('cuda')} {torch.get_autocast_dtype('cuda')}"
+
+
+@functools.cache
+def source_digest() -> str:
+    """The hash of regraft's own code, so that no entry outlives the compiler that wrote it."""
+    hasher = hashlib.sha256()
+    for room in ("rewrites", "patterns", "compiler"):
+        for file in sorted((_ROOT / room).rglob("*.py")):
+            hasher.update(file.relative_to(_ROOT).as_posix().encode() + file.read_bytes())
+    return hasher.hexdigest()
+
+
+def _state() -> Iterator[str]:
+    """Switches of the process that change what is captured or generated."""
+    yield f"threads {torch.get_num_threads()} default {torch.get_default_dtype()}"
+    yield f"grad {torch.is_grad_enabled()} inference {torch.is_inference_mode_enabled()}"
+    yield f"deterministic {torch.are_deterministic_algorithms_enabled()}"
+    yield f"precision {memory.float32_settings()} mkldnn {torch.backends.mkldnn.enabled}"
+    yield f"cudnn {torch.backends.cudnn.enabled} {torch.backends.cudnn.benchmark}"
+    yield f"autocast {torch.is_autocast_enabled('cpu')} {torch.get_autocast_dtype('cpu')}"
+    yield f"attention {attention.backends_in_order()}"
+
+
+def _module(gm: fx.GraphModule) -> Iterator[str]:
+    for node in gm.graph.nodes:
+        yield f"{node.op} {node.name} {_target(node)} {_text(node.args)} {_text(node.kwargs)}"
+        yield str(node.meta.get("stack_trace", ""))
+        if node.op in ("get_attr", "call_module"):
+            yield from _attribute(compat.attribute(gm, str(node.target)))
+
+
+def _target(node: fx.Node) -> str:
+    if isinstance(node.target, str):
+        return node.target
+    if isinstance(node.target, compat.OpOverload):
+        return str(node.target)
+    name = getattr(node.target, "__qualname__", None) or getattr(node.target, "__name__", "")
+    module = getattr(node.target, "__module__", None) or type(node.target).__module__
+    if not name or "<" in name or not _is_library(str(module)):
+        raise _NoKeyError(f"the graph calls {name or node.target!r} of {module}, whose code is not part of the key")
+    return f"{module}.{name}"
+
+
+def _is_library(module: str) -> bool:
+    """Code that changes with a version that the key holds."""
+    return module.partition(".")[0] in ("torch", "_operator", "operator", "math", "builtins", "einops")
+
+
+def _attribute(value: Any) -> Iterator[str]:
+    if isinstance(value, fx.GraphModule):
+        yield from _module(value)
+    elif type(value) in (torch.Tensor, torch.nn.Parameter):
+        yield _tensor(value) + _content(value)
+    else:
+        raise _NoKeyError(f"the graph holds a {type(value).__name__}")
+
+
+def _content(value: torch.Tensor) -> str:
+    if value.device.type != "cpu" or value.nbytes > MAX_CONSTANT_BYTES:
+        raise _NoKeyError("the graph holds a large constant tensor")
+    flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return f"%{value.name}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}({', '.join(map(_text, value))})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{k}: {_text(v)}' for k, v in value.items())}}}"
+    if isinstance(value, slice):
+        return f"slice({_text(value.start)}, {_text(value.stop)}, {_text(value.step)})"
+    if isinstance(value, _PLAIN) or value is Ellipsis:
+        return repr(value)
+    raise _NoKeyError(f"an argument is a {type(value).__name__}")
+
+
+def _inputs(values: Sequence[Any]) -> Iterator[str]:
+    yield from map(_input, values)
+    yield _sharing(v for v in values if isinstance(v, torch.Tensor))
+
+
+def _input(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return _tensor(value)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        raise _NoKeyError("sizes are symbolic")
+    return _text(value)
+
+
+def _tensor(value: torch.Tensor) -> str:
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+    if not plain or value.layout != torch.strided or compat.has_symbols(value):
+        raise _NoKeyError(f"a tensor is not a plain one: {type(value).__name__}, {value.layout}")
+    marks = f"{value.requires_grad} {value.is_conj()} {value.is_neg()} {value.storage_offset()}"
+    return f"tensor {tuple(value.shape)} {value.stride()} {value.dtype} {value.device} {marks}"
+
+
+def _sharing(tensors: Iterable[torch.Tensor]) -> str:
+    """Which inputs share memory: the positions of each storage's first tensor."""
+    first: dict[int, int] = {}
+    return " ".join(
+        str(first.setdefault(memory.storage_key(tensor), position)) for position, tensor in enumerate(tensors)
+    )

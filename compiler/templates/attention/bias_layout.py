@@ -1,0 +1,102 @@
+"""Biases whose keys lie far apart: read once into a layout that vectors like, for all layers that share them.
+
+    bias of sizes (12, 512, 512), strides (1, 6144, 12)   ->   clone of strides (262144, 512, 1)
+
+Heads are innermost where a bias is an embedding of positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...ir.dependence import Dependence
+from ...ir.index.index import Var
+from ...ir.program import Buffer
+from ...ir.value import Load
+from .description import Attention
+
+aten = torch.ops.aten
+
+
+def with_keys_innermost(attention: Attention) -> Attention:
+    """The attention with its biases in other strides, where that pays: their tensors must be copied into these."""
+    operands = {attention.q.buffer, attention.k.buffer, attention.v.buffer}
+    buffers = tuple(buffer if buffer in operands else _placed(buffer, attention) for buffer in attention.buffers)
+    return replace(attention, buffers=buffers)
+
+
+def _placed(buffer: Buffer, attention: Attention) -> Buffer:
+    loads = [load for load in attention.loads() if load.buffer == buffer.name]
+    keys, rows = _dims(attention.key, loads), _dims(attention.row, loads)
+    if len(keys) != 1 or buffer.strides[min(keys)] <= 1 or not _is_small(buffer, attention):
+        return buffer
+    others = set(range(len(buffer.sizes))) - keys - rows
+    order = [d for dims in (others, rows - keys, keys) for d in sorted(dims, key=lambda d: -buffer.strides[d])]
+    return replace(buffer, strides=_strides(buffer.sizes, order))
+
+
+def _dims(var: Var, loads: Sequence[Load]) -> set[int]:
+    """The dims that a variable runs along."""
+    dependence = Dependence()
+    return {d for load in loads for d, index in enumerate(load.indices) if var in dependence.of(index)}
+
+
+def _is_small(buffer: Buffer, attention: Attention) -> bool:
+    """Whether a copy takes no more than reading the bias once: nothing is expanded, nothing left out."""
+    scores, elements = attention.row.extent * attention.key.extent, 1
+    for var in attention.lead:
+        scores *= var.extent
+    for size in buffer.sizes:
+        elements *= size
+    return elements <= scores and all(
+        step or size == 1 for size, step in zip(buffer.sizes, buffer.strides, strict=True)
+    )
+
+
+def _strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Dense strides, dims in the order given, outermost first."""
+    strides, step = [0] * len(sizes), 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= sizes[d]
+    return tuple(strides)
+
+
+class Copies:
+    """Copies of tensors in other strides, one for all kernels of a graph that read it so."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+
+    def of(self, node: fx.Node, strides: tuple[int, ...]) -> fx.Node:
+        """The tensor in these strides: itself, where it has them."""
+        if tuple(node.meta["val"].stride()) == strides:
+            return node
+        if (node, strides) not in self._made:
+            self._made[node, strides] = copied(node, strides)
+        return self._made[node, strides]
+
+
+def copied(node: fx.Node, strides: Sequence[int]) -> fx.Node:
+    """A copy of a tensor in other strides (dense ones), right after it: `clone` between two permutations."""
+    sizes = node.meta["val"].shape
+    # What has size 1 lies inside of what has its stride.
+    dims = sorted(range(len(strides)), key=lambda d: (-strides[d], sizes[d] == 1))
+    before = node.next
+    while before.op in ("placeholder", "get_attr"):
+        before = before.next
+    with node.graph.inserting_before(before):
+        turned = _call(aten.permute.default, node, dims)
+        cloned = _call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+        return _call(aten.permute.default, cloned, [dims.index(d) for d in range(len(dims))])
+
+
+def _call(target: Any, source: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    made = source.graph.call_function(target, (source, *args), kwargs)
+    made.meta = {**source.meta, "val": target(source.meta["val"], *args, **kwargs)}
+    return made

@@ -1,0 +1,98 @@
+"""What the passes over attentions share, whatever the device: records, and putting calls in place of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from ....rewrites.profit import Decision
+from ....rewrites.reason import Reason, site_of
+from ....rewrites.record import Match, NearMiss
+from ...capture.effects import has_effect
+from ..common.cpp_call import Layout
+from ..common.formula import packet
+from .bias_layout import Copies
+from .match import SOFTMAXES, Found, beside_product, match_attention
+from .sdpa import SDPA, match_sdpa
+
+RULE = "attention-template"
+# Another kernel for an attention that a rule found already is not one more attention.
+FAMILY, KERNEL_FAMILY = "attention", "attention-kernel"
+
+
+def matched(node: fx.Node) -> Found | Reason | None:
+    """The attention of a node; a reason only if it is nearly one: a classifier's softmax is not."""
+    if packet(node) in SOFTMAXES:
+        found = match_attention(node)
+        return found if isinstance(found, Found) or beside_product(node) else None
+    return match_sdpa(node) if packet(node) in SDPA else None
+
+
+def is_on(node: fx.Node, device: str) -> bool:
+    """Whether a node's value lies on a device of this type; of several values the first."""
+    val = node.meta.get("val")
+    first = val[0] if isinstance(val, (tuple, list)) and val else val
+    return getattr(getattr(first, "device", None), "type", "") == device
+
+
+class Replacer:
+    """Puts calls of kernels in place of attentions.
+
+    Args:
+        graph: changed in place.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._copies = Copies()
+
+    def replace(self, found: Found, kernel: Callable[..., Any], layouts: Sequence[Layout]) -> None:
+        """Call `kernel` on what it reads, in these layouts, instead of an attention's nodes."""
+        inputs = tuple(self._copies.of(x, layout.strides) for x, layout in zip(found.inputs, layouts, strict=True))
+        with self._graph.inserting_before(found.output):
+            call = self._graph.call_function(kernel, inputs)
+        call.meta = {**found.output.meta, "regraft_rule": RULE}
+        found.output.replace_all_uses_with(call)
+        self._erase([*found.nodes, found.output])
+
+    def _erase(self, nodes: Sequence[fx.Node]) -> None:
+        """Erase what nobody reads any more, and what only that read."""
+        replaced = set(nodes)
+        pending = [node for node in nodes if not node.users and not node._erased]
+        while pending:
+            node = pending.pop()
+            if node.users or node._erased or node.op != "call_function":
+                continue
+            # What was replaced goes, though its operator may draw random numbers: here it draws none.
+            if node not in replaced and has_effect(node):
+                continue
+            pending.extend(node.all_input_nodes)
+            self._graph.erase_node(node)
+
+
+def recorded(found: Found, decision: Decision) -> Match:
+    """What was decided on an attention."""
+    return Match(
+        rule=RULE,
+        family=KERNEL_FAMILY if any(map(_is_known, found.nodes)) else FAMILY,
+        stage="lowered",
+        candidate=decision.chosen or "",
+        nodes=tuple(node.name for node in found.nodes),
+        site=site_of(found.output),
+        evidence=decision.evidence,
+    )
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Whether a rule found this attention before: it is the rule's kernel, or what the rule wrote instead."""
+    return packet(node) in SDPA or (packet(node) in SOFTMAXES and bool(node.meta.get("regraft_rule")))
+
+
+def near_miss(node: fx.Node, reason: Reason) -> NearMiss:
+    """An attention that the template does not compute, and why."""
+    site: Any = reason.site or site_of(node)
+    return NearMiss(
+        RULE, FAMILY, reason.code, reason.message, reason.expected, reason.found, depth=1, size=3, site=site
+    )

@@ -1,0 +1,92 @@
+"""Where a number for each row may be added to scores: the softmax does not see it.
+
+softmax(x - max(x))                          x - max(x) is x
+softmax(where(row, b - max(b), b) + s)       so is b - max(b)
+softmax(tanh(x - max(x)))                    here it is not
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..common.formula import is_move, packet
+
+_MOST = 200
+_SUMS = ("aten.add", "aten.sub")
+_PEAKS = ("aten.amax", "aten.max")
+_CASTS = ("aten._to_copy", "prims.convert_element_type")
+
+
+def shiftable(scores: Any) -> set[fx.Node]:
+    """The nodes to whose value a number for each row may be added, wherever a formula of the scores reads it.
+
+    Args:
+        scores: what a softmax along the last dim is taken of, or what is added to that.
+    """
+    formula, queue = set[fx.Node](), [scores]
+    for node in queue:
+        if node not in formula:
+            formula.add(node)
+            queue.extend(node.all_input_nodes if _has_formula(node) else [])
+        if len(formula) > _MOST:
+            return set()
+    found: set[fx.Node] = {scores}
+    for node in sorted(formula - found, reverse=True):
+        users = [user for user in node.users if user in formula and not _is_peak_of(user, node)]
+        if users and all(user in found and node in _passed(user) for user in users):
+            found.add(node)
+    return found
+
+
+def _has_formula(node: fx.Node) -> bool:
+    if is_move(node) or node.target is operator.getitem or packet(node) in (*_CASTS, *_PEAKS, "aten.cat"):
+        return True
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def _passed(node: fx.Node) -> tuple[Any, ...]:
+    """The operands of a node that are shifted as its value is, row by row."""
+    name = packet(node)
+    if name in _SUMS and not node.kwargs:
+        return tuple(x for x in node.args[:2] if isinstance(x, fx.Node) and _row(x) == _row(node))
+    if name in _CASTS or (is_move(node) and name and _keeps_rows(node)):
+        return node.args[:1]
+    if name == "aten.where":
+        condition, a, b = node.args
+        if _row(condition) == 1:
+            return a, b
+        return tuple(x for x, other in ((a, b), (b, a)) if _is_hiding(other))
+    if name == "aten.masked_fill":
+        return node.args[:1] if node.args[2] == -math.inf or _is_hiding(node.args[2]) else ()
+    return ()
+
+
+def _is_peak_of(node: fx.Node, x: fx.Node) -> bool:
+    """Whether a node is the largest of each row of another one: it moves as that does."""
+    return packet(node) in _PEAKS and node.args[0] is x
+
+
+def _keeps_rows(node: fx.Node) -> bool:
+    """Whether a move leaves rows as they are."""
+    name = packet(node)
+    if name in ("aten.permute", "aten.transpose", "aten.t", "aten.slice", "aten.select", "aten.squeeze"):
+        return False
+    return isinstance(node.args[0], fx.Node) and _row(node.args[0]) == _row(node)
+
+
+def _is_hiding(x: Any) -> bool:
+    """Whether a value is minus infinity everywhere."""
+    made = isinstance(x, fx.Node) and packet(x) in ("aten.scalar_tensor", "aten.full")
+    return bool(made) and x.args[-1] == -math.inf
+
+
+def _row(node: Any) -> float:
+    """How long rows are; not a number where that is symbolic: equal to nothing."""
+    sizes = list(node.meta["val"].shape) if isinstance(node, fx.Node) else []
+    size = sizes[-1] if sizes else 1
+    return size if isinstance(size, int) else math.nan

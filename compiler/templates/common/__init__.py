@@ -1,0 +1,1 @@
+"""What templates share: formulas, calls of kernels, baselines, measurements, the GPU."""

@@ -1,0 +1,57 @@
+"""What is measured for one question of a template: nodes as they would run otherwise, and kernels in place of them.
+
+begin      machine code of both is made in other processes; the graph may change meanwhile
+prepare    wait for it, when it is about to be measured
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ...codegen.triton.compiler import are_under_way, begin_units, compile_units
+from .baseline import Unfused
+from .triton_call import TritonTemplateKernel
+
+
+class Contest:
+    """Both sides of a question, compiled side by side; `seconds` is what waiting for that took.
+
+    Args:
+        unfused: the nodes as they would run otherwise.
+        kernels: what competes with them.
+        meanwhile: called as well, where kernels take longer.
+        excluded: why the nodes must not run, or nothing: then they are not compiled either.
+    """
+
+    def __init__(
+        self,
+        unfused: Unfused,
+        kernels: Iterable[TritonTemplateKernel],
+        meanwhile: Callable[[], None],
+        excluded: str = "",
+    ) -> None:
+        self.unfused, self.excluded = unfused, excluded
+        self._kernels, self._meanwhile = list(kernels), meanwhile
+        self.seconds = 0.0
+
+    def begin(self) -> None:
+        """Have everything compiled, without waiting for it."""
+        begin_units(self._units())
+        if not self.excluded:
+            self.unfused.begin()
+
+    def prepare(self) -> None:
+        """Have everything compiled; what fails to compile says so when it is built."""
+        start, units = time.perf_counter(), self._units()
+        begin_units(units)
+        if not self.excluded:
+            self.unfused.build()
+        if are_under_way(units):
+            self._meanwhile()
+        compile_units(units)
+        self.seconds += time.perf_counter() - start
+
+    def _units(self) -> list[Any]:
+        return [unit for kernel in self._kernels for unit in kernel.units]

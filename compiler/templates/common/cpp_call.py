@@ -1,0 +1,131 @@
+"""A template's kernel as something to call: compiled when first needed, allocating its result."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ....rewrites.compat import is_fake
+from ....rewrites.compat.memory import empty_strided
+from ...codegen.cpp.binding import bind
+from ...codegen.cpp.build import source_of
+from ...codegen.cpp.compiler import compile_all
+from ...codegen.cpp.target import host_target
+from ..attention.cpp import PRELUDE, attention_cpp
+from ..attention.description import Attention
+
+_empty = empty_strided(torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a kernel was generated for: sizes, strides and dtype of one tensor."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class TemplateKernel:
+    """A generated kernel as the target of a `call_function` node: takes the tensors it reads, gives a new one.
+
+    Pickles as its source: whoever loads it finds the library on disk or compiles it again, at the first call.
+
+    Args:
+        name: readable, and unique to the source.
+        template: what it was made from, e.g. ``"attention"``.
+        source: its C++, to follow the preludes of `cpp` and of the template; the function to call has that name.
+        inputs: layouts it was generated for; tensors that come in others are copied into these first.
+        output: the layout of the result.
+        flops: multiplications and additions of its products.
+    """
+
+    name: str
+    template: str
+    source: str
+    inputs: tuple[Layout, ...]
+    output: Layout
+    flops: int = 0
+    _run: Callable[..., None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.__name__ = self.__qualname__ = self.name
+        self.__module__ = "regraft"
+
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Run the kernel on the tensors it reads, on as many threads as torch would use.
+
+        Raises:
+            CompilerMissing, CompileFailed: see `build`.
+            IndexError: an index that the score function reads was out of range.
+        """
+        out = self.output
+        if type(tensors[0]) is not torch.Tensor and is_fake(tensors[0]):
+            return tensors[0].new_empty_strided(out.sizes, out.strides, dtype=out.dtype)
+        for tensor, layout in zip(tensors, self.inputs, strict=True):
+            if tensor.stride() != layout.strides:
+                tensors = tuple(map(_placed, tensors, self.inputs))
+                break
+        made = _empty(out.sizes, out.strides, out.dtype)
+        (self._run or self.build())(*tensors, made)
+        return made
+
+    def build(self) -> Callable[..., None]:
+        """Compile (or find compiled) and load the kernel: a function of what it reads and of the result.
+
+        Raises:
+            CompilerMissing, CompileFailed: there is no compiler, or it refuses the source.
+        """
+        ((library, _),) = compile_all([source_of([PRELUDE, self.source], host_target())])
+        address = ctypes.cast(getattr(library, self.name), ctypes.c_void_p).value
+        assert address is not None, self.name
+        self._run = bind(address, "t" * (len(self.inputs) + 1), 0, True)
+        return self._run
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": None}
+
+
+def attention_kernel(attention: Attention) -> TemplateKernel:
+    """The kernel of an attention; equal attentions have the same, whatever their buffers are called.
+
+    Raises:
+        UnsupportedDtype: the score function computes with a dtype that C++ has no type for.
+    """
+    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in attention.reads)
+    out = attention.out.buffer
+    flops = attention_flops(attention)
+    return _kernel(attention_cpp(attention, lanes()), inputs, Layout(out.sizes, out.strides, out.dtype), flops)
+
+
+def attention_flops(attention: Attention) -> int:
+    """Multiplications and additions of both products."""
+    pairs = math.prod(var.extent for var in (*attention.lead, attention.row, attention.key))
+    return 2 * pairs * (attention.depth + attention.width)
+
+
+def lanes() -> int:
+    """Floats in a vector of this machine; at least 4, which compilers make of narrower registers."""
+    return max(host_target().vector_bytes // 4, 4)
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(body: str, inputs: tuple[Layout, ...], output: Layout, flops: int) -> TemplateKernel:
+    digest = hashlib.blake2b((PRELUDE + body).encode(), digest_size=6).hexdigest()
+    name = f"attention_{digest}"
+    return TemplateKernel(name, "attention", body.replace("KERNEL", name), inputs, output, flops)
+
+
+def _placed(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    if tensor.stride() == layout.strides:
+        return tensor
+    made = torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype, device=tensor.device)
+    return made.copy_(tensor)

@@ -1,0 +1,50 @@
+"""The GPU that kernels are made for, and what it has room for."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ...codegen.triton import can_build
+from ...codegen.triton.build import capability, processors
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What tiles must fit.
+
+    Args:
+        capability: 90 for Hopper, 80 and 86 for Ampere.
+        shared_bytes: of one program (``shared_memory_per_block_optin`` of its properties).
+        processors: how many programs it runs at a time, at least.
+    """
+
+    capability: int
+    shared_bytes: int
+    processors: int
+
+
+HOPPER, AMPERE, SMALLER = Gpu(90, 227 << 10, 132), Gpu(80, 163 << 10, 108), Gpu(86, 99 << 10, 84)
+
+
+def device_of(graph: fx.Graph) -> tuple[int, Gpu] | None:
+    """The one GPU of a graph, with its index; None where there is none that the kernels are for."""
+    if not can_build() or torch.version.hip is not None:
+        return None
+    values = [node.meta.get("val") for node in graph.nodes]
+    devices = {x.device for x in values if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
+    if len(devices) != 1:
+        return None
+    index = next(iter(devices)).index
+    index = torch.cuda.current_device() if index is None else index
+    return (index, _gpu(index)) if _gpu(index).capability >= 80 else None
+
+
+@functools.cache
+def _gpu(index: int) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
+    shared = getattr(properties, "shared_memory_per_block_optin", 48 << 10)  # torch has no type for it
+    return Gpu(capability(index), shared, processors(index))

@@ -1,0 +1,73 @@
+"""What passes over products share, whatever the device: what a kernel competes with, records, clearing away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ....patterns.packing import packed_linear_weight
+from ....rewrites.graph import is_pure
+from ....rewrites.profit import Decision
+from ....rewrites.reason import Reason, site_of
+from ....rewrites.record import Match, NearMiss
+from ..common.baseline import Unfused as Nodes
+from ..common.formula import packet
+from .match import REORDER, FoundProduct
+
+RULE, FAMILY = "linear-template", "linear-kernel"
+
+
+class Unfused(Nodes):
+    """What a kernel would replace, as it would run otherwise: the library's product, then a generated kernel.
+
+    It gives the product itself beside the result where the kernel gives that too.
+    """
+
+    def __init__(self, found: FoundProduct) -> None:
+        inputs = list(dict.fromkeys(found.inputs))
+        super().__init__(found.nodes, inputs, [found.output] if found.kept is None else [found.output, found.kept])
+        self._places = [found.inputs.index(node) for node in inputs]
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """The results, of what the kernel reads."""
+        return super().__call__(*(tensors[place] for place in self._places))
+
+    def _adapt(self, graph: fx.Graph) -> None:
+        for node in graph.nodes:
+            if packet(node) == REORDER:
+                node.target = packed_linear_weight
+
+
+def erase_dead(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Erase what of `nodes` nobody reads any more, and what only that read."""
+    pending = [node for node in nodes if not node.users and not node._erased]
+    while pending:
+        node = pending.pop()
+        if node.users or node._erased or node.op != "call_function" or not is_pure(node):
+            continue
+        pending.extend(node.all_input_nodes)
+        graph.erase_node(node)
+
+
+def recorded(found: FoundProduct, decision: Decision, rule: str = RULE, family: str = FAMILY) -> Match:
+    """What was decided on a product."""
+    return Match(
+        rule=rule,
+        family=family,
+        stage="lowered",
+        candidate=decision.chosen or "",
+        nodes=tuple(node.name for node in found.nodes),
+        site=site_of(found.output),
+        evidence=decision.evidence,
+    )
+
+
+def near_miss(node: fx.Node, reason: Reason, rule: str = RULE, family: str = FAMILY) -> NearMiss:
+    """A product that the template does not compute, and why."""
+    site: Any = reason.site or site_of(node)
+    return NearMiss(
+        rule, family, reason.code, reason.message, reason.expected, reason.found, depth=1, size=2, site=site
+    )

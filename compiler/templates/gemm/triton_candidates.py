@@ -1,0 +1,121 @@
+"""Which tiles of the Triton product kernel are worth measuring: the best by the estimate, and unlike each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..common.gpu import Gpu
+from .description import Product
+from .triton_cost import apart, estimate, is_skinny
+from .triton_tiles import GemmTile, fits
+
+_HOPE = 1.1  # of the estimated time of what there is: with that it may still be faster
+_MIN_SHARE = 2  # of the tiles measured, at least one in so many has its operands read in the other way
+
+_HOPPER = (
+    GemmTile(128, 256, 64, 8, 3), GemmTile(256, 128, 64, 8, 3), GemmTile(128, 128, 64, 8, 4),
+    GemmTile(128, 128, 64, 8, 3), GemmTile(128, 128, 64, 4, 3), GemmTile(64, 256, 64, 8, 3),
+    GemmTile(64, 256, 64, 4, 3), GemmTile(128, 64, 64, 4, 4), GemmTile(64, 128, 64, 4, 4), GemmTile(64, 64, 64, 4, 5),
+    GemmTile(64, 64, 128, 4, 3), GemmTile(32, 64, 128, 4, 4), GemmTile(16, 64, 128, 4, 4), GemmTile(64, 32, 128, 4, 4),
+    # Few rows: what counts is how much of the other operand is on its way.
+    GemmTile(16, 32, 256, 4, 4), GemmTile(16, 32, 128, 4, 5), GemmTile(16, 128, 128, 4, 4), GemmTile(32, 32, 256, 4, 4),
+    GemmTile(64, 128, 128, 4, 3),
+)  # fmt: skip
+_AMPERE = (
+    GemmTile(128, 256, 32, 8, 3), GemmTile(256, 128, 32, 8, 3), GemmTile(128, 128, 64, 8, 3),
+    GemmTile(128, 128, 32, 4, 4), GemmTile(128, 64, 32, 4, 4), GemmTile(64, 128, 32, 4, 4), GemmTile(64, 64, 64, 4, 3),
+    GemmTile(32, 64, 64, 4, 4), GemmTile(16, 64, 128, 4, 3), GemmTile(64, 32, 64, 4, 4),
+    GemmTile(16, 32, 256, 4, 3), GemmTile(32, 32, 128, 4, 4),
+)  # fmt: skip
+_SPLITS = (2, 4, 8, 16)
+_FEWEST = 16, 32  # rows and columns of a tile that every product may have
+_BESIDE = 4  # parts of tiles on a multiprocessor, at most: more would wait for each other
+
+
+def gemm_tiles(product: Product, gpu: Gpu, count: int) -> list[GemmTile]:
+    """The tiles worth measuring, the one to take unmeasured first."""
+    return best_tiles(sorted(_legal(product, gpu), key=lambda tile: estimate(product, tile, gpu)), count)
+
+
+def best_tiles(tiles: list[GemmTile], count: int) -> list[GemmTile]:
+    """Some of the tiles, which come in the order of an estimate; both ways to read operands among them."""
+    ordered = _varied(tiles)
+    sure = [
+        tile
+        for kind in (False, True)
+        for tile in [tile for tile in ordered if tile.descriptors == kind][: max(count // _MIN_SHARE, 1)]
+    ]
+    sure = sorted(sure, key=ordered.index)[:count]
+    more = [tile for tile in ordered if tile not in sure]
+    return sorted([*sure, *more[: count - len(sure)]], key=ordered.index)
+
+
+def promises(computed: Product, plain: Product, gpu: Gpu) -> bool:
+    """Whether computing operands as they are read may take less time than kernels of their own, and `plain`."""
+    tiles, others = gemm_tiles(computed, gpu, 1), gemm_tiles(plain, gpu, 1)
+    if not tiles or not others:
+        return False
+    both = estimate(plain, others[0], gpu) + apart(computed, gpu)
+    return estimate(computed, tiles[0], gpu) < _HOPE * both
+
+
+def _varied(tiles: list[GemmTile]) -> list[GemmTile]:
+    """The same tiles, those last that differ from a better one in little: an estimate tells these apart badly."""
+    seen: set[tuple[bool, frozenset[int]]] = set()
+    first: list[GemmTile] = []
+    last: list[GemmTile] = []
+    for tile in tiles:
+        key = (tile.descriptors, frozenset((tile.rows, tile.columns)))
+        (last if key in seen else first).append(tile)
+        seen.add(key)
+    return [*first, *last]
+
+
+def neighbours(product: Product, tile: GemmTile, gpu: Gpu) -> list[GemmTile]:
+    """Legal tiles that differ from one in one thing."""
+    return [made for made in changes(tile) if fits(product, made, gpu)]
+
+
+def changes(tile: GemmTile) -> list[GemmTile]:
+    """Tiles that differ from one in one thing."""
+    changed = [
+        replace(tile, **{name: size})
+        for name in ("rows", "columns", "depth")
+        for size in (getattr(tile, name) // 2, getattr(tile, name) * 2)
+    ]
+    changed += [replace(tile, warps=n) for n in (tile.warps // 2, tile.warps * 2)]
+    changed += [replace(tile, stages=n) for n in (tile.stages - 1, tile.stages + 1)]
+    changed.append(replace(tile, descriptors=not tile.descriptors))
+    return changed + [replace(tile, splits=n) for n in (tile.splits // 2, tile.splits * 2) if n]
+
+
+def _legal(product: Product, gpu: Gpu) -> Iterator[GemmTile]:
+    wide = product.dtype.itemsize // 2  # as many bytes a step whatever the dtype
+    for known in _HOPPER if gpu.capability >= 90 else _AMPERE:
+        tile = replace(known, depth=known.depth // wide)
+        if is_skinny(product) and not _is_slim(product, tile):
+            continue
+        for made in (tile, *(() if is_skinny(product) else (replace(tile, descriptors=True),))):
+            if fits(product, made, gpu):
+                yield made
+                yield from _split(product, made, gpu)
+
+
+def _is_slim(product: Product, tile: GemmTile) -> bool:
+    """Whether a tile has no more rows and columns than there are, more or less."""
+    rows, columns = product.row.extent, product.column.extent
+    return (tile.rows <= _FEWEST[0] or tile.rows < 2 * rows) and (
+        tile.columns <= _FEWEST[1] or tile.columns < 2 * columns
+    )
+
+
+def _split(product: Product, tile: GemmTile, gpu: Gpu) -> Iterator[GemmTile]:
+    """The same with the depth in parts, where tiles alone leave multiprocessors idle."""
+    tiles = tile.count(product)
+    if tiles >= gpu.processors:
+        return
+    for splits in _SPLITS:
+        made = replace(tile, splits=splits)
+        if tiles * splits <= _BESIDE * gpu.processors and fits(product, made, gpu):
+            yield made

@@ -1,0 +1,1 @@
+"""Tools for people: command line, checks of rules, profiles, explanations, coverage."""

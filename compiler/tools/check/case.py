@@ -1,0 +1,190 @@
+"""A case: the program that a rule's pattern makes, on operands, captured and rewritten as the backend does it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from ....patterns.packing import FROZEN
+from ....rewrites.compat import capture_function
+from ....rewrites.driver import Settings, rewrite
+from ....rewrites.effects import mark_gradients
+from ....rewrites.graph import nodes_in, op_name
+from ....rewrites.pattern import choosing
+from ....rewrites.profit import Always
+from ....rewrites.record import GraphRecord
+from ....rewrites.rule import Rule
+from ....rewrites.sample import Sample
+from ...normal import FORMS
+from .drawn import Drawn
+from .operands import KINKS, SINGULAR, Look, make, tensors
+
+Program = Callable[..., Any]
+Gradients = Literal["compared", "finite", "ignored"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule, one program of its pattern, and operands.
+
+    Args:
+        rule: whose pattern is the program.
+        operands: in the pattern's order; None for what is left out.
+        tags: the alternatives of the pattern that the program takes.
+        frozen: names of operands that are weights, known while compiling.
+        dynamic: sizes are symbolic while compiling.
+        nan: option ``nan``.
+        seed: of the random draws.
+        gradients: ``"compared"``; ``"finite"`` where only NaN and inf are looked for; ``"ignored"``.
+    """
+
+    rule: Rule
+    operands: tuple[Any, ...]
+    tags: Mapping[str, str] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+    dynamic: bool = False
+    nan: str = "eager"
+    seed: int = 0
+    gradients: Gradients = "compared"
+
+    @classmethod
+    def of(cls, rule: Rule, sample: Sample, drawn: Drawn) -> Case:
+        """The case that a sample makes of what was drawn for it."""
+        specs, sizes = tensors(sample), dict(drawn.sizes)
+        operands = [sample.operands.get(v.name) for v in rule.variables]
+        for i, variable in enumerate(rule.variables):
+            if variable.name in specs:
+                look = drawn.looks.get(variable.name, Look())
+                operands[i] = make(specs[variable.name], sizes, drawn.dtype, look, operand_seed(drawn.seed, i))
+        frozen = tuple(name for name, spec in specs.items() if spec.frozen)
+        values = {look.values for look in drawn.looks.values()}
+        gradients: Gradients = "ignored" if values & {*SINGULAR} else "finite" if values & {*KINKS} else "compared"
+        return cls(rule, tuple(operands), sample.tags, frozen, drawn.dynamic, drawn.nan, drawn.seed, gradients)
+
+    @property
+    def training(self) -> bool:
+        """Whether gradients flow."""
+        return any(isinstance(o, torch.Tensor) and o.requires_grad for o in self.operands)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it runs on another device than the CPU."""
+        return any(isinstance(o, torch.Tensor) and o.device.type not in ("cpu", "meta") for o in self.operands)
+
+    def program(self, *operands: Any) -> Any:
+        """What eager runs."""
+        with choosing(dict(self.tags)):
+            return self.rule.pattern(*operands)
+
+    @cached_property
+    def _captured(self) -> tuple[fx.GraphModule, list[int]]:
+        graph_module, places = capture_function(self.program, list(self.operands), dynamic=self.dynamic)
+        for place, node in zip(places, graph_module.graph.find_nodes(op="placeholder"), strict=False):
+            if self.rule.variables[place].name in self.frozen:
+                node.meta[FROZEN] = True
+        mark_gradients(graph_module.graph, [self.operands[i].requires_grad for i in places])
+        return graph_module, places
+
+    def rewritten(self, rule: Rule | None = None) -> Rewritten:
+        """The program as a rule, by default the case's own, rewrites it."""
+        chosen = rule or self.rule
+        captured, places = self._captured
+        graph_module, renamed = fx.GraphModule(captured, fx.Graph()), dict[fx.Node, fx.Node]()
+        graph_module.graph.output(graph_module.graph.graph_copy(captured.graph, renamed))
+        for old, new in renamed.items():
+            new.meta = dict(old.meta)
+        graph_module.recompile()
+        record = GraphRecord(chosen.name)
+        rewrite(graph_module, [chosen], self._settings(chosen), record)
+        return Rewritten(graph_module, places, record, frozenset(renamed.values()))
+
+    def _settings(self, rule: Rule) -> Settings:
+        keeps = rule.numerics.random != "distribution"
+        return Settings(
+            stage=rule.stage,
+            normal_form=FORMS[rule.stage],
+            oracle=Always(),
+            training=self.training,
+            keep_stream=keeps,
+            verify="structure",
+            # Candidates that draw otherwise on purpose are for those who allow it: they could not be compared by value.
+            policy=(("nan", self.nan), *((("rng", "eager"),) if keeps else ())),
+            near_miss_depth=0,
+        )
+
+
+_COPIES = ("aten.clone", "aten.contiguous", "aten.permute")
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A rewritten program, which takes the case's operands, what happened, and the nodes that it had before."""
+
+    graph_module: fx.GraphModule
+    places: list[int]
+    record: GraphRecord
+    captured: frozenset[fx.Node]
+
+    def __call__(self, *operands: Any) -> Any:
+        """Run it."""
+        return self.graph_module(*(operands[i] for i in self.places))
+
+    @property
+    def applied(self) -> bool:
+        """Whether the rule matched, be it a part of the program."""
+        return bool(self.record.applied)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it matched all of the program: it returns the replacement, not the pattern's last call.
+
+        Where the replacement is an operand as it is, that is a copy of it: returned is nobody else's memory.
+        """
+        return self.applied and all(map(self._is_made, nodes_in(self.graph_module.graph.output_node().args)))
+
+    def _is_made(self, node: fx.Node) -> bool:
+        """Whether a rule made a value, or it is an operand, through copies that keep strides as they were."""
+        while op_name(node) in _COPIES and node not in self.captured and "regraft_rule" not in node.meta:
+            node = node.all_input_nodes[0]
+        return node.op != "call_function" or "regraft_rule" in node.meta
+
+    @property
+    def codes(self) -> frozenset[str]:
+        """The codes of the reasons for which it did not match all of it; empty where it did."""
+        return frozenset() if self.whole else frozenset(m.code for m in self.record.near_misses)
+
+
+def operand_seed(seed: int, place: int) -> int:
+    """Each operand has values of its own."""
+    return 100 * seed + place
+
+
+def alone(rule: Rule, candidate: str) -> Rule:
+    """A rule with one of its candidates."""
+    return replace(rule, candidates=tuple(c for c in rule.candidates if c.name == candidate))
+
+
+def refusals(rule: Rule, sample: Sample) -> set[str]:
+    """The codes of the reasons that a rule gives on a sample's own operands; empty where it matches.
+
+    The program is the rule's pattern itself, so what a rule refuses is what its operands are.
+    """
+    return set(Case.of(rule, sample, Drawn.plain(sample)).rewritten().codes)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's log of errors: where tracing fails, that is told as a counterexample, or was wanted."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

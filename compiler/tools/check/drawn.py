@@ -1,0 +1,100 @@
+"""What is drawn for a sample: sizes, dtype, the look of every tensor, symbolic sizes or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ....rewrites.rule import Rule
+from ....rewrites.sample import Sample
+from .operands import LAYOUTS, Look, differentiable, dim_names, looks_of, tensors
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_PLAIN_LAYOUTS, _PLAIN_VALUES = 2, 12  # how many times likelier than another the plain one is
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One drawn example of a sample.
+
+    Args:
+        sizes: of the named dims.
+        dtype: of tensors that fix none.
+        looks: of tensors, by parameter; plain where it is missing.
+        dynamic: sizes are symbolic.
+        nan: option ``nan``: ``"eager"``, or ``"safe"``, which allows rules to hide NaN.
+        seed: of values and random draws.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+    dtype: torch.dtype = torch.float32
+    looks: dict[str, Look] = field(default_factory=dict)
+    dynamic: bool = False
+    nan: str = "eager"
+    seed: int = 0
+
+    @classmethod
+    def plain(cls, sample: Sample, factor: int = 1) -> Drawn:
+        """The sample's own sizes, perhaps times a factor, and nothing odd."""
+        return cls(tuple((n, factor * sample.sizes[n]) for n in dim_names(sample)))
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether the rule has to match: nothing empty, and nothing so small that it might as well be a scalar."""
+        return all(size > 1 for _, size in self.sizes)
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{n}={s}" for n, s in self.sizes)
+        odd = [f"{name}: {look}" for name, look in self.looks.items() if look != Look()]
+        facts = [sizes, str(self.dtype).removeprefix("torch."), *odd]
+        facts += ["symbolic sizes"] if self.dynamic else []
+        facts += ["nan='safe'"] if self.nan == "safe" else []
+        return ", ".join([f for f in facts if f] + [f"seed {self.seed}"])
+
+
+def hypothesis() -> ModuleType:
+    """The library that draws examples, which only those need who check rules.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message says how to get it.
+    """
+    try:
+        import hypothesis
+    except ModuleNotFoundError as error:
+        message = "checking rules needs hypothesis, which draws the examples: pip install 'regraft[check]'"
+        raise ModuleNotFoundError(message, name="hypothesis") from error
+    return hypothesis
+
+
+def drawings(rule: Rule, samples: Sequence[Sample]) -> Any:
+    """A strategy for pairs of a sample and what is `Drawn` for it; the first sample is the simplest."""
+    st = hypothesis().strategies
+
+    @st.composite
+    def drawing(draw: Any) -> tuple[Sample, Drawn]:
+        sample = draw(st.sampled_from(samples))
+        sizes = tuple((n, draw(st.sampled_from(_sizes(sample.sizes[n])))) for n in dim_names(sample))
+        dtype = draw(st.sampled_from(_DTYPES))
+        looks = {}
+        for name, spec in tensors(sample).items():
+            layout = draw(st.sampled_from(_mostly_first(LAYOUTS, _PLAIN_LAYOUTS)))
+            values = draw(st.sampled_from(_mostly_first(looks_of(spec), _PLAIN_VALUES)))
+            trained = rule.stage == "forward" and differentiable(spec)  # what runs after autograd is not trained
+            looks[name] = Look(layout, values, trained and draw(st.booleans()))
+        dynamic, nan = draw(st.booleans()), draw(st.sampled_from(("eager", "eager", "eager", "safe")))
+        return sample, Drawn(sizes, dtype, looks, dynamic, nan, draw(st.integers(0, 9999)))
+
+    return drawing()
+
+
+def _sizes(own: int) -> tuple[int, ...]:
+    """Mostly the sample's own size; small ones, odd ones, one beyond a vector, none at all."""
+    return (1, 2, own, own, own, own, 3, 16, 17, 0)
+
+
+def _mostly_first(kinds: tuple[str, ...], times: int) -> tuple[str, ...]:
+    return (kinds[0],) * times + kinds[1:] if len(kinds) > 1 else kinds

@@ -1,0 +1,154 @@
+"""Tensors of a sample: how one may look (its layout in memory, its values), and how that is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ....rewrites.sample import Sample, T
+
+# By what a `T` holds; the plainest first, which is what counterexamples are brought to.
+VALUES = {
+    "normal": (
+        "plain", "constant", "large", "large-row", "signed-zeros", "denormal", "extreme", "nan", "inf", "-inf"
+    ),
+    "positive": ("plain", "constant", "large"),
+    "mask": ("plain", "masked-row", "lowest", "lowest-row", "open"),
+    "bool": ("plain", "masked-row", "open"),
+}  # fmt: skip
+SINGULAR = ("extreme", "nan", "inf", "-inf")  # values at which derivatives are conventions, or overflow
+KINKS = ("signed-zeros",)  # where functions have kinks, and their derivative is any number in between
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one tensor is drawn: a name of `LAYOUTS`, a name of `VALUES`, and whether gradients flow to it."""
+
+    layout: str = "contiguous"
+    values: str = "plain"
+    gradient: bool = False
+
+    def __str__(self) -> str:
+        odd = [w for w, plain in ((self.layout, "contiguous"), (self.values, "plain")) if w != plain]
+        return " ".join([*odd, *(["gradient"] if self.gradient else [])]) or "plain"
+
+
+def tensors(sample: Sample) -> dict[str, T]:
+    """The tensor operands of a sample, by parameter of the pattern."""
+    return {name: given for name, given in sample.operands.items() if isinstance(given, T)}
+
+
+def placed(sample: Sample, device: str) -> Sample:
+    """A sample on another device; what stands for an unknown one stays there."""
+    operands = {
+        name: replace(given, device=device) if isinstance(given, T) and given.device == "cpu" else given
+        for name, given in sample.operands.items()
+    }
+    return Sample(tags=sample.tags, sizes=sample.sizes, refused=sample.refused, **operands)
+
+
+def dim_names(sample: Sample) -> list[str]:
+    """The named dims of a sample's tensors."""
+    return sorted(frozenset[str]().union(*(spec.names for spec in tensors(sample).values())))
+
+
+def looks_of(spec: T) -> tuple[str, ...]:
+    """The kinds of values that may be drawn for a tensor."""
+    fixed = spec.dtype is not None and not spec.dtype.is_floating_point
+    return ("plain",) if fixed and spec.values != "bool" else VALUES[spec.values]
+
+
+def differentiable(spec: T) -> bool:
+    """Whether gradients may flow to a tensor."""
+    return spec.gradient and spec.values == "normal" and (spec.dtype is None or spec.dtype.is_floating_point)
+
+
+def make(spec: T, sizes: Mapping[str, int], dtype: torch.dtype, look: Look, seed: int) -> torch.Tensor:
+    """A tensor as `spec` declares it and `look` says; `dtype` where the spec leaves that open."""
+    values = _values(spec, sizes, spec.dtype or dtype, look.values, seed)
+    return laid_out(values.to(spec.device), look.layout).requires_grad_(look.gradient)
+
+
+def _values(spec: T, sizes: Mapping[str, int], dtype: torch.dtype, kind: str, seed: int) -> torch.Tensor:
+    shape, generator = spec.shape(sizes), torch.Generator().manual_seed(seed)
+    if spec.values == "bool":
+        return _keep(shape, kind, generator).to(spec.dtype or torch.bool)
+    if not dtype.is_floating_point:
+        return torch.randint(spec.limit(sizes), shape, generator=generator).to(dtype)
+    if spec.values == "mask":
+        low = torch.finfo(dtype).min if kind.startswith("lowest") else -torch.inf
+        keep = _keep(shape, kind, generator)
+        return torch.zeros(shape, dtype=torch.float64).masked_fill(~keep, low).to(dtype)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    values = values.abs() + 0.1 if spec.values == "positive" else values
+    return (_odd(values, kind, dtype) if values.numel() else values).to(dtype)
+
+
+def _keep(shape: tuple[int, ...], kind: str, generator: torch.Generator) -> torch.Tensor:
+    """Mostly True, every row keeps something; except the first where a fully masked row is asked for."""
+    keep = torch.rand(shape, generator=generator) < (1.0 if kind == "open" else 0.7)
+    if keep.dim() == 0 or keep.numel() == 0:
+        return keep
+    keep[..., 0] = True
+    if kind.endswith("-row"):
+        keep.view(-1, keep.shape[-1])[0] = False
+    return keep
+
+
+def _odd(values: torch.Tensor, kind: str, dtype: torch.dtype) -> torch.Tensor:
+    """Plain numbers made odd. Extremes of float64 stay where float64 itself does not overflow: nothing is wider."""
+    flat, limits = values.view(-1), torch.finfo(dtype)
+    if kind == "constant":
+        flat[:] = flat[0].clone()
+    elif kind == "large":
+        flat *= 30
+    elif kind == "large-row" and values.dim():
+        values.view(-1, values.shape[-1])[0] *= 1000
+    elif kind == "signed-zeros":
+        flat[:] = torch.where(flat.abs() < 0.7, torch.copysign(torch.zeros_like(flat), flat), flat)
+    elif kind == "denormal":
+        flat *= limits.tiny / 4
+    elif kind == "extreme":
+        most = min(limits.max, torch.finfo(torch.float32).max)
+        flat[0], flat[flat.numel() // 2], flat[-1] = limits.tiny, -most, most
+    elif kind in ("nan", "inf", "-inf"):
+        flat[flat.numel() // 2] = float(kind)
+    return values
+
+
+def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """`x` in another layout of memory: the same values where each has its own place, else some of them repeated."""
+    if x.numel() == 0 or x.dim() < (2 if layout in ("transposed", "overlapping") else 1):
+        return x.clone()
+    return _LAYING_OUT[layout](x)
+
+
+def _reversed(x: torch.Tensor) -> torch.Tensor:
+    order = tuple(reversed(range(x.dim())))
+    return x.permute(order).contiguous().permute(order)
+
+
+def _windows(x: torch.Tensor) -> torch.Tensor:
+    """Each row starts one entry after the row before, as `unfold` makes them."""
+    rows, columns = x.shape[-2:]
+    span, strides = rows + columns - 1, [1, 1]
+    for size in reversed(x.shape[:-2]):
+        strides.insert(0, span)
+        span *= size
+    return x.flatten()[:span].clone().as_strided(x.shape, strides)
+
+
+_LAYING_OUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": torch.clone,
+    "transposed": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "reversed": _reversed,
+    "sliced": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    "stepped": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "offset": lambda x: torch.cat([x[:1], x])[1:],
+    "expanded": lambda x: x[:1].clone().expand(x.shape),
+    "broadcast": lambda x: x[..., :1].clone().expand(x.shape),
+    "overlapping": _windows,
+}
+LAYOUTS = tuple(_LAYING_OUT)  # the plainest first

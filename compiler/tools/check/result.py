@@ -1,0 +1,79 @@
+"""What a check found: how much was compared, and counterexamples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ....rewrites.rule import Rule
+from ....rewrites.sample import Sample
+from .case import Case
+from .drawn import Drawn
+from .script import script_of
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A counterexample: what was drawn, and what went wrong.
+
+    Args:
+        rule: the rule that fails.
+        candidate: the replacement that is wrong; empty where the rule itself is.
+        sample: the sample that it was drawn for.
+        drawn: sizes, dtype, layouts and values.
+        problem: one sentence.
+    """
+
+    rule: Rule
+    candidate: str
+    sample: Sample
+    drawn: Drawn
+    problem: str
+
+    def __str__(self) -> str:
+        name = "/".join(filter(None, (self.rule.name, self.candidate)))
+        return f"{name}: {self.problem}\n  with {self.sample}\n  drawn {self.drawn}"
+
+    @cached_property
+    def script(self) -> str:
+        """A program of its own that shows this failure, and exits with 1 as long as it is there."""
+        case = Case.of(self.rule, self.sample, self.drawn)
+        return script_of(case, self.sample, self.drawn, self.candidate, self.problem)
+
+
+@dataclass
+class CheckResult:
+    """What `check` found.
+
+    Args:
+        rule: its name.
+        runs: how many rewritten programs were compared.
+        declined: how many the rule, or its candidate, rightly did not match.
+        refused: how many near misses were refused, as declared.
+        unused: candidates that no drawn program could use, e.g. kernels for another device: nothing was proven of them.
+        failures: counterexamples.
+        seconds: the time that it took.
+    """
+
+    rule: str
+    runs: int = 0
+    declined: int = 0
+    refused: int = 0
+    unused: tuple[str, ...] = ()
+    failures: list[Failure] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was compared and nothing failed."""
+        return not self.failures and self.runs > 0
+
+    @property
+    def summary(self) -> str:
+        """What was done, in one line."""
+        text = f"{self.runs} compared, {self.declined} declined, {self.refused} refused, {self.seconds:.1f} s"
+        return f"{text}; not usable here: {', '.join(self.unused)}" if self.unused else text
+
+    def __str__(self) -> str:
+        head = f"{self.rule}: {'ok' if self.ok else 'FAILED'} ({self.summary})"
+        return "\n".join([head, *map(str, self.failures)])

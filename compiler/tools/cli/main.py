@@ -1,0 +1,423 @@
+"""The `regraft` command: report, explain, code, kernels, bench, rules, check.
+
+Exit codes: 0 all is well; 1 a finding (wrong results, a regression, a rule that fails its check); 2 a usage error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from ...._version import __version__
+from .corpus import corpus_arguments, run_corpus
+from .options import (
+    TARGET,
+    Batch,
+    Device,
+    DType,
+    Layers,
+    Mask,
+    Seq,
+    Settings,
+    Tiny,
+    Train,
+    chosen_target,
+    loaded_target,
+)
+from .profile import bench, kernels
+from .shared import UsageError, output_console, shown_progress, usage_errors
+
+if TYPE_CHECKING:
+    from ....rewrites.report.document import Report
+    from ....rewrites.rule import Rule
+    from ..check import CheckResult, Failure
+    from ..coverage.report import Plan
+    from ..targets.load import Choices
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    help="Pattern-matching graph rewrites for PyTorch: did it match? is it right? was it worth it?",
+)  # fmt: skip
+
+CONTRACTS_FROM = 100  # columns: narrower, the list of rules leaves out what they promise of numbers
+
+
+app.command()(kernels)
+app.command()(bench)
+
+
+def main() -> None:
+    """Run the command; the entry point of the console script and of `python -m regraft`."""
+    app(prog_name="regraft")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"regraft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def report(
+    targets: Annotated[
+        list[str] | None, typer.Argument(metavar="[TARGET]...", help=f"{TARGET}. [default: hf:bert --mask]")
+    ] = None,
+    layers: Layers = None,
+    tiny: Tiny = False,
+    mask: Mask = False,
+    train: Train = False,
+    dtype: DType = "float32",
+    batch: Batch = 1,
+    seq: Seq = None,
+    device: Device = "cpu",
+    settings: Settings = None,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
+    profit: Annotated[
+        Literal["measured", "always", "never"],
+        typer.Option(help="Apply legal matches where measured to pay, everywhere or nowhere."),
+    ] = "measured",
+    verify: Annotated[
+        Literal["off", "structure", "live"],
+        typer.Option(help="Check each rewrite: the graph, or both sides on live inputs."),
+    ] = "off",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads for eager and compiled code alike.")] = None,
+    json_path: Annotated[Path, typer.Option("--json", help="The report as data.")] = Path("regraft-report.json"),
+    html_path: Annotated[Path, typer.Option("--html", help="The report as a page.")] = Path("regraft-report.html"),
+    no_time: Annotated[bool, typer.Option("--no-time", help="Compile and compare, but do not time.")] = False,
+    diff: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="OLD NEW", help="Compare two JSON reports instead; exit code 1 if worse."),
+    ] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Tiny models of a whole corpus (hf), each in a process; resumable."),
+    ] = None,
+    parts: Annotated[Path, typer.Option(help="Where --corpus keeps the part of each target.")] = Path(
+        ".regraft-corpus"
+    ),
+    jobs: Annotated[int, typer.Option(min=1, help="Targets of --corpus side by side.")] = 1,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(help="Hold the matches of --corpus against this file, exit code 1 on a drop; made if missing."),
+    ] = None,
+) -> None:
+    """Compile models; say what matched and why not, whether results agree with eager, and how fast they are."""
+    with usage_errors():
+        if diff is not None:
+            raise typer.Exit(_diff(*diff))
+        chosen = chosen_target(layers, tiny, mask or not targets, train, dtype, batch, seq, device, settings)
+        if corpus is not None:
+            arguments = corpus_arguments(chosen, dynamic=dynamic, profit=profit, verify=verify)
+            made, drops = run_corpus(corpus, targets or (), arguments, parts, jobs, snapshot)
+            _shown(made, json_path, html_path)
+            raise typer.Exit(0 if made.right and not drops else 1)
+        from ..coverage.report import Plan
+
+        options = {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
+        plan = Plan(options, dynamic=dynamic or None, timed=not no_time)
+        made = _examined(targets or ["hf:bert"], chosen, plan, threads)
+        _shown(made, json_path, html_path)
+    raise typer.Exit(0 if made.right else 1)
+
+
+@app.command()
+def explain(
+    rule: Annotated[str, typer.Argument(help="A rule; `regraft rules` lists them.")],
+    target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
+    layers: Layers = None,
+    tiny: Tiny = False,
+    mask: Mask = False,
+    train: Train = False,
+    dtype: DType = "float32",
+    batch: Batch = 1,
+    seq: Seq = None,
+    device: Device = "cpu",
+    settings: Settings = None,
+) -> None:
+    """Say where a rule matches a model, and where it does not: how far it got, what it expected, what it found."""
+    import torch
+
+    from .... import explain as explained
+
+    with usage_errors():
+        _rules_named(rule, families=False)
+        loaded = loaded_target(target, chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings))
+        with shown_progress() as progress:
+            progress(f"matching {rule} in {target}", 0.5)
+            with torch.set_grad_enabled(train):
+                explanation = explained(rule, loaded.model, *loaded.args, **loaded.kwargs)
+    typer.echo(str(explanation))
+
+
+@app.command()
+def code(
+    target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
+    stage: Annotated[
+        Literal["all", "graph", "program", "fusion", "kernels", "c++", "source"],
+        typer.Option(help="Graphs, loop program, fusion log, scheduled kernels, their C++, or the wrapper's source."),
+    ] = "all",
+    layers: Layers = None,
+    tiny: Tiny = False,
+    mask: Mask = False,
+    train: Train = False,
+    dtype: DType = "float32",
+    batch: Batch = 1,
+    seq: Seq = None,
+    device: Device = "cpu",
+    settings: Settings = None,
+) -> None:
+    """Print what a model is compiled to, stage by stage."""
+    from ..coverage.report import Plan
+
+    with usage_errors():
+        chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
+        made = _examined([target], chosen, Plan({"debug": True}, timed=False), None)
+    for graph in (graph for entry in made.entries for graph in entry.graphs):
+        for name, text in graph.details.items():
+            if isinstance(text, str) and (stage == "all" or name.partition(":")[0] == stage):
+                typer.echo(f"==== {graph.name} {name}\n{text}\n")
+
+
+@app.command()
+def rules(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RULE]...", help="Rules or families to show in full. [default: a list of all]"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As data, on standard output.")] = False,
+    fallbacks: Annotated[
+        bool, typer.Option("--fallbacks", help="Instead: the operators that no kernel is generated for, and why.")
+    ] = False,
+) -> None:
+    """List the default rules with their contracts, and the passes that rewrite whole graphs."""
+    if fallbacks:
+        _show_fallbacks(as_json)
+        return
+    with usage_errors():
+        facts = _chosen_facts(names)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+    elif names:
+        typer.echo("\n\n".join(_described(fact) for fact in facts))
+    else:
+        console = output_console()
+        console.print(_rule_table(facts, contracts=console.width >= CONTRACTS_FROM))
+
+
+def _chosen_facts(names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Rules and passes of these names or families as data; all where none is given."""
+    from ...passes.registry import PASSES
+
+    rules = _default_rules()
+    facts = [*map(_facts, rules), *(one.facts() for one in PASSES)]
+    known = {fact[key] for fact in facts for key in ("name", "family")}
+    for name in names or ():
+        if name not in known:
+            _rules_named(name)  # the error says what there is
+    return [fact for fact in facts if not names or fact["name"] in names or fact["family"] in names]
+
+
+def _show_fallbacks(as_json: bool) -> None:
+    """The operators that stay calls on purpose, by reason."""
+    from ...lowering.fallbacks import KEPT
+
+    if as_json:
+        facts = {name: {"code": code, "why": why} for name, (code, why) in sorted(KEPT.items())}
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("reason", "operators", "why"):
+        table.add_column(column, no_wrap=column == "reason")
+    for code, why in sorted(set(KEPT.values())):
+        names = ", ".join(sorted(name for name, reason in KEPT.items() if reason == (code, why)))
+        table.add_row(*map(escape, [code, names, why]))
+    output_console().print(table)
+
+
+def _described(fact: dict[str, Any]) -> str:
+    """A rule in full, as text."""
+    alternatives = "; ".join(f"{tag}: {', '.join(labels)}" for tag, labels in fact["tags"].items())
+    lines = {
+        "": f"family {fact['family']}, stage {fact['stage']}",
+        "numerics": f"{fact['numerics']}; NaN: {fact['nan']}",
+        "replacements": ", ".join(fact["candidates"]),
+        "alternatives": alternatives or "none",
+    }
+    text = "\n".join(f"  {name}: {value}" if name else f"  {value}" for name, value in lines.items())
+    return f"{fact['name']}\n{text}\n\n{textwrap.indent(fact['doc'], '  ')}"
+
+
+def _rule_table(facts: Sequence[dict[str, Any]], contracts: bool) -> Table:
+    """A line per rule; `contracts` adds what it promises of numbers, which a narrow terminal has no room for."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    titles = {"name": "rule", "family": "family", "stage": "stage"}
+    if contracts:
+        titles |= {"numerics": "numerics", "nan": "NaN"}
+    for key, title in titles.items():
+        table.add_column(title, no_wrap=key in ("name", "family", "stage"))
+    table.add_column("what it does")
+    for fact in facts:
+        cells = [*(fact[key] for key in titles), fact["doc"].split("\n\n")[0].replace("\n", " ")]
+        table.add_row(*map(escape, cells))
+    return table
+
+
+@app.command()
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[RULE]...", help="Rules or families. [default: all]")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=1, help="Programs to draw for each rule.")] = 50,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same programs.")] = 0,
+    device: Device = "cpu",
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a runnable script for every counterexample there.")
+    ] = None,
+    guards: Annotated[
+        bool, typer.Option("--guards", help="Instead: what notices if a condition of a rule is dropped.")
+    ] = False,
+) -> None:
+    """Run the property tests of rules: does the replacement compute what the pattern computes?"""
+    with usage_errors():
+        chosen = _chosen_rules(names)
+    if guards:
+        raise typer.Exit(_show_guards(chosen))
+    results = _checked(chosen, examples, seed, device)
+    idle = [name for name, result in results.items() if device != "cpu" and not (result.runs or result.failures)]
+    for name, result in results.items():
+        verdict = "unused" if name in idle else "ok    " if result.ok else "FAILED"
+        typer.echo(f"{verdict}  {name:<{max(map(len, results))}}  {result.summary}")
+    for result in results.values():
+        for failure in result.failures:
+            typer.echo(f"\n{failure}")
+            if save is not None:
+                typer.echo(f"  script {_saved(failure, save)}")
+    failed = [name for name, result in results.items() if not result.ok and name not in idle]
+    unused = f", {len(idle)} not for {device}" if idle else ""
+    typer.echo(f"\n{len(results) - len(failed) - len(idle)} passed, {len(failed)} failed{unused}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _checked(rules: Sequence[Rule], examples: int, seed: int, device: str) -> dict[str, CheckResult]:
+    from .... import check as checked
+
+    results = {}
+    with usage_errors(), shown_progress() as progress:
+        for number, rule in enumerate(rules):
+            progress(f"checking {rule.name}", number / len(rules))
+            try:
+                results[rule.name] = checked(rule, examples=examples, seed=seed, device=device)
+            except (ModuleNotFoundError, ValueError) as error:
+                raise UsageError(str(error)) from error
+    return results
+
+
+def _saved(failure: Failure, folder: Path) -> Path:
+    """Write a counterexample's script; its name is the rule's and the candidate's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = "_".join(filter(None, (failure.rule.name, failure.candidate or failure.sample.refused)))
+    taken = (folder / f"{stem}{f'_{i}' if i else ''}.py" for i in itertools.count())
+    file = next(f for f in taken if not f.exists())
+    file.write_text(failure.script, encoding="utf-8")
+    return file
+
+
+def _show_guards(rules: Sequence[Rule]) -> int:
+    """Print what notices the removal of each condition, a near miss or a test; 1 where nothing does for some."""
+    from ....patterns.unsampled import UNSAMPLED
+    from ..check import noticed
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("rule", "condition", "if dropped, this notices"):
+        table.add_column(column, no_wrap=column != "if dropped, this notices")
+    missing = 0
+    with shown_progress() as progress:
+        for number, rule in enumerate(rules):
+            progress(f"dropping conditions of {rule.name}", number / len(rules))
+            for condition, sample in noticed(rule).items():
+                tested = UNSAMPLED.get((rule.name, condition), "")
+                missing += sample is None and not tested
+                shown = repr(sample) if sample is not None else f"tests/patterns/{tested}" if tested else "NONE"
+                table.add_row(rule.name, escape(condition), escape(shown))
+    output_console().print(table)
+    typer.echo(f"{table.row_count - missing} of {table.row_count} conditions are noticed by a near miss or a test")
+    return 1 if missing else 0
+
+
+def _examined(targets: Sequence[str], choices: Choices, plan: Plan, threads: int | None) -> Report:
+    import torch
+
+    from ....rewrites.report.document import Report
+    from ..coverage.report import examine
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    entries = []
+    for target in targets:
+        loaded = loaded_target(target, choices)
+        with shown_progress() as progress:
+            entries.append(examine(loaded, plan, progress))
+    return Report(entries)
+
+
+def _shown(made: Report, *paths: Path) -> None:
+    from ....rewrites.report.text import report_view
+
+    output_console().print(report_view(made))
+    written = [str(made.write(path)) for path in paths]
+    typer.echo(f"\nwritten: {', '.join(written)}")
+
+
+def _diff(old: Path, new: Path) -> int:
+    from ....rewrites.diff import compare
+    from ....rewrites.report.document import Report
+
+    found = compare(Report.read(old), Report.read(new))
+    typer.echo(str(found))
+    return found.exit_code
+
+
+def _default_rules() -> list[Rule]:
+    from .... import default_rules
+
+    return list(default_rules())
+
+
+def _chosen_rules(names: Sequence[str] | None) -> list[Rule]:
+    """The rules or families of these names; all where none is given."""
+    return [rule for name in names for rule in _rules_named(name)] if names else _default_rules()
+
+
+def _rules_named(name: str, families: bool = True) -> list[Rule]:
+    found = [rule for rule in _default_rules() if name == rule.name or (families and name == rule.family)]
+    if found:
+        return found
+    known = [rule.name for rule in _default_rules()]
+    close = difflib.get_close_matches(name, known, n=3)
+    hint = f"; did you mean {', '.join(close)}?" if close else f"; there are: {', '.join(known) or 'none'}"
+    raise UsageError(f"there is no rule {name!r}{hint}")
+
+
+def _facts(rule: Rule) -> dict[str, Any]:
+    tags = {tag: list(labels) for tag, labels in rule.tags.items()}
+    shown = {name: str(getattr(rule, name)) for name in ("name", "family", "stage", "numerics", "nan", "doc")}
+    return shown | {"candidates": [c.name for c in rule.candidates], "tags": tags}

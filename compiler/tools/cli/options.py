@@ -1,0 +1,65 @@
+"""Options that commands have in common: which target, and how it is built."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .shared import UsageError, shown_progress
+
+if TYPE_CHECKING:
+    from ..targets.load import Choices, Target
+
+Layers = Annotated[int | None, typer.Option(min=1, help="Layers of each stack (default: the model's own).")]
+Tiny = Annotated[bool, typer.Option("--tiny", help="Small widths, heads and vocabulary.")]
+Mask = Annotated[bool, typer.Option("--mask", help="Give a padding mask.")]
+Train = Annotated[bool, typer.Option("--train", help="Training mode: forward and backward, dropout on.")]
+DType = Annotated[Literal["float32", "bfloat16", "float16", "float64"], typer.Option(help="Parameters and inputs.")]
+Batch = Annotated[int, typer.Option(min=1, help="Rows.")]
+Seq = Annotated[int | None, typer.Option(min=1, help="Tokens of a row (default: 128, or what the model takes).")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the transformers configuration.")
+]
+TARGET = "hf:TYPE (any transformers model type), path.py:factory or module:factory"
+
+
+def chosen_target(
+    layers: int | None,
+    tiny: bool,
+    mask: bool,
+    train: bool,
+    dtype: str,
+    batch: int,
+    seq: int | None,
+    device: str,
+    settings: list[str] | None,
+) -> Choices:
+    """What the options say of the target."""
+    import torch
+
+    from ..targets.load import Choices
+
+    config = dict(_setting(text) for text in settings or ())
+    return Choices(layers, tiny, mask, train, getattr(torch, dtype), batch, seq, device, config)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text!r}: expected KEY=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def loaded_target(target: str, choices: Choices) -> Target:
+    """Build a target, showing progress."""
+    from ..targets.load import load
+
+    with shown_progress() as progress:
+        progress(f"building {target}", 0.0)
+        return load(target, choices)

@@ -1,0 +1,143 @@
+"""The commands that time: `regraft kernels` and `regraft bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from .options import (
+    TARGET,
+    Batch,
+    Device,
+    DType,
+    Layers,
+    Mask,
+    Seq,
+    Settings,
+    Tiny,
+    chosen_target,
+    loaded_target,
+)
+from .shared import UsageError, output_console, shown_progress, usage_errors
+
+Training = Annotated[
+    bool, typer.Option("--train", "--training", help="Training mode: forward and backward, dropout on.")
+]
+Modes = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+def kernels(
+    target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
+    layers: Layers = None,
+    tiny: Tiny = False,
+    mask: Mask = False,
+    train: Training = False,
+    dtype: DType = "float32",
+    batch: Batch = 1,
+    seq: Seq = None,
+    device: Device = "cpu",
+    settings: Settings = None,
+    mode: Annotated[Modes, typer.Option(help="As for torch.compile.")] = "default",
+    freezing: Annotated[bool, typer.Option("--freezing", help="Inference: weights as constants.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Kernels in the table; files hold all.")] = 20,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="The report as data.")] = None,
+    html_path: Annotated[Path | None, typer.Option("--html", help="The report as a page.")] = None,
+) -> None:
+    """Say where the time of a compiled model goes: each kernel's time, bytes, FLOPs, limits and source lines."""
+    import dataclasses
+
+    import torch
+
+    from ..profile import kernels as profiled
+    from ..profile.profiler import NothingRanError
+
+    with usage_errors():
+        _threads(threads)
+        chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
+        loaded = loaded_target(target, chosen)
+        options: dict[str, Any] = {"freezing": True} if freezing else {}
+        with shown_progress() as progress, torch.set_grad_enabled(train):
+            progress(f"timing the kernels of {target}", 0.5)
+            try:
+                made = profiled(loaded.model, *loaded.args, mode=mode, options=options, **loaded.kwargs)
+            except NothingRanError as error:
+                raise UsageError(f"{target}: {error}") from error
+        made = dataclasses.replace(made, name=_label(target, chosen.changed()))
+        output_console().print(made.view(top))
+        written = [str(made.write(path)) for path in (json_path, html_path) if path is not None]
+    if written:
+        typer.echo(f"\nwritten: {', '.join(written)}")
+
+
+def bench(
+    target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
+    backends: Annotated[str, typer.Option(help="Backends of torch.compile.")] = "eager,inductor,regraft",
+    modes: Annotated[str, typer.Option(help="Modes of torch.compile, for every backend.")] = "default",
+    layers: Layers = None,
+    tiny: Tiny = False,
+    mask: Mask = False,
+    train: Training = False,
+    dtype: DType = "float32",
+    batch: Batch = 1,
+    seq: Seq = None,
+    device: Device = "cpu",
+    settings: Settings = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="The comparison as data.")] = None,
+) -> None:
+    """Time a model by several backends, taking turns in one process: medians, first call, error, peak memory."""
+    import torch
+
+    from ..profile.comparison import compare
+
+    with usage_errors():
+        _threads(threads)
+        contestants = _contestants(backends, modes)
+        chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
+        loaded = loaded_target(target, chosen)
+        with shown_progress() as progress, torch.set_grad_enabled(train):
+            made = compare(
+                loaded.model, loaded.args, loaded.kwargs, contestants,
+                name=_label(target, chosen.changed()), progress=progress,
+            )  # fmt: skip
+    output_console().print(made.view())
+    if json_path is not None:
+        typer.echo(f"\nwritten: {made.write(json_path)}")
+    if any(one.failed for one in made.contestants):
+        raise typer.Exit(1)
+
+
+def _contestants(backends: str, modes: str) -> list[Any]:
+    import typing
+
+    import torch
+
+    from ..profile.comparison import EAGER, contestants
+
+    known = {EAGER, "regraft", *torch.compiler.list_backends(exclude_tags=None)}
+    names, chosen = _listed(backends, known, "backend"), _listed(modes, set(typing.get_args(Modes)), "mode")
+    return contestants(names, chosen)
+
+
+def _listed(text: str, known: set[str], what: str) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no {what} {name!r}; there are: {', '.join(sorted(known))}")
+    if not names:
+        raise UsageError(f"no {what} is given; there are: {', '.join(sorted(known))}")
+    return names
+
+
+def _threads(count: int | None) -> None:
+    import torch
+
+    if count is not None:
+        torch.set_num_threads(count)
+
+
+def _label(target: str, changed: dict[str, str]) -> str:
+    return " ".join([target, *(f"--{name} {value}".strip() for name, value in changed.items())])

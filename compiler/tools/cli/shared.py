@@ -1,0 +1,47 @@
+"""What the commands have in common: usage errors, and progress on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+errors = Console(stderr=True)
+
+
+class UsageError(ValueError):
+    """An argument that names nothing; the message says what there is."""
+
+
+@contextlib.contextmanager
+def shown_progress() -> Iterator[Callable[[str, float], None]]:
+    """A progress bar on standard error, if that is a terminal: tell it what is being done, and which part is behind."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda doing, done: progress.update(task, description=escape(doing), completed=done)
+
+
+def output_console() -> Console:
+    """Standard output; a file or pipe has no width of its own, and tables want more than rich's 80 columns."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=120)
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """A usage error is one line and exit code 2; anything else is a fault, with its traceback."""
+    from ....rewrites.report.document import ReportError
+    from ...options import OptionError
+    from ..targets.load import TargetError
+
+    try:
+        yield
+    except (UsageError, TargetError, OptionError, ReportError) as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error

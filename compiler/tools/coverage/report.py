@@ -1,0 +1,224 @@
+"""One target compiled, held against eager and timed: the work behind `regraft report`.
+
+eager call -> first compiled call, under coverage -> same results? -> the two take turns, medians
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ....rewrites.coverage import Coverage
+from ....rewrites.report.document import Entry, Outcome
+from ..targets.load import Target, TargetError
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""The largest relative error against eager in the same dtype that counts as right, by dtype of the model."""
+
+SECONDS = 20.0
+MIN_ROUNDS, MAX_ROUNDS = 3, 25
+
+Backend = Callable[..., Any]
+Progress = Callable[[str, float], None]
+"""Told what is being done, in words, and which part of the whole is behind (0 to 1)."""
+
+
+def _silent(_doing: str, _done: float) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to examine a target.
+
+    Args:
+        options: for the backend, e.g. ``{"profit": "always"}``.
+        dynamic: as for `torch.compile`.
+        timed: time it against eager.
+        backend: what compiles; by default regraft's.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dynamic: bool | None = None
+    timed: bool = True
+    backend: Backend | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one call gave: floating-point outputs, and in training the gradients of all parameters."""
+
+    outputs: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+
+
+def examine(target: Target, plan: Plan | None = None, progress: Progress = _silent) -> Entry:
+    """Compile `target` with regraft, compare it with eager and time both.
+
+    Raises:
+        Whatever the model or the compiler raises: an error here is a finding, not to be hidden.
+    """
+    plan = plan or Plan()
+    torch.compiler.reset()
+    progress(f"{target.name}: running eager", 0.0)
+    eager, reference = _step(target, target.model), _result(target, target.model)
+    compiled = _compile(target, plan)
+    progress(f"{target.name}: compiling", 0.1)
+    start = time.perf_counter()
+    with Coverage(name=target.name) as coverage:
+        result = _result(target, compiled)
+        first_call = time.perf_counter() - start
+        times = _timed(eager, _step(target, compiled), progress) if plan.timed else ([], [])
+    if _draws_its_own(target, plan):
+        result = _with_eagers_draws(target, plan)
+    outcome = Outcome(
+        error=_worst_error(result.outputs, reference.outputs),
+        tolerance=_tolerance(reference),
+        compile_seconds=first_call,
+        gradient_error=_total_error(result.gradients, reference.gradients) if target.choices.train else None,
+        eager_seconds=statistics.median(times[0]) if plan.timed else None,
+        compiled_seconds=statistics.median(times[1]) if plan.timed else None,
+        rounds=len(times[0]),
+    )
+    return Entry(target.name, coverage.graphs, _choices(target, plan), outcome)
+
+
+def _draws_its_own(target: Target, plan: Plan) -> bool:
+    """Whether what was compiled may draw other random numbers than eager, so that values cannot be compared."""
+    return target.choices.train and plan.backend is None and plan.options.get("rng") != "eager"
+
+
+def _with_eagers_draws(target: Target, plan: Plan) -> Result:
+    """The results of the target compiled once more, to draw eager's random numbers; nothing of that is reported."""
+    exact = replace(plan, options={**plan.options, "rng": "eager"})
+    torch.compiler.reset()
+    return _result(target, _compile(target, exact))
+
+
+def _compile(target: Target, plan: Plan) -> Callable[..., Any]:
+    if plan.backend is None:
+        from ...backend import backend
+    else:
+        backend = plan.backend
+    return torch.compile(target.model, backend=backend, options=dict(plan.options) or None, dynamic=plan.dynamic)
+
+
+def _choices(target: Target, plan: Plan) -> dict[str, str]:
+    shown = target.choices.changed() | {name: str(value) for name, value in plan.options.items()}
+    return shown | ({"dynamic": ""} if plan.dynamic else {})
+
+
+def _step(target: Target, call: Callable[..., Any]) -> Callable[[], Any]:
+    """One call with nothing kept: forward, and in training backward."""
+
+    def infer() -> None:
+        with torch.no_grad():
+            call(*target.args, **target.kwargs)
+
+    def train() -> None:
+        _forget_gradients(target)
+        _loss(call(*target.args, **target.kwargs)).backward()
+
+    return train if target.choices.train else infer
+
+
+def _result(target: Target, call: Callable[..., Any]) -> Result:
+    torch.manual_seed(0)  # dropout draws the same numbers in both, where a rule promises eager's stream
+    if not target.choices.train:
+        with torch.no_grad():
+            return Result(_copies(call(*target.args, **target.kwargs)), [])
+    _forget_gradients(target)
+    output = call(*target.args, **target.kwargs)
+    _loss(output).backward()
+    gradients = [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in _parameters(target)]
+    _forget_gradients(target)
+    return Result(_copies(output), gradients)
+
+
+def _parameters(target: Target) -> list[torch.nn.Parameter]:
+    return list(target.model.parameters()) if isinstance(target.model, torch.nn.Module) else []
+
+
+def _forget_gradients(target: Target) -> None:
+    for parameter in _parameters(target):
+        parameter.grad = None
+
+
+def _loss(output: Any) -> torch.Tensor:
+    """A loss that every floating-point output feeds: the output itself if it is one number, else mean squares."""
+    leaves = [leaf for leaf in _tensors(output) if leaf.requires_grad]
+    if not leaves:
+        raise TargetError("training needs an output that requires a gradient; this model has none")
+    scalars = [leaf for leaf in leaves if leaf.ndim == 0]
+    return scalars[0] if scalars else torch.stack([leaf.float().pow(2).mean() for leaf in leaves]).sum()
+
+
+def _copies(output: Any) -> list[torch.Tensor]:
+    return [leaf.detach().clone() for leaf in _tensors(output)]
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Floating-point tensors in nested mappings and sequences, in order."""
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _tensors(value)
+
+
+def _tolerance(result: Result) -> float:
+    return max((TOLERANCE.get(leaf.dtype, 0.1) for leaf in result.outputs), default=0.0)
+
+
+def _worst_error(ours: list[torch.Tensor], eager: list[torch.Tensor]) -> float:
+    if len(ours) != len(eager):
+        return float("inf")
+    return max((_total_error([a], [b]) for a, b in zip(ours, eager, strict=True)), default=0.0)
+
+
+def _total_error(ours: list[torch.Tensor], eager: list[torch.Tensor]) -> float:
+    """Relative error in the 2-norm over all tensors together; where both are NaN, or equal infinities, they agree."""
+    difference = norm = 0.0
+    for a, b in zip(ours, eager, strict=True):
+        if a.shape != b.shape:
+            return float("inf")
+        wrong = ~((a == b) | (a.isnan() & b.isnan()))
+        difference += (a.double() - b.double())[wrong].square().sum().item()
+        norm += b.double()[b.isfinite()].square().sum().item()
+    return (difference / norm) ** 0.5 if norm else difference**0.5
+
+
+def _timed(
+    eager: Callable[[], Any], compiled: Callable[[], Any], progress: Progress
+) -> tuple[list[float], list[float]]:
+    """Seconds of each call of both, taking turns, so that a machine that slows down slows both alike."""
+    estimate = _seconds(eager) + _seconds(compiled)
+    rounds = int(min(MAX_ROUNDS, max(MIN_ROUNDS, SECONDS / estimate)))
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds):
+        progress(f"timing, round {turn + 1} of {rounds}", 0.5 + 0.5 * turn / rounds)
+        times[0].append(_seconds(eager))
+        times[1].append(_seconds(compiled))
+    return times
+
+
+def _seconds(step: Callable[[], Any]) -> float:
+    _wait()
+    start = time.perf_counter()
+    step()
+    _wait()
+    return time.perf_counter() - start
+
+
+def _wait() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

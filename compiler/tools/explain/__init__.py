@@ -1,0 +1,1 @@
+"""Explanations: why a rule matched, nearly matched, or did not."""

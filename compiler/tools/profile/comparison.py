@@ -1,0 +1,210 @@
+"""Backends held against eager on one target, in one process and by turns: the work behind `regraft bench`.
+
+eager, then each backend in each mode: first call (cold), error against eager -> all take turns -> medians, ratios
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ....rewrites.machine import environment
+from ...autotune.benchmark import one_line
+from ...autotune.compare import relative_error
+from .running import Step, of_its_own, seconds_of, step_of, tensors_in, undisturbed
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "regraft-bench"
+VERSION = 1
+SECONDS = 20.0  # for all timed calls
+MIN_ROUNDS, MAX_ROUNDS = 5, 100
+EAGER = "eager"
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass
+class Contestant:
+    """One way to run the target.
+
+    Args:
+        backend: as for `torch.compile`, or ``"eager"``.
+        mode: as for `torch.compile`; "" for eager.
+        seconds: median of a call.
+        samples: seconds of each timed call.
+        cold_seconds: the first call, compilation included.
+        error: relative error in the 2-norm against eager, the worst of outputs and gradients; None where values
+            cannot be compared.
+        peak_bytes: most memory allocated on the GPU during a call, beyond what was allocated before the first one; None
+            without a GPU.
+        failed: why it was not timed, or "".
+    """
+
+    backend: str
+    mode: str
+    seconds: float = 0.0
+    samples: list[float] = field(default_factory=list)
+    cold_seconds: float = 0.0
+    error: float | None = None
+    peak_bytes: int | None = None
+    failed: str = ""
+
+    @property
+    def name(self) -> str:
+        """``"regraft max-autotune"``; the default mode is not named."""
+        return self.backend if self.mode in ("", "default") else f"{self.backend} {self.mode}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The backends' times; JSON of `regraft-bench`, version 1, by `to_json`.
+
+    Attributes:
+        name: of the target.
+        contestants: eager first.
+        note: what a reader of the numbers must know.
+        environment: versions and devices.
+    """
+
+    name: str
+    contestants: Sequence[Contestant]
+    note: str
+    environment: dict[str, str]
+
+    def speed(self, contestant: Contestant) -> float | None:
+        """How many times as fast as eager; None where one of them was not timed."""
+        eager = next((c for c in self.contestants if c.backend == EAGER), None)
+        if eager is None or not eager.seconds or not contestant.seconds:
+            return None
+        return eager.seconds / contestant.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """As data: fields of `Contestant`, with `name` and `speed`."""
+        rows = [asdict(c) | {"name": c.name, "speed": self.speed(c)} for c in self.contestants]
+        return {
+            "schema": SCHEMA, "version": VERSION, "name": self.name, "note": self.note,
+            "environment": self.environment, "contestants": rows,
+        }  # fmt: skip
+
+    def write(self, path: Path) -> Path:
+        """Write the JSON."""
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        return path
+
+    def view(self) -> RenderableType:
+        """The comparison for a terminal."""
+        from .table import comparison_view
+
+        return comparison_view(self)
+
+
+def contestants(backends: Sequence[str], modes: Sequence[str]) -> list[Contestant]:
+    """Eager, then each backend in each mode."""
+    compiled = [Contestant(backend, mode) for backend in backends if backend != EAGER for mode in modes]
+    return [Contestant(EAGER, ""), *compiled]
+
+
+def compare(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    chosen: Sequence[Contestant],
+    *,
+    name: str = "",
+    progress: Progress = lambda doing, done: None,
+) -> Comparison:
+    """Time one call of `function` by each contestant: forward, and where gradients are on and wanted backward.
+
+    Args:
+        function: a module or function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        chosen: eager first; see `contestants`.
+        name: of the target, for the report.
+        progress: told what is being done, and which part is behind.
+    """
+    steps: dict[str, Step] = {}
+    with undisturbed(function):
+        leaves: list[torch.Tensor] = []  # what eager finds: gradients come in the same order from all
+        eager = step_of(function, args, kwargs, leaves)
+        expected, again = _results(eager, 0), _results(eager, 1)
+        random = not _equal(expected, again)
+        for number, one in enumerate(chosen):
+            progress(f"{one.name}: compiling", 0.5 * number / len(chosen))
+            step = eager if one.backend == EAGER else step_of(_compiled(function, one), args, kwargs, leaves)
+            if _started(one, step, None if random else expected):
+                steps[one.name] = step
+        timed = [one for one in chosen if one.name in steps]
+        _take_turns(timed, steps, progress)
+    note = "draws random numbers: values are not compared" if random else ""
+    return Comparison(name, list(chosen), note, environment())
+
+
+def _compiled(function: Callable[..., Any], one: Contestant) -> Callable[..., Any]:
+    backend: Any = one.backend
+    if backend == "regraft":
+        from ...backend import backend
+    return torch.compile(of_its_own(function), backend=backend, mode=None if one.mode == "default" else one.mode)
+
+
+def _started(one: Contestant, step: Step, expected: list[torch.Tensor] | None) -> bool:
+    """Compile, compare with eager and warm up; a contestant that raises is out, and says why."""
+    try:
+        before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+        one.cold_seconds = seconds_of(step)
+        found = _results(step, 0)
+        if expected is not None:
+            one.error = relative_error(found, expected)
+        del found
+        one.peak_bytes = _peak(step, before)
+    except Exception as error:
+        one.failed = one_line(error)
+        return False
+    return True
+
+
+def _peak(step: Step, before: int) -> int | None:
+    """A further call to warm up, and the most memory that it had allocated."""
+    if not torch.cuda.is_available():
+        step()
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    seconds_of(step)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _results(step: Step, seed: int) -> list[torch.Tensor]:
+    """Floating-point outputs and gradients of a call, copied: CUDA graphs write over theirs."""
+    torch.manual_seed(seed)
+    return [out.clone() for out in tensors_in(step()) if out.is_floating_point()]
+
+
+def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.allclose(x, y, 1e-3, 1e-5, equal_nan=True) for x, y in zip(a, b, strict=True))
+
+
+def _take_turns(timed: Sequence[Contestant], steps: Mapping[str, Step], progress: Progress) -> None:
+    """Time all by turns, so that a machine that slows down slows all alike."""
+    start = time.perf_counter()
+    for turn in _rounds(start):
+        progress(f"timing, round {turn + 1}", 0.5 + 0.5 * turn / MAX_ROUNDS)
+        for one in timed:
+            one.samples.append(seconds_of(steps[one.name]))
+    for one in timed:
+        one.seconds = statistics.median(one.samples)
+
+
+def _rounds(start: float) -> Iterator[int]:
+    for turn in range(MAX_ROUNDS):
+        if turn >= MIN_ROUNDS and time.perf_counter() - start > SECONDS:
+            return
+        yield turn

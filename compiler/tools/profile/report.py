@@ -1,0 +1,198 @@
+"""The kernel report as data and as files.
+
+Schema, version 1::
+
+    {"schema": "regraft-kernels", "version": 1, "kind": "inference" | "training", "environment": {...},
+     "limits": {"device": "cuda:0", "bandwidth": bytes/s, "rates": {"bfloat16": FLOP/s}},
+     "totals": {"call_seconds": s, "rounds": n, "kernel_seconds": s, "gap_seconds": s, "calls": n, "bound_seconds": s},
+     "kernels": [{"name", "kind", "graph", "count", "seconds", "share", "shapes", "dtype", "rule", "module",
+                  "read", "written", "flops", "operations",                    # of one call
+                  "bytes_per_second", "flops_per_second", "bandwidth_fraction", "rate_fraction",
+                  "bound": "memory" | "matrix" | "", "bound_seconds", "bound_fraction",
+                  "sites": [{"file", "line", "function", "code"}]}]}
+
+`seconds` and `bound_seconds` are of all `count` calls in one call of the program; fields are only ever added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....rewrites.reason import Site
+from ....rewrites.report.document import ReportError
+from .limits import Limits
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "regraft-kernels"
+VERSION = 1
+
+
+@dataclass
+class KernelRow:
+    """Equal calls of one kernel: the same code on the same shapes.
+
+    Args:
+        name: the kernel's.
+        kind: ``"generated"``, ``"template"`` or ``"library"``.
+        graph: ``"inference"``, ``"forward"`` or ``"backward"``.
+        count: calls in one call of the program.
+        seconds: of all these calls.
+        shapes: dtypes and sizes of what goes in and out.
+        read, written: bytes that one call must read and write at least.
+        flops: multiplications and additions of its products, one call.
+        operations: other arithmetic, one call.
+        dtype: what its products are computed in.
+        rule: the rewrite rules it comes from.
+        module: the path of the module that it, or the first of equal calls, belongs to: ``"encoder.layer.0"``.
+        sites: the user's source lines.
+        memory_seconds, product_seconds: the least time of all these calls by measured bandwidth and rate.
+    """
+
+    name: str
+    kind: str
+    graph: str
+    count: int = 0
+    seconds: float = 0.0
+    shapes: str = ""
+    read: int = 0
+    written: int = 0
+    flops: int = 0
+    operations: int = 0
+    dtype: str = ""
+    rule: str = ""
+    module: str = ""
+    sites: list[Site] = field(default_factory=list)
+    memory_seconds: float = 0.0
+    product_seconds: float = 0.0
+
+    def bounded_by(self, limits: Limits) -> KernelRow:
+        """The row with its least times on a device with these limits."""
+        memory, product = limits.seconds(self.moved, self.flops, self.dtype)
+        return replace(self, memory_seconds=self.count * memory, product_seconds=self.count * product)
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written, one call."""
+        return self.read + self.written
+
+    @property
+    def bound_seconds(self) -> float:
+        """The least time of all calls."""
+        return max(self.memory_seconds, self.product_seconds)
+
+    @property
+    def bound(self) -> str:
+        """What that time is for: ``"memory"``, ``"matrix"`` products, or ``""`` where there is nothing to do."""
+        if not self.bound_seconds:
+            return ""
+        return "matrix" if self.product_seconds > self.memory_seconds else "memory"
+
+    def part(self, of: float) -> float:
+        """`of` as a part of the time taken; 0 where no time was measured."""
+        return of / self.seconds if self.seconds else 0.0
+
+    def facts(self, total: float) -> dict[str, Any]:
+        """The row as JSON; `total` is the time of all kernels."""
+        shown = asdict(self)
+        for name in ("memory_seconds", "product_seconds"):
+            del shown[name]
+        return shown | {
+            "share": self.seconds / total if total else 0.0,
+            "bytes_per_second": self.part(self.count * self.moved),
+            "flops_per_second": self.part(self.count * self.flops),
+            "bandwidth_fraction": self.part(self.memory_seconds),
+            "rate_fraction": self.part(self.product_seconds),
+            "bound": self.bound,
+            "bound_seconds": self.bound_seconds,
+            "bound_fraction": self.part(self.bound_seconds),
+        }
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """Where the time of one call of a program goes.
+
+    Attributes:
+        rows: equal calls merged, slowest first.
+        limits: what the device can do, measured.
+        call_seconds: median time of a whole call, on the wall clock.
+        rounds: how many calls were timed, whole and by kernel alike.
+        kind: ``"inference"`` or ``"training"``.
+        environment: versions and devices.
+        name: of the program.
+    """
+
+    rows: Sequence[KernelRow]
+    limits: Limits
+    call_seconds: float
+    rounds: int
+    kind: str
+    environment: dict[str, str]
+    name: str = ""
+
+    @property
+    def kernel_seconds(self) -> float:
+        """Time of all kernels."""
+        return sum(row.seconds for row in self.rows)
+
+    @property
+    def gap_seconds(self) -> float:
+        """Time of a call in which no kernel ran: launching, Python, allocation. Below 0 where kernels overlap."""
+        return self.call_seconds - self.kernel_seconds
+
+    @property
+    def bound_seconds(self) -> float:
+        """Time that the kernels would take at the device's limits."""
+        return sum(row.bound_seconds for row in self.rows)
+
+    @property
+    def calls(self) -> int:
+        """Kernel calls in one call of the program."""
+        return sum(row.count for row in self.rows)
+
+    def __str__(self) -> str:
+        from ....rewrites.report.text import plain
+
+        return plain(self.view(), width=80)
+
+    def view(self, top: int = 20) -> RenderableType:
+        """The report for a terminal: totals, and the slowest kernels."""
+        from .table import report_view
+
+        return report_view(self, top)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as data; see the head of this module."""
+        totals = {
+            name: getattr(self, name)
+            for name in ("call_seconds", "rounds", "kernel_seconds", "gap_seconds", "calls", "bound_seconds")
+        }
+        return {
+            "schema": SCHEMA, "version": VERSION, "name": self.name, "kind": self.kind,
+            "environment": self.environment, "limits": asdict(self.limits), "totals": totals,
+            "kernels": [row.facts(self.kernel_seconds) for row in self.rows],
+        }  # fmt: skip
+
+    def write(self, path: Path | str) -> Path:
+        """Write the report, as its ending says: ``.json`` or ``.html``.
+
+        Raises:
+            ReportError: another ending.
+        """
+        path = Path(path)
+        if path.suffix not in (".json", ".html"):
+            raise ReportError(f"{path}: a kernel report is written as .json or .html")
+        if path.suffix == ".json":
+            text = json.dumps(self.to_json(), indent=1) + "\n"
+        else:
+            from .page import render
+
+            text = render(self)
+        path.write_text(text, encoding="utf-8")
+        return path

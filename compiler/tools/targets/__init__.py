@@ -1,0 +1,1 @@
+"""Targets of the command line: models by file, module or name."""

@@ -1,0 +1,180 @@
+"""Targets `hf:TYPE`: any model type of `transformers` with random weights, and inputs to run it.
+
+The model is built from its configuration alone, nothing is downloaded; attention is `attn_implementation="eager"`, that
+is, as the model's authors spelled it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .hugging_face_inputs import Inputs, masks, parts, working_inputs
+from .hugging_face_tiny import left_to_tokenizers, tiny_settings
+from .load import Choices, TargetError
+
+LAYER_COUNTS = {
+    "num_hidden_layers", "num_layers", "n_layer", "n_layers", "layers", "depth", "num_encoder_layers",
+    "encoder_layers", "decoder_layers", "num_decoder_layers", "encoder_num_hidden_layers", "decoder_num_hidden_layers",
+    "l_layers", "r_layers", "x_layers", "num_self_attends_per_block",
+}  # fmt: skip
+"""How configurations call the number of layers of a stack; tuples by stage: `depths`, `depth`, `block_sizes`."""
+
+
+def build(model_type: str, choices: Choices) -> tuple[torch.nn.Module, tuple[()], Inputs]:
+    """A model of `model_type` with inputs that it accepts.
+
+    Raises:
+        TargetError: no such type, a configuration that cannot be built, a model that does not fit into memory, inputs
+            that this module does not know how to make, or a mask that the model does not take.
+    """
+    try:
+        model, inputs = _running(model_type, choices)
+    except TargetError:
+        if not choices.tiny:
+            raise
+        model, inputs = _running(
+            model_type, replace(choices, tiny=False)
+        )  # made smaller, its parts did not fit together
+    if choices.mask:
+        inputs |= masks(model_type, model, inputs)
+    return model, (), inputs
+
+
+def _running(model_type: str, choices: Choices) -> tuple[torch.nn.Module, Inputs]:
+    model = _model(model_type, _config(model_type, choices), choices)
+    return model, working_inputs(model_type, model, choices)
+
+
+def _transformers() -> Any:
+    # Nothing is downloaded, so nothing needs the network; the user's own setting wins.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        import transformers
+    except ImportError as error:
+        raise TargetError("hf: targets need transformers: pip install 'regraft[hf]'") from error
+    return transformers
+
+
+def _config(model_type: str, choices: Choices) -> Any:
+    mapping = _transformers().CONFIG_MAPPING
+    names = {name.replace("_", "-"): name for name in mapping.keys()}  # noqa: SIM118 (a lazy mapping: iteration differs)
+    name = names.get(model_type.replace("_", "-").lower())
+    if name is None:
+        close = [names[n] for n in difflib.get_close_matches(model_type.replace("_", "-"), names, n=4)]
+        hint = f"; did you mean {', '.join(close)}?" if close else ""
+        raise TargetError(f"transformers has no model type {model_type!r}{hint}")
+    try:
+        config = mapping[name](**{**_smaller(mapping[name](), choices), **choices.config})
+    except Exception as error:
+        raise TargetError(f"the configuration of hf:{model_type} failed: {type(error).__name__}: {error}") from error
+    for part in parts(config):
+        if "use_cache" in vars(part):
+            part.use_cache = False
+    return config
+
+
+def _smaller(config: Any, choices: Choices) -> dict[str, Any]:
+    """The settings that give `config`, and the configurations in it, fewer layers and tiny ones, where asked."""
+    settings = _own_backbones(config) | (tiny_settings(vars(config)) if choices.tiny else {})
+    settings |= left_to_tokenizers(vars(config))
+    if choices.layers is not None:
+        settings |= _fewer_layers(config, choices.layers)
+    within = {name: part for name, part in vars(config).items() if _is_config(part) and name not in settings}
+    smaller = {name: given for name, part in within.items() if (given := _smaller(part, choices))}
+    return settings | {name: type(within[name])(**given) for name, given in smaller.items()}
+
+
+def _own_backbones(config: Any) -> dict[str, Any]:
+    """A ResNet of `transformers` itself for each backbone of `config` that would need `timm`, where that is missing."""
+    if importlib.util.find_spec("timm") is not None:
+        return {}
+    transformers = _transformers()
+    timm = {k: v for k, v in vars(config).items() if isinstance(v, transformers.TimmBackboneConfig)}
+    return {name: transformers.ResNetConfig(out_indices=list(value.out_indices)) for name, value in timm.items()}
+
+
+def _fewer_layers(config: Any, layers: int) -> dict[str, Any]:
+    """The settings that give each stack of `config` at most `layers` layers."""
+    settings: dict[str, Any] = {}
+    counts = {v for k, v in vars(config).items() if k in LAYER_COUNTS and isinstance(v, int)}
+    for name, value in vars(config).items():
+        if name in LAYER_COUNTS and isinstance(value, int):
+            settings[name] = layers
+        elif name in ("depths", "depth", "block_sizes") and isinstance(value, (list, tuple)):
+            settings[name] = type(value)(min(layers, stage) for stage in value)
+        elif "layer" in name and isinstance(value, (list, tuple)) and len(value) in counts:
+            settings[name] = value[:layers]
+    return settings
+
+
+def _is_config(value: Any) -> bool:
+    return isinstance(value, _transformers().PretrainedConfig)
+
+
+def _model(model_type: str, config: Any, choices: Choices) -> torch.nn.Module:
+    create = _constructor(config)
+    _check_memory(model_type, _parameters(create) * choices.dtype.itemsize * (3 if choices.train else 1))
+    torch.manual_seed(0)
+    try:
+        return create(choices.dtype)
+    except Exception as error:
+        raise TargetError(f"building hf:{model_type} failed: {type(error).__name__}: {error}") from error
+
+
+def _constructor(config: Any) -> Callable[[torch.dtype], torch.nn.Module]:
+    """The base model of the configuration: AutoModel's, or for parts of larger models the one of their own module."""
+    model = _model_class(config)
+    return lambda dtype: model._from_config(config, attn_implementation="eager", dtype=dtype)
+
+
+def _model_class(config: Any) -> Any:
+    mapping = _transformers().MODEL_MAPPING
+    if type(config) in mapping:
+        known = mapping[type(config)]  # several where a family has base models with and without a decoder
+        return known[0] if isinstance(known, (list, tuple)) else known
+    module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    named = getattr(module, type(config).__name__.removesuffix("Config") + "Model", None)
+    return named or _made_for(config, module)
+
+
+def _made_for(config: Any, module: Any) -> Any:
+    """The first model of `module` that takes this configuration, base classes without a `forward` apart.
+
+    Raises:
+        TargetError: there is none.
+    """
+    base = _transformers().PreTrainedModel
+    for model in vars(module).values():
+        if not isinstance(model, type) or not issubclass(model, base) or "forward" not in vars(model):
+            continue
+        if getattr(model, "config_class", None) is type(config):
+            return model
+    raise TargetError(f"no model of its own takes a {type(config).__name__}")
+
+
+def _parameters(create: Callable[[torch.dtype], torch.nn.Module]) -> int:
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in create(torch.float32).parameters())
+    except Exception:
+        return 0  # some constructors compute with values, which meta tensors have not: build without the check
+
+
+def _check_memory(model_type: str, needed: int) -> None:
+    if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > 0.8 * available:
+        gib = f"{needed / 2**30:.0f} GiB, {available / 2**30:.0f} GiB are free"
+        raise TargetError(
+            f"hf:{model_type} with these sizes needs {gib}: choose smaller ones, e.g. --layers 2 --set hidden_size=512"
+        )

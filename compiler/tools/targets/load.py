@@ -1,0 +1,174 @@
+"""Models to try the compiler on: `load("hf:bert", layers=2, mask=True)`.
+
+A target is `hf:TYPE` (any model type of `transformers`, random weights, attention as its authors spelled it),
+`path.py:factory` or `module:factory`; a factory returns (model, inputs), inputs being a dict, a tuple or a tensor, and
+may take any of the choices (layers, mask, batch, seq) as keyword arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class TargetError(ValueError):
+    """A target that does not exist, cannot be built or cannot be given inputs."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user may choose about a target.
+
+    Args:
+        layers: number of layers (of each stack); None is the model type's own.
+        tiny: widths, heads and vocabulary made small where the model type allows, for runs over many models.
+        mask: give a padding mask, the last row of the batch padded (the first too where the batch is 1).
+        train: training mode, forward and backward; dropout as configured.
+        dtype: of parameters and floating-point inputs.
+        batch: rows; `seq`: tokens of a row, 128 unless the model says otherwise.
+        device: ``"cpu"``, ``"cuda"``, ...
+        config: further settings of the `transformers` configuration, by name.
+    """
+
+    layers: int | None = None
+    tiny: bool = False
+    mask: bool = False
+    train: bool = False
+    dtype: torch.dtype = torch.float32
+    batch: int = 1
+    seq: int | None = None
+    device: str = "cpu"
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def changed(self) -> dict[str, str]:
+        """The choices that are not the default, as they would be given on the command line."""
+        given = {
+            name: value for name, value in vars(self).items() if value != getattr(Choices(), name) and name != "config"
+        }
+        shown = {k: "" if v is True else str(v).removeprefix("torch.") for k, v in given.items()}
+        settings = {"set": " ".join(f"{k}={v}" for k, v in self.config.items())}
+        return shown | (settings if self.config else {})
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model with inputs: `model(*args, **kwargs)` runs it."""
+
+    name: str
+    model: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    choices: Choices = Choices()
+
+
+def load(target: str, choices: Choices | None = None, **given: Any) -> Target:
+    """Build a target on its device, seeded, in training or evaluation mode.
+
+    Args:
+        target: ``"hf:bert"``, ``"path.py:factory"`` or ``"package.module:factory"``.
+        choices: what to build.
+        **given: the fields of `choices`, where that is not given.
+
+    Raises:
+        TargetError: it does not exist or cannot be built, with suggestions where there are any.
+    """
+    choices = choices or Choices(**given)
+    kind, colon, rest = target.rpartition(":")
+    if not colon or not rest:
+        raise TargetError(f"{target!r} is no target: expected hf:TYPE, path.py:factory or module:factory")
+    torch.manual_seed(0)
+    if kind == "hf":
+        from .hugging_face import build
+
+        model, args, kwargs = build(rest, choices)
+    else:
+        model, args, kwargs = _from_factory(target, _factory(kind, rest), choices)
+    return _placed(Target(target, model, args, kwargs, choices))
+
+
+def _placed(target: Target) -> Target:
+    choices = target.choices
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(choices.device, choices.dtype if value.is_floating_point() else None)
+
+    model = target.model
+    if isinstance(model, torch.nn.Module):
+        model = model.to(choices.device, choices.dtype).train(choices.train)
+    args = tuple(place(value) for value in target.args)
+    return Target(target.name, model, args, {name: place(value) for name, value in target.kwargs.items()}, choices)
+
+
+def _factory(place: str, name: str) -> Callable[..., Any]:
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    factory = getattr(module, name, None)
+    if callable(factory):
+        return factory
+    callables = sorted(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
+    raise TargetError(f"{place} has no factory {name!r}; it defines {', '.join(callables) or 'none'}")
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise TargetError(f"there is no file {path}")
+    loader = SourceFileLoader(path.stem, str(path))
+    spec = importlib.util.spec_from_loader(path.stem, loader)
+    assert spec is not None  # a loader was given
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses and pickle look a class's module up there
+    _executed(lambda: loader.exec_module(module), str(path))
+    return module
+
+
+def _from_module(name: str) -> Any:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: modules of the working directory
+    return _executed(lambda: importlib.import_module(name), name)
+
+
+def _executed(run: Callable[[], Any], what: str) -> Any:
+    try:
+        return run()
+    except Exception as error:
+        raise TargetError(f"importing {what} failed: {type(error).__name__}: {error}") from error
+
+
+def _from_factory(
+    target: str, factory: Callable[..., Any], choices: Choices
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    parameters = inspect.signature(factory).parameters
+    offered = {name: getattr(choices, name) for name in ("layers", "mask", "batch", "seq")}
+    refused = [name for name in offered if name in choices.changed() and name not in parameters]
+    if refused:
+        raise TargetError(f"{target} takes no {', '.join(refused)}: its factory has no parameter of that name")
+    taken = {
+        k: v for k, v in offered.items() if k in parameters and (k in choices.changed() or _required(parameters[k]))
+    }
+    try:
+        made = factory(**taken)
+    except Exception as error:
+        raise TargetError(f"{target} failed: {type(error).__name__}: {error}") from error
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+        raise TargetError(f"{target} returned {type(made).__name__}: expected (model, inputs)")
+    return made[0], *_inputs(made[1])
+
+
+def _required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty
+
+
+def _inputs(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(made, Mapping):
+        return (), dict(made)
+    return (tuple(made) if isinstance(made, (tuple, list)) else (made,)), {}

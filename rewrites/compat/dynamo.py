@@ -1,0 +1,80 @@
+"""Dynamo: its lock, its signals, and what it says of graphs and their inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as Dynamo leaves it alone, with all that it calls."""
+    # Disabling imports Dynamo, a second or two; where it was never imported, nothing can be compiled.
+    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+
+
+def saved_tensor_hooks_off() -> contextlib.AbstractContextManager[Any]:
+    """Keep the user's saved-tensor hooks (offloading to the CPU, say) away from the fakes of a trace."""
+    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
+
+    return _disable_saved_tensors_hooks_during_tracing()
+
+
+def is_numpy_call(target: Any) -> bool:
+    """Whether Dynamo has put a NumPy call here, to be run as operators on tensors (random numbers are not)."""
+    import torch._numpy
+    from torch._dynamo import utils
+
+    if isinstance(target, utils.numpy_to_tensor_wrapper):
+        return getattr(torch._numpy, target.f.__name__, None) is target.f
+    return target is utils.numpy_attr_wrapper or isinstance(
+        target, (utils.numpy_method_wrapper, utils.numpy_operator_wrapper)
+    )
+
+
+def compile_lock() -> contextlib.AbstractContextManager[Any]:
+    """Dynamo's lock, which it holds while it compiles: other threads wait for their turn."""
+    from torch._dynamo import convert_frame
+
+    return convert_frame.compile_lock
+
+
+def dynamo_signal() -> type[BaseException]:
+    """What Dynamo raises to itself through a backend: to start a frame anew, or to leave it to Python."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException
+
+
+def compile_name() -> str:
+    """Name of the compilation in progress: Dynamo's frame and attempt, e.g. ``"graph 0/1"``."""
+    current = torch._guards.CompileContext.current_compile_id()
+    return f"graph {current}" if current is not None else "graph"
+
+
+def adopt_name(node: fx.Node, source: fx.Node) -> None:
+    """Give a placeholder the name of another graph's, and the place in the user's program that Dynamo has it from."""
+    node._rename(source.name)
+    node.target = source.target
+    if hasattr(source, "_dynamo_source"):
+        node._dynamo_source = source._dynamo_source  # type: ignore[attr-defined]
+
+
+def has_plain_signature(graph: fx.Graph) -> bool:
+    """Whether the inputs and outputs of a graph are its placeholders and its output node, not trees of them."""
+    return type(graph._codegen) is fx.CodeGen
+
+
+def attribute(module: torch.nn.Module, qualified_name: str) -> Any:
+    """An attribute of a module or of its submodules."""
+    return functools.reduce(getattr, qualified_name.split("."), module)
+
+
+def is_module_state(placeholder: fx.Node) -> bool:
+    """Whether an input of Dynamo's graph is a tensor that a module holds, at no address that others rely on."""
+    return placeholder.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") == "unguarded"

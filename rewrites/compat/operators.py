@@ -1,0 +1,82 @@
+"""Operators and their schemas."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import fx
+
+OpOverload = torch._ops.OpOverload
+HigherOrderOperator = torch._ops.HigherOrderOperator
+
+
+def operator_path(target: Any) -> tuple[str, str, str] | None:
+    """``(namespace, packet, overload)`` where `torch.ops` leads to `target`, else None."""
+    if not isinstance(target, OpOverload):
+        return None
+    namespace, packet = target._schema.name.split("::")
+    path = (namespace, packet, target._overloadname)
+    packets = getattr(torch.ops, namespace)
+    found = getattr(getattr(packets, packet, None), path[2], None)
+    return path if found is target else None
+
+
+def aliasing_arguments(target: OpOverload) -> tuple[tuple[int, str], ...]:
+    """Positions and names of the arguments that an operator's schema says are viewed or written."""
+    return tuple((i, a.name) for i, a in enumerate(target._schema.arguments) if a.alias_info is not None)
+
+
+def is_mutable(target: OpOverload) -> bool:
+    """Whether an operator writes to an argument."""
+    return target._schema.is_mutable
+
+
+def is_registered(target: HigherOrderOperator) -> bool:
+    """Whether `torch.ops.higher_order` leads to `target` by its name."""
+    return getattr(torch.ops.higher_order, target.__name__, None) is target
+
+
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+# Methods of tensors as C++ defines them.
+TENSOR_METHODS = (type(torch._C.TensorBase.add), type(torch._C.TensorBase.__add__))
+NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+CHECKPOINT_POLICY = "_checkpoint_context_fn"  # where the body of a selective one holds what decides about operators
+# What Dynamo puts in a graph for scopes: (enter, leave) of autocast and of inference mode, and the setter of grad mode.
+AUTOCAST_SCOPE = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+INFERENCE_SCOPE = (torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode)
+SET_GRAD_MODE = torch._C._set_grad_enabled
+SCOPES = (*AUTOCAST_SCOPE, *INFERENCE_SCOPE, SET_GRAD_MODE, torch._C._log_api_usage_once)
+
+
+def is_data_call(target: Any) -> bool:
+    """Whether a call belongs to ``tensor.data``: reading it, or hiding the write of it from autograd."""
+    hides = getattr(target, "__name__", "") == "_lower_version_count_by_1"
+    get_data = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
+    return target is get_data or (hides and target.__module__.startswith("torch._dynamo."))
+
+
+def returns_nothing(target: OpOverload) -> bool:
+    """Whether an operator has no results, and so must be called for its effect."""
+    return not target._schema.returns
+
+
+def argument(node: fx.Node, name: str) -> Any:
+    """An argument of an operator call by the name in its schema; None where it is left to its default."""
+    position = next(i for i, a in enumerate(node.target._schema.arguments) if a.name == name)
+    return node.args[position] if position < len(node.args) else node.kwargs.get(name)
+
+
+@functools.cache  # reading a schema makes an object of each of its arguments
+def schema_arguments(target: OpOverload) -> tuple[tuple[str, bool, Any], ...]:
+    """``(name, by keyword only, default)`` of an operator's arguments, in order."""
+    return tuple((a.name, a.kwarg_only, a.default_value) for a in target._schema.arguments)
+
+
+@functools.lru_cache(None)
+def number_arguments(target: OpOverload) -> frozenset[str]:
+    """Names of the arguments that take Python numbers, or tensors, for which numbers may stand."""
+    kinds = ("number", "float", "Tensor")
+    return frozenset(a.name for a in target._schema.arguments if any(kind in str(a.type) for kind in kinds))

@@ -1,0 +1,187 @@
+"""Tracing: recorders, fake tensors and the facts of the compilation under way."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def trace_before_dispatch(function: Callable[..., Any], inputs: Sequence[Any]) -> fx.GraphModule:
+    """Record `function` as ATen calls that nothing has decomposed yet, each node with its caller's metadata."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.traceback import preserve_node_meta
+
+    with preserve_node_meta():
+        return make_fx(function, pre_dispatch=True)(*inputs)
+
+
+def lazy_module(root: Any, graph: fx.Graph, name: str) -> fx.GraphModule:
+    """A graph module whose Python code is written when somebody calls or reads it, not at each change of its graph."""
+    from torch.fx import _lazy_graph_module
+
+    return _lazy_graph_module._LazyGraphModule(root, graph, class_name=name)
+
+
+def recorder() -> Any:
+    """The tracing mode of `trace_before_dispatch`, to be asked inside the traced function.
+
+    It has a `tracer` (nodes, proxies).
+    """
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode()
+
+
+def wrap_decompositions(recorder: Any, wrap: Callable[[Any], Any]) -> None:
+    """Replace the recorder's table of decompositions for the rest of a recording."""
+    from torch.fx.experimental import proxy_tensor
+
+    if hasattr(recorder, "decomposition_table"):
+        recorder.decomposition_table = wrap(recorder.decomposition_table)
+    else:  # up to torch 2.12 the table is global, and set back when the recording ends
+        proxy_tensor.CURRENT_DECOMPOSITION_TABLE = wrap(proxy_tensor.CURRENT_DECOMPOSITION_TABLE)
+
+
+def track(value: Any, node: fx.Node, tracer: Any) -> Any:
+    """Make `node` stand for `value` (tensors, symbolic numbers, nested) from now on; sets the node's ``val``."""
+    from torch.fx.experimental.proxy_tensor import track_tensor_tree
+
+    return track_tensor_tree(value, fx.Proxy(node, tracer), constant=None, tracer=tracer)
+
+
+def new_fake_mode(shape_env: Any) -> Any:
+    """A fake tensor mode like the one Dynamo makes for its backend; `shape_env` None means static sizes."""
+    import torch._functorch.config as functorch_config
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        return FakeTensorMode(shape_env=shape_env)
+
+
+def correct_fakes(fake_mode: Any, correct: Callable[[Any, Sequence[Any], dict[str, Any], Any], Any]) -> None:
+    """Have ``correct(operator, args, kwargs, result)`` give what operators give in a fake mode, from now on."""
+    dispatch = fake_mode.dispatch
+    if getattr(dispatch, "corrects", False):
+        return
+
+    def corrected(func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        result = dispatch(func, types, args, kwargs or {})
+        return correct(func, args, kwargs or {}, result)
+
+    corrected.corrects = True  # type: ignore[attr-defined]
+    fake_mode.dispatch = corrected  # of this mode alone, which belongs to one compilation
+
+
+def tracing_context() -> Any:
+    """Dynamo's facts on the compilation under way (``fake_mode``, ``tensor_to_context``), or None outside of one."""
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get()
+
+
+@contextlib.contextmanager
+def borrowed_context(fake_mode: Any) -> Iterator[None]:
+    """Let the tracing context speak of `fake_mode`, and keep what tracing leaves in its caches out of it."""
+    from torch._guards import HopDispatchSetCache
+
+    context = tracing_context()
+    if context is None:
+        yield
+        return
+    before = context.fake_mode, context.hop_dispatch_set_cache
+    context.fake_mode, context.hop_dispatch_set_cache = fake_mode, HopDispatchSetCache()
+    try:
+        yield
+    finally:
+        context.fake_mode, context.hop_dispatch_set_cache = before
+
+
+def fake_of(tensor: torch.Tensor, fake_mode: Any) -> torch.Tensor | None:
+    """The fake of a real input, its sizes Dynamo's own symbols; None where Dynamo does not know the tensor."""
+    if fake_mode.shape_env is None:
+        return fake_mode.from_tensor(tensor)
+    context = tracing_context()
+    symbols = None if context is None else context.tensor_to_context.get(tensor)
+    if symbols is None:
+        return None
+    return fake_mode.from_tensor(tensor, symbolic_context=symbols, source=symbols.tensor_source, trace=False)
+
+
+def replaced_tensors(
+    module: torch.nn.Module, tensors: dict[str, torch.Tensor]
+) -> contextlib.AbstractContextManager[Any]:
+    """Put `tensors` in the place of a module's parameters and buffers of these qualified names, until exit."""
+    from torch.nn.utils import stateless
+
+    return stateless._reparametrize_module(module, tensors)
+
+
+def rename_unbacked(fake_mode: Any, node: fx.Node, result: Any) -> None:
+    """Give data-dependent sizes that running `node` again made the names that they have in the node's metadata."""
+    from torch.fx.experimental.symbolic_shapes import rebind_unbacked
+
+    if fake_mode.shape_env is not None and node.meta.get("unbacked_bindings"):
+        rebind_unbacked(fake_mode.shape_env, node, result)
+
+
+@contextlib.contextmanager
+def forget_new_symbols_on_error(shape_env: Any) -> Iterator[None]:
+    """A trace that fails leaves no data-dependent sizes that wait to be bound to a node."""
+    pending = list(getattr(shape_env, "pending_fresh_unbacked_symbols", ()))
+    try:
+        yield
+    except BaseException:
+        if hasattr(shape_env, "pending_fresh_unbacked_symbols"):
+            shape_env.pending_fresh_unbacked_symbols[:] = pending
+        raise
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Let calls on fake tensors fail without a log entry."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def tracing_apart() -> contextlib.AbstractContextManager[Any]:
+    """What AOTAutograd traces inside is a program of its own, all of whose sizes are numbers."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode()))
+
+
+def capture_function(
+    function: Callable[..., Any], operands: Sequence[Any], *, dynamic: bool
+) -> tuple[fx.GraphModule, list[int]]:
+    """The ATen graph of a function of tensors and constants, and the places of the operands that are its inputs."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    places = [i for i, o in enumerate(operands) if isinstance(o, torch.Tensor)]
+    fakes = [mode.from_tensor(operands[i], static_shapes=not dynamic) for i in places]
+
+    def run(*values: Any) -> Any:
+        given = list(operands)
+        for i, value in zip(places, values, strict=True):
+            given[i] = value
+        return function(*given)
+
+    with mode:
+        return trace_before_dispatch(run, fakes), places
+
+
+def fake_mode_of(tensors: Sequence[Any]) -> Any:
+    """The fake mode that tensors belong to, None where there is none."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(list(tensors))

@@ -1,0 +1,285 @@
+"""Derivatives through AOTAutograd and wrappers: values, gradients, random streams and provenance are eager's."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.wrapping import Doubled, attend, unwrapped
+from torch import nn
+
+from regraft.compiler.autograd.differentiate import differentiate
+from regraft.compiler.codegen.wrapper.wrapper import generate
+
+aten = torch.ops.aten
+VIEWS = {"t", "view", "_unsafe_view", "transpose", "permute", "expand", "detach", "unsqueeze", "slice", "select"}
+
+
+class Recorder:
+    """A backend that compiles every graph to a wrapper and keeps the graphs and wrappers by kind."""
+
+    def __init__(self, mark=lambda graph_module: None, **kwargs):
+        self.kinds, self.graphs, self.wrappers = [], {}, {}
+        self._mark, self._kwargs = mark, kwargs
+        torch.compiler.reset()
+
+    def __call__(self, graph_module, inputs):
+        self._mark(graph_module)
+        return differentiate(graph_module, inputs, self._compile, **self._kwargs)
+
+    def _compile(self, graph_module, inputs, kind):
+        self.kinds.append(kind)
+        self.graphs[kind] = graph_module
+        self.wrappers[kind] = generate(graph_module, name=f"graph_0.{kind}")
+        return self.wrappers[kind].call
+
+
+class MLP(nn.Module):
+    def __init__(self, p=0.2):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+        self.dropout = nn.Dropout(p)
+
+    def forward(self, x):
+        return self.second(self.dropout(F.gelu(self.norm(self.first(x)))))
+
+
+class Conv(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(F.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x, mask=None):
+        q, k, v = (t.view(*x.shape[:2], 2, 4).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        scores = q @ k.transpose(-1, -2) / 2
+        scores = scores if mask is None else scores.masked_fill(~mask, -1e9)
+        probs = F.dropout(scores.softmax(-1), 0.1, self.training)
+        return x + self.out((probs @ v).transpose(1, 2).reshape(x.shape))
+
+
+def train_step(run, model, inputs):
+    """Output, gradients of parameters and inputs, and buffers after one step."""
+    torch.manual_seed(1)
+    inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    out = run(*inputs)
+    out.square().mean().backward()
+    return [out, *(p.grad for p in model.parameters()), *(x.grad for x in inputs), *model.buffers()]
+
+
+def assert_equal(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        assert (a is None) == (e is None)
+        if isinstance(e, torch.Tensor):
+            assert a.dtype == e.dtype and a.stride() == e.stride()
+            assert torch.equal(a, e), (a - e).abs().max()
+        else:
+            assert a == e
+
+
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+MASK = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+MASK[0, ..., 3:] = False
+MODELS = [(MLP, [X]), (Conv, [IMAGE]), (Attention, [TOKENS]), (Attention, [TOKENS, MASK])]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("make", "inputs"), MODELS)
+def test_training_equals_eager_to_the_bit(make, inputs, dynamic):
+    torch.manual_seed(0)
+    model = make()
+    twin = copy.deepcopy(model)
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True, dynamic=dynamic)
+    for _ in range(2):
+        assert_equal(train_step(compiled, model, inputs), train_step(twin, twin, inputs))
+    assert recorder.kinds == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(("make", "inputs"), MODELS)
+def test_inference_equals_eager_to_the_bit(make, inputs, mode):
+    torch.manual_seed(0)
+    model = make().eval()
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True)
+    with mode():
+        assert_equal([compiled(*inputs)], [model(*inputs)])
+    assert recorder.kinds == ["inference"]
+
+
+def test_the_random_stream_goes_on_where_eagers_would():
+    model = MLP(0.5)
+    compiled = torch.compile(model, backend=Recorder(), fullgraph=True)
+    streams = []
+    for run in (model, compiled):
+        torch.manual_seed(3)
+        streams.append([run(X), torch.rand(3), run(X), torch.rand(3)])
+    assert_equal(streams[1], streams[0])
+
+
+def test_one_graph_serves_many_sizes():
+    model = Attention().eval()
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True, dynamic=True)
+    for batch, length in [(2, 5), (3, 7), (4, 6)]:
+        x = torch.randn(batch, length, 8)
+        assert_equal(train_step(compiled, model, [x])[:1], [model(x)])
+    assert recorder.kinds == ["forward", "backward"]
+
+
+def mutate(x, y):
+    x.add_(1)
+    y.mul_(x)
+    return x * y
+
+
+def alias(x, y):
+    return x.view(-1), y, (x + y).t(), x[0]
+
+
+def no_grad_part(x, y):
+    with torch.no_grad():
+        scale = x.abs().max() + 1
+    return x / scale, (y * 2).detach() + y
+
+
+def mutate_intermediate(x, y):
+    z = x.exp()
+    w = z.view(-1)
+    w.add_(y.view(-1))
+    return z, w[0]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("function", [mutate, alias, no_grad_part, mutate_intermediate])
+def test_effects(function, grad):
+    def run(callee):
+        x = torch.arange(6.0).view(2, 3) / 7
+        y = (torch.arange(6.0).view(2, 3) / 5).requires_grad_(grad)
+        leaf = y
+        y = y.clone() if grad else y
+        out = callee(x, y)
+        out = out if isinstance(out, tuple) else (out,)
+        if grad:
+            sum(o.sum() for o in out).backward()
+        bases = [o._base is not None and any(o._base is b or o._base is b._base for b in (x, y)) for o in out]
+        return [*out, x, y, leaf.grad, *bases]
+
+    compiled = torch.compile(function, backend=Recorder(), fullgraph=True)
+    assert_equal(run(compiled), run(function))
+
+
+def test_writes_to_inputs_are_nodes_at_the_end_of_the_graph():
+    recorder = Recorder()
+    model = Conv()
+    torch.compile(model, backend=recorder, fullgraph=True)(IMAGE)
+    nodes = list(recorder.graphs["forward"].graph.nodes)
+    writes = [i for i, n in enumerate(nodes) if n.target is aten.copy_.default]
+    assert writes == list(range(len(nodes) - 1 - len(writes), len(nodes) - 1))
+    assert len(writes) == 3
+    assert recorder.wrappers["forward"].source.count("aten.copy_.default(primals_") == 3
+
+
+@pytest.mark.parametrize(("make", "inputs"), MODELS)
+def test_nothing_that_costs_time_is_computed_twice(make, inputs):
+    recorder = Recorder()
+    torch.compile(make(), backend=recorder, fullgraph=True)(*[x.clone() for x in inputs]).sum().backward()
+    calls = {kind: [n for n in gm.graph.nodes if n.op == "call_function"] for kind, gm in recorder.graphs.items()}
+    backward = {n.name for n in calls["backward"]}
+    twice = [n for n in calls["forward"] if n.name in backward]
+    assert {n.target.__name__.split(".")[0] for n in twice} <= VIEWS | {"getitem"}
+
+
+def test_recomputing_keeps_less_and_changes_no_gradient():
+    def function(x):
+        return (x.sin().cos().exp().tanh() * 2).sum()
+
+    kept, grads = [], []
+    for recompute in (False, True):
+        recorder = Recorder(recompute=recompute)
+        x = torch.linspace(0, 1, 12).view(3, 4).requires_grad_()
+        torch.compile(function, backend=recorder, fullgraph=True)(x).backward()
+        kept.append(len(recorder.graphs["forward"].graph.output_node().args[0]))
+        grads.append(x.grad)
+    assert kept[1] < kept[0]
+    assert torch.equal(*grads)
+
+
+def test_checkpointed_parts_are_recomputed():
+    def function(x, w):
+        return torch.utils.checkpoint.checkpoint(lambda a: (a @ w).sin().exp(), x, use_reentrant=False).sum()
+
+    recorder = Recorder()
+    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    torch.compile(function, backend=recorder, fullgraph=True)(x, w).backward()
+    ops = Counter(n.target for n in recorder.graphs["backward"].graph.nodes)
+    assert ops[aten.sin.default] == 1 and ops[aten.mm.default] == 2
+    expected = torch.autograd.grad(function(x, w), x)[0]
+    assert torch.allclose(x.grad, expected)
+
+
+def test_source_lines_reach_the_final_graphs():
+    recorder = Recorder()
+    torch.compile(MLP(), backend=recorder, fullgraph=True)(X).sum().backward()
+    for kind in ("forward", "backward"):
+        calls = [n for n in recorder.graphs[kind].graph.nodes if n.op == "call_function"]
+        missing = [n for n in calls if "test_autograd.py" not in (n.meta.get("stack_trace") or "")]
+        assert not missing
+        assert "norm  test_autograd.py" in recorder.wrappers[kind].source
+    assert "backward of norm  test_autograd.py" in recorder.wrappers["backward"].source
+
+
+def test_rule_names_reach_the_final_graphs():
+    def mark(graph_module):
+        for n in graph_module.graph.nodes:
+            if n.target is F.gelu:
+                n.meta["regraft_rule"] = "gelu"
+
+    recorder = Recorder(mark)
+    torch.compile(MLP(), backend=recorder, fullgraph=True)(X).sum().backward()
+    for kind, target in (("forward", aten.gelu.default), ("backward", aten.gelu_backward.default)):
+        marked = [n.target for n in recorder.graphs[kind].graph.nodes if n.meta.get("regraft_rule") == "gelu"]
+        assert target in marked
+        assert aten.native_layer_norm.default not in marked
+        assert "[rule gelu]" in recorder.wrappers[kind].source
+
+
+def test_autocast():
+    model = MLP(0.0)
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, expected = compiled(X), model(X)
+    assert_equal([out], [expected])
+    grads = [torch.autograd.grad(o.float().sum(), list(model.parameters())) for o in (out, expected)]
+    for a, e in zip(*grads, strict=True):
+        assert torch.allclose(a, e, atol=1e-2)
+
+
+@pytest.mark.parametrize("wrap", [torch.clone, Doubled])
+def test_a_backward_can_be_run_again_whatever_the_sizes(wrap):
+    def run(program):
+        given = [wrap(torch.randn(4, size, 6, generator=torch.Generator().manual_seed(size))) for size in (3, 5, 7)]
+        for x in given:
+            x.requires_grad_()
+            loss = program(x, x.sin(), x).square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        return [unwrapped(x.grad) for x in given]
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(run(torch.compile(attend, backend="regraft")), run(attend), atol=1e-4, rtol=1e-4)

@@ -1,0 +1,206 @@
+"""What operators give on fake tensors lies in memory as what they give in eager."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from support.layouts import every_layout, in_order
+
+from regraft.compiler.autograd.eager_strides import RULES, corrected
+from regraft.rewrites.compat import new_fake_mode
+
+aten = torch.ops.aten
+MOST = 12  # of the layouts of a call's operands in one shape
+
+SHAPES = [((3, 4, 2), (4, 2)), ((2, 1, 3), (4, 1)), ((2, 3, 4, 5), (2, 3, 4, 5)), ((1, 3, 2), (1, 3, 2))]
+WHOLE = [((3, 4, 2), (3, 4, 2)), ((2, 3, 4, 5), (2, 3, 4, 5)), ((2, 1, 3), (2, 1, 3))]
+IMAGES = [((2, 4, 2, 3),), ((1, 4, 2, 3),), ((2, 4, 1, 3),)]
+VOLUMES = [((2, 3, 2, 4, 2),), ((1, 2, 3, 2, 2),)]
+PADS = ("reflection", "replication")
+# The operands, in each of their layouts, and what follows from the first.
+A, B, INDICES, CLASSES, PARTS, SCALE = "A", "B", "indices", "classes", "parts", "scale"
+NORM = (SCALE, SCALE, SCALE, SCALE)
+CHANNELS = [((4, 3, 5),), ((1, 3, 4),), ((2, 3, 2, 4),), ((2, 3, 2, 4, 2),)]
+PAIRS = [(*shape, *shape) for shape in CHANNELS]
+
+BROADCAST = (
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "copysign.Tensor", "floor_divide", "heaviside", "logaddexp",
+    "logaddexp2", "logical_and", "logical_or", "logical_xor", "xlogy.Tensor", "special_xlog1py", "lcm",
+    "maximum", "eq.Tensor",  # torch has these right
+)  # fmt: skip
+
+# Operator -> its arguments, and the shapes that they are tried in.
+CALLS = {
+    **dict.fromkeys(BROADCAST, ((A, B), SHAPES)),
+    "div.Tensor_mode": ((A, B, {"rounding_mode": "floor"}), SHAPES),
+    "native_layer_norm_backward": ((A, A, [3], PARTS, PARTS, SCALE, SCALE, [True] * 3), [((2, 4, 3),), ((1, 2, 3),)]),
+    "native_batch_norm": ((A, *NORM, True, 0.1, 1e-5), CHANNELS),
+    "_native_batch_norm_legit_functional": ((A, *NORM, True, 0.1, 1e-5), CHANNELS),
+    "_native_batch_norm_legit": ((A, *NORM, True, 0.1, 1e-5), CHANNELS),
+    "_native_batch_norm_legit.no_stats": ((A, *NORM[:2], True, 0.1, 1e-5), CHANNELS),
+    "_native_batch_norm_legit_no_training": ((A, *NORM, 0.1, 1e-5), CHANNELS),
+    "native_batch_norm_backward": ((A, B, SCALE, SCALE, SCALE, SCALE, SCALE, True, 1e-5, [True] * 3), PAIRS),
+    "logical_not": ((A,), WHOLE),
+    "neg": ((A,), WHOLE),
+    "mul.Scalar": ((A, 2.0), WHOLE),
+    "pow.Scalar": ((2.0, A), WHOLE),
+    "hardswish_backward": ((A, B), WHOLE),
+    "hardsigmoid_backward": ((A, B), WHOLE),
+    "softplus_backward": ((A, B, 1, 20), WHOLE),
+    "threshold_backward": ((A, B, 0), WHOLE),
+    "leaky_relu_backward": ((A, B, 0.1, False), WHOLE),
+    "log_sigmoid_backward": ((A, B, B), WHOLE),
+    "huber_loss": ((A, B, 0), SHAPES),
+    "mse_loss": ((A, B, 0), SHAPES),
+    "smooth_l1_loss": ((A, B, 0), SHAPES),
+    "soft_margin_loss": ((A, B, 0), WHOLE),
+    "soft_margin_loss_backward": ((A, A, B, 0), WHOLE),
+    "binary_cross_entropy_backward": ((A, A, B, None, 0), WHOLE),
+    "_prelu_kernel": ((A, B), WHOLE),
+    "_prelu_kernel_backward": ((A, B, B), WHOLE),
+    "rrelu_with_noise": ((A, B), WHOLE),
+    "hardtanh_backward": ((A, B, -1.0, 1.0), WHOLE),
+    "logit_backward": ((A, B), WHOLE),
+    "native_dropout_backward": ((A, B, 2.0), WHOLE),
+    "_log_softmax_backward_data": ((A, B, 1, torch.float32), WHOLE),
+    "_softmax_backward_data": ((A, B, 1, torch.float32), WHOLE),
+    "glu_backward": ((A, B, 1), [((2, 2, 3, 5), (2, 4, 3, 5)), ((1, 1, 4), (1, 2, 4))]),
+    "huber_loss_backward": ((A, A, B, 0, 1.0), WHOLE),
+    "mse_loss_backward": ((A, A, B, 0), WHOLE),
+    "smooth_l1_loss_backward": ((A, A, B, 0, 1.0), WHOLE),
+    "log_sigmoid_forward": ((A,), WHOLE),
+    "normal.Tensor_Tensor": ((A, B), WHOLE),
+    "channel_shuffle": ((A, 2), IMAGES),
+    "reflection_pad3d": ((A, [1] * 6), VOLUMES),
+    "replication_pad3d": ((A, [1] * 6), VOLUMES),
+    **{f"{kind}_pad2d_backward": ((A, B, [1] * 4), [((2, 3, 4, 6), (2, 3, 2, 4))]) for kind in PADS},
+    **{f"{kind}_pad3d_backward": ((A, B, [1] * 6), [((2, 3, 4, 4, 4), (2, 3, 2, 2, 2))]) for kind in PADS},
+    "max_unpool2d": ((A, INDICES, [4, 6]), IMAGES[:2]),
+    "nll_loss2d_forward": ((A, CLASSES, None, 0, -100), IMAGES),
+}  # fmt: skip
+
+DTYPES = {"native_dropout_backward": (torch.float32, torch.bool), "lcm": (torch.int64, torch.int64)}
+
+
+def operator(name):
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+def calls(name):
+    """Arguments of a call, in all layouts."""
+    arguments, shapes = CALLS[name]
+    for shape in shapes:
+        dtypes = DTYPES.get(name, (torch.float32, torch.float32))
+        operands = [(torch.rand(sizes) * 3).to(dtype) for sizes, dtype in zip(shape, dtypes, strict=False)]
+        every = list(itertools.product(*map(every_layout, operands)))
+        for laid in random.Random(0).sample(every, min(MOST, len(every))):
+            given = dict(zip((A, B), laid, strict=False))
+            first = laid[0]
+            given[INDICES] = torch.zeros_like(first, dtype=torch.int64)
+            given[SCALE] = torch.ones(3)
+            given[PARTS] = torch.zeros_like(first[..., :1])
+            given[CLASSES] = torch.zeros_like(first[:, 0], dtype=torch.int64)
+            yield [given[a] if isinstance(a, str) else a for a in arguments]
+
+
+def strides(target, args, mode):
+    """Those of eager, of torch's fakes, and of ours, of every result."""
+    kwargs = args.pop() if isinstance(args[-1], dict) else {}
+    real = target(*args, **kwargs)
+    fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+    with mode:
+        told = target(*fakes, **kwargs)
+    ours = corrected(target, fakes, kwargs, told)
+    results = [x if isinstance(x, tuple) else (x,) for x in (real, told, ours)]
+    return [[t.stride() for t in result] for result in results]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_fakes_lie_as_in_eager(name):
+    different, mode = [], new_fake_mode(None)
+    for args in calls(name):
+        real, _, ours = strides(operator(name), args, mode)
+        if ours != real:
+            different.append(([(tuple(a.shape), a.stride()) for a in args if isinstance(a, torch.Tensor)], ours, real))
+    assert not different, different[:3]
+
+
+@pytest.mark.parametrize("name", sorted(name.removeprefix("aten.") for name in RULES))
+def test_every_rule_is_tried(name):
+    assert name in CALLS or any(call.startswith(f"{name}.") for call in CALLS)
+
+
+PROGRAMS = {
+    "copysign": lambda x, y: torch.copysign(x.transpose(0, 2), y) + 1,
+    "floor": lambda x, y: torch.div(x.transpose(1, 3), y, rounding_mode="floor"),
+    "logical": lambda x, y: torch.logical_or(x.transpose(0, 2) > 0, y[0].mT.contiguous().mT > 0),
+    "shuffled": lambda x, y: torch.nn.functional.channel_shuffle(x, 2) * 2,
+    "glu": lambda x, y: torch.nn.functional.glu(x[:1], 1) + 1,
+    "norm": lambda x, y: torch.nn.functional.batch_norm(x[0].transpose(1, 2), None, None, training=True),
+    "one": lambda x, y: x[:1].transpose(0, 3) * 3.0,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_lie_as_in_eager(dynamic):
+    def program(x, y):
+        return [function(x, y) for function in PROGRAMS.values()]
+
+    x = in_order(torch.randn(4, 4, 4, 4), (0, 2, 3, 1))
+    y = torch.randn(4, 4, 4)
+    compiled = torch.compile(program, backend="regraft", dynamic=dynamic, options={"strict": True})
+    with torch.no_grad():
+        for name, ours, eager in zip(PROGRAMS, compiled(x, y), program(x, y), strict=True):
+            torch.testing.assert_close(ours, eager)
+            assert ours.stride() == eager.stride(), name
+
+
+def test_gradients_lie_as_in_eager():
+    """Of what is differentiated in the graph: at its border AOTAutograd lays gradients out as the results."""
+
+    def program(x, y):
+        loss = torch.nn.functional.mse_loss(x, y) + torch.nn.functional.hardswish(x).sum()
+        return torch.nn.functional.prelu(torch.nn.functional.pad(x, (1, 1, 1, 1), mode="reflect"), y[0, :, 0, 0]), loss
+
+    def gradients(function):
+        x = in_order(torch.randn(2, 4, 3, 5), (0, 2, 3, 1)).requires_grad_()
+        y = torch.rand(2, 4, 3, 5)
+        image, loss = function(x, y)
+        seeds = [torch.ones_like(image), torch.ones_like(loss)]
+        return image, torch.autograd.grad([image, loss], [x], seeds)[0]
+
+    compiled = torch.compile(program, backend="regraft", options={"strict": True})
+    for ours, eager in zip(gradients(compiled), gradients(program), strict=True):
+        assert ours.stride() == eager.stride()
+
+
+WRITES = {
+    "masked_fill": lambda x, mask: (x * 2).masked_fill_(mask, 0),
+    "scatter": lambda x, mask: (x * 2).scatter_(0, torch.zeros(1, 5, dtype=torch.int64), 3.0),
+    "cumsum": lambda x, mask: (x * 2).cumsum_(0) + 1,
+    "tril": lambda x, mask: (x * 2).tril_(),
+    "addmm": lambda x, mask: (x * 2).addmm_(torch.ones(4, 3), torch.ones(3, 5)).view_as(x),
+    "index_add": lambda x, mask: (x * 2).index_add_(0, torch.tensor([1]), torch.ones(1, 5)),
+    "masked_scatter": lambda x, mask: (x * 2).masked_scatter_(mask, torch.ones(20)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_written_in_place_stays_as_it_lies(dynamic):
+    """Out of place, these calls give other strides."""
+
+    def program(x, mask):
+        return [function(x, mask) for function in WRITES.values()]
+
+    def run(function):
+        x = torch.linspace(-1, 1, 20).reshape(5, 4).t().detach().requires_grad_()
+        results = function(x, torch.arange(20).reshape(4, 5) % 3 == 0)
+        return results, torch.autograd.grad(sum(r.square().sum() for r in results), x)[0]
+
+    (ours, gradient), (eager, expected) = run(torch.compile(program, backend="regraft", dynamic=dynamic)), run(program)
+    torch.testing.assert_close(gradient, expected)
+    for name, mine, theirs in zip(WRITES, ours, eager, strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.stride() == theirs.stride(), name

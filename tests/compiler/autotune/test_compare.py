@@ -1,0 +1,92 @@
+"""The loose comparison of results: what passes as rounding and what does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from regraft.compiler.autotune.compare import HALF_TOLERANCE, TOLERANCE, disagreement
+
+REFERENCE = torch.linspace(-2, 2, 101)
+INF, NAN = float("inf"), float("nan")
+
+
+def test_equal_results_agree():
+    assert disagreement([REFERENCE, 3, None], [REFERENCE.clone(), 3, None]) == ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float32, TOLERANCE),
+        (torch.float64, TOLERANCE),
+        (torch.complex64, TOLERANCE),
+        (torch.bfloat16, HALF_TOLERANCE),
+    ],
+)
+def test_errors_within_tolerance_pass_and_beyond_do_not(dtype, tolerance):
+    expected = REFERENCE.to(dtype)
+    assert disagreement([(REFERENCE + tolerance).to(dtype)], [expected]) == ""
+    assert "relative error" in disagreement([(REFERENCE + 4 * tolerance).to(dtype)], [expected])
+
+
+def test_one_wrong_element_is_enough():
+    wrong = REFERENCE.clone()
+    wrong[50] += 0.5
+    assert "relative error" in disagreement([wrong], [REFERENCE])
+
+
+def test_gradients_that_are_only_rounding_agree():
+    noise, other = torch.randn(10) * 1e-6, torch.randn(10) * 1e-6
+    assert disagreement([REFERENCE, noise], [REFERENCE, other]) == ""
+    assert disagreement([noise], [other]) != ""
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (REFERENCE[:-1], "shape"),
+        (REFERENCE.double(), "dtype"),
+        (REFERENCE.to("meta"), "device"),
+        (3, "instead of a tensor"),
+        (None, "None instead of a tensor"),
+    ],
+)
+def test_metadata_is_compared(found, said):
+    assert said in disagreement([found], [REFERENCE])
+    assert said in disagreement([found], [REFERENCE], values=False)
+
+
+def test_number_of_results_is_compared():
+    assert disagreement([REFERENCE], [REFERENCE, REFERENCE]) == "1 results instead of 2"
+
+
+def test_values_may_be_left_out():
+    assert disagreement([REFERENCE + 1], [REFERENCE], values=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "said"),
+    [
+        ([1.0, NAN], [1.0, NAN], ""),
+        ([1.0, 0.0], [1.0, NAN], "NaN"),
+        ([NAN, 1.0], [1.0, NAN], "NaN"),
+        ([1.0, -INF], [1.0, -INF], ""),
+        ([1.0, INF], [1.0, -INF], "infinities"),
+        ([1.0, 5.0], [1.0, INF], "infinities"),
+        ([1.0, INF], [1.0, 5.0], "infinities"),
+        ([NAN, NAN], [NAN, NAN], ""),
+        ([0.0, 0.0], [0.0, 0.0], ""),
+        ([0.0, 0.1], [0.0, 0.0], "relative error"),
+        ([], [], ""),
+    ],
+)
+def test_non_finite_and_zero_values(found, expected, said):
+    why = disagreement([torch.tensor(found)], [torch.tensor(expected)])
+    assert said in why and bool(said) == bool(why)
+
+
+def test_integers_must_be_equal():
+    assert disagreement([torch.tensor([1, 2])], [torch.tensor([1, 2])]) == ""
+    assert "integer" in disagreement([torch.tensor([1, 3])], [torch.tensor([1, 2])])
+    assert "integer" in disagreement([torch.tensor([True])], [torch.tensor([False])])

@@ -1,0 +1,214 @@
+"""Every pointwise operation in every dtype it has, on special values, against eager: on every target."""
+
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+from support.kernels import flat_buffer, loop_kernel, run_compiled_all
+
+from regraft.compiler.codegen import cpp
+from regraft.compiler.ir.ops import OPS
+from regraft.compiler.ir.value import Load, Op
+
+FLOATS, INTEGERS = (torch.float32, torch.float64), (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+DTYPES = (*FLOATS, *INTEGERS, torch.bool)
+TARGETS = list(dict.fromkeys([cpp.host_target().name, "generic", "scalar"]))
+SPECIAL = [
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.7, -7.3, 10.0, 88.0, -87.0, 104.0, 1e-3, -1e-5, 1e-40, 1e10,
+    -1e10, 3e38, math.inf, -math.inf, math.nan, 0.93, -0.61, 0.25, 127.0, 255.0,
+]  # fmt: skip
+INTEGRAL = [0, 1, -1, 2, -3, 5, 7, -8, 63, 64, 100, 127, -128]
+ORDERED = ("eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum")
+LOGICAL = ("logical_and", "logical_or", "logical_xor", "logical_not")
+BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
+WHOLE = ("add", "sub", "mul", "floordiv", "truncdiv", "remainder", "fmod", "neg", "abs", "sign", "signbit", "pow")
+REALS = (
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "truncdiv",
+    "remainder",
+    "fmod",
+    "pow",
+    "neg",
+    "abs",
+    "sign",
+    "signbit",
+    "where",
+)
+DIVIDING = ("floordiv", "truncdiv", "remainder", "fmod")
+
+
+def names_for(dtype):
+    if dtype.is_floating_point:
+        floating = [name for name, info in OPS.items() if info.floating]
+        return [*floating, *REALS, *ORDERED, *LOGICAL, "round_bfloat16", "round_float16"]
+    if dtype == torch.bool:
+        return [*ORDERED, *LOGICAL, *BITWISE, "add", "mul", "where"]
+    return [*WHOLE, *ORDERED, *LOGICAL, *BITWISE, "lshift", "rshift", "where"]
+
+
+def operands(name, dtype):
+    """All pairs of special values (all values, for one operand), truth values first for `where`."""
+    if dtype == torch.bool:
+        values = torch.tensor([False, True])
+    elif dtype.is_floating_point:
+        values = torch.tensor(SPECIAL, dtype=dtype)
+    else:
+        limits = torch.iinfo(dtype)
+        values = torch.tensor([v for v in INTEGRAL if limits.min <= v], dtype=dtype)
+        # The smallest integer over -1 overflows: eager crashes.
+        values = (
+            values if name in DIVIDING else torch.cat([values, torch.tensor([limits.min, limits.max], dtype=dtype)])
+        )
+    pairs = torch.cartesian_prod(values, values) if OPS[name].arity > 1 else values.unsqueeze(1)
+    if name in DIVIDING and not dtype.is_floating_point:
+        pairs = pairs[pairs[:, 1] != 0]
+    if name in ("fmod", "remainder"):
+        # Eager's vector code gives NaN for large quotients.
+        quotients = (pairs[:, 0].double() / pairs[:, 1].double()).abs()
+        pairs = pairs[~((quotients > 1e30) & quotients.isfinite())]
+    if name == "pow" and not dtype.is_floating_point:
+        pairs = pairs[pairs[:, 1] >= 0]
+    columns = [column.contiguous() for column in pairs.T]
+    if name == "where":
+        columns.insert(0, torch.arange(len(columns[0])) % 3 == 0)
+    return columns
+
+
+def case(name, dtype, label=""):
+    """A kernel of one operation, its operands, and what eager makes of them."""
+    columns = operands(name, dtype)
+    size = len(columns[0])
+    inputs = [flat_buffer(f"x{k}", size, column.dtype) for k, column in enumerate(columns)]
+    expected = OPS[name].reference(*columns)
+    kernel = loop_kernel(
+        f"{name}_{label}", size, inputs, flat_buffer("out", size, expected.dtype),
+        lambda i: Op(name, tuple(Load(b.name, (i,), b.dtype) for b in inputs), expected.dtype),
+    )  # fmt: skip
+    return kernel, {f"x{k}": column for k, column in enumerate(columns)}, expected
+
+
+@functools.cache
+def outputs(target, dtype):
+    cases = {name: case(name, dtype) for name in names_for(dtype)}
+    made = run_compiled_all([kernel for kernel, _, _ in cases.values()], [x for _, x, _ in cases.values()], target)
+    return {name: (made_one["out"], cases[name][1:]) for name, made_one in zip(cases, made, strict=True)}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_operations_are_eagers(target, dtype):
+    wrong = {}
+    for name, (ours, (_, expected)) in outputs(cpp.target(target), dtype).items():
+        precision = {torch.float32: 1e-6, torch.float64: 1e-14}.get(expected.dtype, 0)
+        if name in ("lgamma", "digamma", "erfinv", "pow"):
+            precision *= 8
+        tolerance = {"rtol": precision, "atol": 1e-38 if precision else 0}
+        try:
+            torch.testing.assert_close(ours, expected, equal_nan=True, **tolerance)
+        except AssertionError as error:
+            wrong[name] = str(error)
+    assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_signs_of_zero_are_kept(target):
+    for name in ("neg", "abs", "mul", "round", "trunc", "ceil", "maximum", "copysign", "tanh", "erf", "sign"):
+        ours, (_, expected) = outputs(cpp.target(target), torch.float32)[name]
+        keep = ~expected.isnan()
+        assert torch.equal(ours.signbit()[keep], expected.signbit()[keep]), name
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_casts_are_eagers(target):
+    pairs = [(a, b) for a, b in itertools.product(DTYPES, DTYPES) if a != b]
+    kernels, inputs, expected = [], [], []
+    for source, to in pairs:
+        x = torch.tensor([0, 1, 2, 3, 5, 64, 100, 120, 127] * 3).to(source)
+        if source.is_floating_point:
+            x = torch.cat([x + 0.7, -x[:5]]) if to not in (torch.uint8,) else x + 0.7
+        kernels.append(
+            loop_kernel(
+                f"{source}_{to}", len(x), [flat_buffer("x", len(x), source)], flat_buffer("out", len(x), to),
+                lambda i, source=source, to=to: Op("cast", (Load("x", (i,), source),), to),
+            )
+        )  # fmt: skip
+        inputs.append({"x": x})
+        expected.append(x.to(to))
+    for pair, made, want in zip(pairs, run_compiled_all(kernels, inputs, cpp.target(target)), expected, strict=True):
+        assert torch.equal(made["out"], want), pair
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("half", (torch.bfloat16, torch.float16), ids=str)
+def test_sixteen_bit_floats_round_to_nearest_even(target, half):
+    bits = torch.arange(2**16, dtype=torch.int32)
+    exact = bits.to(torch.int16).view(half)
+    between = torch.cat(
+        [exact.float(), (exact.float() + exact.float().nextafter(torch.tensor(9e9))) / 2, exact.float() * 1.001]
+    )
+    size = len(between)
+    narrow = loop_kernel(
+        "narrow", size, [flat_buffer("x", size, torch.float32)], flat_buffer("out", size, half),
+        lambda i: Load("x", (i,), torch.float32),
+    )  # fmt: skip
+    wide = loop_kernel(
+        "wide", 2**16, [flat_buffer("x", 2**16, half)], flat_buffer("out", 2**16, torch.float32),
+        lambda i: Load("x", (i,), torch.float32),
+    )  # fmt: skip
+    made = run_compiled_all([narrow, wide], [{"x": between}, {"x": exact}], cpp.target(target))
+    torch.testing.assert_close(made[0]["out"], between.to(half), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(made[1]["out"], exact.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_exp_log_tanh_erf_are_within_two_units_in_the_last_place(target):
+    x = torch.cat([torch.linspace(-110, 95, 40001), torch.logspace(-38, 3, 20001), -torch.logspace(-38, 1, 20001)])
+    names = ("exp", "log", "tanh", "erf", "sigmoid")
+    kernels = [
+        loop_kernel(
+            name, len(x), [flat_buffer("x", len(x))], flat_buffer("out", len(x)),
+            lambda i, name=name: Op(name, (Load("x", (i,), torch.float32),), torch.float32),
+        )
+        for name in names
+    ]  # fmt: skip
+    for name, made in zip(names, run_compiled_all(kernels, [{"x": x}] * len(names), cpp.target(target)), strict=True):
+        exact = getattr(torch, name)(x.double())
+        unit = (torch.nextafter(exact.float().abs(), torch.tensor(math.inf)) - exact.float().abs()).double()
+        # Where exp(-x) is infinite, eager's sigmoid is 0 too.
+        counts = exact.float().isfinite() & ((name != "sigmoid") | (x > -88))
+        error = ((made["out"].double() - exact).abs() / unit)[counts]
+        assert error.max() <= 2.5, (name, error.max())
+
+
+def test_random_bits_are_philox():
+    size = 37
+    seed, offset = torch.full((size,), 1234567890123), torch.arange(size) * 987654321987
+    inputs = [flat_buffer(name, size, torch.int64) for name in ("seed", "offset")]
+    for word in range(4):
+        name = f"philox{word}"
+        kernel = loop_kernel(
+            name, size, inputs, flat_buffer("out", size, torch.int64),
+            lambda i, name=name: Op(name, tuple(Load(b.name, (i,), torch.int64) for b in inputs), torch.int64),
+        )  # fmt: skip
+        for target in TARGETS:
+            (made,) = run_compiled_all([kernel], [{"seed": seed, "offset": offset}], cpp.target(target))
+            assert torch.equal(made["out"], OPS[name].reference(seed, offset)), (name, target)
+
+
+def test_hashes_are_the_references():
+    size = 37
+    generator = torch.Generator().manual_seed(0)
+    made = {name: torch.randint(-(2**31), 2**31, (size,), generator=generator).int() for name in ("n", "k0", "k1")}
+    inputs = [flat_buffer(name, size, torch.int32) for name in made]
+    kernel = loop_kernel(
+        "hash32", size, inputs, flat_buffer("out", size, torch.int32),
+        lambda i: Op("hash32", tuple(Load(b.name, (i,), torch.int32) for b in inputs), torch.int32),
+    )  # fmt: skip
+    for target in TARGETS:
+        (drawn,) = run_compiled_all([kernel], [made], cpp.target(target))
+        assert torch.equal(drawn["out"], OPS["hash32"].reference(*made.values())), target

@@ -1,0 +1,286 @@
+"""What programs enumerate and how large blocks are: defaults, alternatives, and the memory accesses that follow."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import torch.nn.functional as F
+from support.lowering import trace
+from support.schedules import SMALL_GPU
+from support.triton_kernels import compile_for, compiles, interpreted_agrees, run_interpreted
+
+from regraft.compiler.codegen.triton import candidates, kernel_source, launches, plan, source
+from regraft.compiler.ir.interpreter import run_kernel
+from regraft.compiler.lowering import lower
+from regraft.compiler.schedule import GPU, schedule
+
+from ..cpp.test_kernels import PROGRAMS
+from ..cpp.test_reductions import close, elements, fold_kernel, whole
+
+R = torch.randn
+F32 = torch.float32
+
+
+def kernels(function, *inputs):
+    return schedule(lower(trace(function, *inputs), strict=True).program, target=GPU).kernels
+
+
+def launch(function, *inputs):
+    (kernel,) = kernels(function, *inputs)
+    (made,) = launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
+    return made
+
+
+def sizes(blocks):
+    return blocks.row_block, blocks.column_block, blocks.warps
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "expected"),
+    [
+        (lambda x: x + 1, [R(4096, 1024)], (1, 1024, 4)),
+        (lambda x: x + 1, [R(64, 1024)], (1, 256, 1)),
+        (lambda x: x + 1, [R(3)], (1, 4, 1)),
+        (lambda x: x.t().contiguous(), [R(2048, 2048)], (64, 64, 8)),
+        (lambda x: x.t().contiguous(), [R(256, 256)], (32, 32, 2)),
+        (lambda x: x.softmax(-1), [R(2048, 1024)], (1, 1024, 4)),
+        (lambda x: x.softmax(-1), [R(2048, 4096)], (1, 4096, 16)),
+        (lambda x: x.softmax(-1), [R(2048, 50000)], (1, 2048, 8)),
+        (lambda x: x.softmax(-1), [R(8192, 64)], (16, 64, 4)),
+        (lambda x: x.softmax(-1), [R(512, 64)], (1, 64, 1)),
+        (lambda x: x.sum(0), [R(512, 50257)], (64, 64, 8)),
+        (lambda x: x.sum(1), [R(4096, 4, 64)], (512, 4, 4)),
+        (lambda x, b: x + b, [R(4096, 768), R(4096, 1)], (4, 256, 4)),
+        (lambda x, b: x + b, [R(4096, 768), R(768)], (4, 256, 4)),
+        (lambda x, b: x + b, [R(4096, 770), R(4096, 1)], (1, 1024, 4)),
+        (lambda x, b, c, d: x * b + c - d, [R(4096, 7777), R(4096, 1), R(4096, 1), R(4096, 1)], (1, 1024, 4)),
+        (lambda x, b: x + b, [R(8, 512, 16, 64), R(512, 1, 64)], (16, 64, 4)),
+        (lambda x, b: x + b, [R(4096, 33), R(4096, 1)], (1, 512, 2)),
+    ],
+)
+def test_defaults(function, inputs, expected):
+    assert sizes(launch(function, *inputs).blocks) == expected
+
+
+def H(*shape):
+    return R(*shape).bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "expected"),
+    [
+        (F.gelu, [H(8192, 1024)], (1, 1024, 4)),
+        (lambda x, b: F.gelu(x + b), [H(4096, 1024), R(1024)], (2, 1024, 4)),  # what a column has does not count
+        (lambda x, y: x + y, [H(4096, 1024), H(4096, 1024)], (1, 1024, 4)),
+        (lambda x, y: x + y, [H(4096, 1024), R(4096, 1024)], (1, 1024, 4)),
+        (lambda x: x.bfloat16(), [R(4096, 1024)], (1, 1024, 4)),
+        (F.gelu, [H(1024, 1024)], (1, 1024, 4)),  # programs are few
+        (lambda x: x.softmax(-1), [H(2048, 4096)], (1, 4096, 8)),
+        (lambda x: x.softmax(-1), [H(512, 4096)], (1, 4096, 16)),
+        (lambda x: x.softmax(-1), [H(2048, 50000)], (1, 2048, 8)),
+        (lambda x, w: F.layer_norm(x, (768,), w), [H(4096, 768), R(768)], (1, 1024, 2)),
+        (lambda x, w: F.layer_norm(x, (768,), w), [R(4096, 768), R(768)], (1, 1024, 4)),
+        (lambda x: x.sum(0), [H(512, 50257)], (64, 64, 16)),
+        (lambda x: x.sum(0), [R(512, 50257)], (64, 64, 8)),
+        (lambda x: x.sum(0), [H(512, 50256)], (64, 32, 8)),
+        (lambda x: x.sum(0), [H(8, 1 << 21)], (1024, 8, 4)),  # no lanes meet
+        (lambda x: x.sum(0), [R(3, 1 << 21)], (1024, 4, 4)),
+        (lambda x: x.sum(0), [H(16, 8, 1 << 17)], (1024, 8, 4)),
+    ],
+)
+def test_lanes_of_16_bits(function, inputs, expected):
+    """As many bytes on their way as of 32 bits; of columns, no more than registers hold sums for."""
+    assert sizes(launch(function, *inputs).blocks) == expected
+
+
+def test_what_is_the_same_for_a_row_is_found_once_a_row():
+    function, inputs = (lambda x, b, c, d: x * b / c - d), [R(64, 7777), *(R(64, 1) for _ in range(3))]
+    (source,) = interpreted_agrees(function, *inputs)
+    assert "% 7777" not in source.text and launch(function, *inputs).blocks.columns
+
+
+def test_what_all_blocks_of_a_row_load_is_loaded_before_the_first():
+    (source,) = interpreted_agrees(lambda x, b: (x - b).abs().sum(1), R(600, 9000), R(600, 1), rtol=1e-4, atol=1e-4)
+    before, after = source.text.split("for first")
+    assert before.count("tl.load") == 1
+    assert [line.count("mask") for line in after.splitlines() if "tl.load" in line] == [
+        0,
+        1,
+    ]  # blocks, and what is left
+
+
+def test_what_is_there_is_loaded_once_a_row_whatever_is_chosen():
+    function = lambda x, m: F.pad((x - m).exp(), (0, 8))  # noqa: E731
+    for width in (120, 9000):
+        (source,) = interpreted_agrees(function, R(300, width), R(300, 1))
+        loads = [line for line in source.text.splitlines() if "tl.load" in line]
+        assert [line for line in loads if "arg1" in line and "mask" not in line], source.text
+
+
+def test_long_rows_of_softmax_take_one_power_an_element():
+    x = R(140, 20000) * 5  # rows enough not to be split
+    sources = interpreted_agrees(lambda x: x.log_softmax(1), x, rtol=1e-6, atol=5e-6)
+    assert any("= add_softmax(" in source.text for source in sources)
+
+
+def test_candidates_begin_with_the_default_and_differ():
+    for function, x in ((torch.exp, R(4096, 1024)), (lambda x: x.softmax(-1), R(2048, 1024)), (torch.t, R(999, 999))):
+        made = launch(lambda x, function=function: function(x).contiguous() + 1, x)
+        found = candidates(made)
+        assert found[0].blocks == made.blocks and 3 <= len(found) <= 6
+        assert len({one.blocks for one in found}) == len(found)
+        assert all(candidates(one) == (one,) for one in found)
+
+
+NARROW = [
+    "pointwise with broadcasts", "transposed with another", "heads", "layer_norm bfloat16", "maxima over two dims",
+    "argmax", "cumulative sum", "cross entropy",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_every_candidate_computes_the_same(name, monkeypatch):
+    function, *inputs = PROGRAMS[name]
+    for pick in range(1, 5):
+        monkeypatch.setattr(
+            source, "launches", lambda *given, pick=pick: [chosen(one, pick) for one in launches(*given)]
+        )
+        interpreted_agrees(function, *inputs)
+
+
+def chosen(launch, pick):
+    found = candidates(launch)
+    return found[pick % len(found)]
+
+
+@pytest.mark.parametrize("along", [True, False])
+def test_so_do_those_of_reductions(along):
+    made, x = fold_kernel("welford", F32, 19, 77, along), elements(F32, 19 * 77)
+    expected = run_kernel(made, {"x": x})
+    (default,) = launches(made.body)
+    for one in candidates(default):
+        text = kernel_source(made, [one]).text
+        assert str(one.blocks.column_block) in text
+        close(run_interpreted(made, {"x": x}, plans=[one]), expected, F32)
+
+
+SPLIT = [
+    "layer_norm", "group_norm", "maxima over two dims", "argmax", "sum of a mask", "softmax across", "cross entropy",
+    "variance",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_split_reductions_are_eagers(name):
+    function, *inputs = PROGRAMS[name]
+    interpreted_agrees(function, *inputs, target=SMALL_GPU)
+
+
+@pytest.mark.parametrize(
+    "function", [torch.var, torch.argmax, torch.sum, torch.logsumexp, lambda x: (x > 0).any(), lambda x: x.prod()]
+)
+def test_those_to_one_number_too(function):
+    dims = (0,) if function is torch.logsumexp else ()
+    for made in interpreted_agrees(lambda x: function(x, *dims), R(1013).double(), target=SMALL_GPU):
+        assert compiles(made)
+
+
+def test_symbolic_lengths_are_split(monkeypatch):
+    monkeypatch.setattr(plan, "_LOOPED", 64)
+    for function in (torch.sum, torch.var):
+        sources = interpreted_agrees(lambda x, function=function: function(x), R(67, 9), dynamic=True, target=SMALL_GPU)
+        assert len(sources) == 2
+        assert all(map(compiles, sources))
+
+
+def test_cross_entropy_is_rows_then_their_mean():
+    logits, labels = R(4096, 1000), torch.randint(0, 1000, (4096,))
+    rows, mean = kernels(F.cross_entropy, logits, labels)
+    assert rows.body[0].parallel and rows.body[0].var.extent == 4096
+    assert not any(getattr(statement, "parallel", False) for statement in mean.body)
+
+
+WIDE = re.compile(r"(ld|st)\.global(?:\.\w+)*?\.(?:v4\.b32|v2\.b64)")
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x, b: F.gelu(x + b), [R(8192, 768), R(768)]),
+        (lambda x, b: F.gelu(x + b), [R(8192, 768).bfloat16(), R(768).bfloat16()]),
+        (lambda x, b: (x + b).relu(), [R(8192, 770).bfloat16(), R(8192, 1).bfloat16()]),
+        (lambda x: F.layer_norm(x, (1024,)), [R(4096, 1024).bfloat16()]),
+        (lambda x: x.t().contiguous(), [R(2048, 2048)]),
+        (lambda x: x.t().contiguous(), [R(2048, 2048).bfloat16()]),
+    ],
+)
+def test_accesses_are_of_16_bytes(function, inputs):
+    kernel = kernels(function, *inputs)[0]
+    (assembly,) = compile_for(kernel_source(kernel), 90, aligned=True)
+    assert {found.group(1) for found in WIDE.finditer(assembly)} >= {"ld", "st"}
+
+
+def test_so_are_loads_of_column_sums():
+    kernel = kernels(lambda x: x.sum(0), R(512, 50256).bfloat16())[0]
+    (assembly,) = compile_for(kernel_source(kernel), 90, aligned=True)
+    assert {found.group(1) for found in WIDE.finditer(assembly)} >= {"ld"}
+
+
+def test_rows_that_statistics_step_are_no_reason_to_go_across():
+    """Column sums of x * mean[row]: memory is contiguous along columns, whatever single numbers a row has."""
+    x, mean, spread = R(4096, 768), R(4096, 1), R(4096, 1)
+    first = kernels(lambda x, m, s: (x * m * s).sum(0), x, mean, spread)[0]
+    (made,) = launches(first.body)
+    assert sizes(made.blocks)[:2] == (64, 64)
+
+
+def test_nor_are_indices_that_rows_are_gathered_by():
+    table, ids = R(5000, 768), torch.randint(0, 5000, (2048,))
+    assert sizes(launch(lambda w, i: F.layer_norm(F.embedding(i, w), (768,)), table, ids).blocks) == (1, 1024, 4)
+
+
+def test_folds_over_everything_have_one_program():
+    (made,) = launches(whole(3001, "sum").body)
+    assert made.blocks.rows == () and made.blocks.column_block == 4096
+
+
+SCATTERS = {
+    "rows of a cache": (lambda c, k, p: c.index_copy(2, p, k), R(2, 4, 16, 8), R(2, 4, 3, 8), torch.tensor([3, 7, 1])),
+    "chosen rows": (lambda x, i, v: x.index_put((i,), v), R(20, 30), torch.randperm(20)[:7], R(7, 30)),
+    "additions": (lambda x, i, v: x.index_add(0, i, v), R(20, 30), torch.randint(0, 20, (50,)), R(50, 30)),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_scatters_run_side_by_side(name):
+    function, *inputs = SCATTERS[name]
+    assert all(one.blocks.columns for kernel in kernels(function, *inputs) for one in launches(kernel.body))
+    interpreted_agrees(function, *inputs)
+
+
+def test_lanes_that_compute_moments_have_more_elements_of_16_bits():
+    x = torch.randn(40_000, 512).bfloat16()
+    made = [launches(k.body, {p.buffer.name: p.buffer.dtype.itemsize for p in k.params}) for k in kernels(_moments, x)]
+    assert sizes(made[0][0].blocks) == (64, 64, 8)
+
+
+def _moments(x):
+    return torch.var_mean(x.float(), 0)
+
+
+def test_loops_that_compute_moments_of_columns_have_steps_on_their_way():
+    (made,) = launches(fold_kernel("welford", F32, 1 << 15, 1024, along=False).body)
+    assert (*sizes(made.blocks), made.blocks.stages) == (64, 32, 4, 3)
+    assert 1 in {blocks.stages for blocks in made.others}
+
+
+def test_steps_on_their_way_change_no_result():
+    kernel, x = fold_kernel("welford", F32, 77, 300, along=False), elements(F32, 77 * 300)
+    (made,) = launches(kernel.body)
+    ahead = replace(made, blocks=replace(made.blocks, row_block=32, column_block=16, stages=3))
+    assert "num_stages=3" in kernel_source(kernel, [ahead]).text
+    close(run_interpreted(kernel, {"x": x}, plans=[ahead]), run_kernel(kernel, {"x": x}), F32)

@@ -1,0 +1,80 @@
+"""Every reducer along and across contiguous memory, at once and in blocks, against the interpreter of the IR."""
+
+import math
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+from support.triton_kernels import compiles, run_interpreted
+
+from regraft.compiler.codegen.triton import kernel_source, plan
+from regraft.compiler.ir.index.index import Size
+from regraft.compiler.ir.interpreter import run_kernel
+
+from ..cpp.test_reductions import CASES, SHAPES, close, elements, fold_kernel, whole
+
+F32 = torch.float32
+BOTH = pytest.mark.parametrize("along", [True, False], ids=["along", "across"])
+ONE = pytest.mark.parametrize(("reducer", "dtype"), CASES, ids=[f"{r}-{d}" for r, d in CASES])
+
+
+@pytest.fixture(params=["at once", "in blocks"])
+def blocks(request, monkeypatch):
+    """Rows that registers hold, and rows that come in blocks of 16."""
+    if request.param == "in blocks":
+        monkeypatch.setattr(plan, "_PERSISTENT", 8)
+        monkeypatch.setattr(plan, "_LOOPED", 16)
+        monkeypatch.setattr(plan, "_COLUMN", (16, 8))
+
+
+@BOTH
+@ONE
+def test_reducers_are_the_interpreters(blocks, reducer, dtype, along):
+    for rows, columns in SHAPES:
+        made = fold_kernel(reducer, dtype, rows, columns, along)
+        x = {"x": elements(dtype, rows * columns)}
+        close(run_interpreted(made, {"x": x["x"].clone()}), run_kernel(made, x), dtype)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "special", [(math.nan,), (-math.inf,), (math.inf,), (math.nan, math.inf, -math.inf), (-0.0, 0.0)]
+)
+def test_special_values_are_the_interpreters(blocks, special, along):
+    for reducer, dtype in CASES:
+        if dtype == F32:
+            made = fold_kernel(reducer, dtype, 5, 43, along)
+            x = elements(dtype, 5 * 43, special)
+            close(run_interpreted(made, {"x": x.clone()}), run_kernel(made, {"x": x}), F32)
+
+
+@BOTH
+@ONE
+def test_reducers_compile(blocks, reducer, dtype, along):
+    assert compiles(kernel_source(fold_kernel(reducer, dtype, 33, 67, along)))
+
+
+def test_rows_of_minus_infinity(blocks):
+    for reducer in ("max", "argmax", "softmax", "logaddexp"):
+        made = fold_kernel(reducer, F32, 3, 37, True)
+        x = torch.full((111,), -math.inf)
+        close(run_interpreted(made, {"x": x}), run_kernel(made, {"x": x}), F32)
+
+
+@BOTH
+def test_symbolic_sizes(along):
+    rows, columns = Size("rows", 0, None).index(), Size("columns", 0, None).index()
+    made = fold_kernel("sum", F32, rows, columns, along, dynamic=True)
+    for shape in SHAPES:
+        sizes = dict(zip(("rows", "columns"), shape, strict=True))
+        x = {"x": elements(F32, shape[0] * shape[1])}
+        close(run_interpreted(made, x, sizes), run_kernel(made, x, sizes), F32)
+    assert compiles(kernel_source(made))
+
+
+def test_folds_over_everything():
+    for reducer in ("sum", "max", "argmax", "welford", "softmax"):
+        made, x = whole(3001, reducer), {"x": torch.randn(3001)}
+        close(run_interpreted(made, x), run_kernel(made, x), F32)

@@ -1,0 +1,44 @@
+"""Results of calls lie in memory as kernels were told, whatever a library made of them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regraft  # noqa: F401 (registers the backend)
+from regraft.compiler.codegen.wrapper.stride_checks import laid_out, order_of
+
+SHAPES = [(2, 3, 4, 5), (1, 3, 4, 5), (2, 1, 4, 1), (3, 0, 2), (4,), ()]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_lies_as_told_is_left_alone(shape):
+    x = torch.randn(shape)
+    for tensor in (x, x.transpose(0, -1)) if shape else (x,):
+        order = order_of(tensor)
+        assert order is not None and laid_out(tensor, order) is tensor
+
+
+def test_anything_else_is_copied():
+    told, made = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(2, 3, 4, 5)
+    copied = laid_out(made, order_of(told))
+    assert copied.stride() == told.stride() and torch.equal(copied, made)
+
+
+def test_what_is_not_dense_is_no_promise():
+    assert order_of(torch.randn(4, 6)[:, ::2]) is None and order_of(torch.randn(4, 1).expand(4, 3)) is None
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_convolution_that_is_told_to_be_channels_last(dynamic):
+    """Tokens seen as a picture are channels last; what ATen's convolution makes of one picture is not."""
+
+    def reduced(tokens, weight, scale):
+        picture = tokens.permute(0, 2, 1).reshape(tokens.shape[0], 32, 28, 28)
+        fewer = F.conv2d(picture, weight, stride=4).flatten(2).permute(0, 2, 1)
+        return F.layer_norm(fewer, (32,), scale)
+
+    torch.compiler.reset()
+    inputs = torch.randn(1, 784, 32), torch.randn(32, 32, 4, 4), torch.randn(32)
+    with torch.no_grad():
+        compiled = torch.compile(reduced, backend="regraft", dynamic=dynamic, options={"profit": "never"})
+        torch.testing.assert_close(compiled(*inputs), reduced(*inputs), rtol=1e-4, atol=1e-4)

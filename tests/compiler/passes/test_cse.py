@@ -1,0 +1,71 @@
+"""Equal calls of a graph are made once."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from regraft.compiler.passes.cse import share_calls
+from regraft.rewrites.graph import op_name
+
+aten = torch.ops.aten
+
+
+def graph_of(function, *inputs):
+    return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+def names(module):
+    return [op_name(node).removeprefix("aten.") for node in module.graph.nodes if node.op == "call_function"]
+
+
+def shared(function, *inputs):
+    module = graph_of(function, *inputs)
+    expected = module(*inputs)
+    gone = share_calls(module)
+    module.graph.lint()
+    torch.testing.assert_close(module(*inputs), expected)
+    return module, gone
+
+
+X = torch.randn(4, 6)
+
+
+def test_chains_of_equal_calls_go():
+    def function(x):
+        a = aten.clone(aten.permute(x, [1, 0])).relu()
+        b = aten.clone(aten.permute(x, [1, 0])).relu()
+        return aten.mul(a, 2.0), aten.mul(b, 3.0)
+
+    module, gone = shared(function, X)
+    assert gone == 3 and sorted(names(module)) == ["clone", "mul", "mul", "permute", "relu"]
+
+
+def test_arguments_count_with_their_types():
+    def function(x):
+        return [
+            y.sum() for y in (aten.add(x, 1), aten.add(x, 1.0), aten.sum(x, [0]), aten.sum(x, [0], dtype=torch.float64))
+        ]
+
+    _, gone = shared(function, X)
+    assert gone == 0
+
+
+def test_two_results_stay_two_tensors():
+    module, gone = shared(lambda x: (x.relu(), x.relu()), X)
+    a, b = module(X)
+    assert gone == 0 and a.data_ptr() != b.data_ptr()
+
+
+def test_random_numbers_are_drawn_each_time():
+    module = graph_of(lambda x: (aten.rand_like(x).sum(), aten.rand_like(x).sum()), X)
+    assert share_calls(module) == 0
+
+
+def test_what_is_written_to_stays():
+    def function(x):
+        a, b = aten.clone(x), aten.clone(x)
+        aten.add_(a, 1.0)
+        return a.sum(), b.sum()
+
+    assert share_calls(graph_of(function, X)) == 0

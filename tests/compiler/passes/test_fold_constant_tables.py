@@ -1,0 +1,112 @@
+"""Small tensors that follow from constants alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.rewriting import compiled
+
+from regraft.compiler.freezing import fold_tables
+from regraft.rewrites.compat import capture_function
+from regraft.rewrites.functional import functionalize_temporaries
+
+FOLDED = {
+    "powers": lambda x: x * torch.pow(2.0, -torch.arange(1, 5).float()),
+    "joined": lambda x: x + torch.cat([torch.zeros(1), torch.ones(3)]),
+    "looked up": lambda x: x + torch.bucketize(torch.arange(4), torch.tensor([1, 3])),
+    "through a cheap call": lambda x: x + torch.arange(4).float().sin() * 2,
+    "read twice": lambda x: (x + (t := torch.arange(4).float().cos())) * t,
+}
+LEFT = {
+    "cheap": lambda x: x * (torch.arange(4) * 2 + 1).float(),
+    "triangle": lambda x: x + torch.full((4, 4), -torch.inf).triu(1),
+    "of the input": lambda x: x + x.cumsum(-1).cumprod(-1),
+    "returned": lambda x: (x, torch.arange(4).float().sin()),
+    "a view of it returned": lambda x: (x + (t := torch.arange(4).float().sin()), t[1:]),
+    "random": lambda x: x + torch.rand(4).sin(),
+    "uninitialised": lambda x: x + torch.empty(4).sin(),
+    "too large": lambda x: x[0, 0] + torch.arange(1 << 15).float().sin(),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_folded(name: str) -> None:
+    x = torch.randn(4, 4)
+    module, _ = capture_function(FOLDED[name], [x], dynamic=False)
+    functionalize_temporaries(module.graph)
+    assert fold_tables(module) == 1
+    module.graph.lint()
+    assert "_folded0" in {n.target for n in module.graph.find_nodes(op="get_attr")}
+    assert torch.equal(module(x), FOLDED[name](x))
+
+
+STRIDED = {
+    "a slice of a larger table": lambda x: x + torch.arange(32).float().sin().view(4, 8)[:, :4],
+    "transposed": lambda x: x + torch.arange(16).float().sin().view(4, 4).t(),
+    "expanded": lambda x: x + torch.arange(4).float().sin()[:, None].expand(4, 4),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_strides_are_as_promised(name: str) -> None:
+    """Kernels are generated for the strides of the program's own table."""
+    x = torch.randn(4, 4)
+    run, cov = compiled(STRIDED[name])
+    with cov, torch.no_grad():
+        torch.testing.assert_close(run(x), STRIDED[name](x))
+    module, _ = capture_function(STRIDED[name], [x], dynamic=False)
+    functionalize_temporaries(module.graph)
+    fold_tables(module)
+    (constant,) = module.graph.find_nodes(op="get_attr")
+    assert getattr(module, constant.target).stride() == constant.meta["val"].stride()
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_alone(name: str) -> None:
+    module, _ = capture_function(LEFT[name], [torch.randn(4, 4)], dynamic=False)
+    assert fold_tables(module) == 0
+
+
+def test_a_table_next_to_symbolic_sizes() -> None:
+    function = FOLDED["powers"]
+    run, cov = compiled(function, dynamic=True)
+    with cov, torch.no_grad():
+        for rows in (3, 5):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(run(x), function(x))
+
+
+def test_what_a_user_writes_to_later_is_his_own() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        table = torch.arange(4).float().sin()
+        return x + table, table
+
+    run, _ = compiled(function)
+    x = torch.randn(4)
+    with torch.no_grad():
+        _, table = run(x)
+        table.add_(100)
+        torch.testing.assert_close(run(x), function(x))
+
+
+def test_a_table_written_in_place_is_no_constant() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        table = torch.arange(4).float().sin()
+        first = x + table
+        table.add_(x)
+        return first * table
+
+    run, _ = compiled(function)
+    with torch.no_grad():
+        for seed in range(2):
+            x = torch.randn(4, generator=torch.Generator().manual_seed(seed))
+            torch.testing.assert_close(run(x), function(x))
+
+
+def test_in_training() -> None:
+    function = FOLDED["through a cheap call"]
+    run, _ = compiled(lambda x: function(x).square().sum())
+    x = torch.randn(4, 4, requires_grad=True)
+    run(x).backward()
+    expected = torch.autograd.grad(function(x).square().sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected)

@@ -1,0 +1,58 @@
+"""Products in half precision that are read in single precision only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from regraft.compiler.passes.mm_out_dtype import widen_products
+from regraft.rewrites.graph import op_name, val
+
+aten = torch.ops.aten
+
+
+def graph_of(function, *shapes, dtype=torch.bfloat16, device="cuda"):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        return make_fx(torch.func.functionalize(function))(*inputs)
+
+
+def single(x):
+    return aten._to_copy.default(x, dtype=torch.float32)
+
+
+WIDENED = {
+    "cast": lambda a, b: single(aten.mm(a, b)),
+    "slice": lambda a, b: single(aten.slice(aten.mm(a, b), 0, 0, 5)),
+    "transposed operand": lambda a, b: single(aten.mm(b.t(), a.t())),
+}
+
+
+@pytest.mark.parametrize("name", WIDENED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_casts_of_products(name, dtype):
+    module = graph_of(WIDENED[name], (8, 16), (16, 4), dtype=dtype)
+    before = val(module.graph.output_node().args[0])
+    assert widen_products(module) == 1
+    module.graph.lint()
+    after = val(module.graph.output_node().args[0])
+    assert (after.shape, after.dtype, after.stride()) == (before.shape, torch.float32, before.stride())
+    targets = [node.target for node in module.graph.nodes if op_name(node) == "aten.mm"]
+    assert targets == [aten.mm.dtype] and not any(op_name(n) == "aten._to_copy" for n in module.graph.nodes)
+
+
+OTHERS = {
+    "read in half precision too": (lambda a, b: (y := aten.mm(a, b), single(y)), {}),
+    "on a CPU": (lambda a, b: single(aten.mm(a, b)), {"device": "cpu"}),
+    "to half precision": (lambda a, b: aten._to_copy.default(aten.mm(a, b), dtype=torch.float16), {}),
+    "a view is read too": (lambda a, b: (y := aten.slice(aten.mm(a, b), 0, 0, 5), single(y)), {}),
+    "no product": (lambda a, b: single(aten.relu(a)), {}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_stay(name):
+    function, settings = OTHERS[name]
+    assert widen_products(graph_of(function, (8, 16), (16, 4), **settings)) == 0

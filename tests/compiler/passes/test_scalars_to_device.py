@@ -1,0 +1,44 @@
+"""Numbers held as tensors on the CPU, read beside tensors on a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from regraft.compiler.passes.scalars_to_device import move_scalars
+from regraft.rewrites.graph import op_name, val
+
+aten = torch.ops.aten
+
+
+def graph_of(function, *devices, shape=(4, 6)):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return make_fx(torch.func.functionalize(function))(*(torch.empty(shape, device=d) for d in devices))
+
+
+def number(value):
+    return aten.full.default([], value, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def devices_read_by(module, name):
+    return [x.meta["val"].device.type for n in module.graph.nodes if op_name(n) == name for x in n.all_input_nodes]
+
+
+def test_a_known_number_moves_to_the_tensor():
+    module = graph_of(lambda x: aten.div.Tensor(x, aten.sqrt(number(64.0))), "cuda")
+    before = val(module.graph.output_node().args[0])
+    assert move_scalars(module) == 1
+    module.graph.lint()
+    assert devices_read_by(module, "aten.div") == ["cuda", "cuda"]
+    assert val(module.graph.output_node().args[0]).dtype == before.dtype
+    (made,) = (n for n in module.graph.nodes if op_name(n) == "aten.full")  # what it was made from is gone
+    assert made.args[1] == 8.0 and move_scalars(module) == 0
+
+
+def test_inputs_are_not_known():
+    assert move_scalars(graph_of(lambda x, n: aten.div.Tensor(x, aten.sum(n)), "cuda", "cpu")) == 0
+
+
+def test_on_cpus_nothing_moves():
+    assert move_scalars(graph_of(lambda x: aten.div.Tensor(x, number(2.0)), "cpu")) == 0

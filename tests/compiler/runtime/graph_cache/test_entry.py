@@ -1,0 +1,121 @@
+"""The cache of compiled graphs: the second compilation loads, gives the same, and distrusts what is damaged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regraft
+from regraft.compiler import backend as backend_module
+from regraft.compiler.runtime.graph_cache import store
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
+    torch.compiler.reset()
+
+
+def program(x, w):
+    return F.layer_norm(x @ w, (8,)).softmax(-1), x.sum()
+
+
+def compiled_twice(monkeypatch, function=program, *inputs):
+    """Results of the second compilation, and whether it went through the stages again."""
+    inputs = inputs or (torch.randn(4, 8), torch.randn(8, 8))
+    with torch.no_grad():
+        torch.compile(function, backend="regraft")(*inputs)
+        torch.compiler.reset()
+        stages = []
+        real = backend_module.capture
+        monkeypatch.setattr(backend_module, "capture", lambda *args: stages.append(1) or real(*args))
+        with regraft.coverage() as cov:
+            out = torch.compile(function, backend="regraft")(*inputs)
+        torch.testing.assert_close(out, function(*inputs))
+    return bool(stages), cov
+
+
+def entries(tmp_path):
+    return sorted((tmp_path / "graphs").glob("??/*.bin"))
+
+
+def test_the_second_compilation_is_recalled(monkeypatch, tmp_path):
+    again, cov = compiled_twice(monkeypatch)
+    assert not again and len(entries(tmp_path)) == 1
+    assert cov.graphs[0].code[0].kernels and "recall" in cov.graphs[0].seconds
+
+
+def test_a_damaged_entry_is_discarded_and_made_anew(monkeypatch, tmp_path):
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    with torch.no_grad():
+        torch.compile(program, backend="regraft")(x, w)
+    (entry,) = entries(tmp_path)
+    entry.write_bytes(entry.read_bytes()[:-7])
+    torch.compiler.reset()
+    again, _ = compiled_twice(monkeypatch, program, x, w)
+    assert not again and len(entries(tmp_path)) == 1  # compiled anew by the first, recalled by the second
+
+
+def test_what_does_not_unpickle_is_discarded(tmp_path):
+    from regraft.compiler.runtime.graph_cache.entry import recall
+
+    key = "ab" * 32
+    assert store.write(key, b"not a pickle")
+    assert recall(key) is None and not entries(tmp_path)
+
+
+def test_training_is_compiled_again(monkeypatch, tmp_path):
+    x = torch.randn(4, 8, requires_grad=True)
+    for _ in range(2):
+        torch.compiler.reset()
+        torch.compile(lambda x: x.exp().sum(), backend="regraft")(x).backward()
+    assert not entries(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x, w: x.add_(1) @ w, lambda x, w: (x.view(-1), x @ w)], ids=["writes", "views"]
+)
+def test_what_needs_autograds_wrapper_is_compiled_again(monkeypatch, tmp_path, function):
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.compiler.reset()
+            mine = x.clone()
+            torch.testing.assert_close(torch.compile(function, backend="regraft")(mine, w), function(x.clone(), w))
+    assert not entries(tmp_path)
+
+
+def test_another_process_recalls_it(tmp_path):
+    script = textwrap.dedent("""
+        import torch, regraft
+        def program(x):
+            return torch.softmax(x * 2, -1)
+        torch.manual_seed(0)
+        x = torch.randn(4, 8)
+        with torch.no_grad(), regraft.coverage() as cov:
+            out = torch.compile(program, backend="regraft")(x)
+        torch.testing.assert_close(out, program(x))
+        print("capture" in cov.graphs[0].seconds)
+    """)
+    file = tmp_path / "program.py"
+    file.write_text(script)
+    said = [
+        subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True).stdout.split()[-1]
+        for _ in range(2)
+    ]
+    assert said == ["True", "False"]
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_cache(monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(blocked))
+    with torch.no_grad():
+        x = torch.randn(3)
+        torch.testing.assert_close(torch.compile(lambda x: x.exp(), backend="regraft")(x), x.exp())

@@ -1,0 +1,73 @@
+"""Keys of compilations: equal for equal programs, different for whatever the code depends on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from regraft.compiler.options import Options
+from regraft.compiler.runtime.graph_cache.key import graph_key
+from regraft.rewrites.reason import Reason
+
+
+def key(function=lambda x: torch.relu(x) + 1, *inputs, options=None):
+    inputs = inputs or (torch.randn(4, 8),)
+    return graph_key(fx.symbolic_trace(function), inputs, options or Options())
+
+
+def test_equal_programs_have_equal_keys():
+    assert key() == key()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: key(lambda x: torch.relu(x) + 2),
+        lambda: key(lambda x: torch.relu(x) + 1.0),
+        lambda: key(lambda x: torch.sigmoid(x) + 1),
+        lambda: key(lambda x: torch.relu(x) + 1, torch.randn(4, 9)),
+        lambda: key(lambda x: torch.relu(x) + 1, torch.randn(8, 4).t()),
+        lambda: key(lambda x: torch.relu(x) + 1, torch.randn(4, 8).double()),
+        lambda: key(lambda x: torch.relu(x) + 1, torch.randn(4, 8, requires_grad=True)),
+        lambda: key(options=Options(nan="safe")),
+        lambda: key(options=Options(profit="never")),
+    ],
+)
+def test_what_the_code_depends_on_is_in_the_key(other):
+    assert other() != key()
+
+
+def test_inputs_that_share_memory_are_told_apart():
+    x, y = torch.randn(4), torch.randn(4)
+    assert key(lambda x, y: x + y, x, y) != key(lambda x, y: x + y, x, x)
+
+
+def test_threads_are_in_the_key():
+    before, threads = key(), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert key() != before
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_constants_count_by_their_content():
+    def holding(value):
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        graph.output((graph.call_function(torch.add, (x, graph.get_attr("c"))),))
+        return graph_key(fx.GraphModule({"c": value}, graph), (torch.randn(3),), Options())
+
+    assert holding(torch.ones(3)) == holding(torch.ones(3)) != holding(torch.zeros(3))
+    assert isinstance(holding(torch.ones(1 << 20)), Reason)
+
+
+def test_code_that_a_key_cannot_hold_has_none():
+    def mine(x):
+        return x + 1
+
+    graph = fx.Graph()
+    graph.output((graph.call_function(mine, (graph.placeholder("x"),)),))
+    refusal = graph_key(fx.GraphModule({}, graph), (torch.randn(3),), Options())
+    assert isinstance(refusal, Reason) and "mine" in refusal.message

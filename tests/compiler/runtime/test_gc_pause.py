@@ -1,0 +1,57 @@
+"""The collector held back, and what counts as old."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from regraft.compiler.runtime.gc_pause import collected_once, uncollected
+
+
+class _Cycle:
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def thawed():
+    gc.collect()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_nothing_is_collected_inside():
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    with uncollected():
+        pass
+    assert not gc.isenabled()
+
+
+def test_garbage_goes_and_the_rest_counts_as_old():
+    with collected_once():
+        gone, kept = weakref.ref(_Cycle()), [_Cycle() for _ in range(3)]
+        assert not gc.isenabled() and gone() is not None
+    assert gc.isenabled() and gone() is None
+    old = {id(x) for x in gc.get_objects(generation=2)}
+    assert all(id(x) in old for x in kept)
+
+
+def test_where_collecting_is_disabled_nothing_happens():
+    gc.disable()
+    with collected_once():
+        there = weakref.ref(_Cycle())
+    assert there() is not None and not gc.isenabled()
+
+
+def test_what_was_frozen_stays_so():
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with collected_once():
+        gone = weakref.ref(_Cycle())
+    assert gc.get_freeze_count() == before > 0 and gone() is None

@@ -1,0 +1,98 @@
+"""Everything that is promised is drawn, and made as it is said."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from regraft import Sample, T, register_pattern
+from regraft.compiler.tools.check.drawn import Drawn, drawings, hypothesis
+from regraft.compiler.tools.check.operands import LAYOUTS, VALUES, Look, laid_out, make
+
+SAMPLE = Sample(x=T("B N"), y=T("B N"))
+SIZES = {"B": 4, "N": 6, "C": 3}
+
+
+def drawn(stage: str, count: int = 600) -> list[Drawn]:
+    rule = register_pattern(f"drawn_{stage}", replacement=lambda x, y: x, samples=[SAMPLE], stage=stage)(
+        lambda x, y: x + y * 2.0
+    )
+    library, found = hypothesis(), []
+
+    @library.settings(max_examples=count, database=None, phases=(library.Phase.generate,))
+    @library.seed(0)
+    @library.given(drawings(rule, [SAMPLE]))
+    def collect(drawing):
+        found.append(drawing[1])
+
+    collect()
+    return found
+
+
+def test_everything_is_drawn():
+    found = drawn("forward")
+    for name in ("x", "y"):
+        assert {d.looks[name].layout for d in found} == set(LAYOUTS)
+        assert {d.looks[name].values for d in found} == set(VALUES["normal"])
+    trained = {tuple(d.looks[n].gradient for n in ("x", "y")) for d in found}
+    assert trained == set(product((True, False), repeat=2))
+    assert {size for d in found for _, size in d.sizes} >= {0, 1, 2, 16, 17}
+    assert {d.dtype for d in found} == {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+    assert {(d.dynamic, d.nan) for d in found} == set(product((True, False), ("eager", "safe")))
+
+
+def test_after_autograd_nothing_is_trained():
+    assert not any(look.gradient for d in drawn("lowered", 100) for look in d.looks.values())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout):
+    x = torch.arange(24.0).reshape(4, 6)
+    y = laid_out(x, layout)
+    assert y.shape == x.shape and y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    strides = {
+        "contiguous": (6, 1), "transposed": (1, 4), "reversed": (1, 4), "sliced": (12, 1), "stepped": (12, 2),
+        "offset": (6, 1), "expanded": (0, 1), "broadcast": (6, 0), "overlapping": (1, 1),
+    }  # fmt: skip
+    assert y.stride() == (strides[layout] if layout != "broadcast" else (1, 0))
+    assert torch.equal(x, y) or layout in ("expanded", "broadcast", "overlapping")
+    assert (y.storage_offset() > 0) == (layout == "offset")
+    for shape in ((), (3,), (0, 2), (1, 1), (2, 3, 4)):
+        assert laid_out(torch.ones(shape), layout).shape == shape
+
+
+def test_windows_overlap_as_unfold_makes_them():
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    assert torch.equal(laid_out(x, "overlapping"), torch.arange(12.0).unfold(0, 6, 6).unfold(1, 4, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", VALUES["normal"])
+def test_values(kind, dtype):
+    x = make(T("B N"), SIZES, dtype, Look(values=kind), seed=1)
+    limits, size = torch.finfo(dtype), x.abs()
+    is_so = {
+        "plain": bool(x.isfinite().all()),
+        "constant": bool((x == x[0, 0]).all()),
+        "large": bool(size.max() > 20),
+        "large-row": bool(size[0].max() > 500 > size[1:].max()),
+        "signed-zeros": bool(((x == 0) & x.signbit()).any() and ((x == 0) & ~x.signbit()).any()),
+        "denormal": bool(((size > 0) & (size < limits.tiny)).any()),
+        "extreme": bool(size.max() >= 6e4 and size.min() == limits.tiny),
+        "nan": int(x.isnan().sum()) == 1,
+        "inf": int((x == torch.inf).sum()) == 1,
+        "-inf": int((x == -torch.inf).sum()) == 1,
+    }
+    assert is_so[kind]
+
+
+def test_masks_and_integers():
+    keep = make(T("B N", values="bool"), SIZES, torch.float32, Look(values="masked-row"), seed=0)
+    assert keep.dtype == torch.bool and not keep[0].any() and keep[1:].any(-1).all()
+    low = make(T("B N", values="mask"), SIZES, torch.bfloat16, Look(values="lowest-row"), seed=0)
+    assert bool((low[0] == torch.finfo(torch.bfloat16).min).all()) and bool(low.isfinite().all())
+    labels = make(T("B N", dtype=torch.int64, below="C"), SIZES, torch.float32, Look(), seed=0)
+    assert labels.dtype == torch.int64 and set(labels.flatten().tolist()) == {0, 1, 2}
+    assert make(T("B N", device="meta"), SIZES, torch.float32, Look(), seed=0).device.type == "meta"

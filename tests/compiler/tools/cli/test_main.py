@@ -1,0 +1,230 @@
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from support.records import graph
+from typer.testing import CliRunner
+
+import regraft
+from regraft.compiler.tools.cli.main import app
+from regraft.rewrites.coverage import publish
+from regraft.rewrites.report.document import Entry, Report
+
+FACTORY = """
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), torch.ones(2, 8)
+"""
+
+
+@dataclass
+class FakeRule:
+    name: str
+    family: str = "attention"
+    stage: str = "forward"
+    numerics: str = "error <= 2 x eager's"
+    nan: str = "same"
+    doc: str = "softmax(q k^T) v.\n\nIn full."
+    tags: dict = field(default_factory=lambda: {"scale": ("yes", "no")})
+    candidates: tuple = ()
+
+
+@dataclass
+class FakeFailure:
+    rule: FakeRule
+    candidate: str = "kernel"
+    script: str = "print('a counterexample')"
+
+    def __str__(self):
+        return "counterexample: x = nan"
+
+
+@dataclass
+class FakeCheck:
+    failures: list
+    summary: str = "7 compared"
+    runs: int = 7
+
+    @property
+    def ok(self):
+        return not self.failures
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A directory of its own, with a factory; fake rules and a fake backend, so that only the command is tested."""
+    (tmp_path / "small.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        regraft, "default_rules", lambda: [FakeRule("sdpa"), FakeRule("linear", "linear")], raising=False
+    )
+
+    def backend(gm, inputs, *, options=None, mode=None):
+        publish(graph(1, details={"options": str(options)}))
+        return gm.forward
+
+    monkeypatch.setattr("regraft.compiler.backend.backend", backend)
+
+
+def run(*args: str, code: int = 0):
+    result = CliRunner().invoke(app, args, catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_report_writes_both_files_and_answers():
+    out = run("report", "small.py:model").output
+    assert "Did it match?" in out and "attention 1 applied" in out
+    assert "error 0.0e+00" in out and "Was it worth it?" in out and "x (medians of" in out
+    (entry,) = Report.read("regraft-report.json").entries
+    assert entry.label == "small.py:model" and entry.outcome.speed
+    assert "small.py:model" in Path("regraft-report.html").read_text()
+
+
+def test_report_options(tmp_path):
+    arguments = ["--dtype", "bfloat16", "--dynamic", "--profit", "always", "--no-time", "--train", "--threads", "1"]
+    run("report", "small.py:model", *arguments, "--json", "a.json", "--html", "b.html")
+    (entry,) = Report.read("a.json").entries
+    assert entry.label == "small.py:model --dtype bfloat16 --dynamic --profit always --train"
+    assert entry.outcome.eager_seconds is None and entry.outcome.gradient_error is not None
+    assert entry.graphs[0].details["options"] == "{'profit': 'always'}"
+    assert (tmp_path / "b.html").exists() and not (tmp_path / "regraft-report.html").exists()
+
+
+def test_wrong_results_fail(monkeypatch):
+    def wrong(gm, inputs, **_):
+        return lambda *args: tuple(x + 1 for x in gm.forward(*args))
+
+    monkeypatch.setattr("regraft.compiler.backend.backend", wrong)
+    assert "NOT within" in run("report", "small.py:model", "--no-time", code=1).output
+
+
+def test_default_target_is_bert_with_a_mask(monkeypatch):
+    seen = {}
+
+    def load(target, choices):
+        seen.update(target=target, mask=choices.mask)
+        raise regraft.OptionError("far enough")
+
+    monkeypatch.setattr("regraft.compiler.tools.targets.load.load", load)
+    run("report", code=2)
+    assert seen == {"target": "hf:bert", "mask": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "hf:brt"], "did you mean"),
+        (["report", "nothing"], "expected hf:TYPE"),
+        (["report", "none.py:f"], "no file none.py"),
+        (["report", "hf:bert", "--set", "x"], "KEY=VALUE"),
+        (["report", "--diff", "a.json", "b.json"], "cannot read a.json"),
+        (["report", "small.py:model", "--html", "page.txt", "--no-time"], "the suffix chooses the form"),
+        (["explain", "sdpq", "hf:bert"], "there is no rule 'sdpq'; did you mean sdpa?"),
+        (["check", "nonsense"], "there are: sdpa, linear"),
+        (["rules", "nonsense"], "there are: sdpa, linear"),
+    ],
+)
+def test_usage_errors_are_one_line_without_traceback(arguments, message):
+    output = run(*arguments, code=2).output
+    assert message in output and "error:" in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize("arguments", [["report", "--dtype", "int3"], ["report", "--layers", "0"], ["frobnicate"]])
+def test_arguments_are_checked(arguments):
+    assert "Traceback" not in run(*arguments, code=2).output
+
+
+def test_diff_has_an_exit_code():
+    for name, layers in (("old", 12), ("new", 11)):
+        Report([Entry("hf:bert", [graph(layers)])], {}).write(f"{name}.json")
+    assert "sdpa: 12 -> 11" in run("report", "--diff", "old.json", "new.json", code=1).output
+    assert "better" in run("report", "--diff", "new.json", "old.json").output
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_rules_fit_the_terminal(monkeypatch, columns):
+    """A narrow terminal leaves the contracts to `rules NAME`, so that the rest stays readable."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = run("rules").output
+    assert "sdpa" in table and "softmax(q k^T) v." in table and "In full" not in table
+    assert ("NaN" in table) == (columns == 120)
+
+
+def test_rules():
+    assert "In full." in run("rules", "sdpa").output and "scale: yes, no" in run("rules", "sdpa").output
+    first, second, *passes = json.loads(run("rules", "--json").output)
+    assert first["name"] == "sdpa" and first["tags"] == {"scale": ["yes", "no"]}
+    assert second["name"] == "linear" and passes[0].keys() == first.keys()
+    assert [rule["name"] for rule in json.loads(run("rules", "linear", "--json").output)] == ["linear"]
+    assert "channels_last" in [one["name"] for one in passes] and "clone(x" in run("rules", "layout").output
+
+
+def test_explain(monkeypatch):
+    def explain(rule, model, *args, **kwargs):
+        assert isinstance(model, torch.nn.Module) and not torch.is_grad_enabled()
+        return f"{rule}: explained with {args[0].shape}"
+
+    monkeypatch.setattr(regraft, "explain", explain, raising=False)
+    assert "sdpa: explained with torch.Size([2, 8])" in run("explain", "sdpa", "small.py:model").output
+
+
+def test_check(monkeypatch, tmp_path):
+    asked = []
+
+    def check(rule, *, examples, seed, device):
+        asked.append((rule.name, examples, seed, device))
+        return FakeCheck([] if rule.name == "sdpa" else [FakeFailure(rule)])
+
+    monkeypatch.setattr(regraft, "check", check, raising=False)
+    output = run("check", code=1).output
+    assert "ok      sdpa    7 compared" in output and "FAILED  linear  7 compared" in output
+    assert "counterexample: x = nan" in output
+    assert output.endswith("1 passed, 1 failed\n") and asked == [("sdpa", 50, 0, "cpu"), ("linear", 50, 0, "cpu")]
+    assert "1 passed, 0 failed" in run("check", "attention", "--examples", "7", "--seed", "3").output
+    assert asked[-1] == ("sdpa", 7, 3, "cpu")
+
+    for file in ("linear_kernel.py", "linear_kernel_1.py"):
+        assert file in run("check", "--save", "found", code=1).output
+        assert (tmp_path / "found" / file).read_text() == "print('a counterexample')"
+
+
+def test_check_on_a_gpu(monkeypatch):
+    """A rule that is not for the device has failed at nothing, and proven nothing."""
+    results = {"sdpa": FakeCheck([]), "linear": FakeCheck([], runs=0)}
+    monkeypatch.setattr(regraft, "check", lambda rule, device, **_: results[rule.name], raising=False)
+    output = run("check", "--device", "cuda").output
+    assert "unused  linear" in output and output.endswith("1 passed, 0 failed, 1 not for cuda\n")
+
+
+def test_check_where_there_is_no_gpu():
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert "not on 'cuda'" in run("check", "sdpa", "--device", "cuda", code=2).output
+
+
+def test_check_without_hypothesis(monkeypatch):
+    def check(rule, **_):
+        raise ModuleNotFoundError("pip install 'regraft[check]'")
+
+    monkeypatch.setattr(regraft, "check", check, raising=False)
+    assert "pip install 'regraft[check]'" in run("check", code=2).output
+
+
+def test_check_guards(monkeypatch):
+    found = {"sdpa": {"guard floating": "Sample(x=1)"}, "linear": {"guard rows": None}}
+    monkeypatch.setattr("regraft.compiler.tools.check.noticed", lambda rule: found[rule.name])
+    output = run("check", "--guards", code=1).output
+    assert "Sample(x=1)" in output and "NONE" in output and "1 of 2 conditions" in output
+    assert "1 of 1 conditions" in run("check", "sdpa", "--guards").output
+
+
+def test_help_needs_no_torch():
+    import subprocess
+    import sys
+
+    code = "import sys; from regraft.compiler import cli; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

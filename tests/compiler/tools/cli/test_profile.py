@@ -1,0 +1,67 @@
+"""`regraft kernels` and `regraft bench` as commands."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from regraft.compiler.tools.cli.main import app
+from regraft.compiler.tools.profile import comparison, limits, profiler
+
+FACTORY = """
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.ones(2, 8)
+
+def nothing():
+    return (lambda x: x), 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "small.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profiler, "SECONDS", 0.0)
+    monkeypatch.setattr(comparison, "SECONDS", 0.0)
+    monkeypatch.setattr(limits, "_known", lambda what, device, measure: 1e10)
+
+
+def run(*args: str, code: int = 0):
+    result = CliRunner().invoke(app, args, catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_kernels_writes_what_is_asked_for(tmp_path):
+    out = run("kernels", "small.py:model", "--json", "k.json", "--html", "k.html", "--top", "1")
+    assert "whole call" in out and "inference" in out and "written: k.json, k.html" in out
+    data = json.loads((tmp_path / "k.json").read_text())
+    assert data["name"] == "small.py:model" and data["kernels"]
+    assert "small.py:model" in (tmp_path / "k.html").read_text()
+
+
+@pytest.mark.parametrize("flag", ["--train", "--training"])
+def test_kernels_of_training(flag):
+    out = run("kernels", "small.py:model", flag)
+    assert "training (median" in out and "backward of " in out and "written" not in out
+
+
+def test_kernels_of_nothing():
+    assert "no compiled graph ran" in run("kernels", "small.py:nothing", code=2)
+
+
+def test_bench(tmp_path):
+    out = run("bench", "small.py:model", "--backends", "eager,regraft", "--json", "b.json")
+    assert "eager" in out and "regraft" in out and "written: b.json" in out
+    assert [one["backend"] for one in json.loads((tmp_path / "b.json").read_text())["contestants"]] == [
+        "eager",
+        "regraft",
+    ]
+
+
+def test_bench_names_what_there_is():
+    assert "there is no backend 'fast'" in run("bench", "small.py:model", "--backends", "fast", code=2)
+    assert "there is no mode 'fast'" in run("bench", "small.py:model", "--modes", "fast", code=2)
+    assert "no backend is given" in run("bench", "small.py:model", "--backends", ",", code=2)
