@@ -29,31 +29,25 @@ from .capture.scopes import backends_around, backends_throughout
 from .codegen import triton
 from .codegen.cpp import can_build
 from .codegen.generate import begin_kernels
-from .freezing import (
-    Boxed,
-    Freezer,
-    Spread,
-    convolutions_as_products,
-    fold_tables,
-    fold_uniform,
-    images_as_rows,
-    pad_channels,
-    split_biases,
-    spread_channels_last,
-    sum_bias_gradients,
-)
+from .freezing import Boxed, Freezer
 from .normal import FORMS
 from .options import Options
 from .passes.align_rows import space_rows
+from .passes.channels_last import Spread, spread_channels_last
 from .passes.constant_sdpa_masks import settle_masks
 from .passes.containment import Containment
+from .passes.conv_as_mm import convolutions_as_products, images_as_rows
 from .passes.cse import share_calls
 from .passes.decompose_composites import write_out_composites
+from .passes.fold_constant_tables import fold_tables
+from .passes.fold_uniform import fold_uniform
 from .passes.max_pool_offsets import keep_places
 from .passes.mm_out_dtype import widen_products
+from .passes.pad_conv_channels import pad_channels
 from .passes.recompute_log_softmax import keep_rows
 from .passes.scalars_to_device import move_scalars
 from .passes.sdpa_backward_layout import lay_out_gradients
+from .passes.split_conv_bias import split_biases, sum_bias_gradients
 from .templates import (
     fuse_attention,
     fuse_attention_training,

@@ -32,9 +32,9 @@ from ..lowering.graph import Lowered, lower
 from ..schedule import Schedule, overwrites, schedule
 from ..schedule.check import check_schedule
 from ..schedule.target import CPU, Target, gpu
-from ..templates import TemplateKernel, TritonTemplateKernel
 from . import cpp, triton
 from .assemble import assemble
+from .kernel_call import TemplateCall
 
 logger = logging.getLogger("regraft")
 
@@ -220,8 +220,7 @@ def warn_once(message: str) -> None:
 
 def _code(kind: str, graph: fx.Graph, lowered: Lowered, kernels: int) -> Code:
     tensors = sum(isinstance(item, Definition) for item in lowered.program.items)
-    kinds = (TemplateKernel, TritonTemplateKernel)
-    made = {node.name: node.target.template for node in graph.nodes if isinstance(node.target, kinds)}
+    made = {node.name: node.target.template for node in graph.nodes if isinstance(node.target, TemplateCall)}
     kept = [call for call in lowered.kept if call.node not in made]
     counts = Counter((call.operator, call.code) for call in kept)
     messages = {(call.operator, call.code): call.message for call in reversed(kept)}

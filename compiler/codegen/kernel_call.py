@@ -17,6 +17,16 @@ from ..ir.kernel import Kernel
 from ..ir.program import Buffer
 
 
+class TemplateCall:
+    """A call of a kernel that a template made, as the target of a `call_function` node; reports count it by template.
+
+    Args:
+        template: what it was made from, e.g. ``"attention"``.
+    """
+
+    template: str
+
+
 @dataclass(eq=False)
 class KernelCall:
     """A compiled kernel as the target of a `call_function` node.

@@ -17,11 +17,11 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.effects import storages
-from ...rewrites.graph import is_pure, is_tensor, op_name, val
+from ...rewrites.graph import is_tensor
+from ..passes.foldable import is_foldable, tensors_of
 
 MAX_GROWTH = 8  # how many times the bytes of the weights behind it a value may take: bfloat16 in float64 takes 4
 SMALL = 1 << 20  # bytes that are always allowed
-_UNINITIALISED = ("aten.empty", "aten.new_empty")
 
 
 @dataclass(frozen=True)
@@ -95,20 +95,8 @@ def _known(graph: fx.Graph, weights: Mapping[fx.Node, torch.Tensor]) -> dict[fx.
     return known
 
 
-def is_foldable(node: fx.Node) -> bool:
-    """Whether a call may be evaluated while compiling: pure, of tensors of constant size that it fills."""
-    sizes = [s for v in _tensors(node) for s in v.shape]
-    plain = isinstance(node.target, compat.OpOverload) or op_name(node) == "getitem"
-    filled = not op_name(node).startswith(_UNINITIALISED)
-    return plain and filled and is_pure(node) and bool(_tensors(node)) and all(type(s) is int for s in sizes)
-
-
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    return [v for v in compat.tree_leaves(val(node)) if isinstance(v, torch.Tensor)]
-
-
 def _nbytes(node: fx.Node) -> int:
-    return sum(v.numel() * v.dtype.itemsize for v in _tensors(node))
+    return sum(v.numel() * v.dtype.itemsize for v in tensors_of(node))
 
 
 def _merge_equal(known: dict[fx.Node, int]) -> None:

@@ -24,7 +24,7 @@ from ...rewrites.graph import arguments, is_tensor, op_name, rank, shape, val
 from ...rewrites.layout import adapt_users, same_layout
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known, known_equal
-from .fold_constant_tables import mutable
+from .foldable import mutable
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from ...rewrites.effects import storages
 from ...rewrites.graph import is_pure, is_random, is_tensor
-from .fold_constant_tables import mutable
+from .foldable import mutable
 
 
 def share_calls(graph_module: fx.GraphModule) -> int:

@@ -12,10 +12,10 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
-from ...rewrites.effects import storages, written
+from ...rewrites.effects import storages
 from ...rewrites.facts import MAX_BYTES, Fact, Table, facts_of_graph, is_cheap, literal
 from ...rewrites.graph import is_tensor, nodes_in, val
-from ..freezing.fold import is_foldable
+from .foldable import is_foldable, mutable
 
 _NAME = "_folded"
 
@@ -76,12 +76,6 @@ def _frontier(graph: fx.Graph, facts: dict[fx.Node, Fact]) -> list[fx.Node]:
         if node in costly and read and not storages(node) & returned:
             found.append(node)
     return found
-
-
-def mutable(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose memory some call writes to."""
-    memory = {s for node in graph.nodes for target in written(node) for s in storages(target)}
-    return {node for node in graph.nodes if memory and storages(node) & memory}
 
 
 def compute(node: fx.Node) -> torch.Tensor | None:

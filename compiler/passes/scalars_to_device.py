@@ -17,7 +17,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.facts import Uniform, facts_of_graph, is_known_exactly
 from ...rewrites.graph import is_tensor, val
 from ...rewrites.sizes import SizeTable
-from .fold_constant_tables import mutable
+from .foldable import mutable
 
 aten = torch.ops.aten
 

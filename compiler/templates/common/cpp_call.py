@@ -18,6 +18,7 @@ from ...codegen.cpp.binding import bind
 from ...codegen.cpp.build import source_of
 from ...codegen.cpp.compiler import compile_all
 from ...codegen.cpp.target import host_target
+from ...codegen.kernel_call import TemplateCall
 from ..attention.cpp import PRELUDE, attention_cpp
 from ..attention.description import Attention
 
@@ -34,7 +35,7 @@ class Layout:
 
 
 @dataclass(eq=False)
-class TemplateKernel:
+class TemplateKernel(TemplateCall):
     """A generated kernel as the target of a `call_function` node: takes the tensors it reads, gives a new one.
 
     Pickles as its source: whoever loads it finds the library on disk or compiles it again, at the first call.

@@ -11,6 +11,7 @@ import torch
 
 from ....rewrites.compat import is_fake
 from ....rewrites.compat.memory import empty_strided
+from ...codegen.kernel_call import TemplateCall
 from ...codegen.triton import KernelSource, LaunchText, TritonFailed
 from ...codegen.triton.build import capability
 from ...codegen.triton.compiler import Cubin, Unit, compile_units
@@ -22,7 +23,7 @@ _Plain = dict[str, Sequence[Callable[..., None]]]  # launches for tensors at any
 
 
 @dataclass(eq=False)
-class TritonTemplateKernel:
+class TritonTemplateKernel(TemplateCall):
     """A generated kernel as the target of a `call_function` node: takes the tensors it reads, gives new ones.
 
     It is launched on the current stream, and returns before it has run. Pickles as its source: whoever loads it finds

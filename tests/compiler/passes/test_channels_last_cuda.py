@@ -15,8 +15,10 @@ from support.freezing import Residual, disturbed
 from torch import fx, nn
 
 from regraft.compiler.codegen.generate import generate_kernels
-from regraft.compiler.freezing import convolutions_as_products, split_biases, spread_channels_last
+from regraft.compiler.passes.channels_last import spread_channels_last
+from regraft.compiler.passes.conv_as_mm import convolutions_as_products
 from regraft.compiler.passes.conv_layout_cost import MOST_ASKED
+from regraft.compiler.passes.split_conv_bias import split_biases
 from regraft.compiler.templates.gemm.match import FoundProduct, match_gemm
 from regraft.rewrites.profit import Decision, Never, Question
 from regraft.rewrites.record import Evidence, GraphRecord

@@ -17,7 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from regraft.compiler import pipeline
-from regraft.compiler.freezing import convolutions_as_products, images_as_rows, split_biases
+from regraft.compiler.passes.conv_as_mm import convolutions_as_products, images_as_rows
+from regraft.compiler.passes.split_conv_bias import split_biases
 
 CPU = {"devices": ("cpu",)}
 ALL = {**CPU, "aligned": 1, "dtypes": (torch.float32, torch.bfloat16, torch.float64)}

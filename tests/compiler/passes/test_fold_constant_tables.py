@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.rewriting import compiled
 
-from regraft.compiler.freezing import fold_tables
+from regraft.compiler.passes.fold_constant_tables import fold_tables
 from regraft.rewrites.compat import capture_function
 from regraft.rewrites.functional import functionalize_temporaries
 

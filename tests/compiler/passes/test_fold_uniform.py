@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.rewriting import compiled
 
-from regraft.compiler.freezing import fold_uniform
+from regraft.compiler.passes.fold_uniform import fold_uniform
 from regraft.rewrites.compat import capture_function
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from regraft.compiler import pipeline
 from regraft.compiler.codegen.generate import generate_kernels
-from regraft.compiler.freezing import pad_channels
+from regraft.compiler.passes.pad_conv_channels import pad_channels
 
 aten = torch.ops.aten
 CPU, LAST, BF16 = ("cpu",), torch.channels_last, torch.bfloat16

@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler import pipeline
-from regraft.compiler.freezing import split_biases, sum_bias_gradients
+from regraft.compiler.passes.split_conv_bias import split_biases, sum_bias_gradients
 from regraft.rewrites.graph import op_name
 
 aten = torch.ops.aten

@@ -1,0 +1,31 @@
+"""Which calls may be computed while compiling, and which constants the program itself changes."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+from ...rewrites.effects import storages, written
+from ...rewrites.graph import is_pure, op_name, val
+
+_UNINITIALISED = ("aten.empty", "aten.new_empty")
+
+
+def is_foldable(node: fx.Node) -> bool:
+    """Whether a call may be evaluated while compiling: pure, of tensors of constant size that it fills."""
+    sizes = [s for v in tensors_of(node) for s in v.shape]
+    plain = isinstance(node.target, compat.OpOverload) or op_name(node) == "getitem"
+    filled = not op_name(node).startswith(_UNINITIALISED)
+    return plain and filled and is_pure(node) and bool(tensors_of(node)) and all(type(s) is int for s in sizes)
+
+
+def mutable(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes whose memory some call writes to."""
+    memory = {s for node in graph.nodes for target in written(node) for s in storages(target)}
+    return {node for node in graph.nodes if memory and storages(node) & memory}
+
+
+def tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors among a call's results."""
+    return [v for v in compat.tree_leaves(val(node)) if isinstance(v, torch.Tensor)]
