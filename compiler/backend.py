@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from ..patterns import default_rules
+from ..rewrites import compat
 from ..rewrites.backup import Backup, copied
 from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, is_renamed_tensor
 from ..rewrites.compat.attention import guard_backends
@@ -410,7 +411,7 @@ def as_calls(graph_module: fx.GraphModule) -> Boxed:
         args.clear()
         return graph_module(*given)
 
-    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the calling convention
+    compat.mark_boxed(call)
     return call
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..rewrites import compat
 from ..rewrites.facts import Choice, Positions, ends, fact_of, nonnegative
 from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, rank, shape, val
 from ..rewrites.matcher import Binding
@@ -25,7 +26,7 @@ def evaluate(node: Any) -> torch.Tensor | None:
     if cone is None:
         return None
     values: dict[fx.Node, Any] = {}
-    with torch.utils._python_dispatch._disable_current_modes():
+    with compat.no_dispatch_modes():
         for n in cone:
             args, kwargs = fx.node.map_arg((n.args, dict(n.kwargs)), values.__getitem__)
             values[n] = n.target(*args, **kwargs)

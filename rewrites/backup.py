@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
+from . import compat
+
 
 class Backup:
     """A graph as it was when it was about to be changed; nothing is copied where that never comes."""
@@ -31,8 +33,7 @@ def copied(graph_module: fx.GraphModule) -> fx.Graph:
     if output is not None:
         value, old = output  # type: ignore[misc]
         graph.output(value).meta = dict(old.meta)
-    graph._codegen = graph_module.graph._codegen
+    compat.adopt_signature(graph, graph_module.graph)
     for old, new in renamed.items():
-        if hasattr(old, "_dynamo_source"):  # Dynamo's note on where an input comes from
-            new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]
+        compat.adopt_source(new, old)
     return graph

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from . import compat
 from .backup import Backup
 from .effects import wants_gradient
 from .facts import example, fact_of
@@ -199,7 +200,7 @@ class _Run:
         before = self.applied.total()
         for node in reversed(list(self.mirror.graph.nodes)):
             for rule in index.candidates(node):
-                if node._erased:
+                if compat.is_erased(node):
                     break
                 if (rule.name, node) not in self.settled and rule.name not in self.looping:
                     self._try(rule, node)
@@ -344,7 +345,7 @@ class _Run:
             if not explaining and (family, node) in told:
                 continue  # of a family's rules, the first one tells: the others are variants of it
             told.add((family, node))
-            if failure.depth < self.settings.near_miss_depth or node._erased:
+            if failure.depth < self.settings.near_miss_depth or compat.is_erased(node):
                 continue
             if explaining or failure.reason.code not in _CIRCUMSTANCES:
                 if self.drawing is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 
+from . import compat
 from .effects import pass_gradient
 from .graph import is_pure, nodes_in, op_name, val
 from .memo import Memo
@@ -133,7 +134,7 @@ class Editor:
         erased, todo = [], [start]
         while todo:
             node = todo.pop()
-            if node.users or node._erased or not (is_pure(node) or "moved" in node.meta):
+            if node.users or compat.is_erased(node) or not (is_pure(node) or "moved" in node.meta):
                 continue
             todo.extend(node.all_input_nodes)
             self.graph.erase_node(node)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import compat
+from .compat.memory import storage_key
 from .graph import arguments, is_pure, is_random, nodes_in, op_name, val, writes_statistics
 from .reason import Reason
 
@@ -29,7 +31,7 @@ def storages(node: Any) -> set[int]:
     found = set()
     for value in _tensors(val(node)):
         try:
-            found.add(value.untyped_storage()._cdata)
+            found.add(storage_key(value))
         except (NotImplementedError, RuntimeError):  # sparse and other layouts have none
             continue
     return found
@@ -48,14 +50,14 @@ def written(node: fx.Node) -> list[fx.Node]:
     target = node.target
     if node.op != "call_function":
         return list(node.all_input_nodes) if node.op in ("call_module", "call_method") else []
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, compat.OpOverload):
         return [] if is_pure(node) or op_name(node) in _SCOPES else list(node.all_input_nodes)
     if writes_statistics(node):
         return [n for name, given in arguments(node).items() if name.startswith("running_") for n in nodes_in(given)]
-    if not target._schema.is_mutable:
+    if not compat.schema(target).is_mutable:
         return []
     out: list[fx.Node] = []
-    for position, argument in enumerate(target._schema.arguments):
+    for position, argument in enumerate(compat.schema(target).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)

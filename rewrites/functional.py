@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import compat
 from .editor import infer
 from .effects import storages, unseen
 from .graph import is_random, is_tensor, op_name, val
@@ -78,11 +79,11 @@ def _lay_out(graph: fx.Graph, moved: set[fx.Node]) -> None:
 
 def _writes_self(node: fx.Node) -> bool:
     """Whether a call writes to its first argument, and to nothing else, and returns it."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
         return False
-    if not node.target._schema.is_mutable:  # reading all arguments takes longer
+    if not compat.schema(node.target).is_mutable:  # reading all arguments takes longer
         return False
-    written = [a.alias_info is not None and a.alias_info.is_write for a in node.target._schema.arguments]
+    written = [a.alias_info is not None and a.alias_info.is_write for a in compat.schema(node.target).arguments]
     return node.target.namespace == "aten" and bool(written) and written[0] and not any(written[1:]) and is_tensor(node)
 
 
@@ -179,14 +180,15 @@ _UNDERIVED = ("copy_",)  # where autograd knows no derivative of the functional 
 
 def _functional(inplace: Any) -> Any | None:
     """``aten.div`` for ``aten.div_``, with the same overload and parameters."""
-    name = inplace._schema.name.split("::")[-1]
+    name = compat.schema(inplace).name.split("::")[-1]
     if not name.endswith("_") or name in _UNDERIVED:
         return None
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    target = getattr(packet, _OVERLOADS.get(f"{name}.{inplace._overloadname}", inplace._overloadname), None)
+    overload = compat.overload_name(inplace)
+    target = getattr(packet, _OVERLOADS.get(f"{name}.{overload}", overload), None)
     if target is None:
         return None
-    ours, theirs = ([a.name for a in t._schema.arguments[1:]] for t in (target, inplace))
+    ours, theirs = ([a.name for a in compat.schema(t).arguments[1:]] for t in (target, inplace))
     return target if ours == theirs else None
 
 
@@ -203,5 +205,5 @@ def _is_temporary(node: fx.Node, position: dict[fx.Node, float], aliases: list[f
 
 def _refresh(node: fx.Node) -> None:
     """New metadata, because the value now has memory of its own; what calls of other kinds give is laid out alike."""
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, compat.OpOverload):
         node.meta["val"] = infer(node)

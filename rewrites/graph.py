@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import compat
+
 _SYMBOLIC = {
     operator.mul: "mul", operator.add: "add", operator.sub: "sub", operator.truediv: "truediv", operator.pow: "pow",
     operator.neg: "neg", operator.floordiv: "floordiv",
@@ -28,8 +30,8 @@ def packet_name(target: Any) -> str:
     known = _names.get(id(target))
     if known is not None:
         return known[1]
-    if isinstance(target, torch._ops.OpOverload):
-        name = f"{target.namespace}.{target._schema.name.split('::')[-1]}"
+    if isinstance(target, compat.OpOverload):
+        name = f"{target.namespace}.{compat.schema(target).name.split('::')[-1]}"
         _names[id(target)] = target, name
         return name
     if target is operator.getitem:
@@ -59,12 +61,12 @@ def sees(user: fx.Node | None, node: Any, *names: str) -> bool:
 
 @cache
 def _parameters(target: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((a.name, a.default_value) for a in target._schema.arguments)
+    return tuple((a.name, a.default_value) for a in compat.schema(target).arguments)
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """All arguments of an ATen call by the names of its schema, defaults filled in; a copy, free to change."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, compat.OpOverload):
         return {str(i): a for i, a in enumerate(node.args)} | node.kwargs
     values = {}
     for position, (name, default) in enumerate(_parameters(node.target)):
@@ -150,7 +152,7 @@ def nodes_in(value: Any) -> Iterator[fx.Node]:
 def is_random(node: fx.Node) -> bool:
     """Whether a call draws from the random stream: not dropout in evaluation, nor with p = 0 unless native."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, compat.OpOverload):
         return False
     if op_name(node) in ("aten.dropout", "aten.native_dropout"):
         p, train = node.args[1], node.args[2] if len(node.args) > 2 else True
@@ -184,8 +186,8 @@ def is_pure(node: fx.Node) -> bool:
         return True
     if node.op != "call_function":
         return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        schema = node.target._schema
+    if isinstance(node.target, compat.OpOverload):
+        schema = compat.schema(node.target)
         effects = schema.is_mutable or is_random(node) or writes_statistics(node) or node.is_impure(impure_random=False)
         return not effects and bool(schema.returns)
     return node.target is operator.getitem or node.target in _SYMBOLIC or is_number(node.meta.get("val"))

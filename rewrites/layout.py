@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import compat
 from .editor import infer
 from .graph import is_tensor, op_name, promised, val
 from .symbolic import hint, same_shape
@@ -90,9 +91,9 @@ def _needs_old_layout(node: fx.Node) -> bool:
     if node.op != "call_function" or op_name(node) in _STRIDE_SENSITIVE or is_kernel(node):
         return True
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return isinstance(target, torch._ops.HigherOrderOperator)
-    return target.namespace not in ("aten", "prims", "mkldnn") or target._schema.is_mutable
+    if not isinstance(target, compat.OpOverload):
+        return isinstance(target, compat.HigherOrderOperator)
+    return target.namespace not in ("aten", "prims", "mkldnn") or compat.schema(target).is_mutable
 
 
 def _reinfer(node: fx.Node) -> Any:
@@ -137,10 +138,10 @@ def _aliases(user: fx.Node, value: fx.Node) -> list[bool] | None:
     """For each argument of a call that is `value` and stays its memory, whether it is written to; None: not known."""
     if user.op == "output":
         return []
-    if not isinstance(user.target, torch._ops.OpOverload):
+    if not isinstance(user.target, compat.OpOverload):
         return [False] if op_name(user) == "getitem" else None
     found = []
-    for position, argument in enumerate(user.target._schema.arguments):
+    for position, argument in enumerate(compat.schema(user.target).arguments):
         given = user.args[position] if position < len(user.args) else user.kwargs.get(argument.name)
         held = given if isinstance(given, (tuple, list)) else [given]
         if argument.alias_info is not None and any(g is value for g in held):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from . import compat
 from .dims import Mismatch, unify
 from .graph import arguments, describe, is_number, is_tensor, op_name, rank, sees, val
 from .pattern import Anything, Call, Choice, Swapped, Term, Variable
@@ -280,7 +281,7 @@ def _plan(term: Call, target: Any) -> tuple[_Arguments, _Arguments] | None:
 
     What the target cannot do without, the term names: `div(x, 1)` is no `div(x, 1, rounding_mode="floor")`.
     """
-    schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
+    schema = compat.schema(target).arguments if isinstance(target, compat.OpOverload) else ()
     names = [a.name for a in schema] or [str(i) for i in range(len(term.args))]
     wanted = dict(zip(names, term.args, strict=False)) | dict(term.kwargs)
     if len(term.args) > len(names) or not set(wanted) <= set(names):

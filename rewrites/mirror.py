@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import compat
 from .editor import Editor, RewriteError
 from .effects import Effects, moved_read, storages
 from .graph import is_pure, is_random, is_tensor, val
@@ -112,12 +113,12 @@ class _Commit:
 
         An erased image has no user left in the mirror, so the real value is dead or used as it was written.
         """
-        return not image._erased and (node in self._mirror.rewritten or self._is_rewritten(image))
+        return not compat.is_erased(image) and (node in self._mirror.rewritten or self._is_rewritten(image))
 
     def _is_rewritten(self, image: fx.Node) -> bool:
         """Whether the expression of `image`, down to values the real graph has, holds a node made by a rule."""
         if image not in self._rewritten:
-            self._rewritten[image] = (not image._erased and "regraft_rule" in image.meta) or any(
+            self._rewritten[image] = (not compat.is_erased(image) and "regraft_rule" in image.meta) or any(
                 self._is_rewritten(n) for n in image.all_input_nodes if not self._mirror.sources(n)
             )
         return self._rewritten[image]

@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from . import compat
+
 
 class PatternError(ValueError):
     """A pattern or rule was declared wrongly."""
@@ -216,7 +218,7 @@ def record(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Term:
     adapted = _adapted().get(func)
     if adapted is not None:
         return adapted(*args, **kwargs)
-    if isinstance(func, torch._ops.OpOverload):
+    if isinstance(func, compat.OpOverload):
         func = func.overloadpacket
     name = getattr(func, "__name__", str(func))
     if name in ("transpose", "swapaxes", "swapdims"):
@@ -233,7 +235,7 @@ def call(name: str, *args: Any, **kwargs: Any) -> Term:
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         raise PatternError(f"a pattern calls {name}(), which is no ATen operator")
-    schemas = [s for o in packet.overloads() if _accepts(s := getattr(packet, o)._schema, args, kwargs)]
+    schemas = [s for o in packet.overloads() if _accepts(s := compat.schema(getattr(packet, o)), args, kwargs)]
     if not schemas:
         raise PatternError(f"no overload of aten.{name} takes {len(args)} arguments and {sorted(kwargs)}")
     if all(s.is_mutable for s in schemas):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from . import compat
 from .editor import Editor
 from .graph import op_name
 from .memo import Memo
@@ -94,7 +95,7 @@ class Normalizer:
         while self._todo and self.stopped is None:
             node = next(iter(self._todo))
             del self._todo[node]
-            if node._erased or "opaque" in node.meta or "regraft_rule" in node.meta:
+            if compat.is_erased(node) or "opaque" in node.meta or "regraft_rule" in node.meta:
                 continue  # what a rule made keeps its spelling: the kernel may rest on a layout
             if not node.users:
                 self.editor.erase_dead(node)

@@ -23,6 +23,7 @@ import sympy
 import torch
 from torch import fx
 
+from . import compat
 from .graph import is_tensor, val
 from .symbolic import SYMBOLIC
 
@@ -97,7 +98,7 @@ class SizeTable:
         if expr.is_number:
             return float(expr)
         known = self._nodes.get(expr)
-        if known is not None and not known._erased:
+        if known is not None and not compat.is_erased(known):
             return known
         if expr in self._sizes:
             read, node, dim, number = self._sizes[expr]
@@ -220,15 +221,15 @@ _WAYS: dict[str, Way] = {
     "TruncToFloat": lambda parts, call: call(torch.sym_float, call(math.trunc, parts[0])),
 }
 _CALLS |= {  # what torch.fx records for them; they have no public names
-    "OpaqueUnaryFn_sqrt": torch._sym_sqrt,  # type: ignore[attr-defined]
-    "OpaqueUnaryFn_log2": torch._sym_log2,  # type: ignore[attr-defined]
-    "OpaqueUnaryFn_sin": torch._sym_sin,  # type: ignore[attr-defined]
-    "OpaqueUnaryFn_cos": torch._sym_cos,  # type: ignore[attr-defined]
-    "OpaqueUnaryFn_tan": torch._sym_tan,  # type: ignore[attr-defined]
-    "OpaqueUnaryFn_asin": torch._sym_asin,  # type: ignore[attr-defined]
-    "OpaqueUnaryFn_acos": torch._sym_acos,  # type: ignore[attr-defined]
-    "OpaqueUnaryFn_atan": torch._sym_atan,  # type: ignore[attr-defined]
-    "OpaqueUnaryFn_sinh": torch._sym_sinh,  # type: ignore[attr-defined]
-    "OpaqueUnaryFn_cosh": torch._sym_cosh,  # type: ignore[attr-defined]
-    "OpaqueUnaryFn_tanh": torch._sym_tanh,  # type: ignore[attr-defined]
+    "OpaqueUnaryFn_sqrt": compat.symbolic_function("sqrt"),
+    "OpaqueUnaryFn_log2": compat.symbolic_function("log2"),
+    "OpaqueUnaryFn_sin": compat.symbolic_function("sin"),
+    "OpaqueUnaryFn_cos": compat.symbolic_function("cos"),
+    "OpaqueUnaryFn_tan": compat.symbolic_function("tan"),
+    "OpaqueUnaryFn_asin": compat.symbolic_function("asin"),
+    "OpaqueUnaryFn_acos": compat.symbolic_function("acos"),
+    "OpaqueUnaryFn_atan": compat.symbolic_function("atan"),
+    "OpaqueUnaryFn_sinh": compat.symbolic_function("sinh"),
+    "OpaqueUnaryFn_cosh": compat.symbolic_function("cosh"),
+    "OpaqueUnaryFn_tanh": compat.symbolic_function("tanh"),
 }

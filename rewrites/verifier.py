@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import fx
 
+from . import compat
 from .editor import RewriteError, infer, require_same_meta
 from .graph import is_tensor, op_name, val
 from .layout import same_layout
@@ -46,6 +46,7 @@ def verify_graph(graph: fx.Graph) -> None:
 
 def _checkable(node: fx.Node) -> bool:
     """Calls without effects on tensors of one known result; re-running others would change fake inputs."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or not is_tensor(node):
+    if node.op != "call_function" or not isinstance(node.target, compat.OpOverload) or not is_tensor(node):
         return False
-    return not node.target._schema.is_mutable and all(n.meta.get("val") is not None for n in node.all_input_nodes)
+    known = all(n.meta.get("val") is not None for n in node.all_input_nodes)
+    return known and not compat.is_mutable(node.target)

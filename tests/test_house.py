@@ -13,16 +13,19 @@ SOURCES = sorted([*ROOT.glob("*.py"), *(file for room in ROOMS for file in (ROOT
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 TORCH_PRIVATE = set((ROOT / "rewrites" / "compat").glob("*.py"))
-# Operators, dispatch modes, the dispatcher of symbolic programs and functions of their numbers are what torch.fx lives
-# on, but have no public name.
-_OF_NUMBERS = ("sqrt", "log2", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")
+# Dispatch modes and the dispatcher of symbolic programs are what torch.fx lives on, but have no public name.
 TORCH_NAMELESS = (
     "torch._C._AutoDispatchBelowAutograd",
-    "torch._ops",
     "torch._dispatch.python.enable_python_dispatcher",
     "torch.utils._python_dispatch.TorchDispatchMode",
-    *(f"torch._sym_{name}" for name in _OF_NUMBERS),
 )
+# Attributes that others than torch keep private: Hugging Face's constructor from a configuration.
+PRIVATE_ELSEWHERE = {"_from_config"}
+# The folders and files of `compiler/`, each above those that it may import.
+FLOORS = (
+    "ir", "options", "prims", "autotune", "normal", "schedule", "lowering", "autograd", "codegen", "passes", "capture",
+    "runtime", "freezing", "templates", "pipeline", "backend", "tools",
+)  # fmt: skip
 MAX_LINES, MAX_FUNCTION_LINES = 600, 60
 
 
@@ -69,6 +72,23 @@ def test_imports_run_from_compiler_to_patterns_to_rewrites():
     assert not findings(wrong, SOURCES)
 
 
+def test_folders_of_the_compiler_import_what_is_below_them():
+    """Also inside functions and for types alone; so no folders import each other in a circle."""
+
+    def wrong(file: Path) -> Iterator[str]:
+        own = file.relative_to(ROOT).with_suffix("").parts
+        allowed = FLOORS[: FLOORS.index(own[1]) + 1] if own[1] != "__init__" else ()
+        below = (path for path in imports(file) if path[:2] == ("regraft", "compiler") and len(path) > 2)
+        return (".".join(path) for path in below if path[2] not in allowed)
+
+    assert not findings(wrong, (ROOT / "compiler").rglob("*.py"))
+
+
+def test_every_folder_of_the_compiler_has_its_floor():
+    present = {p.stem for p in (ROOT / "compiler").iterdir() if (p / "__init__.py").exists() or p.suffix == ".py"}
+    assert present - {"__init__"} == set(FLOORS)
+
+
 def test_imports_inside_the_package_are_relative():
     def absolute(file: Path) -> Iterator[str]:
         for node in ast.walk(parse(file)):
@@ -96,6 +116,35 @@ def test_private_parts_of_torch_are_touched_in_one_place():
 
     found = findings(private, [file for file in SOURCES if file not in TORCH_PRIVATE])
     assert not found, "put functions that use these into rewrites/compat/"
+
+
+def test_private_attributes_are_those_of_regraft():
+    """A private attribute that no code of regraft defines is somebody else's: torch's belong into `rewrites/compat`."""
+    own = set().union(*(defined(file) for file in SOURCES)) | PRIVATE_ELSEWHERE
+
+    def foreign(file: Path) -> Iterator[str]:
+        for node in ast.walk(parse(file)):
+            if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr) and node.attr not in own:
+                holder = ast.unparse(node.value)
+                yield from [] if holder == "self" or is_namespace(holder) else [f"{holder}.{node.attr}"]
+
+    assert not findings(foreign, [file for file in SOURCES if file not in TORCH_PRIVATE])
+
+
+def defined(file: Path) -> Iterator[str]:
+    """Names of functions, classes, variables and attributes that a file defines."""
+    for node in ast.walk(parse(file)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
+
+
+def is_namespace(holder: str) -> bool:
+    """Whether an expression names a namespace of operators, in which a leading underscore is part of a name."""
+    return holder in ("aten", "prims") or holder.startswith("torch.ops.")
 
 
 def _is_private_of_torch(node: ast.AST) -> bool:

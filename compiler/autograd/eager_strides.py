@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from ...rewrites import compat
 from ...rewrites.compat import OpOverload, tree_leaves
 from ...rewrites.symbolic import hint
 
@@ -109,8 +110,8 @@ def _operands(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -
 def _arguments(target: OpOverload) -> tuple[tuple[str, bool], ...]:
     """The arguments of an operator, each with whether a number given for it becomes a tensor."""
     return tuple(
-        (a.name, "Tensor" in str(a.type) or (a.name == "other" and "Scalar" in target._overloadname))
-        for a in target._schema.arguments
+        (a.name, "Tensor" in str(a.type) or (a.name == "other" and "Scalar" in compat.overload_name(target)))
+        for a in compat.schema(target).arguments
     )
 
 

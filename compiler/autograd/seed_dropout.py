@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, val
 from ...rewrites.sizes import SizeTable
@@ -114,7 +115,7 @@ class _Seeding:
 def _is_cheap(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, compat.OpOverload):
         return False
     name = op_name(node).removeprefix("aten.")
     return node.target.namespace == "regraft" or torch.Tag.pointwise in node.target.tags or name in _VIEWS

@@ -127,7 +127,7 @@ def _is_number(node: fx.Node) -> bool:
 def _size_read(node: fx.Node) -> Any:
     """The size that a node reads from a tensor, as an expression in the symbols that it was made with, or None."""
     sizes = next(_sizes_read(node), None)
-    return sizes.node._expr if isinstance(sizes, torch.SymInt) else None
+    return compat.original_expression(sizes.node) if isinstance(sizes, torch.SymInt) else None
 
 
 def _sizes_read(node: fx.Node) -> Iterator[Any]:

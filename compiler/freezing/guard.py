@@ -65,5 +65,5 @@ def guarded(call: Boxed, guard: Guard) -> Boxed:
         guard.check(args)
         return call(args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the calling convention
+    compat.mark_boxed(run)
     return run

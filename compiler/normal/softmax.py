@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees
 from ...rewrites.respell import respelling
@@ -32,7 +33,7 @@ def softmax_name(node: fx.Node, edit: Editor) -> fx.Node | None:
     return _over(node, edit, builders.cast(edit, node, x, dtype(node)), dim, target)
 
 
-def _over(node: fx.Node, edit: Editor, x: fx.Node, dim: int, target: torch._ops.OpOverload) -> fx.Node:
+def _over(node: fx.Node, edit: Editor, x: fx.Node, dim: int, target: compat.OpOverload) -> fx.Node:
     """softmax(x, d)  ->  permute(softmax(permute(x, d to the end), -1), back)."""
     if last(x, dim):
         return edit.call(target, x, -1)

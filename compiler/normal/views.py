@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.effects import wants_gradient
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape, val
@@ -77,7 +78,7 @@ def _moved(n: int, source: Any, destination: Any) -> list[int] | None:
     return [place[d] if d in place else next(rest) for d in range(n)]
 
 
-@respelling(*sorted({f"aten.{target._schema.name.split('::')[-1]}" for target in _RESHAPES}))
+@respelling(*sorted({f"aten.{compat.schema(target).name.split('::')[-1]}" for target in _RESHAPES}))
 def regrouping(node: fx.Node, edit: Editor) -> fx.Node | None:
     """view(x, [2, -1]), unsqueeze(x, 1), flatten(x), reshape(reshape(x, a), b)  ->  reshape(x, [explicit sizes])."""
     x = node.args[0]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, has_known_strides, is_tensor, op_name, rank, shape, val
 from ...rewrites.layout import adapt_users, is_kernel, missing
@@ -72,9 +73,9 @@ def _gap(node: fx.Node) -> int:
 
 def _is_written_by_us(node: fx.Node) -> bool:
     """Whether a generated kernel makes the value, in memory of its own."""
-    if not isinstance(node.target, torch._ops.OpOverload) or op_name(node) not in LOWERINGS:
+    if not isinstance(node.target, compat.OpOverload) or op_name(node) not in LOWERINGS:
         return False
-    return not any(result.alias_info is not None for result in node.target._schema.returns)
+    return not any(result.alias_info is not None for result in compat.schema(node.target).returns)
 
 
 def _is_multiplied(node: fx.Node) -> bool:

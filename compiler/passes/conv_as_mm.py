@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, nodes_in, op_name, rank, shape, val
 from ...rewrites.sizes import SizeTable
@@ -269,7 +270,7 @@ def _reader(images: fx.Node) -> fx.Node | None:
         return _only_result(reader) if reader.args[0] is images else None
     if not is_tensor(reader) or torch.Tag.pointwise not in getattr(reader.target, "tags", ()):
         return None
-    if reader.target._schema.is_mutable or not same_shape(shape(reader), shape(images)):
+    if compat.schema(reader.target).is_mutable or not same_shape(shape(reader), shape(images)):
         return None
     fitting = _are_as_made(reader) and all(_fits(n, images) for n in reader.all_input_nodes)
     return reader if fitting else None

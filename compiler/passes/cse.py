@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.effects import storages
 from ...rewrites.graph import is_pure, is_random, is_tensor
 from .foldable import mutable
@@ -44,7 +45,7 @@ def share_calls(graph_module: fx.GraphModule) -> int:
 
 def _is_plain(node: fx.Node) -> bool:
     """Whether a call gives one tensor, the same whenever it is made."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or not is_tensor(node):
+    if node.op != "call_function" or not isinstance(node.target, compat.OpOverload) or not is_tensor(node):
         return False
     return node.target.namespace == "aten" and is_pure(node) and not is_random(node) and "recompute" not in node.meta
 

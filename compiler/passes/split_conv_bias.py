@@ -11,6 +11,7 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, op_name, rank, val
 from ...rewrites.layout import same_layout
@@ -66,7 +67,7 @@ def sum_bias_gradients(graph_module: fx.GraphModule, devices: Collection[str] = 
             editor.replace(gradient, total)
         for user in list(node.users):
             editor.erase_dead(user)
-        if not node._erased:
+        if not compat.is_erased(node):
             node.args, node.kwargs = (*list(arguments(node).values())[:-1], [*wanted[:_BIAS], False]), {}
             node.meta["val"] = (*node.meta["val"][:_BIAS], None)
         made += 1

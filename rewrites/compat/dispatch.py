@@ -61,6 +61,13 @@ def bare_calls(namespace: str, *names: str) -> SimpleNamespace:
     return bound
 
 
+def no_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
+    """Suspend all dispatch modes: fake tensors, recorders, the user's own."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
 @contextlib.contextmanager
 def no_function_modes() -> Iterator[None]:
     """Suspend all torch-function modes, the recorder's among them."""

@@ -61,8 +61,28 @@ def adopt_name(node: fx.Node, source: fx.Node) -> None:
     """Give a placeholder the name of another graph's, and the place in the user's program that Dynamo has it from."""
     node._rename(source.name)
     node.target = source.target
+    adopt_source(node, source)
+
+
+def adopt_source(node: fx.Node, source: fx.Node) -> None:
+    """Give a placeholder Dynamo's note on where another one comes from in the user's program."""
     if hasattr(source, "_dynamo_source"):
         node._dynamo_source = source._dynamo_source  # type: ignore[attr-defined]
+
+
+def adopt_signature(graph: fx.Graph, source: fx.Graph) -> None:
+    """Give a graph the signature of another: trees of inputs and outputs, where it has them."""
+    graph._codegen = source._codegen
+
+
+def is_erased(node: fx.Node) -> bool:
+    """Whether a node has been removed from its graph."""
+    return node._erased
+
+
+def mark_boxed(function: Any) -> None:
+    """Tell AOTAutograd that a function takes its inputs as one list, which it empties."""
+    function._boxed_call = True
 
 
 def has_plain_signature(graph: fx.Graph) -> bool:

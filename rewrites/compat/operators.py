@@ -9,7 +9,33 @@ import torch
 from torch import fx
 
 OpOverload = torch._ops.OpOverload
+OpOverloadPacket = torch._ops.OpOverloadPacket
 HigherOrderOperator = torch._ops.HigherOrderOperator
+
+
+def schema(target: Any) -> Any:
+    """The schema of an operator: its name, its arguments, its results."""
+    return target._schema
+
+
+def overload_name(target: OpOverload) -> str:
+    """The name of an overload, e.g. ``"Tensor"``; empty for the default."""
+    return target._overloadname
+
+
+def packet_name(target: OpOverload) -> str:
+    """The name of an operator without namespace and overload, e.g. ``"add"``."""
+    return target._opname
+
+
+def symbolic_function(name: str) -> Any:
+    """What torch.fx records for a function of a symbolic number, e.g. ``"sqrt"``."""
+    return getattr(torch, f"_sym_{name}")
+
+
+def original_expression(node: Any) -> Any:
+    """The expression that a symbolic number was made with, before what was learnt of its symbols."""
+    return node._expr
 
 
 def operator_path(target: Any) -> tuple[str, str, str] | None:

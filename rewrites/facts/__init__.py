@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .. import compat
 from ..graph import is_tensor, op_name, val
 from .evaluate import MAX_BYTES, example, is_known_exactly, plainly, summary, table_of
 from .fact import REAL, Choice, Fact, Positions, Table, Uniform, ends, nonnegative
@@ -107,7 +108,7 @@ def derive(node: fx.Node, read: Callable[[Any], Fact | None]) -> Fact | None:
     constant = literal(node)
     if constant is not None:
         return summary(constant)
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
         return None
     name = op_name(node)
     rule = _RULES.get(name)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .. import compat
 from ..graph import dtype, is_pure, is_tensor, nodes_in, op_name, rank, val
 from ..symbolic import concrete, hint
 from .fact import REAL, Choice, Fact, Number, Positions, Table, Uniform
@@ -25,7 +26,7 @@ _OF_MEMORY = ("aten.empty", "aten.new_empty", "aten.as_strided", "aten.view_as",
 @contextmanager
 def plainly() -> Iterator[None]:
     """Real tensors: no fake ones, no recording, no gradients."""
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    with compat.no_dispatch_modes(), torch.no_grad():
         yield
 
 
@@ -105,7 +106,7 @@ def _is_numeric(fact: Fact) -> bool:
 
 
 def _is_computable(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or op_name(node).startswith(_OF_MEMORY):
+    if not isinstance(node.target, compat.OpOverload) or op_name(node).startswith(_OF_MEMORY):
         return False
     given = nodes_in([node.args, node.kwargs])
     return node.target.namespace == "aten" and is_pure(node) and all(is_tensor(n) for n in given)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ....rewrites import compat
 from ....rewrites.sizes import SizeTable
 
 _KNOWN = ("aten", "prims", "prim", "regraft", "mkldnn", "onednn")
@@ -43,7 +44,7 @@ def doubtful_results(node: fx.Node) -> list[fx.Node]:
 
 def _is_doubtful(node: fx.Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, compat.OpOverload):
         return False
     if torch.Tag.dynamic_output_shape in target.tags or "unbacked_bindings" in node.meta:
         return True

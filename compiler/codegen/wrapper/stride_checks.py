@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ....rewrites import compat
 from ....rewrites.compat import OpOverload
 from ....rewrites.symbolic import hint
 
@@ -27,9 +28,9 @@ def is_doubtful(target: Any, result: Any) -> bool:
     """Whether the call of an operator may lay out its result in another way than metadata says."""
     if not isinstance(target, OpOverload) or not isinstance(result, torch.Tensor) or result.dim() < 2:
         return False
-    if target._schema.is_mutable or any(r.alias_info is not None for r in target._schema.returns):
+    if compat.schema(target).is_mutable or any(r.alias_info is not None for r in compat.schema(target).returns):
         return False  # a view, or a value that is there already
-    return result.layout == torch.strided and f"{target.namespace}.{target._opname}" not in _TRUSTED
+    return result.layout == torch.strided and f"{target.namespace}.{compat.packet_name(target)}" not in _TRUSTED
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -11,6 +11,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ....rewrites import compat
 from .emit import Source, emit
 from .memory_plan import plan_memory
 
@@ -89,7 +90,7 @@ def load(source: Source, name: str) -> Callable[[list[Any]], Any]:
             _add_site(error, run, source)
             raise
 
-    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the calling convention
+    compat.mark_boxed(call)
     linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)
     weakref.finalize(call, linecache.cache.pop, filename, None)
     return call

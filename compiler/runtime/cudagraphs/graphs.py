@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from ....rewrites import compat
 from ....rewrites.compat.memory import storage_reference
 from ....rewrites.reason import Reason
 from .capture import GIVEN, Capture, Read, looks_at
@@ -89,7 +90,7 @@ class CudaGraphs:
         def run(args: list[Any]) -> Any:
             return graphed.run(args)
 
-        run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the calling convention
+        compat.mark_boxed(run)
         return run
 
 

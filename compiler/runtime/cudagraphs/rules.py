@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from ....rewrites import compat
 from ....rewrites.effects import written
 from ....rewrites.graph import arguments, op_name, val
 from ....rewrites.reason import Reason
@@ -53,7 +54,7 @@ def _devices(nodes: list[fx.Node]) -> Iterator[Reason]:
 
 
 def _call(node: fx.Node, moving: set[fx.Node], rng: RngPolicy) -> Iterator[Reason]:
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, compat.OpOverload):
         if getattr(node.target, "__module__", "") not in _PURE:
             yield Reason("opaque-call", f"{node.name} calls what may do anything", (node,))
         return
@@ -64,7 +65,7 @@ def _call(node: fx.Node, moving: set[fx.Node], rng: RngPolicy) -> Iterator[Reaso
     yield from _operator(node, node.target, rng)
 
 
-def _operator(node: fx.Node, target: torch._ops.OpOverload, rng: RngPolicy) -> Iterator[Reason]:
+def _operator(node: fx.Node, target: compat.OpOverload, rng: RngPolicy) -> Iterator[Reason]:
     if target.namespace not in _KNOWN:
         yield Reason("custom-operator", f"{target} may do things that a replay does not repeat", (node,))
     if any(tag in target.tags for tag in _SYNCING) and not _is_plain_indexing(node):

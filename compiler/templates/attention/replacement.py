@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from ....rewrites import compat
 from ....rewrites.profit import Decision
 from ....rewrites.reason import Reason, site_of
 from ....rewrites.record import Match, NearMiss
@@ -60,10 +61,10 @@ class Replacer:
     def _erase(self, nodes: Sequence[fx.Node]) -> None:
         """Erase what nobody reads any more, and what only that read."""
         replaced = set(nodes)
-        pending = [node for node in nodes if not node.users and not node._erased]
+        pending = [node for node in nodes if not node.users and not compat.is_erased(node)]
         while pending:
             node = pending.pop()
-            if node.users or node._erased or node.op != "call_function":
+            if node.users or compat.is_erased(node) or node.op != "call_function":
                 continue
             # What was replaced goes, though its operator may draw random numbers: here it draws none.
             if node not in replaced and has_effect(node):

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ....patterns.packing import packed_linear_weight
+from ....rewrites import compat
 from ....rewrites.graph import is_pure
 from ....rewrites.profit import Decision
 from ....rewrites.reason import Reason, site_of
@@ -43,10 +44,10 @@ class Unfused(Nodes):
 
 def erase_dead(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
     """Erase what of `nodes` nobody reads any more, and what only that read."""
-    pending = [node for node in nodes if not node.users and not node._erased]
+    pending = [node for node in nodes if not node.users and not compat.is_erased(node)]
     while pending:
         node = pending.pop()
-        if node.users or node._erased or node.op != "call_function" or not is_pure(node):
+        if node.users or compat.is_erased(node) or node.op != "call_function" or not is_pure(node):
             continue
         pending.extend(node.all_input_nodes)
         graph.erase_node(node)

@@ -68,7 +68,7 @@ def is_free(node: fx.Node) -> bool:
     target = node.target
     if isinstance(target, KernelCall):
         return False
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, compat.OpOverload):
         if compat.is_mutable(target):
             return False
         views = bool(compat.aliasing_arguments(target)) or packet_name(target) in _UNSAID_VIEWS
@@ -120,7 +120,7 @@ def _read(node: fx.Node) -> int:
 
 def _base(node: fx.Node) -> fx.Node:
     """What a node is a view of."""
-    while isinstance(node.target, torch._ops.OpOverload) and is_free(node) and node.all_input_nodes:
+    while isinstance(node.target, compat.OpOverload) and is_free(node) and node.all_input_nodes:
         if not _tensors([node]):
             return node
         node = node.all_input_nodes[0]
@@ -138,7 +138,7 @@ def _not_gathered(node: fx.Node) -> int:
 def _written(node: fx.Node) -> int:
     """Bytes of the results, and of the arguments that are written."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not compat.is_mutable(target):
+    if not isinstance(target, compat.OpOverload) or not compat.is_mutable(target):
         return sum(map(covered, _tensors([node])))
     positions = {position for position, _ in compat.aliasing_arguments(target)}
     given = [argument for i, argument in enumerate(node.args) if i in positions]
@@ -152,7 +152,7 @@ def _flops(node: fx.Node) -> int:
     own = getattr(node.target, "flops", None)
     if own is not None:
         return int(own)
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, compat.OpOverload):
         return 0
     try:
         return _library_flops(node)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ....rewrites import compat
 from ....rewrites.machine import environment
 from ...backend import Compilation
 from ...backend import backend as compile_graph
@@ -150,7 +151,7 @@ def _name_and_kind(node: fx.Node) -> tuple[str, str]:
         return _generated_name(target), "generated"
     if isinstance(target, (TemplateKernel, TritonTemplateKernel)):
         return target.name, "template"
-    return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(
+    return str(target) if isinstance(target, compat.OpOverload) else getattr(
         target, "__name__", str(target)
     ), "library"
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ....rewrites import compat
 from ....rewrites.compat import tree_leaves
 from ....rewrites.graph import val
 from ...autograd.differentiate import GraphKind
@@ -73,7 +74,7 @@ class Recorder:
             graph.samples.append(clock.collect())
             return result
 
-        call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the calling convention
+        compat.mark_boxed(call)
         return call
 
 

@@ -14,6 +14,7 @@ from operator import getitem as _getitem
 import torch
 from torch import fx
 
+from .....rewrites import compat
 from .....rewrites.compat import argument
 from .....rewrites.editor import infer
 from .....rewrites.reason import Reason
@@ -68,7 +69,7 @@ class Forward:
         pending = list(self._masks.values())
         while pending:
             node = pending.pop()
-            if node._erased or node.users:
+            if compat.is_erased(node) or node.users:
                 continue
             pending.extend(node.all_input_nodes)
             self._joint.erase_node(node)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from .....rewrites import compat
 from .....rewrites.compat import argument
 from ...common.formula import packet
 from ..gradient_layout import Places
@@ -58,7 +59,7 @@ def pair_sdpa(call: fx.Node, found: Found) -> Pair:
 
 
 def _first(backward: fx.Node) -> str:
-    return str(backward.target._schema.arguments[0].name)  # type: ignore[union-attr]
+    return str(compat.schema(backward.target).arguments[0].name)  # type: ignore[union-attr]
 
 
 def _backward_of(call: fx.Node) -> fx.Node:
@@ -97,15 +98,15 @@ def _readers(call: fx.Node) -> dict[fx.Node, None]:
 
 def _shared(call: fx.Node, backward: fx.Node) -> list[tuple[Any, Any]]:
     """Arguments that both have, and the results of the one that the other gets."""
-    given = {a.name for a in call.target._schema.arguments}  # type: ignore[union-attr]
-    taken = [a.name for a in backward.target._schema.arguments]  # type: ignore[union-attr]
+    given = {a.name for a in compat.schema(call.target).arguments}  # type: ignore[union-attr]
+    taken = [a.name for a in compat.schema(backward.target).arguments]  # type: ignore[union-attr]
     both = [(_or_default(call, name), _or_default(backward, name)) for name in taken if name in given]
     results = {user.args[1]: user for user in call.users}
     return [*both, *((results.get(k), argument(backward, name)) for k, name in enumerate(("out", "logsumexp")))]
 
 
 def _or_default(call: fx.Node, name: str) -> Any:
-    schema = next(a for a in call.target._schema.arguments if a.name == name)  # type: ignore[union-attr]
+    schema = next(a for a in compat.schema(call.target).arguments if a.name == name)  # type: ignore[union-attr]
     given = argument(call, name)
     return schema.default_value if given is None and schema.has_default_value() else given
 
