@@ -2,8 +2,8 @@
 
     capture -> rewrite "forward" -> differentiate -> rewrite "lowered" -> generate kernels -> wrapper
 
-What is done to the graphs before kernels is in `pipeline`. Every stage prints as text and runs. What happened in it
-goes to one `GraphRecord`, published to `regraft.coverage()`.
+What is done to the graphs before kernels is in `pipeline`, run by `stages`. Every stage prints as text and runs. What
+happened in it goes to one `GraphRecord`, published to `regraft.coverage()`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from .freezing import Boxed, Freezer, refuse_training
 from .options import OptionError, Options, cache_dir
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
-from .pipeline import Stages
 from .runtime.cudagraphs.graphs import CudaGraphs
 from .runtime.cudagraphs.rules import skip_reason
 from .runtime.frame_stack import with_room
 from .runtime.gc_pause import collected_once
 from .runtime.graph_cache.entry import Entry, recall, save
 from .runtime.graph_cache.key import graph_key
+from .stages import Stages
 
 Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
 """Told of each compiled graph: name of the program, kind, the graph, its wrapper; gives what is called in its place."""
@@ -220,7 +220,7 @@ class Compilation:
             if captured.fallback is not None:
                 return self._undifferentiated(captured, error)
             self.record.applied.clear()
-            self._stages.stand_back()
+            self._stages.disable_rewrites()
             compiled = differentiate(flat_outputs(self._gm)[0], captured.example_inputs, self._compile_graph)
             # What fails as it was written, too, is no fault of ours, and is raised.
             outcome = "the program runs as it was written"

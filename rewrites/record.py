@@ -189,11 +189,29 @@ class Snapshot:
     regions: tuple[Region, ...] = ()
 
 
+@dataclass(frozen=True)
+class PassRun:
+    """One run of a pass over a whole graph.
+
+    Args:
+        name: of the pass.
+        graph: which graph of the program: ``"program"``, ``"joint"``, ``"inference"``, ...
+        changes: how many it made, by kind; empty where nothing was found.
+        seconds: that it took.
+    """
+
+    name: str
+    graph: str
+    changes: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
 @dataclass
 class GraphRecord:
     """Everything that happened to one graph: filled in by the stages, read by coverage.
 
-    `code` says what was generated, one entry a graph after differentiation. `kind` is ``"inference"`` or
+    `passes` are the runs of passes over whole graphs, in order. `code` says what was generated, one entry a graph after
+    differentiation. `kind` is ``"inference"`` or
     ``"training"``; `seconds` is wall time by stage; `errors` maps a rule's name to the relative errors its live
     comparisons showed (option ``verify="live"``). `snapshots` are kept only while a coverage block is open.
 
@@ -208,11 +226,20 @@ class GraphRecord:
     declined: list[Match] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
+    passes: list[PassRun] = field(default_factory=list)
     code: list[Code] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     errors: dict[str, list[float]] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
+
+    def changes(self, name: str) -> dict[str, int]:
+        """What the runs of a pass changed together, by kind."""
+        total: dict[str, int] = {}
+        for run in self.passes:
+            for kind, count in run.changes.items() if run.name == name else ():
+                total[kind] = total.get(kind, 0) + count
+        return total
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from ...rewrites.faults import Faults
 
 T = TypeVar("T")
 
-_LISTS = ("applied", "declined", "near_misses", "fallbacks", "code", "snapshots")
+_LISTS = ("applied", "declined", "near_misses", "fallbacks", "passes", "code", "snapshots")
 
 
 class PassFailedError(Exception):

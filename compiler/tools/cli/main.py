@@ -225,10 +225,10 @@ def rules(
 
 def _chosen_facts(names: Sequence[str] | None) -> list[dict[str, Any]]:
     """Rules and passes of these names or families as data; all where none is given."""
-    from ...passes.registry import PASSES
+    from ...pipeline import pass_facts
 
     rules = _default_rules()
-    facts = [*map(_facts, rules), *(one.facts() for one in PASSES)]
+    facts = [*map(_facts, rules), *pass_facts()]
     known = {fact[key] for fact in facts for key in ("name", "family")}
     for name in names or ():
         if name not in known:
@@ -262,6 +262,8 @@ def _described(fact: dict[str, Any]) -> str:
         "replacements": ", ".join(fact["candidates"]),
         "alternatives": alternatives or "none",
     }
+    if "when" in fact:  # a pass
+        lines["runs for"] = "; ".join(fact["when"]) or "every graph"
     text = "\n".join(f"  {name}: {value}" if name else f"  {value}" for name, value in lines.items())
     return f"{fact['name']}\n{text}\n\n{textwrap.indent(fact['doc'], '  ')}"
 

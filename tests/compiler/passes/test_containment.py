@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regraft
-from regraft.compiler import backend, pipeline
+from regraft.compiler import backend, pipeline, stages
 from regraft.compiler.backend import Compilation
 from regraft.compiler.passes.containment import Containment, PassFailedError
 from regraft.rewrites.faults import Faults
@@ -26,7 +26,9 @@ class Net(torch.nn.Module):
 
 # Passes of every kind fail in inference only, but for those that a forward and its backward are most likely to disagree
 # on.
-IN_TRAINING = ("settle_masks", "fold_uniform", "pad_channels", "space_rows", "rewrite-lowered", "kernels", "generate")
+IN_TRAINING = (
+    "constant_sdpa_masks", "fold_uniform", "pad_conv_channels", "align_rows", "rewrite-lowered", "kernels", "generate",
+)  # fmt: skip
 COMMON: list[str] = []  # the passes of inference
 KINDS = {
     "inference": {},
@@ -39,7 +41,7 @@ SETTING_UP = {
     "default_rules", "declared", "compile_name", "calls_plainly", "places", "tell_strides", "keep_saved", "publish",
     "compile_lock", "is_watched", "dynamo_signal", "_requires_grad", "_as_it_is", "flat_outputs",
     "differentiate", "_begun_ahead", "as_calls", "plugin_rules", "backend", "_restored",
-    "backends_around", "backends_throughout", "bodies", "captured_bodies", "is_renamed_tensor",
+    "changes", "pass_facts", "backends_around", "backends_throughout", "bodies", "captured_bodies", "is_renamed_tensor",
 }  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def spied(monkeypatch, kind):
 
     with monkeypatch.context() as patched:
         patched.setattr(Containment, "do", do)
-        for module in (pipeline, backend):
+        for module in (pipeline, stages, backend):
             for name, value in vars(module).items():
                 if isinstance(value, types.FunctionType) and value.__module__.startswith("regraft."):
                     call = watched(name, value)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.pipeline import replace_pass
 from support.rewriting import compiled
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regraft.compiler import pipeline
 from regraft.compiler.passes.split_conv_bias import split_biases, sum_bias_gradients
 from regraft.rewrites.graph import op_name
 
@@ -49,8 +49,8 @@ def test_without_a_bias_nothing_is_summed() -> None:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_training(layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
-    for pass_ in (split_biases, sum_bias_gradients):
-        monkeypatch.setattr(pipeline, pass_.__name__, partial(pass_, **CPU))
+    replace_pass(monkeypatch, "split_conv_bias", partial(split_biases, **CPU))
+    replace_pass(monkeypatch, "sum_conv_bias_gradients", partial(sum_bias_gradients, **CPU))
     monkeypatch.setattr(
         "regraft.compiler.passes.channels_last._is_candidate",
         lambda node, training: op_name(node) == "aten.convolution",
@@ -63,7 +63,8 @@ def test_training(layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch) 
     with cov:
         run(x).square().mean().backward()
     twin(x).square().mean().backward()
-    counts = cov.graphs[0].details["convolutions"]
-    assert counts["bias_gradients"] == 3 and counts["biases"] >= 2
+    (record,) = cov.graphs
+    assert record.changes("sum_conv_bias_gradients") == {"changes": 3}
+    assert record.changes("split_conv_bias")["changes"] >= 2
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)

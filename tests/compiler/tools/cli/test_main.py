@@ -158,7 +158,7 @@ def test_rules():
     assert "In full." in run("rules", "sdpa").output and "scale: yes, no" in run("rules", "sdpa").output
     first, second, *passes = json.loads(run("rules", "--json").output)
     assert first["name"] == "sdpa" and first["tags"] == {"scale": ["yes", "no"]}
-    assert second["name"] == "linear" and passes[0].keys() == first.keys()
+    assert second["name"] == "linear" and passes[-1].keys() - {"when"} == first.keys()
     assert [rule["name"] for rule in json.loads(run("rules", "linear", "--json").output)] == ["linear"]
     assert "channels_last" in [one["name"] for one in passes] and "clone(x" in run("rules", "layout").output
 
@@ -226,5 +226,5 @@ def test_help_needs_no_torch():
     import subprocess
     import sys
 
-    code = "import sys; from regraft.compiler import cli; assert 'torch' not in sys.modules"
+    code = "import sys; from regraft.compiler.tools.cli import main; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,213 @@
+"""Runs the pipeline on the graphs of one program: one runner for all passes.
+
+Each pass is timed, may fail alone, is verified under option `verify`, and is recorded with what it changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from torch import fx
+
+from ..rewrites.coverage import is_watched
+from ..rewrites.driver import Settings, rewrite
+from ..rewrites.effects import mark_gradients, wants_gradient
+from ..rewrites.profit import Never, Oracle
+from ..rewrites.record import PassRun
+from ..rewrites.ruleset import RuleSet
+from ..rewrites.snapshot import regions_by_name, snapshot
+from ..rewrites.verifier import verify_graph
+from .autograd.differentiate import GraphKind
+from .capture.checkpoints import captured_bodies
+from .capture.scopes import backends_around, backends_throughout
+from .codegen import triton
+from .codegen.cpp import can_build
+from .freezing import Boxed, Freezer
+from .normal import FORMS
+from .options import Options
+from .passes.containment import Containment
+from .passes.registry import Context, Pass, changes
+from .pipeline import BODY, CAPTURED, DESUGARED, JOINT, LOWERED, PROGRAM_RULES
+
+
+class Stages:
+    """The passes over the graphs of one program.
+
+    Args:
+        options: of the compilation.
+        rules: what to match.
+        oracle: who decides what is worth it.
+        containment: runs the passes; the record of its faults gets what was done.
+        devices: types of the devices of the program's inputs.
+        training: gradients flow.
+        freezer: knows the weights, where they may be taken as constants.
+        near_miss_depth: how much of a pattern must match before its miss is noted.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        rules: RuleSet,
+        oracle: Oracle,
+        containment: Containment,
+        devices: frozenset[str],
+        *,
+        training: bool,
+        freezer: Freezer | None,
+        near_miss_depth: int,
+    ) -> None:
+        self._options, self._rules, self._oracle = options, rules, oracle
+        self._faults, self._do = containment.faults, containment.do
+        self._record = self._faults.record
+        self._devices, self._training, self._near_miss_depth = devices, training, near_miss_depth
+        self._freezer = freezer
+        self._layouts = True
+        self._desugars = False  # the program was not captured: its rules wait until AOTAutograd has desugared it
+        self._backends = self._backends_throughout = backends_around()
+        self._drawn = is_watched()  # somebody will look at the graphs
+
+    # -- what is asked for in a compilation ----------------------------------------------------------------------------
+
+    def disable_rewrites(self) -> None:
+        """The program runs as it was written: no weights are frozen, no layouts changed from now on."""
+        self._freezer, self._layouts = None, False
+
+    def wait_for_desugared(self, program: fx.GraphModule) -> None:
+        """A program that cannot be captured: its rules run on the graphs that AOTAutograd makes of it."""
+        self._desugars, self._backends_throughout = True, backends_throughout(program)
+
+    def rewrite_program(self, graph_module: fx.GraphModule) -> None:
+        """Rewrite a graph as it was captured."""
+        self._run(CAPTURED, graph_module, "program")
+        self._backends_throughout = backends_throughout(graph_module)
+        self._run(PROGRAM_RULES, graph_module, "program")
+        for call, body in captured_bodies(graph_module):
+            mark_gradients(body.graph, [isinstance(x, fx.Node) and wants_gradient(x) for x in call.args[1:]])
+            self._run(PROGRAM_RULES, body, "body")
+
+    def rewrite_desugared(self, graph_module: fx.GraphModule, kind: str) -> None:
+        """Run the rules for programs on a graph below autograd."""
+        self._run(DESUGARED, graph_module, kind)
+
+    def prepare(self, graph_module: fx.GraphModule, kind: Literal["inference", "joint"]) -> None:
+        """Have a graph ready for kernels before it is split: what the forward keeps for the backward."""
+        if self._desugars and kind == "inference":
+            self.rewrite_desugared(graph_module, kind)
+        if self.generates():
+            self._run(JOINT, graph_module, "joint")
+
+    def generates(self) -> bool:
+        """Whether kernels are generated for all inputs' devices.
+
+        Then the backward may compute cheap values again within what reads them, random ones among these.
+        """
+        builders = {"cpu": can_build, "cuda": triton.can_build}
+        devices = self._devices or ("cpu",)
+        return all(device in builders and self._do(builders[device], default=False) for device in devices)
+
+    def lower(self, graph_module: fx.GraphModule, kind: GraphKind) -> Callable[[Boxed], Boxed]:
+        """Rewrite a graph after autograd, its weights frozen where asked; gives what to wrap the compiled graph in."""
+        # On an inference graph it was done before random numbers were seeded.
+        if self._desugars and kind != "inference":
+            self.rewrite_desugared(graph_module, kind)
+        self._run(LOWERED, graph_module, kind)
+        return self._frozen(graph_module, self._freezer if kind == "inference" else None)
+
+    def lower_body(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
+        """Rewrite a graph that the control flow of another one calls; to it that is a whole program."""
+        self.rewrite_desugared(graph_module, kind)
+        self._run(BODY, graph_module, kind)
+
+    def _frozen(self, graph_module: fx.GraphModule, freezer: Freezer | None) -> Callable[[Boxed], Boxed]:
+        """Compute what follows from frozen weights; gives what to wrap the compiled graph in."""
+        if freezer is None:
+            return _as_it_is
+        with self._record.timed("freeze"):
+            protected = self._do(freezer.finish, graph_module, name="freeze", default=_as_it_is)
+        self._record.details["freezing"] = freezer.counts
+        return protected
+
+    # -- the runner ----------------------------------------------------------------------------------------------------
+
+    def _run(self, passes: Sequence[Pass], graph_module: fx.GraphModule, kind: str) -> None:
+        """Run passes on a graph, in order."""
+        context = Context(
+            kind,
+            self._options,
+            self._oracle,
+            self._record,
+            self._devices,
+            self._training,
+            self._layouts,
+            measured=not isinstance(self._oracle, Never),
+            do=self._do,
+            rewrite=lambda graph, stage: self._rewrite(graph, stage, kind),
+            freezer=self._freezer if kind in ("program", "inference") else None,
+        )
+        for one in passes:
+            if one.runs(context):
+                self._run_one(one, graph_module, context)
+
+    def _run_one(self, one: Pass, graph_module: fx.GraphModule, context: Context) -> None:
+        start = time.perf_counter()
+        with self._drawing(graph_module, context.kind, one.drawn):
+            made = changes(self._do(one.run, graph_module, context, name=one.name))
+        seconds = time.perf_counter() - start
+        if not one.seconds:  # the rules keep their own account
+            return
+        self._record.seconds[one.seconds] = self._record.seconds.get(one.seconds, 0.0) + seconds
+        self._record.passes.append(PassRun(one.name, context.kind, made, seconds))
+        if made and self._options.verify != "off":
+            self._do(verify_graph, graph_module.graph, name=f"verify {one.name}")
+
+    def _rewrite(self, graph_module: fx.GraphModule, stage: Any, kind: str) -> int:
+        return int(rewrite(graph_module, self._rules, self._settings(stage, kind), self._record))
+
+    @contextmanager
+    def _drawing(self, graph_module: fx.GraphModule, kind: str, wanted: bool) -> Iterator[None]:
+        """Snapshots of a graph around kernels from templates, where somebody will look at them."""
+        if not wanted:
+            yield
+            return
+        known = len(self._record.applied), len(self._record.declined)
+        if not any(taken.graph == kind for taken in self._record.snapshots):
+            self.draw(kind, "differentiate", graph_module.graph)
+        yield
+        if self._drawn and self._record.snapshots:
+            self._do(self._draw_templates, graph_module, kind, known)
+
+    def _draw_templates(self, graph_module: fx.GraphModule, kind: str, known: tuple[int, int]) -> None:
+        self._record.snapshots[-1] = regions_by_name(self._record.snapshots[-1], self._record, known)
+        if len(self._record.applied) > known[0]:
+            self.draw(kind, "templates", graph_module.graph)
+
+    def draw(self, name: str, stage: str, graph: fx.Graph) -> None:
+        """Keep a snapshot, where somebody will look at it."""
+        if self._drawn:
+            drawn = self._do(snapshot, graph, name, stage)
+            self._record.snapshots += [drawn] if drawn is not None else []
+
+    def _settings(self, stage: Any, graph: str) -> Settings:
+        return Settings(
+            stage=stage,
+            normal_form=FORMS[stage],
+            oracle=self._oracle,
+            training=self._training and graph in ("program", "body"),
+            keep_stream=self._options.rng == "eager",
+            verify=self._options.verify,
+            near_miss_depth=self._near_miss_depth,
+            faults=self._faults,
+            drawn=graph if self._drawn and graph != "body" else "",
+            policy=self._policy(self._backends if graph == "program" else self._backends_throughout),
+        )
+
+    def _policy(self, backends: str | None) -> tuple[tuple[str, str], ...]:
+        given = (("nan", self._options.nan), ("rng", self._options.rng))
+        return given if backends is None else (*given, ("backends", backends))
+
+
+def _as_it_is(call: Boxed) -> Boxed:
+    return call
