@@ -80,7 +80,7 @@ class Coverage:
     @property
     def declined(self) -> list[Match]:
         """The legal matches that were not applied because they were not worth it; `Match.evidence` says why."""
-        return [match for graph in self.graphs for match in graph.declined]
+        return [match for graph in self.graphs for match in graph.open_declined]
 
     @property
     def near_misses(self) -> list[NearMiss]:

@@ -6,9 +6,9 @@ Records hold no graph nodes, so that they can outlive the graphs they tell of, b
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .reason import Reason, Site
@@ -36,6 +36,14 @@ class Evidence:
         return original / chosen if original and chosen else None
 
 
+def _together(first: Evidence | None, last: Evidence | None) -> Evidence | None:
+    """The measurements of both; where both have a candidate, the later."""
+    if first is None or last is None:
+        return last or first
+    times, errors = first.times | last.times, first.errors | last.errors
+    return replace(last, times=times, errors=errors, note=last.note or first.note)
+
+
 @dataclass(frozen=True)
 class Match:
     """A legal match, applied or declined.
@@ -49,6 +57,7 @@ class Match:
         site: the user's source line of the match's root.
         module: qualified name of the module instance it comes from.
         evidence: measurements behind the decision.
+        settled_by: of a declined match, the template that decided on the same computation later: what counts is that.
     """
 
     rule: str
@@ -60,6 +69,7 @@ class Match:
     site: Site | None = None
     module: str = ""
     evidence: Evidence | None = None
+    settled_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -232,6 +242,32 @@ class GraphRecord:
     errors: dict[str, list[float]] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
+
+    def settle(self, match: Match, applied: bool, sites: Collection[Site | None], families: Collection[str]) -> None:
+        """Add what a template decided on a computation that a rule may have declined before: one decision, one record.
+
+            declined  sdpa: original 0.6 ms, flash 9 ms       declined  sdpa, settled by attention-template
+            template: original 0.6 ms, generated 0.04 ms  ->  applied   attention-template: original 0.6 ms, flash 9 ms,
+                                                                        generated 0.04 ms
+
+        Args:
+            match: of the template.
+            applied: whether its kernel took the place of the computation.
+            sites: source lines of what it replaces; a rule's match at one of them is about the same computation.
+            families: of the rules that may have declined it.
+        """
+        for i, earlier in enumerate(self.declined):
+            is_rule = earlier.rule != match.rule and earlier.family in families
+            if is_rule and earlier.site in sites and not earlier.settled_by:
+                self.declined[i] = replace(earlier, settled_by=match.rule)
+                match = replace(match, evidence=_together(earlier.evidence, match.evidence), module=earlier.module)
+                break
+        (self.applied if applied else self.declined).append(match)
+
+    @property
+    def open_declined(self) -> list[Match]:
+        """The declined matches on whose computation nothing else decided later."""
+        return [match for match in self.declined if not match.settled_by]
 
     def changes(self, name: str) -> dict[str, int]:
         """What the runs of a pass changed together, by kind."""

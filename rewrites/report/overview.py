@@ -33,7 +33,7 @@ def attentions(graphs: Iterable[GraphRecord]) -> Share:
 def _attentions(graph: GraphRecord) -> Share:
     applied, declined, missed = (
         Counter(item.rule for item in items if item.family == ATTENTION)
-        for items in (graph.applied, graph.declined, [m for m in graph.near_misses if 2 * m.depth >= m.size])
+        for items in (graph.applied, graph.open_declined, [m for m in graph.near_misses if 2 * m.depth >= m.size])
     )
     seen = max((applied[rule] + declined[rule] + missed[rule] for rule in applied | declined | missed), default=0)
     return Share(applied.total(), max(applied.total(), seen))
@@ -73,7 +73,7 @@ def headline(report: Report) -> Headline:
     return Headline(
         attention=attentions(graphs),
         applied=sum(len(graph.applied) for graph in graphs),
-        declined=sum(len(graph.declined) for graph in graphs),
+        declined=sum(len(graph.open_declined) for graph in graphs),
         near_misses=sum(len(graph.near_misses) for graph in graphs),
         fallbacks=sum(len(graph.fallbacks) for graph in graphs),
         right=sum(outcome.right for outcome in outcomes),

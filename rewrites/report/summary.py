@@ -68,7 +68,7 @@ def _count(rows: dict[str, RuleRow], graph: GraphRecord) -> None:
     for match in graph.applied:
         row(match).applied += 1
         row(match).candidates[match.candidate] += 1
-    for match in graph.declined:
+    for match in graph.open_declined:
         row(match).declined += 1
     for miss in graph.near_misses:
         row(miss).near_misses[miss.code] += 1
@@ -141,7 +141,8 @@ def _reached(miss: NearMiss) -> float:
 
 def declined_groups(graphs: Iterable[GraphRecord]) -> list[Group[Match]]:
     """Declined matches grouped by rule and source line, most frequent first."""
-    groups = _grouped((match for graph in graphs for match in graph.declined), key=lambda m: (m.rule, m.tags, m.site))
+    matches = (match for graph in graphs for match in graph.open_declined)
+    groups = _grouped(matches, key=lambda m: (m.rule, m.tags, m.site))
     return sorted(groups, key=lambda g: (-g.count, g.first.rule))
 
 

@@ -90,7 +90,7 @@ def matching_line(graphs: Sequence[GraphRecord]) -> str:
 def matched_line(graphs: Sequence[GraphRecord]) -> str:
     """`attention 12, linear 72 applied; linear 2 declined; 4 near misses; 0 fallbacks; 1 graph`."""
     applied = _by_family(match for graph in graphs for match in graph.applied)
-    declined = _by_family(match for graph in graphs for match in graph.declined)
+    declined = _by_family(match for graph in graphs for match in graph.open_declined)
     misses = counted(sum(len(graph.near_misses) for graph in graphs), "near miss", "near misses")
     fallbacks = counted(sum(len(graph.fallbacks) for graph in graphs), "fallback")
     faults = sum(fallback.fault for graph in graphs for fallback in graph.fallbacks)

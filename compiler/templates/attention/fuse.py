@@ -17,7 +17,7 @@ from ..common.cpp_call import TemplateKernel, attention_kernel
 from .bias_layout import with_keys_innermost
 from .footprint import excluded
 from .match import Found
-from .replacement import RULE, Replacer, is_on, matched, near_miss, recorded
+from .replacement import RULE, Replacer, is_on, matched, near_miss, record_decision
 
 CANDIDATE = "generated"
 
@@ -59,7 +59,7 @@ class _Fusion:
             self._record.near_misses.append(near_miss(found.output, Reason(code, str(error))))
             return False
         chosen = decision.chosen is not None
-        (self._record.applied if chosen else self._record.declined).append(recorded(found, decision))
+        record_decision(self._record, found, decision)
         if chosen:
             self._replacer.replace(found, kernel, kernel.inputs)
         return chosen

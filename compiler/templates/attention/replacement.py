@@ -10,7 +10,7 @@ from torch import fx
 from ....rewrites import compat
 from ....rewrites.profit import Decision
 from ....rewrites.reason import Reason, site_of
-from ....rewrites.record import Match, NearMiss
+from ....rewrites.record import GraphRecord, Match, NearMiss
 from ...capture.effects import has_effect
 from ..common.cpp_call import Layout
 from ..common.formula import packet
@@ -73,22 +73,26 @@ class Replacer:
             self._graph.erase_node(node)
 
 
-def recorded(found: Found, decision: Decision) -> Match:
-    """What was decided on an attention."""
-    return Match(
+def record_decision(
+    record: GraphRecord, found: Found, decision: Decision, nodes: Sequence[fx.Node] = (), stage: str = "lowered"
+) -> None:
+    """Record what was decided on an attention; `nodes` are what a kernel would replace, by default the found's."""
+    every = [*found.nodes, found.output]
+    match = Match(
         rule=RULE,
-        family=KERNEL_FAMILY if any(map(_is_known, found.nodes)) else FAMILY,
-        stage="lowered",
+        family=KERNEL_FAMILY if any(map(_is_written_by_a_rule, found.nodes)) else FAMILY,
+        stage=stage,
         candidate=decision.chosen or "",
-        nodes=tuple(node.name for node in found.nodes),
+        nodes=tuple(node.name for node in nodes or found.nodes),
         site=site_of(found.output),
         evidence=decision.evidence,
     )
+    record.settle(match, decision.chosen is not None, {site_of(node) for node in every}, (FAMILY,))
 
 
-def _is_known(node: fx.Node) -> bool:
-    """Whether a rule found this attention before: it is the rule's kernel, or what the rule wrote instead."""
-    return packet(node) in SDPA or (packet(node) in SOFTMAXES and bool(node.meta.get("regraft_rule")))
+def _is_written_by_a_rule(node: fx.Node) -> bool:
+    """Whether a rule has put this attention here: then its match counts it already."""
+    return packet(node) in {*SDPA, *SOFTMAXES} and bool(node.meta.get("regraft_rule"))
 
 
 def near_miss(node: fx.Node, reason: Reason) -> NearMiss:

@@ -33,7 +33,7 @@ from .bias_layout import with_keys_innermost
 from .description import Attention
 from .footprint import excluded, unmeasured
 from .match import SOFTMAXES, Found
-from .replacement import RULE, Replacer, is_on, matched, near_miss, recorded
+from .replacement import RULE, Replacer, is_on, matched, near_miss, record_decision
 from .sdpa import SDPA, given_mask
 from .triton_forward import attention_triton
 from .triton_text import UnsupportedAttentionError
@@ -102,7 +102,7 @@ class AttentionPass:
             reason = Reason("score-dtype" if compiles else "no-machine-code", str(error))
             self.task.record.near_misses.append(near_miss(found.output, reason))
             return False
-        (self.task.record.applied if kernel else self.task.record.declined).append(recorded(found, decision))
+        record_decision(self.task.record, found, decision)
         if kernel is not None:
             self._replacer.replace(found, kernel, kernel.inputs)
         return kernel is not None

@@ -19,8 +19,7 @@ import torch
 from torch import fx
 
 from .....rewrites.profit import Decision, Question
-from .....rewrites.reason import Reason, site_of
-from .....rewrites.record import Match
+from .....rewrites.reason import Reason
 from ....autograd.joint_graph import backward_nodes
 from ....codegen.triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from ....lowering.sizes import Unlowered
@@ -31,8 +30,8 @@ from ...common.task import Task
 from ..benchmark_inputs import arranged
 from ..bias_layout import with_keys_innermost
 from ..footprint import excluded, unmeasured
-from ..match import SOFTMAXES, Found
-from ..replacement import FAMILY, KERNEL_FAMILY, RULE, near_miss
+from ..match import Found
+from ..replacement import RULE, near_miss, record_decision
 from ..sdpa import SDPA
 from ..triton_fuse import has_to_offer, may_have_to_offer
 from ..triton_text import UnsupportedAttentionError
@@ -106,7 +105,7 @@ class _Fusion:
         except (UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing, TritonFailed) as error:
             compiles = isinstance(error, (UnsupportedDtypeError, UnsupportedAttentionError))
             return self._missed(node, Reason("score-dtype" if compiles else "no-machine-code", str(error), (node,)))
-        (self._task.record.applied if chosen else self._task.record.declined).append(_recorded(node, pair, decision))
+        record_decision(self._task.record, pair.found, decision, pair.nodes, stage="joint")
         if chosen is not None:
             self._moved |= self._replacer.replace(pair, chosen)
         return chosen is not None
@@ -198,16 +197,3 @@ def _key(pair: Pair, kernels: _Kernels, nodes: Sequence[fx.Node]) -> str:
 def _name(forward: Tile, backward: Tile) -> str:
     every = [forward, backward, *([backward.by_keys] if isinstance(backward, BackwardTile) else [])]
     return "_".join(f"{tile.queries}x{tile.keys}_{tile.warps}w{tile.stages}s" for tile in every)
-
-
-def _recorded(node: fx.Node, pair: Pair, decision: Decision) -> Match:
-    known = packet(node) in SDPA or any(x.meta.get("regraft_rule") for x in pair.found.nodes if packet(x) in SOFTMAXES)
-    return Match(
-        rule=RULE,
-        family=KERNEL_FAMILY if known else FAMILY,
-        stage="joint",
-        candidate=decision.chosen or "",
-        nodes=tuple(x.name for x in pair.nodes),
-        site=site_of(pair.found.output),
-        evidence=decision.evidence,
-    )

@@ -115,7 +115,7 @@ def test_library_calls_with_a_bias_become_kernels() -> None:
         module, record = fuse(call, [*qkv(), random(2, 3, 20, 40)])
         assert len(kernels(module)) == 1
         assert operators(module) == []
-        assert [match.family for match in record.applied] == ["attention-kernel"]
+        assert [match.family for match in record.applied] == ["attention"]
 
 
 def test_plain_and_causal_calls_are_asked_about_only_where_time_does_not_matter() -> None:
