@@ -16,9 +16,8 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 
-from . import compat
 from .effects import pass_gradient
-from .graph import is_pure, nodes_in, op_name, val
+from .graph import erase_dead, is_pure, nodes_in, op_name, val
 from .memo import Memo
 from .sizes import SizeTable
 from .symbolic import same_shape
@@ -131,15 +130,7 @@ class Editor:
 
         Only what is pure, or a random draw that another node stands for now (``meta["moved"]``).
         """
-        erased, todo = [], [start]
-        while todo:
-            node = todo.pop()
-            if node.users or compat.is_erased(node) or not (is_pure(node) or "moved" in node.meta):
-                continue
-            todo.extend(node.all_input_nodes)
-            self.graph.erase_node(node)
-            erased.append(node)
-        return erased
+        return erase_dead(self.graph, [start], lambda node: is_pure(node) or "moved" in node.meta)
 
 
 def infer(node: fx.Node) -> Any:

@@ -6,7 +6,7 @@ Nothing here changes a graph; `editor.py` does that.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -163,6 +163,9 @@ def is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
+# Calls that change the dtype alone, below autograd.
+CASTS = ("aten._to_copy", "prims.convert_element_type")
+
 # Write to running statistics where this argument is true, though their schemas do not say so.
 _HIDDEN_WRITES = {
     "aten.batch_norm": "training",
@@ -191,6 +194,27 @@ def is_pure(node: fx.Node) -> bool:
         effects = schema.is_mutable or is_random(node) or writes_statistics(node) or node.is_impure(impure_random=False)
         return not effects and bool(schema.returns)
     return node.target is operator.getitem or node.target in _SYMBOLIC or is_number(node.meta.get("val"))
+
+
+def erase_dead(
+    graph: fx.Graph, nodes: Iterable[fx.Node], may_go: Callable[[fx.Node], bool] = is_pure
+) -> list[fx.Node]:
+    """Erase those of `nodes` that nobody reads, and what only they kept alive; returns what was erased.
+
+    Args:
+        graph: changed in place.
+        nodes: where to begin.
+        may_go: whether a call that nobody reads may be erased.
+    """
+    erased, todo = [], list(nodes)
+    while todo:
+        node = todo.pop()
+        if compat.is_erased(node) or node.users or not may_go(node):
+            continue
+        todo.extend(node.all_input_nodes)
+        graph.erase_node(node)
+        erased.append(node)
+    return erased
 
 
 def describe(value: Any) -> str:

@@ -7,17 +7,9 @@ import operator
 from torch import fx
 
 from ...rewrites import compat
+from ...rewrites.graph import writes_statistics
 
 _NAMESPACES = ("aten", "prims", "prim")
-# Write to running statistics though their schemas don't say so, if this argument is true.
-_HIDDEN_WRITES = {
-    "aten::batch_norm": "training",
-    "aten::instance_norm": "use_input_stats",
-    "aten::native_batch_norm": "training",
-    "aten::cudnn_batch_norm": "training",
-    "aten::miopen_batch_norm": "training",
-    "aten::_batch_norm_impl_index": "training",
-}
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -29,12 +21,7 @@ def has_effect(node: fx.Node) -> bool:
         return target is not operator.getitem and not isinstance(node.meta.get("val"), compat.NUMBERS)
     if target.namespace not in _NAMESPACES or "unbacked_bindings" in node.meta:
         return True
-    return node.is_impure() or compat.returns_nothing(target) or _writes_statistics(node)
-
-
-def _writes_statistics(node: fx.Node) -> bool:
-    flag = _HIDDEN_WRITES.get(node.target.name())
-    return flag is not None and bool(compat.argument(node, flag))
+    return node.is_impure() or compat.returns_nothing(target) or writes_statistics(node)
 
 
 def may_write(gm: fx.GraphModule) -> bool:
@@ -44,5 +31,5 @@ def may_write(gm: fx.GraphModule) -> bool:
 
 def _may_write(node: fx.Node) -> bool:
     if isinstance(node.target, compat.OpOverload):
-        return compat.is_mutable(node.target) or "unbacked_bindings" in node.meta or _writes_statistics(node)
+        return compat.is_mutable(node.target) or "unbacked_bindings" in node.meta or writes_statistics(node)
     return isinstance(node.target, compat.HigherOrderOperator)

@@ -13,14 +13,13 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from ....rewrites.graph import is_pure
+from ....rewrites.graph import CASTS, is_pure
 from ..common.formula import COPIES, NUMBERS, is_move, packet
 from ..common.formula_nodes import mask_formula
 
 _GAIN = 1.5  # times as many bytes must be read otherwise
 _MOST_STEPS = {"cuda": 16, "cpu": 4}  # of arithmetic, for each score
 _DEPTH = 40
-_CASTS = ("aten._to_copy", "prims.convert_element_type")
 _CHOICES = ("aten.where", "aten.masked_fill")
 
 
@@ -102,7 +101,7 @@ def _is_computed(node: fx.Node) -> bool:
     # Lowest numbers that masks add up to are infinite in float16, and would not be in the kernel.
     if node.meta["val"].dtype == torch.float16 and packet(node) not in _CHOICES:
         return False
-    if packet(node) in _CASTS:
+    if packet(node) in CASTS:
         return True
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) and is_pure(node)
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import fx
 
+from ....rewrites.graph import CASTS
 from ...ir.value import Const, Load, Op, Value
 from ..common.formula import is_move, packet
 
-_CASTS = ("aten._to_copy", "prims.convert_element_type")
 # What dropout is made of beside moves and casts, once numbers are drawn from seeds.
 DROPPING = ("aten.mul", "aten.div", "aten.where", "aten.masked_fill", "aten.native_dropout_backward")
 _DRAWN = "regraft.bernoulli"
@@ -28,7 +28,7 @@ def drawn(chain: Iterable[fx.Node]) -> dict[fx.Node, None]:
     for node in chain:
         for source in node.all_input_nodes:
             path = [source]
-            while (is_move(path[-1]) or packet(path[-1]) in _CASTS) and len(path[-1].all_input_nodes) == 1:
+            while (is_move(path[-1]) or packet(path[-1]) in CASTS) and len(path[-1].all_input_nodes) == 1:
                 path.extend(path[-1].all_input_nodes)
             if packet(path[-1]) == _DRAWN:
                 found.update(dict.fromkeys(path))

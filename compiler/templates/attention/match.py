@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ....rewrites.graph import CASTS
 from ....rewrites.reason import Reason
 from ...ir.index.index import Var
 from ...ir.program import Buffer
@@ -35,7 +36,6 @@ from .shift_invariance import shiftable
 
 SOFTMAXES = {"aten._softmax": False, "aten._safe_softmax": True}
 _REDUCTIONS = ("aten.amax", "aten.max", "aten.sum", "aten.mean")
-_CASTS = ("aten._to_copy", "prims.convert_element_type")
 DTYPES = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
@@ -102,7 +102,7 @@ def _reached(start: Iterable[fx.Node], further: Callable[[fx.Node], Iterable[fx.
 
 
 def _is_light(node: fx.Node) -> bool:
-    if is_move(node) or packet(node) in (*_CASTS, "aten.cat") or node.target is operator.getitem:
+    if is_move(node) or packet(node) in (*CASTS, "aten.cat") or node.target is operator.getitem:
         return True
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags or packet(node) in _REDUCTIONS
@@ -155,7 +155,7 @@ def _down(softmax: fx.Node, dropping: Sequence[str]) -> list[fx.Node]:
         chain.append(user)
         if packet(user) in PRODUCTS and user.args[0] is node and user.args[1] is not node:
             return chain
-        if not is_move(user) and packet(user) not in (*_CASTS, *dropping):
+        if not is_move(user) and packet(user) not in (*CASTS, *dropping):
             message = f"the probabilities go to {user.target}, not into a product"
             raise _RefusedError(Reason("no-second-product", message, (user, softmax)))
         node = user
@@ -179,7 +179,7 @@ class _Widening:
     """As `inside` of a `Region`: casts of what has 16 bits to single precision are read through."""
 
     def __contains__(self, node: object) -> bool:
-        if not isinstance(node, fx.Node) or packet(node) not in _CASTS:
+        if not isinstance(node, fx.Node) or packet(node) not in CASTS:
             return False
         made, given = node.meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
         return made.dtype == torch.float32 and given.dtype in _HALVES and made.device == given.device

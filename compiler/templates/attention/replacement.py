@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from ....rewrites import compat
+from ....rewrites.graph import erase_dead
 from ....rewrites.profit import Decision
 from ....rewrites.reason import Reason, site_of
 from ....rewrites.record import GraphRecord, Match, NearMiss
@@ -59,18 +59,17 @@ class Replacer:
         self._erase([*found.nodes, found.output])
 
     def _erase(self, nodes: Sequence[fx.Node]) -> None:
-        """Erase what nobody reads any more, and what only that read."""
+        """Erase what nobody reads any more, and what only that kept alive.
+
+        What was replaced goes, though its operator may draw random numbers: here it draws none.
+        """
         replaced = set(nodes)
-        pending = [node for node in nodes if not node.users and not compat.is_erased(node)]
-        while pending:
-            node = pending.pop()
-            if node.users or compat.is_erased(node) or node.op != "call_function":
-                continue
-            # What was replaced goes, though its operator may draw random numbers: here it draws none.
-            if node not in replaced and has_effect(node):
-                continue
-            pending.extend(node.all_input_nodes)
-            self._graph.erase_node(node)
+        calls = (node for node in nodes if node.op == "call_function")
+        erase_dead(
+            self._graph,
+            calls,
+            lambda node: node.op == "call_function" and (node in replaced or not has_effect(node)),
+        )
 
 
 def record_decision(

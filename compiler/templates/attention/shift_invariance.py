@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from ....rewrites.graph import CASTS
 from ..common.formula import is_move, packet
 
 _MOST = 200
 _SUMS = ("aten.add", "aten.sub")
 _PEAKS = ("aten.amax", "aten.max")
-_CASTS = ("aten._to_copy", "prims.convert_element_type")
 
 
 def shiftable(scores: Any) -> set[fx.Node]:
@@ -44,7 +44,7 @@ def shiftable(scores: Any) -> set[fx.Node]:
 
 
 def _has_formula(node: fx.Node) -> bool:
-    if is_move(node) or node.target is operator.getitem or packet(node) in (*_CASTS, *_PEAKS, "aten.cat"):
+    if is_move(node) or node.target is operator.getitem or packet(node) in (*CASTS, *_PEAKS, "aten.cat"):
         return True
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
@@ -54,7 +54,7 @@ def _passed(node: fx.Node) -> tuple[Any, ...]:
     name = packet(node)
     if name in _SUMS and not node.kwargs:
         return tuple(x for x in node.args[:2] if isinstance(x, fx.Node) and _row(x) == _row(node))
-    if name in _CASTS or (is_move(node) and name and _keeps_rows(node)):
+    if name in CASTS or (is_move(node) and name and _keeps_rows(node)):
         return node.args[:1]
     if name == "aten.where":
         condition, a, b = node.args

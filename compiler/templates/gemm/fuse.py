@@ -27,7 +27,7 @@ from .cpp import PRELUDE, gemm_cpp
 from .description import Matrix, Product
 from .match import LINEAR, ONEDNN, FoundProduct, match_gemm
 from .packing import LastPacked, packed_node, packed_sizes
-from .replacement import RULE, Unfused, erase_dead, near_miss, recorded
+from .replacement import RULE, Unfused, erase_dead_calls, near_miss, recorded
 
 CANDIDATE = "generated"
 _FEW_ROWS = 4  # with fewer, packing the weight takes longer than reading it
@@ -136,7 +136,7 @@ class _Fusion:
             call = self._graph.call_function(kernel, tuple(inputs))
         call.meta = {**found.output.meta, "regraft_rule": RULE}
         found.output.replace_all_uses_with(call)
-        erase_dead(self._graph, [*found.nodes, found.output])
+        erase_dead_calls(self._graph, [*found.nodes, found.output])
 
     def _packed_weight(self, candidate: _Candidate) -> fx.Node:
         """The weight packed, right after it; folding merges equal calls."""

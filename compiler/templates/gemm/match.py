@@ -25,6 +25,7 @@ from torch import fx
 from ....patterns.packing import is_frozen
 from ....rewrites.compat import OpOverload, argument
 from ....rewrites.compat.memory import allows_tf32
+from ....rewrites.graph import CASTS
 from ....rewrites.reason import Reason
 from ...ir.index.index import Var
 from ...ir.program import Buffer
@@ -45,7 +46,6 @@ LINEAR, ONEDNN, REORDER = "aten.linear", "mkldnn._linear_pointwise", "mkldnn._re
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", LINEAR, ONEDNN)
 _POST_OPS = {name: f"aten.{name}" for name in ("relu", "sigmoid", "tanh", "gelu", "hardswish")} | {"swish": "aten.silu"}
 NORM = "aten._native_batch_norm_legit_no_training"
-_CASTS = ("aten._to_copy", "prims.convert_element_type")
 # Tensor cores cut float32 short before they multiply it: where the user's settings allow that, see `_dtypes`.
 DTYPES = {"cpu": (torch.float32,), "cuda": (torch.bfloat16, torch.float16)}
 _MAX_EPILOGUE, _MAX_DISTANCE = 40, 200  # nodes of an epilogue, and how far away in the graph
@@ -263,7 +263,7 @@ def _joins(node: fx.Node, call: fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded in tags:
         return False
-    return is_move(node) or packet(node) in _CASTS or torch.Tag.pointwise in tags
+    return is_move(node) or packet(node) in CASTS or torch.Tag.pointwise in tags
 
 
 def _normalizes(node: fx.Node) -> bool:

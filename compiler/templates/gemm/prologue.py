@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from ....rewrites.compat import OpOverload
+from ....rewrites.graph import CASTS
 from ...ir.index.index import Index, Var
 from ...ir.value import Load, Op, Rewriter, Value, compute_dtype, walk
 from ...lowering.core import cast
@@ -25,7 +26,6 @@ from ..attention.description import address
 from ..common.formula import Region, is_move, packet
 from .description import FLOAT8, Matrix, Prologue
 
-_CASTS = ("aten._to_copy", "prims.convert_element_type")
 _BYTES = (torch.int8, torch.uint8, torch.bool)
 _WIDER = (torch.bfloat16, torch.float16, torch.float32)  # what holds every 8-bit float
 _LONGEST = 12  # nodes of a prologue
@@ -113,7 +113,7 @@ def _chain(operand: fx.Node, call: fx.Node) -> dict[fx.Node, None]:
 def _computes_elements(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or _is_float8(node):
         return False
-    if is_move(node) or packet(node) in _CASTS:
+    if is_move(node) or packet(node) in CASTS:
         return True
     if not isinstance(node.target, OpOverload):
         return False
@@ -129,7 +129,7 @@ class _Operand(Region):
 
     def _compute(self, node: fx.Node) -> Any:
         source = node.all_input_nodes[0] if node.all_input_nodes else node
-        if packet(node) not in _CASTS or not _is_float8(source):
+        if packet(node) not in CASTS or not _is_float8(source):
             return super()._compute(node)
         eights, val = self.value(source), node.meta["val"]
         if val.dtype not in _WIDER:

@@ -9,8 +9,7 @@ import torch
 from torch import fx
 
 from ....patterns.packing import packed_linear_weight
-from ....rewrites import compat
-from ....rewrites.graph import is_pure
+from ....rewrites.graph import erase_dead, is_pure
 from ....rewrites.profit import Decision
 from ....rewrites.reason import Reason, site_of
 from ....rewrites.record import Match, NearMiss
@@ -42,15 +41,9 @@ class Unfused(Nodes):
                 node.target = packed_linear_weight
 
 
-def erase_dead(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """Erase what of `nodes` nobody reads any more, and what only that read."""
-    pending = [node for node in nodes if not node.users and not compat.is_erased(node)]
-    while pending:
-        node = pending.pop()
-        if node.users or compat.is_erased(node) or node.op != "call_function" or not is_pure(node):
-            continue
-        pending.extend(node.all_input_nodes)
-        graph.erase_node(node)
+def erase_dead_calls(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Erase those of `nodes` that nobody reads any more, and what only they kept alive."""
+    erase_dead(graph, nodes, lambda node: node.op == "call_function" and is_pure(node))
 
 
 def recorded(found: FoundProduct, decision: Decision, rule: str = RULE, family: str = FAMILY) -> Match:

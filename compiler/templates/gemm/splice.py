@@ -10,7 +10,7 @@ from ....rewrites.compat import OpOverload, is_mutable
 from ..common.formula import is_move
 from ..common.triton_call import TritonTemplateKernel
 from .match import FoundProduct
-from .replacement import RULE, erase_dead
+from .replacement import RULE, erase_dead_calls
 
 
 def anchor_of(graph: fx.Graph, found: FoundProduct) -> fx.Node | None:
@@ -47,7 +47,7 @@ def replace_product(
             found.output.replace_all_uses_with(call)
         else:
             _unpack(graph, found, call, rule)
-    erase_dead(graph, [*found.nodes, found.output])
+    erase_dead_calls(graph, [*found.nodes, found.output])
 
 
 def _unpack(graph: fx.Graph, found: FoundProduct, call: fx.Node, rule: str) -> None:

@@ -14,9 +14,9 @@ from operator import getitem as _getitem
 import torch
 from torch import fx
 
-from .....rewrites import compat
 from .....rewrites.compat import argument
 from .....rewrites.editor import infer
+from .....rewrites.graph import erase_dead
 from .....rewrites.reason import Reason
 from ....autograd.joint_graph import backward_nodes, mark_recomputed
 from ....prims import ops
@@ -66,13 +66,7 @@ class Forward:
 
     def close(self) -> None:
         """Take away what was drawn for nobody."""
-        pending = list(self._masks.values())
-        while pending:
-            node = pending.pop()
-            if compat.is_erased(node) or node.users:
-                continue
-            pending.extend(node.all_input_nodes)
-            self._joint.erase_node(node)
+        erase_dead(self._joint, self._masks.values(), lambda node: node.op != "placeholder")
 
     def _matched(self, node: fx.Node) -> Found | Reason | None:
         if packet(node) in SDPA:

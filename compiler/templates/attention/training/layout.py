@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import fx
 
+from .....rewrites.graph import CASTS
 from ....ir.index.index import Var
 from ....lowering.positions import raveled
 from ...common.formula import COPIES, is_move, packet
 from ..match import at
 
-_CASTS = ("aten._to_copy", "prims.convert_element_type")
 _Group = tuple[Var, ...]  # variables of one dim, outermost first; those of one iteration are left out
 _Place = tuple[fx.Node, tuple[Any, ...]]
 
@@ -39,7 +39,7 @@ def destination(
     found, node = None, product
     while groups is not None and len(node.users) == 1:
         node = next(iter(node.users))
-        if packet(node) in COPIES[:1] or (packet(node) in _CASTS and _is_float(node)):
+        if packet(node) in COPIES[:1] or (packet(node) in CASTS and _is_float(node)):
             found = node, groups
         elif is_move(node) and packet(node) not in COPIES:
             groups = _moved(node, groups)

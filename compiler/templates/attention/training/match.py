@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .....rewrites.graph import CASTS
 from ....ir.index.index import Var
 from ....ir.value import Const, Load, Value
 from ....lowering.positions import numel, raveled
@@ -49,7 +50,6 @@ from .forward_backward import (
 )
 from .layout import destination
 
-_CASTS = ("aten._to_copy", "prims.convert_element_type")
 _SOFTMAX_BACKWARD = "aten._softmax_backward_data"
 _MOST = 400  # nodes on the way
 
@@ -60,7 +60,7 @@ class _Casts:
     """As `inside` of a `Region`: casts are read through."""
 
     def __contains__(self, node: object) -> bool:
-        return isinstance(node, fx.Node) and packet(node) in _CASTS
+        return isinstance(node, fx.Node) and packet(node) in CASTS
 
 
 def pair_spelled_out(found: Found, backward: set[fx.Node]) -> Pair:
@@ -119,7 +119,7 @@ class _Matcher:
     def _softmax_backward(self) -> fx.Node:
         found = [
             node
-            for node in self._below([self._softmax], lambda node: root(node) is not node or packet(node) in _CASTS)
+            for node in self._below([self._softmax], lambda node: root(node) is not node or packet(node) in CASTS)
             if packet(node) == _SOFTMAX_BACKWARD and self._is(node.args[1], self._softmax)
         ]
         if len(found) != 1:
@@ -131,7 +131,7 @@ class _Matcher:
 
     def _is(self, node: Any, other: fx.Node) -> bool:
         """Whether a node is another one by name, or in another dtype."""
-        while isinstance(node, fx.Node) and node is not other and (root(node) is not node or packet(node) in _CASTS):
+        while isinstance(node, fx.Node) and node is not other and (root(node) is not node or packet(node) in CASTS):
             node = node.args[0]
         return node is other
 
@@ -161,7 +161,7 @@ class _Matcher:
         return product  # type: ignore[return-value]
 
     def _is_dropping(self, node: Any) -> bool:
-        return node in self._backward and (is_move(node) or packet(node) in (*_CASTS, *DROPPING))
+        return node in self._backward and (is_move(node) or packet(node) in (*CASTS, *DROPPING))
 
     def _above(self, dp: fx.Node) -> fx.Node:
         """The gradient of the second product's result: what is multiplied with v transposed."""
@@ -303,7 +303,7 @@ class _Matcher:
     # -- ways -----------------------------------------------------------------------------------------------------
 
     def _is_passing(self, node: fx.Node) -> bool:
-        return is_move(node) or packet(node) in _CASTS
+        return is_move(node) or packet(node) in CASTS
 
     def _is_pointwise(self, node: fx.Node) -> bool:
         return self._is_passing(node) or torch.Tag.pointwise in getattr(node.target, "tags", ())
