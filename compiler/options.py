@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Profit = Literal["measured", "always", "never"]
@@ -24,14 +24,6 @@ NanPolicy = Literal["eager", "safe"]
 RngPolicy = Literal["eager", "statistical", "fast"]
 Template = Literal["none", "cudagraphs"]
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "mode": get_args(Mode),
-    "profit": get_args(Profit),
-    "verify": get_args(Verify),
-    "nan": get_args(NanPolicy),
-    "rng": get_args(RngPolicy),
-    "template": get_args(Template),
-}
 _FALSE = ("", "0", "false", "no", "off")
 
 
@@ -90,13 +82,10 @@ class Options:
     cudagraph_limit: int = 8
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            _check_choice(name, getattr(self, name), choices)
+        for name, kind in get_type_hints(type(self)).items():
+            _check_kind(name, getattr(self, name), kind)
         if self.rules is not None and not isinstance(self.rules, tuple):
             raise OptionError(f"option 'rules' must be a tuple or None, not {type(self.rules).__name__}")
-        for name in ("freezing", "debug", "strict"):
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"option {name!r} must be True or False, not {getattr(self, name)!r}")
         limit = self.cudagraph_limit
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             raise OptionError(f"option 'cudagraph_limit' must be a positive integer, not {limit!r}")
@@ -116,7 +105,7 @@ class Options:
         if not isinstance(options, Mapping | None):
             raise OptionError(f"options must be a dict of option names to values, not {type(options).__name__}")
         given = dict(options or {})
-        _check_names(given)
+        _check_names(given, cls)
         if mode is not None and given.setdefault("mode", mode) != mode:
             raise OptionError(f"mode={mode!r} contradicts options={{'mode': {given['mode']!r}}}: give one of them")
         if isinstance(given.get("verify"), bool):
@@ -148,8 +137,16 @@ def compiler_setting() -> str | None:
     return os.environ.get("CXX", "").strip() or None
 
 
-def _check_names(given: Mapping[str, Any]) -> None:
-    valid = tuple(f.name for f in fields(Options))
+def _check_kind(name: str, value: Any, kind: Any) -> None:
+    """Options of a few words have one of these, those that are switched on and off are bools."""
+    if get_origin(kind) is Literal:
+        _check_choice(name, value, get_args(kind))
+    if kind is bool and not isinstance(value, bool):
+        raise OptionError(f"option {name!r} must be True or False, not {value!r}")
+
+
+def _check_names(given: Mapping[str, Any], options: type[Options]) -> None:
+    valid = tuple(f.name for f in fields(options))
     for name in given:
         if name not in valid:
             raise OptionError(f"unknown option {name!r}{_suggestion(name, valid)}; valid options: {', '.join(valid)}")
