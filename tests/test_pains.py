@@ -31,11 +31,12 @@ HELD: dict[str, tuple[str, ...]] = {
     ),
     "2 patterns are spellings: #119760 #126057 #107578 #155792 #185574 onnxruntime#23864": (
         "patterns/test_attention_spellings.py::test_matches", "patterns/test_attention_spellings.py::test_compiled",
-        "compiler/test_corpus.py::test_drops_are_named",
+        "compiler/tools/coverage/test_corpus.py::test_drops_are_named",
     ),
     "3 why did it not match: #169440 onnxscript#1491 OpenVINO#33116": (
         f"{WRONG}::test_near_miss_tells_where", f"{WRONG}::test_near_miss_tells_what",
-        f"{WRONG}::test_another_softmax_is_explained", "compiler/test_expect.py::test_the_message_says_why_not",
+        f"{WRONG}::test_another_softmax_is_explained",
+        "compiler/tools/explain/test_expect.py::test_the_message_says_why_not",
     ),
     "4 mutation blocks patterns: #149879 #137229 #164041 vLLM#14703": (
         f"{WRONG}::test_query_changed_between", f"{WRONG}::test_query_changed_between_compiled",
@@ -78,10 +79,10 @@ HELD: dict[str, tuple[str, ...]] = {
         "compiler/runtime/graph_cache/test_key.py::test_what_the_code_depends_on_is_in_the_key",
     ),
     "12 autotuning: #154301 #161764 #159525 #172819": (
-        "compiler/test_measure.py::test_slower_candidates_are_declined",
-        "compiler/test_measure.py::test_second_time_is_answered_from_memory",
-        "compiler/test_measure.py::test_memory_is_guarded",
-        "compiler/test_measure.py::test_spent_budget_takes_the_nearest_shape",
+        "compiler/autotune/test_autotuner.py::test_slower_candidates_are_declined",
+        "compiler/autotune/test_autotuner.py::test_second_time_is_answered_from_memory",
+        "compiler/autotune/test_autotuner.py::test_memory_is_guarded",
+        "compiler/autotune/test_autotuner.py::test_spent_budget_takes_the_nearest_shape",
     ),
     "13 skips are explained: #148439 #152887 #170604 #192748": (  # there are no captured CUDA graphs to overwrite
         "compiler/test_backend.py::test_cuda_graphs_need_a_cuda_device",
@@ -98,23 +99,23 @@ HELD: dict[str, tuple[str, ...]] = {
         "compiler/schedule/test_check.py::test_bugs_planted_in_the_scheduler_are_found",
         "compiler/schedule/test_random.py::test_schedules_compute_what_programs_do",
         "compiler/capture/test_capture.py::test_inputs_that_share_memory",
-        "compiler/test_memory_plan.py::test_random_programs_keep_every_bit",
+        "compiler/codegen/wrapper/test_memory_plan.py::test_random_programs_keep_every_bit",
     ),
     "16 indices out of range: #183608 #151918 #111952": (
         "test_pains.py::test_indices_out_of_range_raise",
-        "compiler/lowering/test_indexing.py::test_out_of_range_raises",
-        "compiler/lowering/test_scatter.py::test_out_of_range_raises",
-        "compiler/lowering/test_indexing.py::test_only_indexing_counts_from_the_end",
+        "compiler/lowering/ops/test_indexing.py::test_out_of_range_raises",
+        "compiler/lowering/ops/test_scatter.py::test_out_of_range_raises",
+        "compiler/lowering/ops/test_indexing.py::test_only_indexing_counts_from_the_end",
     ),
     "17 positions of extrema: #118266 #99879 #184893": (
         "test_pains.py::test_positions_of_extrema_among_nan_and_ties",
-        "compiler/lowering/test_reductions.py::test_positions_of_nan_and_ties",
-        "compiler/lowering/test_reductions.py::test_extrema_with_positions",
+        "compiler/lowering/ops/test_reductions.py::test_positions_of_nan_and_ties",
+        "compiler/lowering/ops/test_reductions.py::test_extrema_with_positions",
     ),
     "18 padding and layout: #193638 #196992 #119578 #118082": (
         "patterns/test_padding.py::test_strides_of_results_are_eagers", "patterns/test_padding.py::test_measured",
-        "compiler/freezing/test_channels_last.py::test_measured",
-        "compiler/freezing/test_channels_last.py::test_strides_of_outputs_are_eagers",
+        "compiler/passes/test_channels_last.py::test_measured",
+        "compiler/passes/test_channels_last.py::test_strides_of_outputs_are_eagers",
     ),
     "19 small kernels: #109700 #106466 #122281 #122961": (
         "compiler/schedule/test_legality.py::test_few_shared_iterations_would_leave_threads_idle",

@@ -237,10 +237,10 @@ def test_source_lines_reach_the_final_graphs():
     torch.compile(MLP(), backend=recorder, fullgraph=True)(X).sum().backward()
     for kind in ("forward", "backward"):
         calls = [n for n in recorder.graphs[kind].graph.nodes if n.op == "call_function"]
-        missing = [n for n in calls if "test_autograd.py" not in (n.meta.get("stack_trace") or "")]
+        missing = [n for n in calls if "test_differentiate.py" not in (n.meta.get("stack_trace") or "")]
         assert not missing
-        assert "norm  test_autograd.py" in recorder.wrappers[kind].source
-    assert "backward of norm  test_autograd.py" in recorder.wrappers["backward"].source
+        assert "norm  test_differentiate.py" in recorder.wrappers[kind].source
+    assert "backward of norm  test_differentiate.py" in recorder.wrappers["backward"].source
 
 
 def test_rule_names_reach_the_final_graphs():

@@ -60,4 +60,6 @@ def test_a_template_settles_what_a_rule_declined():
     assert [match.settled_by for match in record.declined] == ["attention-template", ""]
     assert len(record.open_declined) == 1
     record.settle(settled, False, {line(9)}, ("attention",))
-    assert len(record.open_declined) == 2  # of another line: a computation of its own
+    assert [match.rule for match in record.open_declined] == ["sdpa", "attention-template"]  # of another line
+    record.settle(settled, False, {line(7)}, ("attention",))
+    assert len(record.open_declined) == 2 and "generated" in record.open_declined[0].evidence.times
