@@ -16,6 +16,8 @@ from regraft.compiler.ir.verify import verify_kernel, verify_program
 from regraft.compiler.lowering.core import Lowering, const, contiguous, whole
 from regraft.compiler.schedule import CPU, GPU, check_schedule, schedule
 
+from .kernels import run_compiled
+
 F32 = torch.float32
 # One that a few iterations keep busy: what large programs become, of small ones.
 SMALL_GPU = replace(GPU, busy=8, share=16, programs=16, lanes=4, chunk=8)
@@ -98,8 +100,11 @@ def inputs_of(program, seed=0, sizes=None):
     return found
 
 
-def run_schedule(program, found, inputs, sizes=None, extern=None, shuffle=None):
-    """All buffers after running the steps of a schedule; buffers that it says are real are there beforehand."""
+def run_schedule(program, found, inputs, sizes=None, extern=None, shuffle=None, compiled=False):
+    """All buffers after running the steps of a schedule; buffers that it says are real are there beforehand.
+
+    Kernels run by the interpreter, an iteration at a time in any order of those that are parallel, or compiled.
+    """
     tensors = {n: t.clone() if isinstance(t, torch.Tensor) and 0 not in t.stride() else t for n, t in inputs.items()}
     for name, buffer in found.buffers.items():
         tensors[name] = allocate(buffer, sizes or {})
@@ -109,11 +114,14 @@ def run_schedule(program, found, inputs, sizes=None, extern=None, shuffle=None):
             continue
         missing = [p.buffer.name for p in step.params if p.buffer.name not in tensors]
         assert not missing, f"{step.name} uses {missing}, which nobody allocates"
-        run_kernel(step, tensors, sizes, shuffle=shuffle)
+        if compiled:
+            run_compiled(step, tensors, sizes)
+        else:
+            run_kernel(step, tensors, sizes, shuffle=shuffle)
     return tensors
 
 
-def assert_same(program, *, sizes=None, extern=None, seed=0, tolerance=1e-5, fuse=True, target=CPU):
+def assert_same(program, *, sizes=None, extern=None, seed=0, tolerance=1e-5, fuse=True, target=CPU, compiled=False):
     """Schedule, check, run both, compare outputs and inputs; gives the schedule."""
     assert not verify_program(program)
     found = schedule(program, fuse=fuse, target=target)
@@ -123,7 +131,7 @@ def assert_same(program, *, sizes=None, extern=None, seed=0, tolerance=1e-5, fus
     inputs = inputs_of(program, seed, sizes)
     copies = {n: t if 0 in t.stride() else t.clone() for n, t in inputs.items()}
     expected = run_program(program, copies, sizes=sizes, extern=extern)
-    actual = run_schedule(program, found, inputs, sizes, extern, random.Random(seed))
+    actual = run_schedule(program, found, inputs, sizes, extern, random.Random(seed), compiled)
     for name in {*program.outputs, *inputs}:
         torch.testing.assert_close(actual[name], expected[name], rtol=tolerance, atol=tolerance, equal_nan=True)
     return found
