@@ -73,18 +73,23 @@ def _difference(user: fx.Node, node: Any) -> tuple[fx.Node | None, fx.Node | Non
     return (x, term.args[0]) if negative else (None, None)
 
 
+def _quotient_by_sum(node: fx.Node) -> tuple[Any, tuple[fx.Node, int] | None]:
+    """(a, (x, dim)) of ``a / sum(x, [dim], keepdim=True)`` or ``a * reciprocal(sum)``, of a's shape; else (a, None)."""
+    dividend, total = node.args[0], node.args[1]
+    if op_name(node) == "aten.mul":
+        if not sees(node, total, "aten.reciprocal"):
+            return dividend, None
+        total = total.args[0]
+    if arguments(node).get("rounding_mode") or not like(node, dividend):
+        return dividend, None
+    return dividend, reduction(node, total, "aten.sum")
+
+
 @respelling("aten.div", "aten.mul")
 def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     """exp(x - m) / sum(exp(x - m), [d], keepdim=True)  ->  softmax(x, d), with `m` a maximum along `d`, or none."""
-    exponents, total = node.args[0], node.args[1]
-    if op_name(node) == "aten.mul":
-        if not sees(node, total, "aten.reciprocal"):
-            return None
-        total = total.args[0]
-    if not sees(node, exponents, "aten.exp") or arguments(node).get("rounding_mode") or not like(node, exponents):
-        return None
-    over = reduction(node, total, "aten.sum")
-    if over is None or over[0] is not exponents:
+    exponents, over = _quotient_by_sum(node)
+    if over is None or over[0] is not exponents or not sees(node, exponents, "aten.exp"):
         return None
     return _over(node, edit, _unshifted(node, exponents.args[0], over[1]), over[1], aten.softmax.int)
 
@@ -92,16 +97,11 @@ def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
 @respelling("aten.div", "aten.mul")
 def product_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     """matmul(exp(x - m), v) / sum(exp(x - m), [-1], keepdim=True)  ->  matmul(softmax(x, -1), v)."""
-    weighted, total = node.args[0], node.args[1]
-    if op_name(node) == "aten.mul":
-        if not sees(node, total, "aten.reciprocal"):
-            return None
-        total = total.args[0]
-    if not sees(node, weighted, "aten.matmul") or arguments(node).get("rounding_mode") or not like(node, weighted):
+    weighted, over = _quotient_by_sum(node)
+    if over is None or not sees(node, weighted, "aten.matmul"):
         return None
     exponents, values = weighted.args
-    over = reduction(node, total, "aten.sum")
-    if over is None or over[0] is not exponents or not sees(node, exponents, "aten.exp"):
+    if over[0] is not exponents or not sees(node, exponents, "aten.exp"):
         return None
     dim = rank(exponents) - 1
     if over[1] != dim or rank(values) < 2 or rank(node) != rank(exponents):
