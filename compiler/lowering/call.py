@@ -41,14 +41,14 @@ class Opaque:
     bases: tuple[str, ...] = ()
 
 
-def op_name(target: OpOverload) -> str:
+def overload_text(target: OpOverload) -> str:
     """``"aten.sum.dim_IntList"``."""
     return str(target)
 
 
 def find(target: OpOverload) -> Callable[..., Any] | None:
     """The lowering of an operator: that of the overload, else of all overloads."""
-    name = op_name(target)
+    name = overload_text(target)
     return LOWERINGS.get(name) or LOWERINGS.get(name.rsplit(".", 1)[0])
 
 
@@ -68,7 +68,7 @@ def lower_call(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> A
     if not isinstance(target, OpOverload):
         raise Unlowered("opaque", f"{getattr(target, '__name__', target)} is not an operator of ATen")
     function = find(target)
-    reason = kept(op_name(target))
+    reason = kept(overload_text(target))
     if function is None and reason is not None:
         raise Unlowered(*reason)
     if is_mutable(target):

@@ -15,7 +15,7 @@ from torch import fx
 
 from ...rewrites.compat import OpOverload, decomposition, fake_mode_of, tree_leaves, tree_map
 from ...rewrites.tracing import record
-from .call import checked, lower_call, lowered_argument, op_name
+from .call import checked, lower_call, lowered_argument, overload_text
 from .core import Lowering, Tensor
 from .sizes import Unlowered
 
@@ -54,7 +54,7 @@ def traced(node: fx.Node) -> fx.GraphModule:
         Unlowered: there is none, or it does not trace.
     """
     target = node.target
-    if not isinstance(target, OpOverload) or op_name(target) in UNFAITHFUL:
+    if not isinstance(target, OpOverload) or overload_text(target) in UNFAITHFUL:
         raise Unlowered("no-lowering", f"{target} has no lowering")
     function = decomposition(target)
     if function is None:
