@@ -54,7 +54,7 @@ def gains(graphs: Sequence[GraphRecord]) -> list[Gain]:
     """Matches with their measurements: what saves most first, what was not measured last."""
     groups: dict[tuple[object, ...], list[Match]] = {}
     for graph in graphs:
-        for match in (*graph.applied, *graph.declined):
+        for match in (*graph.applied, *graph.open_declined):
             groups.setdefault((match.rule, match.candidate, match.tags, _measured(match)), []).append(match)
     made = [_gain(matches) for matches in groups.values()]
     return sorted(made, key=lambda g: (not g.bars, -g.saved, not g.applied, -g.count, g.match.rule))
