@@ -1,0 +1,313 @@
+"""Decoding with a static cache, a token a step: backends in turns on one model, and the least time that there is.
+
+    python benchmarks/generate.py --models llama-1b --batch 1,4,16 --attention sdpa,eager --dtype bfloat16
+    python benchmarks/generate.py --models llama-1b --profile                   kernels by time, and why not
+    python benchmarks/generate.py --device cpu --models llama-200m,gpt2 --dtype float32,bfloat16 --threads 1
+
+Models have random weights; a prompt fills the cache by eager, then every backend decodes the same tokens from a cache
+of its own. `roof` is the time to read all weights that a step needs and the used part of the cache once, at the speed
+of a large copy (GPU) or of a sum (CPU). Errors are of logits, relative to the same weights in float32, in the 2-norm.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("REGRAFT_CACHE_DIR", tempfile.mkdtemp(prefix="regraft-benchmark-"))
+
+import torch
+import transformers as tf
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import regraft
+
+MODES = {"inductor": "reduce-overhead", "inductor-max": "max-autotune", "regraft": "reduce-overhead"}
+WIDE = 240
+
+
+def llama(*sizes: int, config: Any = tf.LlamaConfig) -> Any:
+    """The configuration of a decoder: hidden size, layers, heads, heads of keys, inner size, vocabulary."""
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    fixed = {"max_position_embeddings": 16384, "tie_word_embeddings": False}
+    given = dict(zip((*names, "vocab_size"), sizes, strict=True))
+    return lambda **how: config(**given, **fixed, **how)
+
+
+def gpt2(hidden: int, layers: int, heads: int, vocabulary: int = 50257) -> Any:
+    """The configuration of a GPT-2."""
+    return lambda **how: tf.GPT2Config(
+        n_embd=hidden, n_layer=layers, n_head=heads, vocab_size=vocabulary, n_positions=16384, **how
+    )
+
+
+MODELS: dict[str, Any] = {
+    "llama-1b": llama(2048, 16, 32, 8, 8192, 128256),
+    "qwen2-1.5b": llama(1536, 28, 12, 2, 8960, 151936, config=tf.Qwen2Config),
+    "gpt2-xl": gpt2(1600, 48, 25),
+    "llama-200m": llama(1024, 12, 16, 4, 2816, 32000),
+    "gpt2": gpt2(768, 12, 12),
+    "llama-tiny": llama(256, 2, 8, 2, 512, 1000),
+    "gpt2-tiny": gpt2(128, 2, 4, 1000),
+}
+
+
+@dataclass
+class Setting:
+    """What is decoded, and where."""
+
+    name: str
+    attention: str
+    dtype: torch.dtype
+    batch: int
+    prompt: int
+    cache: int
+    tokens: int
+    device: torch.device
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.name}, {self.attention}, {dtype}, batch {self.batch}, {self.prompt} of {self.cache} filled"
+
+
+@dataclass
+class Run:
+    """One backend: a step by token, and what was seen of it."""
+
+    name: str
+    model: Any
+    cache: Any
+    cold: float = 0.0
+    error: float = 0.0
+    times: list[float] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+
+
+def model_of(setting: Setting) -> Any:
+    """The model with random weights, on the device."""
+    torch.manual_seed(0)
+    config = MODELS[setting.name](attn_implementation=setting.attention)
+    kinds = {
+        tf.LlamaConfig: tf.LlamaForCausalLM, tf.Qwen2Config: tf.Qwen2ForCausalLM, tf.GPT2Config: tf.GPT2LMHeadModel
+    }  # fmt: skip
+    with setting.device:
+        model = kinds[type(config)](config)
+    return model.to(setting.dtype).eval()
+
+
+def forward(model: Any, tokens: torch.Tensor, cache: Any, place: torch.Tensor | None) -> torch.Tensor:
+    """Logits of the last token."""
+    more = {} if place is None else {"cache_position": place}
+    return model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1, **more).logits
+
+
+def place_of(model: Any, first: int, count: int, device: torch.device) -> torch.Tensor | None:
+    """Positions, for versions of `transformers` whose caches do not count themselves."""
+    model = getattr(model, "_orig_mod", model)
+    needed = "cache_position" in inspect.signature(model.forward).parameters
+    return torch.arange(first, first + count, device=device) if needed else None
+
+
+def filled(model: Any, setting: Setting, prompt: torch.Tensor) -> Any:
+    """A cache that holds the prompt."""
+    cache = tf.StaticCache(config=model.config, max_cache_len=setting.cache)
+    forward(model, prompt, cache, place_of(model, 0, prompt.shape[1], prompt.device))
+    return cache
+
+
+def rewind(cache: Any, length: int) -> None:
+    """Let a cache forget what came after the prompt."""
+    for layer in cache.layers:
+        counted = getattr(layer, "cumulative_length", None)
+        if isinstance(counted, torch.Tensor):
+            counted.fill_(length)
+
+
+def seconds(work: Callable[[], Any], device: torch.device) -> float:
+    """How long work takes, on the GPU's own clock where there is one."""
+    if device.type == "cpu":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    first.record()
+    work()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1e3
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second: read and written by a large copy on a GPU, read by all threads on a CPU."""
+    x = torch.ones((1 << 27) if device.type == "cuda" else (1 << 25), device=device)
+    if device.type == "cpu":
+        return x.nbytes / min(seconds(x.sum, device) for _ in range(7))
+    y = torch.empty_like(x)
+    return 2 * x.nbytes / statistics.median(seconds(lambda: y.copy_(x), device) for _ in range(9))
+
+
+def bytes_of_step(model: Any, setting: Setting) -> tuple[int, int]:
+    """Bytes of the weights that one step reads, and of the used part of the cache."""
+    embeddings = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    tied = model.get_output_embeddings().weight
+    weights = sum(p.nbytes for p in model.parameters() if p not in embeddings or p is tied)
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head = config.hidden_size // config.num_attention_heads
+    row = 2 * config.num_hidden_layers * heads * head * setting.dtype.itemsize
+    return weights, setting.batch * setting.prompt * row
+
+
+def started(name: str, setting: Setting, model: Any, prompt: torch.Tensor, tokens: list[torch.Tensor]) -> Run:
+    """A backend that is compiled and warm, with the logits of all tokens."""
+    torch.compiler.reset()
+    cache = filled(model, setting, prompt)
+    backend = name.removesuffix("-max")
+    made = model if name == "eager" else torch.compile(model, backend=backend, mode=MODES.get(name), dynamic=False)
+    run = Run(name, made, cache)
+    for number in range(3):  # compiled, recorded, replayed
+        rewind(cache, setting.prompt)
+        start = time.perf_counter()
+        decoded = tokens[: 4 if number < 2 else None]
+        run.logits = [step(run, setting, n, x).float().clone() for n, x in enumerate(decoded)]
+        run.cold = run.cold or time.perf_counter() - start
+    return run
+
+
+def step(run: Run, setting: Setting, number: int, tokens: torch.Tensor) -> torch.Tensor:
+    """The logits of one token."""
+    torch.compiler.cudagraph_mark_step_begin()
+    return forward(run.model, tokens, run.cache, place_of(run.model, setting.prompt + number, 1, setting.device))
+
+
+def take_turns(runs: list[Run], setting: Setting, tokens: list[torch.Tensor], limit: float) -> None:
+    """Time all backends by turns."""
+    begin = time.perf_counter()
+    for turn in range(15):
+        if turn >= 3 and time.perf_counter() - begin > limit:
+            return
+        for run in runs:
+            rewind(run.cache, setting.prompt)
+            run.times.append(seconds(lambda: [step(run, setting, n, x) for n, x in enumerate(tokens)], setting.device))  # noqa: B023
+
+
+def profiled(run: Run, setting: Setting, tokens: list[torch.Tensor], console: Console, lines: int) -> None:
+    """Print kernels of a step, by the time that all their launches take."""
+    rewind(run.cache, setting.prompt)
+    on_gpu, activity = setting.device.type == "cuda", torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU]) as profile:
+        for number, token in enumerate(tokens):
+            step(run, setting, number, token)
+        if on_gpu:
+            torch.cuda.synchronize()
+    total, count = Counter[str](), Counter[str]()
+    for event in profile.events():
+        total[event.name] += event.device_time if on_gpu else event.self_cpu_time_total
+        count[event.name] += 1
+    each = len(tokens)
+    whole, launches = sum(total.values()) / each, sum(count.values()) / each
+    console.print(f"[bold]{run.name}[/bold]: kernels of a step, {whole:.0f} us, {launches:.0f} launches")
+    for name, took in total.most_common(lines):
+        times = f"{took / each:9.1f} us  {count[name] / each:6.1f} x {took / count[name]:7.2f}"
+        console.print(f"{times}  {name[:130]}", markup=False, highlight=False)
+
+
+def reasons(coverage: Any, console: Console) -> None:
+    """Print what regraft took and declined, and why, alike ones together."""
+    lines = Counter[str]()
+    for word, matches in (("applied", coverage.applied), ("declined", coverage.declined)):
+        for match in matches:
+            known = match.evidence.times if match.evidence else {}
+            times = ", ".join(f"{name} {took * 1e6:.1f}" for name, took in sorted(known.items(), key=lambda x: x[1]))
+            note = match.evidence.note if match.evidence else ""
+            lines[f"{word} {match.rule} {match.candidate} [{times}] {note}"] += 1
+    for missed in coverage.near_misses:
+        lines[f"missed {missed.rule}: {missed.code}: {missed.message}"] += 1
+    for fallback in coverage.fallbacks:
+        lines[f"fallback {fallback.stage}: {fallback.code}: {fallback.message}"] += 1
+    for line, number in sorted(lines.items()):
+        console.print(f"{number:4d} {line}"[:WIDE], markup=False, highlight=False)
+
+
+def measured(setting: Setting, backends: list[str], limit: float, profile: int, console: Console, rate: float) -> None:
+    """Decode by each backend, and print a table."""
+    model = model_of(setting)
+    torch.manual_seed(1)
+    size = setting.batch, setting.prompt + setting.tokens
+    ids = torch.randint(5, model.config.vocab_size, size, device=setting.device)
+    prompt = ids[:, : setting.prompt]
+    tokens = [ids[:, n : n + 1].clone() for n in range(setting.prompt, ids.shape[1])]
+    exact = model if setting.dtype == torch.float32 else copy.deepcopy(model).float()
+    expected = started("eager", setting, exact, prompt, tokens).logits
+    del exact
+    runs = []
+    for name in backends:
+        gc.collect()
+        try:
+            with regraft.coverage() as coverage:
+                runs.append(started(name, setting, model, prompt, tokens))
+        except Exception as error:
+            console.print(f"{name}: {type(error).__name__}: {error}"[:WIDE], markup=False)
+            continue
+        pairs = list(zip(runs[-1].logits, expected, strict=True))
+        runs[-1].error = max(float((a - b).norm() / b.norm()) for a, b in pairs)
+        if name == "regraft" and profile:
+            reasons(coverage, console)
+    take_turns(runs, setting, tokens, limit)
+    weights, used = bytes_of_step(model, setting)
+    roof = (weights + used) / rate
+    table = Table("backend", "ms a token", "of roof", "first call s", "logits' error", title=str(setting))
+    for run in runs:
+        ms = statistics.median(run.times) / len(tokens) * 1e3
+        table.add_row(run.name, f"{ms:.4f}", f"{ms / roof / 1e3:.2f}", f"{run.cold:.1f}", f"{run.error:.2e}")
+    table.add_row("roof", f"{roof * 1e3:.4f}", "1.00")
+    console.print(table)
+    console.print(f"{weights / 1e9:.2f} GB of weights and {used / 1e9:.3f} GB of cache at {rate / 1e12:.3f} TB/s")
+    for run in runs if profile else []:
+        profiled(run, setting, tokens, console, profile if run.name != "eager" else 3)
+
+
+def main(  # noqa: PLR0913
+    models: Annotated[str, typer.Option(help=", ".join(MODELS))] = "llama-1b",
+    attention: Annotated[str, typer.Option(help="sdpa, eager (written out)")] = "sdpa,eager",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32")] = "bfloat16",
+    batch: Annotated[str, typer.Option(help="Sequences, by commas.")] = "1",
+    backends: Annotated[str, typer.Option(help="inductor-max: max-autotune")] = "eager,inductor,regraft",
+    device: Annotated[str, typer.Option(help="cuda, cpu")] = "cuda",
+    prompt: Annotated[int, typer.Option(help="Tokens in the cache.")] = 1024,
+    cache: Annotated[int, typer.Option(help="Tokens that it can hold.")] = 2048,
+    tokens: Annotated[int, typer.Option(help="Decoded in a turn.")] = 32,
+    seconds_each: Annotated[float, typer.Option(help="For timing one table.")] = 10.0,
+    threads: Annotated[int, typer.Option(help="Of a CPU; 0 as it is.")] = 0,
+    profile: Annotated[int, typer.Option(help="Kernels to list, with what regraft decided; 0 for none.")] = 0,
+) -> None:
+    """Time decoding."""
+    if threads:
+        torch.set_num_threads(threads)
+    where, console = torch.device(device), Console(width=WIDE)
+    rate = bandwidth(where)
+    for name in models.split(","):
+        for kind in dtype.split(","):
+            for spelled in attention.split(","):
+                for size in batch.split(","):
+                    setting = Setting(name, spelled, getattr(torch, kind), int(size), prompt, cache, tokens, where)
+                    with torch.no_grad():
+                        measured(setting, backends.split(","), seconds_each, profile, console, rate)
+
+
+if __name__ == "__main__":
+    typer.run(main)
