@@ -179,6 +179,9 @@ DESUGARED = (
 )
 
 JOINT = (
+    # Before the graph is split: a known number is written out on both sides, not kept for the backward.
+    _simple("fold_uniform", fold_uniform, TRAINING),
+    _simple("scalars_to_device", move_scalars, TRAINING),
     _simple("recompute_log_softmax", keep_rows, TRAINING),
     Pass(
         "channels_last", _channels_last, (TRAINING,), source=spread_channels_last, family="layout",

@@ -55,9 +55,7 @@ class BySizes:
 def with_known_sizes(inputs: Sequence[Any]) -> bool:
     """Whether all sizes are numbers already."""
     symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    return not any(
-        compat.has_symbols(x) if isinstance(x, torch.Tensor) else isinstance(x, symbols) for x in inputs
-    )
+    return not any(compat.has_symbols(x) if isinstance(x, torch.Tensor) else isinstance(x, symbols) for x in inputs)
 
 
 def _sizes(value: Any) -> Any:

@@ -20,7 +20,7 @@ from support.fuzzer.values import Inputs
 from regraft.compiler.lowering.core import LOWERINGS
 
 CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.py"))
-PLANTED = '''
+PLANTED = """
 import torch
 
 HOW = {"dynamic": True, "grad": False, "mode": "", "autocast": "", "capture": False, "options": {}}
@@ -37,7 +37,7 @@ def program(x0, n0):
     if n0 > 0:
         v2 = v0.relu()
     return v1, v2
-'''
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Samples of torch's operator database that eager refuses: the compiled operator refuses them, with the same error.
 
-    errors    the database's own error inputs
-    dtypes    samples cast to dtypes that the operator does not take
+errors    the database's own error inputs
+dtypes    samples cast to dtypes that the operator does not take
 """
 
 from __future__ import annotations

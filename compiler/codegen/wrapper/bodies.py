@@ -108,6 +108,4 @@ def refused_body(graph: fx.Graph) -> Reason | None:
 
 def _writes(node: fx.Node) -> bool:
     target = node.target
-    return node.op != "call_function" or (
-        isinstance(target, compat.OpOverload) and compat.is_mutable(target)
-    )
+    return node.op != "call_function" or (isinstance(target, compat.OpOverload) and compat.is_mutable(target))

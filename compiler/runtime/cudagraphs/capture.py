@@ -60,7 +60,7 @@ class Capture:
         copies: Callable[[torch.Tensor], bool],
     ) -> None:
         self.stream, self.pool, self.home = 0, pool, pool
-        self._places, self._addresses = [*read.all], [*read.all.values()]
+        self._places = [*read.all.items()]
         # In a backward an address is not all that is known of a parameter.
         varying = (*buffers, *read.chained, *(k for k in read.addresses if read.kept and k not in read.kept))
         self._layouts = [(k, given[k].shape, given[k].stride(), given[k].dtype) for k in varying]
@@ -100,7 +100,7 @@ class Capture:
         """Whether inputs lie, or are laid out, as those that it was made for; this is all that a replay checks."""
         return (
             stream == self.stream
-            and [args[k].data_ptr() for k in self._places] == self._addresses
+            and all(args[k].data_ptr() == address for k, address in self._places)
             and all(
                 (x := args[k]).shape == shape and x.stride() == stride and x.dtype == dtype
                 for k, shape, stride, dtype in self._layouts

@@ -4,7 +4,8 @@
     call 2    inputs copied into buffers;  captured;  replayed;  outputs given out
     call 3    inputs copied into buffers;             replayed;  outputs given out
 
-Parameters and buffers (and what a forward kept for its backward) are read where they are: they are known by address.
+Parameters and buffers (and what a forward kept for its backward) are read where they are: they are known by address,
+and each set of addresses has captures of its own (`places`): one graph may be that of every layer.
 All other inputs are copied into memory that the capture reads, one copy each; but large results of other graphs, which
 come to lie at the same place in every step, are read there once they have been seen there twice.
 
@@ -37,11 +38,12 @@ from ....rewrites.reason import Reason
 from .capture import GIVEN, Capture, Read, looks_at
 from .device import Boxed, Device
 from .memory import LARGE, layout, lies_in, memory, same_memory, size_of, within
+from .places import Places
 from .pool import Pool
 
 logger = logging.getLogger("regraft")
 
-SLOTS = 4  # captures of one set of sizes: by addresses, and while results of others are in use
+SLOTS = 4  # captures of one set of sizes and addresses, while results of others are in use
 _TRIES = 4  # calls in which large results of other graphs are waited for, to lie where they have been before
 _BOUND = 2  # captures that read such results where they are: the program may hold one while the next is computed
 _ALL = 1 << 62
@@ -99,7 +101,7 @@ class _Graphed:
 
     def __init__(self, owner: CudaGraphs, call: Boxed, static: frozenset[int] | None, returned: int | None) -> None:
         self._owner, self._call, self._static, self._returned = owner, call, static, returned
-        self._captures: dict[Any, list[Capture]] = {}  # by stream and layouts
+        self._captures: dict[Any, Places] = {}  # by stream and layouts
         self._chains: dict[Any, list[dict[int, int]]] = {}  # where large results of other graphs lay, as above
         self._all: list[Capture] = []
         self._warm: set[Any] = set()  # numbers that it has run with
@@ -135,8 +137,8 @@ class _Graphed:
         dropped = [c for c in self._all if c.pool is pool or c.home is pool]
         self._copies |= any(c.is_held() for c in dropped)
         self._all = [c for c in self._all if c not in dropped]
-        for captures in self._captures.values():
-            captures[:] = [c for c in captures if c not in dropped]
+        for places in self._captures.values():
+            places.drop(dropped)
 
     def _is_kept(self) -> bool:
         """Whether the program wants to run this backward again: then what it reads must not be written over."""
@@ -159,17 +161,24 @@ class _Graphed:
         """A capture of this call; None where it is to run as it is."""
         addresses = self._addresses(args)
         key = (stream, *(layout(x) for k, x in enumerate(args) if k not in addresses))
-        captures = self._known(key)
+        places = self._known(key)
         numbers = tuple(x for x in args if not isinstance(x, torch.Tensor))
-        if captures is None or numbers not in self._warm:
+        if places is None or numbers not in self._warm:
             self._warm.add(numbers)
             return None
-        chained = self._chained(key, args, addresses, len(captures))
+        captures = self._at(places, addresses, args)
+        if captures is None:
+            return None
+        chained = self._chained((key, *addresses.items()), args, addresses, len(captures))
         pool = self._pool(device, stream, addresses)
         if chained is None or pool is None:
             return None
         if len(captures) >= SLOTS and (self._returned is not None or captures[-1].gives_nothing):
-            self._say("captures", f"{SLOTS} captures of one set of sizes are in use, or have other addresses")
+            self._say(
+                "captures",
+                f"{SLOTS} captures of one set of sizes are in use: results of as many calls, or what their backwards "
+                "need, are alive",
+            )
             return None
         kept = frozenset(k for k, at in addresses.items() if self._static is None and at in self._owner.pools)
         made = self._captured(args, Read(addresses, chained, kept), pool, device, self._limit(len(captures)))
@@ -206,14 +215,23 @@ class _Graphed:
         seen.append(large)
         return {} if len(seen) > _TRIES else None
 
-    def _known(self, key: Any) -> list[Capture] | None:
+    def _known(self, key: Any) -> Places | None:
         """The captures of one set of sizes; None for one too many."""
         if key not in self._captures:
             if len(self._captures) >= self._owner.limit:
                 self._say("many-sizes", f"{self._owner.limit} sets of sizes are captured; further ones run as they are")
                 return None
-            self._captures[key] = []
+            self._captures[key] = Places(self._tell)
         return self._captures[key]
+
+    def _at(self, places: Places, addresses: dict[int, int], args: Sequence[Any]) -> list[Capture] | None:
+        """The captures of what lies at these addresses; None for a set too many, or one that may not come again."""
+        if places.is_full:
+            dead = places.dead()
+            self._all = [c for c in self._all if c not in dead]
+            for capture in dead if self._returned is not None else ():
+                self._owner.drop(capture.pool)
+        return places.at(addresses, args)
 
     def _pool(self, device: torch.device, stream: int, addresses: dict[int, int]) -> Pool | None:
         """Where a capture allocates: of a backward, where its forward did; None where that was not captured."""
@@ -271,6 +289,9 @@ class _Graphed:
         return [*results[: self._returned], *(borrowed.get(id(x), x) for x in results[self._returned :])]
 
     def _say(self, code: str, message: str) -> None:
-        if code not in self._noted:
-            self._noted.add(code)
-            self._owner.note(Reason(code, message))
+        self._tell(Reason(code, message))
+
+    def _tell(self, reason: Reason) -> None:
+        if reason.code not in self._noted:
+            self._noted.add(reason.code)
+            self._owner.note(reason)

@@ -151,9 +151,7 @@ def _name_and_kind(node: fx.Node) -> tuple[str, str]:
         return _generated_name(target), "generated"
     if isinstance(target, (TemplateKernel, TritonTemplateKernel)):
         return target.name, "template"
-    return str(target) if isinstance(target, compat.OpOverload) else getattr(
-        target, "__name__", str(target)
-    ), "library"
+    return str(target) if isinstance(target, compat.OpOverload) else getattr(target, "__name__", str(target)), "library"
 
 
 def _generated_name(call: KernelCall) -> str:

@@ -6,6 +6,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from regraft.compiler.backend import Compilation
+from regraft.compiler.options import Options
 from regraft.compiler.passes.scalars_to_device import move_scalars
 from regraft.rewrites.graph import op_name, val
 
@@ -42,3 +44,23 @@ def test_inputs_are_not_known():
 
 def test_on_cpus_nothing_moves():
     assert move_scalars(graph_of(lambda x: aten.div.Tensor(x, number(2.0)), "cpu")) == 0
+
+
+def test_a_number_is_not_kept_for_the_backward():
+    made = []
+
+    def backend(module, inputs):
+        made.append(Compilation(module, inputs, Options(profit="never", debug=True)))
+        return made[0].run()
+
+    @torch.compile(backend=backend)
+    def scaled(x):
+        return torch.softmax(x / torch.sqrt(torch.tensor(64.0)), -1)
+
+    x = torch.randn(4, 6, requires_grad=True)
+    (found,) = torch.autograd.grad(scaled(x)[0, 0], x)
+    (wanted,) = torch.autograd.grad(torch.softmax(x / 8, -1)[0, 0], x)
+    torch.testing.assert_close(found, wanted)
+    details = made[0].record.details
+    assert "full" not in details["graph:forward"].splitlines()[-1]
+    assert "aten.full.default](args = ([], 8.0)" in details["graph:backward"]
