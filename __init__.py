@@ -17,7 +17,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .compiler.backend import backend
-    from .compiler.options import OptionError, Options
+    from .compiler.options import OptionError, Options, list_modes, list_options, list_templates
     from .compiler.tools.check import check
     from .compiler.tools.explain.expect import expect_match
     from .compiler.tools.explain.explain import explain
@@ -39,6 +39,9 @@ _HOMES = {
     "kernels": ".compiler.tools.profile",
     "OptionError": ".compiler.options",
     "Options": ".compiler.options",
+    "list_modes": ".compiler.options",
+    "list_options": ".compiler.options",
+    "list_templates": ".compiler.options",
     "default_rules": ".patterns",
     "Coverage": ".rewrites.coverage",
     "coverage": ".rewrites.coverage",
@@ -81,6 +84,9 @@ __all__ = [
     "expect_match",
     "explain",
     "kernels",
+    "list_modes",
+    "list_options",
+    "list_templates",
     "optional",
     "register_pattern",
 ]

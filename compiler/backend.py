@@ -44,6 +44,7 @@ from .codegen.wrapper.stride_checks import laid_out, order_of
 from .codegen.wrapper.wrapper import Wrapper, generate
 from .freezing import Boxed, Freezer, refuse_training
 from .options import OptionError, Options, cache_dir
+from .options.machine import note_configuration
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
 from .runtime.cudagraphs.graphs import CudaGraphs
@@ -58,7 +59,7 @@ Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
 """Told of each compiled graph: name of the program, kind, the graph, its wrapper; gives what is called in its place."""
 # What a forward and its backward must agree on: a graph for which one of these fails runs as it is.
 _AGREEMENTS = ("take_strides", "mark_returned", "strides_of_outputs")
-_PATIENCE = 10  # times as long may measuring take where the mode says so
+_PATIENCE = 10  # times as long may measuring take where it is to be thorough
 
 
 @with_room
@@ -100,7 +101,7 @@ class Compilation:
         observe: Observer | None = None,
     ) -> None:
         self._observe = observe
-        self.options = options
+        self.options, self._example_inputs = options, example_inputs
         self.rules = resolve_rules(options.rules)
         self.oracle = make_oracle(options)
         self.training = torch.is_grad_enabled() and any(_requires_grad(x) for x in example_inputs)
@@ -110,7 +111,9 @@ class Compilation:
         self._faults = faults_of(self.record, options)
         self._contained = Containment(self._faults)
         self._graphs = self._cuda_graphs()
-        if options.freezing:
+        self._contained.attempt(note_configuration, self.record, options, example_inputs, self.training)
+        freezing = options.freezing and not (self.training and options.template == "freezing")
+        if freezing:
             refuse_training(example_inputs)
         self._stages = Stages(
             options,
@@ -119,11 +122,10 @@ class Compilation:
             self._contained,
             self._devices,
             training=self.training,
-            freezer=self._contained.attempt(Freezer, gm, example_inputs) if options.freezing else None,
+            freezer=self._contained.attempt(Freezer, gm, example_inputs) if freezing else None,
             near_miss_depth=near_miss_depth,
         )
         self._gm = gm
-        self._example_inputs = example_inputs
         self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
         self._static: frozenset[int] | None = None  # positions of inputs of a graph that is captured
         self._backward: Callable[..., Any] | None = None
@@ -156,7 +158,7 @@ class Compilation:
 
     def _cuda_graphs(self) -> CudaGraphs | None:
         """What captures this program's graphs, where that was asked for and makes sense."""
-        if not self.options.cudagraphs or self._observe is not None:
+        if not self.options.triton.cudagraphs or self._observe is not None:
             return None
         if self._devices != {"cuda"}:
             message = (
@@ -432,7 +434,7 @@ def faults_of(record: GraphRecord, options: Options) -> Faults:
 
 def make_oracle(options: Options) -> Oracle:
     """Who decides what is worth it."""
-    patience = _PATIENCE if options.mode.startswith("max-autotune") else 1
+    patience = _PATIENCE if options.autotune.thorough else 1
     oracles: dict[str, Callable[[], Oracle]] = {
         "always": Always, "never": Never, "measured": lambda: Measured(patience * BUDGET_SECONDS),
     }  # fmt: skip

@@ -60,6 +60,8 @@ BESIDE_LIBRARIES = Condition(
     "freezing, or mode 'max-autotune'",  # with plain weights it gains too little to be worth its compile time
     lambda c: c.freezer is not None or c.max_autotune,
 )
+ATTENTION = Condition("kernels.attention is not 'library'", lambda c: c.options.kernels.attention != "library")
+PRODUCTS = Condition("kernels.products is not 'library'", lambda c: c.options.kernels.products != "library")
 
 
 # -- passes -----------------------------------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ def _rules(stage: str) -> Pass:
 def _attention(run: Callable[[fx.GraphModule, Context], Any], *when: Condition, drawn: bool = False) -> Pass:
     doc = "softmax(f(q @ k.T)) @ v, or its fused kernel  ->  one generated kernel, f any pointwise function."
     return Pass(
-        "attention-template", run, when, doc, seconds="templates", drawn=drawn, family="attention",
+        "attention-template", run, (*when, ATTENTION), doc, seconds="templates", drawn=drawn, family="attention",
         candidates=("generated",), numerics=_DIFFER,
     )  # fmt: skip
 
@@ -114,6 +116,7 @@ def _fuse_attention(graph: fx.GraphModule, context: Context) -> int:
 
 def _fuse_attention_training(graph: fx.GraphModule, context: Context) -> int:
     task, rng = _task(graph, context, training=True), context.options.rng
+    task = task and task.of(context.options.kernels.attention)
     return 0 if task is None else fuse_attention_training(task, seeds=rng != "eager", fast=rng == "fast")
 
 
@@ -128,7 +131,7 @@ def _fuse_body_on_gpu(graph: fx.GraphModule, context: Context) -> None:
 def _fuse(graph: fx.GraphModule, context: Context, training: bool) -> None:
     task = _task(graph, context, training=training, meanwhile=_begun_ahead(graph))
     if task is not None:
-        fuse_on_gpu(task, context.do)
+        fuse_on_gpu(task, context.do, context.options.kernels)
 
 
 def _fuse_gemm(graph: fx.GraphModule, context: Context) -> int:
@@ -136,7 +139,8 @@ def _fuse_gemm(graph: fx.GraphModule, context: Context) -> int:
 
 
 def _task(graph: fx.GraphModule, context: Context, **how: Any) -> Task | None:
-    return task_of(graph.graph, context.oracle, context.record, thorough=context.max_autotune, **how)
+    how |= {"thorough": context.max_autotune, "tma": context.options.triton.tma}
+    return task_of(graph.graph, context.oracle, context.record, **how)
 
 
 def _begun_ahead(graph: fx.GraphModule) -> Callable[[], None]:
@@ -222,9 +226,9 @@ LOWERED = (
         candidates=("generated",), numerics=_DIFFER, doc=_ON_GPUS,
     ),
     Pass(
-        "linear-template", _fuse_gemm, (INFERENCE, NOT_ON_CUDA, BESIDE_LIBRARIES), seconds="templates", drawn=True,
+        "linear-template", _fuse_gemm, (INFERENCE, NOT_ON_CUDA, BESIDE_LIBRARIES, PRODUCTS), seconds="templates",
         doc="f(x @ weight.T + bias)  ->  one generated kernel, f any pointwise function.", family="linear-kernel",
-        candidates=("generated",), numerics=_DIFFER,
+        candidates=("generated",), numerics=_DIFFER, drawn=True,
     ),
 )  # fmt: skip
 

@@ -72,7 +72,7 @@ HELD: dict[str, tuple[str, ...]] = {
     ),
     "10 one global slot for passes: #178048 #130772 #177403": (
         "compiler/test_backend.py::test_rules_are_scoped_to_one_compilation", "rewrites/test_ruleset.py::test_plugins",
-        "compiler/test_options.py::test_key_tells_options_and_rule_contents_apart",
+        "compiler/options/test_fields.py::test_key_tells_options_and_rule_contents_apart",
     ),
     "11 slow starts: #122540 #172547 #128398 #118213": (
         "compiler/runtime/graph_cache/test_entry.py::test_another_process_recalls_it",

@@ -51,7 +51,7 @@ class Context:
     @property
     def max_autotune(self) -> bool:
         """Whether compile time does not matter."""
-        return self.options.mode.startswith("max-autotune")
+        return self.options.autotune.thorough
 
 
 @dataclass(frozen=True)

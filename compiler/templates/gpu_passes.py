@@ -12,13 +12,14 @@ from typing import Any
 
 from torch import fx
 
+from ..options.fields import KernelOptions
 from .attention.triton_fuse import AttentionPass
 from .common.task import Task
 from .convolution.triton_fuse import ConvolutionPass
 from .gemm.triton_fuse import ProductPass
 
 
-def fuse_on_gpu(task: Task, do: Callable[..., Any]) -> None:
+def fuse_on_gpu(task: Task, do: Callable[..., Any], kernels: KernelOptions) -> None:
     """Replace attentions, products and convolutions on a GPU by generated kernels, as the oracle decides.
 
     Attentions of training have been decided on before the graph was split.
@@ -26,15 +27,18 @@ def fuse_on_gpu(task: Task, do: Callable[..., Any]) -> None:
     Args:
         task: the graph, and how.
         do: runs one function of a pass, given its arguments and the pass' `name`; None where the pass is left out.
+        kernels: what computes attention, products and convolutions.
     """
     passes: dict[str, Any] = {}
     taken: set[fx.Node] = set()
-    if not task.training:
-        begun = do(_attention, task, name="attention")
+    attentions = None if task.training else task.of(kernels.attention)
+    if attentions is not None:
+        begun = do(_attention, attentions, name="attention")
         if begun is not None:
             passes["attention"], taken = begun
     for name, kind in (("products", ProductPass), ("convolutions", ConvolutionPass)):
-        one = do(_begun, kind, task, taken, name=name)
+        own = task.of(getattr(kernels, name))
+        one = None if own is None else do(_begun, kind, own, taken, name=name)
         if one is not None:
             passes[name] = one
     for name, one in passes.items():

@@ -79,6 +79,7 @@ class Target:
         self.kept = summary.kept_calls(graphs)
         self.code_line = summary.code_line(graphs)
         self.frozen_line = summary.frozen_line(graphs)
+        self.options_line = summary.options_line(graphs)
         self.layout_line = summary.layout_line(graphs)
         self.gains = gains.gains(graphs)
         self.errors = gains.error_rows(graphs)

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..record import Fallback, GraphRecord, KeptCall, Match, NearMiss
 
@@ -117,6 +117,14 @@ def layout_line(graphs: Iterable[GraphRecord]) -> str:
     before, after = (1e3 * sum(spread["seconds"][i] for spread in found) for i in (0, 1))
     times = f" (measured one by one: {before:.2f} ms as they were, {after:.2f} ms so)" if before else ""
     return f"{moved} of {total} convolutions moved to channels-last{times}" if total else ""
+
+
+def options_line(graphs: Iterable[GraphRecord]) -> str:
+    """Options that differ from the defaults: `template aten, kernels.products library`; empty where none does."""
+    values: dict[str, Any] = {}
+    for graph in graphs:
+        values |= graph.details.get("configuration", {})
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _totals(graphs: Iterable[GraphRecord], detail: str) -> Counter[str]:

@@ -26,6 +26,7 @@ from .summary import (
     kept_calls,
     layout_line,
     miss_groups,
+    options_line,
     rule_rows,
     stage_seconds,
 )
@@ -131,8 +132,10 @@ def coverage_view(graphs: Sequence[GraphRecord]) -> RenderableType:
     if not graphs:
         return Text("No graph was compiled inside this coverage block.")
     rows = rule_rows(graphs)
+    options = options_line(graphs)
     parts: list[RenderableType] = [
-        rule_table(rows) if rows else Text(f"{counted(len(graphs), 'graph')}, no rule matched.")
+        *([Text(f"Options: {options}", style="dim")] if options else []),
+        rule_table(rows) if rows else Text(f"{counted(len(graphs), 'graph')}, no rule matched."),
     ]
     tables = (declined_table(graphs), near_miss_table(graphs), kept_table(graphs), fallback_table(graphs))
     return Group(*parts, *(table for table in tables if table.row_count))

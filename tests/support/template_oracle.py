@@ -29,7 +29,8 @@ class Fastest:
 
     def decide(self, question: Question) -> Decision:
         self.questions.append(question)
-        times = {name: self.time(name) for name in ("original", *question.candidates)}
+        original = [] if question.excluded else ["original"]
+        times = {name: self.time(name) for name in (*original, *question.candidates)}
         best = min(times, key=lambda name: times[name])
         return Decision(None if best == "original" else best, Evidence(times, "measured"))
 

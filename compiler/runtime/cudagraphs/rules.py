@@ -11,7 +11,7 @@ from ....rewrites import compat
 from ....rewrites.effects import written
 from ....rewrites.graph import arguments, op_name, val
 from ....rewrites.reason import Reason
-from ...options import RngPolicy
+from ...options.fields import RngPolicy
 
 _KNOWN = frozenset({"aten", "prims", "prim", "regraft", "mkldnn"})
 _PURE = frozenset({"_operator", "math", "torch", "torch.fx.experimental.sym_node", "regraft"})

@@ -40,6 +40,7 @@ from .triton_text import UnsupportedAttentionError
 from .triton_tiles import Tile, tiles
 
 _TILES, _MORE_TILES = 1, 10  # measured for each attention: by default, and where time does not matter
+_SOME_TILES = 3  # where one of them will be taken
 _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
 _Kernels = Mapping[str, TritonTemplateKernel]
 _Key = tuple[str, tuple[str, ...]]
@@ -52,7 +53,7 @@ class AttentionPass:
         self.task = task
         self._replacer = Replacer(task.graph)
         self._left = _MORE_SECONDS if task.thorough else _SECONDS
-        self._count = _MORE_TILES if task.thorough else _TILES
+        self._count = _MORE_TILES if task.thorough else _SOME_TILES if task.generated else _TILES
         self._made: dict[Any, TritonTemplateKernel] = {}
         self._known: dict[_Key, tuple[Decision, _Kernels]] = {}
         self._begun: dict[_Key, Contest] = {}
@@ -65,7 +66,7 @@ class AttentionPass:
             one = matched(node) if is_on(node, "cuda") else None
             if isinstance(one, Reason):
                 self.task.record.near_misses.append(near_miss(node, one))
-            elif one is not None and (self.task.thorough or self.task.takes_all or has_to_offer(one)):
+            elif one is not None and (self.task.asks_about_all or has_to_offer(one)):
                 every[node] = one
         return every
 
@@ -116,7 +117,7 @@ class AttentionPass:
             won = self._won(key)
             if won is not None:
                 return won
-            if self._left <= 0:
+            if self._left <= 0 and not self.task.generated:
                 return unmeasured(kernels, excluded(found, nodes_after(found, (*found.inputs, *kept)))), kernels
             start = time.perf_counter()
             contest = self._begun.pop(key, None) or self._contest(found, kernels, kept)

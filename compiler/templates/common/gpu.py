@@ -10,6 +10,7 @@ from torch import fx
 
 from ...codegen.triton import can_build
 from ...codegen.triton.build import capability, processors
+from ...options.fields import Tma
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,20 @@ class Gpu:
         capability: 90 for Hopper, 80 and 86 for Ampere.
         shared_bytes: of one program (``shared_memory_per_block_optin`` of its properties).
         processors: how many programs it runs at a time, at least.
+        tma: tiles that its own unit copies: beside others (``"measured"``), wherever operands allow it (``"always"``)
+            or nowhere (``"never"``). GPUs without that unit have them only where it is ``"always"``: Triton then
+            writes loads in their place.
     """
 
     capability: int
     shared_bytes: int
     processors: int
+    tma: Tma = "measured"
+
+    @property
+    def copies_tiles(self) -> bool:
+        """Whether kernels may be written for the unit that copies tiles."""
+        return self.tma != "never" and (self.capability >= 90 or self.tma == "always")
 
 
 HOPPER, AMPERE, SMALLER = Gpu(90, 227 << 10, 132), Gpu(80, 163 << 10, 108), Gpu(86, 99 << 10, 84)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
-from ....rewrites.profit import Always, Never, Oracle
+from ....rewrites.profit import Always, Decision, Never, Oracle, Question
 from ....rewrites.record import GraphRecord
+from ...options.fields import Tma
 from .gpu import Gpu, device_of
 
 
@@ -28,6 +29,7 @@ class Task:
         gpu: what it has room for.
         thorough: ask about whatever kernels can compute, with more tiles: time does not matter.
         training: a forward or backward graph.
+        generated: the fastest generated kernel is taken wherever there is one; what it replaces is not measured.
         meanwhile: called while kernels compile in other processes, if that takes long.
     """
 
@@ -39,11 +41,37 @@ class Task:
     thorough: bool
     training: bool
     meanwhile: Callable[[], None]
+    generated: bool = False
 
     @property
     def takes_all(self) -> bool:
         """Whether nothing is measured: all that is legal is taken, or none of it."""
         return isinstance(self.oracle, (Always, Never))
+
+    @property
+    def asks_about_all(self) -> bool:
+        """Whether an estimate that a kernel has little to offer leaves it out."""
+        return self.thorough or self.generated or self.takes_all
+
+    def of(self, kernels: str) -> Task | None:
+        """The task for one kind of kernels, as option ``kernels.<kind>`` has it; None where libraries compute these."""
+        if kernels == "library":
+            return None
+        if kernels != "generated" or self.takes_all:
+            return self
+        return replace(self, oracle=_Generated(self.oracle), generated=True)
+
+
+class _Generated:
+    """An oracle that is asked which kernel is fastest, not whether any is faster than what it replaces."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+
+    def decide(self, question: Question) -> Decision:
+        """The fastest candidate."""
+        why = question.excluded or "generated kernels are asked for: the original is not measured"
+        return self._oracle.decide(replace(question, excluded=why))
 
 
 def task_of(
@@ -54,7 +82,11 @@ def task_of(
     thorough: bool = False,
     training: bool = False,
     meanwhile: Callable[[], None] = nothing,
+    tma: Tma = "measured",
 ) -> Task | None:
     """The task for a graph (see `Task`); None where it does not lie on one GPU that kernels are made for."""
-    gpu = device_of(graph)
-    return None if gpu is None else Task(graph, oracle, record, *gpu, thorough, training, meanwhile)
+    found = device_of(graph)
+    if found is None:
+        return None
+    index, gpu = found
+    return Task(graph, oracle, record, index, replace(gpu, tma=tma), thorough, training, meanwhile)

@@ -102,7 +102,7 @@ class ConvolutionPass(ProductPass):
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a convolution at all: cuDNN does those without an epilogue as well, of many channels."""
-        if self.task.thorough or self.task.takes_all:
+        if self.task.asks_about_all:
             return True
         if is_slow(found.product):
             return True

@@ -35,7 +35,7 @@ def convolution_triton(convolution: Convolution, tile: GemmTile, processors: int
 def takes_boxes(convolution: Convolution, depth: int, gpu: Gpu) -> bool:
     """Whether the unit that copies boxes can read both operands in steps of this depth."""
     c = convolution
-    if gpu.capability < 90 or c.merged or c.channels % depth or len(c.sides) > 3:
+    if not gpu.copies_tiles or c.merged or c.channels % depth or len(c.sides) > 3:
         return False
     if c.a.column != 1 or c.b.row != 1 or any(side.window.stride != 1 for side in c.sides):
         return False

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..common.gpu import Gpu
-from ..gemm.triton_candidates import best_tiles, changes
+from ..gemm.triton_candidates import best_tiles, changes, preferred
 from ..gemm.triton_cost import efficiency, epilogue_bytes, tensor_rate
 from ..gemm.triton_tiles import FEW_SHARED, GemmTile, fits
 from .description import Convolution
@@ -35,7 +35,7 @@ _FEWEST_COLUMNS = 64  # of boxes: the rows of what the tensor cores of Hopper mu
 def convolution_tiles(convolution: Convolution, gpu: Gpu, count: int) -> list[GemmTile]:
     """The tiles worth measuring, the one to take unmeasured first."""
     tiles = sorted(_legal(convolution, gpu), key=lambda tile: estimate(convolution, tile, gpu))
-    return best_tiles(tiles, count)
+    return best_tiles(preferred(tiles, gpu), count)
 
 
 def estimate(convolution: Convolution, tile: GemmTile, gpu: Gpu) -> float:
@@ -66,7 +66,7 @@ def _efficiency(convolution: Convolution, tile: GemmTile, gpu: Gpu) -> float:
 
 def convolution_neighbours(convolution: Convolution, tile: GemmTile, gpu: Gpu) -> list[GemmTile]:
     """Legal tiles that differ from one in one thing."""
-    return [made for made in changes(tile) if convolution_fits(convolution, made, gpu)]
+    return preferred([made for made in changes(tile) if convolution_fits(convolution, made, gpu)], gpu)
 
 
 def _legal(convolution: Convolution, gpu: Gpu) -> Iterator[GemmTile]:

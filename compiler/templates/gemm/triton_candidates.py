@@ -35,7 +35,14 @@ _BESIDE = 4  # parts of tiles on a multiprocessor, at most: more would wait for 
 
 def gemm_tiles(product: Product, gpu: Gpu, count: int) -> list[GemmTile]:
     """The tiles worth measuring, the one to take unmeasured first."""
-    return best_tiles(sorted(_legal(product, gpu), key=lambda tile: estimate(product, tile, gpu)), count)
+    tiles = sorted(_legal(product, gpu), key=lambda tile: estimate(product, tile, gpu))
+    return best_tiles(preferred(tiles, gpu), count)
+
+
+def preferred(tiles: list[GemmTile], gpu: Gpu) -> list[GemmTile]:
+    """Of these tiles, those that the GPU's own unit copies, where nothing else is wanted and there are any."""
+    copied = [tile for tile in tiles if tile.descriptors]
+    return copied if copied and gpu.tma == "always" else tiles
 
 
 def best_tiles(tiles: list[GemmTile], count: int) -> list[GemmTile]:
@@ -74,7 +81,7 @@ def _varied(tiles: list[GemmTile]) -> list[GemmTile]:
 
 def neighbours(product: Product, tile: GemmTile, gpu: Gpu) -> list[GemmTile]:
     """Legal tiles that differ from one in one thing."""
-    return [made for made in changes(tile) if fits(product, made, gpu)]
+    return preferred([made for made in changes(tile) if fits(product, made, gpu)], gpu)
 
 
 def changes(tile: GemmTile) -> list[GemmTile]:
@@ -92,11 +99,12 @@ def changes(tile: GemmTile) -> list[GemmTile]:
 
 def _legal(product: Product, gpu: Gpu) -> Iterator[GemmTile]:
     wide = product.dtype.itemsize // 2  # as many bytes a step whatever the dtype
+    pointers_only = is_skinny(product) and gpu.tma != "always"
     for known in _HOPPER if gpu.capability >= 90 else _AMPERE:
         tile = replace(known, depth=known.depth // wide)
         if is_skinny(product) and not _is_slim(product, tile):
             continue
-        for made in (tile, *(() if is_skinny(product) else (replace(tile, descriptors=True),))):
+        for made in (tile, *(() if pointers_only else (replace(tile, descriptors=True),))):
             if fits(product, made, gpu):
                 yield made
                 yield from _split(product, made, gpu)

@@ -46,6 +46,7 @@ from .triton_split_k import workspaces
 from .triton_tiles import GemmTile, is_aligned
 
 _TILES, _MORE_TILES = 1, 12  # measured for each product: by default, and where time does not matter
+_SOME_TILES = 3  # where one of them will be taken
 _KERNELS = 4  # compiled for a graph by default: each takes seconds
 _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
 _WORTH = 0.08  # of the product's own time: what an epilogue must save to be asked about
@@ -76,7 +77,7 @@ class ProductPass:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self._count = _MORE_TILES if task.thorough else _TILES
+        self._count = _MORE_TILES if task.thorough else _SOME_TILES if task.generated else _TILES
         self._left = _MORE_SECONDS if task.thorough else _SECONDS
         self._asked: set[str] = set()
         self._tiles: dict[str, GemmTile] = {}
@@ -160,14 +161,14 @@ class ProductPass:
             if found is None:
                 continue
             nodes.append(node)
-            if self.task.takes_all or self.hopeless(found) is not None:
+            if self.task.takes_all or self._why_not(found) is not None:
                 continue
             kind, mine = _kind(found), {item for item in found.nodes if not is_move(item)}
             first.setdefault(kind, found)
             # Of two products that meet in an epilogue the first has it, the other is asked about if that declines.
             weights[kind] += 0 if mine & taken else self.work(found.product)
             taken |= mine
-        if not self.task.thorough:
+        if not (self.task.thorough or self.task.generated):
             worth = [kind for kind, work in weights.most_common() if work and self.is_worth(kind[0], work)][
                 : self.kinds
             ]
@@ -210,13 +211,13 @@ class ProductPass:
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a product at all."""
-        if self.task.thorough or self.task.takes_all:
+        if self.task.asks_about_all:
             return True
         return not is_aligned(found.product) if self.task.training else has_to_offer(found)
 
     def run(self, found: FoundProduct) -> bool:
         """Decide on one product; whether it was replaced."""
-        why = None if self.task.takes_all else self.hopeless(found)
+        why = self._why_not(found)
         if why is None and self._chosen is not None and _kind(found) not in self._chosen:
             why = "others of this graph promise more, or all of its kind too little for the time to compile it"
         anchor = anchor_of(self.task.graph, found)
@@ -229,7 +230,7 @@ class ProductPass:
             kernels = self._kernels(kind, self._tiles_of(kind))
             if not kernels:
                 return self._decline(found, "no tile fits this GPU")
-            if self._left <= 0 and _key(found, kernels) not in self._asked:
+            if self._left <= 0 and not self.task.generated and _key(found, kernels) not in self._asked:
                 return self._decline(found, "the time for measurements of this graph is spent")
             decision, kernel = self._decide(found, kernels)
             if kernel is not None:
@@ -243,6 +244,10 @@ class ProductPass:
         if kernel is not None and anchor is not None:
             replace_product(self.task.graph, self.laid_out(found, kernel), kernel, anchor, self.rule)
         return kernel is not None
+
+    def _why_not(self, found: FoundProduct) -> str | None:
+        """Why not to ask about a product, by an estimate; None where it is asked about."""
+        return None if self.task.takes_all or self.task.generated else self.hopeless(found)
 
     def _decline(self, found: FoundProduct, note: str) -> bool:
         self.task.record.declined.append(self._recorded(found, Decision(None, Evidence(note=note))))

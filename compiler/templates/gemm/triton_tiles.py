@@ -103,7 +103,7 @@ def _splits(product: Product, tile: GemmTile) -> bool:
 
 def can_describe(product: Product, gpu: Gpu) -> bool:
     """Whether the unit that copies tiles can read both operands: rows side by side, multiples of 16 bytes apart."""
-    if gpu.capability < 90 or product.batch.extent > 1 or product.is_computed:
+    if not gpu.copies_tiles or product.batch.extent > 1 or product.is_computed:
         return False
     a, b = product.a, product.b
     sides = ((a, product.row.extent, product.depth), (b, product.depth, product.column.extent))

@@ -1,4 +1,4 @@
-"""The `regraft` command: report, explain, code, kernels, bench, rules, check.
+"""The `regraft` command: report, explain, code, kernels, bench, options, modes, templates, rules, check.
 
 Exit codes: 0 all is well; 1 a finding (wrong results, a regression, a rule that fails its check); 2 a usage error.
 """
@@ -23,6 +23,7 @@ from .corpus import corpus_arguments, run_corpus
 from .options import (
     TARGET,
     Batch,
+    Config,
     Device,
     DType,
     Layers,
@@ -32,9 +33,11 @@ from .options import (
     Tiny,
     Train,
     chosen_target,
+    configured,
     loaded_target,
 )
 from .profile import bench, kernels
+from .settings import modes, options, templates
 from .shared import UsageError, output_console, shown_progress, usage_errors
 
 if TYPE_CHECKING:
@@ -54,6 +57,9 @@ CONTRACTS_FROM = 100  # columns: narrower, the list of rules leaves out what the
 
 app.command()(kernels)
 app.command()(bench)
+app.command()(options)
+app.command()(modes)
+app.command()(templates)
 
 
 def main() -> None:
@@ -99,6 +105,7 @@ def report(
         Literal["off", "structure", "live"],
         typer.Option(help="Check each rewrite: the graph, or both sides on live inputs."),
     ] = "off",
+    config: Config = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads for eager and compiled code alike.")] = None,
     json_path: Annotated[Path, typer.Option("--json", help="The report as data.")] = Path("regraft-report.json"),
     html_path: Annotated[Path, typer.Option("--html", help="The report as a page.")] = Path("regraft-report.html"),
@@ -111,9 +118,7 @@ def report(
         str | None,
         typer.Option(metavar="NAME", help="Tiny models of a whole corpus (hf), each in a process; resumable."),
     ] = None,
-    parts: Annotated[Path, typer.Option(help="Where --corpus keeps the part of each target.")] = Path(
-        ".regraft-corpus"
-    ),
+    parts: Annotated[Path, typer.Option(help="Where --corpus keeps its parts.")] = Path(".regraft-corpus"),
     jobs: Annotated[int, typer.Option(min=1, help="Targets of --corpus side by side.")] = 1,
     snapshot: Annotated[
         Path | None,
@@ -132,8 +137,8 @@ def report(
             raise typer.Exit(0 if made.right and not drops else 1)
         from ..coverage.report import Plan
 
-        options = {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
-        plan = Plan(options, dynamic=dynamic or None, timed=not no_time)
+        given = {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
+        plan = Plan({**configured(config), **given}, dynamic=dynamic or None, timed=not no_time)
         made = _examined(targets or ["hf:bert"], chosen, plan, threads)
         _shown(made, json_path, html_path)
     raise typer.Exit(0 if made.right else 1)
@@ -184,13 +189,14 @@ def code(
     seq: Seq = None,
     device: Device = "cpu",
     settings: Settings = None,
+    config: Config = None,
 ) -> None:
     """Print what a model is compiled to, stage by stage."""
     from ..coverage.report import Plan
 
     with usage_errors():
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
-        made = _examined([target], chosen, Plan({"debug": True}, timed=False), None)
+        made = _examined([target], chosen, Plan({**configured(config), "debug": True}, timed=False), None)
     for graph in (graph for entry in made.entries for graph in entry.graphs):
         for name, text in graph.details.items():
             if isinstance(text, str) and (stage == "all" or name.partition(":")[0] == stage):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +24,10 @@ Seq = Annotated[int | None, typer.Option(min=1, help="Tokens of a row (default: 
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the transformers configuration.")
+]
+Config = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help="Options of the backend as JSON, or as base64 of it; see `regraft options`."),
 ]
 TARGET = "hf:TYPE (any transformers model type), path.py:factory or module:factory"
 
@@ -54,6 +60,35 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+def configured(text: str | None) -> dict[str, Any]:
+    """The options that ``--config`` gives, as JSON or as base64 of JSON, with all that is checked of them.
+
+    Raises:
+        UsageError: it is neither.
+        OptionError: an unknown option or value.
+    """
+    if text is None:
+        return {}
+    from ...options import Options
+
+    given = _json(text)
+    if given is None:
+        with contextlib.suppress(ValueError):  # of base64, and of the text in it
+            padded = text.strip() + "=" * (-len(text.strip()) % 4)
+            given = _json(base64.b64decode(padded, altchars=b"-_" if {"-", "_"} & set(padded) else None).decode())
+    if not isinstance(given, dict):
+        raise UsageError(f"--config {text!r}: expected a JSON object, or base64 of one")
+    Options.parse(None, given)
+    return given
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return None
 
 
 def loaded_target(target: str, choices: Choices) -> Target:

@@ -10,6 +10,7 @@ import typer
 from .options import (
     TARGET,
     Batch,
+    Config,
     Device,
     DType,
     Layers,
@@ -18,6 +19,7 @@ from .options import (
     Settings,
     Tiny,
     chosen_target,
+    configured,
     loaded_target,
 )
 from .shared import UsageError, output_console, shown_progress, usage_errors
@@ -41,6 +43,7 @@ def kernels(
     settings: Settings = None,
     mode: Annotated[Modes, typer.Option(help="As for torch.compile.")] = "default",
     freezing: Annotated[bool, typer.Option("--freezing", help="Inference: weights as constants.")] = False,
+    config: Config = None,
     top: Annotated[int, typer.Option(min=1, help="Kernels in the table; files hold all.")] = 20,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="The report as data.")] = None,
@@ -58,11 +61,12 @@ def kernels(
         _threads(threads)
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
         loaded = loaded_target(target, chosen)
-        options: dict[str, Any] = {"freezing": True} if freezing else {}
+        options: dict[str, Any] = {**configured(config), **({"freezing": True} if freezing else {})}
+        given = None if mode == "default" and {"mode", "template"} & set(options) else mode
         with shown_progress() as progress, torch.set_grad_enabled(train):
             progress(f"timing the kernels of {target}", 0.5)
             try:
-                made = profiled(loaded.model, *loaded.args, mode=mode, options=options, **loaded.kwargs)
+                made = profiled(loaded.model, *loaded.args, mode=given, options=options, **loaded.kwargs)
             except NothingRanError as error:
                 raise UsageError(f"{target}: {error}") from error
         made = dataclasses.replace(made, name=_label(target, chosen.changed()))
@@ -85,6 +89,10 @@ def bench(
     seq: Seq = None,
     device: Device = "cpu",
     settings: Settings = None,
+    templates: Annotated[
+        str, typer.Option(help="Configuration templates of regraft, or all of them: compared instead of backends.")
+    ] = "",
+    config: Config = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="The comparison as data.")] = None,
 ) -> None:
@@ -95,7 +103,9 @@ def bench(
 
     with usage_errors():
         _threads(threads)
-        contestants = _contestants(backends, modes)
+        contestants = _templates(templates) if templates else _contestants(backends, modes)
+        for one in contestants:
+            one.options = {**configured(config), **one.options} if one.backend == "regraft" else {}
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
         loaded = loaded_target(target, chosen)
         with shown_progress() as progress, torch.set_grad_enabled(train):
@@ -120,6 +130,15 @@ def _contestants(backends: str, modes: str) -> list[Any]:
     known = {EAGER, "regraft", *torch.compiler.list_backends(exclude_tags=None)}
     names, chosen = _listed(backends, known, "backend"), _listed(modes, set(typing.get_args(Modes)), "mode")
     return contestants(names, chosen)
+
+
+def _templates(names: str) -> list[Any]:
+    from ...options import list_templates
+    from ..profile.comparison import EAGER, Contestant
+
+    known = list_templates()
+    chosen = list(known) if names.strip() == "all" else _listed(names, set(known), "template")
+    return [Contestant(EAGER, ""), *(Contestant("regraft", "", options={"template": name}) for name in chosen)]
 
 
 def _listed(text: str, known: set[str], what: str) -> list[str]:

@@ -5,6 +5,7 @@ eager, then each backend in each mode: first call (cold), error against eager ->
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import time
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ....rewrites.coverage import Coverage
 from ....rewrites.machine import environment
 from ...autotune.benchmark import one_line
 from ...autotune.compare import relative_error
@@ -47,6 +49,10 @@ class Contestant:
         peak_bytes: most memory allocated on the GPU during a call, beyond what was allocated before the first one; None
             without a GPU.
         failed: why it was not timed, or "".
+        options: of the backend.
+        values: of the options that were in force, by dotted name, where they differ from the defaults; empty where
+            no options were given.
+        not_applied: what of these did not apply to this program on this machine, and why.
     """
 
     backend: str
@@ -57,10 +63,15 @@ class Contestant:
     error: float | None = None
     peak_bytes: int | None = None
     failed: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    not_applied: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         """``"regraft max-autotune"``; the default mode is not named."""
+        if "template" in self.options:
+            return f"{self.backend} {self.options['template']}"
         return self.backend if self.mode in ("", "default") else f"{self.backend} {self.mode}"
 
 
@@ -153,23 +164,38 @@ def _compiled(function: Callable[..., Any], one: Contestant) -> Callable[..., An
     backend: Any = one.backend
     if backend == "regraft":
         from ...backend import backend
-    return torch.compile(of_its_own(function), backend=backend, mode=None if one.mode == "default" else one.mode)
+    mode = None if one.mode in ("", "default") else one.mode
+    options = dict(one.options) or None
+    if options is not None and mode is not None:  # torch takes one of the two
+        options.setdefault("mode", mode)
+        mode = None
+    return torch.compile(of_its_own(function), backend=backend, mode=mode, options=options)
 
 
 def _started(one: Contestant, step: Step, expected: list[torch.Tensor] | None) -> bool:
     """Compile, compare with eager and warm up; a contestant that raises is out, and says why."""
     try:
         before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-        one.cold_seconds = seconds_of(step)
+        with Coverage() if one.options else contextlib.nullcontext() as coverage:
+            one.cold_seconds = seconds_of(step)
         found = _results(step, 0)
         if expected is not None:
             one.error = relative_error(found, expected)
         del found
         one.peak_bytes = _peak(step, before)
+        if coverage is not None:
+            _note_options(one, coverage)
     except Exception as error:
         one.failed = one_line(error)
         return False
     return True
+
+
+def _note_options(one: Contestant, coverage: Coverage) -> None:
+    for graph in coverage.graphs:
+        one.values |= graph.details.get("configuration", {})
+        why = (f.message for f in graph.fallbacks if f.stage in ("configuration", "cudagraphs") or f.fault)
+        one.not_applied = list(dict.fromkeys([*one.not_applied, *why]))
 
 
 def _peak(step: Step, before: int) -> int | None:

@@ -72,7 +72,7 @@ def kernels(
     with undisturbed(function):
         step = whole = step_of(torch.compile(of_its_own(function), backend=observed), args, kwargs)
         step()
-        if chosen.cudagraphs and any(graph.cuda for graph in recorder.graphs):
+        if chosen.triton.cudagraphs and any(graph.cuda for graph in recorder.graphs):
             whole = step_of(torch.compile(of_its_own(function), backend=_plain(chosen)), args, kwargs)
             whole()
         calls = _timed(step, whole, recorder)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -114,7 +115,22 @@ def comparison_view(comparison: Comparison) -> RenderableType:
         table.add_row(*cells, *([amount(one.peak_bytes or 0, "B")] if peaks else []))
     failures = [Text(f"{one.name}: {one.failed}", style="red") for one in comparison.contestants if one.failed]
     notes = [Text(comparison.note, style="dim")] if comparison.note else []
-    return Group(table, *failures, *notes)
+    return Group(table, *failures, *notes, *_option_tables(comparison.contestants))
+
+
+def _option_tables(contestants: Sequence[Contestant]) -> list[Table]:
+    """What options were in force, and what of them did not apply and why; nothing where none were given."""
+    given = [one for one in contestants if one.options]
+    if not given:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("options", no_wrap=True)
+    table.add_column("values in force")
+    table.add_column("not applied, and why", ratio=1)
+    for one in given:
+        values = "\n".join(f"{name}={value}" for name, value in one.values.items() if name != "template")
+        table.add_row(*map(escape, [one.name, values, "\n".join(one.not_applied)]))
+    return [table]
 
 
 def _compared(one: Contestant, speed: float | None) -> list[str]:

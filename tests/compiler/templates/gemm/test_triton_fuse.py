@@ -169,6 +169,30 @@ def test_thorough_asks_about_everything_and_looks_around_the_best() -> None:
 
 
 @pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("function", [gelu, lambda b, x, w: torch.addmm(b, x, w)])
+@pytest.mark.parametrize("inputs", [BERT, NO_GAIN, (empty(64), empty(32, 64), empty(64, 64))])
+def test_generated_kernels_are_taken_where_they_are_asked_for(function: Any, inputs: Any) -> None:
+    """Whatever an estimate says; the library's call is not measured."""
+    oracle, record = Fastest(original=0.1, x=0.5), GraphRecord("test")
+    for kernels_option, expected in (("library", 0), ("measured", 0), ("generated", 1)):
+        module = on_gpu(function, *inputs)
+        task = task_of(module.graph, oracle, record)
+        task = task and task.of(kernels_option)
+        assert (0 if task is None else ProductPass(task).run_all()) == expected
+    assert len(oracle.questions[-1].candidates) > 1 and "not measured" in oracle.questions[-1].excluded
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("tma", ["always", "never"])
+def test_tiles_by_the_unit_that_copies(tma: str) -> None:
+    oracle = Fastest()
+    for thorough in (False, True):
+        run_pass(ProductPass, on_gpu(gelu, *BERT), oracle, GraphRecord("test"), thorough=thorough, tma=tma)
+    kinds = {name.endswith("_tma") or "_tma_" in name for q in oracle.questions for name in q.candidates}
+    assert kinds == {tma == "always"}
+
+
+@pytest.mark.usefixtures("nothing_compiled")
 def test_time_for_questions_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_triton_fuse, "_SECONDS", 0.0)
 

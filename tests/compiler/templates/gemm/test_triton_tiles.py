@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.triton_kernels import compile_for
 
 from regraft.compiler.ir.index.index import Var
 from regraft.compiler.ir.program import Buffer
@@ -13,6 +14,7 @@ from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, SMALLER, Gpu
 from regraft.compiler.templates.gemm.description import ELEMENT, Matrix, Product, Result
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles, neighbours
 from regraft.compiler.templates.gemm.triton_cost import estimate, fused_gain
+from regraft.compiler.templates.gemm.triton_matmul import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, can_describe, described, fits, is_aligned
 
 BF16 = torch.bfloat16
@@ -93,3 +95,21 @@ def test_alignment() -> None:
     assert is_aligned(BERT)
     assert not is_aligned(product(4096, 50257, 768))
     assert not is_aligned(product(4096, 512, 77))
+
+
+def test_tma_where_it_is_asked_for():
+    """Below Hopper the same kernels without it; where operands do not allow it, the others."""
+    for gpu in (HOPPER, AMPERE):
+        always, never = replace(gpu, tma="always"), replace(gpu, tma="never")
+        assert all(tile.descriptors for tile in gemm_tiles(BERT, always, 4))
+        assert not any(tile.descriptors for tile in gemm_tiles(BERT, never, 4))
+        batched = gemm_tiles(product(64, 64, 64, batch=2), always, 4)
+        assert batched and not any(tile.descriptors for tile in batched)
+        assert all(tile.descriptors for tile in neighbours(BERT, gemm_tiles(BERT, always, 1)[0], always))
+
+
+def test_kernels_of_copied_tiles_compile_where_no_unit_copies_them():
+    gpu = replace(AMPERE, tma="always")
+    tile = gemm_tiles(BERT, gpu, 1)[0]
+    source = gemm_triton(BERT, tile, gpu.processors, "")
+    assert "make_tensor_descriptor" in source.text and all(compile_for(source, 80))

@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from regraft.compiler.options import list_templates
 from regraft.compiler.tools.cli.main import app
 from regraft.compiler.tools.profile import comparison, limits, profiler
 
@@ -65,3 +66,14 @@ def test_bench_names_what_there_is():
     assert "there is no backend 'fast'" in run("bench", "small.py:model", "--backends", "fast", code=2)
     assert "there is no mode 'fast'" in run("bench", "small.py:model", "--modes", "fast", code=2)
     assert "no backend is given" in run("bench", "small.py:model", "--backends", ",", code=2)
+
+
+def test_bench_of_templates(tmp_path):
+    out = run("bench", "small.py:model", "--templates", "all", "--config", '{"profit": "never"}', "--json", "b.json")
+    rows = {row["name"]: row for row in json.loads((tmp_path / "b.json").read_text())["contestants"]}
+    assert list(rows) == ["eager", *(f"regraft {name}" for name in list_templates())]
+    assert all(row["error"] < 1e-5 and not row["failed"] for row in rows.values())
+    assert rows["regraft tma"]["values"]["triton.tma"] == "always" and rows["regraft aten"]["not_applied"] == []
+    assert all(row["values"]["profit"] == "never" for name, row in rows.items() if name != "eager")
+    assert "CUTLASS" in rows["regraft cutlass"]["not_applied"][0] and "CUTLASS" in out
+    assert "there is no template 'atn'" in run("bench", "small.py:model", "--templates", "atn", code=2)

@@ -1,34 +1,86 @@
-"""Options of one compilation: one frozen, typed object, and the few environment variables, read here and nowhere else.
+"""The options of one compilation, in groups: each field has a default, a type that says what is valid, and a line here.
 
-`Options.parse` is strict: what it does not know it refuses, and says what it does know. Environment variables:
-
-    REGRAFT_CACHE_DIR      where measured decisions, compiled kernels and compiled graphs are kept
-                           (default: $XDG_CACHE_HOME/regraft or ~/.cache/regraft)
-    REGRAFT_DISABLE_CACHE  1 keeps them for this process only
-    CXX                    the C++ compiler (default: g++, clang++ or c++, the first that is there)
+`Options.parse` is strict: what it does not know it refuses, and says what it does know. Names are dotted
+(``"triton.cudagraphs"``) or nested dicts; modes and templates stand for values of others (see `resolve`).
 """
 
 from __future__ import annotations
 
-import difflib
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_type_hints
+
+from .checks import Group, OptionError, check_kind
+from .resolve import built, flat, resolved
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Profit = Literal["measured", "always", "never"]
 Verify = Literal["off", "structure", "live"]
 NanPolicy = Literal["eager", "safe"]
 RngPolicy = Literal["eager", "statistical", "fast"]
-Template = Literal["none", "cudagraphs"]
+Template = Literal[
+    "none", "triton", "cpp_wrapper", "cutlass", "aten", "cudagraphs", "max_autotune", "freezing", "tma"
+]
+Kernels = Literal["measured", "library", "generated"]
+ProductKernels = Literal["measured", "library", "generated", "cutlass"]
+Tma = Literal["measured", "always", "never"]
 
-_FALSE = ("", "0", "false", "no", "off")
+
+@dataclass(frozen=True)
+class KernelOptions(Group):
+    """What computes the heavy operations.
+
+    Args:
+        attention: ``"measured"``: the faster of libraries' kernels (cuDNN, FlashAttention, ...) and generated ones;
+            ``"library"``: libraries' only; ``"generated"``: on GPUs the fastest generated kernel wherever there is
+            one, without measuring what it replaces; on CPUs as ``"measured"``.
+        products: the same for matrix products; ``"cutlass"`` adds CUTLASS kernels to what is measured.
+        convolutions: the same for convolutions.
+    """
+
+    attention: Kernels = "measured"
+    products: ProductKernels = "measured"
+    convolutions: Kernels = "measured"
 
 
-class OptionError(ValueError):
-    """An unknown option, mode or value; the message lists the valid ones."""
+@dataclass(frozen=True)
+class TritonOptions(Group):
+    """Kernels on GPUs, and how they are launched.
+
+    Args:
+        cudagraphs: replay CUDA graphs. Launches of a graph are recorded at its second call with the same sizes, and
+            are one from then on. Inputs that are no parameters are copied in; results are the program's own, and no
+            later call changes them. What cannot be replayed (tensors on CPUs, writes to inputs, calls that wait for
+            data, operators of others) runs as it is, and the record says why.
+        tma: tiles of products and convolutions that the GPU's own unit copies: among those measured
+            (``"measured"``), the only ones wherever operands allow it (``"always"``), or none (``"never"``).
+    """
+
+    cudagraphs: bool = False
+    tma: Tma = "measured"
+
+
+@dataclass(frozen=True)
+class CppOptions(Group):
+    """Generated C++.
+
+    Args:
+        wrapper: call kernels from C++ rather than from Python.
+    """
+
+    wrapper: bool = False
+
+
+@dataclass(frozen=True)
+class AutotuneOptions(Group):
+    """Measuring candidates.
+
+    Args:
+        thorough: ask about whatever kernels can compute, with more tiles and a search around the best, for ten times
+            as long.
+    """
+
+    thorough: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,8 +88,8 @@ class Options:
     """What one `torch.compile(..., backend="regraft")` was asked for.
 
     Args:
-        mode: as for `torch.compile`: ``"reduce-overhead"`` and ``"max-autotune"`` replay CUDA graphs where all inputs
-            are on a GPU.
+        mode: as for `torch.compile`, a set of values (`regraft.list_modes`): ``"reduce-overhead"`` and
+            ``"max-autotune"`` replay CUDA graphs where all inputs are on a GPU.
         profit: apply legal matches where measured to pay (``"measured"``), everywhere (``"always"``), or only count
             them (``"never"``).
         verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` also runs both sides of each rewrite
@@ -62,11 +114,13 @@ class Options:
             the fusion log, the kernels and their C++ or Triton.
         strict: raise where our own code fails. By default the failing part is left out, the log names it in three
             lines, its traceback goes to a file, and the report counts it (`Coverage.faults`).
-        template: ``"cudagraphs"`` replays CUDA graphs in every mode. Launches of a graph are recorded at its second
-            call with the same sizes, and are one from then on. Inputs that are no parameters are copied in;
-            results are the program's own, and no later call changes them. What cannot be replayed (tensors on CPUs,
-            writes to inputs, calls that wait for data, operators of others) runs as it is, and the record says why.
+        template: a configuration template, a set of values with the mode that it implies (`regraft.list_templates`).
+            What this machine or program can't do is left out, and the record says why.
         cudagraph_limit: sets of sizes of one graph that are captured; calls with further ones run as they are.
+        kernels: what computes attention, products and convolutions.
+        triton: kernels on GPUs.
+        cpp: generated C++.
+        autotune: measuring candidates.
     """
 
     mode: Mode = "default"
@@ -80,88 +134,46 @@ class Options:
     strict: bool = False
     template: Template = "none"
     cudagraph_limit: int = 8
+    kernels: KernelOptions = KernelOptions()
+    triton: TritonOptions = TritonOptions()
+    cpp: CppOptions = CppOptions()
+    autotune: AutotuneOptions = AutotuneOptions()
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
-            _check_kind(name, getattr(self, name), kind)
+            check_kind(name, getattr(self, name), kind)
         if self.rules is not None and not isinstance(self.rules, tuple):
             raise OptionError(f"option 'rules' must be a tuple or None, not {type(self.rules).__name__}")
-        limit = self.cudagraph_limit
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            raise OptionError(f"option 'cudagraph_limit' must be a positive integer, not {limit!r}")
-
-    @property
-    def cudagraphs(self) -> bool:
-        """Whether CUDA graphs are asked for."""
-        return self.template == "cudagraphs" or self.mode in ("reduce-overhead", "max-autotune")
 
     @classmethod
     def parse(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Options:
         """The options of one call; `mode` may come in either argument.
+
+        Besides options, ``"overrides"`` holds values that win over everything: explicit overrides > options given
+        > template > mode > default.
 
         Raises:
             OptionError: an unknown option or value, or two different modes.
         """
         if not isinstance(options, Mapping | None):
             raise OptionError(f"options must be a dict of option names to values, not {type(options).__name__}")
-        given = dict(options or {})
-        _check_names(given, cls)
-        if mode is not None and given.setdefault("mode", mode) != mode:
-            raise OptionError(f"mode={mode!r} contradicts options={{'mode': {given['mode']!r}}}: give one of them")
-        if isinstance(given.get("verify"), bool):
-            given["verify"] = "structure" if given["verify"] else "off"
-        if "rules" in given:
-            given["rules"] = _rules(given["rules"])
-        return cls(**given)
+        values = resolved(cls, mode, options or {})
+        if isinstance(values.get("verify"), bool):
+            values["verify"] = "structure" if values["verify"] else "off"
+        if "rules" in values:
+            values["rules"] = _rules(values["rules"])
+        return built(cls, values)
+
+    def changed(self) -> dict[str, Any]:
+        """Values that differ from the defaults, by dotted name."""
+        defaults = flat(type(self)())
+        return {name: value for name, value in flat(self).items() if value != defaults[name]}
 
     def key(self) -> str:
         """The options as text for cache keys: equal options give equal text, in every process."""
         rules = None if self.rules is None else [_rule_key(rule) for rule in self.rules]
-        values = {f.name: getattr(self, f.name) for f in fields(self)} | {"rules": rules}
+        values = flat(self) | {"rules": rules}
         return ";".join(f"{name}={value}" for name, value in sorted(values.items()))
-
-
-def cache_dir() -> Path | None:
-    """Where things are kept on disk, or None where the environment turns that off."""
-    if os.environ.get("REGRAFT_DISABLE_CACHE", "").strip().lower() not in _FALSE:
-        return None
-    given = os.environ.get("REGRAFT_CACHE_DIR")
-    if given:
-        return Path(given).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "regraft"
-
-
-def compiler_setting() -> str | None:
-    """The C++ compiler that the environment names, if it does."""
-    return os.environ.get("CXX", "").strip() or None
-
-
-def _check_kind(name: str, value: Any, kind: Any) -> None:
-    """Options of a few words have one of these, those that are switched on and off are bools."""
-    if get_origin(kind) is Literal:
-        _check_choice(name, value, get_args(kind))
-    if kind is bool and not isinstance(value, bool):
-        raise OptionError(f"option {name!r} must be True or False, not {value!r}")
-
-
-def _check_names(given: Mapping[str, Any], options: type[Options]) -> None:
-    valid = tuple(f.name for f in fields(options))
-    for name in given:
-        if name not in valid:
-            raise OptionError(f"unknown option {name!r}{_suggestion(name, valid)}; valid options: {', '.join(valid)}")
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if isinstance(value, str) and value in choices:
-        return
-    kind = "mode" if name == "mode" else f"value for option {name!r}:"
-    raise OptionError(f"unknown {kind} {value!r}{_suggestion(value, choices)}; valid: {', '.join(choices)}")
-
-
-def _suggestion(value: Any, choices: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(value), list(choices), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _rules(value: Any) -> tuple[Any, ...] | None:

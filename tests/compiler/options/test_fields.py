@@ -1,13 +1,12 @@
-"""Options: strict parsing, stable keys, and the environment."""
+"""Options: strict parsing and stable keys."""
 
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, dataclass
-from pathlib import Path
 
 import pytest
 
-from regraft.compiler.options import OptionError, Options, cache_dir
+from regraft.compiler.options import OptionError, Options
 
 
 def test_defaults():
@@ -77,6 +76,9 @@ def test_direct_construction_is_checked_too():
         Options(profit="sometimes")
     with pytest.raises(OptionError, match="tuple"):
         Options(rules=["sdpa"])
+    for limit in (0, True, 1.5):
+        with pytest.raises(OptionError, match="positive integer"):
+            Options(cudagraph_limit=limit)
 
 
 @dataclass
@@ -92,17 +94,3 @@ def test_key_tells_options_and_rule_contents_apart():
     assert Options(rules=("a", "b")).key() != Options(rules=("b", "a")).key()
     assert Options(rules=(FakeRule("a", "1"),)).key() != Options(rules=(FakeRule("a", "2"),)).key()
     assert "0x" not in Options(rules=(object(),)).key()
-
-
-def test_cache_dir(monkeypatch, tmp_path):
-    for name in ("REGRAFT_CACHE_DIR", "REGRAFT_DISABLE_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    assert cache_dir() == Path.home() / ".cache" / "regraft"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_dir() == tmp_path / "regraft"
-    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path / "own"))
-    assert cache_dir() == tmp_path / "own"
-    monkeypatch.setenv("REGRAFT_DISABLE_CACHE", "0")
-    assert cache_dir() == tmp_path / "own"
-    monkeypatch.setenv("REGRAFT_DISABLE_CACHE", "1")
-    assert cache_dir() is None

@@ -1,0 +1,30 @@
+"""The few environment variables, read here and nowhere else.
+
+    REGRAFT_CACHE_DIR      where measured decisions, compiled kernels and compiled graphs are kept
+                           (default: $XDG_CACHE_HOME/regraft or ~/.cache/regraft)
+    REGRAFT_DISABLE_CACHE  1 keeps them for this process only
+    CXX                    the C++ compiler (default: g++, clang++ or c++, the first that is there)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_FALSE = ("", "0", "false", "no", "off")
+
+
+def cache_dir() -> Path | None:
+    """Where things are kept on disk, or None where the environment turns that off."""
+    if os.environ.get("REGRAFT_DISABLE_CACHE", "").strip().lower() not in _FALSE:
+        return None
+    given = os.environ.get("REGRAFT_CACHE_DIR")
+    if given:
+        return Path(given).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "regraft"
+
+
+def compiler_setting() -> str | None:
+    """The C++ compiler that the environment names, if it does."""
+    return os.environ.get("CXX", "").strip() or None
