@@ -183,6 +183,13 @@ def writes_statistics(node: fx.Node) -> bool:
     return flag is not None and arguments(node).get(flag) is not False
 
 
+class PureCall:
+    """A callable of ours as the target of a `call_function` node: it makes new tensors of its inputs, and nothing else.
+
+    Calls of other Python functions may write to whatever they are given.
+    """
+
+
 def is_pure(node: fx.Node) -> bool:
     """Whether a dead call may be erased: no writes, no randomness, no wait, no state of the process changed."""
     if node.op == "get_attr":
@@ -193,7 +200,9 @@ def is_pure(node: fx.Node) -> bool:
         schema = compat.schema(node.target)
         effects = schema.is_mutable or is_random(node) or writes_statistics(node) or node.is_impure(impure_random=False)
         return not effects and bool(schema.returns)
-    return node.target is operator.getitem or node.target in _SYMBOLIC or is_number(node.meta.get("val"))
+    if isinstance(node.target, PureCall) or node.target is operator.getitem or node.target in _SYMBOLIC:
+        return True
+    return is_number(node.meta.get("val"))
 
 
 def erase_dead(

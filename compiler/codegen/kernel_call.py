@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from ...rewrites.graph import PureCall
 from ..ir.index.index import Index, Least, Most, Quotient, Remainder, Size, terms
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer
 
 
-class TemplateCall:
+class TemplateCall(PureCall):
     """A call of a kernel that a template made, as the target of a `call_function` node; reports count it by template.
 
     Args:

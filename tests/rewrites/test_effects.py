@@ -3,7 +3,7 @@ from support.engine import X, calls, capture
 from torch.nn import functional as F
 
 from regraft.rewrites.effects import Effects, mark_gradients, storages, wants_gradient, written
-from regraft.rewrites.graph import is_pure, is_random, op_name
+from regraft.rewrites.graph import PureCall, is_pure, is_random, op_name
 
 
 def effects(function, *inputs):
@@ -19,6 +19,21 @@ def test_views_share_storage():
 def test_what_a_call_writes():
     _, (add, copy, exp) = effects(lambda a: torch.exp(a.add_(1).copy_(a)))
     assert [written(n) for n in (add, copy, exp)] == [[add.args[0]], [add], []]
+
+
+def test_calls_of_other_functions_may_write_and_kernels_of_ours_do_not():
+    class Kernel(PureCall):
+        __name__ = "kernel"
+
+        def __call__(self, x):
+            return x + 1
+
+    for target, writes in ((torch.exp, True), (Kernel(), False)):
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        call = graph.call_function(target, (x,))
+        call.meta["val"] = torch.empty(2)
+        assert (written(call) == [x], is_pure(call)) == (writes, not writes)
 
 
 def test_writes_through_views_are_found_by_position():

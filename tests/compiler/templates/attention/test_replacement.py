@@ -63,3 +63,25 @@ def test_a_template_settles_what_a_rule_declined():
     assert [match.rule for match in record.open_declined] == ["sdpa", "attention-template"]  # of another line
     record.settle(settled, False, {line(7)}, ("attention",))
     assert len(record.open_declined) == 2 and "generated" in record.open_declined[0].evidence.times
+
+
+class Block(torch.nn.Module):
+    """Projections, an attention, a projection: what stands before and after an attention in every model."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.projections = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        *projections, out = self.projections
+        q, k, v = (torch.relu(p(x)).unflatten(-1, (2, 16)).transpose(1, 2) for p in projections)
+        return out(written_out(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_rules_still_see_what_an_attention_kernel_reads():
+    torch.compiler.reset()
+    options = {"profit": "always", "nan": "safe", "rules": ("linear",)}
+    with regraft.coverage() as cov, torch.no_grad():
+        torch.compile(Block().eval(), backend="regraft", options=options)(torch.randn(2, 24, 32))
+    applied = [match.rule for graph in cov.graphs for match in graph.applied]
+    assert applied.count("attention-template") == 1 and applied.count("linear") == 4
