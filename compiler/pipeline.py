@@ -38,6 +38,7 @@ from .passes.registry import Condition, Context, Pass
 from .passes.scalars_to_device import move_scalars
 from .passes.sdpa_backward_layout import lay_out_gradients
 from .passes.split_conv_bias import split_biases, sum_bias_gradients
+from .passes.sum_by_diagonal import sum_by_diagonal
 from .templates import fuse_attention, fuse_attention_training, fuse_gemm, fuse_on_gpu
 from .templates.common.task import Task, task_of
 
@@ -186,6 +187,7 @@ JOINT = (
     # Before the graph is split: a known number is written out on both sides, not kept for the backward.
     _simple("fold_uniform", fold_uniform, TRAINING),
     _simple("scalars_to_device", move_scalars, TRAINING),
+    _simple("sum_by_diagonal", sum_by_diagonal, TRAINING, ON_CUDA, numerics=_DIFFER),
     _simple("recompute_log_softmax", keep_rows, TRAINING),
     Pass(
         "channels_last", _channels_last, (TRAINING,), source=spread_channels_last, family="layout",

@@ -78,13 +78,19 @@ def _frontier(graph: fx.Graph, facts: dict[fx.Node, Fact]) -> list[fx.Node]:
     return found
 
 
-def compute(node: fx.Node) -> torch.Tensor | None:
-    """The value of a small tensor on the CPU that follows from constants alone, by eager itself; else None."""
-    cone = _cone(node)
+def compute(node: fx.Node, *, limit: int = MAX_BYTES, on_device: bool = False) -> torch.Tensor | None:
+    """The value of a tensor that follows from constants alone, by eager itself; else None.
+
+    Args:
+        node: computes it.
+        limit: bytes of the largest tensor on the way.
+        on_device: on whatever device the program has it; by default only what is on the CPU is computed.
+    """
+    cone = _cone(node, limit, on_device)
     if cone is None:
         return None
-    values = {n: constant for n in cone if (constant := literal(n)) is not None}
     with compat.plain_eager(), torch.no_grad():
+        values = {n: constant.to(val(n).device) for n in cone if (constant := literal(n)) is not None}
         for n in cone:
             if n in values:
                 continue
@@ -97,7 +103,7 @@ def compute(node: fx.Node) -> torch.Tensor | None:
         return value.clone(memory_format=torch.preserve_format) if isinstance(value, torch.Tensor) else None
 
 
-def _cone(node: fx.Node) -> list[fx.Node] | None:
+def _cone(node: fx.Node, limit: int, on_device: bool) -> list[fx.Node] | None:
     """The calls that a tensor is computed by, in order; None where one is not small, or reads what is not constant."""
     found: set[fx.Node] = set()
     todo = [node]
@@ -106,19 +112,19 @@ def _cone(node: fx.Node) -> list[fx.Node] | None:
         if current in found:
             continue
         if literal(current) is None:
-            if not _is_small(current):
+            if not _is_small(current, limit, on_device):
                 return None
             todo.extend(current.all_input_nodes)
         found.add(current)
     return sorted(found)
 
 
-def _is_small(node: fx.Node) -> bool:
+def _is_small(node: fx.Node, limit: int, on_device: bool) -> bool:
     if node.op != "call_function" or not is_tensor(node) or not is_foldable(node):
         return False
     value = val(node)
-    plain = value.device.type == "cpu" and value.layout == torch.strided
-    return plain and value.numel() * value.dtype.itemsize <= MAX_BYTES and all(map(is_tensor, _inputs(node)))
+    plain = (on_device or value.device.type == "cpu") and value.layout == torch.strided
+    return plain and value.numel() * value.dtype.itemsize <= limit and all(map(is_tensor, _inputs(node)))
 
 
 def _inputs(node: fx.Node) -> list[fx.Node]:
