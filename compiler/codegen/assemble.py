@@ -39,6 +39,7 @@ def assemble(
     schedule: Schedule,
     compiled: Mapping[str, Callable[..., None]],
     overwrites: Callable[[Kernel], Sequence[tuple[str, str]]],
+    written: Mapping[str, str],
 ) -> fx.Graph:
     """The graph of a schedule.
 
@@ -47,12 +48,20 @@ def assemble(
         schedule: its kernels and extern calls, in order.
         compiled: the function of each kernel, by name.
         overwrites: pairs (made, given) of a kernel's buffers that may share memory.
+        written: nodes that are inputs as they are written to, by name: whoever reads them reads the input.
     """
-    return _Assembly(graph, schedule, compiled, overwrites).run()
+    return _Assembly(graph, schedule, compiled, overwrites, written).run()
 
 
 class _Assembly:
-    def __init__(self, graph: fx.Graph, schedule: Schedule, compiled: Mapping[str, Any], overwrites: Any) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        schedule: Schedule,
+        compiled: Mapping[str, Any],
+        overwrites: Any,
+        written: Mapping[str, str],
+    ) -> None:
         self._old = {node.name: node for node in graph.nodes}
         self._output = next(node for node in reversed(graph.nodes) if node.op == "output")
         self._schedule = schedule
@@ -65,6 +74,7 @@ class _Assembly:
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._copy(node)
+        self._buffers.update((name, self._buffers[into]) for name, into in written.items())
         self._sizes = SizeTable(self._graph)
         self._numbers = {name: node for node in reversed(graph.nodes) for name in _numbers(node.meta.get("val"))}
 

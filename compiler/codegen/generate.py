@@ -132,7 +132,7 @@ def generate_kernels(
             kept |= _refused(plan, refusal, kept)
             faults = None  # it was told
             continue
-        graph = assemble(graph_module.graph, plan, functions, overwrites)
+        graph = assemble(graph_module.graph, plan, functions, overwrites, lowered.written)
         code = _code(kind, graph_module.graph, lowered, len(plan.kernels))
         return Generated(graph_module.graph, graph, code, lowered.program, plan)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -253,8 +253,8 @@ class Lowering:
         names = {**names, **{name: self.name(name) for name in taken}}
         fresh = {name: self.buffers.pop(name) for name in self.made_since(mark)}
         self.buffers.update((names.get(n, n), replace(b, name=names.get(n, n))) for n, b in fresh.items())
-        load = Rewriter(value=lambda v: _renamed_load(v, names))
-        self.items[mark[1] :] = [_renamed(item, names, load) for item in self.items[mark[1] :]]
+        renamed = Renamed(names)
+        self.items[mark[1] :] = [renamed(item) for item in self.items[mark[1] :]]
 
     def _strides(self, sizes: Indices, output: int | None) -> Indices:
         meta, output = getattr(self.current, "meta", {}).get("val"), self.output if output is None else output
@@ -264,21 +264,29 @@ class Lowering:
         return contiguous(sizes)
 
 
-def _renamed_load(value: Value, names: dict[str, str]) -> Value | None:
-    if isinstance(value, Load) and value.buffer in names:
-        return Load(names[value.buffer], value.indices, value.dtype)
-    return None
+class Renamed:
+    """Definitions with other names of buffers; other items stay as they are."""
 
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names, self._values = names, Rewriter(value=self._load)
 
-def _renamed(item: Any, names: dict[str, str], load: Rewriter) -> Any:
-    if not isinstance(item, Definition):
-        return item
-    stores = tuple(
-        replace(s, buffer=names.get(s.buffer, s.buffer), indices=tuple(map(load.index, s.indices)), value=load(s.value))
-        for s in item.stores
-    )
-    reductions = tuple(replace(r, values=tuple(map(load, r.values))) for r in item.reductions)
-    return replace(item, stores=stores, reductions=reductions)
+    def __call__(self, item: Any) -> Any:
+        """The item."""
+        if not isinstance(item, Definition):
+            return item
+        stores = tuple(map(self._store, item.stores))
+        reductions = tuple(replace(r, values=tuple(map(self._values, r.values))) for r in item.reductions)
+        return replace(item, stores=stores, reductions=reductions)
+
+    def _store(self, store: Store) -> Store:
+        indices = tuple(map(self._values.index, store.indices))
+        name = self._names.get(store.buffer, store.buffer)
+        return replace(store, buffer=name, indices=indices, value=self._values(store.value))
+
+    def _load(self, value: Value) -> Value | None:
+        if isinstance(value, Load) and value.buffer in self._names:
+            return Load(self._names[value.buffer], value.indices, value.dtype)
+        return None
 
 
 def contiguous(sizes: Sequence[Any]) -> Indices:

@@ -36,6 +36,7 @@ from . import operators
 from .arithmetic import op
 from .call import DTYPES, Opaque, lower_call
 from .core import Lowering, Tensor, cast, whole
+from .in_place import write_in_place
 from .scalars import Scalar
 from .sizes import Unlowered, number
 from .sizes import tokens as tokens_of
@@ -63,11 +64,13 @@ class Lowered:
         views: nodes that are views: node name -> name of the buffer that they look at. Whoever needs such a tensor
             itself runs the node again on the buffer.
         kept: the calls that were not lowered.
+        written: buffers whose elements are written straight to an input: node name -> the input's.
     """
 
     program: Program
     views: dict[str, str] = field(default_factory=dict)
     kept: list[Kept] = field(default_factory=list)
+    written: dict[str, str] = field(default_factory=dict)
 
 
 assert operators.MODULES
@@ -104,6 +107,8 @@ class _Walk:
         for node in self._module.graph.nodes:
             self._low.origin = self._low.current = node
             getattr(self, f"_{node.op}")(node)
+        written = self._lowered.written = write_in_place(self._lowered.program)
+        self._lowered.views = {view: written.get(name, name) for view, name in self._lowered.views.items()}
         return self._lowered
 
     # -- what is there from the start --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..ir.index.index import Loaded, Var, atoms
+from ..ir.index.index import Loaded, Var, atoms, terms
 from ..ir.ops import OPS
 from ..ir.program import Buffer, Definition, Extern, Item
 from ..ir.simplify import Simplifier
@@ -197,6 +197,8 @@ class _Inliner:
         if not isinstance(target, Definition) or target.reductions or len(target.stores) != 1:
             return False
         store = target.stores[0]
+        if not _at_places_of_their_own(store.indices, target.loops):
+            return False
         by_load = [load for load in self._loads_of(reader) if load.buffer == item.stores[0].buffer]
         for load in by_load:
             pairs = zip(item.stores[0].indices, load.indices, strict=True)
@@ -325,3 +327,13 @@ def _inside_indices(item: Definition) -> list[Load]:
     """Loads whose values are used as indices."""
     numbers = [i for load in loads(item) for i in load.indices] + [i for s in item.stores for i in s.indices]
     return [v for v in walk(values_in(numbers)) if isinstance(v, Load)]
+
+
+def _at_places_of_their_own(indices: Iterable[Any], loops: Iterable[Var]) -> bool:
+    """Whether no two iterations of loops meet at one element: each loop moves along a dim of its own."""
+    moving = {found[0] for index in indices if len(found := tuple(variables_of(index))) == 1 and _is_affine(index)}
+    return moving >= {loop for loop in loops if loop.extent != 1}
+
+
+def _is_affine(index: Any) -> bool:
+    return all(len(monomial) == 1 and isinstance(monomial[0], Var) for monomial, _ in terms(index) if monomial)

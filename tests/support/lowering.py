@@ -126,8 +126,10 @@ class Replay:
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._inputs = dict(zip(placeholders, inputs, strict=True))
         self._results: dict[fx.Node, Any] = {}
+        self._written: Mapping[str, str] = {}
 
     def given(self, made: Lowered) -> dict[str, Any]:
+        self._written = made.written
         nodes = {node.name: node for node in self._module.graph.nodes}
         return {name: self.value(nodes[name], {}) for name, b in made.program.buffers.items() if b.kind != "made"}
 
@@ -152,8 +154,9 @@ class Replay:
             return self._results[node]
         if isinstance(self._inputs.get(node), (bool, int, float)):
             return self._inputs[node]
-        if node.name in tensors:
-            return tensors[node.name]
+        name = self._written.get(node.name, node.name)
+        if name in tensors:
+            return tensors[name]
         if node in self._inputs:
             return self._inputs[node]
         if node.op == "get_attr":

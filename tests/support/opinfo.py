@@ -218,6 +218,7 @@ class _Graph:
     module: fx.GraphModule
     run: Any = None
     kept: Sequence[Any] = ()
+    written: Mapping[str, str] = field(default_factory=dict)
     plan: Any = None
     kernels: int = 0
     error: str = ""
@@ -225,7 +226,7 @@ class _Graph:
     def plan_kernels(self, target: Target = CPU, keep: Mapping[str, str] | None = None) -> list[Any]:
         try:
             made = lower(self.module, keep=keep or {})
-            self.kept = made.kept
+            self.kept, self.written = made.kept, made.written
             self.plan = schedule(made.program, target=target)
             self.kernels = len(self.plan.kernels)
             findings = check_schedule(made.program, self.plan)
@@ -238,7 +239,7 @@ class _Graph:
         if self.error:
             return
         try:
-            graph = assemble(self.module.graph, self.plan, compiled, overwrites)
+            graph = assemble(self.module.graph, self.plan, compiled, overwrites, self.written)
             self.run = generate(fx.GraphModule(self.module, graph), name="sample").call
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"

@@ -99,7 +99,7 @@ def check_code(stage: Staged, compiled: dict[str, Run], name: str = "code") -> N
     inputs = stage.program.arguments(stage.dynamic)
 
     def run() -> Sequence[Any]:
-        graph = assemble(stage.module.graph, stage.plan, compiled, overwrites)
+        graph = assemble(stage.module.graph, stage.plan, compiled, overwrites, stage.lowered.written)
         module = fx.GraphModule(stage.module, graph)
         return generate(module, name="random").call(list(inputs))
 

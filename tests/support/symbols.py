@@ -100,7 +100,7 @@ def compiled(function: Callable[..., Any], inputs: Sequence[Any], device: str = 
     made = lower(source.module, strict=True)
     plan = schedule(made.program, target=CPU if device == "cpu" else gpu(132))
     functions = dict(zip((k.name for k in plan.kernels), BUILDERS[device](plan.kernels), strict=True))
-    graph = assemble(source.module.graph, plan, functions, overwrites)
+    graph = assemble(source.module.graph, plan, functions, overwrites, made.written)
     wrapper = generate(fx.GraphModule(source.module, graph), name="symbols")
 
     def run(*args: Any) -> Any:

@@ -1,0 +1,160 @@
+"""Writes to parts of inputs, in place: autograd's functional form copies a cache twice to write one row of it.
+
+    new[i, j]     = cache[i, j]
+    new[at[0], j] = row[j]                        cache[at[0], j] = row[j]
+    y             = call(new)              ->     y = call(cache)
+    cache[i, j]   = new[i, j]
+
+Legal where whoever reads an element finds the one that was meant: nobody reads the old elements after a write, and
+nothing but the input itself outlives the program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...rewrites.compat import OpOverload, aliasing_arguments
+from ..ir.index.index import Var
+from ..ir.program import Buffer, Definition, Extern, Item, Program
+from ..ir.value import Load
+from ..schedule.dependences import effects
+from .core import Renamed
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """An item that does nothing but copy a whole buffer: its place in the program, and both buffers."""
+
+    place: int
+    made: str
+    given: str
+
+
+def write_in_place(program: Program) -> dict[str, str]:
+    """Leave out copies of inputs that are copied back, where that changes nothing; changes the program.
+
+    Returns:
+        For each buffer that is gone, the input in whose memory its elements are now.
+    """
+    found = (_copy(place, item, program) for place, item in enumerate(program.items))
+    copies = {copy.place: copy for copy in found if copy is not None}
+    if not any(program.buffers[copy.made].kind == "input" for copy in copies.values()):
+        return {}
+    writers: dict[str, list[int]] = {}
+    for place, item in enumerate(program.items):
+        for name in effects(item).writes:
+            writers.setdefault(name, []).append(place)
+    gone: dict[str, str] = {}
+    dropped: set[int] = set()
+    for back in copies.values():
+        if program.buffers[back.made].kind != "input" or writers[back.made] != [back.place]:
+            continue
+        chain = _chain(back, copies, writers)
+        if chain and _Versions(program, [*chain, back]).share_memory():
+            gone |= {copy.made: back.made for copy in chain}
+            dropped |= {copy.place for copy in (*chain, back)}
+    if not gone:
+        return {}
+    kept = [item for place, item in enumerate(program.items) if place not in dropped]
+    program.items[:] = map(_InOther(gone), kept)
+    for name in gone:
+        del program.buffers[name]
+    return gone
+
+
+def _copy(place: int, item: Item, program: Program) -> _Copy | None:
+    """The copy that an item is, all strides alike."""
+    if not isinstance(item, Definition) or item.reductions or len(item.stores) != 1:
+        return None
+    (store,) = item.stores
+    if not isinstance(store.value, Load) or store.mode is not None:
+        return None
+    made, given = (program.buffers[name] for name in (store.buffer, store.value.buffer))
+    if _layout(made) != _layout(given) or tuple(loop.extent for loop in item.loops) != made.sizes:
+        return None
+    is_whole = _at_loops(store.indices, item.loops) and _at_loops(store.value.indices, item.loops)
+    return _Copy(place, made.name, given.name) if is_whole and made is not given else None
+
+
+def _layout(buffer: Buffer) -> tuple[Any, ...]:
+    return buffer.sizes, buffer.strides, buffer.dtype, buffer.device, buffer.scalar
+
+
+def _at_loops(indices: tuple[Any, ...], loops: tuple[Var, ...]) -> bool:
+    """Whether each index is its loop's variable, or 0 where that is all it can be."""
+    return all(at == loop.index() or (loop.extent == 1 and at == 0) for at, loop in zip(indices, loops, strict=True))
+
+
+def _chain(back: _Copy, copies: dict[int, _Copy], writers: dict[str, list[int]]) -> list[_Copy]:
+    """The copies that lead from an input to what is copied into it at the end, in their order; empty where none do.
+
+    Each is the first to write what it makes.
+    """
+    chain: list[_Copy] = []
+    name = back.given
+    while name != back.made:
+        first = copies.get(writers.get(name, [-1])[0])
+        if first is None:
+            return []
+        chain.append(first)
+        name = first.given
+    return chain[::-1]
+
+
+class _Versions:
+    """Versions of an input: itself, and copies of it in their order, each written to in part.
+
+    Args:
+        program: what is run.
+        copies: that make one version of the one before; the last makes the input of the last version.
+    """
+
+    def __init__(self, program: Program, copies: list[_Copy]) -> None:
+        self._program = program
+        self._age = {name: number for number, name in enumerate([copy.given for copy in copies])}
+        self._places = {copy.place: number for number, copy in enumerate(copies, 1)}
+        self._count = len(copies)
+
+    def share_memory(self) -> bool:
+        """Whether one piece of memory can hold all of them, one after the other: whatever is touched is the newest."""
+        if not self._age.keys().isdisjoint([name for name in self._program.outputs if self._age.get(name)]):
+            return False
+        newest, is_back = 0, False
+        for place, item in enumerate(self._program.items):
+            if place in self._places:
+                is_back = self._places[place] == self._count
+                newest += 0 if is_back else 1
+                if self._places[place] != newest + is_back:
+                    return False
+                continue
+            one = effects(item)
+            read, written = map(self._ages, (one.reads, one.writes))
+            if is_back:
+                read = [age or newest for age in read]
+            if any(age != newest for age in (*read, *written)) or (written and is_back):
+                return False
+            if isinstance(item, Extern) and (written or (read and _may_alias(item))):
+                return False
+        return True
+
+    def _ages(self, names: frozenset[str]) -> list[int]:
+        return [self._age[name] for name in names if name in self._age]
+
+
+def _may_alias(item: Extern) -> bool:
+    """Whether what a call gives may share memory with what it reads: templates give memory of their own."""
+    target = item.node.target
+    return bool(aliasing_arguments(target)) if isinstance(target, OpOverload) else not hasattr(target, "template")
+
+
+class _InOther(Renamed):
+    """Items that read and write other buffers, calls as well."""
+
+    def __call__(self, item: Item) -> Item:
+        if isinstance(item, Definition):
+            return super().__call__(item)
+        return replace(item, reads=self._all(item.reads), writes=self._all(item.writes))
+
+    def _all(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self._names.get(name, name) for name in names))
