@@ -160,10 +160,10 @@ class Compilation:
         """What captures this program's graphs, where that was asked for and makes sense."""
         if not self.options.triton.cudagraphs or self._observe is not None:
             return None
+        if not self._devices:  # nothing worth it: at most a mask or a draw, between two breaks of the graph
+            return None
         if self._devices != {"cuda"}:
-            message = (
-                f"CUDA graphs need all inputs on a CUDA device, here: {', '.join(sorted(self._devices)) or 'none'}"
-            )
+            message = f"CUDA graphs need all inputs on a CUDA device, here: {', '.join(sorted(self._devices))}"
             self.record.fallbacks.append(Fallback("cudagraphs", "not-on-cuda", message))
             return None
         return CudaGraphs(self.options.cudagraph_limit, self._not_captured)

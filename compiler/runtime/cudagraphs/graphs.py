@@ -37,7 +37,7 @@ from ....rewrites.compat.memory import storage_reference
 from ....rewrites.reason import Reason
 from .capture import GIVEN, Capture, Read, looks_at
 from .device import Boxed, Device
-from .memory import LARGE, layout, lies_in, memory, same_memory, size_of, within
+from .memory import GIVEN_OUT, layout, lies_in, memory, same_memory, size_of, within
 from .places import Places
 from .pool import Pool
 
@@ -194,7 +194,7 @@ class _Graphed:
             return _SMALL if others < SLOTS - 1 else _ALL
         if self._copies or others >= SLOTS - 1:
             return _ALL
-        return 0 if self._static is None else LARGE - 1
+        return 0 if self._static is None else GIVEN_OUT - 1
 
     def _addresses(self, args: Sequence[Any]) -> dict[int, int]:
         """Where the inputs lie that are read where they are, by position."""

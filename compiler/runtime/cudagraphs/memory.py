@@ -10,6 +10,7 @@ import torch
 from ....rewrites.compat.memory import storage_key
 
 LARGE = 1 << 24  # bytes of a result that another graph had better read where it lies
+GIVEN_OUT = 1 << 20  # bytes of a forward's result that is given out in the capture's memory, not copied
 _REMEMBERED = 1024
 
 
