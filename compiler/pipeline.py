@@ -23,6 +23,7 @@ from .autograd.seed_dropout import seed_calls
 from .capture.checkpoints import inline_bodies
 from .codegen.generate import begin_kernels
 from .passes.align_rows import space_rows
+from .passes.bags_as_sums import write_out_bags
 from .passes.channels_last import Spread, spread_channels_last
 from .passes.constant_sdpa_masks import settle_masks
 from .passes.conv_as_mm import convolutions_as_products, images_as_rows
@@ -174,6 +175,7 @@ CAPTURED = (
         doc="checkpoint(f, x)  ->  f(x), where nothing is kept for a backward.",
     ),
     Pass("mark_weights", _mark_weights, (FROZEN,), doc="Tell the rules which inputs are weights."),
+    _simple("bags_as_sums", write_out_bags, ON_CUDA, numerics=_DIFFER),
     Pass("constant_sdpa_masks", _settle_masks, source=settle_masks, seconds="masks"),
 )  # fmt: skip
 PROGRAM_RULES = (_rules("forward"),)

@@ -1,9 +1,9 @@
 """The few environment variables, read here and nowhere else.
 
-    REGRAFT_CACHE_DIR      where measured decisions, compiled kernels and compiled graphs are kept
-                           (default: $XDG_CACHE_HOME/regraft or ~/.cache/regraft)
-    REGRAFT_DISABLE_CACHE  1 keeps them for this process only
-    CXX                    the C++ compiler (default: g++, clang++ or c++, the first that is there)
+REGRAFT_CACHE_DIR      where measured decisions, compiled kernels and compiled graphs are kept
+                       (default: $XDG_CACHE_HOME/regraft or ~/.cache/regraft)
+REGRAFT_DISABLE_CACHE  1 keeps them for this process only
+CXX                    the C++ compiler (default: g++, clang++ or c++, the first that is there)
 """
 
 from __future__ import annotations

@@ -18,9 +18,7 @@ Profit = Literal["measured", "always", "never"]
 Verify = Literal["off", "structure", "live"]
 NanPolicy = Literal["eager", "safe"]
 RngPolicy = Literal["eager", "statistical", "fast"]
-Template = Literal[
-    "none", "triton", "cpp_wrapper", "cutlass", "aten", "cudagraphs", "max_autotune", "freezing", "tma"
-]
+Template = Literal["none", "triton", "cpp_wrapper", "cutlass", "aten", "cudagraphs", "max_autotune", "freezing", "tma"]
 Kernels = Literal["measured", "library", "generated"]
 ProductKernels = Literal["measured", "library", "generated", "cutlass"]
 Tma = Literal["measured", "always", "never"]

@@ -1,0 +1,80 @@
+"""Bags of embeddings that all have one size: rows looked up and added, by generated kernels forward and backward.
+
+    embedding_bag(w, flat, arange(0, n * k, k))[0]   ->   sum(embedding(w, view(flat, [n, k])), 1)
+
+`F.embedding_bag` makes such offsets of an input of two dims. The operator itself stays a call of ATen's, whose gradient
+sorts the indices of each table by some ten launches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, op_name, val
+from ...rewrites.sizes import SizeTable
+
+aten = torch.ops.aten
+
+_SUM, _MEAN = 0, 1
+
+
+def write_out_bags(graph_module: fx.GraphModule) -> int:
+    """Write out bags of one size, in place; returns how many.
+
+    Args:
+        graph_module: a program as it was captured, before autograd.
+    """
+    graph = graph_module.graph
+    editor, made = Editor(graph, SizeTable(graph)), 0
+    for name in ("padding_idx", "default"):
+        for node in graph.find_nodes(op="call_function", target=getattr(aten.embedding_bag, name)):
+            size = _size(node)
+            if size is None:
+                continue
+            with editor.at(node):
+                total = _total(editor, arguments(node), size)
+            for result in list(node.users):
+                if result.users:  # the first: see `_size`
+                    editor.replace(result, total)
+                editor.erase_dead(result)
+            made += 1
+    if made:
+        graph_module.recompile()
+    return made
+
+
+def _size(node: fx.Node) -> int | None:
+    """How many indices each bag has; None where that differs, or something else is asked for than dense sums."""
+    given = arguments(node)
+    padding = given.get("padding_idx")
+    plain = not given.get("scale_grad_by_freq") and not given.get("sparse") and not given.get("include_last_offset")
+    if not plain or given.get("mode", _SUM) not in (_SUM, _MEAN) or (padding is not None and padding >= 0):
+        return None
+    if any(op_name(user) != "getitem" or (user.users and user.args[1] != 0) for user in node.users):
+        return None
+    indices = val(given["indices"])
+    return _step(given["offsets"], indices.shape[0]) if indices.dim() == 1 else None
+
+
+def _step(offsets: Any, count: Any) -> int | None:
+    """The step of ``arange(0, count, step)``, where it divides `count`."""
+    if not isinstance(offsets, fx.Node) or offsets.target is not aten.arange.start_step or type(count) is not int:
+        return None
+    start, stop, step = (*offsets.args, 1)[:3]
+    whole = all(type(x) is int for x in (start, stop, step)) and step > 0 and count > 0 and count % step == 0
+    return step if whole and start == 0 and stop == count else None
+
+
+def _total(editor: Editor, given: dict[str, Any], size: int) -> fx.Node:
+    call, weight, indices = editor.call, given["weight"], given["indices"]
+    bags, dtype = val(indices).shape[0] // size, val(weight).dtype
+    rows = call(aten.embedding.default, weight, call(aten.view.default, indices, [bags, size]))
+    weights = given.get("per_sample_weights")
+    if weights is not None:
+        rows = call(aten.mul.Tensor, rows, call(aten.view.default, weights, [bags, size, 1]))
+    fold = aten.mean.dim if given.get("mode", _SUM) == _MEAN else aten.sum.dim_IntList
+    return call(fold, rows, [1], dtype=dtype)
