@@ -23,7 +23,6 @@ import functools
 import hashlib
 import json
 import os
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,6 +34,9 @@ import torch
 
 from ..._version import __version__
 from ...rewrites.machine import cpu_model
+from ..storage.artifacts import note_entry
+from ..storage.files import note_use, write_whole
+from ..storage.space import note_written
 
 SCHEMA = 1
 _FOLDER = "decisions"
@@ -132,6 +134,8 @@ class DecisionCache:
             entry = None
         # Keys that aren't hashes are stored under their hash, so that any text can be a key.
         if _is_entry(entry) and key in (entry["key"], digest(entry["key"])):
+            note_use(path)
+            note_entry(f"{_FOLDER}/{path.parent.name}/{path.name}")
             return entry
         self._discard(path)
         return None
@@ -145,7 +149,9 @@ class DecisionCache:
     def _write(self, path: Path, text: str) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, text)
+            write_whole(path, text.encode())
+            note_entry(f"{_FOLDER}/{path.parent.name}/{path.name}")
+            note_written(len(text))
         except OSError as error:
             self._writable = False
             warnings.warn(
@@ -195,15 +201,3 @@ def _is_entry(entry: Any) -> bool:
         and isinstance(entry.get("value"), dict)
     )
 
-
-def _replace(path: Path, text: str) -> None:
-    """Write a whole file in one step: other processes see the old entry or the new one."""
-    # Named by hand rather than by tempfile, whose files only their owner may read: a cache may be shared by users.
-    aside = path.with_name(f".{path.stem[:8]}-{uuid.uuid4().hex}.tmp")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise

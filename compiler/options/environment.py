@@ -2,6 +2,7 @@
 
 REGRAFT_CACHE_DIR      where measured decisions, compiled kernels and compiled graphs are kept
                        (default: $XDG_CACHE_HOME/regraft or ~/.cache/regraft)
+REGRAFT_CACHE_LIMIT    MiB that it may hold (default: 8192); what was used longest ago goes first
 REGRAFT_DISABLE_CACHE  1 keeps them for this process only
 CXX                    the C++ compiler (default: g++, clang++ or c++, the first that is there)
 """
@@ -9,8 +10,10 @@ CXX                    the C++ compiler (default: g++, clang++ or c++, the first
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
+_LIMIT = 8 << 30
 _FALSE = ("", "0", "false", "no", "off")
 
 
@@ -23,6 +26,12 @@ def cache_dir() -> Path | None:
         return Path(given).expanduser()
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "regraft"
+
+
+def cache_limit() -> int:
+    """How many bytes may be kept on disk; what is no number counts as the default."""
+    given = os.environ.get("REGRAFT_CACHE_LIMIT", "").strip()
+    return int(float(given) * (1 << 20)) if re.fullmatch(r"\d+(\.\d*)?", given) else _LIMIT
 
 
 def compiler_setting() -> str | None:

@@ -2,19 +2,21 @@
 
     code/3f/3f9a...c1.so      the library        code/3f/3f9a...c1.cpp     its source, to read
 
-Files are written aside and renamed into place: readers in other processes see a whole library or none. A library that
-can't be loaded is deleted and compiled again.
+Files are written aside and renamed into place: readers in other processes see a whole library or none. A seal stands
+behind the library (the loader reads no further than its end): one that is damaged, or that this user's regraft did not
+write, is deleted and compiled again, as is one that can't be loaded. Where the disk is full, a library lasts as long as
+the process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import hashlib
 import shutil
 import subprocess
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,9 +24,15 @@ from pathlib import Path
 
 from ....rewrites.machine import cpu_model
 from ...options import compiler_setting
-from ..code_cache_dir import code_folder
+from ...storage import seal
+from ...storage.artifacts import note_entry
+from ...storage.files import NO_SPACE, aside, discard, note_use
+from ...storage.space import note_written
+from ..code_cache_dir import code_folder, temporary_folder
 from .errors import CompileFailed, CompilerMissing
 
+_KIND = "code"
+_NO_SPACE = "No space left on device"
 _CANDIDATES = ("g++", "clang++", "c++")
 # NaN, infinities and signed zeros are kept; only what nobody can see is given up: errno and floating-point traps.
 # Multiplications and additions are not contracted: eager rounds in between.
@@ -106,48 +114,83 @@ def compile_all(sources: Sequence[Source]) -> list[tuple[ctypes.CDLL, Path]]:
 
 def _library(source: Source) -> tuple[ctypes.CDLL, Path]:
     compiler = find_compiler()
-    path = _path(source, compiler)
+    name = _name(source, compiler)
+    path = _place(code_folder(_KIND), name)
     loaded = _loaded(path)
     if loaded is None:
-        _compile(source, compiler, path)
-        loaded = ctypes.CDLL(str(path))
+        try:
+            _compile(source, compiler, path)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            path = _place(temporary_folder(_KIND), name)
+            loaded = _loaded(path)
+            if loaded is None:
+                _compile(source, compiler, path)
+        loaded = loaded or ctypes.CDLL(str(path))
     return loaded, path.with_suffix(".cpp")
 
 
-def _path(source: Source, compiler: Compiler) -> Path:
+def _place(folder: Path, name: str) -> Path:
+    return folder / name[:2] / f"{name}.so"
+
+
+def _name(source: Source, compiler: Compiler) -> str:
     parts = [source.text, *_FLAGS, *source.flags, compiler.path, compiler.version, cpu_model()]
-    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return code_folder("code") / name[:2] / f"{name}.so"
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
-    """The library at `path`, None where there is none; what can't be loaded is deleted."""
-    if not path.exists():
+    """The library at `path`, None where there is none; what can't be believed or loaded is deleted."""
+    try:
+        data = path.read_bytes()
+    except OSError:
         return None
     try:
-        return ctypes.CDLL(str(path))
+        if seal.opened(_entry(path), data) is not None:
+            loaded = ctypes.CDLL(str(path))
+            note_use(path)
+            _note(path)
+            return loaded
     except OSError:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return None
+        pass
+    discard(path)
+    return None
+
+
+def _entry(path: Path) -> str:
+    return f"{_KIND}/{path.stem}"
+
+
+def _note(path: Path) -> None:
+    for suffix in (".so", ".cpp"):
+        note_entry(f"{_KIND}/{path.parent.name}/{path.stem}{suffix}")
 
 
 def _compile(source: Source, compiler: Compiler, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.stem[:8]}-{uuid.uuid4().hex}")
-    text, made = aside.with_suffix(".cpp"), aside.with_suffix(".so")
-    text.write_text(source.text, encoding="utf-8")
+    text, made = aside(path, ".cpp"), aside(path, ".so")
     try:
+        text.write_text(source.text, encoding="utf-8")
         _run(source, compiler, path.with_suffix(".cpp"), text, made)
+        with made.open("ab") as library:
+            library.write(seal.seal(_entry(path), made.read_bytes()))
         made.replace(path)
+    except OSError:
+        discard(text)
+        raise
     finally:
-        # A source that was refused stays, to be looked at.
-        text.replace(path.with_suffix(".cpp"))
         made.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a source that was refused stays, to be looked at
+            text.replace(path.with_suffix(".cpp"))
+    _note(path)
+    note_written(path.stat().st_size + len(source.text))
 
 
 def _run(source: Source, compiler: Compiler, kept: Path, text: Path, made: Path) -> None:
     command = [compiler.path, *_FLAGS, str(text), "-o", str(made), *source.flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and _NO_SPACE in (done.stderr or done.stdout):
+        raise OSError(errno.ENOSPC, _NO_SPACE, str(text))
     if done.returncode:
         raise CompileFailed(kept, (done.stderr or done.stdout).strip().replace(str(text), str(kept)))

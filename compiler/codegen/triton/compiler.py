@@ -1,11 +1,12 @@
 """Runs Triton: functions in, machine code out, kept on disk by the hash of all that it depends on.
 
     triton/3f/3f9a...c1.py       the source, to read; the same for all variants of a kernel
-    triton/a0/a07c...44.cubin    the machine code of one variant
-    triton/a0/a07c...44.json     what launches it: its name, shared memory, warps; the hash of the machine code
+    triton/a0/a07c...44.cubin    the machine code of one variant; behind it what launches it (its name, memory, warps),
+                                 and a seal
+    triton/a0/a07c...44.json     the same, to read
 
-Files are written aside and renamed into place, the `.json` last: readers in other processes see a whole entry or none.
-A damaged entry is compiled again. What is on disk needs neither Triton nor a worker.
+Files are written aside and renamed into place: readers in other processes see a whole entry or none. A damaged entry,
+or one that this user's regraft did not write, is compiled again. What is on disk needs neither Triton nor a worker.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...storage import seal
+from ...storage.artifacts import note_entry
+from ...storage.files import discard, note_use, write_whole
+from ...storage.space import note_written
 from ..code_cache_dir import code_folder
 from . import compile_worker
 from .compile_pool import Job, Reply, WorkerLostError, pool
 from .errors import TritonFailed, TritonMissing
 
+_KIND = "triton"
 _STAGES = 3
 _FAST = re.compile(r"def (fast_|softmax_step|scaled_softmax_step|shifted_power|tanh_|normal_|\w+_double)")
 _UNSERVED = ("profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "tmem_size")
@@ -142,24 +148,36 @@ class _Entry:
         self.options = _options(unit)
         parts = [unit.text, unit.function, unit.signature, unit.aligned, unit.capability, self.options]
         self.key = _digest(json.dumps([*parts, triton_version()], sort_keys=True))
-        folder = code_folder("triton")
+        folder = code_folder(_KIND)
         self.source = _place(folder, _digest(unit.text), ".py")
         self._code, self.facts = (_place(folder, self.key, suffix) for suffix in (".cubin", ".json"))
 
     def read(self) -> Cubin | None:
-        """The machine code, if it is there and undamaged."""
+        """The machine code, if it is there and can be believed."""
         try:
-            facts, code = json.loads(self.facts.read_bytes()), self._code.read_bytes()
-        except (OSError, ValueError):
+            content = seal.opened(self._sealed, self._code.read_bytes())
+        except OSError:
             return None
-        if not isinstance(facts, dict) or facts.get("sha256") != hashlib.sha256(code).hexdigest():
+        if content is None:
+            discard(self._code)
             return None
-        return _cubin(code, facts, self.source)
+        note_use(self._code)
+        self._note()
+        return _cubin(*_apart(content), self.source)
+
+    @property
+    def _sealed(self) -> str:
+        return f"{_KIND}/{self.key}"
+
+    def _note(self) -> None:
+        for file in (self._code, self.facts, self.source):
+            note_entry(f"{_KIND}/{file.parent.name}/{file.name}")
 
     def job(self) -> dict[str, Any]:
         """What a worker is asked, the source written for it."""
-        if not self.source.exists():
-            _write(self.source, self.unit.text.encode())
+        text = self.unit.text.encode()
+        if not _holds(self.source, text):
+            write_whole(self.source, text)
         self._code.parent.mkdir(parents=True, exist_ok=True)
         return {
             "source": str(self.source), "function": self.unit.function, "signature": self.unit.signature,
@@ -175,9 +193,32 @@ class _Entry:
         if asked or made["num_ctas"] not in (1, None):
             aside.unlink()
             return TritonFailed(f"{self.source}: needs {', '.join(asked) or 'clusters'}, which no launch gives it")
+        content = _together(code, made)
+        aside.write_bytes(seal.sealed(self._sealed, content))
         aside.replace(self._code)
-        _write(self.facts, json.dumps({**made, "sha256": hashlib.sha256(code).hexdigest()}, indent=2).encode())
+        with contextlib.suppress(OSError):  # for people
+            write_whole(self.facts, json.dumps(made, indent=2).encode())
+        self._note()
+        note_written(len(content))
         return _cubin(code, made, self.source)
+
+
+def _together(code: bytes, facts: dict[str, Any]) -> bytes:
+    """Machine code, what launches it, and how long that is: tools read the first and no further."""
+    text = json.dumps(facts).encode()
+    return code + text + len(text).to_bytes(8, "little")
+
+
+def _apart(content: bytes) -> tuple[bytes, dict[str, Any]]:
+    end = len(content) - 8
+    start = end - int.from_bytes(content[end:], "little")
+    return content[:start], json.loads(content[start:end])
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        return path.read_bytes() == content
+    return False
 
 
 def _cubin(code: bytes, facts: dict[str, Any], source: Path) -> Cubin:
@@ -246,9 +287,3 @@ def _digest(text: str) -> str:
 def _place(folder: Path, key: str, suffix: str) -> Path:
     return folder / key[:2] / f"{key}{suffix}"
 
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.stem[:8]}-{uuid.uuid4().hex}")
-    aside.write_bytes(content)
-    aside.replace(path)

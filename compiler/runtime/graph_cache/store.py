@@ -1,36 +1,41 @@
-"""Entries on disk: ``graphs/3f/3f9a...c1.bin``, a hash of the content and then the content.
+"""Entries on disk: ``graphs/3f/3f9a...c1.bin``, the content with a seal behind it.
 
 A store may be lost but never wrong: entries are written aside and renamed into place, so that readers in other
-processes see a whole entry or none, and what is damaged is deleted and made anew.
+processes see a whole entry or none; what is damaged, or was not written by this user's regraft, is not believed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import logging
-import uuid
 from pathlib import Path
 
-from ...options import cache_dir
+from ...storage import seal
+from ...storage.artifacts import note_entry
+from ...storage.files import discard as discard_file
+from ...storage.files import note_use, write_whole
+from ...storage.folder import own_folder
+from ...storage.space import note_written
 
 logger = logging.getLogger("regraft")
 _FOLDER = "graphs"
-_DIGEST = hashlib.sha256().digest_size
 
 
 def read(key: str) -> bytes | None:
-    """The content stored under `key`, or None; a damaged entry is deleted."""
+    """The content stored under `key`, or None; what can't be believed is deleted."""
     path = _path(key)
     try:
-        data = path.read_bytes() if path is not None else b""
+        data = path.read_bytes() if path is not None else None
     except OSError:
         return None
-    if len(data) > _DIGEST and hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
-        return data[_DIGEST:]
-    if path is not None:
-        discard(key)
-    return None
+    if path is None or data is None:
+        return None
+    content = seal.opened(f"{_FOLDER}/{key}", data)
+    if content is None:
+        discard_file(path)
+        return None
+    note_use(path)
+    note_entry(f"{_FOLDER}/{key[:2]}/{key}.bin")
+    return content
 
 
 def write(key: str, content: bytes) -> bool:
@@ -38,27 +43,23 @@ def write(key: str, content: bytes) -> bool:
     path = _path(key)
     if path is None:
         return False
-    aside = path.with_name(f".{key[:8]}-{uuid.uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(hashlib.sha256(content).digest() + content)
-        aside.replace(path)
+        write_whole(path, seal.sealed(f"{_FOLDER}/{key}", content))
     except OSError as error:
         logger.debug("regraft: the graph cache can't be written: %s", error)
-        with contextlib.suppress(OSError):
-            aside.unlink()
         return False
+    note_entry(f"{_FOLDER}/{key[:2]}/{key}.bin")
+    note_written(len(content))
     return True
 
 
 def discard(key: str) -> None:
     """Delete an entry; one that may not be deleted is overwritten by the next compilation or stays unread."""
     path = _path(key)
-    with contextlib.suppress(OSError):
-        if path is not None:
-            path.unlink()
+    if path is not None:
+        discard_file(path)
 
 
 def _path(key: str) -> Path | None:
-    directory = cache_dir()
-    return None if directory is None else directory / _FOLDER / key[:2] / f"{key}.bin"
+    folder = own_folder(_FOLDER)
+    return None if folder is None else folder / key[:2] / f"{key}.bin"

@@ -1,4 +1,4 @@
-"""The `regraft` command: report, explain, code, kernels, bench, options, modes, templates, rules, check.
+"""The `regraft` command: report, explain, code, kernels, bench, options, modes, templates, cache, rules, check.
 
 Exit codes: 0 all is well; 1 a finding (wrong results, a regression, a rule that fails its check); 2 a usage error.
 """
@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...._version import __version__
+from .cache import cache
 from .corpus import corpus_arguments, run_corpus
 from .options import (
     TARGET,
@@ -60,6 +61,7 @@ app.command()(bench)
 app.command()(options)
 app.command()(modes)
 app.command()(templates)
+app.add_typer(cache)
 
 
 def main() -> None:

@@ -143,7 +143,7 @@ def test_read_only_entries_are_still_read(store, monkeypatch):
     def fail(*args, **kwargs):
         raise PermissionError("read-only file system")
 
-    monkeypatch.setattr(cache_module, "_replace", fail)
+    monkeypatch.setattr(cache_module, "write_whole", fail)
     other = reopened(store)
     with pytest.warns(RuntimeWarning, match="read-only"):
         other.put(digest("b"), VALUE)

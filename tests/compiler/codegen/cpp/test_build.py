@@ -196,7 +196,7 @@ def test_libraries_are_kept_and_broken_ones_replaced(own_cache):
     cpp.build([add()])
     assert library.stat().st_mtime_ns == first
     source = compiler.Source('extern "C" int answer() { return 42; }')
-    path = compiler._path(source, compiler.find_compiler())
+    path = compiler._place(own_cache / "code", compiler._name(source, compiler.find_compiler()))
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not a library")
     ((loaded, _),) = compiler.compile_all([source])
