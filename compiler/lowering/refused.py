@@ -37,11 +37,16 @@ _OF_NO_BOOLS = """
 # By the device: kernels that exist for others.
 _ON_DEVICES = {
     "cpu": ((("aten.avg_pool3d.default", "aten.multi_margin_loss.default"), (torch.bfloat16, torch.float16)),),
-    "cuda": ((("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default"), _INTEGERS),),
+    "cuda": (
+        (("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default"), _INTEGERS),
+        (("aten.native_dropout_backward.default",), _INTEGERS),
+        (("aten.angle.default",), (torch.bfloat16, torch.float16)),
+    ),
 }
 # Whatever the other tensors are.
 _OF_ANY_BOOL = ("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar", "aten.dist.default")
 _OF_ONE_DTYPE = ("aten.heaviside.default", "aten.linalg_cross.default")
+_SCANS = ("aten.cumsum.default", "aten.cumprod.default")
 _BITS = ("aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not")
 _SHIFTS = ("aten.bitwise_left_shift", "aten.bitwise_right_shift", "aten.__lshift__", "aten.__rshift__")
 
@@ -66,7 +71,8 @@ def refused(node: fx.Node) -> str | None:
     dtypes = {x.dtype for x in tensors}
     if not dtypes:
         return None
-    if _refused_alike(name, dtypes, tensors[0].device.type) or _refused_mixture(name, dtypes, node):
+    device = tensors[0].device.type
+    if _refused_alike(name, dtypes, device) or _refused_mixture(name, dtypes, device, node):
         return f"eager refuses {', '.join(sorted(map(str, dtypes)))}"
     return None
 
@@ -78,10 +84,12 @@ def _refused_alike(name: str, dtypes: set[torch.dtype], device: str) -> bool:
     return any(name in names and dtypes.issubset(without) for names, without in _ON_DEVICES.get(device, ()))
 
 
-def _refused_mixture(name: str, dtypes: set[torch.dtype], node: fx.Node) -> bool:
+def _refused_mixture(name: str, dtypes: set[torch.dtype], device: str, node: fx.Node) -> bool:
     """By what the dtypes are together: one of them, the one computed in, or that there are several."""
     if name in _OF_ANY_BOOL:
         return torch.bool in dtypes
+    if name in _SCANS and device == "cuda":
+        return _dtype(node) == torch.bool
     if name in _OF_ONE_DTYPE:
         return len(dtypes) > 1
     if name.startswith("aten.addcdiv."):

@@ -7,16 +7,17 @@ constant_pad_nd(x, [1, 1])   ->   for i < 6: out[i] = x[i - 1] if 0 <= i - 1 < 4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
 
+from ...ir.index.bounds import known_nonnegative
 from ...ir.index.index import add, least, most, mul, quotient, remainder
 from ...ir.value import Value, compute_dtype
 from ..arithmetic import plus
-from ..core import Indices, Lowering, Tensor, lowers, whole
+from ..core import Indices, Lowering, Tensor, Unlowered, lowers, whole
 from ..positions import (
     compared,
     filled,
@@ -145,6 +146,8 @@ def channel_shuffle(low: Lowering, x: Tensor, groups: int) -> Tensor:
 def constant_pad_nd(low: Lowering, x: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
     """`pad` is (before, after) of the last dim, then of the one before it, ...; negative ones cut off."""
     before, sizes = _padded(x.sizes, pad)
+    if not all(map(known_nonnegative, _left(x.sizes, pad))):
+        raise Unlowered("arguments", "eager refuses to cut more than there is, and only a run tells the sizes")
     other = scalar(value, x.dtype)
 
     def element(at: Indices) -> Value:
@@ -190,6 +193,14 @@ def _padded(sizes: Indices, pad: Sequence[Any]) -> tuple[Indices, Indices]:
         before[-k - 1] = pad[2 * k]
         padded[-k - 1] = add(padded[-k - 1], add(pad[2 * k], pad[2 * k + 1]))
     return tuple(before), tuple(padded)
+
+
+def _left(sizes: Indices, pad: Sequence[Any]) -> Iterator[Any]:
+    """What negative padding leaves of each dim: eager cuts before it adds."""
+    for k in range(len(pad) // 2):
+        cut = [p for p in pad[2 * k : 2 * k + 2] if not known_nonnegative(p)]
+        if cut:
+            yield reduce(add, cut, sizes[-k - 1])
 
 
 def _reflected(i: Any, size: Any) -> Any:

@@ -65,6 +65,8 @@ def avg_pool(
     divisor_override: int | None = None,
 ) -> Tensor:
     """Means of windows. What `ceil_mode` adds shows in the promised sizes."""
+    if divisor_override == 0:
+        raise Unlowered("arguments", "eager refuses a divisor of 0")
     sizes, rank = promised_sizes(low), _rank(low)
     windows = _sliding(x, sizes[-rank:], kernel_size, stride, padding)
     return _average(low, x, windows, sizes, _sliding_count(windows, count_include_pad, divisor_override))

@@ -16,6 +16,7 @@ ONES = torch.ones(2, 4, 4)
 @pytest.mark.parametrize("function", [
     lambda x: F.adaptive_max_pool2d(x, 2), lambda x: F.gelu(x), lambda x: F.hardswish(x) + 1,
     lambda x: torch.logaddexp(x, x), lambda x: F.avg_pool2d(x.int(), 2), lambda x: x.var(), lambda x: x.bool() - x,
+    lambda x: F.pad(x, (-5, 2)),
 ])  # fmt: skip
 def test_calls_that_eager_refuses_raise_its_error(function):
     x = ONES.long()
@@ -25,6 +26,19 @@ def test_calls_that_eager_refuses_raise_its_error(function):
     with pytest.raises(type(eager.value)) as ours:
         torch.compile(function, backend="regraft")(x)
     assert str(ours.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("pad", [(-2, 1), (1, -2), (0, 0, 1, -2), (-1, -1)])
+def test_padding_that_cuts_too_much_is_refused_for_each_size(pad):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: F.pad(x, pad) + 1, backend="regraft")
+    for size in (4, 3, 1, 5, 2):
+        x = torch.randn(size, size)
+        if raises(F.pad, x, pad):
+            with pytest.raises(RuntimeError, match=r"must be non-negative|negative output size"):
+                compiled(x)
+        else:
+            torch.testing.assert_close(compiled(x), F.pad(x, pad) + 1)
 
 
 DTYPES = (torch.bool, torch.int64, torch.float32, torch.bfloat16)
