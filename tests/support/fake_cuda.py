@@ -20,7 +20,7 @@ _MODULES = ("build", "driver", "launch")
 class _Launch(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_char * 128),
-        *((name, ctypes.c_ulonglong) for name in ("programs", "threads", "shared", "stream", "context")),
+        *((name, ctypes.c_ulonglong) for name in ("programs", "threads", "shared", "stream", "context", "early")),
         ("values", ctypes.c_ulonglong * 64),
     )
 

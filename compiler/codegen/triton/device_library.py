@@ -7,6 +7,22 @@ This module is read as text, and needs Triton only if it is imported.
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+# -- order of kernels -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def let_later_begin():
+    """Let kernels after this one begin that wait by themselves."""
+    gdc_launch_dependents()
+
+
+@triton.jit
+def await_earlier():
+    """Wait until all kernels before this one have ended, and what they wrote can be read."""
+    gdc_wait()
+
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from ..cpp.errors import CompileFailed, CompilerMissing
 from .driver import MAX_PROGRAMS, Function, driver
 from .launch_source import LAUNCHER
 
-_ADDRESSES = ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
+_ADDRESSES = ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuLaunchKernelEx")
 _MAKING = threading.Lock()
 _NUMBERS = {"i": ctypes.c_longlong, "f": ctypes.c_double}
 
@@ -36,12 +36,14 @@ class Convention:
         kinds: of these: ``a`` a tensor that must be aligned to 16 bytes, ``t`` a tensor, ``i`` an integer, ``f`` a
             float.
         programs: to launch, -1 where that depends on sizes.
+        early: whether it may begin before kernels before it have ended: it waits for them by itself.
     """
 
     count: int
     order: tuple[int, ...]
     kinds: str
     programs: int
+    early: bool = False
 
 
 def launcher(
@@ -65,6 +67,7 @@ def launcher(
     return module.make(
         function.handle, function.context, function.name, function.threads, function.shared, device,
         convention.programs, convention.kinds, convention.order, convention.count, otherwise,
+        convention.early,
     )  # fmt: skip
 
 

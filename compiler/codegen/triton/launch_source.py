@@ -9,7 +9,11 @@ LAUNCHER = r"""
 typedef long long i64;
 typedef int (*Launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                       void**);
+struct Attribute { unsigned id, padding; union { int number; char bytes[64]; } value; };
+struct Config { unsigned x, y, z, threads, ty, tz, shared; void* stream; const Attribute* attributes; unsigned count; };
+typedef int (*LaunchWith)(const Config*, void*, void**, void**);
 static Launch launch;
+static LaunchWith launch_with;
 static int (*get_context)(void**);
 static int (*push_context)(void*);
 static int (*pop_context)(void**);
@@ -24,6 +28,7 @@ struct Launcher {
   Py_ssize_t count, slots;
   i64 programs;
   unsigned threads, shared;
+  int early;
   char kinds[MOST + 1];
   short order[MOST];
 };
@@ -41,8 +46,15 @@ static int enqueue(const Launcher* self, i64 programs, void* stream, void** argu
   void* now = nullptr;
   get_context(&now);
   if (now != self->context) push_context(self->context);
-  int code = launch(self->function, (unsigned)programs, 1, 1, self->threads, 1, 1, self->shared, stream, arguments,
-                    nullptr);
+  int code;
+  if (self->early) {  // programmatic stream serialization: the kernel itself waits for those before it
+    const Attribute attribute = {6, 0, {1}};
+    const Config config = {(unsigned)programs, 1, 1, self->threads, 1, 1, self->shared, stream, &attribute, 1};
+    code = launch_with(&config, self->function, arguments, nullptr);
+  } else {
+    code = launch(self->function, (unsigned)programs, 1, 1, self->threads, 1, 1, self->shared, stream, arguments,
+                  nullptr);
+  }
   if (now != self->context) pop_context(&now);
   return code;
 }
@@ -98,8 +110,9 @@ static PyObject* make(PyObject*, PyObject* args) {
   i64 programs;
   const char* kinds;
   Py_ssize_t count;
-  if (!PyArg_ParseTuple(args, "KKUIIOLsO!nO", &function, &context, &name, &threads, &shared, &device, &programs, &kinds,
-                        &PyTuple_Type, &order, &count, &otherwise))
+  int early;
+  if (!PyArg_ParseTuple(args, "KKUIIOLsO!nOp", &function, &context, &name, &threads, &shared, &device, &programs,
+                        &kinds, &PyTuple_Type, &order, &count, &otherwise, &early))
     return nullptr;
   const Py_ssize_t slots = (Py_ssize_t)strlen(kinds);
   if (slots > MOST || slots != PyTuple_GET_SIZE(order))
@@ -110,7 +123,7 @@ static PyObject* make(PyObject*, PyObject* args) {
   made->function = (void*)function, made->context = (void*)context;
   made->device = Py_NewRef(device), made->name = Py_NewRef(name), made->otherwise = Py_NewRef(otherwise);
   made->count = count, made->slots = slots, made->programs = programs;
-  made->threads = threads, made->shared = shared;
+  made->threads = threads, made->shared = shared, made->early = early;
   memcpy(made->kinds, kinds, (size_t)slots + 1);
   for (Py_ssize_t k = 0; k < slots; ++k) {
     const long position = PyLong_AsLong(PyTuple_GET_ITEM(order, k));
@@ -124,11 +137,12 @@ static PyObject* make(PyObject*, PyObject* args) {
 }
 
 static PyObject* setup(PyObject*, PyObject* args) {
-  unsigned long long a, b, c, d;
+  unsigned long long a, b, c, d, e;
   PyObject *method, *stream;
-  if (!PyArg_ParseTuple(args, "OOKKKK", &method, &stream, &a, &b, &c, &d)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOKKKKK", &method, &stream, &a, &b, &c, &d, &e)) return nullptr;
   launch = (Launch)a, get_context = (int (*)(void**))b;
   push_context = (int (*)(void*))c, pop_context = (int (*)(void**))d;
+  launch_with = (LaunchWith)e;
   data_ptr = Py_NewRef(method), current_stream = Py_NewRef(stream);
   Py_RETURN_NONE;
 }

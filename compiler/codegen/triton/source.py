@@ -18,6 +18,7 @@ from .kernel_text import LaunchText, launch_text
 from .plan import Launch, launches
 
 _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+_ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,9 @@ def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> Kern
 
 def module_text(functions: list[str]) -> str:
     """A module of generated functions with what they use of the library."""
-    return "\n\n".join([_HEAD, *_used("\n".join(functions)), *functions])
+    body = [*_used("\n".join(functions)), *functions]
+    head = _HEAD + (_ORDER if any("gdc_" in part for part in body) else "")
+    return "\n\n".join([head, *body])
 
 
 def _used(text: str) -> list[str]:

@@ -159,7 +159,7 @@ class TritonTemplateKernel(TemplateCall):
         places, count, extra = tuple(self._places(launch)), len(kinds), 1 if cubin.scratch else 0
         order = (*places, *range(count, count + extra))
         taken = "".join(kinds[place] for place in places) + "t" * extra
-        convention = Convention(count + extra, order, taken, launch.programs)
+        convention = Convention(count + extra, order, taken, launch.programs, getattr(launch, "early", False))
         start = launcher(driver().load(cubin, self.device), self.device, convention, otherwise)
         if not extra:
             return start

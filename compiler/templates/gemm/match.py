@@ -38,7 +38,7 @@ from ...lowering.sizes import Unlowered
 from ..attention.description import address
 from ..attention.match import at, made, nodes_between
 from ..common.formula import COPIES, Formulas, Region, is_move, packet
-from .description import ELEMENT, Matrix, Product, Result
+from .description import ELEMENT, LANES_ROWS, Matrix, Product, Result
 from .prologue import FoundPrologue, is_computed, prologue_of
 from .unpad import before_padding, crop_of
 
@@ -148,7 +148,7 @@ def _operands(call: fx.Node) -> Operands | Reason:
     if packet(weight) == REORDER:
         weight = weight.args[0]
     for node in (call, x, weight):
-        reason = unfit(node, call)
+        reason = unfit(node, call, _always if _is_for_lanes(x) else None)
         if reason is not None:
             return reason
     if x.meta["val"].dtype != weight.meta["val"].dtype:
@@ -162,6 +162,17 @@ def _operands(call: fx.Node) -> Operands | Reason:
     if packet(call) == "aten.bmm":
         return Operands(x, weight, bias, (sizes[0], x_sizes[1], sizes[2], depth), strides)
     return Operands(x, weight, bias, (1, rows, sizes[1], depth), (0, *strides))
+
+
+def _is_for_lanes(x: fx.Node) -> bool:
+    """Whether a GPU's lanes multiply rows as few as an operand's, as they are."""
+    val = x.meta["val"]
+    rows = numel(val.shape[:-1])
+    return val.device.type == "cuda" and isinstance(rows, int) and rows <= LANES_ROWS
+
+
+def _always() -> bool:
+    return True
 
 
 def _cropped(call: fx.Node, operands: Operands) -> tuple[Operands, fx.Node] | None:
@@ -456,7 +467,9 @@ class Matcher:
         return None if any(moved) or not moved else found
 
     def _product(self, *fields: Any) -> Product:
-        return Product(*fields)
+        made = Product(*fields)
+        is_whole = made.dtype == torch.float32 and made.out.device.type == "cuda" and not allows_tf32()
+        return replace(made, exact=is_whole)
 
     def _left(self) -> Matrix | None:
         val = self._operands.x.meta["val"]

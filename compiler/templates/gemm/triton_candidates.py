@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..common.gpu import Gpu
-from .description import Product
-from .triton_cost import apart, estimate, is_skinny
+from .description import FEWEST, LANES_ROWS, Product
+from .triton_cost import apart, estimate, estimate_lanes, is_skinny
 from .triton_tiles import GemmTile, fits
 
 _HOPE = 1.1  # of the estimated time of what there is: with that it may still be faster
+_ALIKE = 1.15  # of the least estimate: tiles without tensor cores that may well be the fastest
 _MIN_SHARE = 2  # of the tiles measured, at least one in so many has its operands read in the other way
 
 _HOPPER = (
@@ -20,7 +21,7 @@ _HOPPER = (
     GemmTile(64, 64, 128, 4, 3), GemmTile(32, 64, 128, 4, 4), GemmTile(16, 64, 128, 4, 4), GemmTile(64, 32, 128, 4, 4),
     # Few rows: what counts is how much of the other operand is on its way.
     GemmTile(16, 32, 256, 4, 4), GemmTile(16, 32, 128, 4, 5), GemmTile(16, 128, 128, 4, 4), GemmTile(32, 32, 256, 4, 4),
-    GemmTile(64, 128, 128, 4, 3),
+    GemmTile(64, 128, 128, 4, 3), GemmTile(16, 16, 256, 1, 4),
 )  # fmt: skip
 _AMPERE = (
     GemmTile(128, 256, 32, 8, 3), GemmTile(256, 128, 32, 8, 3), GemmTile(128, 128, 64, 8, 3),
@@ -28,15 +29,51 @@ _AMPERE = (
     GemmTile(32, 64, 64, 4, 4), GemmTile(16, 64, 128, 4, 3), GemmTile(64, 32, 64, 4, 4),
     GemmTile(16, 32, 256, 4, 3), GemmTile(32, 32, 128, 4, 4),
 )  # fmt: skip
+# Without tensor cores: how much a program has on its way counts, and how many of them there are. By whether neighbours
+# along the depth lie side by side, or columns do.
+_DEEP = (
+    GemmTile(1, 2, 1024, 4, 4), GemmTile(1, 2, 512, 2, 4), GemmTile(1, 4, 1024, 8, 4), GemmTile(1, 1, 2048, 4, 4),
+    GemmTile(1, 4, 1024, 4, 1), GemmTile(1, 2, 1024, 4, 1), GemmTile(1, 8, 512, 8, 4), GemmTile(1, 4, 512, 4, 4),
+    GemmTile(1, 1, 512, 2, 4), GemmTile(1, 2, 256, 2, 4), GemmTile(1, 1, 256, 1, 4),
+)  # fmt: skip
+_WIDE = (
+    GemmTile(1, 64, 32, 4, 4), GemmTile(1, 64, 64, 8, 4), GemmTile(1, 128, 16, 4, 4), GemmTile(1, 32, 64, 4, 4),
+    GemmTile(1, 64, 32, 4, 1), GemmTile(1, 32, 128, 8, 4), GemmTile(1, 256, 16, 8, 2),
+)  # fmt: skip
 _SPLITS = (2, 4, 8, 16)
 _FEWEST = 16, 32  # rows and columns of a tile that every product may have
 _BESIDE = 4  # parts of tiles on a multiprocessor, at most: more would wait for each other
 
 
 def gemm_tiles(product: Product, gpu: Gpu, count: int) -> list[GemmTile]:
-    """The tiles worth measuring, the one to take unmeasured first."""
-    tiles = sorted(_legal(product, gpu), key=lambda tile: estimate(product, tile, gpu))
-    return best_tiles(preferred(tiles, gpu), count)
+    """The tiles worth measuring, the one to take unmeasured first; of few rows, also tiles without tensor cores."""
+    found = preferred(sorted(_legal(product, gpu), key=lambda tile: estimate(product, tile, gpu)), gpu)
+    lanes = _about_alike({tile: estimate_lanes(product, tile, gpu) for tile in _lanes(product, gpu)})
+    lanes = [] if gpu.tma == "always" and any(tile.descriptors for tile in found) else lanes
+    if not lanes or not found:
+        return lanes[:count] or best_tiles(found, count)
+    most = count // (2 if product.row.extent > 1 else 3)
+    return [*lanes[: count - most], *best_tiles(found, most)[:most]]
+
+
+def _about_alike(estimates: dict[GemmTile, float]) -> list[GemmTile]:
+    """Tiles by estimate, those that it hardly tells apart as they come."""
+    least = min(estimates.values(), default=0.0)
+    return sorted(estimates, key=lambda tile: max(estimates[tile] / least, _ALIKE))
+
+
+def _lanes(product: Product, gpu: Gpu) -> Iterator[GemmTile]:
+    """Legal tiles without tensor cores."""
+    rows = product.row.extent
+    if rows > LANES_ROWS:
+        return
+    wide = max(product.dtype.itemsize // 2, 1)
+    for known in _DEEP if product.b.row == 1 or product.b.column != 1 else _WIDE:
+        deepest = max(1 << max(product.depth - 1, 0).bit_length(), 16)
+        tile = replace(known, rows=1 << (rows - 1).bit_length(), depth=min(known.depth // wide, deepest))
+        if fits(product, tile, gpu):
+            yield tile
+            yield from _split(product, tile, gpu)
 
 
 def preferred(tiles: list[GemmTile], gpu: Gpu) -> list[GemmTile]:
@@ -90,6 +127,7 @@ def changes(tile: GemmTile) -> list[GemmTile]:
         replace(tile, **{name: size})
         for name in ("rows", "columns", "depth")
         for size in (getattr(tile, name) // 2, getattr(tile, name) * 2)
+        if name != "rows" or (min(size, tile.rows) >= FEWEST)
     ]
     changed += [replace(tile, warps=n) for n in (tile.warps // 2, tile.warps * 2)]
     changed += [replace(tile, stages=n) for n in (tile.stages - 1, tile.stages + 1)]

@@ -9,7 +9,7 @@ import math
 
 from ...ir.value import Op, walk
 from ..common.gpu import Gpu
-from .description import Product, Prologue
+from .description import FEWEST, Product, Prologue
 from .triton_tiles import FEW_SHARED, GemmTile, read_bytes, shared_bytes
 
 _BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
@@ -29,6 +29,9 @@ _REGISTERS = 64 << 10  # of a multiprocessor
 _LIGHT, _SPILLED = 6, 0.85  # values of an epilogue beside whose registers large tiles slow down, and how much
 FEW = 64  # rows that tensor cores have time for while memory gives the other operand
 _LARGE = 8 << 20  # bytes of that, at least, so that it takes longer than a launch
+_LARGE_FOR_FEW = 1 << 20  # the same for rows so few that a program with such products has little else to do
+_EVEN = 4  # waves of programs after which it no longer matters that the last is not full
+_GATHERED = 20  # cycles for summing what the lanes of a program have summed, for each row
 _HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polynomial rather than an instruction or two
 
 
@@ -42,6 +45,27 @@ def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
         return busy
     summed = _elements_of(product) * (4 * tile.splits + epilogue_bytes(product))
     return busy + _SECOND + summed / (_BYTES_PER_CYCLE * gpu.processors)
+
+
+def estimate_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> float:
+    """The same of a tile without tensor cores: bytes on their way against the time until they are there."""
+    programs, rows = tile.count(product) * tile.splits, product.row.extent
+    held = tile.depth * tile.columns / (32 * tile.warps)  # numbers of a lane
+    registers = 32 + held * (rows + min(tile.stages, 2) * product.dtype.itemsize / 4)
+    together = min(64 / tile.warps, _REGISTERS / (registers * 32 * tile.warps), 32)
+    each = tile.depth * tile.columns * read_bytes(product.b, product.right)
+    there = min(programs / gpu.processors, together)
+    latency = _LATENCY if gpu.capability >= 90 else _EARLIER_LATENCY
+    steps = tile.span(product.depth) // tile.depth
+    rate = min(_STREAMED_BYTES_PER_CYCLE, there * each * (1 + min(tile.stages, steps)) / 2 / latency)
+    waves = programs / (gpu.processors * together)
+    uneven = -(-waves // 1) / waves if 1 < waves < _EVEN else 1.0
+    computed = programs * tile.depth * tile.columns * steps * (rows + work(product.right) + 1)
+    busy = max(moved(product) / rate * uneven, computed / (2 * _LANES)) / gpu.processors
+    finish = _GATHERED * max(programs / gpu.processors, 1) * rows
+    if tile.splits > 1:
+        finish += _SECOND + _elements_of(product) * (4 * tile.splits + 4) / (_BYTES_PER_CYCLE * gpu.processors)
+    return _START + latency + busy + finish
 
 
 def _waves(product: Product, tile: GemmTile, gpu: Gpu) -> list[int]:
@@ -104,7 +128,12 @@ def cycles_to_move(count: float, gpu: Gpu) -> float:
 def is_skinny(product: Product) -> bool:
     """Whether memory is what a product takes its time for: a large operand, few rows or columns of the other."""
     few = min(product.row.extent, product.column.extent) <= FEW
-    return few and moved(product) >= _LARGE
+    return few and moved(product) >= (_LARGE if not has_few_rows(product) else _LARGE_FOR_FEW)
+
+
+def has_few_rows(product: Product) -> bool:
+    """Whether a product is one of a few rows by a matrix, as in decoding: each step has many of these, one by one."""
+    return product.row.extent <= FEWEST and product.batch.extent == 1
 
 
 def moved(product: Product) -> int:

@@ -39,9 +39,10 @@ from .description import Product, Prologue, Result
 from .match import FoundProduct, has_prologue, is_read_by_loops, match_gemm
 from .replacement import FAMILY, RULE, Unfused, near_miss, recorded
 from .splice import anchor_of, replace_product
+from .still import Still
 from .triton_candidates import gemm_tiles, neighbours, promises
-from .triton_cost import FEW, fused_gain, is_skinny
-from .triton_matmul import gemm_triton
+from .triton_cost import FEW, fused_gain, has_few_rows, is_skinny
+from .triton_source import gemm_triton
 from .triton_split_k import workspaces
 from .triton_tiles import GemmTile, is_aligned
 
@@ -49,6 +50,7 @@ _TILES, _MORE_TILES = 1, 12  # measured for each product: by default, and where 
 _SOME_TILES = 3  # where one of them will be taken
 _KERNELS = 4  # compiled for a graph by default: each takes seconds
 _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
+_FEW_ROWS_TILES, _FEW_ROWS_KERNELS, _FEW_ROWS_SECONDS = 6, 8, 4.0  # the same for few rows: these compile fast
 _WORTH = 0.08  # of the product's own time: what an epilogue must save to be asked about
 _SMALL = 1 << 27  # multiplications that take no longer than a launch
 _ROUNDS = 3  # of the search around the best tile
@@ -83,6 +85,7 @@ class ProductPass:
         self._tiles: dict[str, GemmTile] = {}
         self._tiles_of = functools.cache(lambda kind: self.tiles(kind[0]))  # layers are alike
         self._begun: dict[tuple[fx.Node, str], Contest] = {}  # by what they are about and what is asked
+        self._still = Still(task.graph)
         self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
         self._nodes: list[fx.Node] | None = None  # where products are, while nobody else changes the graph
 
@@ -113,7 +116,8 @@ class ProductPass:
 
     def tiles(self, product: Product) -> list[GemmTile]:
         """The tiles to ask about."""
-        return gemm_tiles(product, self.task.gpu, self._count)
+        count = max(self._count, _FEW_ROWS_TILES) if has_few_rows(product) else self._count
+        return gemm_tiles(product, self.task.gpu, count)
 
     def around(self, product: Product, tile: GemmTile) -> list[GemmTile]:
         """Tiles that differ from one in little."""
@@ -169,14 +173,19 @@ class ProductPass:
             weights[kind] += 0 if mine & taken else self.work(found.product)
             taken |= mine
         if not (self.task.thorough or self.task.generated):
-            worth = [kind for kind, work in weights.most_common() if work and self.is_worth(kind[0], work)][
-                : self.kinds
-            ]
+            worth = self._most_worth([kind for kind, n in weights.most_common() if n and self.is_worth(kind[0], n)])
             self._chosen = set(worth) if len(worth) < sum(map(bool, weights.values())) else None
         for kind, found in first.items():
             if self._chosen is None or kind in self._chosen:
                 begin(found)
         return nodes
+
+    def _most_worth(self, kinds: list[_Kind]) -> list[_Kind]:
+        """The first of the kinds, which come in order; those with few rows have a number of their own."""
+        few = [kind for kind in kinds if has_few_rows(kind[0])]
+        if few:
+            self._left = max(self._left, _FEW_ROWS_SECONDS)
+        return [*few[:_FEW_ROWS_KERNELS], *[kind for kind in kinds if kind not in few][: self.kinds]]
 
     def _begin(self, found: FoundProduct) -> None:
         kind = _kind(found)
@@ -193,8 +202,14 @@ class ProductPass:
         sides = self._sides(plain.product)
         computed = match_gemm(node, sides=sides) if has_prologue(node, sides) else None
         if isinstance(computed, FoundProduct) and computed.before and self._pays(computed, plain):
-            yield computed
-        yield plain
+            yield self._early(computed)
+        yield self._early(plain)
+
+    def _early(self, found: FoundProduct) -> FoundProduct:
+        """Of few rows, weights are read before kernels before this one have ended, where nobody writes to them."""
+        if self.task.gpu.capability < 90 or not has_few_rows(found.product):
+            return found
+        return replace(found, product=replace(found.product, early=self._still.allows(found)))
 
     def _sides(self, product: Product) -> str:
         """Which operands may be computed on the way in: by default those whose elements one program reads alone."""

@@ -18,29 +18,11 @@ from ...codegen.triton import KernelSource
 from ...codegen.triton.source import module_text
 from .description import Matrix, Product
 from .triton_operand import Computed, Loaded
-from .triton_split_k import Parts, sum_of_parts
+from .triton_split_k import Parts
 from .triton_text import GemmLaunch
 from .triton_tiles import GemmTile, described
 
 _GROUP = 8  # rows of tiles that are taken together
-
-
-def gemm_triton(product: Product, tile: GemmTile, processors: int, label: str = "") -> KernelSource:
-    """The kernel's source; equal products have the same, whatever their buffers are called.
-
-    It takes the buffers of `Product.reads`, then those of `Product.results`, then the `workspaces`; no sizes.
-
-    Args:
-        product: what to compute; the devices of its buffers are not looked at.
-        tile: one that `gemm.triton_tiles.fits`.
-        processors: how many programs there are where programs take several tiles.
-        label: what it computes, for its name.
-
-    Raises:
-        UnsupportedDtypeError: the epilogue computes with a dtype that Triton has no type for.
-    """
-    last = sum_of_parts(product, tile, processors) if tile.splits > 1 else None
-    return written("gemm", label, GemmTriton(product, tile, processors), last)
 
 
 def written(kind: str, label: str, first: Parts, last: Parts | None = None) -> KernelSource:
@@ -73,11 +55,15 @@ class GemmTriton(Parts):
 
     def finished(self, name: str) -> GemmLaunch:
         """What was written."""
-        return self.launch(name, self._programs, self.tile.warps, self.tile.stages)
+        stages = 1 if self.tile.by_lanes else self.tile.stages  # lanes count theirs by themselves
+        return self.launch(name, self._programs, self.tile.warps, stages, self.product.early)
 
     def write(self) -> None:
         """Write the body."""
         self.line("program = tl.program_id(0)")
+        if self.product.early:
+            self.line("let_later_begin()")
+            self._first_of_all()
         if not self.tile.descriptors:
             self._tile("program")
             self._by_pointers()
@@ -89,6 +75,10 @@ class GemmTriton(Parts):
             self._tile("tile")
             self._by_descriptors()
             self._finish()
+
+    def _first_of_all(self) -> None:
+        """What is waited for before anything is read."""
+        self.line("await_earlier()")
 
     # -- which part of the result ---------------------------------------------------------------------------------
 
@@ -127,13 +117,13 @@ class GemmTriton(Parts):
 
     # -- the product ----------------------------------------------------------------------------------------------
 
-    def _steps(self) -> str:
-        """Where the steps of this program's depth begin."""
+    def _steps(self, done: int = 0) -> str:
+        """Where the steps of this program's depth begin, without the first that are done."""
         whole, step, span = self.product.depth, self.tile.depth, self.tile.span(self.product.depth)
         if self.tile.splits == 1:
-            return f"range(0, {whole}, {step})"
+            return f"range({done * step}, {whole}, {step})"
         end = f"first + {span}" if whole % span == 0 else f"tl.minimum(first + {span}, {whole})"
-        return f"range(first, {end}, {step})"
+        return f"range(first{f' + {done * step}' if done else ''}, {end}, {step})"
 
     def _by_pointers(self) -> None:
         product, tile = self.product, self.tile

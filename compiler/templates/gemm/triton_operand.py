@@ -28,10 +28,14 @@ class Loaded:
         matrix: where it lies.
         tile: sizes of the operand's tile.
         first: places along the depth in the first step, as text.
+        policy: further arguments of its loads, as text.
     """
 
-    def __init__(self, text: ProductText, name: str, matrix: Matrix, tile: GemmTile, first: str) -> None:
+    def __init__(
+        self, text: ProductText, name: str, matrix: Matrix, tile: GemmTile, first: str, policy: str = ""
+    ) -> None:
         self._text, self._name, self._matrix, self._first, self._depth = text, name, matrix, first, tile.depth
+        self._policy = policy
         self._mask = text.row_mask(tile.rows) if name == "a" else text.column_mask(tile.columns)
 
     def ahead(self) -> None:
@@ -49,7 +53,7 @@ class Loaded:
         masks = [f"inside{turned}"] if self._text.product.depth % self._depth else []
         masks += [self._mask] if self._mask is not None else []
         where = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
-        self._text.line(f"{self._name} = tl.load({self._name}_at{where})")
+        self._text.line(f"{self._name} = tl.load({self._name}_at{where}{self._policy})")
 
     def advance(self) -> None:
         """Write where the next step's tile lies."""
@@ -81,6 +85,7 @@ class Computed:
         self._value = flatten_value(value, text.product.reads)
         self._outer = text.values.rows if name == "a" else text.values.columns
         self._shape = f"[{tile.rows}, {tile.depth}]" if name == "a" else f"[{tile.depth}, {tile.columns}]"
+        self._turned = "[None, :]" if name == "a" else "[:, None]"
 
     def ahead(self) -> None:
         """Write the loads that do not depend on the step."""
@@ -96,8 +101,7 @@ class Computed:
         """Write the operand's tile of the step that begins at `start`."""
         text, values = self._text, self._text.values
         place = f"{self._name}_k"
-        turned = "[None, :]" if self._name == "a" else "[:, None]"
-        text.line(f"{place} = (start + k){turned}")
+        text.line(f"{place} = (start + k){self._turned}")
         cut = text.product.depth % self._depth != 0
         if cut:
             text.line(f"{place}_inside = {place} < {text.product.depth}")

@@ -32,10 +32,12 @@ class GemmLaunch(LaunchText):
     Args:
         stages: of its software pipeline (``num_stages``).
         places: which of the kernel's arguments it takes: of what it reads, its results, its workspaces.
+        early: whether it waits for kernels before it by itself.
     """
 
     stages: int = 3
     places: tuple[int, ...] = field(default=())
+    early: bool = False
 
 
 class ProductText:
@@ -63,14 +65,14 @@ class ProductText:
         for line in lines:
             self.writer.line(line)
 
-    def launch(self, name: str, programs: int, warps: int, stages: int = 3) -> GemmLaunch:
+    def launch(self, name: str, programs: int, warps: int, stages: int = 3, early: bool = False) -> GemmLaunch:
         """What was written, as a function of the arguments that it uses."""
         body = "\n".join(self.writer.lines)
         places = tuple(k for k, name in enumerate(self.arguments) if name in body)
         used = {self.arguments[k]: _pointer(self.buffers[k].dtype) for k in places}
         text = f"@triton.jit\ndef {name}({', '.join(used)}):\n{body}\n"
         params = tuple(self.buffers[k].name for k in places)
-        return GemmLaunch(name, text, params, (), (), used, programs, warps, stages, places)
+        return GemmLaunch(name, text, params, (), (), used, programs, warps, stages, places, early)
 
     def lanes(self, rows: int, columns: int) -> None:
         """`i` and `j`: rows and columns of a tile that begins at `row` and `column`."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from ....rewrites.layout import missing
 from ..common.gpu import Gpu
-from .description import FLOAT8, Matrix, Product, Prologue
+from .description import FEWEST, FLOAT8, LANES_ROWS, Matrix, Product, Prologue
 
 FEW_SHARED = 1 << 10  # bytes that the system keeps of each program's shared memory
 _DEEPEST = {False: 256, True: 128}  # step, by whether the GPU's own unit copies it
 _MOST_SPLITS = 16
+_WARPS = {False: (1, 2, 4, 8), True: (4, 8)}  # of a program, by whether it has many rows
+_LANES_DEEPEST, _LANES_STAGES, _LANES_HELD = 2048, 4, 160  # without tensor cores: step, stages, words of a lane
 _MOST_SUMS = 64 << 20  # bytes of parts' sums: no more than the second cache has, more or less
 
 
@@ -20,8 +22,8 @@ class GemmTile:
     """One configuration.
 
     Args:
-        rows, columns: of a program's part of the result; `depth`: of a step.
-        warps: of a program; `stages`: steps whose operands are on their way at a time.
+        rows, columns: of a program's part of the result; `depth`: of a step. Fewer than 16 rows: without tensor cores.
+        warps: of a program; `stages`: steps whose operands are on their way at a time (by lanes: the first that many).
         descriptors: programs stay, take one tile after the other, and have the GPU's own unit copy operands (TMA).
         splits: into how many parts the depth is cut; they are summed by programs of their own, then added up.
     """
@@ -37,6 +39,11 @@ class GemmTile:
     def __str__(self) -> str:
         kind = f"{'_tma' if self.descriptors else ''}{f'_k{self.splits}' if self.splits > 1 else ''}"
         return f"{self.rows}x{self.columns}x{self.depth}_{self.warps}w{self.stages}s{kind}"
+
+    @property
+    def by_lanes(self) -> bool:
+        """Whether lanes multiply and sum for themselves (see `gemm.triton_lanes`)."""
+        return self.rows < FEWEST
 
     def count(self, product: Product) -> int:
         """How many tiles a product has."""
@@ -59,8 +66,13 @@ class GemmTile:
 
 def fits(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
     """Whether a kernel with this tile can be made for this GPU."""
+    if tile.by_lanes:
+        return _fits_lanes(product, tile, gpu)
+    if product.exact:
+        return False
     in_range = min(tile.rows, tile.columns, tile.depth) >= 16 and max(tile.rows, tile.columns) <= 256
-    if not in_range or tile.depth > _DEEPEST[tile.descriptors] or tile.warps not in (4, 8) or tile.stages < 2:
+    in_range = in_range and tile.warps in _WARPS[tile.rows > FEWEST]
+    if not in_range or tile.depth > _DEEPEST[tile.descriptors] or tile.stages < 2:
         return False
     if not _splits(product, tile) or gpu.capability < _float8(product):
         return False
@@ -70,6 +82,17 @@ def fits(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
     if shared_bytes(product, tile) + kept + FEW_SHARED > gpu.shared_bytes:
         return False
     return not tile.descriptors or can_describe(product, gpu)
+
+
+def _fits_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
+    """The same for a tile without tensor cores: one for all rows, and its numbers in registers."""
+    rows = product.row.extent
+    if not rows <= tile.rows < max(2 * rows, 2) or rows > LANES_ROWS or tile.descriptors or tile.columns < 1:
+        return False
+    if tile.warps not in (1, 2, 4, 8) or not 16 <= tile.depth <= _LANES_DEEPEST or gpu.capability < _float8(product):
+        return False
+    each = tile.depth * tile.columns // (32 * tile.warps)
+    return each >= 1 and each * rows <= _LANES_HELD and _splits(product, tile)
 
 
 def shared_bytes(product: Product, tile: GemmTile) -> int:

@@ -60,6 +60,38 @@ def test_depth_in_parts(
     runs(lambda x, w, b: F.gelu(F.linear(x, w, b)), mode, [[random(m, k), *weights] for _ in range(2)])
 
 
+@MODES
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_layers_one_after_the_other(rows: int, dtype: torch.dtype, mode: str) -> None:
+    def layers(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for w in weights:
+            x = F.silu(F.linear(x, w)) + x
+        return x
+
+    weights = [random(1024, 1024, dtype=dtype) for _ in range(4)]
+    runs(
+        layers,
+        mode,
+        [[random(rows, 1024, dtype=dtype), *weights] for _ in range(2)],
+        4 if rows < 16 or dtype.itemsize == 2 else 0,
+    )
+
+
+def test_weights_that_change_between_calls() -> None:
+    x, w, v = random(1, 1024), random(1024, 1024), random(1024, 1024)
+    compiled = torch.compile(
+        lambda x, w, v: F.linear(F.linear(x, w).relu(), v), backend="regraft", options={"profit": "always"}
+    )
+    with torch.no_grad():
+        for _ in range(50):
+            w.add_(1 / 64)
+            v.mul_(-1)
+            eager = F.linear(F.linear(x, w).relu(), v)
+            error = (compiled(x, w, v) - eager).norm() / eager.norm()
+            assert float(error) < 0.02
+
+
 def test_tensors_that_are_not_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_triton_fuse, "gemm_tiles", lambda *_: [GemmTile(16, 64, 64, 4, 3, splits=4)])
     memory, w = random(8 * 1024 + 8), random(96, 1024)

@@ -20,7 +20,7 @@ from regraft.compiler.templates.common.gpu import AMPERE, HOPPER
 from regraft.compiler.templates.gemm import match as gemm_match
 from regraft.compiler.templates.gemm.match import is_product, match_gemm
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
-from regraft.compiler.templates.gemm.triton_matmul import gemm_triton
+from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits
 from regraft.rewrites.reason import Reason
 

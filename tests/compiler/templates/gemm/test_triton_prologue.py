@@ -25,7 +25,7 @@ from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, Gpu
 from regraft.compiler.templates.gemm.match import FoundProduct, is_product, match_gemm
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
 from regraft.compiler.templates.gemm.triton_fuse import ProductPass, renamed
-from regraft.compiler.templates.gemm.triton_matmul import gemm_triton
+from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits, shared_bytes
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
@@ -298,7 +298,8 @@ def test_offered_tiles_compile_and_spill_nothing(rows: int, gpu: Gpu) -> None:
     product = renamed(found_in(module, sides="b").product)
     for tile in gemm_tiles(product, gpu, 2):
         first, *rest = compiled(gemm_triton(product, tile, gpu.processors), gpu.capability)
-        assert "cp.async.cg" in first.asm["ptx"]  # bytes of weights are on their way while others are multiplied
+        # Bytes of weights are on their way while others are multiplied.
+        assert tile.by_lanes or "cp.async.cg" in first.asm["ptx"]
         for made in (first, *rest):
             assert made.metadata.shared <= gpu.shared_bytes
             assert spilled(made) <= 16
