@@ -14,7 +14,7 @@ from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, SMALLER, Gpu
 from regraft.compiler.templates.gemm.description import ELEMENT, Matrix, Product, Result
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles, neighbours
 from regraft.compiler.templates.gemm.triton_cost import estimate, fused_gain
-from regraft.compiler.templates.gemm.triton_matmul import gemm_triton
+from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, can_describe, described, fits, is_aligned
 
 BF16 = torch.bfloat16
