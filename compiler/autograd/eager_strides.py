@@ -12,6 +12,7 @@ that follows (derivatives, what is saved for the backward, results) is traced wi
     _DENSE_ROWS    contiguous
     _IMAGES        channels last where the input is
     _LIKE          as an operand lies
+    _apart         any other that makes memory, where the metadata says that elements share places in it
 
 The iterator is the same on every device; the others are what kernels for CPUs do. Decisions are made with the example
 values of symbolic sizes, with no guard added. Left alone: results without example values, views, results in memory that
@@ -73,6 +74,8 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         result: what torch gave: a fake tensor, or several.
     """
     rule = _rule(target) if isinstance(target, OpOverload) else None
+    if rule is None and _shares_places(result) and _makes_memory(target):
+        rule = _apart
     if rule is None:
         return result
     operands = _operands(target, args, kwargs)
@@ -80,7 +83,7 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     if None in layouts:
         return result
 
-    anywhere = rule in _ANYWHERE
+    anywhere = rule in _ANYWHERE or rule is _apart
 
     def lay(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
@@ -94,6 +97,26 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         return value if decision is None else _laid_out(value, told, decision, operands)
 
     return type(result)(map(lay, result)) if type(result) in (tuple, list) else lay(result)
+
+
+def _shares_places(result: Any) -> bool:
+    """Whether elements of a tensor share places in memory, by a stride of 0."""
+    if not isinstance(result, torch.Tensor) or result.layout != torch.strided:
+        return False
+    return any(type(s) is int and s == 0 for s in result.stride()) and _overlaps(_layout(result))
+
+
+def _overlaps(layout: Layout | None) -> bool:
+    if layout is None or 0 in layout.sizes:
+        return False
+    return any(n > 1 and s == 0 for n, s in zip(layout.sizes, layout.strides, strict=True))
+
+
+def _makes_memory(target: Any) -> bool:
+    """Whether an operator of torch's gives memory of its own, in which no two elements share a place."""
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims") or "view" in str(target):
+        return False
+    return all(told.alias_info is None for told in compat.schema(target).returns)
 
 
 def _operands(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -251,6 +274,13 @@ def _like(operands: Sequence[Layout], result: Layout, of: int) -> Decision:
     if operands[of].sizes != result.sizes:
         return iterated(operands, result)
     return Same(of) if _is_dense(operands[of]) else iterated([operands[of]], result)
+
+
+def _apart(operands: Sequence[Layout], result: Layout) -> Decision:
+    """As a copy of the first operand lies, whose elements share places: what gives new memory gives none twice."""
+    if not operands or operands[0].sizes != result.sizes:
+        return Order(_rows(len(result.sizes)))
+    return iterated(operands[:1], result)
 
 
 def _contiguous(_: Sequence[Layout], result: Layout) -> Decision:

@@ -63,6 +63,19 @@ def new_fake_mode(shape_env: Any) -> Any:
         return FakeTensorMode(shape_env=shape_env)
 
 
+def _counted_from_the_left(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of a call, negative dims of a norm as the dims that they mean.
+
+    torch 2.11's metadata keeps a dim of size 1 that a negative number names:
+
+        linalg_vector_norm(x, 2, [-2]), x of sizes [2, 1, 2]      fake: [2, 1, 2]      eager: [2, 2]
+    """
+    if func is not torch.ops.aten.linalg_vector_norm.default or len(args) < 3 or not args[2]:
+        return args
+    x, order, dims, *rest = args
+    return (x, order, [d + x.dim() if d < 0 else d for d in dims], *rest)
+
+
 def correct_fakes(fake_mode: Any, correct: Callable[[Any, Sequence[Any], dict[str, Any], Any], Any]) -> None:
     """Have ``correct(operator, args, kwargs, result)`` give what operators give in a fake mode, from now on."""
     dispatch = fake_mode.dispatch
@@ -70,6 +83,7 @@ def correct_fakes(fake_mode: Any, correct: Callable[[Any, Sequence[Any], dict[st
         return
 
     def corrected(func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        args = _counted_from_the_left(func, args)
         result = dispatch(func, types, args, kwargs or {})
         return correct(func, args, kwargs or {}, result)
 

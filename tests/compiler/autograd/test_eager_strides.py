@@ -157,6 +157,38 @@ def test_results_lie_as_in_eager(dynamic):
             assert ours.stride() == eager.stride(), name
 
 
+COPIES = {
+    "select": lambda x: x.select_scatter(x.select(0, 0) + 1, 0, 1),
+    "slice": lambda x: x.slice_scatter(x[:1] + 1, 0, 0, 1),
+    "diagonal": lambda x: x.diagonal_scatter(x.diagonal() + 1),
+    "index": lambda x: x.index_fill(0, torch.tensor([1]), 2.0),
+    "where": lambda x: torch.where(x > 0, x, 1.0),
+    "clone": lambda x: x.clone(),
+    "roll": lambda x: x.roll(1, 0),
+    "cumulative": lambda x: x.cumsum(0),
+    "norm": lambda x: torch.linalg.vector_norm(x[..., :1], 2, -1) + x.norm(dim=(-2, -1), keepdim=True)[0],
+}
+
+
+def written_once(x):
+    """The sum that undoes `expand` sees every element once."""
+    x.expand(2, *x.shape)[0].add_(1)
+    return x * 1
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 2)])
+def test_what_is_made_of_elements_that_share_places_has_places_of_its_own(dims):
+    torch._dynamo.reset()
+    x = torch.randn([1 if d in dims else 3 for d in range(3)]).expand(3, 3, 3)
+    compiled = torch.compile(lambda x: [f(x) for f in COPIES.values()], backend="regraft")
+    for name, ours, eager in zip(COPIES, compiled(x), [f(x) for f in COPIES.values()], strict=True):
+        torch.testing.assert_close(ours, eager, msg=name)
+        assert ours.stride() == eager.stride(), name
+    given, again = torch.arange(4.0), torch.arange(4.0)
+    torch.testing.assert_close(torch.compile(written_once, backend="regraft")(given), written_once(again))
+    torch.testing.assert_close(given, again)
+
+
 def test_gradients_lie_as_in_eager():
     """Of what is differentiated in the graph: at its border AOTAutograd lays gradients out as the results."""
 
