@@ -27,12 +27,14 @@ from regraft.compiler.lowering.core import whole
 from regraft.compiler.lowering.ops.random import Stream
 from regraft.compiler.prims import threshold
 from regraft.compiler.templates.attention.description import Attention
+from regraft.compiler.templates.attention.grouped import grouped
 from regraft.compiler.templates.attention.match import SOFTMAXES, Found, match_attention
 from regraft.compiler.templates.attention.replacement import matched
 from regraft.compiler.templates.attention.sdpa import SDPA, match_sdpa
 from regraft.compiler.templates.attention.triton_backward import attention_backward
 from regraft.compiler.templates.attention.triton_forward import attention_triton, statistics_buffer
-from regraft.compiler.templates.attention.triton_tiles import Tile
+from regraft.compiler.templates.attention.triton_split_keys import split_attention, workspaces
+from regraft.compiler.templates.attention.triton_tiles import SplitTile, Tile, power
 from regraft.compiler.templates.common.formula import packet
 
 from .triton_kernels import interpreter
@@ -162,7 +164,7 @@ def run(
     if dropout is not None:
         attention, tensors = dropout.of(attention), [*tensors, torch.tensor(dropout.seed)]
     if half is not None:
-        attention = _with_dtype(attention, half)
+        attention = with_dtype(attention, half)
         tensors = [x.to(b.dtype) for x, b in zip(tensors, attention.reads, strict=True)]
     result, statistics = allocate(attention.out.buffer, {}), allocate(statistics_buffer(attention), {})
     source = attention_triton(attention, tile, statistics=True)
@@ -172,6 +174,23 @@ def run(
     for x, filled in zip((result, statistics), after[-2:], strict=True):
         _memory(x).copy_(filled)
     return Ran(result, statistics, source, attention, tensors)
+
+
+def run_split(function: Callable[..., Any], inputs: Sequence[Any], splits: int = 3, keys: int = 16) -> Ran:
+    """The kernel of a function's attention that goes through keys in parts, interpreted.
+
+    Heads that share keys are rows.
+    """
+    found, module = found_in(function, inputs)
+    attention, tensors = grouped(found.attention), _Inputs(module).of(found.inputs, inputs)
+    tile = SplitTile(max(16, power(attention.row.extent)), keys, 4, 2, splits)
+    source = split_attention(attention, tile)
+    result = allocate(attention.out.buffer, {})
+    memory = [_memory(x) for x in (*tensors, result, *(allocate(b, {}) for b in workspaces(attention, tile)))]
+    for launch in source.launches:
+        (memory,) = interpreter().run(source.text, [(launch.name, launch.programs, memory)])
+    _memory(result).copy_(memory[len(tensors)])
+    return Ran(result, result, source, attention, tensors)
 
 
 def gradients(ran: Ran, gradient: torch.Tensor, tile: Tile = SMALL) -> list[torch.Tensor]:
@@ -197,7 +216,8 @@ def gradients(ran: Ran, gradient: torch.Tensor, tile: Tile = SMALL) -> list[torc
     return [memory[b.name] for b in results]
 
 
-def _with_dtype(attention: Attention, dtype: torch.dtype) -> Attention:
+def with_dtype(attention: Attention, dtype: torch.dtype) -> Attention:
+    """The attention with operands and results of a dtype."""
     operands = {
         name: replace(x, buffer=replace(x.buffer, dtype=dtype))
         for name, x in (("q", attention.q), ("k", attention.k), ("v", attention.v), ("out", attention.out))
@@ -212,7 +232,12 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
 
 def agrees(function: Callable[..., torch.Tensor], inputs: Sequence[Any], slack: float = 4.0, **options: Any) -> Ran:
     """Assert that the kernel, interpreted, is as near to float64 as eager is; NaN and infinities are eager's."""
-    ran, eager = run(function, inputs, **options), function(*inputs)
+    return as_near_as_eager(run(function, inputs, **options), function, inputs, slack)
+
+
+def as_near_as_eager(ran: Ran, function: Callable[..., Any], inputs: Sequence[Any], slack: float = 4.0) -> Ran:
+    """The same of a kernel that was run."""
+    eager = function(*inputs)
     exact = function(*(x.double() if x.is_floating_point() else x for x in inputs))
     ours = ran.result.reshape(eager.shape)
     finite = eager.isfinite()

@@ -53,7 +53,7 @@ def attention_triton(
     check_operands(attention)
     tile = tile or tiles(attention)[0]
     more = [attention.out.buffer, *([statistics_buffer(attention)] if statistics else [])]
-    launch = _Forward(attention, tile, more, precision).launch("attention")
+    launch = Forward(attention, tile, more, precision).launch("attention")
     return KernelSource(module_text([launch.text]), (launch,))
 
 
@@ -135,7 +135,9 @@ class ByQueries(AttentionText):
         return text
 
 
-class _Forward(ByQueries):
+class Forward(ByQueries):
+    """All keys in one program."""
+
     def _write(self) -> int:
         self._queries()
         self._start()

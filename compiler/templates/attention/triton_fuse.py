@@ -32,14 +32,18 @@ from .benchmark_inputs import Among, arranged, kept_on_the_way, nodes_after
 from .bias_layout import with_keys_innermost
 from .description import Attention
 from .footprint import excluded, unmeasured
+from .grouped import grouped
 from .match import SOFTMAXES, Found
 from .replacement import RULE, Replacer, is_on, matched, near_miss, record_decision
 from .sdpa import SDPA, given_mask
 from .triton_forward import attention_triton
+from .triton_split_keys import split_attention, workspaces
 from .triton_text import UnsupportedAttentionError
-from .triton_tiles import Tile, tiles
+from .triton_tiles import SplitTile, Tile, split_tiles, tiles
 
 _TILES, _MORE_TILES = 1, 10  # measured for each attention: by default, and where time does not matter
+_SPLIT_TILES, _MORE_SPLIT_TILES = 2, 12  # the same of few queries, whose keys are gone through in parts
+_FEW_AMONG = 16  # keys for each query, where libraries' kernels are asked about
 _SOME_TILES = 3  # where one of them will be taken
 _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
 _Kernels = Mapping[str, TritonTemplateKernel]
@@ -54,6 +58,7 @@ class AttentionPass:
         self._replacer = Replacer(task.graph)
         self._left = _MORE_SECONDS if task.thorough else _SECONDS
         self._count = _MORE_TILES if task.thorough else _SOME_TILES if task.generated else _TILES
+        self._splits = _MORE_SPLIT_TILES if task.thorough else _SPLIT_TILES
         self._made: dict[Any, TritonTemplateKernel] = {}
         self._known: dict[_Key, tuple[Decision, _Kernels]] = {}
         self._begun: dict[_Key, Contest] = {}
@@ -66,9 +71,14 @@ class AttentionPass:
             one = matched(node) if is_on(node, "cuda") else None
             if isinstance(one, Reason):
                 self.task.record.near_misses.append(near_miss(node, one))
-            elif one is not None and (self.task.asks_about_all or has_to_offer(one)):
+            elif one is not None and (self.task.asks_about_all or has_to_offer(one) or self._has_few_queries(one)):
                 every[node] = one
         return every
+
+    def _has_few_queries(self, found: Found) -> bool:
+        """Whether queries are few beside the keys: libraries' programs are then few, too."""
+        few = found.attention.row.extent * _FEW_AMONG <= found.attention.key.extent
+        return few and bool(split_tiles(grouped(found.attention), self.task.gpu))
 
     def begin(self) -> set[fx.Node]:
         """Have kernels compiled that will be asked about, in other processes; gives the nodes that they may replace."""
@@ -141,9 +151,10 @@ class AttentionPass:
 
     def _kernels(self, found: Found) -> _Kernels:
         """A kernel for each tile, by the tile's name."""
-        attention = with_keys_innermost(found.attention)
+        attention = grouped(with_keys_innermost(found.attention))
         made = {}
-        for tile in tiles(attention, self.task.gpu)[: self._count]:
+        splits = split_tiles(attention, self.task.gpu)[: self._splits]
+        for tile in (*splits, *tiles(attention, self.task.gpu)[: self._count]):
             kernel = attention_kernel(attention, tile, self.task.device)
             key = (kernel.name, kernel.inputs, kernel.outputs)
             made[_name(tile)] = self._made.setdefault(key, kernel)
@@ -156,14 +167,18 @@ def attention_kernel(attention: Attention, tile: Tile, device: int) -> TritonTem
     Raises:
         UnsupportedDtypeError, UnsupportedAttentionError: see `attention_triton`.
     """
-    source = attention_triton(attention, tile, precision="tf32" if allows_tf32() else "ieee")
-    (launch,) = source.launches
+    precision = "tf32" if allows_tf32() else "ieee"
+    if isinstance(tile, SplitTile):
+        source = split_attention(attention, tile, precision=precision)
+    else:
+        source = attention_triton(attention, tile, precision=precision)
     inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in attention.reads)
     out = attention.out.buffer
     outputs = (Layout(out.sizes, out.strides, out.dtype),)
     return TritonTemplateKernel(
-        launch.name, "attention", source, source, inputs, outputs, device, attention_flops(attention)
-    )
+        source.launches[0].name, "attention", source, source, inputs, outputs, device, attention_flops(attention),
+        tuple(Layout(b.sizes, b.strides, b.dtype) for b in workspaces(attention, tile)),
+    )  # fmt: skip
 
 
 def has_to_offer(found: Found) -> bool:
@@ -199,4 +214,5 @@ def _key(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> _Key:
 
 
 def _name(tile: Tile) -> str:
-    return f"{tile.queries}x{tile.keys}_{tile.warps}w{tile.stages}s"
+    name = f"{tile.queries}x{tile.keys}_{tile.warps}w{tile.stages}s"
+    return f"{name}_{tile.splits}" if isinstance(tile, SplitTile) else name

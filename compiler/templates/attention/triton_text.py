@@ -148,13 +148,17 @@ class AttentionText:
     def _program(self, blocks: int, block: int, last_first: bool) -> None:
         """Which lead iteration and which block of `blocks` this program has; `first` is where the block begins."""
         at = self._order(blocks)
+        self._lead()
+        self._line(f"first = ({f'{blocks - 1} - {at}' if last_first else at}) * {block}")
+        self._depth_masks = self._columns("d", self._depth, self._a.depth)
+        self._width_masks = self._columns("e", self._width, self._a.width)
+
+    def _lead(self) -> None:
+        """Lead variables, of the number of the lead iteration."""
         rest = "lead"
         for number, var in reversed(list(enumerate(self._a.lead))):
             self._line(f"g{number} = {rest} % {var.extent}")
             rest += f" // {var.extent}"
-        self._line(f"first = ({f'{blocks - 1} - {at}' if last_first else at}) * {block}")
-        self._depth_masks = self._columns("d", self._depth, self._a.depth)
-        self._width_masks = self._columns("e", self._width, self._a.width)
 
     def _order(self, blocks: int) -> str:
         """Write the program's lead iteration, give its block: blocks of a lead iteration one after the other.

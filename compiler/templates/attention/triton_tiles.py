@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from ...ir.value import variables
 from ..common.gpu import SMALLER, Gpu
@@ -43,6 +45,17 @@ class BackwardTile(Tile):
     by_keys: Tile
 
 
+@dataclass(frozen=True)
+class SplitTile(Tile):
+    """Of few queries, all in one block, with the keys in parts.
+
+    Args:
+        splits: how many parts; programs of their own go through them.
+    """
+
+    splits: int
+
+
 # By columns of the wider operand, the first to be preferred.
 _HALVES = {
     64: (
@@ -64,6 +77,10 @@ _FLOATS = {
     256: (Tile(32, 32, 8, 2), Tile(16, 16, 4, 2)),
 }
 _SMALLEST = Tile(16, 16, 4, 1)
+# Of few queries: keys of a block, warps and stages; and programs for each processor.
+_SPLIT_BLOCKS = ((64, 4, 3), (128, 4, 2), (32, 4, 4), (128, 8, 3), (64, 8, 2), (32, 4, 2), (16, 4, 2))
+_SHARES = (2, 4, 1)
+_MOST_ROWS, _LEAST_KEYS, _MOST_SPLITS = 64, 128, 64
 # Of the backward pass, by bytes an element, as above.
 _BACKWARD = {
     2: {
@@ -93,6 +110,24 @@ def tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[Tile]:
     cut = dict.fromkeys(_cut(tile, attention) for tile in _listed(table, attention))
     fitting = [tile for tile in cut if fits(tile, attention, gpu)] or [_SMALLEST]
     return sorted(fitting, key=lambda tile: _is_idle(tile, attention, gpu))
+
+
+def split_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[SplitTile]:
+    """Configurations for few queries and many keys, the default first; none where rows are many or keys few.
+
+    There are about as many programs as have memory busy, none of which has less than a block of keys.
+    """
+    rows, keys = max(_FEWEST, power(attention.row.extent)), attention.key.extent
+    if rows > _MOST_ROWS or keys < _LEAST_KEYS:
+        return []
+    leads = math.prod(var.extent for var in attention.lead)
+    found = []
+    for share, (block, warps, stages) in product(_SHARES, _SPLIT_BLOCKS):
+        splits = min(max(round(share * gpu.processors / leads), 1), -(-keys // block), _MOST_SPLITS)
+        tile = SplitTile(rows, block, warps, stages, splits)
+        if fits(tile, attention, gpu) and tile not in found:
+            found.append(tile)
+    return found
 
 
 def backward_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[Tile]:

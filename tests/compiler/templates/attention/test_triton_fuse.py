@@ -139,6 +139,45 @@ def test_calls_with_a_mask_made_of_positions_are_asked_about() -> None:
     agrees(local, qkv(), exactly(*qkv(), torch.where((j <= i) & (j > i - 8), 0.0, -math.inf)))
 
 
+def decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """One query a head over a cache, four heads to a key, as models write it."""
+
+    def repeated(x: torch.Tensor) -> torch.Tensor:
+        b, h, n, d = x.shape
+        return x.unsqueeze(2).expand(b, h, 4, n, d).clone(memory_format=torch.contiguous_format).view(b, 4 * h, n, d)
+
+    seen = torch.arange(k.shape[2], device=k.device) <= position
+    mask = torch.where(seen, 0.0, torch.finfo(BF16).min).to(BF16)
+    scores = torch.matmul(q, repeated(k).transpose(2, 3)) * 0.25 + mask
+    return torch.matmul(torch.softmax(scores, -1, dtype=F32).to(BF16), repeated(v))
+
+
+def test_few_queries_go_through_a_cache_in_parts() -> None:
+    cache = [random(1, 3, 600, 16), random(1, 3, 600, 16)]
+    module, record = fuse(decode, [random(1, 12, 1, 16), *cache, torch.tensor(7)])
+    (kernel,) = kernels(module)
+    assert len(kernel.source.launches) == 2
+    assert len(kernel.workspaces) == 2
+    assert not {"aten.clone.default", "aten.expand.default"} & {*operators(module)}  # no head is copied
+    assert "place" in kernel.source.text  # what is not filled is not read
+    assert [match.candidate for match in record.applied] == ["16x64_4w3s_10"]
+
+
+def test_few_queries_are_measured_in_several_ways() -> None:
+    cache = [random(1, 3, 600, 16), random(1, 3, 600, 16)]
+    oracle = Fastest(**{"4w2s_5": 0.5})
+    module, _ = fuse(decode, [random(1, 12, 1, 16), *cache, torch.tensor(7)], oracle)
+    (question,) = oracle.questions
+    assert len(question.candidates) == 3
+    assert len(kernels(module)) == 1
+
+
+def test_calls_with_few_queries_are_asked_about() -> None:
+    inputs = [random(1, 12, 1, 16), random(1, 12, 600, 16), random(1, 12, 600, 16)]
+    oracle = Fastest(w=0.5)
+    assert len(kernels(fuse(lambda *x: cudnn(*x, None), inputs, oracle)[0])) == 1
+
+
 def test_calls_of_training_graphs_stay() -> None:
     def both(q: Any, k: Any, v: Any, bias: Any) -> Any:
         return aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, scale=0.25)[:2]
