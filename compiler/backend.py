@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..rewrites import compat
 from ..rewrites.backup import Backup, copied
 from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, is_renamed_tensor
 from ..rewrites.compat.attention import guard_backends
-from ..rewrites.compat.autograd import calls_plainly, keep_saved, places, tell_strides
+from ..rewrites.compat.autograd import StepFacts, calls_plainly, keep_saved, places, step_facts, tell_strides
 from ..rewrites.compat.memory import guard_float32_precision
 from ..rewrites.coverage import publish
 from ..rewrites.effects import mark_gradients
@@ -53,6 +54,7 @@ from .runtime.frame_stack import with_room
 from .runtime.gc_pause import collected_once
 from .runtime.graph_cache.entry import Entry, recall, save
 from .runtime.graph_cache.key import graph_key
+from .runtime.graph_cache.training import Step, step_of
 from .stages import Stages
 
 Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
@@ -127,9 +129,13 @@ class Compilation:
         )
         self._gm = gm
         self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
-        self._static: frozenset[int] | None = None  # positions of inputs of a graph that is captured
+        self._static: dict[str, frozenset[int]] = {}  # positions of inputs that stay, by kind of the graphs captured
         self._backward: Callable[..., Any] | None = None
         self._plain: Wrapper | None = None  # the wrapper of an inference graph that needs nothing of AOTAutograd
+        self._restores = False
+        self._unsaved: str | None = None  # the key under which to keep what is compiled
+        self._forward: tuple[Wrapper, StepFacts] | None = None  # the same in training
+        self._step: Step | None = None
 
     def run(self) -> Callable[..., Any]:
         """The graph as compiled before, or through all stages; the record is published when all has succeeded."""
@@ -151,10 +157,27 @@ class Compilation:
         if "cuda" in self._devices and do(triton.can_build, default=False):
             do(triton.start)
         compiled = self._compile()
-        if key is not None and self._plain is not None and not self.record.fallbacks:
-            do(save, key, Entry(self._plain.name, self._plain.parts, self.record, self._static))
+        self._unsaved = key
+        do(self._save)
         renamed = [k for k, x in enumerate(self._example_inputs) if is_renamed_tensor(x)]
         return _of_plain_tensors(compiled, renamed) if renamed else compiled
+
+    def _save(self) -> None:
+        """Keep what was compiled, where it runs without AOTAutograd and as it was meant to.
+
+        Of a training step this is known when its backward has been compiled, maybe at its first run.
+        """
+        key = self._unsaved
+        if key is None or (self.training and self._step is None):
+            return
+        self._unsaved = None
+        told = all(f.stage in ("configuration", "cudagraphs") and not f.fault for f in self.record.fallbacks)
+        if not told or self._restores:
+            return
+        if self._step is not None:
+            save(key, Entry(self.record.name, None, self.record, self._static.get("forward"), self._step))
+        elif self._plain is not None and not self.training:
+            save(key, Entry(self._plain.name, self._plain.parts, self.record, self._static.get("inference")))
 
     def _cuda_graphs(self) -> CudaGraphs | None:
         """What captures this program's graphs, where that was asked for and makes sense."""
@@ -173,7 +196,7 @@ class Compilation:
 
     def _key(self) -> str | None:
         """The key of this compilation in the cache of graphs, if it has one."""
-        if self.training or self.options.verify != "off" or self.options.debug or self._observe is not None:
+        if self.options.verify != "off" or self.options.debug or self._observe is not None:
             return None
         if self.options.freezing:  # the record and the code hold weights
             return None
@@ -198,6 +221,7 @@ class Compilation:
             compiled = self._differentiate(captured)
         self.record.seconds["differentiate"] -= self._nested  # a backward compiled later, when first run, is not in it
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
+        self._restores = captured.restore is not None
         return compiled if captured.restore is None else _restored(compiled, captured.restore)
 
     def _uncaptured(self) -> Captured:
@@ -296,10 +320,27 @@ class Compilation:
             return protected(as_calls(graph_module))
         if kind == "inference" and calls_plainly():
             self._plain = wrapper
+        if self.training:
+            do(self._note_step, graph_module, kind, wrapper)
         self.record.details[f"source:{kind}"] = wrapper.source
         self.record.details[f"stats:{kind}"] = wrapper.stats
         call = wrapper.call if self._observe is None else self._observe(self.record.name, kind, graph_module, wrapper)
         return protected(captured(call))
+
+    def _note_step(self, graph_module: fx.GraphModule, kind: GraphKind, wrapper: Wrapper) -> None:
+        """Keep what a training step needs to run without AOTAutograd, where it can."""
+        results = graph_module.graph.output_node().args[0]
+        if kind == "forward" and isinstance(results, (tuple, list)):
+            facts = step_facts(len(results))
+            inputs = len(graph_module.graph.find_nodes(op="placeholder"))
+            self._step = None
+            self._forward = None if facts is None or inputs != len(self._example_inputs) else (wrapper, facts)
+        elif kind == "backward" and self._forward is not None:
+            forward, facts = self._forward
+            inputs = len(self._example_inputs)
+            step = step_of(forward.parts, wrapper.parts, facts, graph_module.graph, inputs)
+            self._step = step and replace(step, captured=kind in self._static)
+            self._save()
 
     def _compile_bodies(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
         """Compile what the graph's control flow calls; a body that cannot be stays as it is."""
@@ -336,7 +377,7 @@ class Compilation:
         if reason is not None:
             self._not_captured(reason)
             return lambda call: call
-        self._static = static
+        self._static[kind] = static
         if kind == "inference":
             return lambda call: graphs.inference(call, static)
         if kind == "forward":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,21 +72,92 @@ def aot_compile(
     return compiler(graph_module, example_inputs)
 
 
-def calls_plainly() -> bool:
+def calls_plainly(in_training: bool = False) -> bool:
     """Whether the graph being compiled by AOTAutograd is called with the program's inputs as they are.
 
     And gives its outputs as they are: no input is written, no output is a view of an input or another output, and there
-    are no subclasses, effect tokens or generator states to carry.
+    are no subclasses, effect tokens or generator states to carry. `in_training`, an output may be the only view of what
+    it is made from: AOTAutograd makes it a tensor of its own.
     """
     metadata = _metadata()
     if metadata is None:
         return False
     written = any(i.mutates_data or i.mutates_metadata for i in metadata.input_info)
-    views = any(o.output_type.name != "non_alias" for o in metadata.output_info)
+    own = ("non_alias", "unsafe_view_alias") if in_training else ("non_alias",)
+    views = any(o.output_type.name not in own for o in metadata.output_info)
     kinds = {type(meta).__name__ for meta in metadata.subclass_inp_meta}
     plain = kinds <= {"PlainTensorMeta", "int"}
     extra = metadata.num_intermediate_bases or metadata.tokens or metadata.num_graphsafe_rng_states
     return plain and not written and not views and not extra
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What AOTAutograd knows of a training graph that it calls with the program's inputs and outputs as they are.
+
+    Args:
+        outputs: of the program, the first results of the forward; `saved` follow them, for the backward.
+        differentiable: of each output, whether the backward takes its gradient.
+        single_views: positions of outputs that are the only view of what they are made from.
+    """
+
+    outputs: int
+    saved: int
+    differentiable: tuple[bool, ...]
+    single_views: tuple[int, ...] = ()
+
+
+def step_facts(results: int) -> StepFacts | None:
+    """What is known of the forward that AOTAutograd compiles, of so many results; None where it does more itself.
+
+    That is where `calls_plainly` does not hold, where a backward keeps anything but tensors, or where somebody else
+    looks at what it keeps or at how it runs.
+    """
+    metadata = _metadata()
+    if metadata is None or not calls_plainly(in_training=True) or _is_watched():
+        return None
+    counts = ("num_symints_saved_for_bw", "num_tensors_saved_with_no_vc_check", "num_opaque_objects_saved_for_bw")
+    others = ("num_backward_tokens", "dynamic_saved_tensors_idxs", "is_rng_op_functionalized")
+    if any(getattr(metadata, name, None) for name in (*counts, *others)) or metadata.num_forward_returns < 1:
+        return None
+    outputs = len(metadata.output_info)
+    if metadata.num_forward_returns != outputs or results < outputs:
+        return None
+    grads = tuple(bool(o.requires_grad) and issubclass(o.raw_type, torch.Tensor) for o in metadata.output_info)
+    views = [k for k, o in enumerate(metadata.output_info) if o.output_type.name == "unsafe_view_alias"]
+    return StepFacts(outputs, results - outputs, grads, tuple(views))
+
+
+def _is_watched() -> bool:
+    """Whether hooks see what is kept for the backward, or compiled autograd traces it."""
+    from torch._dynamo import compiled_autograd, config
+
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    watched = hooks is not None and hooks(True) is not None
+    compiled = getattr(compiled_autograd, "compiled_autograd_enabled", False)
+    return watched or bool(compiled or getattr(config, "compiled_autograd", False))
+
+
+def is_view(value: torch.Tensor) -> bool:
+    """Whether autograd sees a tensor as a view of another."""
+    return value._is_view()
+
+
+def own_tensor(value: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor that autograd sees as no view."""
+    return torch.ops.aten._unsafe_view(value, value.shape)
+
+
+def clear_saved(ctx: Any) -> None:
+    """Let go of what a node of autograd has kept, unless its graph will run again."""
+    clear = getattr(ctx, "maybe_clear_saved_tensors", None)
+    if clear is not None:
+        clear()
+
+
+def keeps_no_zeros(ctx: Any) -> None:
+    """Make no gradients of zeros for outputs that have none."""
+    ctx._materialize_non_diff_grads = False
 
 
 def input_origin(placeholder: fx.Node) -> int | str | None:

@@ -2,8 +2,8 @@
 
     wrapper text + objects it binds + record   ->  bytes  ->  the same function, in this process or another
 
-Only inference graphs that AOTAutograd calls with the program's inputs as they are can run without it; the others are
-compiled again, from measured decisions and compiled kernels that have caches of their own.
+Only graphs that AOTAutograd calls with the program's inputs as they are can run without it (see `training`); the others
+are compiled again, from measured decisions and compiled kernels that have caches of their own.
 """
 
 from __future__ import annotations
@@ -23,28 +23,34 @@ from ...codegen.wrapper.emit import Source
 from ...codegen.wrapper.wrapper import load
 from ..cudagraphs.graphs import CudaGraphs
 from . import store
+from .training import Step, runner
 
 logger = logging.getLogger("regraft")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One compiled inference graph.
+    """One compiled program: an inference graph, or the two of a training step.
 
     Args:
         name: the wrapper's.
-        source: its text and the objects that the text binds.
+        source: its text and the objects that the text binds; None of a training step.
         record: what the compilation did.
         static: where it may be captured as a CUDA graph, the positions of inputs whose addresses stay.
+        step: in training, the forward and the backward.
     """
 
     name: str
-    source: Source
+    source: Source | None
     record: GraphRecord
     static: frozenset[int] | None = None
+    step: Step | None = None
 
     def runner(self, graphs: CudaGraphs | None = None) -> Callable[..., tuple[Any, ...]]:
-        """The graph as a function of its inputs, outside autograd and autocast; captured where `graphs` are given."""
+        """The graph as a function of its inputs, outside autocast; captured where `graphs` are given."""
+        if self.step is not None:
+            return self._training(self.step, graphs)
+        assert self.source is not None
         call = load(self.source, self.name)
         if graphs is not None and self.static is not None:
             call = graphs.inference(call, self.static)
@@ -54,6 +60,14 @@ class Entry:
                 return call(list(inputs))
 
         return run
+
+    def _training(self, step: Step, graphs: CudaGraphs | None) -> Callable[..., tuple[Any, ...]]:
+        forward = load(step.forward, f"{self.name} forward")
+        backward = load(step.backward, f"{self.name} backward")
+        if graphs is not None and self.static is not None:
+            forward = graphs.forward(forward, self.static, step.facts.outputs)
+            backward = graphs.backward(backward) if step.captured else backward
+        return runner(step, forward, backward)
 
 
 def save(key: str, entry: Entry) -> bool:

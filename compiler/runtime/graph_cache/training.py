@@ -1,0 +1,141 @@
+"""A training graph that was compiled before: its forward and backward as one autograd function, without AOTAutograd.
+
+    forward     inputs                       ->  outputs of the program, what the backward keeps
+    backward    what it kept, gradients      ->  gradients of the inputs
+
+Only where AOTAutograd does no more itself than this (`compat.autograd.step_facts`): inputs and outputs are passed as
+they are, nothing is written, sizes are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ....rewrites import compat
+from ....rewrites.compat.autograd import StepFacts, clear_saved, is_view, keeps_no_zeros, own_tensor
+from ...codegen.wrapper.emit import Source
+from ..cudagraphs.device import Boxed
+
+
+@dataclass(frozen=True)
+class Step:
+    """The two graphs of a training step.
+
+    Args:
+        forward, backward: their wrappers' text and the objects that it binds.
+        facts: which results are whose.
+        tangents: sizes and strides of the gradients that the backward takes.
+        without_gradient: positions of inputs that get none.
+        captured: whether the backward may be captured as a CUDA graph.
+    """
+
+    forward: Source
+    backward: Source
+    facts: StepFacts
+    tangents: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    without_gradient: frozenset[int]
+    captured: bool = False
+
+
+def step_of(forward: Source, backward: Source, facts: StepFacts, graph: fx.Graph, inputs: int) -> Step | None:
+    """The step of two compiled graphs; None where the backward's inputs or outputs are not what one would expect.
+
+    Args:
+        forward: what the forward's wrapper is made of.
+        backward: the same of the backward's.
+        facts: of AOTAutograd.
+        graph: the backward's, inputs and output as AOTAutograd made them.
+        inputs: how many the program has.
+    """
+    given = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
+    wanted = [place for place, differentiable in enumerate(facts.differentiable) if differentiable]
+    results = graph.output_node().args[0]
+    if not isinstance(results, (tuple, list)) or len(results) != inputs or len(given) != facts.saved + len(wanted):
+        return None
+    tangents = given[facts.saved :]
+    if not all(isinstance(x, torch.Tensor) and not compat.has_symbols(x) for x in given):
+        return None
+    layouts = tuple((tuple(x.shape), tuple(x.stride())) for x in tangents)
+    return Step(forward, backward, facts, layouts, frozenset(k for k, x in enumerate(results) if x is None))
+
+
+def runner(step: Step, forward: Boxed, backward: Boxed) -> Callable[..., tuple[Any, ...]]:
+    """The program as a function of its inputs, with a backward.
+
+    Args:
+        step: what there is to know of the two.
+        forward: the compiled forward.
+        backward: the compiled backward.
+    """
+    function = _function(step, forward, backward)
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        given = [
+            x.detach() if place in step.without_gradient and isinstance(x, torch.Tensor) and x.requires_grad else x
+            for place, x in enumerate(inputs)
+        ]
+        with torch.enable_grad(), compat.autocast_off():
+            return function.apply(*given)
+
+    return run
+
+
+def _function(step: Step, forward: Boxed, backward: Boxed) -> Any:
+    facts = step.facts
+    differentiable = [place for place, wanted in enumerate(facts.differentiable) if wanted]
+
+    class RecalledStep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
+            results = forward(list(inputs))
+            outputs, saved = list(results[: facts.outputs]), results[facts.outputs :]
+            for place in facts.single_views:
+                outputs[place] = own_tensor(outputs[place])
+            # What is a view would keep, and with an output among its bases be kept by, what it is a view of.
+            ctx.save_for_backward(*(x.detach() if is_view(x) else x for x in saved))
+            others = [x for x, wanted in zip(outputs, facts.differentiable, strict=True) if not wanted]
+            ctx.mark_non_differentiable(*(x for x in others if isinstance(x, torch.Tensor)))
+            keeps_no_zeros(ctx)
+            return tuple(outputs)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            given = [*ctx.saved_tensors]
+            for place, (sizes, strides) in zip(differentiable, step.tangents, strict=True):
+                given.append(_laid_out(gradients[place], sizes, strides))
+            clear_saved(ctx)
+            if not torch.is_grad_enabled():
+                return _backward(given)
+            # Gradients of gradients: an error when they are asked for, not before.
+            return _Once.apply(_backward, given, torch.empty(0, requires_grad=True))
+
+    def _backward(given: list[Any]) -> Any:
+        with torch.no_grad(), compat.autocast_off():
+            return tuple(backward(given))
+
+    return RecalledStep
+
+
+class _Once(torch.autograd.Function):
+    """Results of a backward that has no derivative."""
+
+    @staticmethod
+    def forward(_ctx: Any, run: Callable[[list[Any]], Any], given: list[Any], _: torch.Tensor) -> Any:
+        return run(given)
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Any) -> Any:
+        raise RuntimeError("torch.compile does not support double backward: gradients of gradients need eager mode")
+
+
+def _laid_out(gradient: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A gradient with the strides that the backward was compiled for."""
+    if gradient.stride() == tuple(strides):
+        return gradient
+    made = torch.empty_strided(sizes, strides, dtype=gradient.dtype, device=gradient.device)
+    return made.copy_(gradient)

@@ -1,0 +1,146 @@
+"""Recalled training steps: outputs and gradients are those of the first compilation, whoever asks for them and how."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regraft
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
+
+
+def recalled(cov):
+    return all("capture" not in graph.seconds for graph in cov.graphs) and bool(cov.graphs)
+
+
+def steps(function, inputs, use=lambda out: out[0].sum() if isinstance(out, tuple) else out.sum()):
+    """Outputs and gradients by eager, compiled, and recalled; whether the last was."""
+    results = []
+    for how in ("eager", "compiled", "recalled"):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        mine = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+        with regraft.coverage() as cov:
+            run = function if how == "eager" else torch.compile(function, backend="regraft")
+            out = run(*mine)
+            use(out).backward()
+        outs = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)]
+        results.append(([x.detach() for x in outs], [x.grad for x in mine], [x.requires_grad for x in outs]))
+    return results, recalled(cov)
+
+
+def held(results):
+    (outs, grads, flags), *others = results
+    for other in others:
+        torch.testing.assert_close(other[0], outs)
+        assert other[2] == flags
+        for mine, eagers in zip(other[1], grads, strict=True):
+            assert (mine is None) == (eagers is None)
+            if mine is not None:
+                torch.testing.assert_close(mine, eagers)
+    for mine, first in zip(results[2][0], results[1][0], strict=True):
+        assert mine.stride() == first.stride() and torch.equal(mine, first)
+
+
+def tensors(*grads):
+    torch.manual_seed(1)
+    return [torch.randn(6, 6, requires_grad=wanted) for wanted in grads]
+
+
+PROGRAMS = {
+    "one": lambda x, w: F.gelu(x @ w).softmax(-1),
+    "several": lambda x, w: ((x @ w).sin(), (x * 2).exp(), w.sum()),
+    "detached": lambda x, w: ((x @ w).relu(), (x * 3).detach(), x.argmax(-1)),
+    "transposed": lambda x, w: ((x @ w).tanh().t().contiguous().t(), x.cos()),
+    "single view": lambda x, w: F.linear(x.view(2, 3, 6), w).relu() @ w,
+    "constant": lambda x, w: ((x @ w).sin(), 3),
+    "loss": lambda x, w: (F.cross_entropy(x @ w, torch.arange(6)), x @ w),
+}
+USES = {
+    "first": lambda out: (out[0] if isinstance(out, tuple) else out).sum(),
+    "all": lambda out: sum(x.sum() for x in (out if isinstance(out, tuple) else (out,))
+                           if isinstance(x, torch.Tensor) and x.requires_grad),
+    "turned": lambda out: ((out[0] if isinstance(out, tuple) else out).mT.square() if (
+        out[0] if isinstance(out, tuple) else out).ndim > 1 else (out[0] if isinstance(out, tuple) else out)).sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "use"), [
+    *((name, "all") for name in PROGRAMS), ("several", "first"), ("loss", "first"), ("transposed", "turned"),
+])  # fmt: skip
+def test_a_recalled_step_is_the_compiled_one(name, use):
+    results, again = steps(PROGRAMS[name], tensors(True, True), USES[use])
+    held(results)
+    assert again
+
+
+@pytest.mark.parametrize("grads", [(True, False), (False, True)])
+def test_inputs_without_gradients(grads):
+    results, again = steps(PROGRAMS["one"], tensors(*grads))
+    held(results)
+    assert again
+
+
+def test_dropout_draws_what_the_compiled_one_draws():
+    results, again = steps(lambda x, w: F.dropout(x @ w, 0.5).sin(), tensors(True, True))
+    assert again and all(torch.equal(a, b) for k in (0, 1) for a, b in zip(results[1][k], results[2][k], strict=True))
+
+
+def twice(function, inputs):
+    """The recalled function."""
+    for _ in range(2):
+        torch.compiler.reset()
+        run = torch.compile(function, backend="regraft")
+        with regraft.coverage() as cov:
+            out = run(*inputs)
+            (out[0] if isinstance(out, tuple) else out).sum().backward(inputs=[x for x in inputs if x.requires_grad])
+        for x in inputs:
+            x.grad = None
+    assert recalled(cov)
+    return run
+
+
+def test_backward_twice_and_gradients_of_gradients():
+    x, w = inputs = tensors(True, True)
+    loss = twice(PROGRAMS["one"], inputs)(x, w).square().sum()
+    loss.backward(retain_graph=True)
+    first = x.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(x.grad, 2 * first)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+    (made,) = torch.autograd.grad(twice(PROGRAMS["one"], inputs)(x, w).square().sum(), x, create_graph=True)
+    assert made.requires_grad
+    with pytest.raises(RuntimeError, match="double backward"):
+        made.sum().backward()
+
+
+def test_hooks_see_what_is_kept():
+    x, w = inputs = tensors(True, True)
+    run, packed = twice(PROGRAMS["one"], inputs), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        run(x, w).sum().backward()
+    assert packed
+
+
+def test_writes_to_what_is_kept_are_noticed():
+    x, w = inputs = tensors(True, True)
+    out = twice(lambda x, w: x @ w, inputs)(x, w).sum()
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, w: F.batch_norm(x @ w, torch.zeros(6), torch.ones(6), training=True),
+    lambda x, w: (x @ w, x.view(-1)),
+], ids=["writes", "views"])  # fmt: skip
+def test_what_needs_autograds_wrapper_is_right(function):
+    held(steps(function, tensors(True, True))[0])
