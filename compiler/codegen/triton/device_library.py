@@ -28,6 +28,18 @@ def await_earlier():
 
 
 @triton.jit
+def minus_zero(dtype):
+    """-0.0 of a dtype, as a block of one element that no compiler sees through.
+
+    Triton keeps no sign of a 0 (what equals 0 becomes the null value), and of `selp.f32 r, 1.0, -0.0, c` NVIDIA's
+    assembler makes an instruction that gives 1.0 or +0.0.
+    """
+    nothing = tl.full([1, 1], 0, tl.int32)
+    bits = tl.inline_asm_elementwise("mov.b32 $0, 0x80000000;", "=r,r", [nothing], tl.int32, is_pure=True, pack=1)
+    return bits.to(tl.float32, bitcast=True).to(dtype)
+
+
+@triton.jit
 def sign(x):
     """0 of NaN, as eager has it."""
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)

@@ -46,7 +46,7 @@ def signature_name(dtype: torch.dtype) -> str:
 def literal(number: Any, dtype: torch.dtype) -> str:
     """A number of a dtype, as a block of one element: Triton's bare literals have no dtype of their own."""
     if _is_minus_zero(number, dtype):
-        return f"({literal(0.0, dtype)} * -1.0)"
+        return f"minus_zero({type_name(dtype)})"
     return f"tl.full([1, 1], {spelled(number, dtype)}, {type_name(dtype)})"
 
 

@@ -1,6 +1,7 @@
 """Functions of the library that are written for speed, interpreted, against float64: no worse than eager's formulas."""
 
 import math
+import re
 from itertools import pairwise
 
 import pytest
@@ -8,11 +9,11 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_kernels import interpreter, run_interpreted
+from support.triton_kernels import compile_for, interpreter, run_interpreted
 
-from regraft.compiler.codegen.triton.source import module_text
+from regraft.compiler.codegen.triton.source import kernel_source, module_text
 from regraft.compiler.ir.ops import OPS
-from regraft.compiler.ir.value import Load, Op
+from regraft.compiler.ir.value import Const, Load, Op
 
 from ..cpp.test_operations import flat_buffer, loop_kernel
 
@@ -151,3 +152,25 @@ def test_references_are_eagers():
     x = torch.tensor(SPECIAL)
     torch.testing.assert_close(x * OPS["normal_cdf"].reference(x), EAGER["gelu"](x), equal_nan=True, rtol=0, atol=1e-38)
     assert torch.equal(OPS["normal_pdf"].reference(x).isnan(), x.isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_the_sign_of_a_zero_that_is_chosen_is_kept(dtype):
+    """NVIDIA's assembler takes a choice of the numbers 1.0 and -0.0 for one of 1.0 and 0.0: it must not see them."""
+    wide = torch.float32 if dtype.itemsize == 2 else dtype
+    buffers = [flat_buffer("x", 6, dtype)]
+    number = lambda n: Const(n, wide)  # noqa: E731
+
+    def chosen(i):
+        x = Load("x", (i,), dtype)
+        x = x if dtype == wide else Op("cast", (x,), wide)
+        made = Op("where", (Op("gt", (x, number(0.0)), torch.bool), number(1.0), number(-0.0)), wide)
+        return made if dtype == wide else Op("cast", (made,), dtype)
+
+    kernel = loop_kernel("made", 6, buffers, flat_buffer("out", 6, dtype), chosen)
+    x = torch.tensor([1.0, 0.0, -1.0, -0.0, math.nan, math.inf], dtype=dtype)
+    out = run_interpreted(kernel, {"x": x})["out"]
+    assert torch.equal(out.signbit(), x.signbit() | ~(x > 0)) and torch.equal(out, (x > 0).to(dtype))
+    (code,) = compile_for(kernel_source(kernel), 90)
+    assert "mov.b32 %r" in code and "0x80000000;" in code
+    assert not re.search(r"selp\.f\d+ .*0f80000000|selp\.f64 .*0d8000000000000000", code)
