@@ -49,6 +49,7 @@ from .options.machine import note_configuration
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
 from .runtime.cudagraphs.graphs import CudaGraphs
+from .runtime.cudagraphs.host import Split, split_host
 from .runtime.cudagraphs.rules import skip_reason
 from .runtime.frame_stack import with_room
 from .runtime.gc_pause import collected_once
@@ -185,8 +186,8 @@ class Compilation:
             return None
         if not self._devices:  # nothing worth it: at most a mask or a draw, between two breaks of the graph
             return None
-        if self._devices != {"cuda"}:
-            message = f"CUDA graphs need all inputs on a CUDA device, here: {', '.join(sorted(self._devices))}"
+        if "cuda" not in self._devices:
+            message = f"CUDA graphs need inputs on a CUDA device, here: {', '.join(sorted(self._devices))}"
             self.record.fallbacks.append(Fallback("cudagraphs", "not-on-cuda", message))
             return None
         return CudaGraphs(self.options.cudagraph_limit, self._not_captured)
@@ -310,22 +311,47 @@ class Compilation:
         if returned is not None:
             tell_strides(do(strides_of_outputs, graph_module))
         self._note_graph(kind, graph_module)
-        captured = do(self._captured, graph_module, kind, name="cudagraphs", default=lambda call: call)
+        parts = do(split_host, graph_module) if self._graphs is not None else None
+        if parts is not None:
+            return protected(self._compiled_apart(graph_module, parts, kind, returned))
+        captured = do(self._captured, graph_module, kind, returned, name="cudagraphs", default=lambda call: call)
+        call, wrapper = self._generated(graph_module, kind)
+        if wrapper is not None and kind == "inference" and calls_plainly():
+            self._plain = wrapper
+        if wrapper is not None and self.training:
+            do(self._note_step, graph_module, kind, wrapper)
+        return protected(call if wrapper is None else captured(call))
+
+    def _compiled_apart(
+        self, graph_module: fx.GraphModule, parts: Split, kind: GraphKind, returned: int | None
+    ) -> Boxed:
+        """A graph with tensors on the CPU, too, so that the rest is captured; whole where that may not be."""
+        place = partial(self._captured, parts.device, kind, parts.returned(returned), parts.static)
+        captured = self._contained.do(place, name="cudagraphs")
+        if captured is None or kind not in self._static:
+            return self._generated(graph_module, kind)[0]
+        host, _ = self._generated(parts.host, kind, "host")
+        device, _ = self._generated(parts.device, kind)
+        del self._static[kind]  # it cannot be recalled from one wrapper
+        self._forward = self._step = None
+        return parts.joined(host, captured(device))
+
+    def _generated(self, graph_module: fx.GraphModule, kind: GraphKind, part: str = "") -> tuple[Boxed, Wrapper | None]:
+        """Kernels, and the wrapper that calls them, for a graph or the part of one that runs on the host."""
+        do, label = self._contained.do, f"{kind}:{part}" if part else kind
         with self.record.timed("kernels"):
             do(self._generate_kernels, graph_module, kind, name="kernels")
         self._compile_bodies(graph_module, kind)
         with self.record.timed("generate"):
-            wrapper = do(partial(generate, graph_module, name=f"{self.record.name} {kind}"), name="generate")
+            name = f"{self.record.name} {label.replace(':', ' ')}"
+            wrapper = do(partial(generate, graph_module, name=name), name="generate")
         if wrapper is None:
-            return protected(as_calls(graph_module))
-        if kind == "inference" and calls_plainly():
-            self._plain = wrapper
-        if self.training:
-            do(self._note_step, graph_module, kind, wrapper)
-        self.record.details[f"source:{kind}"] = wrapper.source
-        self.record.details[f"stats:{kind}"] = wrapper.stats
-        call = wrapper.call if self._observe is None else self._observe(self.record.name, kind, graph_module, wrapper)
-        return protected(captured(call))
+            return as_calls(graph_module), None
+        self.record.details[f"source:{label}"] = wrapper.source
+        self.record.details[f"stats:{label}"] = wrapper.stats
+        if self._observe is None:
+            return wrapper.call, wrapper
+        return self._observe(self.record.name, kind, graph_module, wrapper), wrapper
 
     def _note_step(self, graph_module: fx.GraphModule, kind: GraphKind, wrapper: Wrapper) -> None:
         """Keep what a training step needs to run without AOTAutograd, where it can."""
@@ -363,12 +389,26 @@ class Compilation:
         self.record.details[f"source:{kind}:{name}"] = wrapper.source
         return compiled_body(wrapper, made.graph)
 
-    def _captured(self, graph_module: fx.GraphModule, kind: GraphKind) -> Callable[[Boxed], Boxed]:
-        """What to wrap a compiled graph in, so that it is replayed as a CUDA graph where that may be."""
+    def _captured(
+        self,
+        graph_module: fx.GraphModule,
+        kind: GraphKind,
+        returned: int | None,
+        placed: Callable[[frozenset[int]], frozenset[int]] = lambda static: static,
+    ) -> Callable[[Boxed], Boxed]:
+        """What to wrap a compiled graph in, so that it is replayed as a CUDA graph where that may be.
+
+        Args:
+            graph_module: before kernels are in it.
+            kind: of the graph.
+            returned: how many results of a forward go to the program, where that is known.
+            placed: from the positions of AOTAutograd's inputs whose addresses stay to those of this graph.
+        """
         graphs = self._graphs
+        self._static.pop(kind, None)
         if graphs is None:
             return lambda call: call
-        static, returned = places()
+        static = placed(places()[0])
         if kind == "backward":  # what it reads stays where it is while it runs
             static = frozenset(range(len(graph_module.graph.nodes)))
         reason = skip_reason(graph_module.graph, static, self.options.rng)

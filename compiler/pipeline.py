@@ -31,6 +31,7 @@ from .passes.cse import share_calls
 from .passes.decompose_composites import write_out_composites
 from .passes.fold_constant_tables import fold_tables
 from .passes.fold_uniform import fold_uniform
+from .passes.host_scalars import bring_scalars
 from .passes.max_pool_offsets import keep_places
 from .passes.mm_out_dtype import widen_products
 from .passes.pad_conv_channels import pad_channels
@@ -204,6 +205,7 @@ JOINT = (
 
 LOWERED = (
     *_CONSTANTS,
+    _simple("host_scalars", bring_scalars, ON_CUDA),
     _simple("cse", share_calls, INFERENCE),  # of a joint graph, autograd's partition does it
     _rules("simplify"),
     Pass(

@@ -1,0 +1,113 @@
+"""Numbers that are computed on the CPU, for calls on a GPU: brought there together, once a run.
+
+    c = 1 - 0.9 ** step         (CPU)                  c = 1 - 0.9 ** step;  d = sqrt(c)
+    y = x / c                   (GPU)           ->     on_gpu = to_copy(stack([c, d]), cuda)
+    d = sqrt(c)                 (CPU)                  y = x / on_gpu[0]
+    z = y + d                   (GPU)                  z = y + on_gpu[1]
+
+A tensor of no dims may take part in calls on another device; no kernel of ours reads memory of the CPU, so that such a
+call stayed one of ATen's, and the graph could not be captured. An optimizer's steps and rates are of this kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import is_pure, nodes_in, op_name, val
+from ...rewrites.sizes import SizeTable
+
+aten = torch.ops.aten
+
+Kind = tuple[torch.dtype, torch.device]
+
+
+def bring_scalars(graph_module: fx.GraphModule) -> int:
+    """Have calls on a GPU read copies there of numbers on the CPU, in place; returns how many numbers there are.
+
+    Args:
+        graph_module: a functional graph (writes to inputs at its end apart).
+    """
+    graph = graph_module.graph
+    order = {node: k for k, node in enumerate(graph.nodes)}
+    readers: dict[Kind, dict[fx.Node, list[fx.Node]]] = {}
+    for node, scalar, device in _reads(graph):
+        readers.setdefault((val(scalar).dtype, device), {}).setdefault(scalar, []).append(node)
+    made = sum(_bring(graph, order, device, found) for (_, device), found in readers.items())
+    if made:
+        graph_module.recompile()
+    return made
+
+
+def _reads(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, torch.device]]:
+    """Calls on a GPU, the numbers on the CPU that they read, and the GPU."""
+    for node in graph.nodes:
+        device = _device(node)
+        if device is not None:
+            for x in dict.fromkeys(node.all_input_nodes):
+                value = val(x)
+                if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0:
+                    yield node, x, device
+
+
+def _device(node: fx.Node) -> torch.device | None:
+    """The GPU that a call computes on elementwise; None for other calls."""
+    name = op_name(node)
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()) and not name.startswith("aten._foreach_"):
+        return None
+    value = val(node)
+    found = {x.device for x in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(x, torch.Tensor)}
+    return next(iter(found)) if len(found) == 1 and all(x.type == "cuda" for x in found) else None
+
+
+def _bring(
+    graph: fx.Graph, order: dict[fx.Node, int], device: torch.device, readers: dict[fx.Node, list[fx.Node]]
+) -> int:
+    """Bring numbers of one dtype to one GPU, before the first call that reads one; returns how many."""
+    first = min((node for nodes in readers.values() for node in nodes), key=order.__getitem__)
+    later: set[fx.Node] = set()
+    chosen = [x for x in readers if (cone := _after(x, first, order)) is not None and not later.update(cone)]
+    if not chosen:
+        return 0
+    for node in sorted(later, key=order.__getitem__):
+        first.prepend(node)
+    editor = Editor(graph, SizeTable(graph))
+    with editor.at(first):
+        copies = _copies(editor, chosen, device)
+    for scalar, copy in zip(chosen, copies, strict=True):
+        for node in readers[scalar]:
+            node.replace_input_with(scalar, copy)
+    return len(chosen)
+
+
+def _after(scalar: fx.Node, first: fx.Node, order: dict[fx.Node, int]) -> set[fx.Node] | None:
+    """What computes a number, as far as it stands after a call; None where that cannot come before the call."""
+    found: set[fx.Node] = set()
+    todo = [scalar]
+    while todo:
+        node = todo.pop()
+        if node in found or order[node] < order[first]:
+            continue
+        if node is first or node.op != "call_function" or not is_pure(node) or _on_gpu(node):
+            return None
+        found.add(node)
+        todo.extend(nodes_in([node.args, node.kwargs]))
+    return found
+
+
+def _on_gpu(node: fx.Node) -> bool:
+    return any(isinstance(val(x), torch.Tensor) and val(x).device.type != "cpu" for x in (node, *node.all_input_nodes))
+
+
+def _copies(editor: Editor, scalars: list[fx.Node], device: torch.device) -> list[fx.Node]:
+    # Small copies from memory that is not pinned are staged before the call returns.
+    def there(x: fx.Node) -> fx.Node:
+        return editor.call(aten._to_copy.default, x, device=device, non_blocking=True)
+
+    if len(scalars) == 1:
+        return [there(scalars[0])]
+    together = there(editor.call(aten.stack.default, scalars))
+    return [editor.call(aten.select.int, together, 0, k) for k in range(len(scalars))]
