@@ -17,6 +17,7 @@ from regraft.compiler.codegen.triton import KernelSource
 from regraft.compiler.ir.interpreter import allocate
 from regraft.compiler.ir.program import Buffer
 from regraft.compiler.templates.common.formula import packet
+from regraft.compiler.templates.common.triton_call import TritonTemplateKernel
 from regraft.compiler.templates.gemm.match import FoundProduct, is_product, match_gemm
 from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_split_k import workspaces
@@ -51,6 +52,22 @@ class Values(torch.fx.Interpreter):
         super().__init__(module, garbage_collect_values=False)
         with torch.no_grad():
             self.run(*inputs)
+
+
+class Interpreted(torch.fx.Interpreter):
+    """Runs a graph of tensors in name on a GPU, with its template kernels interpreted."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(target, TritonTemplateKernel):
+            return super().call_function(target, args, {name: x for name, x in kwargs.items() if name != "device"})
+        made = [torch.empty_strided(x.sizes, x.strides, dtype=x.dtype) for x in target.outputs]
+        held = [memory(x) for x in (*args, *made)]
+        for launch in target.source.launches:
+            given = [_sent(held[place]) for place in launch.places]
+            (after,) = interpreter().run(target.source.text, [(launch.name, launch.programs, given)])
+            for place, filled in zip(launch.places, after, strict=True):
+                held[place].copy_(filled)
+        return made[0] if len(made) == 1 else tuple(made)
 
 
 def run(

@@ -21,6 +21,7 @@ FEWEST = 16  # rows that tensor cores multiply
 LANES_ROWS = 4  # that lanes multiply for themselves
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # read by prologues; the loop IR knows neither
 ELEMENT = Load("<product>", (0,), torch.float32)  # inside `f`: the sum
+OTHER = Load("<other>", (0,), torch.float32)  # the same of the other right operand, where there are two
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Product:
         more: what else is written; the product before the epilogue, where somebody else reads it (on GPUs).
         step: the loop over the depth, of which prologues are formulas.
         left, right: how elements of `a` and `b` are computed, None where they are loaded (on GPUs).
+        other: one more right operand, whose sums `f` has too (`OTHER`): the other half of a gated layer (on GPUs).
         exact: tensor cores, which cut float32 short before they multiply it, are not allowed to (on GPUs).
         early: `b` lies still, whatever kernels before this one do: it may be read before they have ended (on GPUs).
     """
@@ -92,6 +94,7 @@ class Product:
     step: Var | None = None
     left: Prologue | None = None
     right: Prologue | None = None
+    other: Matrix | None = None
     exact: bool = False
     early: bool = False
 

@@ -22,7 +22,7 @@ def anchor_of(graph: fx.Graph, found: FoundProduct) -> fx.Node | None:
     first, last = found.call, found.output
     # What a prologue reads, the graph reads before the product.
     begin = min(order[node] for node in (first, *(node for node in found.before if not is_move(node))))
-    if any(_writes(node) for node in order if begin < order[node] < order[last]):
+    if any(writes(node) for node in order if begin < order[node] < order[last]):
         return None
     if all(order[node] < order[first] for node in found.inputs):
         return first
@@ -32,7 +32,8 @@ def anchor_of(graph: fx.Graph, found: FoundProduct) -> fx.Node | None:
     return last if all(node is found.kept and order[user] > order[last] for node, user in outside) else None
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
+    """Whether a call writes to memory that it is given."""
     return isinstance(node.target, OpOverload) and is_mutable(node.target)
 
 

@@ -42,6 +42,7 @@ from .splice import anchor_of, replace_product
 from .still import Still
 from .triton_candidates import gemm_tiles, neighbours, promises
 from .triton_cost import FEW, fused_gain, has_few_rows, is_skinny
+from .triton_merge import Merge, Part
 from .triton_source import gemm_triton
 from .triton_split_k import workspaces
 from .triton_tiles import GemmTile, is_aligned
@@ -86,6 +87,7 @@ class ProductPass:
         self._tiles_of = functools.cache(lambda kind: self.tiles(kind[0]))  # layers are alike
         self._begun: dict[tuple[fx.Node, str], Contest] = {}  # by what they are about and what is asked
         self._still = Still(task.graph)
+        self._parts: dict[str, Part] = {}  # what the kernels are, by name
         self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
         self._nodes: list[fx.Node] | None = None  # where products are, while nobody else changes the graph
 
@@ -106,7 +108,12 @@ class ProductPass:
         for node in self._look() if self._nodes is None else self._nodes:
             # What was found in the graph as it was may read what has been replaced since: look again.
             fused += any(self.run(found) for found in self.found(self.match(node), node) if self.considers(found))
+        self.finish()
         return fused
+
+    def finish(self) -> None:
+        """Merge kernels that read the same few rows."""
+        Merge(self.task, self._parts).run()
 
     # -- what the template is -------------------------------------------------------------------------------------
 
@@ -275,7 +282,8 @@ class ProductPass:
         """A kernel for each tile, by the tile's name."""
         product, label = kind
         self._tiles.update((str(tile), tile) for tile in tiles)
-        made = (self.kernel(product, tile, label) for tile in tiles)
+        made = [self.kernel(product, tile, label) for tile in tiles]
+        self._parts |= {kernel.name: Part(product, tile, label) for tile, kernel in zip(tiles, made, strict=True)}
         return {str(tile): kernel for tile, kernel in zip(tiles, made, strict=True)}
 
     def _decide(

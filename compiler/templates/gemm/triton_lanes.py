@@ -13,8 +13,6 @@ shared memory, and no lane multiplies rows that are not there. float32 is multip
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...codegen.triton.values import Axis
 from ...ir.value import substitute
 from .description import Matrix, Product, Prologue
@@ -32,8 +30,9 @@ class LanesTriton(GemmTriton):
         self._rows_there = range(product.row.extent)
 
     def _zeros(self) -> None:
-        for row in self._rows_there:
-            self.line(f"total{row} = tl.zeros([{self.tile.depth}, {self.tile.columns}], tl.float32)")
+        for total in ("total", *(["others"] if self.product.other is not None else [])):
+            for row in self._rows_there:
+                self.line(f"{total}{row} = tl.zeros([{self.tile.depth}, {self.tile.columns}], tl.float32)")
 
     def _first_of_all(self) -> None:
         """Weights are read before kernels before this one have ended."""
@@ -44,40 +43,56 @@ class LanesTriton(GemmTriton):
         if product.is_computed:
             self.axes(tile.rows, tile.columns)
         first = "k" if tile.splits == 1 else "(first + k)"
-        weight = (
-            Loaded(self, "b", product.b, tile, first, ', eviction_policy="evict_first"')  # nobody reads it again soon
-            if product.right is None
-            else Computed(self, "b", product.right, tile)
-        )
-        rows = [
-            _LoadedRow(self, row, product.a, tile, first)
-            if product.left is None
-            else _ComputedRow(self, row, product.left, tile)
-            for row in self._rows_there
-        ]
-        steps, ahead = tile.span(product.depth) // tile.depth, self._ahead()
-        weight.ahead()
-        for step in range(ahead):
-            self._begin(step)
-            weight.load()
-            self.line(f"b{step} = b")
-            weight.advance()
+        weights, rows = self._weights(first), self._rows_of(first)
+        ahead = self._ask(weights)
         if product.early:
             self.line("await_earlier()")
         for row in rows:
             row.ahead()
         for step in range(ahead):
             self._begin(step)
-            self._add(rows, f"b{step}")
-        if ahead == steps:
-            self._gather()
-            return
-        with self.writer.block(f"for start in {self._steps(ahead)}"):
-            self._inside()
-            weight.load()
-            self._add(rows, "b")
-            weight.advance()
-        self._gather()
+            self._add(rows, [f"{name}{step}" for name in weights])
+        if ahead < tile.span(product.depth) // tile.depth:
+            with self.writer.block(f"for start in {self._steps(ahead)}"):
+                self._inside()
+                for weight in weights.values():
+                    weight.load()
+                self._add(rows, list(weights))
+                for weight in weights.values():
+                    weight.advance()
+        self._gather("acc", "total")
+        if product.other is not None:
+            self._gather("other", "others")
+
+    def _ask(self, weights: dict[str, Loaded | Computed]) -> int:
+        """Ask for the weights of the first steps; returns of how many."""
+        for weight in weights.values():
+            weight.ahead()
+        ahead = self._ahead()
+        for step in range(ahead):
+            self._begin(step)
+            for name, weight in weights.items():
+                weight.load()
+                self.line(f"{name}{step} = {name}")
+                weight.advance()
+        return ahead
+
+    def _rows_of(self, first: str) -> list[_LoadedRow | _ComputedRow]:
+        """The rows of the left operand."""
+        product, tile = self.product, self.tile
+        if product.left is None:
+            return [_LoadedRow(self, row, product.a, tile, first) for row in self._rows_there]
+        return [_ComputedRow(self, row, product.left, tile) for row in self._rows_there]
+
+    def _weights(self, first: str) -> dict[str, Loaded | Computed]:
+        """The right operands, by name."""
+        product, tile, policy = self.product, self.tile, ', eviction_policy="evict_first"'  # they are read once
+        found: dict[str, Loaded | Computed] = {"b": Loaded(self, "b", product.b, tile, first, policy)}
+        if product.right is not None:
+            found["b"] = Computed(self, "b", product.right, tile)
+        if product.other is not None:
+            found["c"] = Loaded(self, "c", product.other, tile, first, policy)
+        return found
 
     def _ahead(self) -> int:
         """How many steps' weights are asked for before anything else: no more than every part of the depth has."""
@@ -95,20 +110,23 @@ class LanesTriton(GemmTriton):
         if self.product.depth % self.tile.depth:
             self.line(f"inside = k < {self.product.depth} - start")
 
-    def _add(self, rows: list[Any], weight: str) -> None:
+    def _add(self, rows: list[_LoadedRow | _ComputedRow], weights: list[str]) -> None:
         """Multiply a step's weights with all rows."""
-        self.line(f"wide = {weight}.to(tl.float32)")
+        for weight in weights:
+            self.line(f"wide_{weight[0]} = {weight}.to(tl.float32)")
         for row in rows:
             row.load()
-            self.line(f"total{row.row} = tl.fma({row.name}.to(tl.float32), wide, total{row.row})")
+            self.line(f"long = {row.name}.to(tl.float32)")
+            for weight, total in zip(weights, (f"total{row.row}", f"others{row.row}"), strict=False):
+                self.line(f"{total} = tl.fma(long, wide_{weight[0]}, {total})")
             row.advance()
 
-    def _gather(self) -> None:
+    def _gather(self, name: str, total: str) -> None:
         """The sums of rows and columns, of the sums of places."""
         for row in self._rows_there:
-            self.line(f"{'acc' if row == 0 else f'of_row{row}'} = tl.sum(total{row}, 0)[None, :]")
+            self.line(f"{name if row == 0 else f'of_row{row}'} = tl.sum({total}{row}, 0)[None, :]")
         for row in self._rows_there[1:]:
-            self.line(f"acc = tl.where(i == {row}, of_row{row}, acc)")
+            self.line(f"{name} = tl.where(i == {row}, of_row{row}, {name})")
 
 
 class _LoadedRow:

@@ -63,6 +63,11 @@ class GemmTriton(Parts):
         self.line("program = tl.program_id(0)")
         if self.product.early:
             self.line("let_later_begin()")
+        self.write_part()
+
+    def write_part(self) -> None:
+        """Write what follows from the number of the program."""
+        if self.product.early:
             self._first_of_all()
         if not self.tile.descriptors:
             self._tile("program")
@@ -113,7 +118,8 @@ class GemmTriton(Parts):
         self.line(f"row = ({number}) * {self.tile.rows}")
 
     def _zeros(self) -> None:
-        self.line(f"acc = tl.zeros([{self.tile.rows}, {self.tile.columns}], tl.float32)")
+        for name in ("acc", *(["other"] if self.product.other is not None else [])):
+            self.line(f"{name} = tl.zeros([{self.tile.rows}, {self.tile.columns}], tl.float32)")
 
     # -- the product ----------------------------------------------------------------------------------------------
 
@@ -131,10 +137,12 @@ class GemmTriton(Parts):
         if product.is_computed:
             self.axes(tile.rows, tile.columns)
         first = "k" if tile.splits == 1 else "(first + k)"
-        sides = [
+        sides: list[Loaded | Computed] = [
             Loaded(self, name, x, tile, first) if prologue is None else Computed(self, name, prologue, tile)
             for name, x, prologue in (("a", product.a, product.left), ("b", product.b, product.right))
         ]
+        if product.other is not None:
+            sides.append(Loaded(self, "c", product.other, tile, first))
         for side in sides:
             side.ahead()
         with self.writer.block(f"for start in {self._steps()}"):
@@ -143,6 +151,8 @@ class GemmTriton(Parts):
             for side in sides:
                 side.load()
             self.line(self._dot)
+            if product.other is not None:
+                self.line(f"other = {self.dot('a', 'c', 'other')}")
             for side in sides:
                 side.advance()
 

@@ -24,7 +24,7 @@ class Loaded:
 
     Args:
         text: the launch that is being written.
-        name: ``"a"`` or ``"b"``.
+        name: ``"a"``, ``"b"``, or ``"c"`` for the other right operand.
         matrix: where it lies.
         tile: sizes of the operand's tile.
         first: places along the depth in the first step, as text.
@@ -45,7 +45,7 @@ class Loaded:
         if name == "a":
             self._text.line(f"a_at = {begin} + i * {x.row} + {self._first}[None, :] * {x.column}")
         else:
-            self._text.line(f"b_at = {begin} + {self._first}[:, None] * {x.row} + j * {x.column}")
+            self._text.line(f"{name}_at = {begin} + {self._first}[:, None] * {x.row} + j * {x.column}")
 
     def load(self) -> None:
         """Write the operand's tile of a step."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-
 from ...codegen.flatten import flatten_value
 from ...codegen.triton import LaunchText
 from ...codegen.triton.dtypes import signature_name, type_name
@@ -19,7 +17,7 @@ from ...ir.dependence import Dependence
 from ...ir.index.index import Var
 from ...ir.program import Buffer
 from ...ir.value import Value
-from .description import ELEMENT, FLOAT8, Product, Result
+from .description import ELEMENT, FLOAT8, OTHER, Product, Result
 
 _INT32 = 2**31 - 1
 _FLOAT8 = dict(zip(FLOAT8, ("fp8e4nv", "fp8e5"), strict=True))
@@ -69,7 +67,7 @@ class ProductText:
         """What was written, as a function of the arguments that it uses."""
         body = "\n".join(self.writer.lines)
         places = tuple(k for k, name in enumerate(self.arguments) if name in body)
-        used = {self.arguments[k]: _pointer(self.buffers[k].dtype) for k in places}
+        used = {self.arguments[k]: signature_type(self.buffers[k]) for k in places}
         text = f"@triton.jit\ndef {name}({', '.join(used)}):\n{body}\n"
         params = tuple(self.buffers[k].name for k in places)
         return GemmLaunch(name, text, params, (), (), used, programs, warps, stages, places, early)
@@ -101,12 +99,14 @@ class ProductText:
 
     def epilogue(self) -> None:
         """`f` of the tile, to where results are; `axes` first."""
-        raw = Buffer(ELEMENT.buffer, ELEMENT.dtype, (1,), (1,), self.product.out.device)
-        self.writer.name(flatten_value(ELEMENT, [raw]), "acc")
+        sums = {ELEMENT: "acc"} | ({OTHER: "other"} if self.product.other is not None else {})
+        raw = [Buffer(x.buffer, x.dtype, (1,), (1,), self.product.out.device) for x in sums]
+        for element, name in sums.items():
+            self.writer.name(flatten_value(element, raw), name)
         results = self.product.results
         made = fast_values([(result.value, result.buffer.dtype) for result in results])
         for result, value in zip(results, made, strict=True):
-            self._store(result, flatten_value(value, [*self.product.reads, raw]))
+            self._store(result, flatten_value(value, [*self.product.reads, *raw]))
 
     def _store(self, result: Result, value: Value) -> None:
         held = type_name(result.buffer.dtype)
@@ -116,8 +116,9 @@ class ProductText:
         self.line(f"tl.store({pointer}, {text}.to({held}){f', mask={mask}' if mask else ''})")
 
 
-def _pointer(dtype: torch.dtype) -> str:
+def signature_type(buffer: Buffer) -> str:
     """The type of a pointer in a kernel's signature."""
+    dtype = buffer.dtype
     return f"*{_FLOAT8[dtype] if dtype in FLOAT8 else signature_name(dtype)}"
 
 
