@@ -15,6 +15,11 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a transformation of `torch.func` (a gradient, a map over a dim) has wrapped `tensor`."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` (nested lists, tuples, dicts) with `function` applied to its leaves."""
     from torch.utils import _pytree

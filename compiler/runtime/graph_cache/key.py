@@ -145,7 +145,7 @@ def _input(value: Any) -> str:
 
 
 def _tensor(value: torch.Tensor) -> str:
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not compat.is_wrapped(value)
     if not plain or value.layout != torch.strided or compat.has_symbols(value):
         raise _NoKeyError(f"a tensor is not a plain one: {type(value).__name__}, {value.layout}")
     marks = f"{value.requires_grad} {value.is_conj()} {value.is_neg()} {value.storage_offset()}"

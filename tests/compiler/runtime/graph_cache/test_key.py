@@ -71,3 +71,15 @@ def test_code_that_a_key_cannot_hold_has_none():
     graph.output((graph.call_function(mine, (graph.placeholder("x"),)),))
     refusal = graph_key(fx.GraphModule({}, graph), (torch.randn(3),), Options())
     assert isinstance(refusal, Reason) and "mine" in refusal.message
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.vmap, torch.func.jacrev])
+def test_inputs_within_a_transformation_have_none(transform):
+    found = []
+
+    def inner(x):
+        found.append(key(lambda x: torch.relu(x) + 1, x))
+        return x.sum()
+
+    transform(inner)(torch.randn(3))
+    assert isinstance(found[0], Reason)
