@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .compiler.backend import backend
     from .compiler.options import OptionError, Options, list_modes, list_options, list_templates
     from .compiler.tools.check import check
+    from .compiler.tools.declare import register_pattern
     from .compiler.tools.explain.expect import expect_match
     from .compiler.tools.explain.explain import explain
     from .compiler.tools.profile import KernelReport, kernels
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .rewrites.coverage import Coverage, coverage
     from .rewrites.pattern import PatternError, choose, optional
     from .rewrites.reason import Reason
-    from .rewrites.rule import EXACT, ROUNDING, Candidate, Numerics, Rule, register_pattern
+    from .rewrites.rule import EXACT, ROUNDING, Candidate, Numerics, Rule
     from .rewrites.ruleset import RuleSet
     from .rewrites.sample import Sample, T
 
@@ -54,7 +55,7 @@ _HOMES = {
     "Numerics": ".rewrites.rule",
     "ROUNDING": ".rewrites.rule",
     "Rule": ".rewrites.rule",
-    "register_pattern": ".rewrites.rule",
+    "register_pattern": ".compiler.tools.declare",
     "RuleSet": ".rewrites.ruleset",
     "Sample": ".rewrites.sample",
     "T": ".rewrites.sample",

@@ -22,13 +22,14 @@ from .backup import Backup
 from .effects import wants_gradient
 from .facts import example, fact_of
 from .faults import Faults
-from .functional import functionalize_temporaries, is_simplified, remove_inactive_dropout
-from .graph import is_pure, op_name, val
+from .functional import is_simplified
+from .graph import op_name, val
 from .index import Index
 from .legality import Found, veto
 from .live import observe, watch
 from .matcher import Failure, Matcher
 from .mirror import Mirror
+from .normal_graph import normalize, simplified
 from .profit import Always, Decision, Never, Oracle, Question
 from .reason import Reason, site_of
 from .record import Evidence, Fallback, GraphRecord, Match, NearMiss
@@ -162,8 +163,7 @@ class _Run:
         if is_simplified(graph):
             return
         self.backup.take()
-        if functionalize_temporaries(graph) + remove_inactive_dropout(graph):
-            self.graph_module.recompile()
+        simplified(self.graph_module)
 
     def run(self) -> bool:
         self._normalize()
@@ -187,12 +187,9 @@ class _Run:
 
     def _normalize(self) -> None:
         self.place.what = "normal form"
-        self.normalizer.run()
+        normalize(self.normalizer)
         if self.normalizer.stopped is not None:
             self.record.fallbacks.append(Fallback.of("normal-form", self.normalizer.stopped))
-        for node in reversed(list(self.mirror.graph.nodes)):
-            if not node.users and is_pure(node):
-                self.mirror.graph.erase_node(node)
 
     def _sweep(self) -> bool:
         """Try every rule at every node once; whether anything was rewritten."""

@@ -7,23 +7,24 @@ deepest failure is kept: it is the near miss that an explanation shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import fx
 
 from . import compat
-from .dims import Mismatch, unify
+from .dims import DimSpec, Mismatch, unify
 from .graph import arguments, describe, is_number, is_tensor, op_name, rank, sees, val
-from .pattern import Anything, Call, Choice, Swapped, Term, Variable
+from .pattern import HIDDEN, Anything, Call, Choice, Swapped, Term, Variable
 from .reason import Reason
-from .symbolic import known_equal
+from .spelling import DTYPE, Number, Operand, Sized, Spellings
+from .symbolic import holds_on_example, known, known_equal
 
 if TYPE_CHECKING:
-    from .rule import Rule
+    from .rule import Guard
 
 COMMUTATIVE = frozenset(
     f"aten.{name}" for name in ("add", "mul", "maximum", "minimum", "logical_and", "logical_or", "eq", "ne")
@@ -34,13 +35,17 @@ _NEW_DIM = frozenset(("aten.unsqueeze", "aten.diag_embed"))  # their dims count 
 
 @dataclass(frozen=True)
 class Binding:
-    """What a (partial) match has bound: operands, dims, the node of each term, tags, and equalities it assumes."""
+    """What a (partial) match has bound: operands, dims, the node of each term, tags, and equalities it assumes.
+
+    `later` holds sizes that could not be compared yet, with what was found there.
+    """
 
     operands: dict[str, Any] = field(default_factory=dict)
     dims: dict[str, Any] = field(default_factory=dict)
     nodes: dict[int, fx.Node] = field(default_factory=dict)
     tags: tuple[tuple[str, str], ...] = ()
     assumed: tuple[tuple[Any, Any], ...] = ()
+    later: tuple[tuple[Sized, Any], ...] = ()
 
     @property
     def matched(self) -> list[fx.Node]:
@@ -51,23 +56,28 @@ class Binding:
 
     def entering(self, term: Term, node: fx.Node) -> Binding:
         """With the call `term` at `node`."""
-        return Binding(self.operands, self.dims, {**self.nodes, id(term): node}, self.tags, self.assumed)
+        return Binding(self.operands, self.dims, {**self.nodes, id(term): node}, self.tags, self.assumed, self.later)
 
     def tagged(self, tag: str, label: str) -> Binding:
         """With an alternative taken."""
-        return Binding(self.operands, self.dims, self.nodes, (*self.tags, (tag, label)), self.assumed)
+        return Binding(self.operands, self.dims, self.nodes, (*self.tags, (tag, label)), self.assumed, self.later)
 
     def bound(self, name: str, value: Any) -> Binding:
         """With an operand bound."""
-        return Binding({**self.operands, name: value}, self.dims, self.nodes, self.tags, self.assumed)
+        return Binding({**self.operands, name: value}, self.dims, self.nodes, self.tags, self.assumed, self.later)
 
     def sized(self, dims: dict[str, Any], assumed: tuple[tuple[Any, Any], ...]) -> Binding:
         """With these dims, and further equalities that they rest on."""
-        return Binding(self.operands, dims, self.nodes, self.tags, self.assumed + assumed)
+        return Binding(self.operands, dims, self.nodes, self.tags, self.assumed + assumed, self.later)
+
+    def waiting(self, *later: tuple[Sized, Any]) -> Binding:
+        """With sizes to compare when all operands are bound."""
+        return Binding(self.operands, self.dims, self.nodes, self.tags, self.assumed, (*self.later, *later))
 
     def tag_names(self) -> tuple[str, ...]:
         """The tags as text: the name of an optional part that is there, ``tag:label`` for an alternative."""
-        return tuple(t if label == "yes" else f"{t}:{label}" for t, label in self.tags if label != "no")
+        shown = [(t, label) for t, label in self.tags if label != "no" and not t.startswith(HIDDEN)]
+        return tuple(t if label == "yes" else f"{t}:{label}" for t, label in shown)
 
 
 @dataclass
@@ -88,10 +98,26 @@ class Failure:
         return _differs(f"{', '.join(more)} or {last}" if more else last, self.first.found, self.first.nodes)
 
 
+class Matchable(Protocol):
+    """What matching needs of a rule."""
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """The pattern's outputs, root first."""
+
+    @property
+    def dims(self) -> Mapping[str, DimSpec]:
+        """Named dims of operands."""
+
+    @property
+    def guards(self) -> Sequence[Guard]:
+        """Conditions of legality."""
+
+
 class Matcher:
     """Matches one rule at one node: ``Matcher(rule).match(node)``; afterwards `failure` tells why not."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Matchable) -> None:
         self.rule = rule
         self.failure: Failure | None = None
 
@@ -104,11 +130,12 @@ class Matcher:
     def _rest(self, outputs: Sequence[Any], binding: Binding, taken: tuple[fx.Node, ...]) -> Iterator[Binding]:
         """Match further outputs, each a node of its own, through the operands that they share with what is bound."""
         if not outputs:
-            reason = self._late_guards(binding)
-            if reason is None:
-                yield binding
-            else:
-                self._fail(binding, reason, binding.matched[0])
+            compared = _compared(binding)
+            refused = compared if isinstance(compared, Reason) else self._late_guards(compared)
+            if refused is not None:
+                self._fail(binding, refused, binding.matched[0])
+            elif isinstance(compared, Binding):
+                yield compared
             return
         for node in _candidates(outputs[0], binding, {}):
             if node in taken:
@@ -125,6 +152,8 @@ class Matcher:
             yield from self._call(term, value, binding, user)
         elif isinstance(term, Choice):
             yield from self._choice(term, value, binding, user)
+        elif isinstance(term, (Operand, Number, Sized)):
+            yield from self._traced(term, value, binding, user)
         elif isinstance(term, Anything):
             yield binding
         elif isinstance(term, (list, tuple)):
@@ -137,6 +166,9 @@ class Matcher:
     def _choice(self, term: Choice, value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
         """The alternatives in turn; where the tag was met before, the one taken there."""
         taken = dict(binding.tags).get(term.tag)
+        if taken is None and isinstance(term, Spellings):
+            yield from self._spelled(term, value, binding, user)
+            return
         for label, option in term.options:
             if taken is None and isinstance(option, Call) and id(option) not in binding.nodes:
                 if sees(user, value, option.op):  # most alternatives are another operator: those cost no binding
@@ -147,6 +179,44 @@ class Matcher:
                 yield from self._unify(option, value, binding.tagged(term.tag, label), user)
             elif label == taken:
                 yield from self._unify(option, value, binding, user)
+
+    def _spelled(self, term: Spellings, value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
+        """The pattern's spellings in turn, each with what holds for it."""
+        for label, option in term.options:
+            taken, reason, facts = binding.tagged(term.tag, label), None, term.facts[label]
+            for name, number in facts.fixed:
+                taken = taken.bound(name, number)
+                reason = reason or self._guards(name, taken)
+            for tag in facts.tags:
+                taken = taken.tagged(*tag)
+            if reason is not None:
+                self._fail(taken, reason, user)
+            else:
+                yield from self._unify(option, value, taken.waiting(*((c, True) for c in facts.conditions)), user)
+
+    def _traced(
+        self, term: Operand | Number | Sized, value: Any, binding: Binding, user: fx.Node | None
+    ) -> Iterator[Binding]:
+        """An operand, number or size of a pattern that was traced on its samples."""
+        if isinstance(term, Sized):
+            if is_number(value):
+                yield binding.waiting((term, value))
+            else:
+                self._mismatch(binding, repr(term), value, user)
+        elif isinstance(term, Number):
+            number = term.undone(value)
+            if number is None:
+                self._mismatch(binding, f"{term!r}: a number", value, user)
+            else:
+                yield from self._variable(term.variable, number, binding, user)
+        elif not is_tensor(value) or term.variable.name in binding.operands:
+            yield from self._variable(term.variable, value, binding, user)
+        else:
+            unified = _as_sampled(term, value, binding)
+            if isinstance(unified, Reason):
+                self._fail(binding, unified, user)
+            else:
+                yield from self._variable(term.variable, value, binding.sized(*unified), user)
 
     def _sequence(self, terms: Sequence[Any], value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
         if not isinstance(value, (list, tuple)) or len(value) != len(terms):
@@ -187,10 +257,10 @@ class Matcher:
             else:
                 self._mismatch(binding, f"{term.name} = {describe(binding.operands[term.name])}", value, user)
             return
-        if not (_is_scalar(value) if term.number else is_tensor(value)):
-            self._mismatch(binding, f"{term.name}: a {'number' if term.number else 'tensor'}", value, user)
+        if not (_is_number_of(term, value) if term.number else is_tensor(value)):
+            self._mismatch(binding, f"{term.name}: {_wanted(term)}", value, user)
             return
-        bound = binding.bound(term.name, value)
+        bound = binding.bound(term.name, list(value) if isinstance(value, list) else value)
         spec = self.rule.dims.get(term.name)
         if spec is not None:
             unified = unify(spec, val(value).shape, binding.dims)
@@ -341,6 +411,13 @@ def _same_constant(a: Any, b: Any) -> bool:
     return known_equal(a, b) if is_number(a) and is_number(b) else type(a) is type(b) and a == b
 
 
+def _is_number_of(term: Variable, value: Any) -> bool:
+    """Whether a number of the pattern may be this; lists hold constants alone: a replacement is traced with them."""
+    if isinstance(value, (list, tuple)):
+        return bool(term.kinds & {list, tuple}) and not any(isinstance(v, (fx.Node, torch.SymInt)) for v in value)
+    return _is_scalar(value) or type(value) in term.kinds
+
+
 def _is_scalar(value: Any) -> bool:
     return is_number(value) or (is_tensor(value) and all(known_equal(s, 1) for s in val(value).shape))
 
@@ -351,10 +428,55 @@ def _same_operand(a: Any, b: Any) -> bool:
     return _same_constant(a, b)
 
 
+def _wanted(term: Variable) -> str:
+    """What a variable binds, in words."""
+    if not term.number:
+        return "a tensor"
+    return " or ".join(["a number", *sorted(f"a {kind.__name__}" for kind in term.kinds)])
+
+
+def _as_sampled(
+    term: Operand, value: fx.Node, binding: Binding
+) -> tuple[dict[str, Any], tuple[tuple[Any, Any], ...]] | Reason:
+    """The dims that an operand binds, and what that assumes; or how it differs from its sample."""
+    found = val(value).dtype
+    followed = binding.dims.get(DTYPE, found) if term.follows else found
+    if found not in term.dtypes or found != followed:
+        wanted = [followed] if found in term.dtypes else sorted(term.dtypes, key=str)
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in wanted)
+        message = f"{term!r} should be {names}, as in the rule's samples, but is {found}"
+        return Reason("dtype-differs", message, (value,), names, describe(value))
+    unified = unify(term.dims, val(value).shape, binding.dims)
+    if isinstance(unified, Mismatch):
+        return _dim_reason(term.variable.name, unified, value)
+    dims, assumed = unified
+    return ({**dims, DTYPE: found} if term.follows else dims), assumed
+
+
+def _compared(binding: Binding) -> Binding | Reason:
+    """The match, once its sizes are what its operands make them; or where they are not.
+
+    What holds on the example alone is assumed under a guard.
+    """
+    assumed = []
+    for term, found in binding.later:
+        value, at = term.value(binding.dims), val(found)
+        if known(value) if at is True else _same_constant(value, at):
+            continue
+        if not holds_on_example(value, at):
+            shown, nodes = f"{term!r} = {value}", (found,) if isinstance(found, fx.Node) else ()
+            if at is True:
+                return Reason("sizes-differ", f"{term!r} does not hold here", nodes, repr(term), "other sizes")
+            return Reason("sizes-differ", f"expected {shown}, found {at}", nodes, shown, str(at))
+        assumed.append((value, at))
+    return binding.sized(binding.dims, tuple(assumed)) if assumed else binding
+
+
 def _dim_reason(name: str, mismatch: Mismatch, value: Any) -> Reason:
-    message = f"{name} should have {mismatch.expected}, but has {mismatch.found}"
+    expected = mismatch.expected.replace(HIDDEN, "")
+    message = f"{name} should have {expected}, but has {mismatch.found}"
     nodes = (value,) if isinstance(value, fx.Node) else ()
-    return Reason("dims-differ", message, nodes, mismatch.expected, f"{mismatch.found} in {describe(value)}")
+    return Reason("dims-differ", message, nodes, expected, f"{mismatch.found} in {describe(value)}")
 
 
 def _candidates(term: Any, binding: Binding, known: dict[int, Iterable[fx.Node]]) -> Iterable[fx.Node]:
@@ -368,6 +490,8 @@ def _candidates(term: Any, binding: Binding, known: dict[int, Iterable[fx.Node]]
 
 
 def _found_candidates(term: Any, binding: Binding, known: dict[int, Iterable[fx.Node]]) -> Iterable[fx.Node]:
+    if isinstance(term, Operand):
+        return _candidates(term.variable, binding, known)
     if isinstance(term, Choice):
         return dict.fromkeys(n for _, option in term.options for n in _candidates(option, binding, known))
     bound = binding.operands.get(term.name) if isinstance(term, Variable) else binding.nodes.get(id(term))

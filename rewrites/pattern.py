@@ -24,6 +24,9 @@ import torch
 
 from . import compat
 
+HIDDEN = "·"
+"""First letter of tags and dims that no user has named; reports leave them out."""
+
 
 class PatternError(ValueError):
     """A pattern or rule was declared wrongly."""
@@ -46,6 +49,10 @@ class Term:
         if not hasattr(torch.ops.aten, name):
             raise PatternError(f"a pattern calls .{name}(), which is no ATen operator")
         return lambda *args, **kwargs: call(name, self, *_listed(name, args), **kwargs)
+
+    def _parts(self) -> list[Any]:
+        """What it is directly made of."""
+        return []
 
     def transpose(self, dim0: int, dim1: int) -> Term:
         """Exchange two dims."""
@@ -120,15 +127,28 @@ _VARIADIC = frozenset(("permute", "view", "reshape", "expand", "repeat", "tile",
 
 def _listed(method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Methods that take sizes or dims one by one get them as the list that operators take."""
-    return (list(args),) if method in _VARIADIC and args and not isinstance(args[0], (list, tuple)) else args
+    listed = not args or isinstance(args[0], (list, tuple)) or (isinstance(args[0], Variable) and args[0].is_list)
+    return args if listed or method not in _VARIADIC else (list(args),)
 
 
 @dataclass(frozen=True, eq=False)
 class Variable(Term):
-    """An operand of the pattern. `number` variables bind Python or symbolic numbers and one-element tensors."""
+    """An operand of the pattern. `number` variables bind Python or symbolic numbers and one-element tensors.
+
+    Args:
+        name: the parameter's.
+        number: it binds no tensor operand.
+        kinds: what a `number` may be besides: types of constants, e.g. ``bool``, ``list``, ``str``.
+    """
 
     name: str
     number: bool = False
+    kinds: frozenset[type] = frozenset()
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it binds lists, of dims or sizes."""
+        return bool(self.kinds & {list, tuple})
 
     def __repr__(self) -> str:
         return self.name
@@ -153,6 +173,9 @@ class Call(Term):
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
 
+    def _parts(self) -> list[Any]:
+        return [*self.args, *(v for _, v in self.kwargs)]
+
     def __repr__(self) -> str:
         given = [*map(repr, self.args), *(f"{k}={v!r}" for k, v in self.kwargs)]
         return f"{self.op.removeprefix('aten.')}({', '.join(given)})"
@@ -164,6 +187,9 @@ class Choice(Term):
 
     tag: str
     options: tuple[tuple[str, Any], ...]
+
+    def _parts(self) -> list[Any]:
+        return [option for _, option in self.options]
 
     def __repr__(self) -> str:
         return f"<{self.tag}: {' | '.join(label for label, _ in self.options)}>"
@@ -258,15 +284,18 @@ def _accepts(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return len(args) <= len(names) and given <= set(names) and given >= set(required)
 
 
-_chosen: ContextVar[dict[str, str] | None] = ContextVar("regraft_chosen", default=None)
+_chosen: ContextVar[tuple[dict[str, str], dict[str, tuple[str, ...]]] | None] = ContextVar(
+    "regraft_chosen", default=None
+)
 
 
 @contextmanager
-def choosing(tags: dict[str, str]) -> Iterator[None]:
-    """Run pattern functions on tensors with these alternatives taken."""
-    token = _chosen.set(tags)
+def choosing(tags: dict[str, str]) -> Iterator[dict[str, tuple[str, ...]]]:
+    """Run pattern functions on tensors with these alternatives taken; gets every tag that is met, with its labels."""
+    met: dict[str, tuple[str, ...]] = {}
+    token = _chosen.set((tags, met))
     try:
-        yield
+        yield met
     finally:
         _chosen.reset(token)
 
@@ -281,7 +310,9 @@ def choose(tag: str, **options: Any) -> Any:
         raise PatternError(f"choose({tag!r}) has no alternatives")
     if _recording.get():
         return Choice(tag, tuple((label, _force(option)) for label, option in options.items()))
-    label = (_chosen.get() or {}).get(tag, next(iter(options)))
+    tags, met = _chosen.get() or ({}, {})
+    met[tag] = tuple(options)
+    label = tags.get(tag, next(iter(options)))
     if label not in options:
         raise PatternError(f"choose({tag!r}) has no alternative {label!r}; it has {', '.join(options)}")
     return _force(options[label])
@@ -340,14 +371,7 @@ def subterms(term: Any) -> Iterator[Term]:
         elif isinstance(item, Term) and item not in seen:
             seen.add(item)
             yield item
-            todo.extend(reversed(_inside(item)))
-
-
-def _inside(term: Term) -> list[Any]:
-    """What a term is directly made of."""
-    if isinstance(term, Call):
-        return [*term.args, *(v for _, v in term.kwargs)]
-    return [option for _, option in term.options] if isinstance(term, Choice) else []
+            todo.extend(reversed(item._parts()))
 
 
 def root_ops(term: Any) -> frozenset[str]:
@@ -370,7 +394,7 @@ def _required_ops(term: Any, known: dict[Term, frozenset[str]]) -> frozenset[str
     if not isinstance(term, (Call, Choice)):
         return frozenset()
     if term not in known:
-        inner = [_required_ops(part, known) for part in _inside(term)]
+        inner = [_required_ops(part, known) for part in term._parts()]
         if isinstance(term, Call):
             known[term] = frozenset((term.op,)).union(*inner)
         else:
@@ -391,7 +415,7 @@ def tags_of(terms: Sequence[Any]) -> dict[str, tuple[str, ...]]:
     """
     tags: dict[str, tuple[str, ...]] = {}
     for term in subterms(tuple(terms)):
-        if isinstance(term, Choice):
+        if isinstance(term, Choice) and not term.tag.startswith(HIDDEN):
             labels = tuple(label for label, _ in term.options)
             if tags.setdefault(term.tag, labels) != labels:
                 raise PatternError(f"tag {term.tag!r} has alternatives {tags[term.tag]} and {labels}: it is one choice")

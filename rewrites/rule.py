@@ -22,8 +22,10 @@ import torch
 from .dims import DimSpec
 from .matcher import Binding
 from .pattern import PatternError, Variable, record_function, required_ops, root_ops, size, subterms, tags_of
+from .pattern_tracing import Declaration
 from .reason import Reason
-from .sample import Sample
+from .sample import Sample, T
+from .spelling import Spellings
 
 Stage = Literal["forward", "simplify", "lowered"]
 NanPolicy = Literal["same", "safe"]
@@ -179,6 +181,20 @@ def _content(value: Any) -> str:
     return repr(value) if isinstance(value, (int, float, str, torch.dtype, type(None))) else type(value).__name__
 
 
+Spell = Callable[[Declaration], tuple[Any, ...]]
+
+
+def as_recorded(declaration: Declaration) -> tuple[Any, ...]:
+    """The outputs of a pattern as they were recorded: it is written in normal form already.
+
+    Raises:
+        PatternError: it could not be recorded.
+    """
+    if isinstance(declaration.recorded, PatternError):
+        raise declaration.recorded
+    return declaration.recorded
+
+
 _declared: dict[str, Rule] = {}
 
 
@@ -208,24 +224,26 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
     nan: NanPolicy = "same",
     escapes: Escapes = "refuse",
     profitable: bool = False,
+    spell: Spell = as_recorded,
 ) -> Callable[[Callable[..., Any]], Rule]:
     """Declare a rule; decorates the pattern function and gives the `Rule`.
 
     Args:
         name: unique identifier, used in reports, options, tests and node metadata.
         replacement: a function of the pattern's parameters, or `Candidate`s among which measurement chooses.
-        samples: inputs from which its property test is derived; at least one.
+        samples: inputs from which its property test is derived, and on which its pattern is traced; at least one.
         family: what reports sum it under, e.g. ``"attention"``.
         stage: ``"forward"`` before autograd, ``"lowered"`` after it; ``"simplify"`` before that, not in normal form.
         guards: functions of some of the pattern's parameters that give None or a `Reason`.
         dims: named dims by parameter, e.g. ``{"q": "... S D", "k": "... T D"}``; equal names must be equal sizes.
-        numbers: the parameters that bind numbers rather than tensors.
+        numbers: the parameters that bind numbers; bools, strings, dtypes or lists of dims where a sample gives one.
         derived: functions of a match and of the options' policies; the replacement gets their values by keyword.
         numerics: the contract about rounding and randomness.
         nan: ``"same"``: NaN and inf come out where eager has them. ``"safe"``: NaN may become numbers.
         escapes: what to do where an inner value of the match has other users: ``"refuse"``, or ``"keep"`` the original
             for them.
         profitable: True where the replacement never costs more, so that nothing need be measured.
+        spell: brings the pattern into normal form.
 
     Raises:
         PatternError: the declaration is wrong; the message says what and what would be right.
@@ -233,26 +251,43 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
 
     def declare(pattern: Callable[..., Any]) -> Rule:
         parameters = _parameters(pattern, name)
-        variables = tuple(Variable(p, p in numbers) for p in parameters)
+        variables = tuple(Variable(p, p in numbers, _kinds(p, samples)) for p in parameters)
         _require_known(name, "numbers", numbers, parameters)
         _require_known(name, "dims", dims or {}, [p for p in parameters if p not in numbers])
-        for what, value, valid in (("stage", stage, Stage), ("nan", nan, NanPolicy), ("escapes", escapes, Escapes)):
-            if value not in get_args(valid):
-                raise PatternError(f"rule {name!r}: {what} {value!r} is none of {', '.join(get_args(valid))}")
-        outputs = record_function(pattern, variables)
-        _require_matchable(name, outputs, variables)
+        _require_values(name, {"stage": (stage, Stage), "nan": (nan, NanPolicy), "escapes": (escapes, Escapes)})
+        _require_given(name, samples, parameters, numbers)
+        outputs = _outputs(Declaration(name, pattern, variables, tuple(samples), _recorded(pattern, variables)), spell)
         rule = Rule(
             name=name, family=family, stage=stage, pattern=pattern, variables=variables, outputs=outputs,
             candidates=_candidates(name, replacement, parameters, tuple(derived or {})),
             guards=tuple(_guard(name, g, parameters) for g in guards),
             dims={n: DimSpec.parse(d) for n, d in (dims or {}).items()}, derived=dict(derived or {}),
             numerics=numerics, nan=nan, escapes=escapes, samples=tuple(samples), profitable=profitable,
-            tags=tags_of(outputs),
+            tags=_tags(outputs),
         )  # fmt: skip
         _require_samples(rule)
         return _claim(rule)
 
     return declare
+
+
+def _recorded(pattern: Callable[..., Any], variables: Sequence[Variable]) -> tuple[Any, ...] | PatternError:
+    try:
+        return record_function(pattern, variables)
+    except PatternError as error:
+        return error
+
+
+def _kinds(parameter: str, samples: Sequence[Sample]) -> frozenset[type]:
+    """What a number may be beside a number, by what samples give."""
+    given = {type(sample.operands.get(parameter)) for sample in samples}
+    return frozenset(given & {bool, str, list, tuple, torch.dtype})
+
+
+def _tags(outputs: Sequence[Any]) -> dict[str, tuple[str, ...]]:
+    """The tags of a pattern, as recorded or as met while it was traced."""
+    traced = [dict(output.declared) for output in outputs if isinstance(output, Spellings)]
+    return {tag: labels for known in (*traced, tags_of(outputs)) for tag, labels in known.items()}
 
 
 def _claim(rule: Rule) -> Rule:
@@ -280,9 +315,22 @@ def _require_known(rule: str, what: str, names: Iterable[str], parameters: Seque
             raise PatternError(f"rule {rule!r}: {what} names {name!r}, but the pattern has {', '.join(parameters)}")
 
 
+def _outputs(declaration: Declaration, spell: Spell) -> tuple[Any, ...]:
+    outputs = spell(declaration)
+    _require_matchable(declaration.name, outputs, declaration.variables)
+    return outputs
+
+
+def _require_values(rule: str, given: Mapping[str, tuple[Any, Any]]) -> None:
+    for what, (value, valid) in given.items():
+        if value not in get_args(valid):
+            raise PatternError(f"rule {rule!r}: {what} {value!r} is none of {', '.join(get_args(valid))}")
+
+
 def _require_matchable(rule: str, outputs: Sequence[Any], variables: Sequence[Variable]) -> None:
     """A match is found from its first output: further ones share operands with it, and every variable is in one."""
     bound: set[Any] = set()
+    fixed = {n for o in outputs if isinstance(o, Spellings) for facts in o.facts.values() for n, _ in facts.fixed}
     for output in outputs:
         if not root_ops(output):
             raise PatternError(f"rule {rule!r}: every alternative of an output must be computed by an operator")
@@ -290,7 +338,7 @@ def _require_matchable(rule: str, outputs: Sequence[Any], variables: Sequence[Va
         if bound and not bound & inside:
             raise PatternError(f"rule {rule!r}: the output {output!r} shares no operand with those before it")
         bound |= inside
-    unused = [v.name for v in variables if v not in bound]
+    unused = [v.name for v in variables if v not in bound and v.name not in fixed]
     if unused:
         raise PatternError(f"rule {rule!r}: its pattern never uses {', '.join(unused)}")
 
@@ -336,14 +384,24 @@ def _require_signature(rule: str, candidate: Candidate, parameters: Sequence[str
         )
 
 
-def _require_samples(rule: Rule) -> None:
-    if all(sample.refused for sample in rule.samples):
-        raise PatternError(f"rule {rule.name!r} has no samples that it matches: its property test needs at least one")
-    names = {v.name for v in rule.variables}
-    for sample in rule.samples:
-        unknown = set(sample.operands) - names
+def _require_given(rule: str, samples: Sequence[Sample], parameters: Sequence[str], numbers: Sequence[str]) -> None:
+    """Samples give what the pattern takes: tensors where it takes tensors, and at least one is no near miss."""
+    if all(sample.refused for sample in samples):
+        raise PatternError(f"rule {rule!r} has no samples that it matches: its property test needs at least one")
+    for sample in samples:
+        unknown = set(sample.operands) - set(parameters)
         if unknown:
-            raise PatternError(f"rule {rule.name!r}: a sample gives {sorted(unknown)}, which the pattern does not take")
+            raise PatternError(f"rule {rule!r}: a sample gives {sorted(unknown)}, which the pattern does not take")
+        for name, value in sample.operands.items():
+            if name not in numbers and value is not None and not isinstance(value, T):
+                raise PatternError(
+                    f"rule {rule!r}: a sample gives {name}={value!r}, but {name} binds tensors: give a T, or declare "
+                    f"numbers=[{name!r}]"
+                )
+
+
+def _require_samples(rule: Rule) -> None:
+    for sample in rule.samples:
         for tag, label in sample.tags.items():
             if label not in rule.tags.get(tag, ()):
                 known = {t: list(ls) for t, ls in rule.tags.items()}

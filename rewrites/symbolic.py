@@ -50,7 +50,8 @@ def holds_on_example(a: Any, b: Any) -> bool:
 def assume(equalities: Iterable[tuple[Any, Any]]) -> None:
     """Emit a guard for each equality; it must hold on the example."""
     for a, b in equalities:
-        if not known_equal(a, b) and not bool(a == b):
+        held = bool(a) is b if isinstance(a, torch.SymBool) else known_equal(a, b) or bool(a == b)
+        if not held:
             raise AssertionError(f"assumed {a} == {b}, which does not hold on the example inputs")
 
 

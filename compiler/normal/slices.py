@@ -5,12 +5,15 @@ chunk(x, 2, -1)[1], split(x, 4, -1)[1], x[..., 4:8]    ->    slice(x, 2, 4, END)
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
+from ...rewrites.symbolic import known, known_equal
 from .analysis import holds_softmax
 
 aten = torch.ops.aten
@@ -29,8 +32,6 @@ def piece(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     dim %= rank(x)
     sizes = [part.shape[dim] for part in val(call)]
-    if not all(isinstance(s, int) for s in (*sizes, shape(x)[dim])):
-        return None
     start = sum(sizes[:index])
     return edit.call(aten.slice.Tensor, x, dim, start, _end(start + sizes[index], shape(x)[dim]))
 
@@ -42,15 +43,15 @@ def to_the_end(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     values = arguments(node)
     x, dim, start, end, step = (values[n] for n in ("self", "dim", "start", "end", "step"))
-    if not is_tensor(x) or not all(isinstance(n, int) for n in (dim, start, end, step, shape(x)[dim])):
+    if not is_tensor(x) or not all(isinstance(n, int) for n in (dim, start, step)) or end is None:
         return None
-    if end == _END or end < shape(x)[dim] or holds_softmax(x):
+    if known_equal(val(end), _END) or not known(val(end) >= shape(x)[dim]) or holds_softmax(x):
         return None
     return edit.call(aten.slice.Tensor, x, dim % rank(x), start, _END, *([step] if step != 1 else []))
 
 
-def _end(end: int, size: int) -> int:
-    return _END if end == size else end
+def _end(end: Any, size: Any) -> Any:
+    return _END if known_equal(end, size) else end
 
 
 SLICES: tuple[Respelling, ...] = (piece, to_the_end)

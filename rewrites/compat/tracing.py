@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -192,6 +193,48 @@ def capture_function(
 
     with mode:
         return trace_before_dispatch(run, fakes), places
+
+
+def named_sizes(examples: Mapping[str, int]) -> tuple[Any, dict[str, torch.SymInt]]:
+    """A fake mode, and a symbolic size of it for each name; no two are one symbol, whatever their examples are."""
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    environment = ShapeEnv(duck_shape=False)
+    sizes: dict[str, Any] = {}
+    for name, example in examples.items():
+        source = ConstantSource(name)
+        symbol = environment.create_symbol(
+            example, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
+        )  # fmt: skip
+        sizes[name] = environment.create_symintnode(symbol, hint=example, source=source)
+    return FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True), sizes
+
+
+def assumptions(fake_mode: Any) -> list[Any]:
+    """The conditions on symbolic sizes that a traced function rests on, as expressions.
+
+    Those that it has asked for, and equalities. What torch's own functions ask on their way (which kernel is faster for
+    these sizes) says nothing about the function.
+    """
+    import sympy
+
+    inside = str(Path(torch.__file__).parent)
+    asked = [(guard.expr, getattr(guard.sloc, "framework_loc", None)) for guard in fake_mode.shape_env.guards]
+    return [e for e, at in asked if isinstance(e, sympy.Eq) or not str(getattr(at, "filename", "")).startswith(inside)]
+
+
+def evaluated(expression: Any, values: Mapping[Any, Any]) -> Any:
+    """The number that an expression of symbolic sizes is, where its symbols are these numbers (symbolic ones too).
+
+    Raises:
+        KeyError: it has a symbol that is not among them.
+    """
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    return sympy_interp(PythonReferenceAnalysis, dict(values), expression)
 
 
 def fake_mode_of(tensors: Sequence[Any]) -> Any:
