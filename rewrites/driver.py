@@ -7,6 +7,7 @@ commits what rules made. If anything goes wrong the program stays as it was, and
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -85,24 +86,73 @@ def rewrite(
     chosen = [r for r in rules if r.stage == settings.stage]
     if not chosen:
         return False
-    backup = Backup(graph_module)
-    known = len(record.applied), len(record.declined)
     start, before = time.perf_counter(), record.seconds.get("measure", 0.0)
-    faults, place = settings.faults or Faults(record, strict=settings.verify != "off"), _Place()
+    faults = settings.faults or Faults(record, strict=settings.verify != "off")
     try:
         with _without_autocast():  # its casts are nodes of the graph
-            return _Run(graph_module, chosen, settings, record, backup, place).run()
-    except Exception as error:  # the user's program must survive any fault of ours
-        if faults.lets_through(error):
-            raise
-        backup.restore()
-        del record.applied[known[0] :], record.declined[known[1] :]
-        outcome = "the graph runs as it was written"
-        faults.tell(place.what, outcome, error, stage=f"rewrite-{settings.stage}", code="rewrite-failed")
-        return False
+            return _contained(graph_module, chosen, settings, record, faults)
     finally:
         measured = record.seconds.get("measure", 0.0) - before
         _spend(record, f"rewrite-{settings.stage}", time.perf_counter() - start - measured)
+
+
+def _contained(
+    graph_module: fx.GraphModule, rules: list[Rule], settings: Settings, record: GraphRecord, faults: Faults
+) -> bool:
+    """Rewrite a graph; a rule that raises is left out, and the others begin anew on the graph as it was."""
+    stage = f"rewrite-{settings.stage}"
+    while rules:
+        backup, place, known = Backup(graph_module), _Place(), _Known.of(record)
+        try:
+            return _Run(graph_module, rules, settings, record, backup, place).run()
+        except Exception as error:  # the user's program must survive any fault of ours, and of a rule's author
+            if faults.lets_through(error):
+                raise
+            backup.restore()
+            known.restore(record)
+            if place.rule is None:
+                outcome = "the graph runs as it was written"
+                faults.tell(place.what, outcome, error, stage=stage, code="rewrite-failed")
+                return False
+            culprit = place.rule
+            rules = [rule for rule in rules if rule is not culprit]
+            what = f"rule {culprit.name}{_part(culprit, error)}"
+            outcome = "it is left out of this graph, the other rules are not"
+            faults.tell(what, outcome, error, stage=stage, code="rule-failed")
+    return False
+
+
+def _part(rule: Rule, error: Exception) -> str:
+    """Which function of a rule raised: ``", guard slope_below_one()"``; empty where it was none of its own."""
+    parts = {id(_code(rule.pattern)): "its pattern"}
+    parts |= {id(_code(guard.function)): f"guard {guard.function.__name__}()" for guard in rule.guards}
+    parts |= {id(_code(derive)): f"derived value {name}" for name, derive in rule.derived.items()}
+    parts |= {id(_code(c.applies)): f"condition of candidate {c.name}" for c in rule.candidates}
+    parts |= {id(_code(c.function)): f"candidate {c.name}" for c in rule.candidates}
+    frames = traceback.walk_tb(error.__traceback__)
+    found = [parts[id(frame.f_code)] for frame, _ in frames if id(frame.f_code) in parts]
+    return f", {found[-1]}," if found else ""
+
+
+def _code(function: Any) -> Any:
+    """The code of a function, or of what a partial calls; an object that is no code's for builtins."""
+    return getattr(getattr(function, "func", function), "__code__", function)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """How much a record told before a run."""
+
+    counts: dict[str, int]
+
+    @classmethod
+    def of(cls, record: GraphRecord) -> _Known:
+        return cls({name: len(getattr(record, name)) for name in ("applied", "declined", "near_misses", "snapshots")})
+
+    def restore(self, record: GraphRecord) -> None:
+        """Take back what was told since."""
+        for name, count in self.counts.items():
+            del getattr(record, name)[count:]
 
 
 def _spend(record: GraphRecord, stage: str, seconds: float) -> None:
@@ -125,6 +175,11 @@ class _Place:
     """What a run is at, for whoever tells that it failed."""
 
     what: str = "rewriting"
+    rule: Rule | None = None
+
+    def at(self, what: str, rule: Rule | None = None) -> None:
+        """Note what is done next, and the rule that it is done for."""
+        self.what, self.rule = what, rule
 
 
 class _Run:
@@ -169,12 +224,13 @@ class _Run:
         self._normalize()
         while self._sweep():
             self._normalize()
+        self.place.at("telling what nearly matched")
         self._tell_near_misses()
         if self.drawing is not None:
             keep_start(self.record, self.drawing.before())
         if not self.applied:
             return False
-        self.place.what = "committing rewrites"
+        self.place.at("committing rewrites")
         self.backup.take()
         self.mirror.commit(self.dead_draws)
         if self.drawing is not None:
@@ -186,7 +242,7 @@ class _Run:
         return True
 
     def _normalize(self) -> None:
-        self.place.what = "normal form"
+        self.place.at("normal form")
         normalize(self.normalizer)
         if self.normalizer.stopped is not None:
             self.record.fallbacks.append(Fallback.of("normal-form", self.normalizer.stopped))
@@ -205,7 +261,7 @@ class _Run:
 
     def _try(self, rule: Rule, node: fx.Node) -> None:
         """Match one rule at one node, and time it, without what was spent on measuring."""
-        self.place.what = f"rule {rule.name}"
+        self.place.at(f"rule {rule.name}", rule)
         start, before = time.perf_counter(), self.record.seconds.get("measure", 0.0)
         try:
             self._match(rule, node)

@@ -13,6 +13,7 @@ from regraft.compiler.normal import NORMAL_FORM
 from regraft.rewrites import backup
 from regraft.rewrites.driver import Settings, rewrite
 from regraft.rewrites.editor import RewriteError
+from regraft.rewrites.faults import Faults
 from regraft.rewrites.mirror import Mirror
 from regraft.rewrites.pattern import choose, optional
 from regraft.rewrites.profit import Decision, Never
@@ -285,8 +286,8 @@ def test_without_verification_the_program_stays_as_it_was(replacement, caplog):
     with caplog.at_level(logging.WARNING, "regraft"):
         assert rewrite(module, [relu_exp(replacement)], Settings(), record) is False
     headline, outcome, place = caplog.records[-1].getMessage().splitlines()
-    assert "failed on test" in headline and "the graph runs as it was written" in outcome and "traceback" in place
-    assert not record.applied and [f.code for f in record.fallbacks] == ["rewrite-failed"]
+    assert "failed on test" in headline and "it is left out of this graph" in outcome and "traceback" in place
+    assert not record.applied and [f.code for f in record.fallbacks] == ["rule-failed"]
     assert record.fallbacks[0].stage == "rewrite-forward"
     assert text(module) == text(untouched) and module.code == untouched.code
     for old, new in zip(untouched.graph.nodes, module.graph.nodes, strict=True):
@@ -327,10 +328,41 @@ def test_a_failure_takes_back_only_its_own_graphs_matches():
     assert len(record.applied) == 1 and len(record.fallbacks) == 1
 
 
-def test_a_guard_that_raises_is_a_fallback():
+def test_a_guard_that_gives_no_reason_is_a_fallback():
     module = capture(RELU_EXP, X)
     record = applied(module, relu_exp(guards=[lambda x: True]), verify="off")
     assert "TypeError: guard <lambda> gave True" in record.fallbacks[0].message
+
+
+def broken(*_, **__):
+    raise KeyError("of the author")
+
+
+def looks(x):
+    return broken(x)
+
+
+BROKEN = {
+    "guard looks()": {"guards": [looks]},
+    "candidate replacement": {"replacement": lambda x: broken(x)},
+    "condition of candidate c": {"replacement": [Candidate("c", torch.exp, lambda match, policy: broken(match))]},
+    "derived value d": {"replacement": lambda x, *, d: x, "derived": {"d": lambda match, policy: broken(match)}},
+}
+
+
+@pytest.mark.parametrize(("part", "declaration"), BROKEN.items(), ids=BROKEN)
+def test_a_broken_rule_costs_that_rule_alone(part, declaration):
+    good = rule(lambda x: torch.relu(torch.sin(x)), torch.tanh, "good")
+    bad = relu_exp(**({"replacement": torch.exp} | declaration))
+    module = capture(lambda a: (torch.relu(torch.sin(a)), torch.relu(torch.exp(a))), X)
+    record = applied(module, [bad, good], verify="off")
+    assert [m.rule for m in record.applied] == ["good"] and torch.equal(module(X)[0], torch.tanh(X))
+    (fallback,) = record.fallbacks
+    assert fallback.code == "rule-failed" and fallback.fault
+    assert f"rule relu_exp, {part}, failed: KeyError: 'of the author'" in fallback.message
+    assert not any(miss.rule == "relu_exp" for miss in record.near_misses)
+    with pytest.raises(KeyError):
+        applied(capture(RELU_EXP, X), [bad, good], verify="off", faults=Faults(GraphRecord("strict"), strict=True))
 
 
 # -- near misses
