@@ -20,7 +20,7 @@ from torch import fx
 from ..patterns import default_rules
 from ..rewrites import compat
 from ..rewrites.backup import Backup, copied
-from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, is_renamed_tensor
+from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, finish_before_forks, is_renamed_tensor
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import StepFacts, calls_plainly, keep_saved, places, step_facts, tell_strides
 from ..rewrites.compat.memory import guard_float32_precision
@@ -84,6 +84,7 @@ def backend(
     Raises:
         OptionError: an unknown mode, option, value or rule; the message lists the valid ones.
     """
+    finish_before_forks()
     with collected_once():
         return Compilation(gm, example_inputs, Options.parse(mode, options)).run()
 
@@ -429,6 +430,8 @@ class Compilation:
         try:
             made = generate_kernels(graph_module, kind, verify=self.options.verify != "off", faults=self._faults)
         except NotGeneratedError as refusal:
+            if self.options.strict and refusal.reason.code in ("no-compiler", "no-triton"):
+                raise
             self.record.fallbacks.append(Fallback.of("kernels", refusal.reason))
         except Exception as error:
             self._faults.tell("generating kernels", "the graph runs by calls of ATen", error, stage="kernels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,14 @@ def compile_lock() -> contextlib.AbstractContextManager[Any]:
     from torch._dynamo import convert_frame
 
     return convert_frame.compile_lock
+
+
+@functools.cache
+def finish_before_forks() -> None:
+    """Let a fork wait until no thread compiles: in the child nobody would ever release Dynamo's lock."""
+    if hasattr(os, "register_at_fork"):
+        lock: Any = compile_lock()
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 def dynamo_signal() -> type[BaseException]:

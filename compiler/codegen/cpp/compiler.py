@@ -31,7 +31,12 @@ from ...storage.space import note_written
 from ..code_cache_dir import code_folder, temporary_folder
 from .errors import CompileFailed, CompilerMissing
 
+SECONDS = 600.0
+"""That the compiler may take for one source."""
+
+_VERSION_SECONDS = 60.0
 _KIND = "code"
+_given_up: dict[str, str] = {}  # why a compiler is not asked again, by its path
 _NO_SPACE = "No space left on device"
 _CANDIDATES = ("g++", "clang++", "c++")
 # NaN, infinities and signed zeros are kept; only what nobody can see is given up: errno and floating-point traps.
@@ -78,6 +83,8 @@ def find_compiler() -> Compiler:
     given = compiler_setting()
     for name in [given] if given else _CANDIDATES:
         path = shutil.which(name)
+        if path in _given_up:
+            raise CompilerMissing(f"no C++ compiler: {_given_up[path]}")
         if path is not None:
             return Compiler(path, _version(path))
     where = f"$CXX names {given!r}, which is not there" if given else f"none of {', '.join(_CANDIDATES)} is on the path"
@@ -95,7 +102,13 @@ def can_build() -> bool:
 
 @functools.cache
 def _version(path: str) -> str:
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, errors="replace", check=False, timeout=_VERSION_SECONDS
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        _given_up[path] = why = f"{path} --version fails ({type(error).__name__}: {error})"
+        raise CompilerMissing(f"no C++ compiler: {why}") from error
     return done.stdout.partition("\n")[0]
 
 
@@ -189,7 +202,13 @@ def _compile(source: Source, compiler: Compiler, path: Path) -> None:
 
 def _run(source: Source, compiler: Compiler, kept: Path, text: Path, made: Path) -> None:
     command = [compiler.path, *_FLAGS, str(text), "-o", str(made), *source.flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=SECONDS)
+    except subprocess.TimeoutExpired as late:
+        _given_up[compiler.path] = why = f"{compiler.path} was not done after {SECONDS:g} s"
+        raise CompileFailed(kept, f"{why}; it is not asked again") from late
+    if done.returncode < 0:
+        raise CompileFailed(kept, f"{compiler.path} crashed: signal {-done.returncode}\n{done.stderr.strip()}")
     if done.returncode and _NO_SPACE in (done.stderr or done.stdout):
         raise OSError(errno.ENOSPC, _NO_SPACE, str(text))
     if done.returncode:

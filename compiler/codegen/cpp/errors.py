@@ -18,7 +18,7 @@ class IndexOutOfRange(IndexError, RuntimeError):  # noqa: N818
 
 
 class CompileFailed(RuntimeError):  # noqa: N818
-    """The C++ compiler refused a generated source.
+    """The C++ compiler refused a generated source, crashed or took too long.
 
     Args:
         source: the file, kept for inspection.
@@ -26,5 +26,6 @@ class CompileFailed(RuntimeError):  # noqa: N818
     """
 
     def __init__(self, source: Path, output: str) -> None:
-        super().__init__(f"the C++ compiler refused {source}:\n{output}")
+        first = next((line for line in output.splitlines() if "error" in line), output.partition("\n")[0])
+        super().__init__(f"the C++ compiler made nothing of {source.name}: {first}\n{source}:\n{output}")
         self.source, self.output = source, output
