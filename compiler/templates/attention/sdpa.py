@@ -104,8 +104,12 @@ class _Sdpa:
         return self._region.leaf(self._region.leaves[load.buffer])
 
     def _operand(self, node: Any, row: Var, column: Var) -> Operand:
+        batch, heads = (int(size) for size in node.meta["val"].shape[:2])
+        if batch != self._lead[0].extent or not heads or self._lead[1].extent % heads:
+            raise Unlowered("arguments", f"{node.name} has {batch} x {heads} heads")
+        shared = self._lead[1].extent // heads  # queries' heads that follow each other
         for tensor in (self._region.value(node), self._region.leaf(node)):
-            load = plain_load(tensor.at((*self._heads, at(row), at(column))))
+            load = plain_load(tensor.at((self._heads[0], self._heads[1] // shared, at(row), at(column))))
             if load is None or self._leaf(load).dtype != node.meta["val"].dtype:
                 continue
             buffer = self._leaf(load).buffer

@@ -44,6 +44,9 @@ def pair_sdpa(call: fx.Node, found: Found) -> Pair:
     attention = found.attention
     row, key, depth, width = variables_of(attention)
     heads = heads_of(attention)
+    q, k = (node.meta["val"].shape[1] for node in call.args[:2])  # type: ignore[union-attr]
+    if q != k:
+        raise RefusedError("shared-heads", f"{q} heads of queries share {k} of keys: their gradients are sums", call)
     gradient, out = read_operand(argument(backward, _first(backward)), (*heads, at(row), at(width)), row, width)
     results = {_NAMES[user.args[1]]: user for user in backward.users if user.users}  # type: ignore[index]
     if "scores" in results:

@@ -172,6 +172,22 @@ def test_few_queries_are_measured_in_several_ways() -> None:
     assert len(kernels(module)) == 1
 
 
+def test_calls_whose_heads_share_keys() -> None:
+    inputs = [random(1, 12, 2, 16), random(1, 3, 600, 16), random(1, 3, 600, 16)]
+    bias = torch.zeros(1, 1, 2, 600, dtype=BF16)
+
+    def call(q: Any, k: Any, v: Any, bias: Any) -> torch.Tensor:
+        return cudnn(q, k, v, bias)
+
+    module, _ = fuse(call, [*inputs, bias])
+    assert len(kernels(module)) == 1
+    q, *repeated = inputs[0], *(x.repeat_interleave(4, 1) for x in inputs[1:])
+    agrees(call, [*inputs, bias], exactly(q, *repeated, bias))
+    module, record = fuse(call, [inputs[0][:, :11], *inputs[1:], bias])
+    assert kernels(module) == []
+    assert [miss.code for miss in record.near_misses] == ["score-arguments"]
+
+
 def test_calls_with_few_queries_are_asked_about() -> None:
     inputs = [random(1, 12, 1, 16), random(1, 12, 600, 16), random(1, 12, 600, 16)]
     oracle = Fastest(w=0.5)
