@@ -31,7 +31,7 @@ from .cpu_tiles import tiling
 from .description import SCORE, Attention, Operand
 from .mask_bounds import horizon
 
-_GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
+GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
 
 PRELUDE = (
     GEMM_PRELUDE
@@ -86,10 +86,12 @@ def attention_cpp(attention: Attention, lanes: int) -> str:
     """
     if attention.keep is not None:
         raise ValueError("the attention kernel for CPUs drops no weights")
-    return _AttentionCpp(attention, lanes).text()
+    return AttentionCpp(attention, lanes).text()
 
 
-class _AttentionCpp:
+class AttentionCpp:
+    """Writes one kernel; a unit of work is one lead iteration and one block of queries."""
+
     def __init__(self, attention: Attention, lanes: int) -> None:
         self._a, self._t = attention, tiling(attention, lanes)
         buffers = (*attention.reads, attention.out.buffer)
@@ -108,6 +110,7 @@ class _AttentionCpp:
         return flatten_value(value, [*self._a.buffers, raw])
 
     def text(self) -> str:
+        """The kernel's functions."""
         self._constants()
         self._memory()
         with self._w.block("for (i64 unit = begin; unit < end; ++unit)"):
@@ -121,7 +124,7 @@ class _AttentionCpp:
             "static void KERNEL_0(const Call* call, i64 begin, i64 end) {", *self._w.lines, "}",
             'extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {',
             "  Call call = {given, sizes, 0, runtime, 0, 0};",
-            f"  run(&call, KERNEL_0, {units}, {work}, {_GRAIN});", "}",
+            f"  run(&call, KERNEL_0, {units}, {work}, {GRAIN});", "}",
         ])  # fmt: skip
 
     def _line(self, *lines: str) -> None:
@@ -139,28 +142,35 @@ class _AttentionCpp:
         }  # fmt: skip
         self._line(*(f"constexpr i64 {name} = {value};" for name, value in values.items()))
 
-    def _memory(self) -> None:
+    def _pointers_to_buffers(self) -> None:
         for number, buffer in enumerate([*self._a.reads, self._a.out.buffer]):
             kind, name = memory_type(buffer.dtype), self._pointers[buffer.name]
-            self._line(f"{kind}* __restrict const {name} = ({kind}*)call->buffers[{number}];")
+            self._line(f"[[maybe_unused]] {kind}* __restrict const {name} = ({kind}*)call->buffers[{number}];")
+
+    def _memory(self) -> None:
+        self._pointers_to_buffers()
         t, a = self._t, self._a
         sizes = {
             "kt": t.keys.vectors * t.lanes * a.depth, "vp": t.columns.vectors * t.lanes * a.key.extent,
             "q": t.block * a.depth, "s": t.block * t.pitch, "o": t.block * t.out_pitch,
         }  # fmt: skip
+        self._scratch(sizes)
+        for name, x in (("k", a.k), ("v", a.v)):
+            self._line(f"const {memory_type(x.buffer.dtype)}* {name}_packed = nullptr;")
+        if self._horizon is not None:
+            self._line("bool v_finite = true;")
+
+    def _scratch(self, sizes: dict[str, int]) -> None:
+        """Memory of a thread's own, by name."""
         starts, total = {}, 0
         for name, size in sizes.items():
             starts[name] = total
             total += -(-size // 16) * 16
         self._line(f"const Heap scratch({total * 4});")
         self._line(*(f"f32* const {name} = (f32*)scratch.memory + {start};" for name, start in starts.items()))
-        for name, x in (("k", a.k), ("v", a.v)):
-            self._line(f"const {memory_type(x.buffer.dtype)}* {name}_packed = nullptr;")
-        if self._horizon is not None:
-            self._line("bool v_finite = true;")
 
     def _unit(self) -> None:
-        self._lead()
+        self._lead("unit / BLOCKS")
         self._line("const i64 i0 = unit % BLOCKS * BLOCK, rows = least(ROWS - i0, BLOCK);")
         self._line("const i64 padded = (rows + STRIP - 1) / STRIP * STRIP;")
         self._pack()
@@ -171,8 +181,7 @@ class _AttentionCpp:
             self._chunk(reach)
         self._finish()
 
-    def _lead(self) -> None:
-        rest = "unit / BLOCKS"
+    def _lead(self, rest: str) -> None:
         for number, var in reversed(list(enumerate(self._a.lead))):
             self._line(f"[[maybe_unused]] const i64 g{number} = {rest} % {var.extent};")
             rest += f" / {var.extent}"
@@ -300,11 +309,15 @@ class _AttentionCpp:
                 self._hoist(arg, seen)
 
     def _finish(self) -> None:
+        with self._w.block("for (i64 r = 0; r < rows; ++r)"):
+            self._row_out("o + r * OUT_PITCH", "sum[r]")
+
+    def _row_out(self, row: str, total: str) -> None:
+        """Write a row of the result: what was summed up over the weights' total."""
         x, width, lanes = self._a.out, self._a.width, self._t.lanes
         whole = width // lanes * lanes if x.column == 1 else 0
-        with self._w.block("for (i64 r = 0; r < rows; ++r)"):
-            self._line(f"const f32 inverse = {'sum[r] == 0.0f ? 0.0f : ' if self._a.safe else ''}1.0f / sum[r];")
-            self._line(f"auto* const to = {self._base(x)} + (i0 + r) * {x.row}ll;")
-            result = "o + r * OUT_PITCH + d"
-            self._line(f"for (i64 d = 0; d < {whole}; d += W) store(to + d, load<W>({result}) * inverse);")
-            self._line(f"for (i64 d = {whole}; d < {width}; ++d) put(to + d * {x.column}ll, *({result}) * inverse);")
+        self._line(f"const f32 inverse = {f'{total} == 0.0f ? 0.0f : ' if self._a.safe else ''}1.0f / {total};")
+        self._line(f"auto* const to = {self._base(x)} + (i0 + r) * {x.row}ll;")
+        result = f"{row} + d"
+        self._line(f"for (i64 d = 0; d < {whole}; d += W) store(to + d, load<W>({result}) * inverse);")
+        self._line(f"for (i64 d = {whole}; d < {width}; ++d) put(to + d * {x.column}ll, *({result}) * inverse);")

@@ -20,7 +20,9 @@ from ...codegen.cpp.compiler import compile_all
 from ...codegen.cpp.target import host_target
 from ...codegen.kernel_call import TemplateCall
 from ..attention.cpp import PRELUDE, attention_cpp
+from ..attention.cpp_few_queries import MOST_ROWS, few_queries_cpp, is_served
 from ..attention.description import Attention
+from ..attention.grouped import grouped
 
 _empty = empty_strided(torch.device("cpu"))
 
@@ -104,7 +106,9 @@ def attention_kernel(attention: Attention) -> TemplateKernel:
     inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in attention.reads)
     out = attention.out.buffer
     flops = attention_flops(attention)
-    return _kernel(attention_cpp(attention, lanes()), inputs, Layout(out.sizes, out.strides, out.dtype), flops)
+    few = grouped(attention, MOST_ROWS)
+    body = few_queries_cpp(few, lanes()) if is_served(few, lanes()) else attention_cpp(attention, lanes())
+    return _kernel(body, inputs, Layout(out.sizes, out.strides, out.dtype), flops)
 
 
 def attention_flops(attention: Attention) -> int:

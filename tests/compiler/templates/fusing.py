@@ -41,6 +41,7 @@ def fuse(function: Callable[..., Any], inputs: Sequence[Any], oracle: Oracle | N
     traced.graph.eliminate_dead_code()
     record = GraphRecord("test")
     count = fuse_attention(traced, oracle or Always(), record)
+    traced.recompile()
     return Fused(count, record, traced)
 
 
