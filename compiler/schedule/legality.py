@@ -93,6 +93,8 @@ def fusion_of(
         return Refusal("too-large")
     if not a.chain and not b.chain:
         return side_by_side(a, b, shared, axes)
+    if not (a.chain and b.chain) and _fits_a_program((*a.members, *b.members), target):
+        return side_by_side(a, b, shared, axes)
     refusal = Refusal("unaligned", tuple(shared[:1]))
     for aligned in alignments(a, b, shared, axes):
         found = _fused(aligned, target, in_columns)
@@ -100,6 +102,19 @@ def fusion_of(
             return found
         refusal = found
     return refusal
+
+
+def _fits_a_program(members: tuple[Member, ...], target: Target) -> bool:
+    """Whether one program of a GPU does all that members do about as fast as several would: then it saves launches.
+
+    for j < 2048: y[j] = ...;  fold j < 2048 of y[j]*y[j];  for j < 2048: z[j] = y[j] * r       the norm of one row
+    """
+    return all(_is_row(m) and guess(extent_of(m.axes)) <= target.share for m in members)
+
+
+def _is_row(member: Member) -> bool:
+    """Whether a member has one loop at most, which lanes go along."""
+    return sum(axis.extent != 1 for axis in member.axes) < 2
 
 
 def side_by_side(a: Group, b: Group, shared: list[str], axes: Axes) -> Fusion:

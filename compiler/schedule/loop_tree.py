@@ -90,12 +90,15 @@ def tree_of(group: Group, target: Target = CPU) -> tuple[Tree, ...]:
     """The loops of a group; outermost ones whose iterations are independent are parallel.
 
     Small loops one after the other are not: the target would gain nothing, and what passes between them can be scratch.
+    On GPUs that is what groups without a common loop are.
     """
     columns = columns_of(group.members, target) & frozenset(group.chain)
     pending = [_Pending(m, _chain_first(m, group.chain), m.reduced, columns) for m in group.members]
     trees = _build(pending, frozenset())
     if len(trees) > 1 and is_small(group.members, target):
         return trees
+    if target.share and len(trees) > 1 and not group.chain:  # one program does all of it, one thing after the other
+        return tuple(trees)
     return tuple(_with_parallel(node, frozenset(), target) for node in trees)
 
 

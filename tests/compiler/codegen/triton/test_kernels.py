@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
 from support.triton_kernels import compiles, interpreted_agrees
 
 from ..cpp.test_kernels import PROGRAMS
@@ -14,3 +15,28 @@ def test_programs_are_eagers(name):
     function, *inputs = PROGRAMS[name]
     for source in interpreted_agrees(function, *inputs):
         assert compiles(source)
+
+
+ONE_ROW = {
+    "RMS norm": lambda x, y, g: (x + y, g * (x + y) * torch.rsqrt((x + y).square().mean(-1, keepdim=True) + 1e-6)),
+    "layer norm": lambda x, y, g: (x + y, torch.layer_norm(x + y, x.shape[-1:], g, g)),
+    "softmax": lambda x, y, g: torch.softmax(x * y, -1) * g,
+    "log-softmax": lambda x, y, g: torch.log_softmax(x * y, -1) + g,
+    "a row for many": lambda x, y, g: x / (y * g).abs().sum(),
+}
+
+
+@pytest.mark.parametrize("length", [2048, 5000])
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_one_row_is_one_launch(name: str, length: int) -> None:
+    sizes = (1, 1, length), (1, 1, length), (length,)
+    sources = interpreted_agrees(ONE_ROW[name], *(torch.randn(size) for size in sizes))
+    assert sum(len(source.launches) for source in sources) == 1
+
+
+def test_several_rows_keep_programs_of_their_own() -> None:
+    (source,) = interpreted_agrees(ONE_ROW["RMS norm"], *(torch.randn(rows, 300) for rows in (8, 8, 1)))
+    (launch,) = source.launches
+    assert launch.programs == 8
+    sources = interpreted_agrees(lambda x: x / x.abs().sum(), torch.randn(1 << 15))
+    assert sum(len(source.launches) for source in sources) > 1
