@@ -200,4 +200,3 @@ def _is_entry(entry: Any) -> bool:
         and isinstance(entry.get("key"), str)
         and isinstance(entry.get("value"), dict)
     )
-

@@ -168,8 +168,8 @@ def _summed(editor: Editor, module: fx.GraphModule, node: fx.Node, diagonals: Di
         return call(aten.view.default, call(aten.arange.default, n, device=device), list(shape))
 
     row, total = count(rows, rows, 1), None
+    start, stop = _bounds(editor, module, diagonals, count(places, 1, places), device)
     for step in range(diagonals.width):
-        start, stop = _bounds(editor, module, diagonals, count(places, 1, places), device)
         at = call(aten.add.Tensor, call(aten.add.Tensor, start, row), step)
         inside = call(aten.logical_and.default, call(aten.ge.Scalar, at, 0), call(aten.lt.Scalar, at, columns))
         if stop is not None:

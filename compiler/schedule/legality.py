@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.index.index import Var, mul
+from ..ir.index.index import Index, Loaded, Var, atoms, mul
 from .affine import digits, less, separate
 from .align import Aligned, alignments
-from .groups import Axes, Group, Member, extent_of
+from .groups import Access, Axes, Group, Member, extent_of
 from .profit import guess
 from .target import CPU, Target
 
@@ -31,6 +31,7 @@ MESSAGES = {
     "unaligned": "no loops of one match loops of the other through a buffer that both touch",
     "loop-order": "sharing loops would take away the contiguous innermost loop of one of them",
     "crossing": "an element would be read and written in different iterations of the shared loops",
+    "computed-places": "what one stores would be read at computed places, one element after the other",
     "parallelism": "the loops that they can share have too few iterations to keep threads busy",
     "serial": "several loops of one would no longer run side by side, and little memory traffic would be saved",
     "across": "a fold would compute results that lie side by side one after the other, walking across its operands",
@@ -155,9 +156,30 @@ def _sharing(
     chain, culprits = _uncrossed(kept, aligned)
     if not chain:
         return Refusal("crossing", tuple(sorted(culprits)))
+    if target.lanes > 1 and (found := _gathered(chain, aligned)):
+        return Refusal("computed-places", tuple(sorted(found)))
     if not _parallel_enough(chain, aligned, target):
         return Refusal("parallelism")
     return Fusion(in_order(everyone), tuple(chain))
+
+
+def _gathered(chain: list[Var], aligned: Aligned) -> set[str]:
+    """Buffers of one group that loops of the other's own would read at computed places.
+
+    for i: { for j: t[i, j] = ...;  for p: u[i, p] = t[i, at[p]] }    lanes go along j, and p is walked one by one
+    """
+    found: set[str] = set()
+    for readers, writers in ((aligned.b, aligned.a), (aligned.a, aligned.b)):
+        written = {access.buffer for m in writers for access in m.accesses if access.write}
+        for member in readers:
+            own = [axis for axis in member.outer if axis not in chain]
+            if own and less(_LANES - 1, extent_of(own)):
+                found |= {a.buffer for a in member.accesses if a.buffer in written and _is_computed(a)}
+    return found
+
+
+def _is_computed(access: Access) -> bool:
+    return isinstance(access.offset, Index) and any(isinstance(atom, Loaded) for atom in atoms(access.offset))
 
 
 def _keeping_innermost(common: list[Var], members: tuple[Member, ...], barred: set[Var]) -> list[Var]:

@@ -1,7 +1,7 @@
 """Folders of the cache that belong to this user and that nobody else may write.
 
-    <cache>/code                  where this user made it
-    <cache>/user-1000/code        where another user's is in its place: of that nothing is loaded
+<cache>/code                  where this user made it
+<cache>/user-1000/code        where another user's is in its place: of that nothing is loaded
 """
 
 from __future__ import annotations

@@ -286,4 +286,3 @@ def _digest(text: str) -> str:
 
 def _place(folder: Path, key: str, suffix: str) -> Path:
     return folder / key[:2] / f"{key}{suffix}"
-

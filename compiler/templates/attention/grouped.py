@@ -1,7 +1,7 @@
 """Heads that share keys and values, as rows of queries: what they share is then read once.
 
-    for h < 32, i < 1:   score[h, i, j] = f(h, i, j, q[h, i] . k[h // 4, j])
-    for h < 8,  r < 4:   score[h, r, j] = f(4*h + r, 0, j, q[4*h + r, 0] . k[h, j])
+for h < 32, i < 1:   score[h, i, j] = f(h, i, j, q[h, i] . k[h // 4, j])
+for h < 8,  r < 4:   score[h, r, j] = f(4*h + r, 0, j, q[4*h + r, 0] . k[h, j])
 """
 
 from __future__ import annotations

@@ -275,3 +275,17 @@ def test_cross_entropy_reads_the_logits_once_and_writes_their_gradient_once():
             r.reducer for k in plan.kernels for s in statements(k.body) if isinstance(s, Fold) for r in s.reductions
         ]
         assert folds == (["softmax", "sum", "sum", "sum"] if function is forward else [])
+
+
+def test_a_gpu_does_not_walk_over_computed_places_of_what_a_row_has_just_stored():
+    b = Builder()
+    x, at = b.given("x", (64, 96)), b.given("at", (96,), dtype=torch.int64)
+    total = b.sum("total", (64,), (96,), lambda o, r: x.at((*o, *r)))
+    t = b.map("t", (64, 96), lambda i: op("exp", op("sub", x.at(i), total.at(i[:1]))))
+    u = b.map("u", (64, 96), lambda i: t.at((i[0], Loaded(at.at(i[1:]), 96, True).index())))
+    first = b.map("first", (64,), lambda i: t.at((i[0], Loaded(at.at(i), 96, True).index())))
+    program = b.program(t, u, first)
+    assert len(schedule(program, target=CPU).kernels) == 1
+    kernels = schedule(program, target=GPU).kernels
+    assert [sorted(p.buffer.name for p in k.params if p.buffer.name in "tu") for k in kernels] == [["t"], ["t", "u"]]
+    assert not check_schedule(program, schedule(program, target=GPU))
