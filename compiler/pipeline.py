@@ -102,7 +102,13 @@ def _settle_masks(graph: fx.GraphModule, context: Context) -> dict[str, int]:
 
 
 def _channels_last(graph: fx.GraphModule, context: Context) -> int:
-    spread: Spread = spread_channels_last(graph, context.oracle, context.record, training=context.kind != "inference")
+    spread: Spread = spread_channels_last(
+        graph,
+        context.oracle,
+        context.record,
+        training=context.kind != "inference",
+        keep_stream=context.options.rng == "eager",
+    )
     context.convolutions = spread.convolutions
     if spread.convolutions or context.kind == "inference":
         context.record.details["channels_last"] = asdict(spread)

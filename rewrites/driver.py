@@ -200,7 +200,7 @@ class _Run:
         self.record = record
         self.backup = backup
         self._simplify()
-        self.mirror = Mirror(graph_module)
+        self.mirror = Mirror(graph_module, keep_stream=settings.keep_stream)
         came_from = "capture" if settings.drawn == "program" else "differentiate"
         self.drawing = Drawing(self.mirror, settings.drawn, came_from) if settings.drawn else None
         self.normalizer = Normalizer(self.mirror, settings.normal_form)

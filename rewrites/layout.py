@@ -15,7 +15,7 @@ from torch import fx
 
 from . import compat
 from .editor import infer
-from .graph import is_tensor, op_name, promised, val
+from .graph import is_random, is_tensor, op_name, promised, val
 from .symbolic import hint, same_shape
 
 aten = torch.ops.aten
@@ -48,8 +48,14 @@ def _strides(value: torch.Tensor) -> tuple[Any, ...]:
     return tuple(value.stride()) if value.layout == torch.strided else ()
 
 
-def adapt_users(graph: fx.Graph, changed: list[fx.Node]) -> None:
-    """Re-infer metadata downstream of nodes whose layout changed, until nothing differs."""
+def adapt_users(graph: fx.Graph, changed: list[fx.Node], *, keep_stream: bool = False) -> None:
+    """Re-infer metadata downstream of nodes whose layout changed, until nothing differs.
+
+    Args:
+        graph: it is changed in place.
+        changed: the nodes.
+        keep_stream: random numbers must be eager's own, which fills memory in its order: draws see the old layout.
+    """
     dirty = {node for node in changed if not _restored_at_once(graph, node)}
     if not dirty:
         return
@@ -59,7 +65,7 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node]) -> None:
         inputs = [n for n in read if n in dirty]
         if not inputs or node in dirty:
             continue
-        if _needs_old_layout(node):
+        if _needs_old_layout(node) or (keep_stream and is_random(node)):
             for source in inputs:
                 with graph.inserting_before(node):
                     node.replace_input_with(source, _restored(graph, source, old))

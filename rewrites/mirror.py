@@ -33,10 +33,12 @@ class Mirror:
         effects: facts about the real graph.
         image: the mirror node that stands for each real node.
         rewritten: the real nodes whose values rules have replaced.
+        keep_stream: random numbers must be eager's own.
     """
 
-    def __init__(self, graph_module: fx.GraphModule) -> None:
+    def __init__(self, graph_module: fx.GraphModule, *, keep_stream: bool = False) -> None:
         self.owner = graph_module
+        self.keep_stream = keep_stream
         self.real = graph_module.graph
         self.effects = Effects(self.real)
         self.graph = fx.Graph(graph_module)
@@ -105,7 +107,7 @@ class _Commit:
                 self._sizes.note(node)
                 continue
             self._replace(node, image)
-        adapt_users(self._mirror.real, self._changed)
+        adapt_users(self._mirror.real, self._changed, keep_stream=self._mirror.keep_stream)
         return self._made
 
     def _is_replaced(self, node: fx.Node, image: fx.Node) -> bool:

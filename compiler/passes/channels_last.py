@@ -56,12 +56,18 @@ class Spread:
 
 
 def spread_channels_last(
-    graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, *, training: bool = False
+    graph_module: fx.GraphModule,
+    oracle: Oracle,
+    record: GraphRecord,
+    *,
+    training: bool = False,
+    keep_stream: bool = False,
 ) -> Spread:
     """Let the convolutions of a functional graph run on channels-last where that is faster, in place.
 
     In a graph of forward and backward (`training`, for GPUs only), so do their gradients. Outputs keep their strides.
-    The decision is one match of `RULE` in `record`, with the summed times as its evidence.
+    The decision is one match of `RULE` in `record`, with the summed times as its evidence. `keep_stream`: random
+    numbers must be eager's own.
     """
     found = [node for node in graph_module.graph.nodes if _is_candidate(node, training)]
     if not found or all(_is_laid_out(_input(node)) for node in found):
@@ -70,7 +76,7 @@ def spread_channels_last(
     (record.applied if chosen else record.declined).append(_match(found, chosen, evidence))
     if not chosen:
         return Spread(len(found), seconds=seconds)
-    conversions = _convert(graph_module.graph, found)
+    conversions = _convert(graph_module.graph, found, keep_stream)
     graph_module.recompile()
     return Spread(len(found), True, conversions, seconds)
 
@@ -208,7 +214,7 @@ class _Ready:
         return made
 
 
-def _convert(graph: fx.Graph, found: Sequence[fx.Node]) -> int:
+def _convert(graph: fx.Graph, found: Sequence[fx.Node], keep_stream: bool) -> int:
     """Convert what the first convolutions read, and let the layout spread from there; returns the number of copies."""
     editor = Editor(graph, SizeTable(graph))
     converted: dict[fx.Node, fx.Node] = {}
@@ -220,7 +226,7 @@ def _convert(graph: fx.Graph, found: Sequence[fx.Node]) -> int:
                     converted[source] = editor.call(aten.clone.default, source, memory_format=_FORMATS[rank(source)])
             node.replace_input_with(source, converted[source])
         if sources:
-            _infer_again(graph, node)
+            _infer_again(graph, node, keep_stream)
     return len(converted)
 
 
@@ -238,11 +244,11 @@ def _laid_out_with(node: fx.Node) -> list[Any]:
     return list(node.args[:2]) if is_on_cuda(node) else [_input(node)]
 
 
-def _infer_again(graph: fx.Graph, node: fx.Node) -> None:
+def _infer_again(graph: fx.Graph, node: fx.Node, keep_stream: bool) -> None:
     """Tell what follows a convolution how its result lies in memory now."""
     old, new = val(node), infer(node)
     node.meta["val"] = new
     if same_layout(old, new):
         return
     node.meta.setdefault("regraft_layout", old)
-    adapt_users(graph, [node])
+    adapt_users(graph, [node], keep_stream=keep_stream)
