@@ -3,17 +3,21 @@
 aten.view(x)  with x no longer viewable   ->   aten.reshape(x)
 output(x), as_strided(x), ...             ->   the old layout restored by one copy
 output(x[:, :2])                          ->   that of x, and the view of it once more: nothing else has such strides
+output(x, x[:1])                          ->   the same: both look at one memory
 x.add_(), or of a view of x               ->   the same, right where x is made: a write must reach every reader
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
 from . import compat
+from .compat.memory import storage_key
 from .editor import infer
 from .graph import is_random, is_tensor, op_name, promised, val
 from .symbolic import hint, same_shape
@@ -59,7 +63,7 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node], *, keep_stream: bool = 
     dirty = {node for node in changed if not _restored_at_once(graph, node)}
     if not dirty:
         return
-    old: dict[fx.Node, fx.Node] = {}
+    old = _Old(_shared_among(promised(graph.output_node())))
     for node in graph.nodes:
         read = promised(node) if node.op == "output" else node.all_input_nodes
         inputs = [n for n in read if n in dirty]
@@ -68,11 +72,11 @@ def adapt_users(graph: fx.Graph, changed: list[fx.Node], *, keep_stream: bool = 
         if _needs_old_layout(node) or (keep_stream and is_random(node)):
             for source in inputs:
                 with graph.inserting_before(node):
-                    node.replace_input_with(source, _restored(graph, source, old))
+                    node.replace_input_with(source, old.restored(graph, source))
             continue
         before = val(node)
         new = _reinfer(node)
-        if not same_layout(before, new):
+        if not same_layout(before, new) or old.is_parted(node, before, inputs):
             node.meta["val"] = new
             node.meta.setdefault("regraft_layout", before)
             if not _restored_at_once(graph, node):
@@ -155,30 +159,62 @@ def _aliases(user: fx.Node, value: fx.Node) -> list[bool] | None:
     return found
 
 
-def _restored(graph: fx.Graph, source: fx.Node, old: dict[fx.Node, fx.Node]) -> fx.Node:
-    """`source` in its old layout, made at the graph's current place; `old`: what was made before."""
-    like = source.meta.get("regraft_layout")
-    if like is None or same_layout(like, val(source)):
-        return source
-    if source not in old:
-        views = _views_of_dense(source)
-        if views is None:
-            old[source] = restore_layout(graph, source, like)
-        else:
-            old[source] = graph.node_copy(source, lambda n: _restored(graph, n, old) if n is views else n)
-            old[source].meta.pop("regraft_layout")
-            old[source].meta["val"] = infer(old[source])
-    return old[source]
+def _shared_among(outputs: list[fx.Node]) -> set[int]:
+    """Keys of the memory that several results look at: a copy of each would no longer be the same memory."""
+    keys = Counter(key for node in dict.fromkeys(outputs) for key in _memory(node))
+    return {key for key, count in keys.items() if count > 1}
 
 
-def _views_of_dense(node: fx.Node) -> fx.Node | None:
-    """What `node` is a view of, where its own memory is not dense: a copy of it could not have its strides."""
-    like, source = node.meta["regraft_layout"], node.args[0] if node.args else None
-    if isinstance(like, torch.Tensor) and _is_dense(like):
-        return None
-    if not isinstance(source, fx.Node) or "regraft_layout" not in source.meta:
-        return None
-    return source if _aliases(node, source) == [False] else None
+def _memory(node: fx.Node) -> set[int]:
+    """The key of the memory that a value had before its layout changed."""
+    like = node.meta.get("regraft_layout", val(node))
+    return {storage_key(like)} if isinstance(like, torch.Tensor) and like.layout == torch.strided else set()
+
+
+@dataclass
+class _Old:
+    """Values in their old layouts, each made once.
+
+    Attributes:
+        shared: memory of which several results are views.
+        made: a value's stand-in.
+    """
+
+    shared: set[int]
+    made: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def restored(self, graph: fx.Graph, source: fx.Node) -> fx.Node:
+        """`source` in its old layout, made at the graph's current place."""
+        like = source.meta.get("regraft_layout")
+        if like is None or (same_layout(like, val(source)) and self._viewed(source, like) is None):
+            return source
+        if source not in self.made:
+            self.made[source] = self._made(graph, source, like)
+        return self.made[source]
+
+    def is_parted(self, node: fx.Node, before: Any, changed: list[fx.Node]) -> bool:
+        """Whether a view of what has changed would be a copy now, while other results look at that memory."""
+        if not isinstance(before, torch.Tensor) or _aliases(node, changed[0]) != [False]:
+            return False
+        return bool({storage_key(before)} & _memory(changed[0]) & self.shared)
+
+    def _made(self, graph: fx.Graph, source: fx.Node, like: Any) -> fx.Node:
+        viewed = self._viewed(source, like)
+        if viewed is None:
+            return restore_layout(graph, source, like)
+        view = graph.node_copy(source, lambda n: self.restored(graph, n) if n is viewed else n)
+        view.meta.pop("regraft_layout")
+        view.meta["val"] = infer(view)
+        return view
+
+    def _viewed(self, node: fx.Node, like: Any) -> fx.Node | None:
+        """What `node` is a view of, where a copy would not do: its memory is not dense, or not its own alone."""
+        if isinstance(like, torch.Tensor) and _is_dense(like) and not _memory(node) & self.shared:
+            return None
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node) or "regraft_layout" not in source.meta:
+            return None
+        return source if _aliases(node, source) == [False] else None
 
 
 def _is_dense(value: torch.Tensor) -> bool:

@@ -81,10 +81,19 @@ def test_a_view_that_is_an_output_keeps_its_strides(view, dynamic):
     assert torch.equal(ours[0], eager[0]) and ours[0].stride() == eager[0].stride()
 
 
-def test_views_of_one_value_still_share_its_memory():
-    module = rewritten_all(lambda a: (e := torch.exp(a), e[:, 1:], e[..., 0]))
+@pytest.mark.parametrize("views", [
+    lambda e: (e, e[:, 1:], e[..., 0]), lambda e: (e[:1], e), lambda e: (e[1], e[:1]), lambda e: (e, e.view(6, 4)),
+    lambda e: (e.split(1)[1], e.mT[1]), lambda e: (e[0], e[0][1:], e[1:].flatten()), lambda e: (e, e),
+])  # fmt: skip
+def test_views_of_one_value_still_share_its_memory(views):
+    module = rewritten_all(lambda a: views(torch.exp(a)))
     x = A.clone()
     assert len({t.untyped_storage().data_ptr() for t in module(x)}) == 1
+
+
+def test_a_small_part_is_copied_alone():
+    module = rewritten_all(lambda a: (e := torch.exp(a), e.sum())[1:] + (e[:1],))
+    assert module(A)[1].untyped_storage().nbytes() == 12 * 4
 
 
 def test_in_place_writes_get_the_old_layout():
