@@ -69,7 +69,12 @@ def _bring(
     """Bring numbers of one dtype to one GPU, before the first call that reads one; returns how many."""
     first = min((node for nodes in readers.values() for node in nodes), key=order.__getitem__)
     later: set[fx.Node] = set()
-    chosen = [x for x in readers if (cone := _after(x, first, order)) is not None and not later.update(cone)]
+    chosen = []
+    for x in readers:
+        cone = _after(x, first, order)
+        if cone is not None:
+            chosen.append(x)
+            later |= cone
     if not chosen:
         return 0
     for node in sorted(later, key=order.__getitem__):

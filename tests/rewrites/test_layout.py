@@ -92,7 +92,7 @@ def test_views_of_one_value_still_share_its_memory(views):
 
 
 def test_a_small_part_is_copied_alone():
-    module = rewritten_all(lambda a: (e := torch.exp(a), e.sum())[1:] + (e[:1],))
+    module = rewritten_all(lambda a: ((e := torch.exp(a)).sum(), e[:1]))
     assert module(A)[1].untyped_storage().nbytes() == 12 * 4
 
 

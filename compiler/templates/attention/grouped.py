@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...ir.index.index import Var, from_terms, substitute, terms
+from ...ir.index.index import Atom, Var, from_terms, substitute, terms
 from ...ir.value import Value
 from ...ir.value import substitute as substituted
 from .description import Attention, Operand, mentions
@@ -35,7 +35,7 @@ def grouped(attention: Attention, most: int = MOST_ROWS) -> Attention:
 def _with_group(attention: Attention, head: Var, size: int) -> Attention | None:
     """The attention with `size` heads that follow each other as rows; None where they differ in more than the rows."""
     outer, member = Var(head.name, head.extent // size), Var("<member>", size)
-    by = {head: outer.index() * size + (member.index() if size > 1 else 0)}
+    by: dict[Atom, Any] = {head: outer.index() * size + (member.index() if size > 1 else 0)}
     bases = {name: substitute(getattr(attention, name).base, by) for name in ("q", "k", "v", "out")}
     if any(_mentioned(bases[name], member) for name in ("k", "v")):
         return None
