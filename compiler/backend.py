@@ -37,6 +37,7 @@ from .autograd.by_sizes import BySizes, with_known_sizes
 from .autograd.differentiate import GraphKind, differentiate
 from .autotune.autotuner import BUDGET_SECONDS, Measured
 from .capture import Captured, capture
+from .capture.interruptions import note_interruptions
 from .capture.outputs import flat_outputs
 from .codegen import triton
 from .codegen.generate import NotGeneratedError, generate_kernels
@@ -62,6 +63,7 @@ Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
 """Told of each compiled graph: name of the program, kind, the graph, its wrapper; gives what is called in its place."""
 # What a forward and its backward must agree on: a graph for which one of these fails runs as it is.
 _AGREEMENTS = ("take_strides", "mark_returned", "strides_of_outputs")
+_OF_DYNAMO = ("recompiled", "graph_break")  # what details tell of this compilation, not of the graph
 _PATIENCE = 10  # times as long may measuring take where it is to be thorough
 
 
@@ -115,6 +117,7 @@ class Compilation:
         self._faults = faults_of(self.record, options)
         self._contained = Containment(self._faults)
         self._graphs = self._cuda_graphs()
+        self._contained.attempt(note_interruptions, self.record, gm)
         self._contained.attempt(note_configuration, self.record, options, example_inputs, self.training)
         freezing = options.freezing and not (self.training and options.template == "freezing")
         if freezing:
@@ -153,6 +156,8 @@ class Compilation:
             known = do(recall, key) if key is not None else None
         if known is not None:
             known.record.name, known.record.seconds = self.record.name, self.record.seconds
+            told = {name: value for name, value in self.record.details.items() if name in _OF_DYNAMO}
+            known.record.details = {k: v for k, v in known.record.details.items() if k not in _OF_DYNAMO} | told
             self.record = known.record
             publish(known.record)
             return known.runner(self._graphs)

@@ -53,6 +53,22 @@ def finish_before_forks() -> None:
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
+def recompile_reason() -> str:
+    """The guard that failed, where Dynamo compiles the frame in progress again; "" where it does not."""
+    from torch._dynamo import utils
+
+    context = getattr(utils, "get_metrics_context", lambda: None)()
+    return str(getattr(context, "_metrics", {}).get("recompile_reason") or "")
+
+
+def graph_break(gm: Any) -> tuple[str, list[Any]]:
+    """Why Dynamo ended a graph before the program did, and the frames of the user's program; "" where it did not."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not getattr(reason, "graph_break", False):
+        return "", []
+    return str(reason.reason), list(reason.user_stack)
+
+
 def dynamo_signal() -> type[BaseException]:
     """What Dynamo raises to itself through a backend: to start a frame anew, or to leave it to Python."""
     from torch._dynamo.exc import TorchDynamoException

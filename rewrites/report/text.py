@@ -137,7 +137,8 @@ def coverage_view(graphs: Sequence[GraphRecord]) -> RenderableType:
         *([Text(f"Options: {options}", style="dim")] if options else []),
         rule_table(rows) if rows else Text(f"{counted(len(graphs), 'graph')}, no rule matched."),
     ]
-    tables = (declined_table(graphs), near_miss_table(graphs), kept_table(graphs), fallback_table(graphs))
+    views = (interruption_table, declined_table, near_miss_table, kept_table, fallback_table)
+    tables = [view(graphs) for view in views]
     return Group(*parts, *(table for table in tables if table.row_count))
 
 
@@ -153,6 +154,21 @@ def rule_table(rows: Sequence[RuleRow]) -> Table:
         cells += [f"{row.seconds:.3f} s" if row.seconds else "", f"{row.gain:.2f}x" if row.gain else ""]
         table.add_row(*map(escape, cells), *([_error(row.error)] if errors else []))
     return table
+
+
+def interruption_table(graphs: Sequence[GraphRecord]) -> Table:
+    """Graphs that were compiled again, or end before the program does: why, where, and what would avoid it."""
+    table = _table("Compiled again, and graph breaks", "graph", "what", "reason", "source")
+    found = [
+        (graph.name, what, graph.details[name])
+        for graph in graphs
+        for name, what in (("recompiled", "compiled again"), ("graph_break", "graph break"))
+        if isinstance(graph.details.get(name), dict)
+    ]
+    for graph, what, told in found[:SHOWN]:
+        why = "\n".join(filter(None, [told["why"], f"avoid: {told['avoid']}" if told.get("avoid") else ""]))
+        table.add_row(*map(escape, [graph, what, why, told.get("at", "")]))
+    return _more(table, len(found))
 
 
 def declined_table(graphs: Sequence[GraphRecord]) -> Table:
