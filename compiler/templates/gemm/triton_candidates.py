@@ -100,8 +100,12 @@ def promises(computed: Product, plain: Product, gpu: Gpu) -> bool:
     tiles, others = gemm_tiles(computed, gpu, 1), gemm_tiles(plain, gpu, 1)
     if not tiles or not others:
         return False
-    both = estimate(plain, others[0], gpu) + apart(computed, gpu)
-    return estimate(computed, tiles[0], gpu) < _HOPE * both
+    both = _estimated(plain, others[0], gpu) + apart(computed, gpu)
+    return _estimated(computed, tiles[0], gpu) < _HOPE * both
+
+
+def _estimated(product: Product, tile: GemmTile, gpu: Gpu) -> float:
+    return (estimate_lanes if tile.by_lanes else estimate)(product, tile, gpu)
 
 
 def _varied(tiles: list[GemmTile]) -> list[GemmTile]:

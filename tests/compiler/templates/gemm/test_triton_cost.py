@@ -88,5 +88,22 @@ def test_what_is_moved_and_computed() -> None:
 
 
 def test_prologues_that_may_pay() -> None:
-    assert promises(product(16, 4096, 4096, torch.int8), product(16, 4096, 4096), HOPPER)
+    for rows in (1, 4, 16):
+        assert promises(product(rows, 4096, 4096, torch.int8), product(rows, 4096, 4096), HOPPER)
     assert not promises(product(16384, 4096, 4096, torch.int8), product(16384, 4096, 4096), HOPPER)
+
+
+# Microseconds of a H200, one row, weights from memory: depth, columns; by tile.
+ONE_ROW = [
+    ((2048, 512), {"1x1x2048_4w4s": 4.6, "1x2x1024_4w4s": 4.6, "1x4x1024_8w4s": 4.9, "1x8x512_8w4s": 5.4}),
+    ((2048, 2048), {"1x1x2048_4w4s": 6.1, "1x2x1024_4w4s": 6.3, "1x2x512_2w4s": 6.3, "1x4x1024_8w4s": 6.9}),
+    ((2048, 8192), {"1x2x1024_4w4s": 11.6, "1x2x512_2w4s": 11.9, "1x1x2048_4w4s": 13.4, "1x4x1024_8w4s": 14.2}),
+    ((8192, 2048), {"1x2x512_2w4s": 12.9, "1x1x2048_4w4s": 13.0, "1x2x1024_4w4s": 15.3}),
+]
+
+
+@pytest.mark.parametrize(("sizes", "times"), ONE_ROW)
+def test_the_fastest_tiles_for_one_row_are_measured(sizes: tuple[int, int], times: dict[str, float]) -> None:
+    asked = [str(tile) for tile in gemm_tiles(product(1, *sizes), HOPPER, 6)]
+    assert min(times, key=lambda tile: times[tile]) in asked
+    assert sum(tile.startswith("16x") for tile in asked) == 2  # and some with tensor cores
