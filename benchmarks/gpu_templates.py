@@ -1,7 +1,7 @@
-"""Kernels from templates on a GPU beside the libraries: attention in training, convolutions, products with few rows.
+"""Kernels from templates on a GPU beside the libraries: attention in training and decoding, convolutions, products.
 
     python benchmarks/gpu_templates.py                        all
-    python benchmarks/gpu_templates.py attention "conv 56"    those whose names begin so
+    python benchmarks/gpu_templates.py decoding "conv 56"     those whose names begin so
     python benchmarks/gpu_templates.py --peer inductor        TorchInductor beside them, too
 
 Programs are spelled out, in bfloat16, and each is recorded as one CUDA graph, so that times are the GPU's; ours have
@@ -92,6 +92,35 @@ def attention(kind: str, batch: int, heads: int, rows: int, depth: int) -> Case:
     return Case(spelled, inputs, trained, known)
 
 
+def decoding(batch: int, depth: int, cache: int, filled: int, layers: int) -> Case:
+    """One query a head over caches of several layers, four heads to a key; a mask hides what is not filled."""
+    caches = [randn(batch, 8, cache, depth) for _ in range(2 * layers)]
+    inputs = [randn(batch, 32, 1, depth), torch.tensor(filled - 1, device="cuda"), *caches]
+
+    def through(attend: Step) -> Step:
+        def step(q: torch.Tensor, position: torch.Tensor, *caches: torch.Tensor) -> torch.Tensor:
+            seen = torch.arange(cache, device=q.device) <= position
+            for k, v in zip(caches[::2], caches[1::2], strict=True):
+                q = attend(q, k, v, seen)
+            return q
+
+        return step
+
+    def repeated(x: torch.Tensor) -> torch.Tensor:
+        return x[:, :, None].expand(batch, 8, 4, cache, depth).reshape(batch, 32, cache, depth)
+
+    def spelled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        mask = torch.where(seen, 0.0, torch.finfo(q.dtype).min).to(q.dtype)
+        scores = torch.matmul(q, repeated(k).transpose(2, 3)) * depth**-0.5 + mask
+        return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype), repeated(v))
+
+    def library(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        mask = seen.expand(batch, 1, 1, -1)
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+    return Case(through(spelled), inputs, libraries={"sdpa": through(library)})
+
+
 def convolution(image: tuple[int, ...], weight: tuple[int, ...], residual: bool = False, **how: int) -> Case:
     """A bias, maybe a sum, and a rectifier after it."""
     x = randn(*image).to(memory_format=torch.channels_last)
@@ -122,6 +151,17 @@ CASES: dict[str, Callable[[], Case]] = {
         f"attention {kind} {rows}x{depth}": lambda k=kind, s=(batch, heads, rows, depth): attention(k, *s)
         for kind in ("plain", "causal", "bias", "softcap")
         for batch, heads, rows, depth in ((16, 12, 512, 64), (8, 16, 1024, 64), (4, 16, 2048, 128))
+    },
+    **{
+        f"decoding {layers} x {batch}x{filled} of {cache}, {depth}": lambda s=(batch, depth, cache, filled, layers): (
+            decoding(*s)
+        )
+        for batch, depth, cache, filled, layers in (
+            (1, 64, 2048, 1024, 16),
+            (16, 64, 2048, 1024, 8),
+            (1, 128, 8192, 8192, 8),
+            (16, 128, 8192, 8192, 4),
+        )
     },
     "conv 56x56x64": lambda: convolution((64, 64, 56, 56), (64, 64, 3, 3), padding=1),
     "conv 56x56x64, residual": lambda: convolution((64, 64, 56, 56), (64, 64, 3, 3), residual=True, padding=1),

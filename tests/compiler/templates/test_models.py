@@ -68,6 +68,7 @@ def test_models(make: Callable[[], Any], count: int) -> None:
         traced = make_fx(graph_module, tracing_mode="real")(*example_inputs)
         traced.graph.eliminate_dead_code()
         fused.append(fuse_attention(traced, Always(), record))
+        traced.recompile()
         return traced
 
     with torch.no_grad():
