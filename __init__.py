@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .compiler.tools.profile import KernelReport, kernels
     from .patterns import default_rules
     from .rewrites.coverage import Coverage, coverage
-    from .rewrites.pattern import PatternError, choose, optional
+    from .rewrites.pattern import PatternError, cast, choose, optional
     from .rewrites.reason import Reason
     from .rewrites.rule import EXACT, ROUNDING, Candidate, Numerics, Rule
     from .rewrites.ruleset import RuleSet
@@ -47,6 +47,7 @@ _HOMES = {
     "Coverage": ".rewrites.coverage",
     "coverage": ".rewrites.coverage",
     "PatternError": ".rewrites.pattern",
+    "cast": ".rewrites.pattern",
     "choose": ".rewrites.pattern",
     "optional": ".rewrites.pattern",
     "Reason": ".rewrites.reason",
@@ -78,6 +79,7 @@ __all__ = [
     "T",
     "__version__",
     "backend",
+    "cast",
     "check",
     "choose",
     "coverage",

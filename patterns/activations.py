@@ -123,8 +123,11 @@ def gelu_tanh(x: Any, wide_x: Any, root: Any) -> Any:
     "gelu",
     family="activation",
     replacement=lambda x, root: _gelu(x, root, "none"),
-    samples=[
-        *(Sample(x=T("B S N"), root=ERF_ROOT, tags={"half": half}) for half in ("x", "gate", "product")),
+    samples=[  # moderate: for inf, and near it, the kernel of torch that stands in for ours gives NaN or inf on a CPU
+        *(
+            Sample(x=T("B S N", values="moderate"), root=ERF_ROOT, tags={"half": half})
+            for half in ("x", "gate", "product")
+        ),
         Sample(x=T("N"), root=0.7, refused="constant-differs"),
         Sample(x=T("N", dtype=torch.int64), root=ERF_ROOT, refused="dtype-not-floating"),
     ],

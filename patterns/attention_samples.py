@@ -40,6 +40,7 @@ SAMPLES: tuple[Sample, ...] = (
     _sample(scale="number", scale_by=0.3),
     _sample(scale="number", scale_by=T("", values="positive")),
     _sample(scale="rows", row_scale=T("H 1 1", values="positive")),
+    _sample(scale="rows", row_scale=T("", dtype=torch.int64)),
     _sample(scale="number", scale_by=0.25, mask="bias", bias=_BIAS),
     _sample(mask="bias", bias=T("S T")),
     _sample(scale="number", scale_by=0.25, mask="where", keep=_KEEP, fill=-math.inf),

@@ -159,8 +159,10 @@ _W = {"conv1d": "N 4 3", "conv2d": "N 4 3 3", "conv3d": "N 2 2 2 2", "convolutio
 
 
 def _sample(layer: str, *, bias: bool = True, affine: bool = True, frozen: bool = False, **changes: Any) -> Sample:
-    vector = T("N", frozen=frozen)
-    given = {"x": T(_X[layer]), "weight": T(_W[layer], frozen=frozen), "mean": T("N", gradient=False, frozen=frozen)}
+    # Moderate: weights times gamma overflow where a product with a small x does not.
+    vector = T("N", values="moderate", frozen=frozen)
+    given = {"x": T(_X[layer], values="moderate"), "weight": T(_W[layer], values="moderate", frozen=frozen)}
+    given["mean"] = T("N", values="moderate", gradient=False, frozen=frozen)
     given["variance"] = T("N", values="positive", gradient=False, frozen=frozen)
     given |= {"bias": vector} if bias else {}
     given |= {"gamma": vector, "beta": vector} if affine else {}

@@ -1,5 +1,6 @@
 """Is a match legal? The questions that every rule must pass, whatever its own guards say.
 
+kinds of dtypes without sample refused: nobody has tried the rule on integers, say
 inner values used elsewhere    refused, or kept alive for their other users (never where they were drawn)
 outputs that need each other   refused: one replacement cannot stand before its own operands
 reads moved across a write     refused
@@ -20,6 +21,7 @@ from .matcher import Binding
 from .mirror import Mirror
 from .reason import Reason
 from .rule import Rule
+from .sample import kind_of
 from .symbolic import hint
 
 
@@ -87,11 +89,25 @@ def _ordered(nodes: set[fx.Node]) -> list[fx.Node]:
 def veto(found: Found, mirror: Mirror, *, keep_stream: bool) -> Reason | None:
     """Why a match must not be applied, or None."""
     return (
-        _escapes(found)
+        _untried(found)
+        or _escapes(found)
         or _entangled(found)
         or _moves_a_read(found, mirror)
         or _moves_a_draw(found, mirror, keep_stream)
     )
+
+
+def _untried(found: Found) -> Reason | None:
+    for name, kinds in found.rule.kinds.items():
+        node = found.binding.operands.get(name)
+        if not isinstance(node, fx.Node) or not is_tensor(node):
+            continue
+        dtype = val(node).dtype
+        if kind_of(dtype) not in kinds:
+            told = f"{describe(node)} is {str(dtype).removeprefix('torch.')}, and no sample of {found.rule.name} is"
+            right = f"{' or '.join(sorted(kinds))}, or a sample with {name}=T(..., dtype={dtype})"
+            return Reason("dtype-untried", told, (node,), right, str(dtype))
+    return None
 
 
 def _escapes(found: Found) -> Reason | None:

@@ -145,6 +145,16 @@ class Rule:
         return size(self.outputs)
 
     @cached_property
+    def kinds(self) -> Mapping[str, frozenset[str]]:
+        """By tensor operand, the kinds of dtypes that its samples have; what they leave open is floating."""
+        found: dict[str, frozenset[str]] = {}
+        for sample in self.samples:
+            for name, given in sample.operands.items() if not sample.refused else ():
+                if isinstance(given, T):
+                    found[name] = found.get(name, frozenset()) | {given.kind}
+        return found
+
+    @cached_property
     def digest(self) -> str:
         """Hash of what the rule is made of: its functions' source and its contract."""
         functions = [self.pattern, *(c.function for c in self.candidates), *(c.applies for c in self.candidates)]
@@ -152,6 +162,7 @@ class Rule:
         facts = [self.name, self.stage, self.numerics, self.nan, self.escapes, self.profitable]
         facts += [v.name for v in self.variables if v.number]
         facts += [f"{name}: {spec}" for name, spec in self.dims.items()]
+        facts += [f"{name}: {sorted(kinds)}" for name, kinds in self.kinds.items()]
         facts += [*(c.name for c in self.candidates), *self.derived]
         text = "\n".join([*map(str, facts), *map(_source, functions)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]

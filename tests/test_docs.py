@@ -2,12 +2,15 @@
 
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import regraft
 from regraft.compiler.options import list_options, list_templates
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,15 +27,60 @@ def test_example_runs(example, tmp_path):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
 def test_python_blocks_stand_in_examples(document):
-    examples = "\n".join(file.read_text() for file in EXAMPLES)
+    examples = "\n".join(file.read_text() for file in (ROOT / "docs" / "examples").rglob("*.py"))
     blocks = re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.DOTALL)
     assert not [block for block in blocks if block.strip() not in examples]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
 def test_links_lead_somewhere(document):
-    links = re.findall(r"\]\(([^)#]+)\)", document.read_text())
-    assert not [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    links = re.findall(r"\]\(([^)]+)\)", document.read_text())
+    for path, _, anchor in (link.partition("#") for link in links if "://" not in link):
+        target = document.parent / path if path else document
+        assert target.exists(), path
+        assert not anchor or anchor in headings(target), anchor
+
+
+def headings(document: Path) -> set[str]:
+    """The anchors that a page has: its headings in lower case, words joined by hyphens."""
+    titles = re.findall(r"^#+ (.*)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_sites_navigation():
+    named = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE))
+    assert named == {file.name for file in (ROOT / "docs").glob("*.md")}
+
+
+def test_generated_pages_are_what_the_code_says():
+    made = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    for page in ("reference", "normal_form"):
+        file = ROOT / "docs" / f"{page.replace('_', '-')}.md"
+        assert file.read_text() == made[page](), f"{file.name} is old: run python docs/generate.py"
+
+
+def test_every_public_name_is_in_the_reference():
+    text = (ROOT / "docs" / "reference.md").read_text()
+    plain = {"EXACT", "ROUNDING", "__version__"}  # values, told where they are used
+    assert not [name for name in regraft.__all__ if name not in plain and f"\n### {name}\n" not in text]
+
+
+def test_the_tutorials_package_installs_and_offers_its_rule(tmp_path):
+    plugin = shutil.copytree(ROOT / "docs" / "examples" / "plugin", tmp_path / "plugin")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
+    done = subprocess.run([*command, tmp_path / "site", plugin], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = "from regraft.rewrites.ruleset import plugin_rules; print(plugin_rules('residual'))"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    shown = subprocess.run([sys.executable, "-c", told], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert shown.stdout.strip() == "RuleSet(add_norm)", shown.stderr
+
+
+def test_the_site_builds(tmp_path):
+    pytest.importorskip("mkdocs", reason="pip install 'regraft[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", ROOT / "mkdocs.yml", "-d", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_options_table_is_complete():

@@ -1,5 +1,7 @@
 """A rule that is off by 1% does not pass its check: the smallest counterexample is shown."""
 
+from pathlib import Path
+
 import torch
 
 import regraft
@@ -19,3 +21,4 @@ def add_scaled_wrongly(x, y):
 result = regraft.check(add_scaled_wrongly)
 print(result)
 assert not result.ok
+Path("counterexample.py").write_text(result.failures[0].script)

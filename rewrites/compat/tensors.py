@@ -56,6 +56,11 @@ def is_custom_function(grad_fn: Any) -> bool:
     return isinstance(grad_fn, torch.autograd.function.BackwardCFunction)
 
 
+def is_operators_derivative(grad_fn: Any) -> bool:
+    """Whether a custom function is what `register_autograd` made of an operator: calls of that keep it."""
+    return grad_fn._forward_cls.__module__ == "torch._library.autograd"
+
+
 def is_subclass(value: Any) -> bool:
     """Whether a value is a tensor of a class that has its own idea of operators."""
     from torch._subclasses.fake_tensor import FakeTensor

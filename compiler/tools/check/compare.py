@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,15 +35,19 @@ class Outcome:
     gradients: list[torch.Tensor]
     drew: bool
     random_state: torch.Tensor
+    derived: list[bool] = field(default_factory=list)  # by result, whether gradients flow to it
+    shared: list[str] = field(default_factory=list)  # by result, with what it shares memory
 
 
 def compare(case: Case, rewritten: Program) -> Disagreement | None:
     """The first disagreement in results, gradients or random draws, or None."""
     from .distribution import compare_distributions
 
-    versions = [o._version for o in case.operands if isinstance(o, torch.Tensor)]
-    eager, ours = run(case, case.program), run(case, rewritten)
-    if versions != [o._version for o in case.operands if isinstance(o, torch.Tensor)]:
+    eager = run(case, case.program)
+    before = [(o._version, o.detach().clone()) for o in case.operands if isinstance(o, torch.Tensor)]
+    ours = run(case, rewritten)
+    after = [(o._version, o.detach()) for o in case.operands if isinstance(o, torch.Tensor)]
+    if any(v != w or not _same_bits(a, b) for (v, a), (w, b) in zip(before, after, strict=True)):
         return Disagreement("an operand was written to")
     if eager.drew and case.rule.numerics.random == "distribution":
         return _misshapen(ours, eager) or compare_distributions(case, rewritten)
@@ -53,10 +57,12 @@ def compare(case: Case, rewritten: Program) -> Disagreement | None:
     found = _misshapen(ours, eager) or _difference(case, ours, eager, exact)
     if found is None or found.error == torch.inf or eager.drew:
         return found
-    # Eager may have been lucky: what one rounding of an operand does to a result is nobody's error.
-    return _difference(
-        case, ours, eager, exact, [run(_shaken(case, number), case.program) for number in range(_SHAKEN)]
-    )
+    # Eager may have been lucky: what one rounding of an operand does to a result is nobody's error; but where all
+    # results have more digits than an operand, nobody may round to its few.
+    made = [x.dtype for x in (*eager.results, *(eager.gradients if case.gradients == "compared" else ()))]
+    coarsest = max((torch.finfo(d).eps for d in made if d.is_floating_point or d.is_complex), default=0.0)
+    shaken = [run(one, one.program) for one in (_shaken(case, number, coarsest) for number in range(_SHAKEN))]
+    return _difference(case, ours, eager, exact, shaken)
 
 
 def run(case: Case, program: Program, seed: int | None = None) -> Outcome:
@@ -72,7 +78,36 @@ def run(case: Case, program: Program, seed: int | None = None) -> Outcome:
         found = [None] * len(leaves) if total is None else torch.autograd.grad(total, leaves, allow_unused=True)
     gradients = [torch.zeros_like(o) if g is None else g for g, o in zip(found, leaves, strict=True)]
     state = _random_state(case)
-    return Outcome([r.detach() for r in results], gradients, not torch.equal(before, state), state)
+    return Outcome(
+        [r.detach() for r in results], gradients, not torch.equal(before, state), state,
+        [r.requires_grad for r in results], _shared(case, results),
+    )  # fmt: skip
+
+
+def _shared(case: Case, results: Sequence[torch.Tensor]) -> list[str]:
+    """With which operands and earlier results each result shares memory, as text."""
+    names = [v.name for v in case.rule.variables]
+    owners = [(n, o) for n, o in zip(names, case.operands, strict=True) if isinstance(o, torch.Tensor)]
+    found = []
+    for number, result in enumerate(results):
+        found.append(", ".join(name for name, other in owners if _overlap(result, other)))
+        owners.append((f"result {number}", result))
+    return found
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a write to one changes the other; parts of one tensor that lie side by side do not overlap."""
+    if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    if a.dtype != b.dtype:
+        return True
+    places = torch.arange(a.untyped_storage().nbytes() // a.element_size())
+    mine, others = (places.as_strided(x.shape, x.stride(), x.storage_offset()).flatten() for x in (a, b))
+    return bool(torch.isin(mine, others).any())
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _random_state(case: Case) -> torch.Tensor:
@@ -94,21 +129,23 @@ def _doubled(case: Case) -> Case:
 
 
 def _double(operand: Any) -> Any:
+    if isinstance(operand, torch.Tensor) and operand.is_complex():
+        return operand.to(torch.complex128)
     if not isinstance(operand, torch.Tensor) or not operand.is_floating_point():
         return operand
     return operand.detach().double().requires_grad_(operand.requires_grad)
 
 
-def _shaken(case: Case, number: int) -> Case:
-    """The operands in float64, each number off by up to one rounding of its own dtype."""
+def _shaken(case: Case, number: int, coarsest: float) -> Case:
+    """The operands in float64, each number off by up to one rounding of its own dtype, or a finer one."""
     generator = torch.Generator().manual_seed(number)
 
     def off(operand: Any) -> Any:
         doubled = _double(operand)
-        if doubled is operand:
-            return operand
+        if doubled is operand or operand.is_complex():
+            return doubled
         noise = torch.rand(operand.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        made = doubled.detach() * (1 + noise.to(operand.device) * torch.finfo(operand.dtype).eps)
+        made = doubled.detach() * (1 + noise.to(operand.device) * min(torch.finfo(operand.dtype).eps, coarsest))
         return made.requires_grad_(operand.requires_grad)
 
     return replace(case, operands=tuple(map(off, case.operands)))
@@ -122,7 +159,19 @@ def _misshapen(ours: Outcome, eager: Outcome) -> Disagreement | None:
         if a.shape != b.shape or a.dtype != b.dtype:
             told = f"result {i} is {a.dtype}{list(a.shape)}, where eager has {b.dtype}{list(b.shape)}"
             return Disagreement(told.replace("torch.", ""))
+        if eager.shared and ours.shared[i] != eager.shared[i]:
+            told = f"result {i} shares memory with {ours.shared[i] or 'nothing'}"
+            return Disagreement(f"{told}, where eager's does with {eager.shared[i] or 'nothing'}")
+        if eager.derived and eager.derived[i] and not ours.derived[i]:
+            return Disagreement(f"no gradients flow to result {i}, where they do in eager")
+        if _steps(a) != _steps(b):
+            return Disagreement(f"result {i} has strides {a.stride()}, where eager has {b.stride()}")
     return None
+
+
+def _steps(x: torch.Tensor) -> list[int]:
+    """Strides where they tell something."""
+    return [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1] if x.numel() else []
 
 
 def _difference(
@@ -151,8 +200,9 @@ def _off(
     scale: float = 0.0, shaken: Sequence[torch.Tensor] = (),
 ) -> Disagreement | None:  # fmt: skip
     """`scale` is a norm that roundings are relative to beside the result's own; `shaken` are other exact results."""
-    if case.rule.numerics.exact or not eager.is_floating_point():
+    if case.rule.numerics.exact or not (eager.is_floating_point() or eager.is_complex()):
         return _other_bits(name, ours, eager)
+    ours, eager, exact, *shaken = map(_real, (ours, eager, exact, *shaken))
     special = _other_specials(case, name, ours, eager, exact)
     if special is not None:
         return special
@@ -171,6 +221,11 @@ def _off(
     return None if error <= allowed else Disagreement(f"{name} is off", error, allowed)
 
 
+def _real(x: torch.Tensor) -> torch.Tensor:
+    """A complex number as two real ones."""
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
 def _distance(x: torch.Tensor, reference: torch.Tensor, unit: float) -> float:
     return float(((x - reference) / unit).norm()) * unit
 
@@ -180,6 +235,8 @@ def _other_bits(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreem
     same = ours == eager
     if eager.is_floating_point():
         same = (same & (ours.signbit() == eager.signbit())) | (ours.isnan() & eager.isnan())
+    elif eager.is_complex():
+        same |= (ours != ours) & (eager != eager)
     if bool(same.all()):
         return None
     return Disagreement(f"{name} has other bits in {int((~same).sum())} of {same.numel()} places")
@@ -201,11 +258,11 @@ def _other_specials(
     appears = _appears(name, ours, eager, exact)
     if appears is not None:
         return appears
-    if case.rule.nan == "safe" or case.nan == "safe":
-        return None
-    if bool((eager.isnan() & exact.isnan() & ~ours.isnan()).any()):
+    safe = case.rule.nan == "safe" or case.nan == "safe"
+    if not safe and bool((eager.isnan() & exact.isnan() & ~ours.isnan()).any()):
         return Disagreement(f"{name} hides NaN that eager has")
     infinite = eager.isinf() & (eager == exact)
     if bool((infinite & (ours != eager)).any()):
-        return Disagreement(f"{name} hides inf that eager has")
+        where = infinite & (ours != eager)
+        return Disagreement(f"{name} hides inf that eager has: it has {float(ours[where][0]):.6g} there")
     return None

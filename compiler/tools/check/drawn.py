@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from ....rewrites.rule import Rule
-from ....rewrites.sample import Sample
+from ....rewrites.sample import LEADING, Sample
 from .operands import LAYOUTS, Look, differentiable, dim_names, looks_of, tensors
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.int32)  # a rule may be not for them
+LARGE = (64, 65, 130, 257, 1000)  # one dim at a time
+LEADING_SIZES = ((2,), (), (3, 2), (1,), (2, 1, 3), (0,))
 _PLAIN_LAYOUTS, _PLAIN_VALUES = 2, 12  # how many times likelier than another the plain one is
 
 
@@ -30,7 +33,7 @@ class Drawn:
         seed: of values and random draws.
     """
 
-    sizes: tuple[tuple[str, int], ...]
+    sizes: tuple[tuple[str, Any], ...]
     dtype: torch.dtype = torch.float32
     looks: dict[str, Look] = field(default_factory=dict)
     dynamic: bool = False
@@ -40,12 +43,24 @@ class Drawn:
     @classmethod
     def plain(cls, sample: Sample, factor: int = 1) -> Drawn:
         """The sample's own sizes, perhaps times a factor, and nothing odd."""
-        return cls(tuple((n, factor * sample.sizes[n]) for n in dim_names(sample)))
+        return cls(tuple((n, _times(factor, sample.sizes[n])) for n in dim_names(sample)))
+
+    def ordinary(self, sample: Sample) -> bool:
+        """Whether the rule has to match: numbers, and sizes that the sample says it is for.
+
+        Where it gives no range, nothing is empty, nor so small that it might as well be a scalar.
+        """
+        if self.dtype not in DTYPES:
+            return False
+        return all(
+            size in sample.ranges[name] if name in sample.ranges else min(_all(size), default=2) > 1
+            for name, size in self.sizes
+        )
 
     @property
-    def ordinary(self) -> bool:
-        """Whether the rule has to match: nothing empty, and nothing so small that it might as well be a scalar."""
-        return all(size > 1 for _, size in self.sizes)
+    def full(self) -> bool:
+        """Whether no named dim is empty."""
+        return all(0 not in _all(size) for _, size in self.sizes)
 
     def __str__(self) -> str:
         sizes = " ".join(f"{n}={s}" for n, s in self.sizes)
@@ -77,13 +92,15 @@ def drawings(rule: Rule, samples: Sequence[Sample]) -> Any:
     @st.composite
     def drawing(draw: Any) -> tuple[Sample, Drawn]:
         sample = draw(st.sampled_from(samples))
-        sizes = tuple((n, draw(st.sampled_from(_sizes(sample.sizes[n])))) for n in dim_names(sample))
-        dtype = draw(st.sampled_from(_DTYPES))
+        names = dim_names(sample)
+        large = draw(st.sampled_from((*((None,) * max(1, len(names))), *names)))
+        sizes = tuple((n, draw(st.sampled_from(sizes_of(sample, n, large=n == large)))) for n in names)
+        dtype = draw(st.sampled_from((*DTYPES * 4, *OTHER_DTYPES)))
         looks = {}
         for name, spec in tensors(sample).items():
             layout = draw(st.sampled_from(_mostly_first(LAYOUTS, _PLAIN_LAYOUTS)))
-            values = draw(st.sampled_from(_mostly_first(looks_of(spec), _PLAIN_VALUES)))
-            trained = rule.stage == "forward" and differentiable(spec)  # what runs after autograd is not trained
+            values = draw(st.sampled_from(_mostly_first(looks_of(spec, dtype), _PLAIN_VALUES)))
+            trained = rule.stage == "forward" and differentiable(spec, dtype)  # what runs after autograd is not trained
             looks[name] = Look(layout, values, trained and draw(st.booleans()))
         dynamic, nan = draw(st.booleans()), draw(st.sampled_from(("eager", "eager", "eager", "safe")))
         return sample, Drawn(sizes, dtype, looks, dynamic, nan, draw(st.integers(0, 9999)))
@@ -91,9 +108,23 @@ def drawings(rule: Rule, samples: Sequence[Sample]) -> Any:
     return drawing()
 
 
-def _sizes(own: int) -> tuple[int, ...]:
-    """Mostly the sample's own size; small ones, odd ones, one beyond a vector, none at all."""
-    return (1, 2, own, own, own, own, 3, 16, 17, 0)
+def sizes_of(sample: Sample, name: str, *, large: bool = False) -> tuple[Any, ...]:
+    """Mostly the sample's own size, or one of its range; small ones, odd ones, one beyond a vector, none at all."""
+    if name == LEADING:
+        return (*LEADING_SIZES, *((n,) for n in LARGE)) if large else LEADING_SIZES
+    if name in sample.ranges:
+        known = sample.ranges[name]
+        return (known[0], known[-1], known[len(known) // 2], known[len(known) // 3], 1, known[-1] + 1)
+    own = sample.sizes[name]
+    return LARGE if large else (1, 2, own, own, own, own, 3, 16, 17, 0)
+
+
+def _times(factor: int, size: Any) -> Any:
+    return tuple(factor * one for one in size) if isinstance(size, tuple) else factor * size
+
+
+def _all(size: Any) -> tuple[int, ...]:
+    return size if isinstance(size, tuple) else (size,)
 
 
 def _mostly_first(kinds: tuple[str, ...], times: int) -> tuple[str, ...]:

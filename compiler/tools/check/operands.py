@@ -12,14 +12,19 @@ from ....rewrites.sample import Sample, T
 # By what a `T` holds; the plainest first, which is what counterexamples are brought to.
 VALUES = {
     "normal": (
-        "plain", "constant", "large", "large-row", "signed-zeros", "denormal", "extreme", "nan", "inf", "-inf"
+        "plain", "constant", "zeros", "ties", "negative", "large", "large-row", "signed-zeros", "denormal", "huge",
+        "extreme", "nan", "inf", "-inf",
     ),
+    "moderate": ("plain", "constant", "zeros", "ties", "negative", "large", "signed-zeros", "denormal", "nan"),
     "positive": ("plain", "constant", "large"),
     "mask": ("plain", "masked-row", "lowest", "lowest-row", "open"),
     "bool": ("plain", "masked-row", "open"),
 }  # fmt: skip
-SINGULAR = ("extreme", "nan", "inf", "-inf")  # values at which derivatives are conventions, or overflow
-KINKS = ("signed-zeros",)  # where functions have kinks, and their derivative is any number in between
+SINGULAR = ("huge", "extreme", "nan", "inf", "-inf")  # values at which derivatives are conventions, or overflow
+# Where functions have kinks, and their derivative is any number in between, or saturate, and it is all rounding.
+KINKS = ("signed-zeros", "zeros", "ties", "large-row")
+_HUGE = 3000.0  # squares of it overflow in float16
+_INTEGERS = ("plain", "zeros", "extreme")
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ def placed(sample: Sample, device: str) -> Sample:
         name: replace(given, device=device) if isinstance(given, T) and given.device == "cpu" else given
         for name, given in sample.operands.items()
     }
-    return Sample(tags=sample.tags, sizes=sample.sizes, refused=sample.refused, **operands)
+    sizes = sample.given_sizes | sample.ranges
+    return Sample(tags=sample.tags, sizes=sizes, refused=sample.refused, **operands)
 
 
 def dim_names(sample: Sample) -> list[str]:
@@ -54,15 +60,18 @@ def dim_names(sample: Sample) -> list[str]:
     return sorted(frozenset[str]().union(*(spec.names for spec in tensors(sample).values())))
 
 
-def looks_of(spec: T) -> tuple[str, ...]:
-    """The kinds of values that may be drawn for a tensor."""
+def looks_of(spec: T, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
+    """The kinds of values that may be drawn for a tensor; `dtype` where it fixes none."""
     fixed = spec.dtype is not None and not spec.dtype.is_floating_point
-    return ("plain",) if fixed and spec.values != "bool" else VALUES[spec.values]
+    if fixed or not (dtype.is_floating_point or dtype.is_complex):
+        numbers = not fixed and spec.values in ("normal", "moderate") and dtype != torch.bool
+        return VALUES["bool"] if spec.values == "bool" else _INTEGERS if numbers else ("plain",)
+    return VALUES[spec.values]
 
 
-def differentiable(spec: T) -> bool:
-    """Whether gradients may flow to a tensor."""
-    return spec.gradient and spec.values == "normal" and (spec.dtype is None or spec.dtype.is_floating_point)
+def differentiable(spec: T, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether gradients may flow to a tensor; `dtype` where it fixes none."""
+    return spec.gradient and spec.values in ("normal", "moderate") and (spec.dtype or dtype).is_floating_point
 
 
 def make(spec: T, sizes: Mapping[str, int], dtype: torch.dtype, look: Look, seed: int) -> torch.Tensor:
@@ -75,15 +84,37 @@ def _values(spec: T, sizes: Mapping[str, int], dtype: torch.dtype, kind: str, se
     shape, generator = spec.shape(sizes), torch.Generator().manual_seed(seed)
     if spec.values == "bool":
         return _keep(shape, kind, generator).to(spec.dtype or torch.bool)
-    if not dtype.is_floating_point:
+    if spec.values == "mask" and not dtype.is_floating_point:
+        dtype = torch.float32
+    if spec.dtype is not None and not dtype.is_floating_point and not dtype.is_complex:
         return torch.randint(spec.limit(sizes), shape, generator=generator).to(dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return _integers(shape, kind, dtype, generator, positive=spec.values == "positive")
     if spec.values == "mask":
         low = torch.finfo(dtype).min if kind.startswith("lowest") else -torch.inf
         keep = _keep(shape, kind, generator)
         return torch.zeros(shape, dtype=torch.float64).masked_fill(~keep, low).to(dtype)
     values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if dtype.is_complex:
+        return torch.complex(values, torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
     values = values.abs() + 0.1 if spec.values == "positive" else values
     return (_odd(values, kind, dtype) if values.numel() else values).to(dtype)
+
+
+def _integers(
+    shape: tuple[int, ...], kind: str, dtype: torch.dtype, generator: torch.Generator, *, positive: bool
+) -> torch.Tensor:
+    """Small ones of both signs, zero among them; where extremes are asked for, the least and the greatest too."""
+    if dtype == torch.bool:
+        return torch.randint(2, shape, generator=generator).to(dtype)
+    limits = torch.iinfo(dtype)
+    found = torch.randint(1 if positive else max(-4, limits.min), 5, shape, generator=generator).to(dtype)
+    if kind == "zeros":
+        found.zero_()
+    elif kind == "extreme" and found.numel():
+        flat = found.view(-1)
+        flat[0], flat[flat.numel() // 2], flat[-1] = limits.max // 2 + 1, limits.min, limits.max
+    return found
 
 
 def _keep(shape: tuple[int, ...], kind: str, generator: torch.Generator) -> torch.Tensor:
@@ -98,16 +129,12 @@ def _keep(shape: tuple[int, ...], kind: str, generator: torch.Generator) -> torc
 
 
 def _odd(values: torch.Tensor, kind: str, dtype: torch.dtype) -> torch.Tensor:
-    """Plain numbers made odd. Extremes of float64 stay where float64 itself does not overflow: nothing is wider."""
+    """Plain numbers made odd, in place. Extremes of float64 stay where float64 itself does not overflow."""
     flat, limits = values.view(-1), torch.finfo(dtype)
-    if kind == "constant":
-        flat[:] = flat[0].clone()
-    elif kind == "large":
-        flat *= 30
+    if kind in _ODD:
+        flat[:] = _ODD[kind](flat)
     elif kind == "large-row" and values.dim():
         values.view(-1, values.shape[-1])[0] *= 1000
-    elif kind == "signed-zeros":
-        flat[:] = torch.where(flat.abs() < 0.7, torch.copysign(torch.zeros_like(flat), flat), flat)
     elif kind == "denormal":
         flat *= limits.tiny / 4
     elif kind == "extreme":
@@ -118,9 +145,20 @@ def _odd(values: torch.Tensor, kind: str, dtype: torch.dtype) -> torch.Tensor:
     return values
 
 
+_ODD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "constant": lambda x: x[0].clone(),
+    "zeros": torch.zeros_like,
+    "ties": torch.round,
+    "negative": lambda x: -x.abs(),
+    "large": lambda x: x * 30,
+    "huge": lambda x: x * _HUGE,
+    "signed-zeros": lambda x: torch.where(x.abs() < 0.7, torch.copysign(torch.zeros_like(x), x), x),
+}
+
+
 def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
     """`x` in another layout of memory: the same values where each has its own place, else some of them repeated."""
-    if x.numel() == 0 or x.dim() < (2 if layout in ("transposed", "overlapping") else 1):
+    if x.numel() == 0 or x.dim() < _LEAST_RANK.get(layout, 1):
         return x.clone()
     return _LAYING_OUT[layout](x)
 
@@ -140,10 +178,16 @@ def _windows(x: torch.Tensor) -> torch.Tensor:
     return x.flatten()[:span].clone().as_strided(x.shape, strides)
 
 
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+_LEAST_RANK = {"transposed": 2, "overlapping": 2, "channels-last": 3}
 _LAYING_OUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "contiguous": torch.clone,
     "transposed": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
     "reversed": _reversed,
+    "channels-last": _channels_last,
     "sliced": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
     "stepped": lambda x: x.repeat_interleave(2, -1)[..., ::2],
     "offset": lambda x: torch.cat([x[:1], x])[1:],

@@ -1,4 +1,4 @@
-"""What a check found: how much was compared, and counterexamples."""
+"""What a check found: how much was compared, what was not, and counterexamples."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ....rewrites.rule import Rule
 from ....rewrites.sample import Sample
 from .case import Case
 from .drawn import Drawn
+from .scope import Scope
 from .script import script_of
 
 
@@ -22,6 +23,7 @@ class Failure:
         sample: the sample that it was drawn for.
         drawn: sizes, dtype, layouts and values.
         problem: one sentence.
+        many: whether it takes many draws to see.
     """
 
     rule: Rule
@@ -29,6 +31,7 @@ class Failure:
     sample: Sample
     drawn: Drawn
     problem: str
+    many: bool = False
 
     def __str__(self) -> str:
         name = "/".join(filter(None, (self.rule.name, self.candidate)))
@@ -43,7 +46,7 @@ class Failure:
 
 @dataclass
 class CheckResult:
-    """What `check` found.
+    """What `check` found. It is a property test, no proof: it shows what is wrong where it looked.
 
     Args:
         rule: its name.
@@ -53,6 +56,8 @@ class CheckResult:
         unused: candidates that no drawn program could use, e.g. kernels for another device: nothing was proven of them.
         failures: counterexamples.
         seconds: the time that it took.
+        scope: what was compared: dtypes, ranks, sizes, gradients.
+        not_covered: what was not, one line each.
     """
 
     rule: str
@@ -62,10 +67,12 @@ class CheckResult:
     unused: tuple[str, ...] = ()
     failures: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
+    scope: Scope = field(default_factory=Scope)
+    not_covered: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether something was compared and nothing failed."""
+        """Whether something was compared and nothing failed; what was not compared may still be wrong."""
         return not self.failures and self.runs > 0
 
     @property
@@ -75,5 +82,11 @@ class CheckResult:
         return f"{text}; not usable here: {', '.join(self.unused)}" if self.unused else text
 
     def __str__(self) -> str:
-        head = f"{self.rule}: {'ok' if self.ok else 'FAILED'} ({self.summary})"
-        return "\n".join([head, *map(str, self.failures)])
+        head = f"{self.rule}: {'no counterexample found' if self.ok else 'FAILED'} ({self.summary})"
+        return "\n".join([head, *map(str, self.failures), *([] if self.failures else [self.told_scope])])
+
+    @property
+    def told_scope(self) -> str:
+        """What the property test looked at and what it did not, in lines."""
+        lines = [f"  compared: {self.scope}", *(f"  not covered: {text}" for text in self.not_covered)]
+        return "\n".join(lines)

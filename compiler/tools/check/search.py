@@ -1,12 +1,17 @@
 """`check`: looks for a counterexample to a rule, and lets hypothesis make it small.
 
 every sample as it is        must match, and agree
+the sweep                    every dtype, layout, kind of size, rank and variant at least once; see sweep.py
 what hypothesis draws        must match wherever sizes are ordinary, and agree
+low precision, many draws    must not be biased; see bias.py
 every near miss              must be refused with the code that it declares
+
+What is no sample's own (variants.py) may be refused. Every rewritten program runs on several kinds of values.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,16 +19,23 @@ from dataclasses import replace
 import torch
 
 from ....rewrites.rule import Rule
-from ....rewrites.sample import DEFAULT_SIZES, Sample
+from ....rewrites.sample import Sample
 from ...backend import resolve_rules
+from .bias import LOW, biased
 from .case import Case, Rewritten, alone, quiet
 from .compare import compare
+from .derivatives import own_backwards
 from .drawn import Drawn, drawings, hypothesis
 from .guards import without_applies
-from .operands import placed
+from .operands import Look, differentiable, placed, tensors
 from .result import CheckResult, Failure
+from .scope import not_covered
+from .shrink import smallest
+from .sweep import sweep, with_other_values
+from .variants import Variant, variants
 
 _ELSEWHERE = "device-unsupported"
+_OTHER_VALUES = 6  # kinds of values beside the drawn one that a rewritten program is run on, at most
 
 
 def check(rule: Rule | str, *, examples: int = 50, seed: int = 0, device: str = "cpu") -> CheckResult:
@@ -31,14 +43,15 @@ def check(rule: Rule | str, *, examples: int = 50, seed: int = 0, device: str = 
 
     Args:
         rule: a rule or the name of one.
-        examples: how many programs to draw, beside every sample as it is; each tries every candidate.
+        examples: how many programs to draw, beside every sample as it is and at most as many that are tried in any
+            case; each tries every candidate.
         seed: the same seed draws the same programs.
         device: where the programs run, ``"cpu"`` or ``"cuda"``. On another one than the CPU a rule may say that it is
             not for it.
 
     Returns:
-        The result; `ok` where no counterexample was found. At most one drawn failure per candidate is kept, made as
-        small as hypothesis can make it.
+        The result; `ok` where no counterexample was found, `not_covered` what was not looked at. At most one failure
+        per candidate is kept, made small.
 
     Raises:
         ModuleNotFoundError: hypothesis, which draws the examples, is not installed.
@@ -51,27 +64,30 @@ def check(rule: Rule | str, *, examples: int = 50, seed: int = 0, device: str = 
     start = time.perf_counter()
     devices = [] if device == "cpu" else [device]
     with torch.random.fork_rng(devices=devices), quiet():
-        result = _Search(chosen, examples, seed, device).run()
+        result = Search(chosen, examples, seed, device).run()
     result.seconds = time.perf_counter() - start
     return result
 
 
 class _FoundError(AssertionError):
-    """Told to hypothesis, which then looks for a smaller one."""
+    """Ends the drawing."""
 
 
-class _Search:
-    """The search for counterexamples to one rule."""
+class Search:
+    """The search for counterexamples to one rule; `shrinks` says whether they are made small."""
 
-    def __init__(self, rule: Rule, examples: int, seed: int, device: str) -> None:
-        self.rule, self.examples, self.seed, self.device = rule, examples, seed, device
+    def __init__(self, rule: Rule, examples: int, seed: int, device: str = "cpu", *, shrinks: bool = True) -> None:
+        self.rule, self.examples, self.seed, self.device, self.shrinks = rule, examples, seed, device, shrinks
         self.samples = [placed(s, device) for s in rule.samples]
         self.matching = [s for s in self.samples if not s.refused]
+        self.varied = _in_turns([list(variants(rule, s)) for s in self.matching])
         self.used: set[str] = set()
+        self.derived: set[str] = set()  # candidates whose derivatives were looked at
+        self.turn = 0
         self.result = CheckResult(rule.name)
 
     def run(self) -> CheckResult:
-        """Samples as they are, then near misses, then drawn ones until each candidate has failed or none does."""
+        """Samples as they are, then near misses, then all else until each candidate has failed or none does."""
         names = list(dict.fromkeys(c.name for c in self.rule.candidates))
         every, failed = tuple(names), dict[str, Failure]()
         for sample in self.matching:
@@ -79,12 +95,20 @@ class _Search:
         for sample in self.samples:
             if sample.refused:
                 self.result.failures += self._not_refused(sample)
-        while names and (found := self._drawn(names)) is not None:
-            failed[found.candidate] = found  # smaller than a sample as it is
-            names.remove(found.candidate)
-        self.result.failures += failed.values()
+        for phase in (self._many, self._swept, self._drawn):
+            while (left := [n for n in names if n not in failed]) and (found := phase(left)) is not None:
+                failed[found.candidate] = found
+        self.result.failures += map(self._small, failed.values())
         self.result.unused = tuple(n for n in every if n not in {*self.used, *failed})
+        self.result.not_covered = not_covered(
+            self.rule, self.matching, self.result.scope, self.result.unused, self.device
+        )
         return self.result
+
+    @property
+    def _costly(self) -> bool:
+        """Whether a comparison takes hundreds of runs."""
+        return self.rule.numerics.random == "distribution"
 
     def _as_it_is(self, sample: Sample, names: Sequence[str]) -> Iterator[Failure]:
         """A sample, plain; where no candidate can be used for it, also under the option that allows more of them."""
@@ -92,11 +116,74 @@ class _Search:
         yield from self._failures(sample, Drawn.plain(sample), names)
         if self.result.runs == before:
             yield from self._failures(sample, replace(Drawn.plain(sample), nan="safe"), names)
+        yield from self._without_backward(sample, names)
+
+    def _without_backward(self, sample: Sample, names: Sequence[str]) -> Iterator[Failure]:
+        """Candidates that call an `autograd.Function`: what is traced is its forward alone."""
+        for name in names if self.rule.stage == "forward" else ():
+            if name in self.derived or name not in self.used:
+                continue
+            self.derived.add(name)
+            found = own_backwards(Case.of(self.rule, sample, Drawn.plain(sample)), alone(self.rule, name))
+            if found:
+                problem = (
+                    f"its autograd.Function {found} loses its backward: derivatives come from the operators of its "
+                    "forward; make it an operator with torch.library.custom_op and register_autograd"
+                )
+                yield Failure(self.rule, name, sample, Drawn.plain(sample), problem)
+
+    def _swept(self, names: Sequence[str]) -> Failure | None:
+        """The first failure of what is tried in any case."""
+        most = self.examples // 4 if self._costly else self.examples
+        tried = sweep(self.rule, self.matching, self.varied[:most], self.seed)[:most]
+        found = (next(self._failures(sample, drawn, names), None) for sample, drawn in tried)
+        return next((failure for failure in found if failure is not None), None)
+
+    def _many(self, names: Sequence[str]) -> Failure | None:
+        """The first bias of one of these candidates, over many draws in low precision."""
+        if self.rule.numerics.exact or self.rule.numerics.random != "none":
+            return None
+        for sample in self.matching[: max(1, self.examples // 8)]:
+            for dtype in LOW:
+                trained = self.rule.stage == "forward"
+                looks = {n: Look(gradient=trained and differentiable(t, dtype)) for n, t in tensors(sample).items()}
+                found = self._bias(sample, replace(Drawn.plain(sample), dtype=dtype, looks=looks), names)
+                if found is not None:
+                    return found
+        return None
+
+    def _bias(self, sample: Sample, drawn: Drawn, names: Sequence[str]) -> Failure | None:
+        if not any(spec.dtype is None for spec in tensors(sample).values()):
+            return None
+        case = Case.of(self.rule, sample, drawn)
+        for name in names:
+            try:
+                rewritten = case.rewritten(alone(self.rule, name))
+                problem = biased(case, sample, drawn, rewritten) if rewritten.applied else None
+            except Exception as error:
+                return Failure(self.rule, name, sample, drawn, f"raises {_told(error)}")
+            self.result.scope.biases += rewritten.applied
+            if problem is not None:
+                return Failure(self.rule, name, sample, drawn, str(problem), many=True)
+        return None
+
+    def _small(self, failure: Failure) -> Failure:
+        """The same failure, as small as can be."""
+        if not self.shrinks or not failure.candidate or failure.many or failure.problem.startswith("its autograd"):
+            return failure
+        kept = replace(self.result)
+
+        def failing(drawn: Drawn) -> Failure | None:
+            return next(self._failures(failure.sample, drawn, [failure.candidate], others=False), None)
+
+        found = smallest(failure, failing)
+        self.result.runs, self.result.declined = kept.runs, kept.declined  # what was run for that proves nothing
+        return found
 
     def _drawn(self, names: Sequence[str]) -> Failure | None:
-        """The smallest failure of one of these candidates that hypothesis finds."""
+        """A failure of one of these candidates on what hypothesis draws."""
         library, found = hypothesis(), []
-        kept = self.result.runs, self.result.declined
+        pool = self.matching + self.varied[: len(self.matching) + self.examples // 4]
 
         @library.settings(
             max_examples=self.examples,
@@ -104,11 +191,11 @@ class _Search:
             deadline=None,
             report_multiple_bugs=False,
             print_blob=False,
-            phases=(library.Phase.generate, library.Phase.shrink),
+            phases=(library.Phase.generate,),
             suppress_health_check=list(library.HealthCheck),
         )
         @library.seed(self.seed)
-        @library.given(drawings(self.rule, self.matching))
+        @library.given(drawings(self.rule, pool))
         def holds(drawing: tuple[Sample, Drawn]) -> None:
             failure = next(self._failures(*drawing, names), None)
             if failure is not None:
@@ -120,43 +207,72 @@ class _Search:
         except Exception:
             if not found:  # a fault of the search itself
                 raise
-            self.result.runs, self.result.declined = kept  # what was run to make it small proves nothing
-        return found[-1] if found else None
+        return found[0] if found else None
 
-    def _failures(self, sample: Sample, drawn: Drawn, names: Sequence[str]) -> Iterator[Failure]:
-        """What goes wrong on one drawn example, by candidate; counts what does not."""
+    def _failures(
+        self, sample: Sample, drawn: Drawn, names: Sequence[str], *, others: bool = True
+    ) -> Iterator[Failure]:
+        """What goes wrong on one drawn example, by candidate; counts what does not.
+
+        With `others`, rewritten programs run on other kinds of values too.
+        """
+        declared = not isinstance(sample, Variant)
+        if not declared and not drawn.full:  # eager takes nearly anything that is empty
+            return
         case = Case.of(self.rule, sample, drawn)
         try:
             case.program(*case.operands)
-        except Exception as error:  # such sizes make no program: what is declared must
-            if drawn == Drawn.plain(sample):
+        except Exception as error:  # such operands make no program: what is declared must
+            if declared and drawn == Drawn.plain(sample):
                 yield Failure(self.rule, "", sample, drawn, f"the pattern itself raises {_told(error)}")
             return
         for name in names:
-            try:
-                problem = self._problem(case, name, must_match=drawn.ordinary)
-            except Exception as error:  # a counterexample like any other, to be made small and shown
-                problem = f"raises {_told(error)}"
-            if problem is not None:
-                yield Failure(self.rule, name, sample, drawn, problem)
+            must_match = declared and drawn.ordinary(sample)
+            found = self._problem(case, sample, drawn, name, must_match=must_match, others=others)
+            if found is not None:
+                yield Failure(self.rule, name, sample, *found)
 
-    def _problem(self, case: Case, candidate: str, *, must_match: bool) -> str | None:
-        """What is wrong with the program that one candidate makes, or None."""
+    def _problem(
+        self, case: Case, sample: Sample, drawn: Drawn, candidate: str, *, must_match: bool, others: bool
+    ) -> tuple[Drawn, str] | None:
+        """What is wrong with the program that one candidate makes, and on which values; or None."""
         rule = alone(self.rule, candidate)
-        rewritten = case.rewritten(rule)
-        problem = _why_not(case, rule, rewritten) if must_match and not rewritten.whole else None
+        try:
+            rewritten = case.rewritten(rule)
+            problem = _why_not(case, rule, rewritten) if must_match and not rewritten.whole else None
+        except Exception as error:  # a counterexample like any other, to be made small and shown
+            return drawn, f"raises {_told(error)}"
         if problem is not None or not rewritten.applied:
             self.result.declined += 1
-            return problem
+            return None if problem is None else (drawn, problem)
         self.result.runs += 1
         self.used.add(candidate)
-        found = compare(case, rewritten)
-        return None if found is None else str(found)
+        self.turn += 1
+        count = min(_OTHER_VALUES, max(1, self.examples // 8))
+        more = with_other_values(sample, drawn, self.turn, count) if others and not self._costly else []
+        return self._compared(case, sample, [drawn, *more], rewritten)
+
+    def _compared(
+        self, case: Case, sample: Sample, drawns: Sequence[Drawn], rewritten: Rewritten
+    ) -> tuple[Drawn, str] | None:
+        """The first of some values on which both programs disagree."""
+        for number, drawn in enumerate(drawns):
+            one = case if number == 0 else Case.of(self.rule, sample, drawn)
+            if number and not _runs(one):
+                continue
+            try:
+                found = compare(one, rewritten)
+            except Exception as error:
+                return drawn, f"raises {_told(error)}"
+            if found is not None:
+                return drawn, str(found)
+            self.result.scope.note(one, sample, drawn)
+        return None
 
     def _not_refused(self, sample: Sample) -> Iterator[Failure]:
         """A near miss that matches, or is refused for another reason; with other sizes it must not match either."""
         plain = Drawn.plain(sample)
-        own_sizes = sample.sizes != DEFAULT_SIZES  # chosen for what is wrong with them
+        own_sizes = bool(sample.given_sizes)  # chosen for what is wrong with them
         for drawn in (plain, replace(Drawn.plain(sample, 1 if own_sizes else 2), dynamic=True)):
             case = Case.of(self.rule, sample, drawn)
             if drawn != plain and not _runs(case):  # sizes that the sample fixes may not fit to these
@@ -166,6 +282,10 @@ class _Search:
                 yield Failure(self.rule, "", sample, drawn, problem)
                 return
         self.result.refused += 1
+
+
+def _in_turns(groups: Sequence[Sequence[Variant]]) -> list[Variant]:
+    return [one for round_ in itertools.zip_longest(*groups) for one in round_ if one is not None]
 
 
 def _runs(case: Case) -> bool:

@@ -54,6 +54,7 @@ app = typer.Typer(
 )  # fmt: skip
 
 CONTRACTS_FROM = 100  # columns: narrower, the list of rules leaves out what they promise of numbers
+_FEW_RULES = 3  # of which a check tells what it did not cover
 
 
 app.command()(kernels)
@@ -306,7 +307,10 @@ def check(
         bool, typer.Option("--guards", help="Instead: what notices if a condition of a rule is dropped.")
     ] = False,
 ) -> None:
-    """Run the property tests of rules: does the replacement compute what the pattern computes?"""
+    """Run the property tests of rules: does the replacement compute what the pattern computes?
+
+    They find mistakes, and prove no absence of them: of few rules, what was not covered is listed.
+    """
     with usage_errors():
         chosen = _chosen_rules(names)
     if guards:
@@ -317,6 +321,8 @@ def check(
         verdict = "unused" if name in idle else "ok    " if result.ok else "FAILED"
         typer.echo(f"{verdict}  {name:<{max(map(len, results))}}  {result.summary}")
     for result in results.values():
+        if len(results) <= _FEW_RULES and result.ok:
+            typer.echo(result.told_scope)
         for failure in result.failures:
             typer.echo(f"\n{failure}")
             if save is not None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from regraft import Sample, T, register_pattern
-from regraft.compiler.tools.check.drawn import Drawn, drawings, hypothesis
-from regraft.compiler.tools.check.operands import LAYOUTS, VALUES, Look, laid_out, make
+from regraft.compiler.tools.check.drawn import DTYPES, OTHER_DTYPES, Drawn, drawings, hypothesis, sizes_of
+from regraft.compiler.tools.check.operands import LAYOUTS, VALUES, Look, differentiable, laid_out, looks_of, make
 
 SAMPLE = Sample(x=T("B N"), y=T("B N"))
 SIZES = {"B": 4, "N": 6, "C": 3}
@@ -38,8 +38,8 @@ def test_everything_is_drawn():
         assert {d.looks[name].values for d in found} == set(VALUES["normal"])
     trained = {tuple(d.looks[n].gradient for n in ("x", "y")) for d in found}
     assert trained == set(product((True, False), repeat=2))
-    assert {size for d in found for _, size in d.sizes} >= {0, 1, 2, 16, 17}
-    assert {d.dtype for d in found} == {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+    assert {size for d in found for _, size in d.sizes} >= {0, 1, 2, 16, 17, 64, 1000}
+    assert {d.dtype for d in found} == {*DTYPES, *OTHER_DTYPES}
     assert {(d.dynamic, d.nan) for d in found} == set(product((True, False), ("eager", "safe")))
 
 
@@ -53,8 +53,8 @@ def test_layouts(layout):
     y = laid_out(x, layout)
     assert y.shape == x.shape and y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
     strides = {
-        "contiguous": (6, 1), "transposed": (1, 4), "reversed": (1, 4), "sliced": (12, 1), "stepped": (12, 2),
-        "offset": (6, 1), "expanded": (0, 1), "broadcast": (6, 0), "overlapping": (1, 1),
+        "contiguous": (6, 1), "transposed": (1, 4), "reversed": (1, 4), "channels-last": (6, 1), "sliced": (12, 1),
+        "stepped": (12, 2), "offset": (6, 1), "expanded": (0, 1), "broadcast": (6, 0), "overlapping": (1, 1),
     }  # fmt: skip
     assert y.stride() == (strides[layout] if layout != "broadcast" else (1, 0))
     assert torch.equal(x, y) or layout in ("expanded", "broadcast", "overlapping")
@@ -76,6 +76,10 @@ def test_values(kind, dtype):
     is_so = {
         "plain": bool(x.isfinite().all()),
         "constant": bool((x == x[0, 0]).all()),
+        "zeros": bool((x == 0).all()),
+        "ties": bool((x == x.round()).all()) and len(set(x.flatten().tolist())) < x.numel(),
+        "negative": bool((x < 0).all()),
+        "huge": bool(1000 < size.max() < 2e4),
         "large": bool(size.max() > 20),
         "large-row": bool(size[0].max() > 500 > size[1:].max()),
         "signed-zeros": bool(((x == 0) & x.signbit()).any() and ((x == 0) & ~x.signbit()).any()),
@@ -86,6 +90,25 @@ def test_values(kind, dtype):
         "-inf": int((x == -torch.inf).sum()) == 1,
     }
     assert is_so[kind]
+
+
+def test_ranges_and_leading_dims():
+    sample = Sample(x=T("... N"), sizes={"N": range(64, 513, 64)})
+    assert Drawn.plain(sample).sizes == (("...", (2,)), ("N", 64))
+    assert set(sizes_of(sample, "N")) >= {64, 512, 1, 513}
+    assert () in sizes_of(sample, "...") and (2, 1, 3) in sizes_of(sample, "...")
+    x = make(sample.operands["x"], {"...": (2, 3), "N": 64}, torch.float32, Look(), seed=0)
+    assert x.shape == (2, 3, 64)
+    must = {size: Drawn((("...", (2,)), ("N", size))).ordinary(sample) for size in (64, 65, 128, 1, 576)}
+    assert must == {64: True, 65: False, 128: True, 1: False, 576: False}
+
+
+@pytest.mark.parametrize("dtype", OTHER_DTYPES)
+def test_other_dtypes(dtype):
+    for kind in looks_of(T("B N"), dtype):
+        x = make(T("B N"), SIZES, dtype, Look(values=kind), seed=0)
+        assert x.dtype == dtype and x.shape == (4, 6)
+    assert not differentiable(T("B N"), dtype)
 
 
 def test_masks_and_integers():

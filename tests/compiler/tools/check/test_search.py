@@ -35,8 +35,9 @@ def declare(name: str, replacement: Any, pattern: Any = scaled_sum, samples: Any
 
 
 def test_what_is_right_passes():
-    result = check(declare("check_right", right), examples=12)
-    assert result.ok and result.runs == 13 and not result.unused, str(result)
+    result = check(declare("check_right", right), examples=7)
+    assert result.ok and result.runs > 7 and not result.unused, str(result)
+    assert result.scope.sizes >= {1, 2, 6} and result.scope.gradients == {"x", "y"}
 
 
 def test_the_same_seed_draws_the_same():
@@ -75,7 +76,7 @@ def test_another_shape_is_found():
 
 def test_a_wrong_gradient_is_found():
     (failure,) = check(declare("check_gradient", lambda x, y: x + (y * 2.0).detach()), examples=40).failures
-    assert "gradient is off" in failure.problem
+    assert "gradient" in failure.problem
     assert failure.drawn.looks["y"].gradient
 
 
@@ -103,7 +104,7 @@ def test_hidden_nan_is_allowed_where_the_rule_says_so():
         return torch.nan_to_num(doubled_tanh(x))
 
     rule = declare("check_safe", without_nan, doubled_tanh, [Sample(x=T("N"))], nan="safe")
-    assert check(rule, examples=25).ok
+    assert check(rule, examples=8).ok
 
 
 def test_a_rule_that_never_matches_fails():

@@ -1,0 +1,295 @@
+"""A table of wrong replacements, each wrong in one respect: `check` finds it, or says that it does not look there.
+
+And of right ones, in which it finds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from regraft import EXACT, Numerics, Sample, T, register_pattern
+from regraft.compiler.tools.check.search import Search
+
+EXAMPLES = 20
+
+
+@dataclass
+class Entry:
+    """A pattern and its replacement; `missed` is what the check must say that it does not cover."""
+
+    pattern: Any
+    replacement: Any
+    samples: Any = ("N",)
+    missed: str = ""
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def where_dtype(dtype, wrong, right):
+    return lambda *given: wrong(*given) if given[0].dtype == dtype else right(*given)
+
+
+def scaled(x):
+    return torch.tanh(x) * 2.0
+
+
+def summed(x, y):
+    return x + y * 2.0
+
+
+def right_sum(x, y):
+    return torch.add(x, y, alpha=2.0)
+
+
+def norm(x):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def norm_with(x, eps):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+class Clipped(torch.autograd.Function):
+    """A backward of its own, which tracing the forward loses."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.tanh(x) * 2.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clamp(-1, 1)
+
+
+class TanhScaled(torch.autograd.Function):
+    """The right backward, written by hand: lost all the same."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.tanh(x)
+        ctx.save_for_backward(y)
+        return y * 2.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        return gradient * 2.0 * (1 - y * y)
+
+
+LIBRARY = torch.library.Library("regraft_wrong_test", "DEF")
+LIBRARY.define("no_backward(Tensor x) -> Tensor")
+LIBRARY.impl("no_backward", lambda x: torch.tanh(x.detach()) * 2.0, "CPU")
+LIBRARY.impl("no_backward", lambda x: torch.empty_like(x), "Meta")
+LIBRARY.define("overwrites(Tensor x) -> Tensor")
+LIBRARY.impl("overwrites", lambda x: (torch.tanh(x) * 2.0, x.data.zero_())[0], "CPU")
+LIBRARY.impl("overwrites", lambda x: torch.empty_like(x), "Meta")
+LIBRARY.define("flat(Tensor x) -> Tensor")
+LIBRARY.impl("flat", lambda x: torch.tanh(x.as_strided((x.numel(),), (1,)).view(x.shape)) * 2.0, "CPU")
+LIBRARY.impl("flat", lambda x: x.new_empty(x.shape), "Meta")
+LIBRARY.define("hundreds(Tensor x) -> Tensor")
+LIBRARY.impl("hundreds", lambda x: torch.tanh(x) * (2.0 if x.abs().max() < 100 or x.numel() < 2 else 2.1), "CPU")
+LIBRARY.impl("hundreds", lambda x: torch.empty_like(x), "Meta")
+
+
+@torch.library.custom_op("regraft_wrong_test::with_backward", mutates_args=())
+def with_backward(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x) * 2.0
+
+
+with_backward.register_fake(lambda x: torch.empty_like(x))
+with_backward.register_autograd(
+    lambda ctx, gradient: gradient * 2.0 * (1 - torch.tanh(ctx.saved_tensors[0]) ** 2),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+OPS = torch.ops.regraft_wrong_test
+LOWERED = {"stage": "lowered"}
+
+WRONG = {
+    # constants
+    "a factor 1% off": Entry(scaled, lambda x: torch.tanh(x) * 2.02),
+    "a factor 1e-6 off": Entry(scaled, lambda x: torch.tanh(x) * 2.000002),
+    "a factor of float32": Entry(lambda x: torch.tanh(x) * 0.1, lambda x: torch.tanh(x) * 0.10000000149),
+    "a term off": Entry(lambda x: torch.tanh(x) + 1.0, lambda x: torch.tanh(x) + 1.001),
+    "eps missing": Entry(norm, lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)), ("B N",)),
+    "eps outside the root": Entry(norm, lambda x: x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6), ("B N",)),
+    "a number of the pattern ignored": Entry(
+        norm_with, lambda x, eps: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5),
+        (Sample(x=T("B N"), eps=1e-5),), "", {"numbers": ["eps"]},
+    ),
+    "wrong for negative numbers of the pattern": Entry(
+        norm_with, lambda x, eps: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + abs(eps)),
+        (Sample(x=T("B N"), eps=1e-2),), "", {"numbers": ["eps"]},
+    ),
+    "a count that is one less": Entry(
+        lambda x: torch.mean(x, -1) * 2.0, lambda x: torch.sum(x, -1) * 2.0 / (x.shape[-1] - 1), ("B N",)
+    ),
+    # dims and shapes
+    "another dim": Entry(lambda x: x.softmax(-1) * 2.0, lambda x: x.softmax(0) * 2.0, ("N N",)),
+    "a dim counted from the front": Entry(lambda x: x.softmax(-1) * 2.0, lambda x: x.softmax(1) * 2.0, ("B N",)),
+    "right for matrices only": Entry(lambda x: x.sum(-1) * 2.0, lambda x: x.sum(1) * 2.0, ("B N",)),
+    "one rank only": Entry(scaled, lambda x: torch.tanh(x) * (2.0 if x.dim() == 2 else 2.1), ("B N",)),
+    "leading dims only": Entry(scaled, lambda x: torch.tanh(x) * (2.0 if x.dim() < 3 else 2.1), ("... N",)),
+    "0-d only": Entry(scaled, lambda x: torch.tanh(x) * (2.0 if x.dim() else 2.1), ("B N",)),
+    "an operand broadcast along rows": Entry(
+        summed, lambda x, y: torch.add(x, y if x.shape == y.shape else y.mean(), alpha=2.0), ("B N", "B N")
+    ),
+    "a transposed operand": Entry(lambda x, y: torch.relu(x @ y), lambda x, y: torch.relu(x @ y.t()), ("N N", "N N")),
+    "another shape": Entry(lambda x: x.sum(-1, keepdim=True) * 2.0, lambda x: x.sum(-1) * 2.0, ("B N",)),
+    "a batch dim mixed up": Entry(
+        lambda x, y: torch.relu(torch.matmul(x, y)),
+        lambda x, y: torch.relu(torch.einsum("bij,cjk->bik", x, y)), ("B S K", "B K T"),
+    ),
+    "size 1": Entry(scaled, lambda x: torch.tanh(x) * (2.1 if x.shape[-1] == 1 else 2.0), ("B N",)),
+    "size 0": Entry(lambda x: torch.sum(x, -1) * 2.0, lambda x: torch.sum(x, -1) * 2.0 + (x.shape[-1] == 0), ("B N",)),
+    "64 and more": Entry(scaled, lambda x: torch.tanh(x) * (2.0 if x.shape[-1] < 64 else 2.1), ("B N",)),
+    "odd sizes": Entry(scaled, lambda x: torch.tanh(x) * (2.1 if x.shape[-1] % 2 else 2.0), ("B N",)),
+    "symbolic sizes": Entry(
+        scaled, lambda x: torch.tanh(x) * (2.1 if isinstance(x.shape[0], torch.SymInt) else 2.0), ("B N",)
+    ),
+    "sizes above a million": Entry(
+        scaled, lambda x: torch.tanh(x) * (2.1 if x.numel() > 10**6 else 2.0), ("N",), "sizes above"
+    ),
+    "rank 8": Entry(scaled, lambda x: torch.tanh(x) * (2.1 if x.dim() == 8 else 2.0), ("N",), "ranks above"),
+    # dtypes
+    "3% in bfloat16": Entry(
+        scaled, where_dtype(torch.bfloat16, lambda x: torch.tanh(x) * 2.06, lambda x: torch.tanh(x) * 2.0)
+    ),
+    "1% in bfloat16": Entry(
+        scaled, where_dtype(torch.bfloat16, lambda x: torch.tanh(x * 1.0) * 2.02, lambda x: torch.tanh(x) * 2.0)
+    ),
+    "2% of negatives in bfloat16": Entry(
+        scaled, where_dtype(torch.bfloat16, lambda x: torch.tanh(x) * torch.where(x < 0, 2.04, 2.0), scaled)
+    ),
+    "a term in bfloat16": Entry(
+        scaled, where_dtype(torch.bfloat16, lambda x: torch.tanh(x) * 2.0 + 0.03, scaled), ("B N",)
+    ),
+    "a gradient 3% off in bfloat16": Entry(
+        scaled,
+        where_dtype(torch.bfloat16, lambda x: (lambda y: y + (y - y.detach()) * 0.03)(torch.tanh(x) * 2.0), scaled),
+    ),
+    "0.3% in float16": Entry(
+        scaled, where_dtype(torch.float16, lambda x: torch.tanh(x) * 2.006, lambda x: torch.tanh(x) * 2.0)
+    ),
+    "float64 rounded to float32": Entry(scaled, lambda x: (torch.tanh(x.float()) * 2.0).to(x.dtype)),
+    "another dtype": Entry(scaled, lambda x: (torch.tanh(x) * 2.0).float()),
+    "promotion": Entry(summed, lambda x, y: torch.add(x, y.to(x.dtype), alpha=2.0), ("B N", "B N")),
+    "sums in bfloat16": Entry(
+        lambda x: torch.sum(x, -1) * 2.0,
+        lambda x: (torch.cumsum(x.to(torch.bfloat16), -1)[..., -1] * 2.0).to(x.dtype), ("B N",),
+    ),
+    "the order of a cast": Entry(
+        lambda x: torch.exp(x.to(torch.float32)) * 2.0, lambda x: (torch.exp(x) * 2.0).float(),
+        (Sample(x=T("N", dtype=torch.bfloat16)),),
+    ),
+    "float16 overflows": Entry(
+        lambda x: torch.sqrt(torch.abs(x)) * 2.0, lambda x: torch.sqrt(torch.abs(x) * 4.0)
+    ),
+    "integers overflow": Entry(
+        lambda x: torch.abs(x) + 1, lambda x: (torch.abs(x).to(torch.int32) + 1).long(),
+        (Sample(x=T("N", dtype=torch.int64)),), "other than from 0",
+    ),
+    "integers though no sample has them": Entry(
+        lambda x: torch.relu(x) + torch.relu(x),
+        lambda x: torch.relu(x) * (2 if x.is_floating_point() else 3), ("N",), "no sample has them",
+    ),
+    "complex": Entry(
+        lambda x: torch.exp(x) * 2.0, lambda x: torch.exp(x.real) * 2.0 if x.is_complex() else torch.exp(x) * 2.0,
+        ("N",), "no sample has them",
+    ),
+    # values
+    "negative numbers": Entry(lambda x: torch.abs(x) * 2.0, lambda x: torch.relu(x) * 2.0),
+    "zero": Entry(lambda x: torch.sign(x) * 2.0, lambda x: torch.where(x >= 0, 1.0, -1.0).to(x.dtype) * 2.0),
+    "the sign of zero": Entry(
+        lambda x: torch.relu(x) * -1.0, lambda x: torch.where(x > 0, -x, torch.zeros_like(x)), more={"numerics": EXACT}
+    ),
+    "inf": Entry(lambda x: torch.relu(x) * 2.0, lambda x: (torch.relu(x) * 2.0).clamp(max=3e38)),
+    "NaN": Entry(scaled, lambda x: torch.where(x == x, torch.tanh(x) * 2.0, 0.0)),
+    "inf to NaN where NaN is safe": Entry(
+        lambda x: torch.relu(x) * 2.0, lambda x: torch.relu(x) * 2.0 + (x - x), more={"nan": "safe"}
+    ),
+    "denormals": Entry(
+        lambda x: torch.abs(x) * 2.0,
+        lambda x: torch.where(torch.abs(x) < torch.finfo(x.dtype).tiny, 0.0, torch.abs(x) * 2.0),
+        more={"numerics": EXACT},
+    ),
+    "large numbers overflow": Entry(lambda x: torch.log1p(torch.exp(-torch.abs(x))) * 2.0,
+                                    lambda x: (torch.log(torch.exp(x) + 1.0) - torch.relu(x)) * 2.0),
+    "ties": Entry(lambda x: x.argmax(-1) * 2, lambda x: (x.shape[-1] - 1 - x.flip(-1).argmax(-1)) * 2, ("B N",)),
+    "data that is large": Entry(scaled, lambda x: OPS.hundreds(x), ("N",), "", LOWERED),
+    "a masked row": Entry(
+        lambda x, m: (x + m).softmax(-1), lambda x, m: torch.nan_to_num((x + m).softmax(-1)),
+        (Sample(x=T("B N"), m=T("B N", values="mask")),),
+    ),
+    # memory
+    "strides": Entry(scaled, lambda x: OPS.flat(x), ("B N",), "", LOWERED),
+    "a write to an operand": Entry(scaled, lambda x: OPS.overwrites(x), ("N",), "", LOWERED),
+    "a write in place": Entry(scaled, lambda x: torch.tanh_(x) * 2.0, ("N",)),
+    # gradients
+    "a gradient dropped": Entry(scaled, lambda x: (torch.tanh(x) * 2.0).detach()),
+    "one gradient of two": Entry(summed, lambda x, y: x + (y * 2.0).detach(), ("B N", "B N")),
+    "a gradient twice": Entry(scaled, lambda x: (lambda y: y + (y - y.detach()))(torch.tanh(x) * 2.0)),
+    "no derivative": Entry(scaled, lambda x: OPS.no_backward(x)),
+    "another backward": Entry(scaled, Clipped.apply),
+    "a backward by hand": Entry(scaled, lambda x: TanhScaled.apply(x)),
+    "a gradient where the result is nought": Entry(
+        lambda x, y: torch.relu(x * y), lambda x, y: torch.relu(x.detach() * y), ("N", "N")
+    ),
+    # random numbers
+    "another keep rate": Entry(
+        lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: x * 2.0 * (torch.rand_like(x) < 0.6) / 0.6,
+        (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "", {"numerics": Numerics(random="distribution")},
+    ),
+    "another random stream": Entry(
+        lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: x * 4.0 * (torch.rand_like(x) < 0.5),
+        (Sample(x=T("S N")),), "", {"numerics": Numerics(random="stream")},
+    ),
+    "none drawn": Entry(lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: x * 2.0),
+    # the rule
+    "raises": Entry(scaled, lambda x: torch.tanh(x).reshape(-1, 3) * 2.0, ("B N",)),
+    "raises for other ranks": Entry(scaled, lambda x: torch.tanh(x.t()).t() * 2.0, ("B N",)),
+    "an alternative without sample": Entry(
+        lambda x: torch.tanh(x) * 2.0, lambda x: torch.tanh(x) * 2.0, ("N",), "devices other than cpu"
+    ),
+    "second derivatives": Entry(scaled, scaled, ("N",), "second derivatives"),
+}  # fmt: skip
+
+RIGHT = {
+    "an operator with a backward": Entry(scaled, lambda x: OPS.with_backward(x)),
+    "a factor first": Entry(lambda x: torch.tanh(x) * 2.0, lambda x: 2.0 * torch.tanh(x), ("... N",)),
+    "alpha": Entry(summed, right_sum, ("B N", "B N")),
+    "gelu": Entry(lambda x: x * (torch.erf(x * 0.5**0.5) + 1.0) * 0.5, lambda x: F.gelu(x), more={"nan": "safe"}),
+    "silu": Entry(lambda x: x * torch.sigmoid(x), lambda x: F.silu(x)),
+    "norm": Entry(norm, lambda x: F.rms_norm(x, (x.shape[-1],), eps=1e-6), ("... N",), more={"dims": {"x": "... N"}}),
+    "addmm": Entry(lambda x, y, z: torch.relu(x @ y + z), lambda x, y, z: torch.relu(torch.addmm(z, x, y)),
+                   (Sample(x=T("M K"), y=T("K N"), z=T("N")),), more={"dims": {"x": "M K", "y": "K N", "z": "N"}}),
+}  # fmt: skip
+
+
+def found(name: str, entry: Entry, examples: int = EXAMPLES) -> Any:
+    parameters = entry.pattern.__code__.co_varnames[: entry.pattern.__code__.co_argcount]
+    samples = entry.samples
+    if isinstance(samples[0], str):
+        samples = [Sample(**{p: T(dims) for p, dims in zip(parameters, samples, strict=True)})]
+    rule = register_pattern(f"wrong: {name}", replacement=entry.replacement, samples=samples, **entry.more)
+    return Search(rule(entry.pattern), examples, 0, shrinks=False).run()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found_or_listed(name):
+    entry = WRONG[name]
+    result = found(name, entry, 3 if entry.missed else EXAMPLES)
+    if entry.missed:
+        assert result.ok and any(entry.missed in text for text in result.not_covered), str(result)
+    else:
+        assert not result.ok, str(result)
+        assert not any("did not match" in f.problem for f in result.failures), str(result)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_passes(name):
+    result = found(name, RIGHT[name], 8)
+    assert result.ok, str(result)
