@@ -15,6 +15,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 
@@ -35,6 +36,7 @@ from .sweep import sweep, with_other_values
 from .variants import Variant, variants
 
 _ELSEWHERE = "device-unsupported"
+_GLANCE = 6  # examples of the sweep that are tried before all that takes longer
 _OTHER_VALUES = 6  # kinds of values beside the drawn one that a rewritten program is run on, at most
 
 
@@ -95,7 +97,7 @@ class Search:
         for sample in self.samples:
             if sample.refused:
                 self.result.failures += self._not_refused(sample)
-        for phase in (self._many, self._swept, self._drawn):
+        for phase in (self._glanced, self._many, self._swept, self._drawn):
             while (left := [n for n in names if n not in failed]) and (found := phase(left)) is not None:
                 failed[found.candidate] = found
         self.result.failures += map(self._small, failed.values())
@@ -132,10 +134,20 @@ class Search:
                 )
                 yield Failure(self.rule, name, sample, Drawn.plain(sample), problem)
 
+    def _glanced(self, names: Sequence[str]) -> Failure | None:
+        """The first failure of a few examples: most mistakes show there."""
+        return self._first_failure(self._sweep[:_GLANCE], names)
+
     def _swept(self, names: Sequence[str]) -> Failure | None:
-        """The first failure of what is tried in any case."""
+        """The first failure of the rest of what is tried in any case."""
+        return self._first_failure(self._sweep[_GLANCE:], names)
+
+    @cached_property
+    def _sweep(self) -> list[tuple[Sample, Drawn]]:
         most = self.examples // 4 if self._costly else self.examples
-        tried = sweep(self.rule, self.matching, self.varied[:most], self.seed)[:most]
+        return sweep(self.rule, self.matching, self.varied[:most], self.seed)[:most]
+
+    def _first_failure(self, tried: Sequence[tuple[Sample, Drawn]], names: Sequence[str]) -> Failure | None:
         found = (next(self._failures(sample, drawn, names), None) for sample, drawn in tried)
         return next((failure for failure in found if failure is not None), None)
 
@@ -248,7 +260,7 @@ class Search:
         self.result.runs += 1
         self.used.add(candidate)
         self.turn += 1
-        count = min(_OTHER_VALUES, max(1, self.examples // 8))
+        count = max(1, min(_OTHER_VALUES, self.examples // 8) // (1 + len(self.matching) // 8))  # many samples share
         more = with_other_values(sample, drawn, self.turn, count) if others and not self._costly else []
         return self._compared(case, sample, [drawn, *more], rewritten)
 
