@@ -50,7 +50,13 @@ SECTIONS = (
             "regraft:KernelReport",
         ),
     ),
-    ("Compiling", ("regraft:backend", "regraft:Options", "regraft:OptionError")),
+    (
+        "Compiling",
+        (
+            "regraft:backend", "regraft:Options", "regraft:OptionError", "regraft:list_modes", "regraft:list_options",
+            "regraft:list_templates",
+        ),
+    ),
 )  # fmt: skip
 INTRODUCTION = """# API reference
 
