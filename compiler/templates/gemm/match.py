@@ -27,6 +27,7 @@ from ....rewrites.compat import OpOverload, argument
 from ....rewrites.compat.memory import allows_tf32
 from ....rewrites.graph import CASTS
 from ....rewrites.reason import Reason
+from ....rewrites.symbolic import known_equal
 from ...ir.index.index import Var
 from ...ir.program import Buffer
 from ...ir.value import Const, Load, Op, Rewriter, Value, compute_dtype
@@ -269,7 +270,7 @@ def _joins(node: fx.Node, call: fx.Node) -> bool:
     val, wanted = node.meta.get("val"), call.meta["val"]
     if node.op != "call_function" or not isinstance(val, torch.Tensor) or not val.dim():
         return False
-    if val.numel() != wanted.numel() or val.shape[-1] != wanted.shape[-1]:
+    if not known_equal(val.numel(), wanted.numel()) or not known_equal(val.shape[-1], wanted.shape[-1]):
         return False
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded in tags:

@@ -399,3 +399,16 @@ def test_in_a_compiled_program(options: dict[str, object]) -> None:
         model[0].weight.mul_(2.0)  # a packed weight follows
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
     assert [code.templates for graph in found.graphs for code in graph.code] == [{"gemm": 2}]
+
+
+def test_readers_whose_size_depends_on_data_are_left_out():
+    def program(x, weight):
+        y = F.linear(x, weight)
+        return y, torch.argwhere(y > 0), y[y > 0]
+
+    tensors = torch.randn(4, 8), torch.randn(16, 8)
+    options = {"profit": "always", "strict": True, "rules": ()}
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
+        ours = torch.compile(program, backend="regraft", fullgraph=True, options=options)(*tensors)
+    for mine, eager in zip(ours, program(*tensors), strict=True):
+        torch.testing.assert_close(mine, eager)
