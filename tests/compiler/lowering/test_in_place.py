@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.lowering import compare, fresh, run, trace
+from support.symbols import compiled
 from transformers import LlamaConfig
 from transformers.cache_utils import StaticCache
 
@@ -232,3 +233,17 @@ def test_static_caches_of_transformers(monkeypatch: pytest.MonkeyPatch, window: 
     (program,) = made
     assert not copies(program, 2 * 8 * 4)
     assert sum(isinstance(item, Extern) for item in program.program.items) >= 2
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", [index_copy, by_index, by_a_slice, added_by_index])
+def test_triton_writes_in_place(write: Callable[..., None]) -> None:
+    """Interpreted: the graph that is assembled writes to the input that it is given, and calls read that."""
+    pytest.importorskip("triton")
+    step, inputs = read_by_a_call(write), [cache(), AT, rows(2), QUERY]
+    program = compiled(step, inputs, "interpreter")
+    ours, eagers = fresh(inputs), fresh(inputs)
+    compare(program.run(*ours), step(*eagers), rtol=1e-5, atol=1e-5)
+    compare(ours, eagers, exact=True)
