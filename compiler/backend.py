@@ -23,6 +23,7 @@ from ..rewrites.backup import Backup, copied
 from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, finish_before_forks, is_renamed_tensor
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import StepFacts, calls_plainly, keep_saved, places, step_facts, tell_strides
+from ..rewrites.compat.dynamo import allow_lookups_at_once
 from ..rewrites.compat.memory import guard_float32_precision
 from ..rewrites.coverage import publish
 from ..rewrites.effects import mark_gradients
@@ -563,3 +564,6 @@ def _resolve(item: Any) -> RuleSet:
             return plugin_rules(item)
         except KeyError:
             raise OptionError(f"option 'rules': {unknown.args[0]}; nor does a plugin offer it") from None
+
+
+allow_lookups_at_once()

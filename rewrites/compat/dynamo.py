@@ -45,6 +45,27 @@ def compile_lock() -> contextlib.AbstractContextManager[Any]:
     return convert_frame.compile_lock
 
 
+class _Backends(dict[str, Any]):
+    """Dynamo's backends by name, of which ours may be registered more than once.
+
+    Threads that look a backend up at once, for the first time, all import and register it: to Dynamo the second is an
+    error.
+    """
+
+    def __contains__(self, name: object) -> bool:
+        registering = sys._getframe(1).f_code.co_name == "register_backend"
+        return super().__contains__(name) and not (registering and name == "regraft")
+
+
+def allow_lookups_at_once() -> None:
+    """Let several threads name our backend for the first time at once."""
+    from torch._dynamo.backends import registry
+
+    known = getattr(registry, "_COMPILER_FNS", None)
+    if type(known) is dict:
+        registry._COMPILER_FNS = _Backends(known)
+
+
 @functools.cache
 def finish_before_forks() -> None:
     """Let a fork wait until no thread compiles: in the child nobody would ever release Dynamo's lock."""

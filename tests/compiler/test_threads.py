@@ -2,7 +2,9 @@
 
 import gc
 import logging
+import subprocess
 import sys
+import textwrap
 import threading
 import warnings
 from contextlib import nullcontext
@@ -77,6 +79,32 @@ def test_first_calls_of_one_model():
 def test_first_calls_of_many_models():
     torch.manual_seed(0)
     check_first_calls([model for model in (Attention(), nn.Linear(16, 16)) for _ in range(4)], inference=True)
+
+
+_FIRST = textwrap.dedent("""
+    import threading, torch
+    torch.set_num_threads(1)
+    start, results = threading.Barrier(4), []
+    def work(number):
+        x = torch.ones(3, 5) * number
+        function = lambda x: x.softmax(-1) * number
+        start.wait()
+        with torch.no_grad():
+            results.append(torch.equal(torch.compile(function, backend="regraft")(x), function(x)))
+    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(results)
+""")
+
+
+def test_threads_may_name_the_backend_for_the_first_time_at_once(tmp_path):
+    script = tmp_path / "first.py"
+    script.write_text(_FIRST)
+    done = subprocess.run([sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == str([True] * 4), done.stderr
 
 
 def seen_by_all_threads():
