@@ -389,10 +389,13 @@ class VAE(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.down = nn.Sequential(
-            nn.Conv2d(3, width, 4, 2, 1), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 2 * width, 4, 2, 1)
+            nn.Conv2d(3, width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 4, 2, 1),
         )
         self.up = nn.Sequential(
-            nn.ConvTranspose2d(width, width, 4, 2, 1),
+            nn.ConvTranspose2d(width, width, 4, 2, 1, bias=False),
             nn.BatchNorm2d(width),
             nn.ReLU(),
             nn.ConvTranspose2d(width, 3, 4, 2, 1),
