@@ -13,6 +13,7 @@ import torch
 from support.template_oracle import with_fake_hopper
 from support.triton_gemm import on_gpu
 
+from regraft.compiler.options import Options
 from regraft.compiler.templates import gpu_passes as module
 from regraft.compiler.templates.common.task import Task, task_of
 from regraft.compiler.templates.gpu_passes import fuse_on_gpu
@@ -63,7 +64,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, training: bool, faulty: str = "") -> li
     graph = on_gpu(lambda x: x @ x, torch.empty(16, 16)).graph
     task = task_of(graph, Always(), GraphRecord("test"), training=training)
     assert task is not None
-    fuse_on_gpu(task, do)
+    fuse_on_gpu(task, do, Options().kernels)
     return told
 
 
