@@ -166,7 +166,7 @@ class Compilation:
             do(triton.start)
         compiled = self._compile()
         self._unsaved = key
-        do(self._save)
+        self._contained.attempt(self._save)
         renamed = [k for k, x in enumerate(self._example_inputs) if is_renamed_tensor(x)]
         return _of_plain_tensors(compiled, renamed) if renamed else compiled
 
