@@ -104,10 +104,10 @@ class Compilation:
         example_inputs: Sequence[Any],
         options: Options,
         *,
-        near_miss_depth: int = 2,
+        explained: frozenset[str] = frozenset(),
         observe: Observer | None = None,
     ) -> None:
-        self._observe = observe
+        self._observe, self._explained = observe, bool(explained)
         self.options, self._example_inputs = options, example_inputs
         self.rules = resolve_rules(options.rules)
         self.oracle = make_oracle(options)
@@ -131,7 +131,7 @@ class Compilation:
             self._devices,
             training=self.training,
             freezer=self._contained.attempt(Freezer, gm, example_inputs) if freezing else None,
-            near_miss_depth=near_miss_depth,
+            explained=explained,
         )
         self._gm = gm
         self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
@@ -206,7 +206,7 @@ class Compilation:
         """The key of this compilation in the cache of graphs, if it has one."""
         if self.options.verify != "off" or self.options.debug or self._observe is not None:
             return None
-        if self.options.freezing:  # the record and the code hold weights
+        if self.options.freezing or self._explained:  # the record and the code hold weights; or it is to be told anew
             return None
         key = graph_key(self._gm, self._example_inputs, self.options)
         return key if isinstance(key, str) else None

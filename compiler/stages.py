@@ -44,7 +44,7 @@ class Stages:
         devices: types of the devices of the program's inputs.
         training: gradients flow.
         freezer: knows the weights, where they may be taken as constants.
-        near_miss_depth: how much of a pattern must match before its miss is noted.
+        explained: rules whose near misses are told however little matched.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Stages:
         *,
         training: bool,
         freezer: Freezer | None,
-        near_miss_depth: int,
+        explained: frozenset[str],
     ) -> None:
         self._options, self._rules, self._oracle = options, rules, oracle
         self._faults, self._do = containment.faults, containment.do
         self._record = self._faults.record
-        self._devices, self._training, self._near_miss_depth = devices, training, near_miss_depth
+        self._devices, self._training, self._explained = devices, training, explained
         self._freezer = freezer
         self._layouts = True
         self._desugars = False  # the program was not captured: its rules wait until AOTAutograd has desugared it
@@ -198,7 +198,8 @@ class Stages:
             training=self._training and graph in ("program", "body"),
             keep_stream=self._options.rng == "eager",
             verify=self._options.verify,
-            near_miss_depth=self._near_miss_depth,
+            explained=self._explained,
+            keep_text=self._options.debug or bool(self._explained),
             faults=self._faults,
             drawn=graph if self._drawn and graph != "body" else "",
             policy=self._policy(self._backends if graph == "program" else self._backends_throughout),

@@ -17,6 +17,7 @@ import torch
 
 from ..rewrites.pattern import cast, choose, optional
 from ..rewrites.rule import Numerics, register_pattern
+from .attention_advice import ADVICE
 from .attention_cuda import CUDA_KERNELS
 from .attention_guards import (
     bias_is_floating,
@@ -53,6 +54,7 @@ _DERIVED = {
 }  # fmt: skip
 _DECLARED: dict[str, Any] = {
     "family": "attention",
+    "advice": ADVICE,
     "dims": {"query": "... S D", "key_t": "... D T", "value": "... T E"},
     "numbers": ("scale", "cap", "fill", "p"),
     # ATen's kernel for CPUs takes an exp that is right to 20 units in the last place, forward and backward.

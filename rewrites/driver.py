@@ -24,13 +24,13 @@ from .effects import wants_gradient
 from .facts import example, fact_of
 from .faults import Faults
 from .functional import is_simplified
-from .graph import op_name, val
+from .graph import describe, op_name, val
 from .index import Index
 from .legality import Found, veto
 from .live import observe, watch
 from .matcher import Failure, Matcher
 from .mirror import Mirror
-from .normal_graph import normalize, simplified
+from .normal_graph import as_text, normalize, simplified
 from .profit import Always, Decision, Never, Oracle, Question
 from .reason import Reason, site_of
 from .record import Evidence, Fallback, GraphRecord, Match, NearMiss
@@ -62,9 +62,11 @@ class Settings:
         keep_stream: random numbers must be eager's own.
         verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` compares both sides at run time.
         policy: options that derived values may read, e.g. ``{"nan": "eager"}``; part of every question's key.
-        near_miss_depth: how many operators must have matched for a near miss to be told; 0 tells of every rule.
+        near_miss_depth: 0 tells every near miss of every rule; otherwise they have to be telling.
+        explained: rules whose near misses are told in any case.
         faults: what is done with errors of ours; by default they are told, or raised under verification.
         drawn: under which name to keep snapshots of the graph before and after; empty keeps none.
+        keep_text: keep the graph in normal form as text, in the record's details.
     """
 
     stage: Stage = "forward"
@@ -75,8 +77,10 @@ class Settings:
     verify: Literal["off", "structure", "live"] = "off"
     policy: tuple[tuple[str, str], ...] = ()
     near_miss_depth: int = 2
+    explained: frozenset[str] = frozenset()
     faults: Faults | None = None
     drawn: str = ""
+    keep_text: bool = False
 
 
 def rewrite(
@@ -205,11 +209,13 @@ class _Run:
         self.drawing = Drawing(self.mirror, settings.drawn, came_from) if settings.drawn else None
         self.normalizer = Normalizer(self.mirror, settings.normal_form)
         self.rules = rules
+        self.explained = settings.explained if settings.near_miss_depth else frozenset(rule.name for rule in rules)
         self.policy = dict(settings.policy)
         self.applied: Counter[str] = Counter()
         self.refused: dict[tuple[str, fx.Node], Failure] = {}
         self.settled: set[tuple[str, fx.Node]] = set()
         self.dead_draws: set[fx.Node] = set()
+        self.taken: dict[fx.Node, str] = {}
         self.limit = len(graph_module.graph.nodes) + 10
         self.looping: set[str] = set()
 
@@ -222,6 +228,8 @@ class _Run:
 
     def run(self) -> bool:
         self._normalize()
+        if self.settings.keep_text:
+            self.record.details[f"normal:{self.settings.stage}"] = as_text(self.mirror.graph)
         while self._sweep():
             self._normalize()
         self.place.at("telling what nearly matched")
@@ -249,7 +257,7 @@ class _Run:
 
     def _sweep(self) -> bool:
         """Try every rule at every node once; whether anything was rewritten."""
-        index = Index(self.rules, self.mirror.graph, explaining=self.settings.near_miss_depth == 0)
+        index = Index(self.rules, self.mirror.graph, explained=self.explained)
         before = self.applied.total()
         for node in reversed(list(self.mirror.graph.nodes)):
             for rule in index.candidates(node):
@@ -363,6 +371,7 @@ class _Run:
         outputs = insert(self.mirror, editor, traced, operands, place, application, found.nodes)
         if self.settings.verify == "structure":
             verify_rewrite(found, outputs)
+        self.taken.update(dict.fromkeys(found.nodes, found.rule.name))
         for node in found.draws():
             self.dead_draws.update(node.meta.get("draws", ()))
         for new in outputs:
@@ -391,23 +400,24 @@ class _Run:
 
     def _tell_near_misses(self) -> None:
         by_name = {rule.name: rule for rule in self.rules}
-        explaining = self.settings.near_miss_depth == 0
         told: set[tuple[str, fx.Node]] = set()
         for (name, node), failure in self.refused.items():
-            family = by_name[name].family
-            if not explaining and (family, node) in told:
+            family, explained = by_name[name].family, name in self.explained
+            if not explained and (family, node) in told:
                 continue  # of a family's rules, the first one tells: the others are variants of it
             told.add((family, node))
-            if failure.depth < self.settings.near_miss_depth or compat.is_erased(node):
+            taken_by = self.taken.get(node, "")
+            if compat.is_erased(node) and not (explained and taken_by):
                 continue
-            if explaining or failure.reason.code not in _CIRCUMSTANCES:
-                if self.drawing is not None:
-                    self.drawing.note_near_miss(node, len(self.record.near_misses))
-                self.record.near_misses.append(_near_miss(by_name[name], node, failure))
-        if explaining:
-            present = {op_name(n) for n in self.mirror.graph.nodes}
-            unseen = [r for r in self.rules if not r.required <= present and not self.applied[r.name]]
-            self.record.near_misses.extend(_absent(r, present) for r in unseen)
+            miss = _near_miss(by_name[name], node, failure, taken_by)
+            if not explained and (not miss.is_telling or failure.reason.code in _CIRCUMSTANCES):
+                continue
+            if self.drawing is not None and not compat.is_erased(node):
+                self.drawing.note_near_miss(node, len(self.record.near_misses))
+            self.record.near_misses.append(miss)
+        present = {op_name(n) for n in self.mirror.graph.nodes}
+        unseen = [r for r in self.rules if not r.required <= present and not self.applied[r.name]]
+        self.record.near_misses.extend(_absent(r, present) for r in unseen if r.name in self.explained)
 
 
 def _example(node: fx.Node) -> Any:
@@ -455,15 +465,15 @@ def _match(found: Found, candidate: str, evidence: Evidence) -> Match:
     nodes = tuple(n.name for n in found.nodes)
     return Match(
         found.rule.name, found.rule.family, found.rule.stage, candidate, found.binding.tag_names(), nodes,
-        site_of(root), module_of(root), evidence,
+        site_of(root), module_of(root), evidence, root=describe(root),
     )  # fmt: skip
 
 
-def _near_miss(rule: Rule, node: fx.Node, failure: Failure) -> NearMiss:
+def _near_miss(rule: Rule, node: fx.Node, failure: Failure, taken_by: str) -> NearMiss:
     reason = failure.reason
     return NearMiss(
         rule.name, rule.family, reason.code, reason.message, reason.expected, reason.found, failure.depth, rule.size,
-        reason.site or site_of(failure.site), site_of(node), module_of(node),
+        reason.site or site_of(failure.site), site_of(node), module_of(node), describe(node), taken_by,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from torch import fx
 
@@ -16,16 +16,16 @@ class Index:
     """Rules by root operator, in order, without those that need an operator the graph does not have.
 
     Args:
-        explaining: keep rules that fail right after their root, so that matching can say what it found there.
+        explained: names of rules to keep where they fail right after their root: matching says what it found there.
     """
 
-    def __init__(self, rules: Iterable[Rule], graph: fx.Graph, *, explaining: bool = False) -> None:
+    def __init__(self, rules: Iterable[Rule], graph: fx.Graph, *, explained: Collection[str] = ()) -> None:
         present = {op_name(n) for n in graph.nodes}
         self.rules = [r for r in rules if r.required <= present]
         self._by_root: dict[str, list[tuple[Rule, _Ways]]] = {}
         for rule in self.rules:
             for op in rule.roots:
-                ways = () if explaining else _ways(rule.outputs[0], op)
+                ways = () if rule.name in explained else _ways(rule.outputs[0], op)
                 self._by_root.setdefault(op, []).append((rule, ways))
 
     def candidates(self, node: fx.Node) -> Iterator[Rule]:

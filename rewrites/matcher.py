@@ -137,9 +137,11 @@ class Matcher:
             elif isinstance(compared, Binding):
                 yield compared
             return
-        for node in _candidates(outputs[0], binding, {}):
-            if node in taken:
-                continue
+        others = [node for node in _candidates(outputs[0], binding, {}) if node not in taken]
+        if not others:
+            message = f"nothing computes the pattern's other output, {outputs[0]!r}, of the same operands"
+            self._fail(binding, Reason("output-missing", message, taken[:1], repr(outputs[0]), "nothing"), taken[0])
+        for node in others:
             for extended in self._unify(outputs[0], node, binding, taken[0]):
                 yield from self._rest(outputs[1:], extended, (*taken, node))
 
@@ -247,8 +249,12 @@ class Matcher:
     def _enter(self, term: Call, node: fx.Node, binding: Binding) -> Iterator[Binding]:
         """Match the arguments of a call whose operator is the term's."""
         entered = binding.entering(term, node)
+        fits = False
         for pairs in _argument_pairs(term, node):
+            fits = True
             yield from self._all(pairs, entered, node)
+        if not fits:
+            self._fail(entered, _arguments_differ(term, node), node)
 
     def _variable(self, term: Variable, value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
         if term.name in binding.operands:
@@ -324,6 +330,16 @@ class Matcher:
 
 def _differs(expected: str, found: str, nodes: tuple[fx.Node, ...]) -> Reason:
     return Reason("pattern-differs", f"expected {expected}, found {found}", nodes, expected, found)
+
+
+def _arguments_differ(term: Call, node: fx.Node) -> Reason:
+    """Why a call of the right operator is not the term's: an argument that the term leaves out, or another form."""
+    plan, name = _plan(term, node.target), term.op.removeprefix("aten.")
+    if plan is None:
+        return _differs(f"{term!r}", f"another form of {name}", (node,))
+    given = arguments(node)
+    key, default = next((n, d) for n, d in plan[1] if given[n] is not d and not _same_constant(d, given[n]))
+    return _differs(f"{name} with {key}={default}", f"{key} = {describe(given[key])}", (node,))
 
 
 def _argument_pairs(term: Call, node: fx.Node) -> Iterator[list[tuple[Any, Any]]]:

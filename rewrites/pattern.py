@@ -403,8 +403,21 @@ def _required_ops(term: Any, known: dict[Term, frozenset[str]]) -> frozenset[str
 
 
 def size(term: Any) -> int:
-    """Number of operators in the largest match of `term`."""
-    return len({id(t) for t in subterms(term) if isinstance(t, Call)})
+    """Number of operators in the largest match of `term`: of alternatives, the largest counts."""
+    return len(_largest(term, {}))
+
+
+def _largest(term: Any, known: dict[int, frozenset[int]]) -> frozenset[int]:
+    """The calls of the largest match; `known` holds the answers for shared terms."""
+    if isinstance(term, (list, tuple)):
+        return frozenset[int]().union(*(_largest(part, known) for part in term))
+    if not isinstance(term, Term):
+        return frozenset()
+    if id(term) not in known:
+        inner = [_largest(part, known) for part in term._parts()]
+        whole = max(inner, key=len, default=frozenset()) if isinstance(term, Choice) else frozenset[int]().union(*inner)
+        known[id(term)] = whole | {id(term)} if isinstance(term, Call) else whole
+    return known[id(term)]
 
 
 def tags_of(terms: Sequence[Any]) -> dict[str, tuple[str, ...]]:

@@ -58,6 +58,7 @@ class Match:
         module: qualified name of the module instance it comes from.
         evidence: measurements behind the decision.
         settled_by: of a declined match, the template that decided on the same computation later: what counts is that.
+        root: the root operator with its dtype and sizes.
     """
 
     rule: str
@@ -70,6 +71,11 @@ class Match:
     module: str = ""
     evidence: Evidence | None = None
     settled_by: str = ""
+    root: str = ""
+
+
+TELLING = 2
+"""Operators that must have matched where a near miss is told."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,12 @@ class NearMiss:
     """The deepest partial match of a rule at one root that did not become a match.
 
     `depth` of `size` is how many of the pattern's operations had matched.
+
+    Args:
+        site: the source line of what was found instead.
+        root: that of the root operator, which is `operator`, with its dtype and sizes.
+        module: qualified name of the module instance that the root comes from.
+        taken_by: the rule that replaced the root later.
     """
 
     rule: str
@@ -90,6 +102,13 @@ class NearMiss:
     site: Site | None = None
     root: Site | None = None
     module: str = ""
+    operator: str = ""
+    taken_by: str = ""
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether so much matched that the author may have meant this place: two operators of many are chance."""
+        return self.depth >= max(TELLING, self.size / 8)
 
 
 @dataclass(frozen=True)

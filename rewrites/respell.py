@@ -63,10 +63,12 @@ class Normalizer:
                 self._steps.setdefault(op, []).append(step)
         self._todo: dict[fx.Node, None] = dict.fromkeys(n for n in mirror.graph.nodes if op_name(n) in self._steps)
         self.memo = Memo()
+        self._touched: list[fx.Node] = []
         self.editor = Editor(mirror.graph, mirror.sizes, self._revisit, self.memo)
 
     def _revisit(self, node: fx.Node) -> None:
         """A new or changed node, and its users (whose patterns may look at it), are to be looked at again."""
+        self._touched.append(node)
         for other in (node, *node.users):
             if op_name(other) in self._steps:
                 self._todo.setdefault(other)
@@ -106,8 +108,11 @@ class Normalizer:
                 self.stopped = Reason("respelling-loops", f"{name} applied {count} times and was stopped", (node,))
 
     def _visit(self, node: fx.Node) -> None:
+        self._touched.clear()
         with self.editor.at(node):
             name, new = self._respelled(node)
+        for made in self._touched:
+            _keep_source(made, node)
         if new is not node:
             self.counts[name] += 1
             self.substitute(node, new)
@@ -131,3 +136,24 @@ class Normalizer:
         self.editor.replace(old, new)
         self.mirror.replaced(old, new)
         self.editor.erase_dead(old)
+
+
+_MOVED = frozenset(f"aten.{name}" for name in ("matmul", "softmax", "linear", "add", "where", "dropout", "clamp_min"))
+_SOURCE = ("stack_trace", "nn_module_stack")
+
+
+def _keep_source(made: fx.Node, old: fx.Node) -> None:
+    """An operator that a respelling moves keeps its own source line, and not that of what it moves past.
+
+    reshape(matmul(a, b)) of line 2, the product of line 1    ->    matmul(reshape(a), b) of line 1
+    """
+    name = op_name(made)
+    if name not in _MOVED or name == op_name(old):
+        return
+    nodes = [old]
+    for _ in range(3):
+        nodes = [source for node in nodes for source in node.all_input_nodes]
+        origin = next((n for n in nodes if n is not made and op_name(n) == name and "stack_trace" in n.meta), None)
+        if origin is not None:
+            made.meta |= {key: origin.meta[key] for key in _SOURCE if key in origin.meta}
+            return

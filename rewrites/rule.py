@@ -123,6 +123,7 @@ class Rule:
     samples: tuple[Sample, ...]
     profitable: bool
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    advice: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def doc(self) -> str:
@@ -235,6 +236,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
     nan: NanPolicy = "same",
     escapes: Escapes = "refuse",
     profitable: bool = False,
+    advice: Mapping[str, str] | None = None,
     spell: Spell = as_recorded,
 ) -> Callable[[Callable[..., Any]], Rule]:
     """Declare a rule; decorates the pattern function and gives the `Rule`.
@@ -254,6 +256,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
         escapes: what to do where an inner value of the match has other users: ``"refuse"``, or ``"keep"`` the original
             for them.
         profitable: True where the replacement never costs more, so that nothing need be measured.
+        advice: what to change in a program, by the code of a near miss's reason, or by the operator found instead.
         spell: brings the pattern into normal form.
 
     Raises:
@@ -263,10 +266,8 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
     def declare(pattern: Callable[..., Any]) -> Rule:
         parameters = _parameters(pattern, name)
         variables = tuple(Variable(p, p in numbers, _kinds(p, samples)) for p in parameters)
-        _require_known(name, "numbers", numbers, parameters)
-        _require_known(name, "dims", dims or {}, [p for p in parameters if p not in numbers])
         _require_values(name, {"stage": (stage, Stage), "nan": (nan, NanPolicy), "escapes": (escapes, Escapes)})
-        _require_given(name, samples, parameters, numbers)
+        _require_given(name, samples, parameters, numbers, dims or {})
         outputs = _outputs(Declaration(name, pattern, variables, tuple(samples), _recorded(pattern, variables)), spell)
         rule = Rule(
             name=name, family=family, stage=stage, pattern=pattern, variables=variables, outputs=outputs,
@@ -274,7 +275,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
             guards=tuple(_guard(name, g, parameters) for g in guards),
             dims={n: DimSpec.parse(d) for n, d in (dims or {}).items()}, derived=dict(derived or {}),
             numerics=numerics, nan=nan, escapes=escapes, samples=tuple(samples), profitable=profitable,
-            tags=_tags(outputs),
+            tags=_tags(outputs), advice=dict(advice or {}),
         )  # fmt: skip
         _require_samples(rule)
         return _claim(rule)
@@ -395,8 +396,12 @@ def _require_signature(rule: str, candidate: Candidate, parameters: Sequence[str
         )
 
 
-def _require_given(rule: str, samples: Sequence[Sample], parameters: Sequence[str], numbers: Sequence[str]) -> None:
-    """Samples give what the pattern takes: tensors where it takes tensors, and at least one is no near miss."""
+def _require_given(
+    rule: str, samples: Sequence[Sample], parameters: Sequence[str], numbers: Sequence[str], dims: Iterable[str]
+) -> None:
+    """Names are parameters; samples give tensors where the pattern takes tensors, and at least one is no near miss."""
+    _require_known(rule, "numbers", numbers, parameters)
+    _require_known(rule, "dims", dims, [p for p in parameters if p not in numbers])
     if all(sample.refused for sample in samples):
         raise PatternError(f"rule {rule!r} has no samples that it matches: its property test needs at least one")
     for sample in samples:

@@ -231,10 +231,15 @@ def evaluated(expression: Any, values: Mapping[Any, Any]) -> Any:
     Raises:
         KeyError: it has a symbol that is not among them.
     """
+    import sympy
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-    return sympy_interp(PythonReferenceAnalysis, dict(values), expression)
+    found = sympy_interp(PythonReferenceAnalysis, dict(values), expression)
+    if not isinstance(found, sympy.logic.boolalg.Boolean) or isinstance(found, sympy.logic.boolalg.BooleanAtom):
+        return found
+    environment = next(v.node.shape_env for v in values.values() if isinstance(v, torch.SymInt))
+    return environment.create_symboolnode(found)  # what torch has no symbolic arithmetic for
 
 
 def fake_mode_of(tensors: Sequence[Any]) -> Any:

@@ -5,7 +5,6 @@ Exit codes: 0 all is well; 1 a finding (wrong results, a regression, a rule that
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import textwrap
@@ -37,6 +36,7 @@ from .options import (
     configured,
     loaded_target,
 )
+from .own_rules import OwnRules, known_rules, own_rules, rules_named, with_rules
 from .profile import bench, kernels
 from .settings import modes, options, templates
 from .shared import UsageError, output_console, shown_progress, usage_errors
@@ -109,6 +109,7 @@ def report(
         typer.Option(help="Check each rewrite: the graph, or both sides on live inputs."),
     ] = "off",
     config: Config = None,
+    own: OwnRules = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads for eager and compiled code alike.")] = None,
     json_path: Annotated[Path, typer.Option("--json", help="The report as data.")] = Path("regraft-report.json"),
     html_path: Annotated[Path, typer.Option("--html", help="The report as a page.")] = Path("regraft-report.html"),
@@ -141,7 +142,8 @@ def report(
         from ..coverage.report import Plan
 
         given = {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
-        plan = Plan({**configured(config), **given}, dynamic=dynamic or None, timed=not no_time)
+        chosen_options = with_rules({**configured(config), **given}, own_rules(own))
+        plan = Plan(chosen_options, dynamic=dynamic or None, timed=not no_time)
         made = _examined(targets or ["hf:bert"], chosen, plan, threads)
         _shown(made, json_path, html_path)
     raise typer.Exit(0 if made.right else 1)
@@ -149,7 +151,7 @@ def report(
 
 @app.command()
 def explain(
-    rule: Annotated[str, typer.Argument(help="A rule; `regraft rules` lists them.")],
+    rule: Annotated[str, typer.Argument(help="A rule or a family; `regraft rules` lists them.")],
     target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
     layers: Layers = None,
     tiny: Tiny = False,
@@ -160,28 +162,52 @@ def explain(
     seq: Seq = None,
     device: Device = "cpu",
     settings: Settings = None,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
+    profit: Annotated[
+        Literal["measured", "always"],
+        typer.Option(help="Apply legal matches everywhere, or as a compilation does where measured to pay."),
+    ] = "always",
+    config: Config = None,
+    own: OwnRules = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every near miss, however little matched.")] = False,
+    normal: Annotated[bool, typer.Option("--normal", help="Print the program as rules see it, too.")] = False,
 ) -> None:
     """Say where a rule matches a model, and where it does not: how far it got, what it expected, what it found."""
     import torch
 
-    from .... import explain as explained
+    from ..explain.explain import explain_all
 
     with usage_errors():
-        _rules_named(rule, families=False)
+        mine = own_rules(own)
+        chosen = _explained(rule, target, mine)
         loaded = loaded_target(target, chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings))
+        options = with_rules({**configured(config), "profit": profit}, mine)
         with shown_progress() as progress:
             progress(f"matching {rule} in {target}", 0.5)
             with torch.set_grad_enabled(train):
-                explanation = explained(rule, loaded.model, *loaded.args, **loaded.kwargs)
-    typer.echo(str(explanation))
+                found = explain_all(
+                    chosen, loaded.model, *loaded.args, options=options, dynamic=dynamic or None, **loaded.kwargs
+                )
+    typer.echo("\n\n".join(explanation.text(everything=everything) for explanation in found))
+    for name, text in found[0].normal.items() if normal else ():
+        typer.echo(f"\n==== {name}: the program as rules see it\n{text}")
+
+
+def _explained(rule: str, target: str, own: Sequence[Rule]) -> list[Rule]:
+    """The rules to explain; says so where they and the target are swapped."""
+    if ":" in rule and ":" not in target:
+        raise UsageError(f"the rule comes first, then the target: regraft explain {target} {rule}")
+    return rules_named(rule, own)
 
 
 @app.command()
 def code(
     target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
     stage: Annotated[
-        Literal["all", "graph", "program", "fusion", "kernels", "c++", "source"],
-        typer.Option(help="Graphs, loop program, fusion log, scheduled kernels, their C++, or the wrapper's source."),
+        Literal["all", "graph", "normal", "program", "fusion", "kernels", "c++", "source"],
+        typer.Option(
+            help="Graphs, the program as rules see it, loop program, fusion log, kernels, their C++, or the wrapper."
+        ),
     ] = "all",
     layers: Layers = None,
     tiny: Tiny = False,
@@ -193,13 +219,15 @@ def code(
     device: Device = "cpu",
     settings: Settings = None,
     config: Config = None,
+    own: OwnRules = None,
 ) -> None:
     """Print what a model is compiled to, stage by stage."""
     from ..coverage.report import Plan
 
     with usage_errors():
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
-        made = _examined([target], chosen, Plan({**configured(config), "debug": True}, timed=False), None)
+        options = with_rules({**configured(config), "debug": True}, own_rules(own))
+        made = _examined([target], chosen, Plan(options, timed=False), None)
     for graph in (graph for entry in made.entries for graph in entry.graphs):
         for name, text in graph.details.items():
             if isinstance(text, str) and (stage == "all" or name.partition(":")[0] == stage):
@@ -216,13 +244,14 @@ def rules(
     fallbacks: Annotated[
         bool, typer.Option("--fallbacks", help="Instead: the operators that no kernel is generated for, and why.")
     ] = False,
+    own: OwnRules = None,
 ) -> None:
     """List the default rules with their contracts, and the passes that rewrite whole graphs."""
     if fallbacks:
         _show_fallbacks(as_json)
         return
     with usage_errors():
-        facts = _chosen_facts(names)
+        facts = _chosen_facts(names, own_rules(own))
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
     elif names:
@@ -232,16 +261,15 @@ def rules(
         console.print(_rule_table(facts, contracts=console.width >= CONTRACTS_FROM))
 
 
-def _chosen_facts(names: Sequence[str] | None) -> list[dict[str, Any]]:
+def _chosen_facts(names: Sequence[str] | None, own: Sequence[Rule]) -> list[dict[str, Any]]:
     """Rules and passes of these names or families as data; all where none is given."""
     from ...pipeline import pass_facts
 
-    rules = _default_rules()
-    facts = [*map(_facts, rules), *pass_facts()]
+    facts = [*map(_facts, known_rules(own)), *pass_facts()]
     known = {fact[key] for fact in facts for key in ("name", "family")}
     for name in names or ():
         if name not in known:
-            _rules_named(name)  # the error says what there is
+            rules_named(name, own)  # the error says what there is
     return [fact for fact in facts if not names or fact["name"] in names or fact["family"] in names]
 
 
@@ -306,13 +334,14 @@ def check(
     guards: Annotated[
         bool, typer.Option("--guards", help="Instead: what notices if a condition of a rule is dropped.")
     ] = False,
+    own: OwnRules = None,
 ) -> None:
     """Run the property tests of rules: does the replacement compute what the pattern computes?
 
     They find mistakes, and prove no absence of them: of few rules, what was not covered is listed.
     """
     with usage_errors():
-        chosen = _chosen_rules(names)
+        chosen = _chosen_rules(names, own_rules(own))
     if guards:
         raise typer.Exit(_show_guards(chosen))
     results = _checked(chosen, examples, seed, device)
@@ -412,25 +441,11 @@ def _diff(old: Path, new: Path) -> int:
     return found.exit_code
 
 
-def _default_rules() -> list[Rule]:
-    from .... import default_rules
-
-    return list(default_rules())
-
-
-def _chosen_rules(names: Sequence[str] | None) -> list[Rule]:
-    """The rules or families of these names; all where none is given."""
-    return [rule for name in names for rule in _rules_named(name)] if names else _default_rules()
-
-
-def _rules_named(name: str, families: bool = True) -> list[Rule]:
-    found = [rule for rule in _default_rules() if name == rule.name or (families and name == rule.family)]
-    if found:
-        return found
-    known = [rule.name for rule in _default_rules()]
-    close = difflib.get_close_matches(name, known, n=3)
-    hint = f"; did you mean {', '.join(close)}?" if close else f"; there are: {', '.join(known) or 'none'}"
-    raise UsageError(f"there is no rule {name!r}{hint}")
+def _chosen_rules(names: Sequence[str] | None, own: Sequence[Rule] = ()) -> list[Rule]:
+    """The rules or families of these names; where none is given, one's own, or all of the library."""
+    if names:
+        return list({rule.name: rule for name in names for rule in rules_named(name, own)}.values())
+    return list(own) or known_rules()
 
 
 def _facts(rule: Rule) -> dict[str, Any]:

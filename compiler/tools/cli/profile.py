@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,7 @@ from .options import (
     configured,
     loaded_target,
 )
+from .own_rules import OwnRules, own_rules, with_rules
 from .shared import UsageError, output_console, shown_progress, usage_errors
 
 Training = Annotated[
@@ -50,8 +52,6 @@ def kernels(
     html_path: Annotated[Path | None, typer.Option("--html", help="The report as a page.")] = None,
 ) -> None:
     """Say where the time of a compiled model goes: each kernel's time, bytes, FLOPs, limits and source lines."""
-    import dataclasses
-
     import torch
 
     from ..profile import kernels as profiled
@@ -93,6 +93,7 @@ def bench(
         str, typer.Option(help="Configuration templates of regraft, or all of them: compared instead of backends.")
     ] = "",
     config: Config = None,
+    own: OwnRules = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="The comparison as data.")] = None,
 ) -> None:
@@ -104,6 +105,7 @@ def bench(
     with usage_errors():
         _threads(threads)
         contestants = _templates(templates) if templates else _contestants(backends, modes)
+        contestants = _with_rules(contestants, own_rules(own))
         for one in contestants:
             one.options = {**configured(config), **one.options} if one.backend == "regraft" else {}
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
@@ -130,6 +132,15 @@ def _contestants(backends: str, modes: str) -> list[Any]:
     known = {EAGER, "regraft", *torch.compiler.list_backends(exclude_tags=None)}
     names, chosen = _listed(backends, known, "backend"), _listed(modes, set(typing.get_args(Modes)), "mode")
     return contestants(names, chosen)
+
+
+def _with_rules(contestants: list[Any], own: list[Any]) -> list[Any]:
+    """The contestants, those of regraft with one's own rules."""
+    ours = [one.backend == "regraft" and bool(own) for one in contestants]
+    return [
+        dataclasses.replace(one, options=with_rules(one.options, own)) if mine else one
+        for one, mine in zip(contestants, ours, strict=True)
+    ]
 
 
 def _templates(names: str) -> list[Any]:

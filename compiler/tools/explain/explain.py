@@ -1,18 +1,22 @@
-"""Why did a rule match, or not? `explain` compiles a model and tells of one rule only, down to single operators."""
+"""Why did a rule match, or not? `explain` compiles a model as it is compiled, and tells of one rule, or of some.
+
+All rules run, so that one whose input another rule makes is found; what is told is down to single operators.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ....rewrites.coverage import coverage
-from ....rewrites.record import Fallback, Match, NearMiss
+from ....rewrites.record import Fallback, GraphRecord, Match, NearMiss
 from ....rewrites.rule import Rule
+from ....rewrites.ruleset import RuleSet
 from ...backend import Compilation, resolve_rules
-from ...options import Options
+from ...options import OptionError, Options
 
 
 @dataclass(frozen=True)
@@ -21,9 +25,13 @@ class Explanation:
 
     Attributes:
         purpose: what the rule does, in one line.
-        matches: where it matched (all were applied: the question is legality).
-        near_misses: where it did not, deepest first.
-        fallbacks: parts of the model that no rule saw, and why.
+        matches: where it matched and was applied.
+        declined: where it matched and measuring said that it does not pay; never without option `profit`.
+        near_misses: where it nearly matched, deepest first; places where it had too little in common are `others`.
+        fallbacks: parts of the model that no rule saw, and why; rules that raised.
+        later: what other rules and templates did at the source line of a match or near miss, by that line.
+        advice: what the rule's author says about reasons, by their codes.
+        normal: the graphs as rules see them, as text, by graph and stage of the rules.
     """
 
     rule: str
@@ -32,38 +40,116 @@ class Explanation:
     fallbacks: list[Fallback] = field(default_factory=list)
     graphs: int = 0
     purpose: str = ""
+    declined: list[Match] = field(default_factory=list)
+    others: list[NearMiss] = field(default_factory=list)
+    later: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    advice: Mapping[str, str] = field(default_factory=dict)
+    normal: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, everything: bool = False) -> str:
+        """The explanation for people; `everything` lists all kinds of near misses, and places with little in common."""
         from .text import explanation_text
 
-        return explanation_text(self)
+        return explanation_text(self, everything=everything)
 
 
-def explain(rule: Rule | str, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+def explain(
+    rule: Rule | str, model: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
+) -> Explanation:
     """Compile `model`, run it on the arguments, and tell what became of `rule` in it.
 
     Args:
-        rule: a rule or the name of one.
+        rule: a rule or the name of one. It runs among those of option ``rules``, by default the library's.
         model: a module or function; it is run once. It is not changed.
         *args: its arguments.
-        **kwargs: its keyword arguments.
+        options: as for `torch.compile`. By default every legal match is applied (``{"profit": "always"}``): give the
+            options that you compile with to see what becomes of the rule there.
+        **kwargs: the model's keyword arguments.
 
     Raises:
-        OptionError: no rule has that name.
+        OptionError: no rule has that name, or an option is wrong.
+        TypeError: `rule` and `model` are swapped.
     """
-    (chosen,) = resolve_rules((rule,))
-    options = Options(profit="always", rules=(chosen,))
+    return explain_all((rule,), model, *args, options=options, **kwargs)[0]
+
+
+def explain_all(
+    rules: Iterable[Rule | str],
+    model: Callable[..., Any],
+    *args: Any,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    **kwargs: Any,
+) -> list[Explanation]:
+    """The same for several rules, which are looked at in one compilation.
+
+    Args:
+        rules: rules or names.
+        model: a module or function.
+        *args: its arguments.
+        options: as for `torch.compile`.
+        dynamic: as for `torch.compile`.
+        **kwargs: the model's keyword arguments.
+    """
+    chosen = [_chosen(rule, model) for rule in rules]
+    given = {"profit": "always"} if options is None else dict(options)
+    parsed = Options.parse(None, {**given, "rules": tuple(_beside(given.get("rules"), chosen))})
+    explained = frozenset(rule.name for rule in chosen)
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        return Compilation(gm, example_inputs, options, near_miss_depth=0).run()
+        return Compilation(gm, example_inputs, parsed, explained=explained).run()
 
     with coverage() as cov:
-        torch.compile(model, backend=backend)(*args, **kwargs)
+        torch.compile(model, backend=backend, dynamic=dynamic)(*args, **kwargs)
+    return [_explanation(rule, cov.graphs) for rule in chosen]
+
+
+def _chosen(rule: Any, model: Any) -> Rule:
+    if callable(rule) and not isinstance(rule, (Rule, str)) and isinstance(model, (Rule, str)):
+        raise TypeError(f"explain() takes the rule first, then the model: explain({model!r}, model, *args)")
+    if not isinstance(rule, (Rule, str)):
+        raise OptionError(f"explain() takes a rule or the name of one, not {type(rule).__name__}: {rule!r}")
+    (one,) = resolve_rules((rule,))
+    return one
+
+
+def _beside(rules: Any, chosen: Iterable[Rule]) -> RuleSet:
+    """The rules that run: those asked for, and those to explain."""
+    items = (rules,) if isinstance(rules, (str, Rule)) else rules
+    known = resolve_rules(None if items is None else tuple(items))
+    return known + [rule for rule in chosen if rule.name not in known]
+
+
+def _explanation(rule: Rule, graphs: list[GraphRecord]) -> Explanation:
+    misses = [m for g in graphs for m in g.near_misses if m.rule == rule.name]
+    telling = [m for m in misses if m.is_telling]
+    matches = [m for g in graphs for m in g.applied if m.rule == rule.name]
+    if not matches and not telling:  # the closest there is
+        deepest = max((m.depth for m in misses), default=0)
+        telling = [m for m in misses if m.depth == deepest]
     return Explanation(
-        chosen.name,
-        [m for g in cov.graphs for m in g.applied if m.rule == chosen.name],
-        sorted((m for g in cov.graphs for m in g.near_misses if m.rule == chosen.name), key=lambda m: -m.depth),
-        [f for g in cov.graphs for f in g.fallbacks],
-        len(cov.graphs),
-        chosen.doc.split("\n\n")[0].replace("\n", " "),
+        rule.name,
+        matches,
+        sorted(telling, key=lambda m: -m.depth),
+        [f for g in graphs for f in g.fallbacks],
+        len(graphs),
+        rule.doc.split("\n\n")[0].replace("\n", " "),
+        declined=[m for g in graphs for m in g.declined if m.rule == rule.name],
+        others=[m for m in misses if m not in telling],
+        later=_later(rule, graphs),
+        advice=rule.advice,
+        normal={f"{g.name} {k[7:]}": t for g in graphs for k, t in g.details.items() if k.startswith("normal:")},
     )
+
+
+def _later(rule: Rule, graphs: list[GraphRecord]) -> dict[tuple[str, str], list[str]]:
+    """What others did, by module and source line."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for match in (match for graph in graphs for match in graph.applied):
+        if match.rule != rule.name and match.site is not None and match.stage != "simplify":
+            told = found.setdefault((match.module, str(match.site)), [])
+            told += [match.rule] if match.rule not in told else []
+    return found

@@ -15,47 +15,67 @@ from typing import TYPE_CHECKING, TypeVar
 from .advice import advice
 
 if TYPE_CHECKING:
+    from ....rewrites.reason import Site
     from ....rewrites.record import Match, NearMiss
     from .explain import Explanation
 
-SHOWN = 6  # kinds of near misses told of; the rest are counted
-TELLING = 2  # operators that must have matched, where the rule matched or others came closer than that
+SHOWN = 6  # kinds of near misses told of, where not all are asked for
 
 _Item = TypeVar("_Item")
 
 
-def explanation_text(found: Explanation) -> str:
-    """The text of an explanation."""
+def explanation_text(found: Explanation, *, everything: bool = False) -> str:
+    """The text of an explanation; `everything` that it knows."""
     missed, graphs = _misses(len(found.near_misses)), _counted(found.graphs, "graph", "graphs")
-    lines = [f"{found.rule}: {len(found.matches)} matched, {missed} in {graphs}"]
+    declined = f"{len(found.declined)} declined, " if found.declined else ""
+    lines = [f"{found.rule}: {len(found.matches)} matched, {declined}{missed} in {graphs}"]
     if found.purpose:
         lines.append(f"  looks for {found.purpose}")
-    for matches in _grouped(found.matches, lambda m: (m.tags, m.site)):
-        lines += ["", *_matched(matches)]
-    kinds = _grouped(found.near_misses, lambda m: (m.code, m.message, m.expected, m.found, m.depth, m.site, m.root))
-    telling = [misses for misses in kinds if misses[0].depth >= TELLING] or ([] if found.matches else kinds)
-    for misses in telling[:SHOWN]:
-        lines += ["", *_missed(misses)]
-    rest = len(found.near_misses) - sum(map(len, telling[:SHOWN]))
-    if rest:
-        lines += ["", f"  and {_misses(rest)} that got no further"]
+    for matches in _grouped(found.matches, lambda m: (m.tags, m.site, m.root)):
+        lines += ["", *_matched(matches, "matched ", found)]
+    for matches in _grouped(found.declined, lambda m: (m.tags, m.site, m.root)):
+        lines += ["", *_matched(matches, "declined", found)]
+    kinds = _grouped(found.near_misses, _kind)
+    shown = kinds if everything else kinds[:SHOWN]
+    for misses in shown:
+        lines += ["", *_missed(misses, found)]
+    lines += _rest(found, len(kinds) - len(shown), everything)
     for fallbacks in _grouped(found.fallbacks, lambda f: (f.code, f.message)):
         lines += ["", f"  not seen  {_times(fallbacks)}{fallbacks[0].code}: {fallbacks[0].message}"]
-    if not found.matches and not found.near_misses:
+    if not found.matches and not found.declined and not found.near_misses:
         lines.append("  nothing in the model looks like it")
     return "\n".join(lines)
 
 
-def _matched(same: list[Match]) -> list[str]:
+def _kind(miss: NearMiss) -> Hashable:
+    return miss.code, miss.message, miss.expected, miss.found, miss.depth, miss.site, miss.root, miss.taken_by
+
+
+def _rest(found: Explanation, kinds: int, everything: bool) -> list[str]:
+    """What is not shown; or places with little in common, where everything is asked for."""
+    if everything:
+        return [line for misses in _grouped(found.others, _kind) for line in ("", *_missed(misses, found))]
+    lines = [f"  and {_counted(kinds, 'further kind', 'further kinds')} of near miss"] if kinds else []
+    places = _counted(len(found.others), "place", "places")
+    lines += [f"  and {places} with no more in common than the first operators"] if found.others else []
+    return ["", *lines, "  text(everything=True), or --all on the command line, lists them"] if lines else []
+
+
+def _matched(same: list[Match], how: str, found: Explanation) -> list[str]:
     first = same[0]
-    return [
-        f"  matched   {_times(same)}{_modules(same)}",
+    lines = [
+        f"  {how}  {_times(same)}{_modules(same)}",
         f"    as      {', '.join(first.tags) or 'written'}",
         f"    at      {first.site or 'source unknown'}",
     ]
+    lines += [f"    root    {first.root}"] if first.root else []
+    lines += [f"    then    {first.settled_by} took its place"] if first.settled_by else []
+    if first.evidence is not None and first.evidence.note and how == "declined":
+        lines.append(f"    because {first.evidence.note}")
+    return lines + _then(found, first.module, first.site, first.settled_by)
 
 
-def _missed(same: list[NearMiss]) -> list[str]:
+def _missed(same: list[NearMiss], found: Explanation) -> list[str]:
     miss = same[0]
     lines = [
         f"  near miss {_times(same)}{_modules(same)}  ({miss.depth} of up to {miss.size} operators matched)",
@@ -63,13 +83,22 @@ def _missed(same: list[NearMiss]) -> list[str]:
     ]
     if miss.expected:
         lines += [f"    expected  {miss.expected}", f"    found     {miss.found}"]
-    if (change := advice(miss)) != "":
+    if (change := advice(miss, found.advice)) != "":
         lines.append(f"    try       {change}")
     if miss.site is not None:
         lines.append(f"    at        {miss.site}")
-    if miss.root is not None and miss.root != miss.site:
-        lines.append(f"    root      {miss.root}")
-    return lines
+    if miss.operator:
+        line = f", {miss.root}" if miss.root is not None and miss.root != miss.site else ""
+        lines.append(f"    root      {miss.operator}{line}")
+    if miss.taken_by:
+        lines.append(f"    then      {miss.taken_by} replaced it")
+    return lines + _then(found, miss.module, miss.root, miss.taken_by)
+
+
+def _then(found: Explanation, module: str, site: Site | None, told: str) -> list[str]:
+    """What other rules and templates did at the same source line."""
+    others = [rule for rule in found.later.get((module, str(site)), []) if rule != told] if site is not None else []
+    return [f"    also      {', '.join(others)} matched at this line"] if others else []
 
 
 def _grouped(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:

@@ -110,8 +110,17 @@ def _placed(target: Target) -> Target:
     return Target(target.name, model, args, {name: place(value) for name, value in target.kwargs.items()}, choices)
 
 
+def module_at(place: str) -> Any:
+    """The module of a file or of a name.
+
+    Raises:
+        TargetError: there is none, or importing it failed.
+    """
+    return _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+
+
 def _factory(place: str, name: str) -> Callable[..., Any]:
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    module = module_at(place)
     factory = getattr(module, name, None)
     if callable(factory):
         return factory

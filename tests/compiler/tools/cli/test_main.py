@@ -124,8 +124,8 @@ def test_default_target_is_bert_with_a_mask(monkeypatch):
         (["report", "--diff", "a.json", "b.json"], "cannot read a.json"),
         (["report", "small.py:model", "--html", "page.txt", "--no-time"], "the suffix chooses the form"),
         (["explain", "sdpq", "hf:bert"], "there is no rule 'sdpq'; did you mean sdpa?"),
-        (["check", "nonsense"], "there are: sdpa, linear"),
-        (["rules", "nonsense"], "there are: sdpa, linear"),
+        (["check", "nonsense"], "there are: sdpa, linear, attention"),
+        (["rules", "nonsense"], "there are: sdpa, linear, attention"),
     ],
 )
 def test_usage_errors_are_one_line_without_traceback(arguments, message):
@@ -163,13 +163,63 @@ def test_rules():
     assert "channels_last" in [one["name"] for one in passes] and "clone(x" in run("rules", "layout").output
 
 
-def test_explain(monkeypatch):
-    def explain(rule, model, *args, **kwargs):
-        assert isinstance(model, torch.nn.Module) and not torch.is_grad_enabled()
-        return f"{rule}: explained with {args[0].shape}"
+@dataclass
+class FakeExplanation:
+    told: str
+    normal: dict = field(default_factory=lambda: {"0/0 forward": "%relu = relu(%x)"})
 
-    monkeypatch.setattr(regraft, "explain", explain, raising=False)
-    assert "sdpa: explained with torch.Size([2, 8])" in run("explain", "sdpa", "small.py:model").output
+    def text(self, *, everything):
+        return f"{self.told}{', all of it' if everything else ''}"
+
+
+def test_explain(monkeypatch):
+    asked = {}
+
+    def explain_all(rules, model, *args, options, dynamic, **kwargs):
+        assert isinstance(model, torch.nn.Module) and not torch.is_grad_enabled()
+        asked.update(options, dynamic=dynamic)
+        return [FakeExplanation(f"{rule.name}: explained with {args[0].shape}") for rule in rules]
+
+    monkeypatch.setattr("regraft.compiler.tools.explain.explain.explain_all", explain_all)
+    assert "sdpa: explained with torch.Size([2, 8])\n" in run("explain", "sdpa", "small.py:model").output
+    assert asked == {"profit": "always", "dynamic": None}
+    more = ["--all", "--normal", "--profit", "measured", "--dynamic"]
+    told = run("explain", "attention", "small.py:model", *more).output
+    assert "all of it" in told and "%relu = relu" in told and asked == {"profit": "measured", "dynamic": True}
+
+
+OWN = """
+import torch
+from regraft import RuleSet, Sample, T, register_pattern
+
+@register_pattern("cli_own", replacement=torch.tanh, samples=[Sample(x=T("N"))], family="mine")
+def own(x):
+    return torch.relu(torch.exp(x))
+
+both = RuleSet([own])
+"""
+
+
+def test_rules_of_ones_own(tmp_path, monkeypatch):
+    """`--rules` takes a rule, a set, a function or a whole file, in every command."""
+    (tmp_path / "own.py").write_text(OWN)
+    seen = []
+    monkeypatch.setattr(regraft, "check", lambda rule, **_: seen.append(rule.name) or FakeCheck([]), raising=False)
+    for place in ("own.py", "own.py:own", "own.py:both", "own:own", "own.py:cli_own"):
+        run("check", "--rules", place)
+    assert seen == ["cli_own"] * 5
+    assert "family mine" in run("rules", "mine", "--rules", "own.py").output
+    run("report", "small.py:model", "--no-time", "--rules", "own.py")
+    (entry,) = Report.read("regraft-report.json").entries
+    assert "cli_own" in entry.graphs[0].details["options"] and "default" in entry.graphs[0].details["options"]
+
+
+def test_a_place_without_rules_is_named(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    assert "it has own, both" in run("check", "--rules", "own.py:nope", code=2).output
+    assert "declares no rules" in run("rules", "--rules", "small.py", code=2).output
+    assert "no file none.py" in run("check", "--rules", "none.py:f", code=2).output
+    assert "the rule comes first" in run("explain", "small.py:model", "sdpa", code=2).output
 
 
 def test_check(monkeypatch, tmp_path):

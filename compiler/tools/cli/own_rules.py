@@ -1,0 +1,97 @@
+"""Rules of one's own on the command line: ``--rules path.py:name``, beside the library's."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .shared import UsageError
+
+if TYPE_CHECKING:
+    from ....rewrites.rule import Rule
+
+OwnRules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rules", metavar="PATH[:NAME]",
+        help="Rules of your own beside the library's: path.py:name, module:name, or path.py for all it declares.",
+    ),
+]  # fmt: skip
+
+
+def own_rules(places: Sequence[str] | None) -> list[Rule]:
+    """The rules at these places.
+
+    Raises:
+        UsageError: a place has no rules; the message says what it has.
+        TargetError: there is no such file or module, or importing it failed.
+    """
+    found: dict[str, Rule] = {}
+    for place in places or ():
+        found |= {rule.name: rule for rule in _at(place)}
+    return list(found.values())
+
+
+def _at(place: str) -> list[Rule]:
+    from ..targets.load import module_at
+
+    where, colon, name = place.rpartition(":")
+    if not colon or name.endswith(".py"):
+        where, name = place, ""
+    module = module_at(where)
+    known = {key: rules for key, value in vars(module).items() if (rules := _rules_in(value))}
+    if not name:
+        if not known:
+            raise UsageError(f"--rules {place}: {where} declares no rules; @regraft.register_pattern makes one")
+        return list(dict.fromkeys(rule for rules in known.values() for rule in rules))
+    if name in known:
+        return known[name]
+    named = {rule.name: [rule] for rules in known.values() for rule in rules}
+    if name in named:
+        return named[name]
+    value = getattr(module, name, None)
+    if callable(value) and (made := _rules_in(value())):
+        return made
+    raise UsageError(f"--rules {place}: {where} has no rule {name!r}; it has {', '.join(known) or 'none'}")
+
+
+def _rules_in(value: Any) -> list[Rule]:
+    from ....rewrites.rule import Rule
+    from ....rewrites.ruleset import RuleSet
+
+    return [value] if isinstance(value, Rule) else list(value) if isinstance(value, RuleSet) else []
+
+
+def known_rules(own: Iterable[Rule] = ()) -> list[Rule]:
+    """The library's rules, and one's own."""
+    from .... import default_rules
+
+    return list(default_rules() + list(own))
+
+
+def rules_named(name: str, own: Iterable[Rule] = ()) -> list[Rule]:
+    """The rule of that name, or the rules of a family.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known = known_rules(own)
+    found = [rule for rule in known if name in (rule.name, rule.family)]
+    if found:
+        return found
+    names = [*(rule.name for rule in known), *dict.fromkeys(rule.family for rule in known)]
+    close = difflib.get_close_matches(name, names, n=3)
+    hint = f"; did you mean {', '.join(close)}?" if close else f"; there are: {', '.join(names) or 'none'}"
+    raise UsageError(f"there is no rule {name!r}{hint}")
+
+
+def with_rules(options: dict[str, Any], own: Sequence[Rule]) -> dict[str, Any]:
+    """Options of the backend, one's own rules beside those that they name."""
+    if not own:
+        return options
+    given = options.get("rules", ("default",))
+    items = [given] if isinstance(given, str) else list(given)
+    return {**options, "rules": (*items, *own)}
