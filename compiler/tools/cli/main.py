@@ -140,9 +140,9 @@ def report(
             _shown(made, json_path, html_path)
             raise typer.Exit(0 if made.right and not drops else 1)
         from ..coverage.report import Plan
-        given: dict[str, Any] = {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
-        given = with_rules({**configured(config), **given}, own_rules(own))
-        plan = Plan(given, dynamic=dynamic or None, timed=not no_time)
+        given = {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
+        wanted = with_rules({**configured(config), **given}, own_rules(own))
+        plan = Plan(wanted, dynamic=dynamic or None, timed=not no_time)
         made = _examined(targets or ["hf:bert"], chosen, plan, threads)
         _shown(made, json_path, html_path)
     raise typer.Exit(0 if made.right else 1)
