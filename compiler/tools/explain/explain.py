@@ -117,10 +117,10 @@ def _chosen(rule: Any, model: Any) -> Rule:
 
 
 def _beside(rules: Any, chosen: Iterable[Rule]) -> RuleSet:
-    """The rules that run: those asked for, and those to explain."""
+    """The rules that run: those asked for, after those to explain that are not among them, so that each is tried."""
     items = (rules,) if isinstance(rules, (str, Rule)) else rules
     known = resolve_rules(None if items is None else tuple(items))
-    return known + [rule for rule in chosen if rule.name not in known]
+    return RuleSet(rule for rule in chosen if rule.name not in known) + known
 
 
 def _explanation(rule: Rule, graphs: list[GraphRecord]) -> Explanation:
