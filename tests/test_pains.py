@@ -126,7 +126,7 @@ HELD: dict[str, tuple[str, ...]] = {
         "compiler/test_backend.py::test_a_program_that_our_faults_break_runs_as_it_was_written",
         "compiler/capture/test_refusals.py::test_a_fallback_is_dynamos_graph_itself",
         "rewrites/test_driver.py::test_without_verification_the_program_stays_as_it_was",
-        "rewrites/test_driver.py::test_a_guard_that_raises_is_a_fallback",
+        "rewrites/test_driver.py::test_a_broken_rule_costs_that_rule_alone",
     ),
     "spelled: a causal mask built in the graph": (f"{MASKS}::test_known_causal", f"{MASKS}::test_causal_compiled"),
     "spelled: dropout, also with an additive mask": (f"{TRAINING}::test_dropout_draws_what_eager_draws",),

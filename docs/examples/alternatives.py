@@ -7,10 +7,10 @@ from regraft import Candidate, Reason, Sample, T, choose
 
 
 def slope_below_one(slope):
-    """Both spellings are a leaky relu only where the slope is below 1."""
-    if isinstance(slope, float) and 0 <= slope < 1:
+    """Both spellings are a leaky relu only for slopes between 0 and 1: 0 * inf is NaN."""
+    if isinstance(slope, float) and 0 < slope < 1:
         return None
-    return Reason("slope-out-of-range", f"the slope is {slope}", expected="0 <= slope < 1", found=str(slope))
+    return Reason("slope-out-of-range", f"the slope is {slope}", expected="0 < slope < 1", found=str(slope))
 
 
 def fused(x, slope):

@@ -135,8 +135,9 @@ def _odd(values: torch.Tensor, kind: str, dtype: torch.dtype) -> torch.Tensor:
         flat[:] = _ODD[kind](flat)
     elif kind == "large-row" and values.dim():
         values.view(-1, values.shape[-1])[0] *= 1000
-    elif kind == "denormal":
+    elif kind == "denormal":  # none is 0, where functions have kinks
         flat *= limits.tiny / 4
+        flat[flat.to(dtype) == 0] = limits.smallest_normal * limits.eps
     elif kind == "extreme":
         most = min(limits.max, torch.finfo(torch.float32).max)
         flat[0], flat[flat.numel() // 2], flat[-1] = limits.tiny, -most, most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -143,7 +144,7 @@ def test_out_of_range_indices_raise_as_in_eager():
         compiled(x, index)
 
 
-@pytest.mark.parametrize("error", [CompileFailed("x.cpp", "planted"), RuntimeError("planted")])
+@pytest.mark.parametrize("error", [CompileFailed(Path("x.cpp"), "planted"), RuntimeError("planted")])
 def test_a_fault_leaves_the_calls(monkeypatch, error):
     def failing(kernels):
         raise error

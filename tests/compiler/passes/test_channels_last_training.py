@@ -27,8 +27,8 @@ class Noted:
         self.graphs: list[fx.Graph] = []
         convert = channels_last._convert
 
-        def noting(graph, found):
-            count = convert(graph, found)
+        def noting(graph, found, keep_stream):
+            count = convert(graph, found, keep_stream)
             self.graphs.append(graph)
             return count
 

@@ -146,7 +146,7 @@ def test_alternatives_of_what_cannot_be_recorded_are_those_of_samples():
         (lambda x: x.nonzero(), {"x": X}, "known only when it runs"),
         (lambda x: x.contiguous(), {"x": X}, "no operator computes"),
         (lambda x, y: x.reshape_as(y), {"x": T("D"), "y": T("2 4")}, "never uses y"),
-        (lambda x, y: x.reshape_as(y), {"x": T("N"), "y": T("B M")}, "reads the size of y"),
+        (lambda x, y: x.reshape_as(y), {"x": T("N"), "y": T("B M"), "sizes": {"N": 8}}, "reads the size of y"),
         (lambda x: x.relu() if x.sum() > 0 else x, {"x": X}, "cannot be traced"),
         (lambda x: x.copy_(x + 1), {"x": X}, "functional"),
         (lambda x, y: x.relu(), {"x": X, "y": X}, "never uses y"),
@@ -156,7 +156,7 @@ def test_alternatives_of_what_cannot_be_recorded_are_those_of_samples():
 def test_what_is_no_pattern_is_refused_with_a_reason(pattern, given, why):
     function = pattern if not isinstance(pattern, nn.Module) else lambda x: pattern(x)
     with quiet(), pytest.raises(PatternError, match=why):
-        declare(function, Sample(sizes={"N": 8}, **given))
+        declare(function, Sample(**given))
 
 
 def test_no_operator_is_silent_on_its_own_source(subtests):
