@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..patterns import default_rules
-from ..rewrites import compat
 from ..rewrites.backup import Backup, copied
 from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, finish_before_forks, is_renamed_tensor
 from ..rewrites.compat.attention import guard_backends
@@ -29,27 +27,25 @@ from ..rewrites.coverage import publish
 from ..rewrites.effects import mark_gradients
 from ..rewrites.faults import Faults
 from ..rewrites.graph import mark_returned
-from ..rewrites.profit import Always, Never, Oracle
 from ..rewrites.reason import Reason
 from ..rewrites.record import Fallback, GraphRecord
-from ..rewrites.rule import Rule, declared
-from ..rewrites.ruleset import RuleSet, plugin_rules
 from .autograd.by_sizes import BySizes, with_known_sizes
 from .autograd.differentiate import GraphKind, differentiate
-from .autotune.autotuner import BUDGET_SECONDS, Measured
+from .autotune.oracle import make_oracle
 from .capture import Captured, capture
 from .capture.interruptions import note_interruptions
 from .capture.outputs import flat_outputs
 from .codegen import triton
 from .codegen.generate import NotGeneratedError, generate_kernels
 from .codegen.wrapper.bodies import Body, bodies, compiled_body, put_body, refused_body
-from .codegen.wrapper.stride_checks import laid_out, order_of
 from .codegen.wrapper.wrapper import Wrapper, generate
-from .freezing import Boxed, Freezer, refuse_training
-from .options import OptionError, Options, cache_dir
+from .freezing import Freezer, refuse_training
+from .options import Options, cache_dir
 from .options.machine import note_configuration
+from .options.rules import resolve_rules
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
+from .runtime.calls import Boxed, as_calls, of_plain_tensors, restored
 from .runtime.cudagraphs.graphs import CudaGraphs
 from .runtime.cudagraphs.host import Split, split_host
 from .runtime.cudagraphs.rules import skip_reason
@@ -65,7 +61,6 @@ Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
 # What a forward and its backward must agree on: a graph for which one of these fails runs as it is.
 _AGREEMENTS = ("take_strides", "mark_returned", "strides_of_outputs")
 _OF_DYNAMO = ("recompiled", "graph_break")  # what details tell of this compilation, not of the graph
-_PATIENCE = 10  # times as long may measuring take where it is to be thorough
 
 
 @with_room
@@ -168,7 +163,7 @@ class Compilation:
         self._unsaved = key
         self._contained.attempt(self._save)
         renamed = [k for k, x in enumerate(self._example_inputs) if is_renamed_tensor(x)]
-        return _of_plain_tensors(compiled, renamed) if renamed else compiled
+        return of_plain_tensors(compiled, renamed) if renamed else compiled
 
     def _save(self) -> None:
         """Keep what was compiled, where it runs without AOTAutograd and as it was meant to.
@@ -230,7 +225,7 @@ class Compilation:
         self.record.seconds["differentiate"] -= self._nested  # a backward compiled later, when first run, is not in it
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
         self._restores = captured.restore is not None
-        return compiled if captured.restore is None else _restored(compiled, captured.restore)
+        return compiled if captured.restore is None else restored(compiled, captured.restore)
 
     def _uncaptured(self) -> Captured:
         flat, restore = flat_outputs(self._gm)
@@ -461,52 +456,6 @@ def _compiled_apart(program: fx.GraphModule, inputs: Sequence[Any], *, options: 
         return Compilation(program, inputs, options).run()
 
 
-def _of_plain_tensors(compiled: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """`compiled`, its inputs at some places made plain tensors: Dynamo has run what their classes add."""
-
-    def run(*inputs: Any) -> Any:
-        plain = list(inputs)
-        for k in places:
-            plain[k] = inputs[k].as_subclass(torch.Tensor)
-        results = compiled(*plain)
-        for result in results:  # their gradients come in the class that Dynamo gives them
-            if isinstance(result, torch.Tensor) and result.grad_fn is not None:
-                result.register_hook(_plain_tensor)
-        return results
-
-    return run
-
-
-def _plain_tensor(value: torch.Tensor) -> torch.Tensor:
-    return value.as_subclass(torch.Tensor) if is_renamed_tensor(value) else value
-
-
-def _restored(compiled: Callable[..., Any], restore: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
-    """`compiled`, its flat results in the structure of the program's own."""
-
-    def run(*inputs: Any) -> Any:
-        return restore(compiled(*inputs))
-
-    return run
-
-
-def as_calls(graph_module: fx.GraphModule) -> Boxed:
-    """A graph as torch.fx runs it, in boxed convention: one list of inputs in, which it empties.
-
-    Its inputs are laid out as its metadata has them, whatever the graph that made them has chosen.
-    """
-    inputs = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
-    orders = [order_of(x) if isinstance(x, torch.Tensor) and x.layout == torch.strided else None for x in inputs]
-
-    def call(args: list[Any]) -> Any:
-        given = [x if order is None else laid_out(x, order) for x, order in zip(args, orders, strict=True)]
-        args.clear()
-        return graph_module(*given)
-
-    compat.mark_boxed(call)
-    return call
-
-
 def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
@@ -520,50 +469,6 @@ def faults_of(record: GraphRecord, options: Options) -> Faults:
         folder=folder and folder / "faults",
         signals=(dynamo_signal(),),
     )
-
-
-def make_oracle(options: Options) -> Oracle:
-    """Who decides what is worth it."""
-    patience = _PATIENCE if options.autotune.thorough else 1
-    oracles: dict[str, Callable[[], Oracle]] = {
-        "always": Always, "never": Never, "measured": lambda: Measured(patience * BUDGET_SECONDS),
-    }  # fmt: skip
-    return oracles[options.profit]()
-
-
-def resolve_rules(items: tuple[Any, ...] | None) -> RuleSet:
-    """The rule set that option ``rules`` asks for.
-
-    Items are `Rule`s, `RuleSet`s, and names: of a rule, of an installed plugin, or ``"default"``.
-
-    Raises:
-        OptionError: an item is none of these.
-    """
-    if items is None:
-        return default_rules()
-    found = RuleSet()
-    for item in items:
-        found = found + _resolve(item)
-    return found
-
-
-def _resolve(item: Any) -> RuleSet:
-    if isinstance(item, (Rule, RuleSet)):
-        return RuleSet([item]) if isinstance(item, Rule) else item
-    if not isinstance(item, str):
-        raise OptionError(f"option 'rules' takes rules, rule sets and names, not {type(item).__name__}: {item!r}")
-    if item == "default":
-        return default_rules()
-    defaults = default_rules()  # declares the library's own rules, so that their names are known
-    if item in defaults:
-        return RuleSet([defaults[item]])
-    try:
-        return RuleSet([declared(item)])
-    except KeyError as unknown:
-        try:
-            return plugin_rules(item)
-        except KeyError:
-            raise OptionError(f"option 'rules': {unknown.args[0]}; nor does a plugin offer it") from None
 
 
 allow_lookups_at_once()

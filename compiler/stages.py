@@ -25,12 +25,13 @@ from .capture.checkpoints import captured_bodies
 from .capture.scopes import backends_around, backends_throughout
 from .codegen import triton
 from .codegen.cpp import can_build
-from .freezing import Boxed, Freezer
+from .freezing import Freezer
 from .normal import FORMS
 from .options import Options
 from .passes.containment import Containment
 from .passes.registry import Context, Pass, changes
 from .pipeline import BODY, CAPTURED, DESUGARED, JOINT, LOWERED, PROGRAM_RULES
+from .runtime.calls import Boxed
 
 
 class Stages:

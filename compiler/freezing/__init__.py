@@ -9,7 +9,6 @@
 """
 
 from .freezer import Freezer
-from .guard import Boxed
 from .weights import refuse_training
 
-__all__ = ["Boxed", "Freezer", "refuse_training"]
+__all__ = ["Freezer", "refuse_training"]

@@ -11,8 +11,9 @@ from torch import fx
 from ...patterns.packing import FROZEN, PACKED
 from ...rewrites.effects import written
 from ...rewrites.graph import op_name
+from ..runtime.calls import Boxed
 from .fold import fold
-from .guard import Boxed, Guard, guarded
+from .guard import Guard, guarded
 from .weights import module_state, weight_nodes
 
 _PACKING = {

@@ -9,15 +9,13 @@ a NumPy view are counted by nobody; after such, `torch.compiler.reset()` compile
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ...rewrites import compat
+from ..runtime.calls import Boxed
 from .fold import Folded
-
-Boxed = Callable[[list[Any]], Any]
 
 
 class Guard:

@@ -5,6 +5,7 @@ checks.py          errors that name what is valid
 fields.py          the options, in groups; how they are parsed
 configurations.py  modes and templates: sets of values that have a name
 resolve.py         which value wins: overrides > what is given > template > mode > default
+rules.py           the rule set that option `rules` asks for
 listing.py         options, modes and templates as data, with documentation, defaults and values
 machine.py         what of a configuration this machine cannot do, and why
 """

@@ -9,7 +9,7 @@ from torch import fx, nn
 import regraft
 from regraft import RuleSet, Sample, T
 from regraft.compiler import backend as backend_module
-from regraft.compiler.backend import Compilation, resolve_rules
+from regraft.compiler.backend import Compilation
 
 
 class Attention(nn.Module):
@@ -161,11 +161,6 @@ def test_rules_are_scoped_to_one_compilation():
             torch.compile(program, backend="regraft", options={"rules": rules})(x)
         counts.append(cov.matches["scoped_relu_exp"])
     assert counts == [0, 1, 1, 1]
-
-
-def test_rules_resolve_in_order_without_doubles():
-    names = [rule.name for rule in resolve_rules(("linear", "default"))]
-    assert names[0] == "linear" and sorted(names) == sorted(rule.name for rule in regraft.default_rules())
 
 
 def test_live_comparison_reports_the_error_of_each_rule():

@@ -19,8 +19,8 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
 from regraft.compiler.autograd.differentiate import differentiate
-from regraft.compiler.backend import as_calls
 from regraft.compiler.capture import capture
+from regraft.compiler.runtime.calls import as_calls
 from regraft.rewrites.compat import new_fake_mode
 from regraft.rewrites.symbolic import hint
 

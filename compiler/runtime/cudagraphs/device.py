@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ....rewrites import compat
 from ....rewrites.compat import memory
+from ..calls import Boxed
 from ..gc_pause import uncollected
-
-Boxed = Callable[[list[Any]], Any]
 
 
 class Device:

@@ -35,8 +35,9 @@ import torch
 from ....rewrites import compat
 from ....rewrites.compat.memory import storage_reference
 from ....rewrites.reason import Reason
+from ..calls import Boxed
 from .capture import GIVEN, Capture, Read, looks_at
-from .device import Boxed, Device
+from .device import Device
 from .memory import GIVEN_OUT, layout, lies_in, memory, same_memory, size_of, within
 from .places import Places
 from .pool import Pool

@@ -9,7 +9,7 @@ The host's part runs at every call as it is; draws of random numbers and writes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,7 @@ from torch import fx
 
 from ....rewrites import compat
 from ....rewrites.graph import op_name, val
-
-Boxed = Callable[[list[Any]], Any]
+from ..calls import Boxed
 
 
 @dataclass(frozen=True)

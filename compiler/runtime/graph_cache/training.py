@@ -19,7 +19,7 @@ from torch import fx
 from ....rewrites import compat
 from ....rewrites.compat.autograd import StepFacts, clear_saved, is_view, keeps_no_zeros, own_tensor
 from ...codegen.wrapper.emit import Source
-from ..cudagraphs.device import Boxed
+from ..calls import Boxed
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 
 from ....rewrites.rule import Rule
 from ....rewrites.sample import Sample
-from ...backend import resolve_rules
+from ...options.rules import resolve_rules
 from .bias import LOW, biased
 from .case import Case, Rewritten, alone, quiet
 from .compare import compare

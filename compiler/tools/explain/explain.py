@@ -15,8 +15,9 @@ from ....rewrites.coverage import coverage
 from ....rewrites.record import Fallback, GraphRecord, Match, NearMiss
 from ....rewrites.rule import Rule
 from ....rewrites.ruleset import RuleSet
-from ...backend import Compilation, resolve_rules
+from ...backend import Compilation
 from ...options import OptionError, Options
+from ...options.rules import resolve_rules
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ SETTING_UP = {
     "collected_once", "resolve_rules", "_resolve", "make_oracle", "faults_of", "cache_dir", "refuse_training",
     "default_rules", "declared", "compile_name", "calls_plainly", "places", "tell_strides", "keep_saved", "publish",
     "compile_lock", "is_watched", "dynamo_signal", "_requires_grad", "_as_it_is", "flat_outputs",
-    "differentiate", "_begun_ahead", "as_calls", "plugin_rules", "backend", "_restored",
+    "differentiate", "_begun_ahead", "as_calls", "plugin_rules", "backend", "restored",
     "changes", "pass_facts", "backends_around", "backends_throughout", "bodies", "captured_bodies", "is_renamed_tensor",
 }  # fmt: skip
 

@@ -1,0 +1,61 @@
+"""What is called for a graph: the graph as it is written; results in their structure; inputs as plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.compat import is_renamed_tensor, mark_boxed
+from ..codegen.wrapper.stride_checks import laid_out, order_of
+
+Boxed = Callable[[list[Any]], Any]
+"""What runs a graph: takes one list of inputs, which it empties, and gives the results."""
+
+
+def of_plain_tensors(compiled: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """`compiled`, its inputs at some places made plain tensors: Dynamo has run what their classes add."""
+
+    def run(*inputs: Any) -> Any:
+        plain = list(inputs)
+        for k in places:
+            plain[k] = inputs[k].as_subclass(torch.Tensor)
+        results = compiled(*plain)
+        for result in results:  # their gradients come in the class that Dynamo gives them
+            if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+                result.register_hook(_plain_tensor)
+        return results
+
+    return run
+
+
+def _plain_tensor(value: torch.Tensor) -> torch.Tensor:
+    return value.as_subclass(torch.Tensor) if is_renamed_tensor(value) else value
+
+
+def restored(compiled: Callable[..., Any], restore: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
+    """`compiled`, its flat results in the structure of the program's own."""
+
+    def run(*inputs: Any) -> Any:
+        return restore(compiled(*inputs))
+
+    return run
+
+
+def as_calls(graph_module: fx.GraphModule) -> Boxed:
+    """A graph as torch.fx runs it, in boxed convention: one list of inputs in, which it empties.
+
+    Its inputs are laid out as its metadata has them, whatever the graph that made them has chosen.
+    """
+    inputs = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
+    orders = [order_of(x) if isinstance(x, torch.Tensor) and x.layout == torch.strided else None for x in inputs]
+
+    def call(args: list[Any]) -> Any:
+        given = [x if order is None else laid_out(x, order) for x, order in zip(args, orders, strict=True)]
+        args.clear()
+        return graph_module(*given)
+
+    mark_boxed(call)
+    return call
