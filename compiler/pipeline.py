@@ -36,6 +36,7 @@ from .passes.max_pool_offsets import keep_places
 from .passes.mm_out_dtype import widen_products
 from .passes.pad_conv_channels import pad_channels
 from .passes.recompute_log_softmax import keep_rows
+from .passes.recompute_norms import recompute_norms
 from .passes.registry import Condition, Context, Pass
 from .passes.scalars_to_device import move_scalars
 from .passes.sdpa_backward_layout import lay_out_gradients
@@ -198,6 +199,7 @@ JOINT = (
     _simple("scalars_to_device", move_scalars, TRAINING),
     _simple("sum_by_diagonal", sum_by_diagonal, TRAINING, ON_CUDA, numerics=_DIFFER),
     _simple("recompute_log_softmax", keep_rows, TRAINING),
+    _simple("recompute_norms", recompute_norms, TRAINING),
     Pass(
         "channels_last", _channels_last, (TRAINING,), source=spread_channels_last, family="layout",
         candidates=("channels_last",), numerics=_DIFFER, seconds="layout",

@@ -1,0 +1,75 @@
+"""Results of batch and group norm that only activations' backwards read are computed again, not kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import regraft
+
+
+def kept(function, *args):
+    """Shapes of what a compiled function keeps that is no parameter's, and its result."""
+    found = []
+
+    def pack(x):
+        found.append((x.untyped_storage().data_ptr(), tuple(x.shape)))
+        return x
+
+    torch.compiler.reset()
+    run = torch.compile(function, backend=regraft.backend, options={"profit": "never", "strict": True})
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        result = run(*args)
+    return len({at for at, shape in found if len(shape) == 4}), result
+
+
+def net(norm, activation):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), norm(), activation(), nn.Conv2d(8, 4, 3))
+
+
+NORMS = {
+    "batch": lambda: nn.BatchNorm2d(8),
+    "plain batch": lambda: nn.BatchNorm2d(8, affine=False),
+    "group": lambda: nn.GroupNorm(2, 8),
+    "plain group": lambda: nn.GroupNorm(4, 8, affine=False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", NORMS)
+def test_gradients_are_as_eagers_and_less_is_kept(norm, dtype):
+    ours, eager = (net(NORMS[norm], nn.SiLU) for _ in range(2))
+    x = torch.randn(2, 3, 9, 9)
+
+    def loss(module, x):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            return module(x).float().square().mean()
+
+    count, found = kept(lambda x: loss(ours, x), x)
+    wanted = loss(eager, x)
+    found.backward(), wanted.backward()
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    for a, b in zip(ours.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=tolerance, atol=tolerance)
+    # The input, both weights, the norm's input, the activation's result, that of the net (in bfloat16 also as it was
+    # before it was cast); not the norm's result.
+    assert count == (6 if dtype == torch.float32 else 7)
+
+
+def test_what_the_next_product_reads_is_kept():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.conv = nn.GroupNorm(2, 8), nn.Conv2d(8, 4, 3)
+
+        def forward(self, x):
+            y = self.norm(x)
+            return self.conv(y).sum() + torch.nn.functional.silu(y).sum()
+
+    ours, x = Both(), torch.randn(2, 8, 9, 9, requires_grad=True)
+    _, found = kept(lambda x: ours(x), x)
+    (gradient,) = torch.autograd.grad(found, x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(ours(x), x)[0])
