@@ -311,8 +311,9 @@ _DENSE_ROWS = (  # memory that is made contiguous, whatever the input's
     "smooth_l1_loss_backward"
 )
 _IMAGES = (  # the input's layout of images is kept
-    "channel_shuffle max_unpool2d reflection_pad3d replication_pad3d native_batch_norm _native_batch_norm_legit "
-    "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training"
+    "channel_shuffle max_unpool2d reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d "
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
+    "_native_batch_norm_legit_no_training"
 )
 _SECOND_IMAGES = (  # of a gradient and an input, that of the input is
     "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward "

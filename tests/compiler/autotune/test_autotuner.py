@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import time
 from dataclasses import replace
 
@@ -212,14 +213,14 @@ def test_strides_reach_the_programs():
         (lambda: ask([torch.eye(2).to_sparse()]), "strided"),
         (lambda: ask(original=3, fast=abs), "TypeError"),
         (lambda: Question("rule", "k", None, abs, {"a": abs}), "TypeError"),
-        pytest.param(lambda: ask([fake(2, device="cuda")]), "CUDA", marks=without_cuda),
+        pytest.param(lambda: ask([fake(2, device="cuda")]), "CUDA|NVIDIA", marks=without_cuda),
     ],
 )
 def test_failures_are_declined_with_a_reason(question, why):
     answering = oracle()
     decision = answering.decide(question())
     assert decision.chosen is None
-    assert decision.evidence.note.startswith("not measured") and why in decision.evidence.note
+    assert decision.evidence.note.startswith("not measured") and re.search(why, decision.evidence.note)
     assert answering.stats.failed == 1
 
 

@@ -77,6 +77,9 @@ SAYS = {
     size_that_a_view_needs: FAILED, size_that_a_sum_needs: FAILED, number: FAILED,
     tensor_without_message: "single nonzero",
 }  # fmt: skip
+OF_SIZES = (size_of_a_result, size_asserted_before_a_write, count_of_elements, one_of_several_results, equal_sizes)
+if torch.__version__ < (2, 12):  # there Dynamo drops the messages of what is asserted of sizes
+    SAYS |= dict.fromkeys(OF_SIZES, FAILED)
 PROGRAMS = [
     size_of_a_result, size_asserted_before_a_write, count_of_elements, one_of_several_results, size_that_a_view_needs,
     size_that_a_sum_needs, equal_sizes, number, tensor, tensor_without_message,
