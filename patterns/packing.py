@@ -8,6 +8,7 @@ weights alone is computed once (`prepared`), so that their times are those of th
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -16,24 +17,70 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..rewrites.graph import describe, is_pure, is_tensor
+from ..rewrites.graph import describe, is_pure, is_tensor, op_name
 from ..rewrites.reason import Reason
 
 FROZEN = "frozen"  # mark in a placeholder's metadata: its value is known while compiling
 PACKED = "packed"  # mark in a call's metadata: it gives a linear layer's weight in the layout of a generated kernel
+_LITTLE = 64 << 10  # bytes of a constant that may be larger than what it follows from
+_GROWN = 1.25  # more bytes than that many times those of the weights behind it: 8 bits in 16 take 2, 4 bits in 8 too
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _SPATIAL_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def is_frozen(node: Any) -> bool:
-    """Whether a tensor is computed from frozen weights and constants alone."""
+    """Whether a tensor is computed from frozen weights and constants alone, and folding will make a constant of it."""
+    cone = _cone(node)
+    return cone is not None and not enlarges(node, cone)
+
+
+def _cone(node: Any) -> list[fx.Node] | None:
+    """What a tensor is computed from, itself included; None where not all of that is frozen."""
     if not is_tensor(node):
-        return False
-    if node.op == "placeholder":
-        return FROZEN in node.meta
-    if node.op == "get_attr":
-        return True
-    return is_pure(node) and bool(node.all_input_nodes) and all(map(is_frozen, node.all_input_nodes))
+        return None
+    found, todo = {node: None}, [node]
+    while todo:
+        current = todo.pop()
+        if not is_tensor(current) or (current.op == "placeholder" and FROZEN not in current.meta):
+            return None
+        if current.op in ("placeholder", "get_attr"):
+            continue
+        if not is_pure(current) or not current.all_input_nodes:
+            return None
+        new = [n for n in current.all_input_nodes if n not in found]
+        found |= dict.fromkeys(new)
+        todo += new
+    return list(found)
+
+
+def enlarges(node: fx.Node, cone: Sequence[fx.Node]) -> bool:
+    """Whether a value takes more memory than the weights that it follows from: dequantized ones, say.
+
+    A product that read it as a constant would read more than it has to. Zeros that pad rows are no such growth: a
+    kernel wants them.
+
+    Args:
+        node: the value.
+        cone: it and everything that it is computed from.
+    """
+    behind = sum(_nbytes(n) for n in cone if n.op in ("placeholder", "get_attr"))
+    pads = [n for n in cone if op_name(n) == "aten.constant_pad_nd"]
+    allowed = behind * math.prod(max(_nbytes(pad) / max(_nbytes(pad.all_input_nodes[0]), 1), 1.0) for pad in pads)
+    return not is_little(node) and _nbytes(node) > _GROWN * allowed
+
+
+def is_little(node: fx.Node) -> bool:
+    """Whether a constant takes so few bytes that it does not matter whether it could take fewer."""
+    return _nbytes(node) <= _LITTLE
+
+
+def _nbytes(node: fx.Node) -> int:
+    """Bytes of a tensor's different elements; 0 where a size varies."""
+    val = node.meta["val"]
+    if val.layout != torch.strided or not all(type(n) is int for n in (*val.shape, *val.stride())):
+        return 0
+    sizes = (size for size, stride in zip(val.shape, val.stride(), strict=True) if stride)
+    return math.prod(sizes) * val.dtype.itemsize
 
 
 def only_frozen(*weights: fx.Node | None) -> Reason | None:
@@ -41,6 +88,9 @@ def only_frozen(*weights: fx.Node | None) -> Reason | None:
     changing = next((w for w in weights if w is not None and not is_frozen(w)), None)
     if changing is None:
         return None
+    if _cone(changing) is not None:
+        message = f"{describe(changing)} takes more memory than the weights behind it, and is no constant"
+        return Reason("weight-enlarged", message, (changing,), "a weight as small as it is kept", describe(changing))
     message = f"{describe(changing)} may change from call to call (option freezing)"
     return Reason("weight-not-frozen", message, (changing,), "a frozen weight", describe(changing))
 

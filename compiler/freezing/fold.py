@@ -4,6 +4,11 @@
     graph(x, w):  p = reorder(w);  y = linear(x, p)      ->      graph(x, w):  y = linear(x, constant)
 
 `prepare` stays, so that the constants can be computed anew where weights have changed.
+
+Weights of few bits stay small: what a product would read as a constant with more bytes than the weights behind it is
+computed at every call, by the product's own kernel where there is one (`templates.gemm`).
+
+    y = linear(x, int8.to(bfloat16) * scale)     stays
 """
 
 from __future__ import annotations
@@ -15,13 +20,22 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...patterns.packing import enlarges, is_little
 from ...rewrites import compat
 from ...rewrites.effects import storages
-from ...rewrites.graph import is_tensor
+from ...rewrites.graph import is_tensor, op_name
+from ..codegen.kernel_call import TemplateCall
 from ..passes.foldable import is_foldable, tensors_of
 
 MAX_GROWTH = 8  # how many times the bytes of the weights behind it a value may take: bfloat16 in float64 takes 4
 SMALL = 1 << 20  # bytes that are always allowed
+_MOVES = ("aten.view", "aten.permute", "aten.transpose", "aten.t", "aten.clone", "aten.unsqueeze", "aten.squeeze")
+_UNPACKING = ("aten.bitwise_and", "aten.__and__", "aten.bitwise_right_shift", "aten.__rshift__")
+_PRODUCTS = (
+    "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv", "aten.linear", "aten.matmul",
+    "aten.convolution", "mkldnn._linear_pointwise", "mkldnn._convolution_pointwise", "mkldnn._reorder_linear_weight",
+    "mkldnn._reorder_convolution_weight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,7 @@ def fold(graph_module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor]) 
     """
     graph = graph_module.graph
     known = _known(graph, weights)
+    _keep_small(known)
     _merge_equal(known)
     wanted = _frontier(graph, known, set(weights))
     folded, nodes = _evaluate(graph_module, weights, wanted)
@@ -93,6 +108,28 @@ def _known(graph: fx.Graph, weights: Mapping[fx.Node, torch.Tensor]) -> dict[fx.
             if _nbytes(node) <= max(SMALL, MAX_GROWTH * behind):
                 known[node] = behind
     return known
+
+
+def _keep_small(known: dict[fx.Node, int]) -> None:
+    """Take from the known values those that would be larger constants for a product than the weights behind them."""
+    for operand in [n for n in known if any(map(_multiplies, n.users))]:
+        cone = _ancestors([operand])
+        if operand not in known or not enlarges(operand, list(cone)):
+            continue
+        for node in cone & known.keys():
+            if node.op == "call_function" and not is_little(node) and op_name(node) not in _MOVES:
+                del known[node]
+    for node in list(known):  # a part of packed bytes is no smaller than the bytes, and there are several
+        if op_name(node) in _UNPACKING and not is_little(node):
+            del known[node]
+    for node in list(known):  # and what would have followed from them
+        if not all(n in known for n in node.all_input_nodes):
+            del known[node]
+
+
+def _multiplies(node: fx.Node) -> bool:
+    kernel = node.target
+    return op_name(node) in _PRODUCTS or (isinstance(kernel, TemplateCall) and kernel.template == "gemm")
 
 
 def _nbytes(node: fx.Node) -> int:

@@ -107,7 +107,8 @@ class Options:
             are not captured as CUDA graphs.
         freezing: for inference: take weights as known while compiling. Batch normalization is folded into them, and
             they are packed as kernels want them. Where weights change later, what follows from them is computed anew;
-            writes through ``.data``, which torch does not count, are not seen.
+            writes through ``.data``, which torch does not count, are not seen. Weights of few bits stay as small as
+            they are: no product reads a constant with more bytes than the weights behind it.
         debug: keep every stage as text in the records that `regraft.coverage` collects: the graphs, the loop program,
             the fusion log, the kernels and their C++ or Triton.
         strict: raise where our own code fails. By default the failing part is left out, the log names it in three
