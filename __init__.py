@@ -18,6 +18,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .compiler.backend import backend
     from .compiler.options import OptionError, Options, list_modes, list_options, list_templates
+    from .compiler.tools.bisect import bisect
     from .compiler.tools.check import check
     from .compiler.tools.declare import register_pattern
     from .compiler.tools.explain.expect import expect_match
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "backend": ".compiler.backend",
+    "bisect": ".compiler.tools.bisect",
     "check": ".compiler.tools.check",
     "expect_match": ".compiler.tools.explain.expect",
     "explain": ".compiler.tools.explain.explain",
@@ -79,6 +81,7 @@ __all__ = [
     "T",
     "__version__",
     "backend",
+    "bisect",
     "cast",
     "check",
     "choose",

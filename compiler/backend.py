@@ -29,6 +29,7 @@ from ..rewrites.faults import Faults
 from ..rewrites.graph import mark_returned
 from ..rewrites.reason import Reason
 from ..rewrites.record import Fallback, GraphRecord
+from ..rewrites.switches import allowed, left_out, searching
 from .autograd.by_sizes import BySizes, with_known_sizes
 from .autograd.differentiate import GraphKind, differentiate
 from .autotune.oracle import make_oracle
@@ -45,6 +46,7 @@ from .options.machine import note_configuration
 from .options.rules import resolve_rules
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
+from .pipeline import refuse_unknown
 from .runtime.calls import Boxed, as_calls, of_plain_tensors, restored
 from .runtime.cudagraphs.graphs import CudaGraphs
 from .runtime.cudagraphs.host import Split, split_host
@@ -110,6 +112,7 @@ class Compilation:
         kind = "training" if self.training else "inference"
         self.record = GraphRecord(compile_name(), kind, nodes=len(gm.graph.nodes))
         self._devices = frozenset(x.device.type for x in example_inputs if isinstance(x, torch.Tensor))
+        refuse_unknown(options.without, self.rules)
         self._faults = faults_of(self.record, options)
         self._contained = Containment(self._faults)
         self._graphs = self._cuda_graphs()
@@ -140,7 +143,8 @@ class Compilation:
 
     def run(self) -> Callable[..., Any]:
         """The graph as compiled before, or through all stages; the record is published when all has succeeded."""
-        return self._contained.run(self._run)
+        with left_out(self.options.without):
+            return self._contained.run(self._run)
 
     def _run(self) -> Callable[..., Any]:
         do = self._contained.do
@@ -201,7 +205,8 @@ class Compilation:
         """The key of this compilation in the cache of graphs, if it has one."""
         if self.options.verify != "off" or self.options.debug or self._observe is not None:
             return None
-        if self.options.freezing or self._explained:  # the record and the code hold weights; or it is to be told anew
+        # The record and the code hold weights; or it is to be told anew.
+        if self.options.freezing or self._explained or searching():
             return None
         key = graph_key(self._gm, self._example_inputs, self.options)
         return key if isinstance(key, str) else None
@@ -209,7 +214,10 @@ class Compilation:
     def _compile(self) -> Callable[..., Any]:
         """All stages, one after the other."""
         with self.record.timed("capture"):
-            captured = self._contained.do(capture, self._gm, self._example_inputs) or self._uncaptured()
+            captured = None
+            if allowed("capture", self.record.name):
+                captured = self._contained.do(capture, self._gm, self._example_inputs)
+            captured = captured or self._uncaptured()
         if captured.fallback is not None:
             self.record.fallbacks.append(Fallback.of("capture", captured.fallback))
             self._stages.wait_for_desugared(captured.graph_module)
@@ -280,7 +288,7 @@ class Compilation:
         if kind != "backward":
             self._backward = None  # of another attempt
             return self._compile_one(graph_module, inputs, kind)
-        with compile_lock():
+        with compile_lock(), left_out(self.options.without):
             if self._backward is None:
                 self._backward = self._compile_one(graph_module, inputs, kind)
             return self._backward
@@ -408,7 +416,7 @@ class Compilation:
         """
         graphs = self._graphs
         self._static.pop(kind, None)
-        if graphs is None:
+        if graphs is None or not allowed("cudagraph", f"{self.record.name} {kind}"):
             return lambda call: call
         static = placed(places()[0])
         if kind == "backward":  # what it reads stays where it is while it runs

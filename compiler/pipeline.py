@@ -12,16 +12,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from torch import fx
 
+from ..patterns import default_rules
+from ..rewrites.rule import Rule
+from ..rewrites.switches import KINDS
 from .autograd.seed_dropout import seed_calls
 from .capture.checkpoints import inline_bodies
 from .codegen.generate import begin_kernels
+from .options.checks import check_name
 from .passes.align_rows import space_rows
 from .passes.bags_as_sums import write_out_bags
 from .passes.channels_last import Spread, spread_channels_last
@@ -262,6 +266,24 @@ PIPELINE = {
     "lowered": LOWERED,
     "body": BODY,
 }
+
+
+def names_of_steps() -> list[str]:
+    """The names of all passes, and of templates' kernels."""
+    passes = {one.name for listed in PIPELINE.values() for one in listed} - {"gpu-templates"}
+    return sorted({*passes, "attention-template", "linear-template", "convolution-template"})
+
+
+def refuse_unknown(names: Iterable[str], rules: Iterable[Rule]) -> None:
+    """See that option ``without`` names what there is: rules, passes, templates, kinds, or (with a dot) operators.
+
+    Raises:
+        OptionError: a name is none of these; the nearest is told.
+    """
+    for name in names:
+        if "." not in name:
+            known = [*KINDS, *names_of_steps(), *sorted({rule.name for rule in [*rules, *default_rules()]})]
+            check_name(name, known, "name in option 'without'")
 
 
 def pass_facts() -> list[dict[str, Any]]:

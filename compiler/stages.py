@@ -19,6 +19,7 @@ from ..rewrites.profit import Never, Oracle
 from ..rewrites.record import PassRun
 from ..rewrites.ruleset import RuleSet
 from ..rewrites.snapshot import regions_by_name, snapshot
+from ..rewrites.switches import allowed, changing
 from ..rewrites.verifier import verify_graph
 from .autograd.differentiate import GraphKind
 from .capture.checkpoints import captured_bodies
@@ -149,12 +150,12 @@ class Stages:
             freezer=self._freezer if kind in ("program", "inference") else None,
         )
         for one in passes:
-            if one.runs(context):
+            if one.runs(context) and (one.made_of_steps or allowed("pass", one.name)):
                 self._run_one(one, graph_module, context)
 
     def _run_one(self, one: Pass, graph_module: fx.GraphModule, context: Context) -> None:
         start = time.perf_counter()
-        with self._drawing(graph_module, context.kind, one.drawn):
+        with changing("pass", graph_module.graph), self._drawing(graph_module, context.kind, one.drawn):
             made = changes(self._do(one.run, graph_module, context, name=one.name))
         seconds = time.perf_counter() - start
         if not one.seconds:  # the rules keep their own account

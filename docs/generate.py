@@ -47,7 +47,8 @@ SECTIONS = (
             "regraft.rewrites.record:NearMiss", "regraft.rewrites.record:Evidence",
             "regraft.rewrites.record:Fallback", "regraft.rewrites.reason:Site", "regraft:explain",
             "regraft.compiler.tools.explain.explain:Explanation", "regraft:expect_match", "regraft:kernels",
-            "regraft:KernelReport",
+            "regraft:KernelReport", "regraft:bisect", "regraft.compiler.tools.bisect.search:Finding",
+            "regraft.compiler.tools.bisect.subject:Verdict", "regraft.rewrites.switches:Step",
         ),
     ),
     (

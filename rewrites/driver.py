@@ -39,6 +39,7 @@ from .rule import Candidate, Rule, Stage
 from .ruleset import RuleSet
 from .snapshot import Drawing, keep_start, module_of
 from .splice import Original, insert, is_operand, trace
+from .switches import allowed
 from .symbolic import Undecided, assume
 from .tracing import Level
 from .verifier import verify_graph, verify_rewrite
@@ -88,7 +89,7 @@ def rewrite(
 ) -> bool:
     """Rewrite `graph_module` in place where `rules` match, and tell `record`. Returns whether anything changed."""
     chosen = [r for r in rules if r.stage == settings.stage]
-    if not chosen:
+    if not chosen or not allowed("rule", f"rewrite-{settings.stage}"):
         return False
     start, before = time.perf_counter(), record.seconds.get("measure", 0.0)
     faults = settings.faults or Faults(record, strict=settings.verify != "off")
@@ -325,6 +326,9 @@ class _Run:
         self._draw(found, "declined" if decision.chosen is None else "applied")
         if decision.chosen is None:
             self.record.declined.append(_match(found, "", decision.evidence))
+            return
+        if not allowed("rule", rule.name, found.nodes):
+            self.record.declined.append(_match(found, "", Evidence(note="switched off")))
             return
         entry = _match(found, decision.chosen, decision.evidence)
         candidate = next(c for c in usable if c.name == decision.chosen)

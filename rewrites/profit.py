@@ -55,6 +55,10 @@ class Decision:
     evidence: Evidence
 
 
+SWITCHED_OFF = Decision(None, Evidence(note="switched off"))
+"""What `switches` do not allow."""
+
+
 class Oracle(Protocol):
     """Answers questions of profit."""
 

@@ -25,6 +25,7 @@ from ...rewrites.faults import Faults
 from ...rewrites.graph import val
 from ...rewrites.reason import Reason, site_of
 from ...rewrites.record import Code, KeptCall
+from ...rewrites.switches import allowed, naming, pausing
 from ..ir.kernel import Kernel
 from ..ir.printer import kernel_text, program_text
 from ..ir.program import Definition, Program
@@ -89,7 +90,8 @@ def begin_kernels(graph_module: fx.GraphModule) -> Planned:
         NotGeneratedError: nothing can be generated here.
         UnsupportedKernels: some operations will have to stay calls.
     """
-    planned = _planned(graph_module, {})
+    with pausing():
+        planned = _planned(graph_module, {})
     triton.begin([kernel for kernel in planned.schedule.kernels if _device(kernel).type == "cuda"])
     return planned
 
@@ -120,9 +122,10 @@ def generate_kernels(
     Raises:
         NotGeneratedError: nothing can be generated here: another device, no compiler.
     """
-    kept: dict[str, str] = {}
+    kept = _switched_off(graph_module.graph)
     while True:
-        planned = begun if begun is not None and not kept else _planned(graph_module, kept, faults)
+        with naming(graph_module.graph):
+            planned = begun if begun is not None and not kept else _planned(graph_module, kept, faults)
         lowered, plan = planned.lowered, planned.schedule
         if verify:
             _check(lowered.program, plan)
@@ -135,6 +138,12 @@ def generate_kernels(
         graph = assemble(graph_module.graph, plan, functions, overwrites, lowered.written)
         code = _code(kind, graph_module.graph, lowered, len(plan.kernels))
         return Generated(graph_module.graph, graph, code, lowered.program, plan)
+
+
+def _switched_off(graph: fx.Graph) -> dict[str, str]:
+    """The operators that stay calls because switches do not allow their kernels, by node; and why."""
+    operators = (n for n in graph.nodes if isinstance(n.target, compat.OpOverload) and _tensors(val(n)))
+    return {n.name: "switched off" for n in operators if not allowed("kernel", str(n.target), n)}
 
 
 def _target(graph: fx.Graph) -> Target:

@@ -113,6 +113,10 @@ class Options:
             the fusion log, the kernels and their C++ or Triton.
         strict: raise where our own code fails. By default the failing part is left out, the log names it in three
             lines, its traceback goes to a file, and the report counts it (`Coverage.faults`).
+        without: what is left out, by name: rules, passes, templates (``"attention-template"``), operators that stay
+            calls of ATen (``"aten.gelu.default"``); or all of a kind: ``"rule"``, ``"pass"``, ``"template"``,
+            ``"kernel"``, ``"fusion"``, ``"memory"``, ``"capture"``, ``"cudagraph"``. For going round a fault:
+            `regraft bisect` finds it, and says what to leave out.
         template: a configuration template, a set of values with the mode that it implies (`regraft.list_templates`).
             What this machine or program can't do is left out, and the record says why.
         cudagraph_limit: sets of sizes of one graph that are captured; calls with further ones run as they are.
@@ -131,6 +135,7 @@ class Options:
     freezing: bool = False
     debug: bool = False
     strict: bool = False
+    without: tuple[str, ...] = ()
     template: Template = "none"
     cudagraph_limit: int = 8
     kernels: KernelOptions = KernelOptions()
@@ -141,6 +146,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             check_kind(name, getattr(self, name), kind)
+        if not isinstance(self.without, tuple) or not all(isinstance(name, str) for name in self.without):
+            raise OptionError(f"option 'without' must be names, not {self.without!r}")
         if self.rules is not None and not isinstance(self.rules, tuple):
             raise OptionError(f"option 'rules' must be a tuple or None, not {type(self.rules).__name__}")
 
@@ -159,6 +166,8 @@ class Options:
         values = resolved(cls, mode, options or {})
         if isinstance(values.get("verify"), bool):
             values["verify"] = "structure" if values["verify"] else "off"
+        if "without" in values:
+            values["without"] = _names(values["without"])
         if "rules" in values:
             values["rules"] = _rules(values["rules"])
         return built(cls, values)
@@ -180,6 +189,11 @@ def _rules(value: Any) -> tuple[Any, ...] | None:
     if value is None or isinstance(value, tuple):
         return value
     return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _names(value: Any) -> Any:
+    """One name stands for a tuple of itself, a list for one of its items."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 def _rule_key(rule: Any) -> str:

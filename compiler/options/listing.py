@@ -56,7 +56,8 @@ def _values(kind: type[Any], prefix: str = "") -> dict[str, tuple[Any, ...]]:
 def _choices(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) is Literal:
         return get_args(hint)
-    known = {bool: (False, True), int: ("a positive integer",), float: ("a positive number",)}
+    names: dict[Any, tuple[Any, ...]] = {tuple[str, ...]: ("a tuple of names",)}
+    known = names | {bool: (False, True), int: ("a positive integer",), float: ("a positive number",)}
     return known.get(hint, ("None", "a tuple of rules, rule sets and names"))
 
 

@@ -93,6 +93,11 @@ class Pass:
     nan: str = "same"
     tags: dict[str, list[str]] = field(default_factory=dict)
 
+    @property
+    def made_of_steps(self) -> bool:
+        """Whether it is rules or templates, each match of which can be left out."""
+        return self.seconds in ("", "templates")
+
     def runs(self, context: Context) -> bool:
         """Whether its conditions hold."""
         return all(condition.holds(context) for condition in self.when)

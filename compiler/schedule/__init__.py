@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...rewrites.switches import allowed
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer, Definition, Extern, Program
 from .check import Finding, check_schedule
@@ -70,7 +71,7 @@ def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Sc
     """
     items = [without_empty_work(item) for item in live(program)]
     inlined: list[tuple[str, str]] = []
-    if fuse and target.choices:
+    if fuse and target.choices and allowed("fusion", "parts of a buffer"):
         items = join_parts(items, program.buffers, program.outputs)
     if fuse:
         items, inlined = inline(items, program.buffers, program.outputs, target)

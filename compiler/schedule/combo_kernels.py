@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from ...rewrites.switches import allowed
 from ..ir.program import Buffer, Extern
 from .fusion import Step
 from .groups import Axes, Group
@@ -50,4 +51,5 @@ def _packs(a: Group, b: Group, buffers: Mapping[str, Buffer], local: set[str], t
         return False
     # Updates: all that is written is there before the program runs, or never leaves the kernel.
     updates = all(n in local or buffers[n].kind != "made" for n in writes)
-    return updates or is_small((*a.members, *b.members), target)
+    legal = updates or is_small((*a.members, *b.members), target)
+    return legal and allowed("fusion", f"{a.name} beside {b.name}")

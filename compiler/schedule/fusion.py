@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
+from ...rewrites.switches import allowed
 from ..ir.program import Buffer, Extern, Item
 from .dependences import Effects, effects, order_of
 from .groups import Axes, Group, Member, extent_of, members_of
@@ -102,7 +103,7 @@ class Fuser:
         for score, a, b in self._candidates():
             if a in gone or b in gone:
                 continue
-            found = self._try(a, b, score)
+            found = self._allowed(a, b, self._try(a, b, score))
             self.log.candidate(number, self._steps[a], self._steps[b], score, found)
             if isinstance(found, Refusal):
                 self._refused[a, b] = found.code
@@ -143,6 +144,14 @@ class Fuser:
         found = fusion_of(one, other, telling, self.axes, self._target, in_columns=self._in_columns)
         slow = self._slow(found, one, other, score) if isinstance(found, Fusion) else ""
         return Refusal(slow, tuple(telling[:1])) if slow else found
+
+    def _allowed(self, a: int, b: int, found: Fusion | Refusal) -> Fusion | Refusal:
+        """What was found, or a refusal where switches do not allow it."""
+        one, other = self._steps[a], self._steps[b]
+        if isinstance(found, Refusal) or not isinstance(one, Group) or not isinstance(other, Group):
+            return found
+        nodes = dict.fromkeys(n for g in (one, other) for m in g.members for n in m.definition.nodes)
+        return found if allowed("fusion", f"{one.name} with {other.name}", nodes) else Refusal("switched-off")
 
     def _slow(self, found: Fusion, one: Group, other: Group, score: int) -> str:
         """Why a legal fusion would take longer than the two apart; "" where it would not."""

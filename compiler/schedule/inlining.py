@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...rewrites.switches import allowed
 from ..ir.index.index import Loaded, Var, atoms, terms
 from ..ir.ops import OPS
 from ..ir.program import Buffer, Definition, Extern, Item
@@ -39,6 +40,7 @@ NOT_INLINED = {
     "rewritten": "its buffer has several writers",
     "overwritten": "what it reads is overwritten before a reader would read it",
     "large": "the readers would become too large",
+    "switched-off": "option `without`, or a search for a fault, leaves it out",
     "recomputed": "readers would compute it again, and it is not cheap",
 }
 
@@ -180,6 +182,8 @@ class _Inliner:
             return "large"
         if not self._affordable(name, value, cost, readers):
             return "recomputed"
+        if not allowed("fusion", f"{item.name} into what reads it", item.nodes):
+            return "switched-off"
         for reader in readers:
             self._sizes[reader] = self._size(reader) + cost.ops
         return ""

@@ -25,6 +25,7 @@ _LANES = 16  # results side by side that are worth a kernel of their own
 MAX_BUFFERS = 40
 
 MESSAGES = {
+    "switched-off": "option `without`, or a search for a fault, leaves it out",
     "cycle": "something between the two needs the first and feeds the second",
     "too-large": f"a kernel of more than {MAX_MEMBERS} parts or {MAX_BUFFERS} buffers",
     "device": "they run on different devices",

@@ -231,3 +231,18 @@ def test_a_program_on_cuda_is_captured_as_its_parts_allow(monkeypatch, tmp_path)
             torch.compile(model, backend="regraft", options={"cudagraph_limit": 3})(x)
     assert asked == [("inference", frozenset({0, 1}), 3)] * 2
     assert "capture" not in cov.graphs[0].seconds
+
+
+def test_what_is_left_out_by_name():
+    """A rule, an operator's kernel, or all of a kind; an unknown name is refused with the nearest."""
+    model, x = attention()
+    options = {"profit": "always", "freezing": False}
+    for without in ("sdpa", ("rule", "aten.add.Tensor"), ["fusion", "memory"]):
+        torch.compiler.reset()
+        with regraft.coverage() as cov:
+            compiled = torch.compile(model, backend="regraft", options={**options, "without": without})
+            torch.testing.assert_close(compiled(x), model(x))
+        assert cov.matches["sdpa"] == (1 if "fusion" in without else 0)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="did you mean 'sdpa'"):
+        torch.compile(model, backend="regraft", options={"without": "sdpaa"})(x)

@@ -20,6 +20,7 @@ from torch import fx
 from ....rewrites import compat
 from ....rewrites.graph import val
 from ....rewrites.layout import same_layout
+from ....rewrites.switches import allowed
 from ....rewrites.symbolic import concrete, hint, known_equal
 from ..kernel_call import KernelCall
 from .aliasing import Aliases
@@ -68,7 +69,7 @@ def plan_memory(graph: fx.Graph) -> MemoryPlan:
                 reuses.update(_kernel_reuses(node, node.target, aliases))
                 continue
             reuse = next((r for r in _candidates(node) if _is_legal(node, r.operand, aliases)), None)
-            if reuse is not None:
+            if reuse is not None and allowed("memory", f"{node.name} over {reuse.operand.name}", node):
                 reuses[node] = reuse
     return MemoryPlan(reuses, _peak(aliases, {}), _peak(aliases, reuses))
 
@@ -98,7 +99,8 @@ def _kernel_reuses(node: fx.Node, call: KernelCall, aliases: Aliases) -> dict[fx
     for made, result in zip(call.made, results(node), strict=True):
         for name in call.overwrites.get(made.name, ()):
             operand = operands[name]
-            if operand not in taken and _is_legal(node, operand, aliases, result):
+            legal = operand not in taken and _is_legal(node, operand, aliases, result)
+            if legal and allowed("memory", f"{result.name} over {operand.name}", node):
                 taken.add(operand)
                 reuses[result] = Reuse(operand, call, reshaped=not same_layout(val(operand), val(result)))
                 break

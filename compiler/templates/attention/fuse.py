@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from ....rewrites.profit import Decision, Oracle, Question
+from ....rewrites.profit import SWITCHED_OFF, Decision, Oracle, Question
 from ....rewrites.reason import Reason
 from ....rewrites.record import GraphRecord
 from ....rewrites.splice import Original
+from ....rewrites.switches import allowed
 from ...codegen.cpp.dtypes import UnsupportedDtype
 from ...codegen.cpp.errors import CompileFailed, CompilerMissing
 from ..common.cpp_call import TemplateKernel, attention_kernel
@@ -52,6 +53,8 @@ class _Fusion:
         try:
             kernel = attention_kernel(with_keys_innermost(found.attention))
             decision = self._decide(found, kernel)
+            if decision.chosen is not None and not allowed("template", RULE, [*found.nodes, found.output]):
+                decision = SWITCHED_OFF
             if decision.chosen is not None:
                 kernel.build()
         except (UnsupportedDtype, CompilerMissing, CompileFailed) as error:

@@ -19,8 +19,9 @@ from typing import Any
 from torch import fx
 
 from ....rewrites.compat.memory import allows_tf32
-from ....rewrites.profit import Decision, Question
+from ....rewrites.profit import SWITCHED_OFF, Decision, Question
 from ....rewrites.reason import Reason
+from ....rewrites.switches import allowed
 from ...codegen.triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from ..common.baseline import Unfused
 from ..common.contest import Contest
@@ -105,6 +106,8 @@ class AttentionPass:
         """Decide on one attention; whether it was replaced."""
         try:
             decision, kernels = self._decide(found)
+            if decision.chosen is not None and not allowed("template", RULE, [*found.nodes, found.output]):
+                decision = SWITCHED_OFF
             kernel = None if decision.chosen is None else kernels[decision.chosen]
             if kernel is not None:
                 kernel.build()

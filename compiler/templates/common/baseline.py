@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from ....rewrites.splice import subgraph
+from ....rewrites.switches import pausing
 
 
 class Unfused:
@@ -43,7 +44,7 @@ class Unfused:
         from ...codegen.generate import NotGeneratedError, generate_kernels
 
         program = self._program or self._taken()
-        with contextlib.suppress(NotGeneratedError):
+        with contextlib.suppress(NotGeneratedError), pausing():
             program.graph = generate_kernels(program, "inference", begun=self._planned).graph
         self._adapt(program.graph)
         program.recompile()

@@ -15,9 +15,10 @@ from typing import Any
 
 from torch import fx
 
-from ....rewrites.profit import Always, Decision, Never, Oracle, Question
+from ....rewrites.profit import SWITCHED_OFF, Always, Decision, Never, Oracle, Question
 from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence, GraphRecord
+from ....rewrites.switches import allowed
 from ...codegen.cpp.dtypes import UnsupportedDtype
 from ...codegen.cpp.errors import CompileFailed, CompilerMissing
 from ..attention.bias_layout import Copies
@@ -95,6 +96,8 @@ class _Fusion:
             return False
         candidate = _Candidate(found, kernel)
         decision = self._hopeless(found) or self._oracle.decide(_question(candidate))
+        if decision.chosen is not None and not allowed("template", RULE, [*found.nodes, found.output]):
+            decision = SWITCHED_OFF
         if decision.chosen is not None and not _compiles(kernel):
             self._refuse(found, "no-compiler", f"{kernel.name} does not compile here")
             return False

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ....rewrites.profit import Decision, Question
+from ....rewrites.profit import SWITCHED_OFF, Decision, Question
 from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence, Match
+from ....rewrites.switches import allowed
 from ...codegen.triton import KernelSource, TritonFailed, TritonMissing, UnsupportedDtypeError
 from ...ir.program import Buffer
 from ...ir.value import Load, Rewriter, Value
@@ -255,6 +256,8 @@ class ProductPass:
             if self._left <= 0 and not self.task.generated and _key(found, kernels) not in self._asked:
                 return self._decline(found, "the time for measurements of this graph is spent")
             decision, kernel = self._decide(found, kernels)
+            if kernel is not None and not allowed("template", self.rule, [*found.nodes, found.output]):
+                decision, kernel = SWITCHED_OFF, None
             if kernel is not None:
                 kernel.build()
         except (UnsupportedDtypeError, TritonMissing, TritonFailed) as error:

@@ -1,4 +1,4 @@
-"""The `regraft` command: report, explain, code, kernels, bench, options, modes, templates, cache, rules, check.
+"""The `regraft` command: report, explain, bisect, code, kernels, bench, options, modes, templates, cache, rules, check.
 
 Exit codes: 0 all is well; 1 a finding (wrong results, a regression, a rule that fails its check); 2 a usage error.
 """
@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...._version import __version__
+from .bisect import bisect
 from .cache import cache
 from .corpus import corpus_arguments, run_corpus
 from .options import (
@@ -57,6 +58,7 @@ CONTRACTS_FROM = 100  # columns: narrower, the list of rules leaves out what the
 _FEW_RULES = 3  # of which a check tells what it did not cover
 
 
+app.command()(bisect)
 app.command()(kernels)
 app.command()(bench)
 app.command()(options)

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .....rewrites.profit import Decision, Question
+from .....rewrites.profit import SWITCHED_OFF, Decision, Question
 from .....rewrites.reason import Reason
+from .....rewrites.switches import allowed
 from ....autograd.joint_graph import backward_nodes
 from ....codegen.triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from ....lowering.sizes import Unlowered
@@ -95,6 +96,8 @@ class _Fusion:
         try:
             pair = pair_sdpa(node, found) if packet(node) in SDPA else pair_spelled_out(found, self._backward)
             decision, kernels = self._decide(pair, shared)
+            if decision.chosen is not None and not allowed("template", RULE, pair.nodes):
+                decision = SWITCHED_OFF
             chosen = None if decision.chosen is None else kernels[decision.chosen]
             for kernel in () if chosen is None else chosen.all:
                 kernel.build()
