@@ -28,7 +28,7 @@ SECTIONS = (
     (
         "Rules and matches",
         (
-            "regraft:Rule", "regraft:RuleSet", "regraft:default_rules", "regraft.rewrites.matcher:Binding",
+            "regraft:Rule", "regraft:RuleSet", "regraft:default_rules", "regraft.rewrites.binding:Binding",
             "regraft.rewrites.rule:Guard", "regraft.rewrites.ruleset:plugin_rules",
         ),
     ),

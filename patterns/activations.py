@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ..rewrites.binding import Binding
 from ..rewrites.graph import describe, dtype, is_tensor, sees, shape, val, widens
-from ..rewrites.matcher import Binding
 from ..rewrites.pattern import choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, register_pattern

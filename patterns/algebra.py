@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..rewrites.binding import Binding
 from ..rewrites.graph import arguments, describe, dtype, is_tensor, nodes_in, op_name, rank, shape, val, widens
-from ..rewrites.matcher import Binding
 from ..rewrites.pattern import ANYTHING, Call, Term, choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import EXACT, register_pattern

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ..rewrites.binding import Binding
 from ..rewrites.graph import dtype, shape
-from ..rewrites.matcher import Binding
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal

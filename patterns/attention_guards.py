@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from ..rewrites.binding import Binding
 from ..rewrites.effects import wants_gradient
 from ..rewrites.graph import describe, dtype, is_tensor, op_name, rank, shape, val
-from ..rewrites.matcher import Binding
 from ..rewrites.reason import Reason
 from ..rewrites.symbolic import known_equal
 from .masks import is_causal_match, may_empty_rows

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from ..rewrites.binding import Binding
 from ..rewrites.effects import wants_gradient
 from ..rewrites.graph import is_tensor, shape, val
-from ..rewrites.matcher import Binding
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal

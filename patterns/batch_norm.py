@@ -18,8 +18,8 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from ..rewrites.binding import Binding
 from ..rewrites.graph import arguments, describe, dtype, nodes_in, op_name, rank, val
-from ..rewrites.matcher import Binding
 from ..rewrites.pattern import ANYTHING, Call, Term, choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ..rewrites.binding import Binding
 from ..rewrites.graph import arguments, describe, dtype, nodes_in, op_name, rank, shape
-from ..rewrites.matcher import Binding
 from ..rewrites.pattern import ANYTHING, Call, Term, choose, optional
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..rewrites.binding import Binding
 from ..rewrites.effects import wants_gradient
 from ..rewrites.facts import Choice, fact_of
 from ..rewrites.graph import arguments, is_tensor, op_name
-from ..rewrites.matcher import Binding
 from .masks import FROM_CONSTANTS, MOVES, evaluate, is_causal_match, is_flag, keeps_diagonal
 
 _ABSORBING = -1e6  # float32 scores lose their digits in the sum with lower numbers

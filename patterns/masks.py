@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from ..rewrites import compat
+from ..rewrites.binding import Binding
 from ..rewrites.facts import Choice, Positions, ends, fact_of, nonnegative
 from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, rank, shape, val
-from ..rewrites.matcher import Binding
 from ..rewrites.symbolic import SYMBOLIC, known_equal
 
 _MOST_ELEMENTS = 1 << 22

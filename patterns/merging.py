@@ -17,9 +17,9 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from ..rewrites.binding import Binding
 from ..rewrites.effects import wants_gradient
 from ..rewrites.graph import describe, dtype, op_name, rank, shape
-from ..rewrites.matcher import Binding
 from ..rewrites.pattern import choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern

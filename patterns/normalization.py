@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ..rewrites.binding import Binding
 from ..rewrites.graph import describe, dtype, is_tensor, op_name, val
-from ..rewrites.matcher import Binding
 from ..rewrites.pattern import cast, choose, optional
 from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, register_pattern

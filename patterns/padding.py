@@ -17,9 +17,9 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from ..rewrites.binding import Binding
 from ..rewrites.graph import describe, dtype, op_name, promised, rank, val
 from ..rewrites.layout import ALIGNED, is_kernel, missing
-from ..rewrites.matcher import Binding
 from ..rewrites.pattern import Call, Term, choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern

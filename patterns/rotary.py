@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from ..rewrites.binding import Binding
 from ..rewrites.effects import wants_gradient
 from ..rewrites.graph import describe, dtype, op_name, shape, val
-from ..rewrites.matcher import Binding
 from ..rewrites.pattern import ANYTHING, Call, Term, choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import ROUNDING, Candidate, register_pattern

@@ -20,6 +20,7 @@ from torch import fx
 
 from . import compat
 from .backup import Backup
+from .binding import Failure
 from .effects import wants_gradient
 from .facts import example, fact_of
 from .faults import Faults
@@ -28,7 +29,7 @@ from .graph import describe, op_name, val
 from .index import Index
 from .legality import Found, veto
 from .live import observe, watch
-from .matcher import Failure, Matcher
+from .matcher import Matcher
 from .mirror import Mirror
 from .normal_graph import as_text, normalize, simplified
 from .profit import Always, Decision, Never, Oracle, Question

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 from torch import fx
 
+from .call_arguments import COMMUTATIVE
 from .graph import op_name
-from .matcher import COMMUTATIVE
 from .pattern import Call, Choice, root_ops
 from .rule import Rule
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from .binding import Binding
 from .effects import moved_read
 from .graph import describe, is_random, is_tensor, nodes_in, val
-from .matcher import Binding
 from .mirror import Mirror
 from .reason import Reason
 from .rule import Rule

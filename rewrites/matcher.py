@@ -6,96 +6,23 @@ deepest failure is kept: it is the near miss that an explanation shows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import fx
 
-from . import compat
+from .binding import Binding, Failure, differs
+from .call_arguments import argument_pairs, arguments_differ, same_constant
 from .dims import DimSpec, Mismatch, unify
-from .graph import arguments, describe, is_number, is_tensor, op_name, rank, sees, val
-from .pattern import HIDDEN, Anything, Call, Choice, Swapped, Term, Variable
+from .graph import describe, is_number, is_tensor, op_name, sees, val
+from .pattern import HIDDEN, Anything, Call, Choice, Variable
 from .reason import Reason
 from .spelling import DTYPE, Number, Operand, Sized, Spellings
 from .symbolic import holds_on_example, known, known_equal
 
 if TYPE_CHECKING:
     from .rule import Guard
-
-COMMUTATIVE = frozenset(
-    f"aten.{name}" for name in ("add", "mul", "maximum", "minimum", "logical_and", "logical_or", "eq", "ne")
-)
-_DIM_ARGUMENTS = frozenset(("dim", "dims", "dim0", "dim1", "dim2"))
-_NEW_DIM = frozenset(("aten.unsqueeze", "aten.diag_embed"))  # their dims count in the result
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What a (partial) match has bound: operands, dims, the node of each term, tags, and equalities it assumes.
-
-    `later` holds sizes that could not be compared yet, with what was found there.
-    """
-
-    operands: dict[str, Any] = field(default_factory=dict)
-    dims: dict[str, Any] = field(default_factory=dict)
-    nodes: dict[int, fx.Node] = field(default_factory=dict)
-    tags: tuple[tuple[str, str], ...] = ()
-    assumed: tuple[tuple[Any, Any], ...] = ()
-    later: tuple[tuple[Sized, Any], ...] = ()
-
-    @property
-    def matched(self) -> list[fx.Node]:
-        """The nodes matched by operators of the pattern, each once."""
-        return list(dict.fromkeys(self.nodes.values()))
-
-    # Matching makes one binding for each step: constructed outright, because dataclasses.replace() is slow.
-
-    def entering(self, term: Term, node: fx.Node) -> Binding:
-        """With the call `term` at `node`."""
-        return Binding(self.operands, self.dims, {**self.nodes, id(term): node}, self.tags, self.assumed, self.later)
-
-    def tagged(self, tag: str, label: str) -> Binding:
-        """With an alternative taken."""
-        return Binding(self.operands, self.dims, self.nodes, (*self.tags, (tag, label)), self.assumed, self.later)
-
-    def bound(self, name: str, value: Any) -> Binding:
-        """With an operand bound."""
-        return Binding({**self.operands, name: value}, self.dims, self.nodes, self.tags, self.assumed, self.later)
-
-    def sized(self, dims: dict[str, Any], assumed: tuple[tuple[Any, Any], ...]) -> Binding:
-        """With these dims, and further equalities that they rest on."""
-        return Binding(self.operands, dims, self.nodes, self.tags, self.assumed + assumed, self.later)
-
-    def waiting(self, *later: tuple[Sized, Any]) -> Binding:
-        """With sizes to compare when all operands are bound."""
-        return Binding(self.operands, self.dims, self.nodes, self.tags, self.assumed, (*self.later, *later))
-
-    def tag_names(self) -> tuple[str, ...]:
-        """The tags as text: the name of an optional part that is there, ``tag:label`` for an alternative."""
-        shown = [(t, label) for t, label in self.tags if label != "no" and not t.startswith(HIDDEN)]
-        return tuple(t if label == "yes" else f"{t}:{label}" for t, label in shown)
-
-
-@dataclass
-class Failure:
-    """The deepest point that matching reached at one root; `others` would have done there as well."""
-
-    depth: int
-    first: Reason
-    site: fx.Node
-    others: list[str] = field(default_factory=list)
-
-    @property
-    def reason(self) -> Reason:
-        """Why it got no further; of alternatives, the one that needs least comes first."""
-        if not self.others:
-            return self.first
-        *more, last = dict.fromkeys([*reversed(self.others), self.first.expected])
-        return _differs(f"{', '.join(more)} or {last}" if more else last, self.first.found, self.first.nodes)
 
 
 class Matchable(Protocol):
@@ -160,7 +87,7 @@ class Matcher:
             yield binding
         elif isinstance(term, (list, tuple)):
             yield from self._sequence(term, value, binding, user)
-        elif _same_constant(term, value):
+        elif same_constant(term, value):
             yield binding
         else:
             self._mismatch(binding, repr(term), value, user)
@@ -250,11 +177,11 @@ class Matcher:
         """Match the arguments of a call whose operator is the term's."""
         entered = binding.entering(term, node)
         fits = False
-        for pairs in _argument_pairs(term, node):
+        for pairs in argument_pairs(term, node):
             fits = True
             yield from self._all(pairs, entered, node)
         if not fits:
-            self._fail(entered, _arguments_differ(term, node), node)
+            self._fail(entered, arguments_differ(term, node), node)
 
     def _variable(self, term: Variable, value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
         if term.name in binding.operands:
@@ -315,7 +242,7 @@ class Matcher:
             return
         nodes = tuple(n for n in (value, user) if isinstance(n, fx.Node))
         if failure is None or depth > failure.depth:
-            self._fail(binding, _differs(expected, describe(value), nodes), user)
+            self._fail(binding, differs(expected, describe(value), nodes), user)
         elif failure.first.code == "pattern-differs" and failure.first.nodes == nodes and isinstance(value, fx.Node):
             failure.others += [expected] if expected not in failure.others else []
 
@@ -326,105 +253,6 @@ class Matcher:
         guard_over_shape = tie and self.failure.first.code == "pattern-differs" != reason.code  # type: ignore[union-attr]
         if site is not None and (better or guard_over_shape):
             self.failure = Failure(depth, reason, site)
-
-
-def _differs(expected: str, found: str, nodes: tuple[fx.Node, ...]) -> Reason:
-    return Reason("pattern-differs", f"expected {expected}, found {found}", nodes, expected, found)
-
-
-def _arguments_differ(term: Call, node: fx.Node) -> Reason:
-    """Why a call of the right operator is not the term's: an argument that the term leaves out, or another form."""
-    plan, name = _plan(term, node.target), term.op.removeprefix("aten.")
-    if plan is None:
-        return _differs(f"{term!r}", f"another form of {name}", (node,))
-    given = arguments(node)
-    key, default = next((n, d) for n, d in plan[1] if given[n] is not d and not _same_constant(d, given[n]))
-    return _differs(f"{name} with {key}={default}", f"{key} = {describe(given[key])}", (node,))
-
-
-def _argument_pairs(term: Call, node: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
-    """Ways to pair a term's arguments with a call's: one, or two where the operator commutes."""
-    plan = _plan(term, node.target)
-    if plan is None:
-        return
-    given = arguments(node)
-    wanted, rest = plan
-    if any(given[n] is not d and not _same_constant(d, given[n]) for n, d in rest):
-        return
-    pairs = [(_adapt(name, w, node), given[name]) for name, w in wanted]
-    yield pairs
-    if term.op in COMMUTATIVE and len(pairs) == 2:  # with a third, as in x + 2 * y, it does not commute
-        (a, x), (b, y) = pairs
-        yield [(a, y), (b, x)]
-
-
-_Arguments = tuple[tuple[str, Any], ...]
-
-
-@lru_cache(maxsize=4096)
-def _plan(term: Call, target: Any) -> tuple[_Arguments, _Arguments] | None:
-    """The arguments of `target` that a term names, and the defaults of the others; None where they do not fit.
-
-    What the target cannot do without, the term names: `div(x, 1)` is no `div(x, 1, rounding_mode="floor")`.
-    """
-    schema = compat.schema(target).arguments if isinstance(target, compat.OpOverload) else ()
-    names = [a.name for a in schema] or [str(i) for i in range(len(term.args))]
-    wanted = dict(zip(names, term.args, strict=False)) | dict(term.kwargs)
-    if len(term.args) > len(names) or not set(wanted) <= set(names):
-        return None
-    if any(a.name not in wanted and not a.has_default_value() for a in schema):
-        return None
-    rest = tuple((a.name, a.default_value) for a in schema if a.name not in wanted and a.has_default_value())
-    return tuple(wanted.items()), rest
-
-
-def _adapt(name: str, wanted: Any, node: fx.Node) -> Any:
-    """Dims are compared as the operator sees them: -1 and the last dim are one."""
-    if isinstance(wanted, Term):
-        return wanted
-    first = next((a for a in node.args if is_tensor(a)), None)
-    if first is None or not (isinstance(wanted, Swapped) or name in _DIM_ARGUMENTS):
-        return wanted
-    dims = max(rank(node if op_name(node) in _NEW_DIM and is_tensor(node) else first), 1)
-    if isinstance(wanted, Swapped):
-        return wanted.dims(dims) if wanted.fits(dims) else wanted
-    if isinstance(wanted, (list, tuple)):
-        return [_Dim(d, dims) if type(d) is int else d for d in wanted]
-    return _Dim(wanted, dims) if type(wanted) is int else wanted
-
-
-@dataclass(frozen=True)
-class _Dim:
-    """A dim of `rank` many, counted from either end; where one is reduced, operators take it as a list too."""
-
-    dim: int
-    rank: int
-
-    def __repr__(self) -> str:
-        return f"dim={self.dim}"
-
-    def matches(self, value: Any) -> bool:
-        if isinstance(value, (list, tuple)) and len(value) == 1:
-            (value,) = value
-        in_range = isinstance(value, int) and -self.rank <= self.dim < self.rank
-        return in_range and self.dim % self.rank == value % self.rank
-
-
-def _same_constant(a: Any, b: Any) -> bool:
-    if isinstance(a, Term):
-        return False
-    if isinstance(a, _Dim):
-        return a.matches(b)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_same_constant, a, b))
-    b = val(b)
-    if isinstance(b, torch.Tensor) or isinstance(a, bool) is not isinstance(b, bool):
-        return False
-    if isinstance(a, float) and isinstance(b, float) and a == b == 0:
-        return math.copysign(1, a) == math.copysign(1, b)
-    if isinstance(a, float) and isinstance(b, (int, float)) and math.isfinite(a):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return known_equal(a, b) if is_number(a) and is_number(b) else type(a) is type(b) and a == b
 
 
 def _is_number_of(term: Variable, value: Any) -> bool:
@@ -441,7 +269,7 @@ def _is_scalar(value: Any) -> bool:
 def _same_operand(a: Any, b: Any) -> bool:
     if isinstance(a, fx.Node) or isinstance(b, fx.Node):
         return a is b
-    return _same_constant(a, b)
+    return same_constant(a, b)
 
 
 def _wanted(term: Variable) -> str:
@@ -477,7 +305,7 @@ def _compared(binding: Binding) -> Binding | Reason:
     assumed = []
     for term, found in binding.later:
         value, at = term.value(binding.dims), val(found)
-        if known(value) if at is True else _same_constant(value, at):
+        if known(value) if at is True else same_constant(value, at):
             continue
         if not holds_on_example(value, at):
             shown, nodes = f"{term!r} = {value}", (found,) if isinstance(found, fx.Node) else ()

@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from .binding import Binding
 from .dims import DimSpec
-from .matcher import Binding
 from .pattern import PatternError, Variable, record_function, required_ops, root_ops, size, subterms, tags_of
 from .pattern_tracing import Declaration
 from .reason import Reason

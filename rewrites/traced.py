@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from .binding import Binding
 from .dims import DimSpec
-from .matcher import Binding, Matcher
+from .matcher import Matcher
 from .pattern import HIDDEN, PatternError, Term, Variable
 from .pattern_tracing import Declaration, Traced, most_dims, trace, tracings_in, with_leading_dim
 from .products import with_other_products

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regraft.compiler.tools.check import refusals
 from regraft.patterns.batch_norm import batch_norm
-from regraft.rewrites.matcher import Binding
+from regraft.rewrites.binding import Binding
 
 LAYERS = {
     "conv1d": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6)), (2, 4, 9)),

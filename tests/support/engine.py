@@ -10,10 +10,11 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.rewrites import rule as rules
+from regraft.rewrites.binding import Binding
 from regraft.rewrites.compat import new_fake_mode
 from regraft.rewrites.driver import Settings, rewrite
 from regraft.rewrites.graph import op_name
-from regraft.rewrites.matcher import Binding, Matcher
+from regraft.rewrites.matcher import Matcher
 from regraft.rewrites.reason import Reason
 from regraft.rewrites.record import GraphRecord
 from regraft.rewrites.rule import ROUNDING, Rule, register_pattern

@@ -1,0 +1,126 @@
+"""The arguments of a pattern's call against those of a graph's: defaults, order, dims counted from either end.
+
+softmax(x, -1)   and   softmax(x, 3, dtype=None)  of rank 4      are one
+add(x, 2)        and   add(2, x)                                 are one: the operator commutes
+div(x, 1)        and   div(x, 1, rounding_mode="floor")          are not
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import compat
+from .binding import differs
+from .graph import arguments, describe, is_number, is_tensor, op_name, rank, val
+from .pattern import Call, Swapped, Term
+from .reason import Reason
+from .symbolic import known_equal
+
+COMMUTATIVE = frozenset(
+    f"aten.{name}" for name in ("add", "mul", "maximum", "minimum", "logical_and", "logical_or", "eq", "ne")
+)
+_DIM_ARGUMENTS = frozenset(("dim", "dims", "dim0", "dim1", "dim2"))
+_NEW_DIM = frozenset(("aten.unsqueeze", "aten.diag_embed"))  # their dims count in the result
+
+
+def arguments_differ(term: Call, node: fx.Node) -> Reason:
+    """Why a call of the right operator is not the term's: an argument that the term leaves out, or another form."""
+    plan, name = _plan(term, node.target), term.op.removeprefix("aten.")
+    if plan is None:
+        return differs(f"{term!r}", f"another form of {name}", (node,))
+    given = arguments(node)
+    key, default = next((n, d) for n, d in plan[1] if given[n] is not d and not same_constant(d, given[n]))
+    return differs(f"{name} with {key}={default}", f"{key} = {describe(given[key])}", (node,))
+
+
+def argument_pairs(term: Call, node: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
+    """Ways to pair a term's arguments with a call's: one, or two where the operator commutes."""
+    plan = _plan(term, node.target)
+    if plan is None:
+        return
+    given = arguments(node)
+    wanted, rest = plan
+    if any(given[n] is not d and not same_constant(d, given[n]) for n, d in rest):
+        return
+    pairs = [(_adapt(name, w, node), given[name]) for name, w in wanted]
+    yield pairs
+    if term.op in COMMUTATIVE and len(pairs) == 2:  # with a third, as in x + 2 * y, it does not commute
+        (a, x), (b, y) = pairs
+        yield [(a, y), (b, x)]
+
+
+_Arguments = tuple[tuple[str, Any], ...]
+
+
+@lru_cache(maxsize=4096)
+def _plan(term: Call, target: Any) -> tuple[_Arguments, _Arguments] | None:
+    """The arguments of `target` that a term names, and the defaults of the others; None where they do not fit.
+
+    What the target cannot do without, the term names: `div(x, 1)` is no `div(x, 1, rounding_mode="floor")`.
+    """
+    schema = compat.schema(target).arguments if isinstance(target, compat.OpOverload) else ()
+    names = [a.name for a in schema] or [str(i) for i in range(len(term.args))]
+    wanted = dict(zip(names, term.args, strict=False)) | dict(term.kwargs)
+    if len(term.args) > len(names) or not set(wanted) <= set(names):
+        return None
+    if any(a.name not in wanted and not a.has_default_value() for a in schema):
+        return None
+    rest = tuple((a.name, a.default_value) for a in schema if a.name not in wanted and a.has_default_value())
+    return tuple(wanted.items()), rest
+
+
+def _adapt(name: str, wanted: Any, node: fx.Node) -> Any:
+    """Dims are compared as the operator sees them: -1 and the last dim are one."""
+    if isinstance(wanted, Term):
+        return wanted
+    first = next((a for a in node.args if is_tensor(a)), None)
+    if first is None or not (isinstance(wanted, Swapped) or name in _DIM_ARGUMENTS):
+        return wanted
+    dims = max(rank(node if op_name(node) in _NEW_DIM and is_tensor(node) else first), 1)
+    if isinstance(wanted, Swapped):
+        return wanted.dims(dims) if wanted.fits(dims) else wanted
+    if isinstance(wanted, (list, tuple)):
+        return [_Dim(d, dims) if type(d) is int else d for d in wanted]
+    return _Dim(wanted, dims) if type(wanted) is int else wanted
+
+
+@dataclass(frozen=True)
+class _Dim:
+    """A dim of `rank` many, counted from either end; where one is reduced, operators take it as a list too."""
+
+    dim: int
+    rank: int
+
+    def __repr__(self) -> str:
+        return f"dim={self.dim}"
+
+    def matches(self, value: Any) -> bool:
+        if isinstance(value, (list, tuple)) and len(value) == 1:
+            (value,) = value
+        in_range = isinstance(value, int) and -self.rank <= self.dim < self.rank
+        return in_range and self.dim % self.rank == value % self.rank
+
+
+def same_constant(a: Any, b: Any) -> bool:
+    """Whether a constant of a pattern is the one found; -0.0 is not 0.0, and True is not 1."""
+    if isinstance(a, Term):
+        return False
+    if isinstance(a, _Dim):
+        return a.matches(b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same_constant, a, b))
+    b = val(b)
+    if isinstance(b, torch.Tensor) or isinstance(a, bool) is not isinstance(b, bool):
+        return False
+    if isinstance(a, float) and isinstance(b, float) and a == b == 0:
+        return math.copysign(1, a) == math.copysign(1, b)
+    if isinstance(a, float) and isinstance(b, (int, float)) and math.isfinite(a):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return known_equal(a, b) if is_number(a) and is_number(b) else type(a) is type(b) and a == b
