@@ -3,8 +3,10 @@
 from . import regions
 from .ops import (
     activations,
+    copies,
     creation,
     foreach,
+    functions,
     indexing,
     joining,
     losses,
@@ -21,6 +23,6 @@ from .ops import (
 )
 
 MODULES = (
-    activations, creation, foreach, indexing, joining, losses, norms, pointwise, pooling, random, reductions, regions,
-    resampling, scans, scatter, softmax, views,
+    activations, copies, creation, foreach, functions, indexing, joining, losses, norms, pointwise, pooling, random,
+    reductions, regions, resampling, scans, scatter, softmax, views,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 from ..ir.index.index import add, mul, quotient, remainder
 from ..ir.value import Value
 from .core import Indices, Lowering, Tensor, Unlowered, lowers
-from .ops.pointwise import copied
+from .ops.copies import copied
 from .ops.views import clamped, from_front, place_of, promised_sizes, wrapped
 from .positions import compared, guarded, iterations, scalar, swapped, within
 from .windows import Sliding, summed

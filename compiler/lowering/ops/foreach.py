@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core import LOWERINGS, Lowering, Tensor, lowers
-from .pointwise import copied
+from . import functions, pointwise  # noqa: F401  (they register what stands for one tensor)
+from .copies import copied
 
 UNARY = (
     "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",

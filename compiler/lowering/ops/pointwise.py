@@ -1,6 +1,7 @@
-"""Pointwise operators: arithmetic, comparisons, logic, bits, functions of one number, choice, conversion.
+"""Pointwise operators: arithmetic, comparisons, logic, bits, functions of one number, choice.
 
-Activations are in `activations`, optimizers' lists of tensors in `foreach`.
+Functions of several operations are in `functions`, conversions in `copies`, activations in `activations`, optimizers'
+lists of tensors in `foreach`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import torch
 
 from ...ir.index.bounds import known_nonnegative
 from ...ir.value import HALVES, Value, compute_dtype
-from ..arithmetic import minus, negated, op, over, plus, times, where
+from ..arithmetic import minus, op, over, plus, times, where
 from ..core import Lowering, Tensor, cast, const, lowers
 from ..scalars import Scalar, exact, literal
 from ..sizes import Unlowered
+from .copies import copied
 from .elementwise import Kind, at_least, at_most, broadcast, element, elementwise, promoted, rounded
 
 # -- tables: operators that are one operation -----------------------------------------------------------------------
@@ -341,110 +343,6 @@ def _nextafter(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
     return elementwise(low, [x, y], lambda a, b: op("nextafter", a, b))
 
 
-# -- other functions ------------------------------------------------------------------------------------------------
-
-
-@lowers("aten.frac")
-def _frac(low: Lowering, x: Tensor) -> Tensor:
-    return elementwise(low, [x], lambda a: minus(a, op("trunc", a)), decides=True)
-
-
-@lowers("aten.sinc", "aten.special_sinc")
-def _sinc(low: Lowering, x: Tensor) -> Tensor:
-    def compute(a: Value) -> Value:
-        product = times(a, math.pi)
-        return where(op("eq", a, 0), 1, over(op("sin", product), product))
-
-    return elementwise(low, [x], compute, "int_to_float")
-
-
-@lowers("aten.xlogy")
-def _xlogy(low: Lowering, x: Any, y: Any) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: _times_log(a, b, op("log", b)), "int_to_float")
-
-
-@lowers("aten.special_xlog1py")
-def _xlog1py(low: Lowering, x: Any, y: Any) -> Tensor:
-    return elementwise(low, [x, y], lambda a, b: _times_log(a, b, op("log1p", b)), "int_to_float")
-
-
-def _times_log(a: Value, b: Value, logarithm: Value) -> Value:
-    return where(op("isnan", b), math.nan, where(op("eq", a, 0), 0, times(a, logarithm)))
-
-
-@lowers("aten.logaddexp")
-def _logaddexp(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
-    def compute(a: Value, b: Value) -> Value:
-        larger = at_least(a, b)
-        total = plus(larger, op("log1p", op("exp", negated(op("abs", minus(a, b))))))
-        return where(op("logical_and", op("isinf", a), op("eq", a, b)), a, total)
-
-    return elementwise(low, [x, y], compute, "int_to_float")
-
-
-@lowers("aten.logaddexp2")
-def _logaddexp2(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
-    def compute(a: Value, b: Value) -> Value:
-        larger = at_least(a, b)
-        more = op("log1p", op("exp2", negated(op("abs", minus(a, b)))))
-        total = plus(larger, times(more, 1 / math.log(2)))
-        return where(op("logical_and", op("isinf", a), op("eq", a, b)), a, total)
-
-    return elementwise(low, [x, y], compute, "int_to_float")
-
-
-@lowers("aten.heaviside")
-def _heaviside(low: Lowering, x: Tensor, values: Tensor) -> Tensor:
-    def compute(a: Value, at_zero: Value) -> Value:
-        return where(op("eq", a, 0), at_zero, cast(op("gt", a, literal(0, a.dtype)), a.dtype))
-
-    return elementwise(low, [x, values], compute, decides=True)
-
-
-@lowers("aten.nan_to_num")
-def _nan_to_num(
-    low: Lowering, x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
-) -> Tensor:
-    if not x.dtype.is_floating_point:
-        return copied(low, x)
-    info = torch.finfo(x.dtype)
-    nan, posinf, neginf = (
-        otherwise if given is None else given
-        for given, otherwise in ((nan, 0.0), (posinf, info.max), (neginf, info.min))
-    )
-
-    def compute(a: Value) -> Value:
-        kept = where(op("eq", a, math.inf), posinf, where(op("eq", a, -math.inf), neginf, a))
-        return where(op("isnan", a), nan, kept)
-
-    return elementwise(low, [x], compute)
-
-
-@lowers("aten.deg2rad")
-def _deg2rad(low: Lowering, x: Tensor) -> Tensor:
-    return elementwise(low, [x], lambda a: times(a, math.pi / 180), "int_to_float")
-
-
-@lowers("aten.rad2deg")
-def _rad2deg(low: Lowering, x: Tensor) -> Tensor:
-    return elementwise(low, [x], lambda a: times(a, 180 / math.pi), "int_to_float")
-
-
-@lowers("aten.angle")
-def _angle(low: Lowering, x: Tensor) -> Tensor:
-    def compute(a: Value) -> Value:
-        return where(op("isnan", a), a, where(op("lt", a, 0), math.pi, const(0.0, a.dtype)))
-
-    return elementwise(low, [x], compute, "int_to_float")
-
-
-@lowers("aten.ldexp")
-def _ldexp(low: Lowering, x: Any, exponent: Any) -> Tensor:
-    """``x * 2 ** exponent``, the power rounded to the exponent's own floating dtype first, as eager."""
-    power = elementwise(low, [exponent], lambda e: op("pow", 2.0, e), "int_to_float")
-    return elementwise(low, [x, power], times, opmath=True)
-
-
 # -- choice ---------------------------------------------------------------------------------------------------------
 
 
@@ -485,65 +383,3 @@ def raw(low: Lowering, operands: list[Any], compute: Callable[..., Value], dtype
 @lowers("aten.masked_fill")
 def _masked_fill(low: Lowering, x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return _chosen(low, mask, [value, x], x.dtype, where)
-
-
-# -- conversion and copies ------------------------------------------------------------------------------------------
-
-
-def copied(low: Lowering, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A copy in memory of its own, converted; a conversion to 16 bits rounds even where it is then computed with."""
-    dtype = x.dtype if dtype is None else dtype
-    computed = compute_dtype(dtype)
-
-    def value(i: tuple[Any, ...]) -> Value:
-        given = x.at(i) if dtype.is_floating_point else rounded(x.at(i), x.dtype)  # whole numbers are decided on
-        converted = cast(given, computed)
-        return converted if dtype == x.dtype else rounded(converted, dtype)
-
-    return low.pointwise(value, x.sizes, dtype)
-
-
-@lowers("aten._to_copy")
-def _to_copy(
-    low: Lowering, x: Tensor, *, dtype: torch.dtype | None = None, pin_memory: bool | None = None, **_more: Any
-) -> Tensor:
-    """The result's strides and device are in the metadata."""
-    if pin_memory:
-        raise Unlowered("arguments", "pinned memory")
-    return copied(low, x, dtype)
-
-
-@lowers("prims.convert_element_type")
-def _convert(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
-    return copied(low, x, dtype)
-
-
-@lowers("aten.clone", "aten.lift_fresh_copy", "aten.contiguous")
-def _clone(low: Lowering, x: Tensor, **_more: Any) -> Tensor:
-    return copied(low, x)
-
-
-@lowers("aten.copy")
-def _copy(low: Lowering, x: Tensor, source: Tensor, _: bool = False) -> Tensor:
-    """`source`, in the sizes and the dtype of `x`."""
-    computed = compute_dtype(x.dtype)
-
-    def value(i: tuple[Any, ...]) -> Value:
-        return rounded(cast(element(source, i), computed), x.dtype)
-
-    return low.pointwise(value, x.sizes, x.dtype)
-
-
-@lowers("aten.fill")
-def _fill(low: Lowering, x: Tensor, value: Any) -> Tensor:
-    computed = compute_dtype(x.dtype)
-    return low.pointwise(
-        lambda i: cast(element(value, i), computed) if isinstance(value, Tensor) else literal(value, computed),
-        x.sizes,
-        x.dtype,
-    )
-
-
-@lowers("aten.zero")
-def _zero(low: Lowering, x: Tensor) -> Tensor:
-    return low.pointwise(lambda i: const(0, compute_dtype(x.dtype)), x.sizes, x.dtype)

@@ -20,7 +20,7 @@ from ...prims import UNIFORM_BITS, threshold
 from ..arithmetic import op, plus, times
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, const, contiguous, lowers
 from ..scalars import literal
-from .pointwise import copied
+from .copies import copied
 from .views import promised_sizes
 
 

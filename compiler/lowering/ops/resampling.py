@@ -23,7 +23,7 @@ from ..arithmetic import minus, op, over, plus, size_value, times, where
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, const, lowers
 from ..positions import compared, filled, iterations
 from ..windows import summed
-from .pointwise import copied
+from .copies import copied
 
 CUBIC = -0.75  # the free coefficient of eager's cubic convolution
 

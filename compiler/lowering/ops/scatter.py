@@ -32,9 +32,9 @@ from ..positions import (
     unraveled,
 )
 from ..scalars import Scalar
+from .copies import copied
 from .elementwise import element as broadcast_at
 from .indexing import Advanced
-from .pointwise import copied
 from .views import wrapped
 
 # How each reduction of `scatter_reduce` combines, for numbers and for bool.

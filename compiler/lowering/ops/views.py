@@ -17,7 +17,7 @@ from ...ir.index.bounds import known_lt, known_nonnegative
 from ...ir.index.index import Index, Loaded, add, least, most, mul, quotient, remainder
 from ...ir.value import Number, Op
 from ..core import Indices, Lowering, Tensor, Unlowered, contiguous, lowers, number
-from .pointwise import copied
+from .copies import copied
 
 
 def promised_sizes(low: Lowering, output: int | None = None) -> Indices:
