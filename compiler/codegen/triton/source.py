@@ -18,6 +18,7 @@ from .kernel_text import LaunchText, launch_text
 from .plan import Launch, launches
 
 _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+_LIBRARY = ("device_library.py", "device_reductions.py")
 _ORDER = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 
 
@@ -74,7 +75,10 @@ def _used(text: str) -> list[str]:
 @functools.cache
 def _library() -> dict[str, str]:
     """Name and source of every function of the library."""
-    text = resources.files(__package__).joinpath("device_library.py").read_text()
-    lines = text.splitlines()
-    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-    return {f.name: "\n".join(lines[f.decorator_list[0].lineno - 1 : f.end_lineno]) for f in functions}
+    found: dict[str, str] = {}
+    for file in _LIBRARY:
+        text = resources.files(__package__).joinpath(file).read_text()
+        lines = text.splitlines()
+        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+        found |= {f.name: "\n".join(lines[f.decorator_list[0].lineno - 1 : f.end_lineno]) for f in functions}
+    return found
