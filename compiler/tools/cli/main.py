@@ -40,7 +40,7 @@ from .options import (
 from .own_rules import OwnRules, known_rules, own_rules, rules_named, with_rules
 from .profile import bench, kernels
 from .settings import modes, options, templates
-from .shared import UsageError, output_console, shown_progress, usage_errors
+from .shared import UsageError, output_console, require_writable, shown_progress, usage_errors
 
 if TYPE_CHECKING:
     from ....rewrites.report.document import Report
@@ -135,6 +135,7 @@ def report(
     with usage_errors():
         if diff is not None:
             raise typer.Exit(_diff(*diff))
+        require_writable(json_path, html_path)
         chosen = chosen_target(layers, tiny, mask or not targets, train, dtype, batch, seq, device, settings)
         if corpus is not None:
             arguments = corpus_arguments(chosen, dynamic=dynamic, profit=profit, verify=verify)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,19 @@ Layers = Annotated[int | None, typer.Option(min=1, help="Layers of each stack (d
 Tiny = Annotated[bool, typer.Option("--tiny", help="Small widths, heads and vocabulary.")]
 Mask = Annotated[bool, typer.Option("--mask", help="Give a padding mask.")]
 Train = Annotated[bool, typer.Option("--train", help="Training mode: forward and backward, dropout on.")]
-DType = Annotated[Literal["float32", "bfloat16", "float16", "float64"], typer.Option(help="Parameters and inputs.")]
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+
+
+def _dtype(name: str) -> str:
+    full = _DTYPES.get(name, name)
+    if full not in _DTYPES.values():
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(_DTYPES.values())} (or {', '.join(_DTYPES)})")
+    return full
+
+
+DType = Annotated[
+    str, typer.Option(parser=_dtype, metavar="|".join(_DTYPES.values()), help="Parameters and inputs; bf16, ... too.")
+]
 Batch = Annotated[int, typer.Option(min=1, help="Rows.")]
 Seq = Annotated[int | None, typer.Option(min=1, help="Tokens of a row (default: 128, or what the model takes).")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
@@ -92,9 +104,12 @@ def _json(text: str) -> Any:
 
 
 def loaded_target(target: str, choices: Choices) -> Target:
-    """Build a target, showing progress."""
-    from ..targets.load import load
+    """Build a target that runs in eager mode, showing progress."""
+    from ..targets.load import load, require_running
 
     with shown_progress() as progress:
         progress(f"building {target}", 0.0)
-        return load(target, choices)
+        loaded = load(target, choices)
+        if not target.startswith("hf:"):  # whose inputs were found by running them
+            require_running(loaded)
+        return loaded

@@ -24,7 +24,7 @@ from .options import (
     loaded_target,
 )
 from .own_rules import OwnRules, own_rules, with_rules
-from .shared import UsageError, output_console, shown_progress, usage_errors
+from .shared import UsageError, output_console, require_writable, shown_progress, usage_errors
 
 Training = Annotated[
     bool, typer.Option("--train", "--training", help="Training mode: forward and backward, dropout on.")
@@ -59,6 +59,7 @@ def kernels(
 
     with usage_errors():
         _threads(threads)
+        require_writable(json_path, html_path)
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
         loaded = loaded_target(target, chosen)
         options: dict[str, Any] = {**configured(config), **({"freezing": True} if freezing else {})}
@@ -104,6 +105,7 @@ def bench(
 
     with usage_errors():
         _threads(threads)
+        require_writable(json_path)
         contestants = _templates(templates) if templates else _contestants(backends, modes)
         contestants = _with_rules(contestants, own_rules(own))
         for one in contestants:

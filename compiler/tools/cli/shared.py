@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -16,6 +17,23 @@ errors = Console(stderr=True)
 
 class UsageError(ValueError):
     """An argument that names nothing; the message says what there is."""
+
+
+def require_writable(*paths: Path | None) -> None:
+    """Raise before the work where its result could not be written after it.
+
+    Raises:
+        UsageError: a folder does not exist, or may not be written to.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UsageError(f"cannot write {path}: this user may not")
 
 
 @contextlib.contextmanager

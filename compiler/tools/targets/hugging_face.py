@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -64,14 +65,29 @@ def _transformers() -> Any:
     return transformers
 
 
-def _config(model_type: str, choices: Choices) -> Any:
+def is_model_type(name: str) -> bool:
+    """Whether `transformers` has this model type, `-` and `_` being the same."""
+    return _spelled(name) in _model_types()
+
+
+def _model_types() -> dict[str, str]:
+    """Model types as `transformers` spells them, by their names with `-`."""
     mapping = _transformers().CONFIG_MAPPING
-    names = {name.replace("_", "-"): name for name in mapping.keys()}  # noqa: SIM118 (a lazy mapping: iteration differs)
-    name = names.get(model_type.replace("_", "-").lower())
+    return {_spelled(name): name for name in mapping.keys()}  # noqa: SIM118 (a lazy mapping: iteration differs)
+
+
+def _spelled(name: str) -> str:
+    return name.replace("_", "-").lower()
+
+
+def _config(model_type: str, choices: Choices) -> Any:
+    mapping, names = _transformers().CONFIG_MAPPING, _model_types()
+    name = names.get(_spelled(model_type))
     if name is None:
-        close = [names[n] for n in difflib.get_close_matches(model_type.replace("_", "-"), names, n=4)]
+        close = [names[n] for n in difflib.get_close_matches(_spelled(model_type), names, n=4)]
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         raise TargetError(f"transformers has no model type {model_type!r}{hint}")
+    _require_settings(model_type, mapping[name], choices.config)
     try:
         config = mapping[name](**{**_smaller(mapping[name](), choices), **choices.config})
     except Exception as error:
@@ -80,6 +96,17 @@ def _config(model_type: str, choices: Choices) -> Any:
         if "use_cache" in vars(part):
             part.use_cache = False
     return config
+
+
+def _require_settings(model_type: str, config: Any, given: Mapping[str, Any]) -> None:
+    """Raise where a configuration has no setting of a name: it would take any, and leave it unread."""
+    plain = vars(config())
+    known = {*plain, *dir(config), *inspect.signature(config).parameters, *config.attribute_map}
+    for name, value in given.items():
+        if name not in known and vars(config(**{name: value})) == {**plain, name: value}:  # older names are translated
+            close = difflib.get_close_matches(name, known, n=3)
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
+            raise TargetError(f"hf:{model_type} has no setting {name!r}{hint}")
 
 
 def _smaller(config: Any, choices: Choices) -> dict[str, Any]:

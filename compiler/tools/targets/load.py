@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
@@ -84,7 +85,9 @@ def load(target: str, choices: Choices | None = None, **given: Any) -> Target:
     choices = choices or Choices(**given)
     kind, colon, rest = target.rpartition(":")
     if not colon or not rest:
-        raise TargetError(f"{target!r} is no target: expected hf:TYPE, path.py:factory or module:factory")
+        hint = f"; did you mean hf:{target}?" if target.isidentifier() and _is_model_type(target) else ""
+        raise TargetError(f"{target!r} is no target: expected hf:TYPE, path.py:factory or module:factory{hint}")
+    require_device(choices.device)
     torch.manual_seed(0)
     if kind == "hf":
         from .hugging_face import build
@@ -93,6 +96,48 @@ def load(target: str, choices: Choices | None = None, **given: Any) -> Target:
     else:
         model, args, kwargs = _from_factory(target, _factory(kind, rest), choices)
     return _placed(Target(target, model, args, kwargs, choices))
+
+
+def require_device(name: str) -> None:
+    """Raise where this machine has no such device.
+
+    Raises:
+        TargetError: it has none, or the name is none of a device.
+    """
+    try:
+        torch.empty(1, device=name)
+    except Exception as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TargetError(f"there is no device {name!r} here: {told}") from error
+
+
+def require_running(target: Target) -> None:
+    """Raise where a target does not run in eager mode, before anything is said of compiling it.
+
+    Raises:
+        TargetError: it raises; the message has its error, and the place in the user's code.
+    """
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            target.model(*target.args, **target.kwargs)
+    except Exception as error:
+        told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise TargetError(f"{target.name} raises in eager mode: {told}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """The innermost line of the traceback that is not torch's."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
+    last = frames[-1] if len(frames) > 1 else None  # the first is the one here
+    return "" if last is None else f" (at {last.filename}:{last.lineno}: {last.line})"
+
+
+def _is_model_type(name: str) -> bool:
+    if importlib.util.find_spec("transformers") is None:
+        return False
+    from .hugging_face import is_model_type
+
+    return is_model_type(name)
 
 
 def _placed(target: Target) -> Target:

@@ -17,6 +17,9 @@ import torch
 
 def model():
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), torch.ones(2, 8)
+
+def broken():
+    return lambda x: x.view(3, 7), torch.ones(4)
 """
 
 
@@ -279,3 +282,28 @@ def test_help_needs_no_torch():
 
     code = "import sys; from regraft.compiler.tools.cli import main; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("report", "bert"), "did you mean hf:bert"),
+        (("report", "small.py:model", "--device", "cuda:99"), "no device 'cuda:99' here"),
+        (("report", "small.py:model", "--device", "gpu"), "no device 'gpu' here"),
+        (("report", "small.py:broken"), "small.py:broken raises in eager mode: RuntimeError: shape '[3, 7]'"),
+        (("bench", "small.py:broken"), "small.py:8: return lambda x: x.view(3, 7)"),
+        (("report", "small.py:model", "--html", "nowhere/page.html"), "there is no folder nowhere"),
+        (("report", "small.py:model", "--json", "."), "it is a folder"),
+        (("bench", "small.py:model", "--json", "nowhere/x.json"), "there is no folder nowhere"),
+        (("report", "small.py:model", "--dtype", "half"), "bf16"),
+    ],
+)
+def test_usage_errors_are_told_before_the_work(args, told):
+    result = run(*args, code=2)
+    assert told in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+def test_short_names_of_dtypes():
+    run("report", "small.py:model", "--dtype", "bf16", "--no-time")
+    assert '"bfloat16"' in Path("regraft-report.json").read_text()

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from regraft.compiler.tools.targets.hugging_face import _smaller
+from regraft.compiler.tools.targets.hugging_face import _require_settings, _smaller
 from regraft.compiler.tools.targets.load import Choices, TargetError, load
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 TINY = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99}
 
@@ -67,10 +67,11 @@ def test_masked_families(model_type, config, inputs):
     ("model_type", "key"), [("vit", "pixel_values"), ("swin", "pixel_values"), ("wav2vec2", "input_values")]
 )
 def test_families_without_tokens(model_type, key):
+    layers = {name: value for name, value in TINY.items() if name != "vocab_size"}
     small = {
-        "vit": {**TINY, "image_size": 32},
+        "vit": {**layers, "image_size": 32},
         "swin": {"embed_dim": 24, "image_size": 128, "window_size": 4},
-        "wav2vec2": TINY,
+        "wav2vec2": {**layers, "vocab_size": 99},
     }[model_type]
     assert key in tiny(model_type, config=small).kwargs
 
@@ -92,6 +93,17 @@ def test_layers_of_stages_and_parts():
 def test_unknown_model_type_is_answered_with_suggestions():
     with pytest.raises(TargetError, match=r"no model type 'brt'; did you mean .*bert"):
         load("hf:brt")
+
+
+def test_a_setting_that_nothing_reads_is_refused():
+    with pytest.raises(TargetError, match="no setting 'hiden_size'; did you mean hidden_size"):
+        load("hf:bert", config={"hiden_size": 64})
+
+
+@pytest.mark.parametrize("name", ["num_labels", "n_embd", "rope_theta"])
+def test_settings_with_older_names_are_read(name):
+    kind = {"num_labels": "bert", "n_embd": "gpt2", "rope_theta": "llama"}[name]
+    _require_settings(kind, transformers.CONFIG_MAPPING[kind], {name: 8})
 
 
 def test_wrong_setting():
