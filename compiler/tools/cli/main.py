@@ -145,8 +145,7 @@ def report(
         from ..coverage.report import Plan
         given = {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
         wanted = with_rules({**configured(config), **given}, own_rules(own))
-        plan = Plan(wanted, dynamic=dynamic or None, timed=not no_time)
-        made = _examined(targets or ["hf:bert"], chosen, plan, threads)
+        made = _examined(targets or ["hf:bert"], chosen, Plan(wanted, dynamic or None, not no_time), threads)
         _shown(made, json_path, html_path)
     raise typer.Exit(0 if made.right else 1)
 
