@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .compiler.tools.explain.expect import expect_match
     from .compiler.tools.explain.explain import explain
     from .compiler.tools.profile import KernelReport, kernels
+    from .compiler.tools.repro import repro
     from .patterns import default_rules
     from .rewrites.coverage import Coverage, coverage
     from .rewrites.pattern import PatternError, cast, choose, optional
@@ -45,6 +46,7 @@ _HOMES = {
     "list_modes": ".compiler.options",
     "list_options": ".compiler.options",
     "list_templates": ".compiler.options",
+    "repro": ".compiler.tools.repro",
     "default_rules": ".patterns",
     "Coverage": ".rewrites.coverage",
     "coverage": ".rewrites.coverage",
@@ -95,6 +97,7 @@ __all__ = [
     "list_templates",
     "optional",
     "register_pattern",
+    "repro",
 ]
 
 

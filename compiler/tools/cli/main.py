@@ -1,4 +1,4 @@
-"""The `regraft` command: report, explain, bisect, code, kernels, bench, options, modes, templates, cache, rules, check.
+"""The `regraft` command: reports, explanations, searches for faults, kernels, benchmarks, settings, rules and checks.
 
 Exit codes: 0 all is well; 1 a finding (wrong results, a regression, a rule that fails its check); 2 a usage error.
 """
@@ -39,6 +39,7 @@ from .options import (
 )
 from .own_rules import OwnRules, known_rules, own_rules, rules_named, with_rules
 from .profile import bench, kernels
+from .repro import repro
 from .settings import modes, options, templates
 from .shared import UsageError, output_console, require_writable, shown_progress, usage_errors
 
@@ -59,6 +60,7 @@ _FEW_RULES = 3  # of which a check tells what it did not cover
 
 
 app.command()(bisect)
+app.command()(repro)
 app.command()(kernels)
 app.command()(bench)
 app.command()(options)

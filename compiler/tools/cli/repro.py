@@ -1,0 +1,69 @@
+"""`regraft repro`: write a small script that shows a fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import (
+    TARGET,
+    Batch,
+    Config,
+    Device,
+    DType,
+    Layers,
+    Mask,
+    Seq,
+    Settings,
+    Tiny,
+    Train,
+    chosen_target,
+    configured,
+    loaded_target,
+)
+from .own_rules import OwnRules, own_rules, with_rules
+from .shared import UsageError, shown_progress, usage_errors
+
+
+def repro(
+    target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
+    out: Annotated[Path, typer.Option("--out", help="The script.")] = Path("repro.py"),
+    layers: Layers = None,
+    tiny: Tiny = False,
+    mask: Mask = False,
+    train: Train = False,
+    dtype: DType = "float32",
+    batch: Batch = 1,
+    seq: Seq = None,
+    device: Device = "cpu",
+    settings: Settings = None,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
+    config: Config = None,
+    own: OwnRules = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Relative error from which on a result is wrong. [default: by dtype]")
+    ] = None,
+    isolate: Annotated[bool, typer.Option("--isolate", help="Run in forks: for what crashes.")] = False,
+    minimize: Annotated[bool, typer.Option(help="Make it small.")] = True,
+    seconds: Annotated[float, typer.Option(min=1, help="That making it small may take.")] = 120.0,
+) -> None:
+    """Write a script that shows a wrong result, a NaN or a crash of a compiled model without the model."""
+    from ..repro import NothingFailsError, NotWritableError
+    from ..repro import repro as written
+
+    with usage_errors():
+        chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
+        options = with_rules(configured(config), own_rules(own))
+        loaded = loaded_target(target, chosen)
+        with shown_progress() as progress:
+            try:
+                made = written(
+                    loaded.model, loaded.kwargs or loaded.args, out, options=options, dynamic=dynamic or None,
+                    train=train, tolerance=tolerance, isolate=isolate, minimize=minimize, seconds=seconds,
+                    progress=progress,
+                )  # fmt: skip
+            except (NothingFailsError, NotWritableError) as error:
+                raise UsageError(f"{target}: {error}") from error
+    typer.echo(str(made))
