@@ -42,6 +42,7 @@ from .passes.pad_conv_channels import pad_channels
 from .passes.recompute_log_softmax import keep_rows
 from .passes.recompute_norms import recompute_norms
 from .passes.registry import Condition, Context, Pass
+from .passes.results_apart import keep_apart
 from .passes.scalars_to_device import move_scalars
 from .passes.sdpa_backward_layout import lay_out_gradients
 from .passes.split_conv_bias import split_biases, sum_bias_gradients
@@ -213,6 +214,7 @@ JOINT = (
     _simple("max_pool_offsets", keep_places, TRAINING),
     Pass("seed_dropout", _seed, (SEEDED,), source=seed_calls),
     _attention(_fuse_attention_training, TRAINING, ON_CUDA),
+    _simple("results_apart", keep_apart, TRAINING),
 )  # fmt: skip
 
 LOWERED = (

@@ -17,7 +17,7 @@ from torch import fx
 from ...rewrites import graph
 from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, is_number, is_tensor, rank, sees, shape, val
-from ...rewrites.symbolic import known_equal, same_shape
+from ...rewrites.symbolic import hint, known_equal, same_shape
 from .analysis import Factor, is_literal, uniform
 
 aten = torch.ops.aten
@@ -106,6 +106,6 @@ def inverse(edit: Editor, factor: Factor) -> Factor | None:
     known = uniform(factor)
     if known is not None:
         return 1.0 / known if known != 0 else None
-    if is_number(factor):
-        return edit.call(operator.truediv, 1.0, factor)
+    if is_number(factor):  # a symbol may be 0 on the example, and later another number
+        return edit.call(operator.truediv, 1.0, factor) if hint(val(factor)) != 0 else None
     return edit.call(aten.reciprocal.default, factor)

@@ -13,7 +13,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
-from ...rewrites.symbolic import known, known_equal
+from ...rewrites.symbolic import hint, known, known_equal
 from .analysis import holds_softmax
 
 aten = torch.ops.aten
@@ -33,6 +33,8 @@ def piece(node: fx.Node, edit: Editor) -> fx.Node | None:
     dim %= rank(x)
     sizes = [part.shape[dim] for part in val(call)]
     start = sum(sizes[:index])
+    if hint(start) is None or hint(sizes[index]) is None:  # of data: a slice is as long as it can be, a part as told
+        return None
     return edit.call(aten.slice.Tensor, x, dim, start, _end(start + sizes[index], shape(x)[dim]))
 
 

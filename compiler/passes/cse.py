@@ -32,7 +32,7 @@ def share_calls(graph_module: fx.GraphModule) -> int:
     for node in list(graph.nodes):
         if not _is_plain(node) or node in written or storages(node) & returned:
             continue
-        key = (node.target, _frozen(node.args), _frozen(node.kwargs))
+        key = (node.target, frozen(node.args), frozen(node.kwargs))
         known = first.setdefault(key, node)
         if known is not node:
             node.replace_all_uses_with(known)
@@ -50,14 +50,14 @@ def _is_plain(node: fx.Node) -> bool:
     return node.target.namespace == "aten" and is_pure(node) and not is_random(node) and "recompute" not in node.meta
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
     """Arguments as a key: of numbers, their type counts, and NaN is no other than itself."""
     if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
+        return tuple(map(frozen, value))
     if isinstance(value, dict):
-        return tuple((name, _frozen(item)) for name, item in sorted(value.items()))
+        return tuple((name, frozen(item)) for name, item in sorted(value.items()))
     if isinstance(value, slice):
-        return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
+        return ("slice", frozen(value.start), frozen(value.stop), frozen(value.step))
     if isinstance(value, (int, float, complex, bool)):
         return (type(value).__name__, repr(value))
     return (

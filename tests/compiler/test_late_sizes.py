@@ -125,3 +125,20 @@ def test_programs_train_with_sizes_that_they_make_known(in_graph):
                 results.append((loss, *torch.autograd.grad(loss, (x, w))))
             torch.testing.assert_close(*results)
     assert not cov.fallbacks
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_parts_whose_sizes_are_data(dynamic):
+    """A part is as long as it is told to be; a slice is as long as there is something to take."""
+
+    def program(sizes, x):
+        a, b, c = x.split(sizes.tolist())
+        return a.sum(0), b * 2, torch.cat([c, a])
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), regraft.coverage() as cov:
+        compiled = torch.compile(program, backend="regraft", dynamic=dynamic, fullgraph=True)
+        for sizes in ([1, 3, 4], [0, 8, 0], [2, 1, 5]):
+            given = torch.tensor(sizes), X
+            torch.testing.assert_close(compiled(*given), program(*given))
+    assert not cov.faults

@@ -152,3 +152,14 @@ def test_gradients():
     compiled = torch.compile(function, backend="regraft", dynamic=True)
     for n in (2, -3, -1, 4):
         torch.testing.assert_close(gradient(compiled, n), gradient(function, n))
+
+
+def test_a_divisor_that_is_zero_on_the_example():
+    def program(x, f):
+        return x / f, (x / f).softmax(-1), x * 2 / f
+
+    compiled = torch.compile(program, backend="regraft", dynamic=True)
+    with regraft.coverage() as cov:
+        for f in (0.0, 2.5, -1.25, math.inf):
+            torch.testing.assert_close(compiled(X, f), program(X, f), equal_nan=True)
+    assert not cov.faults

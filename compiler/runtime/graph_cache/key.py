@@ -20,6 +20,7 @@ from ....rewrites import compat
 from ....rewrites.compat import attention, memory
 from ....rewrites.machine import cpu_model
 from ....rewrites.reason import Reason
+from ....rewrites.symbolic import SYMBOLIC, hint
 from ...codegen.triton.compiler import triton_version
 from ...options import Options
 
@@ -78,10 +79,17 @@ def _state() -> Iterator[str]:
 
 def _module(gm: fx.GraphModule) -> Iterator[str]:
     for node in gm.graph.nodes:
+        if _is_given(node.meta.get("example_value")):
+            raise _NoKeyError("a number that the program is given is symbolic: compiling may fix it, by a guard")
         yield f"{node.op} {node.name} {_target(node)} {_text(node.args)} {_text(node.kwargs)}"
         yield str(node.meta.get("stack_trace", ""))
         if node.op in ("get_attr", "call_module"):
             yield from _attribute(compat.attribute(gm, str(node.target)))
+
+
+def _is_given(number: Any) -> bool:
+    """Whether a number is symbolic and known beforehand, as Python floats are: read from a tensor that Dynamo makes."""
+    return isinstance(number, SYMBOLIC) and hint(number) is not None
 
 
 def _target(node: fx.Node) -> str:

@@ -104,6 +104,7 @@ def _function(step: Step, forward: Boxed, backward: Boxed) -> Any:
             return tuple(outputs)
 
         @staticmethod
+        @compat.without_dynamo  # which looks at what runs in a backward that a compiled program calls
         def backward(ctx: Any, *gradients: Any) -> Any:
             given = [*ctx.saved_tensors]
             for place, (sizes, strides) in zip(differentiable, step.tangents, strict=True):

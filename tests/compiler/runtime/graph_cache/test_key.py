@@ -83,3 +83,15 @@ def test_inputs_within_a_transformation_have_none(transform):
 
     transform(inner)(torch.randn(3))
     assert isinstance(found[0], Reason)
+
+
+def test_what_is_compiled_for_one_value_of_a_float_is_not_recalled_for_another(tmp_path, monkeypatch):
+    """AOTAutograd fixes symbolic floats where it can't compute with them, by a guard that a recalled graph lacks."""
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x, f: (torch.full((3,), f), x * f), backend="regraft")
+    x = torch.randn(3)
+    for number in (-3.5, 0.0, 1.0, 7.25, 0.0):
+        full, product = compiled(x, number)
+        torch.testing.assert_close((full, product), (torch.full((3,), number), x * number))

@@ -144,3 +144,16 @@ def test_writes_to_what_is_kept_are_noticed():
 ], ids=["writes", "views"])  # fmt: skip
 def test_what_needs_autograds_wrapper_is_right(function):
     held(steps(function, tensors(True, True))[0])
+
+
+def test_a_backward_that_a_compiled_program_calls_is_not_traced():
+    """Dynamo looks at Python that runs between the graphs of a program."""
+
+    def program(x):
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad((leaf @ leaf).relu().pow(3).sum(), leaf)[0] + x
+
+    (x,) = tensors(False)
+    for _ in range(2):  # compiled, recalled
+        torch.compiler.reset()
+        torch.testing.assert_close(torch.compile(program, backend="regraft")(x), program(x))

@@ -1,0 +1,54 @@
+"""Two results stay two tensors, where autograd's partition would make one of the equal calls that they come from.
+
+    a, _ = sort(x); b, _ = sort(x); return a, b    ->    return a, clone(b)
+
+The partition shares equal calls. It leaves out what a program gets, but does not see that of a call with several
+results: a write to one tensor that a program got would show in the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import fx
+
+from ...rewrites.effects import storages
+from .cse import frozen
+
+
+def keep_apart(graph_module: fx.GraphModule) -> int:
+    """Copy what equal calls of several results give to the program, all but the first; returns how many copies.
+
+    Args:
+        graph_module: the joint graph, changed in place.
+    """
+    graph = graph_module.graph
+    returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
+    values: dict[fx.Node, Hashable] = {}
+    first: dict[Hashable, Hashable] = {}
+    copies = 0
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            values[node] = node
+            continue
+        args = fx.map_arg((frozen(node.args), frozen(node.kwargs)), lambda arg: values.get(arg, arg))
+        key = (node.target, *args)
+        known = first.setdefault(key, node)
+        values[node] = known
+        if known is not node and isinstance(node.meta.get("val"), (tuple, list)):
+            copies += sum(_copied(graph, part) for part in node.users if storages(part) & returned)
+    if copies:
+        graph_module.recompile()
+    return copies
+
+
+def _copied(graph: fx.Graph, part: fx.Node) -> bool:
+    """Read a copy instead of one result of a call, which has its metadata: views of it are views of the copy."""
+    if not isinstance(part.meta.get("val"), torch.Tensor):
+        return False
+    with graph.inserting_after(part):
+        copy = graph.call_function(torch.ops.aten.clone.default, (part,))
+    copy.meta = dict(part.meta)
+    part.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+    return True

@@ -1,0 +1,34 @@
+"""What a program gets from two equal calls is two tensors, in training as well."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+CALLS = {
+    "sort": lambda x: x.sort(1)[0],
+    "norm": lambda x: F.layer_norm(x, (4,)),
+    "view": lambda x: x.topk(2, 1)[0].t(),
+    "computed": lambda x: x.sin().max(1)[0],
+    "attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+    "several": lambda x: torch.stack(x.cummax(0)).unbind()[0] + x.cummax(0)[0],
+    "one": lambda x: x.sin(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_equal_calls_give_tensors_of_their_own(dynamic):
+    torch._dynamo.reset()
+
+    def program(x):
+        return [[call(x), call(x), call(x)] for call in CALLS.values()]
+
+    x = torch.randn(3, 4, requires_grad=True)
+    compiled = torch.compile(program, backend="regraft", dynamic=dynamic, options={"verify": True})
+    results, expected = compiled(x), program(x)
+    torch.testing.assert_close(results, expected)
+    for name, three in zip(CALLS, results, strict=True):
+        assert len({y.untyped_storage().data_ptr() for y in three}) == 3, name
+    losses = (sum(y.square().sum() for three in given for y in three) for given in (results, expected))
+    torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in losses))
