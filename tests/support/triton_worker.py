@@ -14,6 +14,7 @@ import pickle
 import sys
 import tempfile
 import traceback
+import types
 import warnings
 from pathlib import Path
 
@@ -97,6 +98,55 @@ def _patch() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
     interpreter._patch_lang_tensor = patched_tensor
+    interpreter._patch_lang = _patched_once(interpreter._patch_lang)
+    interpreter.ReduceOps.generic_reduce = _reduced
+    interpreter.ScanOps.generic_scan = _scanned
+
+
+def _patched_once(patch):
+    """Triton's language becomes the interpreter's once; the interpreter does that anew at each call of a function."""
+    done = set()
+
+    def once(function):
+        modules = frozenset(id(x) for x in function.__globals__.values() if x is tl or x is tl.core)
+        if modules not in done:
+            done.add(modules)
+            patch(function)
+        return types.SimpleNamespace(restore=lambda: None)
+
+    return once
+
+
+def _reduced(self, values):
+    """A reduction with a function of ours, neighbours first, by blocks: the interpreter takes element after element."""
+    values, axis = self.unravel(values, self.axis)
+    dims = values[0].handle.data.ndim
+    parts = [np.moveaxis(value.handle.data, axis, 0) for value in values]
+    while len(parts[0]) > 1:
+        parts = _combined(self, [part[::2] for part in parts], [part[1::2] for part in parts], values)
+    results = [part[0] for part in parts]
+    if self.keep_dims:
+        results = [np.expand_dims(x, tuple(range(dims)) if self.axis is None else axis) for x in results]
+    return [self.to_tensor(x, value.dtype) for x, value in zip(results, values, strict=True)]
+
+
+def _scanned(self, values):
+    """A scan with a function of ours, one element after the other of all rows at once."""
+    given = [np.moveaxis(value.handle.data, self.axis, 0) for value in values]
+    rows = [[part[:1] for part in given]]
+    for k in range(1, len(given[0])):
+        rows.append(_combined(self, rows[-1], [part[k : k + 1] for part in given], values))
+    parts = [np.moveaxis(np.concatenate(part), 0, self.axis) for part in zip(*rows, strict=True)]
+    return [self.to_tensor(x, value.dtype) for x, value in zip(parts, values, strict=True)]
+
+
+def _combined(self, left, right, values):
+    """What the function makes of blocks, in the dtypes of `values`."""
+    blocks = [self.to_tensor(x, value.dtype) for side in (left, right) for x, value in zip(side, values, strict=True)]
+    made = self.combine_fn.fn(*blocks)
+    made = made if isinstance(made, tuple) else (made,)
+    arrays = [x.handle.data if isinstance(x, tl.tensor) else x for x in made]
+    return [np.broadcast_to(x, y.shape).astype(y.dtype) for x, y in zip(arrays, left, strict=True)]
 
 
 def _widened(x):
