@@ -8,6 +8,7 @@ happened in it goes to one `GraphRecord`, published to `regraft.coverage()`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, finish_
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import StepFacts, calls_plainly, keep_saved, places, step_facts, tell_strides
 from ..rewrites.compat.dynamo import allow_lookups_at_once
+from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
 from ..rewrites.coverage import publish
 from ..rewrites.effects import mark_gradients
@@ -29,6 +31,7 @@ from ..rewrites.faults import Faults
 from ..rewrites.graph import mark_returned
 from ..rewrites.reason import Reason
 from ..rewrites.record import Fallback, GraphRecord
+from ..rewrites.report.dump import write_dump
 from ..rewrites.switches import allowed, left_out, searching
 from .autograd.by_sizes import BySizes, with_known_sizes
 from .autograd.differentiate import GraphKind, differentiate
@@ -41,7 +44,7 @@ from .codegen.generate import NotGeneratedError, generate_kernels
 from .codegen.wrapper.bodies import Body, bodies, compiled_body, put_body, refused_body
 from .codegen.wrapper.wrapper import Wrapper, generate
 from .freezing import Freezer, refuse_training
-from .options import Options, cache_dir
+from .options import Options, cache_dir, debug_dir
 from .options.machine import note_configuration
 from .options.rules import resolve_rules
 from .passes.align_rows import strides_of_outputs, take_strides
@@ -57,6 +60,8 @@ from .runtime.graph_cache.entry import Entry, recall, save
 from .runtime.graph_cache.key import graph_key
 from .runtime.graph_cache.training import Step, step_of
 from .stages import Stages
+
+logger = logging.getLogger("regraft")
 
 Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
 """Told of each compiled graph: name of the program, kind, the graph, its wrapper; gives what is called in its place."""
@@ -105,6 +110,9 @@ class Compilation:
         observe: Observer | None = None,
     ) -> None:
         self._observe, self._explained = observe, bool(explained)
+        self._folder, self._logged = debug_dir(), set[str]()
+        if self._folder is not None or code_is_logged():
+            options = replace(options, debug=True)
         self.options, self._example_inputs = options, example_inputs
         self.rules = resolve_rules(options.rules)
         self.oracle = make_oracle(options)
@@ -160,6 +168,7 @@ class Compilation:
             known.record.details = {k: v for k, v in known.record.details.items() if k not in _OF_DYNAMO} | told
             self.record = known.record
             publish(known.record)
+            self._tell()
             return known.runner(self._graphs)
         if "cuda" in self._devices and do(triton.can_build, default=False):
             do(triton.start)
@@ -232,8 +241,16 @@ class Compilation:
             compiled = self._differentiate(captured)
         self.record.seconds["differentiate"] -= self._nested  # a backward compiled later, when first run, is not in it
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
+        self._tell()
         self._restores = captured.restore is not None
         return compiled if captured.restore is None else restored(compiled, captured.restore)
+
+    def _tell(self) -> None:
+        """Log what was generated, and write it into a folder, where somebody asks for that."""
+        logger.info("regraft: compiled %s", self.record)
+        log_code(self.record.name, self.record.details, self._logged)
+        if self._folder is not None:
+            self._contained.attempt(write_dump, self.record, self._folder)
 
     def _uncaptured(self) -> Captured:
         flat, restore = flat_outputs(self._gm)
@@ -291,6 +308,7 @@ class Compilation:
         with compile_lock(), left_out(self.options.without):
             if self._backward is None:
                 self._backward = self._compile_one(graph_module, inputs, kind)
+                self._tell()
             return self._backward
 
     def _compile_one(self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind) -> Callable[..., Any]:

@@ -290,6 +290,12 @@ class GraphRecord:
             break
         (self.applied if applied else self.declined).append(match)
 
+    def __str__(self) -> str:
+        """One line, for logs: ``graph 0/0 (inference): 12 matches applied, 1 declined, 7 kernels, 3 calls``."""
+        kernels, calls = sum(c.kernels for c in self.code), sum(k.count for c in self.code for k in c.kept)
+        counts = f"{len(self.applied)} matches applied, {len(self.open_declined)} declined"
+        return f"{self.name} ({self.kind}): {counts}, {kernels} kernels, {calls} calls"
+
     @property
     def open_declined(self) -> list[Match]:
         """The declined matches on whose computation nothing else decided later."""

@@ -11,7 +11,7 @@ machine.py         what of a configuration this machine cannot do, and why
 """
 
 from .checks import OptionError
-from .environment import cache_dir, compiler_setting
+from .environment import cache_dir, compiler_setting, debug_dir
 from .fields import Mode, Options
 from .listing import list_modes, list_options, list_templates
 
@@ -21,6 +21,7 @@ __all__ = [
     "Options",
     "cache_dir",
     "compiler_setting",
+    "debug_dir",
     "list_modes",
     "list_options",
     "list_templates",

@@ -4,6 +4,7 @@ REGRAFT_CACHE_DIR      where measured decisions, compiled kernels and compiled g
                        (default: $XDG_CACHE_HOME/regraft or ~/.cache/regraft)
 REGRAFT_CACHE_LIMIT    MiB that it may hold (default: 8192); what was used longest ago goes first
 REGRAFT_DISABLE_CACHE  1 keeps them for this process only
+REGRAFT_DEBUG          a folder where every stage of every compilation is written as text, with an index page
 CXX                    the C++ compiler (default: g++, clang++ or c++, the first that is there)
 """
 
@@ -32,6 +33,12 @@ def cache_limit() -> int:
     """How many bytes may be kept on disk; what is no number counts as the default."""
     given = os.environ.get("REGRAFT_CACHE_LIMIT", "").strip()
     return int(float(given) * (1 << 20)) if re.fullmatch(r"\d+(\.\d*)?", given) else _LIMIT
+
+
+def debug_dir() -> Path | None:
+    """Where compilations write every stage as text, or None."""
+    given = os.environ.get("REGRAFT_DEBUG", "").strip()
+    return Path(given).expanduser() if given.lower() not in _FALSE else None
 
 
 def compiler_setting() -> str | None:

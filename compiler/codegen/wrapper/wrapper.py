@@ -5,15 +5,20 @@ This is the seam where code generation enters: what has a kernel of its own is c
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ....rewrites import compat
+from ....rewrites.compat.logs import profiling
 from .emit import Source, emit
 from .memory_plan import plan_memory
+from .profiled import RANGE, profiled_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,9 +86,16 @@ def load(source: Source, name: str) -> Callable[[list[Any]], Any]:
     objects = {key: getattr(value, "bare", value) for key, value in source.objects.items()}
     namespace: dict[str, Any] = {"__name__": f"regraft_wrapper_{name}", "objects": objects}
     exec(compile(source.text, filename, "exec"), namespace)
-    run = namespace["call"]
+    plain = namespace["call"]
+
+    @functools.cache
+    def profiled() -> Callable[[list[Any]], Any]:
+        space = {**namespace, RANGE: torch.profiler.record_function}
+        exec(compile(profiled_text(source), filename, "exec"), space)
+        return space["call"]  # type: ignore[no-any-return]
 
     def call(args: list[Any]) -> Any:
+        run = profiled() if profiling() else plain
         try:
             return run(args)
         except Exception as error:

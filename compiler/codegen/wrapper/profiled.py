@@ -1,0 +1,32 @@
+"""A wrapper for `torch.profiler`: each kernel and call of ATen is a range with its name and the user's line.
+
+k0_softmax(tanh, softmax)    ->    with record_function("k0_softmax [model.py:12]"): k0_softmax(tanh, softmax)
+
+It is made when a profiler is on for the first time; without one, nothing of it runs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+from .emit import Source
+
+_CALL = re.compile(r"(?:[\w, ]+ = )?([\w.]+)\(")
+RANGE = "record_function"
+
+
+def profiled_text(source: Source) -> str:
+    """The text of a wrapper with a range around each call; lines keep their numbers."""
+    lines = source.text.splitlines()
+    for number in source.calls:
+        line = lines[number - 1]
+        statement = line.lstrip()
+        called = _CALL.match(statement)
+        if called is None or statement.startswith("if "):
+            continue
+        site = source.sites.get(number)
+        place = f" [{PurePath(site.file).name}:{site.line}]" if site is not None else ""
+        indent = line[: len(line) - len(statement)]
+        lines[number - 1] = f"{indent}with {RANGE}({called[1] + place!r}): {statement}"
+    return "\n".join(lines) + "\n"
