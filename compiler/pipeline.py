@@ -65,10 +65,6 @@ CONVOLUTIONS = Condition("convolutions", lambda c: c.convolutions > 0)
 ON_CUDA = Condition("CUDA", lambda c: "cuda" in c.devices)
 NOT_ON_CUDA = Condition("CPU", lambda c: "cuda" not in c.devices)
 SEEDED = Condition("rng is not 'eager'", lambda c: c.options.rng != "eager")
-BESIDE_LIBRARIES = Condition(
-    "freezing, or mode 'max-autotune'",  # with plain weights it gains too little to be worth its compile time
-    lambda c: c.freezer is not None or c.max_autotune,
-)
 ATTENTION = Condition("kernels.attention is not 'library'", lambda c: c.options.kernels.attention != "library")
 PRODUCTS = Condition("kernels.products is not 'library'", lambda c: c.options.kernels.products != "library")
 
@@ -150,7 +146,10 @@ def _fuse(graph: fx.GraphModule, context: Context, training: bool) -> None:
 
 
 def _fuse_gemm(graph: fx.GraphModule, context: Context) -> int:
-    return fuse_gemm(graph, context.oracle, context.record, packed=context.freezer is not None)
+    frozen = context.freezer is not None
+    # Beside the libraries that torch carries, plain weights gain too little to be worth the time to compile for them.
+    few_rows = not frozen and not context.max_autotune
+    return fuse_gemm(graph, context.oracle, context.record, packed=frozen, few_rows=few_rows)
 
 
 def _task(graph: fx.GraphModule, context: Context, **how: Any) -> Task | None:
@@ -174,6 +173,10 @@ def _begun_ahead(graph: fx.GraphModule) -> Callable[[], None]:
 _ON_GPUS = (
     "f(softmax(g(q @ k.T)) @ v), f(x @ w), f(convolution(x, w))  ->  one generated kernel each, where it was measured "
     "faster than the library's call with the kernels around it."
+)
+_ON_CPUS = (
+    "f(x @ weight.T + bias)  ->  one generated kernel, f any pointwise function: where few rows meet large weights or "
+    "such of few bits; with option 'freezing' or mode 'max-autotune' of any sizes."
 )
 _CONSTANTS = (
     _simple("fold_uniform", fold_uniform),
@@ -246,9 +249,8 @@ LOWERED = (
         candidates=("generated",), numerics=_DIFFER, doc=_ON_GPUS,
     ),
     Pass(
-        "linear-template", _fuse_gemm, (INFERENCE, NOT_ON_CUDA, BESIDE_LIBRARIES, PRODUCTS), seconds="templates",
-        doc="f(x @ weight.T + bias)  ->  one generated kernel, f any pointwise function.", family="linear-kernel",
-        candidates=("generated",), numerics=_DIFFER, drawn=True,
+        "linear-template", _fuse_gemm, (INFERENCE, NOT_ON_CUDA, PRODUCTS), seconds="templates", doc=_ON_CPUS,
+        family="linear-kernel", candidates=("generated", "generated_few_rows"), numerics=_DIFFER, drawn=True,
     ),
 )  # fmt: skip
 

@@ -35,7 +35,26 @@ template <> struct Integer<8> { typedef i64 type; };
 template <class X> using Bits = V<typename Integer<sizeof(Elem<X>)>::type, Count<X>>;
 template <class X> using Mask = V<i32, Count<X>>;
 
-template <class X, class Y> INLINE X convert(Y y) { return __builtin_convertvector(y, X); }
+// Bytes become wide by way of 16 bits, and floats by way of integers as wide: in one step gcc takes lanes one by one.
+template <bool is_signed> struct Short { typedef i16 type; };
+template <> struct Short<false> { typedef u16 type; };
+template <class X, class Y> INLINE X convert(Y y) {
+  if constexpr (sizeof(Elem<Y>) == 1 && sizeof(Elem<X>) >= 4) {
+    constexpr bool is_signed = (Elem<Y>)-1 < 0;
+#if defined(__AVX512F__) && !defined(__clang__)
+    if constexpr (Count<Y> == 16 && sizeof(Elem<X>) == 4) {
+      const V<char, 16> c = (V<char, 16>)y;
+      const V<i32, 16> wide = is_signed ? __builtin_ia32_pmovsxbd512_mask(c, V<i32, 16>{}, (u16)-1)
+                                        : __builtin_ia32_pmovzxbd512_mask(c, V<i32, 16>{}, (u16)-1);
+      return __builtin_convertvector(wide, X);
+    }
+#endif
+    typedef V<typename Short<is_signed>::type, Count<Y>> S;
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(y, S), Bits<X>), X);
+  } else {
+    return __builtin_convertvector(y, X);
+  }
+}
 template <class X, class Y> INLINE X bitcast(Y y) { X x; __builtin_memcpy(&x, &y, sizeof x); return x; }
 template <class X> INLINE X splat(Elem<X> x) { return x - X{}; }
 template <class X> INLINE Mask<X> mask(X compared) { return convert<Mask<X>>(compared); }

@@ -22,7 +22,7 @@ from ...ir.value import Const, Op, Value
 from .cpu_tiles import gemm_tiling
 from .description import ELEMENT, Matrix, Product
 
-_GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
+GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
 
 PRELUDE = r"""
 namespace gemm {
@@ -77,10 +77,12 @@ def gemm_cpp(product: Product, lanes: int) -> str:
     Raises:
         UnsupportedDtype: `f` computes with a dtype that C++ has no type for.
     """
-    return _GemmCpp(product, lanes).text()
+    return GemmCpp(product, lanes).text()
 
 
-class _GemmCpp:
+class GemmCpp:
+    """Writes the kernel of a product; what reads weights in another way overrides how units are computed."""
+
     def __init__(self, product: Product, lanes: int) -> None:
         self._p = p = product
         self._t = gemm_tiling(p.row.extent, p.column.extent, p.depth, lanes)
@@ -90,9 +92,10 @@ class _GemmCpp:
         self._w = Writer()
         self._values = Values(self._w, names, Dependence())
         raw = Buffer(ELEMENT.buffer, ELEMENT.dtype, (1,), (1,), p.out.device)
-        self._value = flatten_value(p.value, [*p.buffers, raw])
+        self._value = flatten_value(p.value, [*p.reads, raw])
 
     def text(self) -> str:
+        """The kernel's functions."""
         t, p = self._t, self._p
         self._constants()
         self._memory()
@@ -103,7 +106,7 @@ class _GemmCpp:
             "static void KERNEL_0(const Call* call, i64 begin, i64 end) {", *self._w.lines, "}",
             'extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {',
             "  Call call = {given, sizes, 0, runtime, 0, 0};",
-            f"  run(&call, KERNEL_0, {units}, {p.multiplications}ll, {_GRAIN});", "}",
+            f"  run(&call, KERNEL_0, {units}, {p.multiplications}ll, {GRAIN});", "}",
         ])  # fmt: skip
 
     def _line(self, *lines: str) -> None:

@@ -2,7 +2,7 @@
 
     for g < batch, i < rows, j < columns:   out[g, i, j] = f(g, i, j, sum over k of a[g, i, k] * b[g, k, j])
 
-`f` is a value of the loop IR: bias, activation, scale, residuals, the other half of a gated layer. On GPUs operands may
+`f` is a value of the loop IR: bias, activation, scale, residuals, the other half of a gated layer. Operands may
 be formulas, too: weights of fewer bytes with their scales, a cast, what a normalization or a gate ends with.
 """
 
@@ -18,7 +18,8 @@ from ...ir.program import Buffer
 from ...ir.value import Load, Value
 
 FEWEST = 16  # rows that tensor cores multiply
-LANES_ROWS = 4  # that lanes multiply for themselves
+LANES_ROWS = 4  # that a GPU's lanes multiply for themselves
+CPU_FEW_ROWS = 16  # that a CPU multiplies with weights as they lie in memory
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # read by prologues; the loop IR knows neither
 ELEMENT = Load("<product>", (0,), torch.float32)  # inside `f`: the sum
 OTHER = Load("<other>", (0,), torch.float32)  # the same of the other right operand, where there are two
@@ -40,7 +41,7 @@ class Prologue:
 
     Args:
         value: the element (g, i, k) or (g, k, j), in the compute dtype of `dtype`.
-        dtype: what it is rounded to before it is multiplied.
+        dtype: what it is rounded to before it is multiplied, at most.
         buffers: what it loads from; the operand's `Matrix` is the largest of these.
     """
 

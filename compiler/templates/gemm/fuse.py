@@ -1,6 +1,7 @@
 """The pass: matrix products of a graph, each with what is computed from its result, become calls of generated kernels.
 
 %linear = ...; %gelu = ...                              ->   gemm_3f2a(%x, %weight, %bias)
+%w = mul(to(%int8), %scale); %linear = ...(%x, %w)      ->   gemm_77b0(%x, %int8, %scale)          few rows
 %w = ..; %_linear_pointwise = ...(%x, reorder(%w))      ->   gemm_5d1c(%x, packed(%w), %bias)
 """
 
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from ....rewrites.profit import SWITCHED_OFF, Always, Decision, Never, Oracle, Question
@@ -25,17 +29,23 @@ from ..attention.bias_layout import Copies
 from ..common.cpp_call import Layout, TemplateKernel, lanes
 from ..common.formula import packet
 from .cpp import PRELUDE, gemm_cpp
-from .description import Matrix, Product
-from .match import LINEAR, ONEDNN, FoundProduct, match_gemm
+from .cpp_few_rows import few_rows_cpp, is_served
+from .description import CPU_FEW_ROWS, Matrix, Product
+from .match import LINEAR, ONEDNN, FoundProduct, has_prologue, match_gemm
 from .packing import LastPacked, packed_node, packed_sizes
 from .replacement import RULE, Unfused, erase_dead_calls, near_miss, recorded
+from .splice import anchor_of
 
-CANDIDATE = "generated"
-_FEW_ROWS = 4  # with fewer, packing the weight takes longer than reading it
+CANDIDATE, FEW_ROWS = "generated", "generated_few_rows"
+MOST_ROWS = 4  # with no more, packing the weight takes longer than reading it
+_KERNELS = 8  # compiled for a graph where nothing but few rows is asked about
+_LARGE = 1 << 20  # bytes of a weight that take long to read
 _SMALL = 1 << 15  # multiplications that take no longer than the call
 
 
-def fuse_gemm(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, packed: bool) -> int:
+def fuse_gemm(
+    graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord, packed: bool, few_rows: bool = False
+) -> int:
     """Replace the matrix products of an inference graph by generated kernels, as the oracle decides.
 
     Args:
@@ -43,76 +53,105 @@ def fuse_gemm(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRecord,
         oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
         record: gets what was applied and declined, and near misses with their reasons.
         packed: whether calls on weights that are known while compiling will be folded, so that packing is free.
+        few_rows: only products with few rows and large weights, which take the time that reading these takes.
 
     Returns:
         How many were replaced.
     """
-    fusion, fused = _Fusion(graph_module.graph, oracle, record), 0
-    for item in fusion.prepared(packed):
+    fusion, fused = _Fusion(graph_module.graph, oracle, record, packed, few_rows), 0
+    for item in fusion.prepared():
         # What was found in the graph as it was may read what has been replaced since: look again.
-        found = match_gemm(item, packed)
-        if isinstance(found, FoundProduct):
-            fused += fusion.run(found)
+        fused += any(fusion.run(found) for found in fusion.found(item) if isinstance(found, FoundProduct))
     return fused
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    found: FoundProduct
-    kernel: TemplateKernel
-
-    @property
-    def transposed(self) -> bool:
-        """Whether the weight is (columns, depth)."""
-        return any(packet(node) in (LINEAR, ONEDNN) for node in self.found.nodes)
-
-
 class _Fusion:
-    def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord) -> None:
+    def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord, packed: bool, few_rows: bool) -> None:
         self._graph, self._oracle, self._record = graph, oracle, record
+        self._packed, self._few_rows = packed, few_rows
+        self._left_out: set[str] = set()  # kernels that are not worth the time to compile them
         self._copies = Copies()
 
-    def prepared(self, packed: bool) -> list[fx.Node]:
+    def prepared(self) -> list[fx.Node]:
         """The products that a kernel could compute; distinct kernels are compiled side by side."""
-        nodes, kernels = [], {}
+        nodes: dict[fx.Node, None] = {}
+        kernels: dict[str, TemplateKernel] = {}
+        work = Counter[str]()
         for node in list(self._graph.nodes):
-            found = match_gemm(node, packed)
-            if isinstance(found, Reason):
-                self._record.near_misses.append(near_miss(node, found))
-            elif found is not None:
-                nodes.append(node)
-                kernel = self._kernel(found)
-                if kernel is not None and self._hopeless(found) is None:
-                    kernels[kernel.name] = kernel
+            for found in self.found(node):
+                if isinstance(found, Reason):
+                    if not self._few_rows:
+                        self._record.near_misses.append(near_miss(node, found))
+                    continue
+                nodes[node] = None
+                if self._hopeless(found) is None:
+                    mine = {kernel.name: kernel for kernel in self._kernels(found).values()}
+                    kernels |= mine
+                    work.update(dict.fromkeys(mine, found.product.multiplications))
+        if self._few_rows:
+            self._left_out = {name for name, _ in work.most_common()[_KERNELS:]}
+            kernels = {name: kernel for name, kernel in kernels.items() if name not in self._left_out}
         if len(kernels) > 1 and not isinstance(self._oracle, Never):
             with ThreadPoolExecutor(len(kernels)) as pool:
                 list(pool.map(_compiles, kernels.values()))
-        return nodes
+        return list(nodes)
+
+    def found(self, node: fx.Node) -> Iterator[FoundProduct | Reason]:
+        """What kernels could compute of a product: with a weight that is computed as it is read, and as it is."""
+        plain = match_gemm(node, self._packed)
+        if plain is None:
+            return
+        if isinstance(plain, FoundProduct) and has_prologue(node, "b"):
+            computed = match_gemm(node, sides="b")
+            if isinstance(computed, FoundProduct) and computed.before and self._considers(computed):
+                yield computed
+        if isinstance(plain, Reason) or self._considers(plain):
+            yield plain
+
+    def _considers(self, found: FoundProduct) -> bool:
+        product = found.product
+        if found.before or self._few_rows:
+            served = has_few_rows(product) and is_served(replace(product, packed=False), lanes())
+            return served and (not self._few_rows or _is_large(product))
+        return True
 
     def run(self, found: FoundProduct) -> bool:
         """Decide on one product; whether it was replaced."""
-        kernel = self._kernel(found)
-        if kernel is None:
+        kernels = self._kernels(found)
+        if not kernels:
             return False
-        candidate = _Candidate(found, kernel)
-        decision = self._hopeless(found) or self._oracle.decide(_question(candidate))
+        hopeless = self._hopeless(found)
+        if all(kernel.name in self._left_out for kernel in kernels.values()):
+            hopeless = Decision(None, Evidence(note="estimate: others of this graph promise more"))
+        if anchor_of(self._graph, found) is None:
+            hopeless = Decision(None, Evidence(note="memory is written to between the product and what it reads"))
+        decision = hopeless or self._oracle.decide(_question(found, kernels))
         if decision.chosen is not None and not allowed("template", RULE, [*found.nodes, found.output]):
             decision = SWITCHED_OFF
-        if decision.chosen is not None and not _compiles(kernel):
+        kernel = kernels.get(decision.chosen or "")
+        if kernel is not None and not _compiles(kernel):
             self._refuse(found, "no-compiler", f"{kernel.name} does not compile here")
             return False
-        chosen = decision.chosen is not None
-        (self._record.applied if chosen else self._record.declined).append(recorded(found, decision))
-        if chosen:
-            self._replace(candidate)
-        return chosen
+        (self._record.applied if kernel else self._record.declined).append(recorded(found, decision))
+        if kernel is not None:
+            self._replace(found, kernel, packed=found.product.packed and decision.chosen == CANDIDATE)
+        return kernel is not None
 
-    def _kernel(self, found: FoundProduct) -> TemplateKernel | None:
+    def _kernels(self, found: FoundProduct) -> dict[str, TemplateKernel]:
+        """The kernels of a product, by candidate; none, and why, where there is none."""
+        product, made = found.product, dict[str, TemplateKernel]()
         try:
-            return gemm_kernel(found.product)
+            if product.dtype == torch.float32 and not found.before and not self._few_rows:
+                made[CANDIDATE] = gemm_kernel(product)
+            plain = replace(product, packed=False)
+            if has_few_rows(product) and is_served(plain, lanes()):
+                made[FEW_ROWS] = few_rows_kernel(plain)
         except UnsupportedDtype as error:
             self._refuse(found, "epilogue-dtype", str(error))
-            return None
+            return made
+        if not made:
+            self._refuse(found, "dtype", f"{product.dtype} is multiplied where there are few rows, else float32")
+        return made
 
     def _refuse(self, found: FoundProduct, code: str, message: str) -> None:
         self._record.near_misses.append(near_miss(found.output, Reason(code, message)))
@@ -122,7 +161,7 @@ class _Fusion:
         product = found.product
         if isinstance(self._oracle, (Always, Never)):
             return None
-        if product.row.extent < _FEW_ROWS and not product.packed:
+        if product.row.extent < MOST_ROWS and not product.packed and not is_served(product, lanes()):
             return Decision(None, Evidence(note="estimate: so few rows that reading the weight is all there is to it"))
         if product.multiplications < _SMALL:
             return Decision(None, Evidence(note="estimate: less work than a call"))
@@ -130,29 +169,44 @@ class _Fusion:
 
     # -- the graph ------------------------------------------------------------------------------------------------
 
-    def _replace(self, candidate: _Candidate) -> None:
-        found, kernel = candidate.found, candidate.kernel
+    def _replace(self, found: FoundProduct, kernel: TemplateKernel, packed: bool) -> None:
         inputs = [self._placed(node, layout) for node, layout in zip(found.inputs, kernel.inputs, strict=True)]
-        if found.product.packed:
-            inputs[1] = self._packed_weight(candidate)
+        if packed:
+            inputs[1] = self._packed_weight(found)
         with self._graph.inserting_before(found.output):
             call = self._graph.call_function(kernel, tuple(inputs))
         call.meta = {**found.output.meta, "regraft_rule": RULE}
         found.output.replace_all_uses_with(call)
         erase_dead_calls(self._graph, [*found.nodes, found.output])
 
-    def _packed_weight(self, candidate: _Candidate) -> fx.Node:
+    def _packed_weight(self, found: FoundProduct) -> fx.Node:
         """The weight packed, right after it; folding merges equal calls."""
-        weight = candidate.found.inputs[1]
+        weight = found.inputs[1]
         before = weight.next
         while before.op in ("placeholder", "get_attr"):
             before = before.next
         with self._graph.inserting_before(before):
-            return packed_node(weight, lanes(), candidate.transposed)
+            return packed_node(weight, lanes(), is_transposed(found))
 
     def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
         """The input in the strides that the kernel reads; packed weights have sizes of their own."""
         return self._copies.of(node, layout.strides) if tuple(node.meta["val"].shape) == layout.sizes else node
+
+
+def is_transposed(found: FoundProduct) -> bool:
+    """Whether the weight is (columns, depth)."""
+    return packet(found.call) in (LINEAR, ONEDNN)
+
+
+def has_few_rows(product: Product) -> bool:
+    """Whether weights may be read as they lie in memory: all of them for few rows, for some more those of few bits."""
+    return product.row.extent <= (MOST_ROWS if product.right is None else CPU_FEW_ROWS)
+
+
+def _is_large(product: Product) -> bool:
+    """Whether reading the weight takes long enough to be asked about."""
+    weight = product.b.buffer
+    return math.prod(weight.sizes) * weight.dtype.itemsize >= (_LARGE if product.right is None else _LARGE // 4)
 
 
 def _compiles(kernel: TemplateKernel) -> bool:
@@ -171,10 +225,22 @@ def gemm_kernel(product: Product) -> TemplateKernel:
     """
     if product.packed:
         product = replace(product, b=_packed_matrix(product))
-    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in product.reads)
+    return _kernel(PRELUDE + gemm_cpp(product, lanes()), *_layouts(product), product.flops)
+
+
+def few_rows_kernel(product: Product) -> TemplateKernel:
+    """The kernel of a product with few rows that reads its weight as it lies in memory.
+
+    Raises:
+        UnsupportedDtype: the epilogue or the weight is computed with a dtype that C++ has no type for.
+    """
+    return _kernel(few_rows_cpp(product, lanes()), *_layouts(product), product.flops)
+
+
+def _layouts(product: Product) -> tuple[tuple[Layout, ...], Layout]:
     out = product.out
-    layout = Layout(out.sizes, out.strides, out.dtype)
-    return _kernel(gemm_cpp(product, lanes()), inputs, layout, product.flops)
+    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in product.reads)
+    return inputs, Layout(out.sizes, out.strides, out.dtype)
 
 
 def _packed_matrix(product: Product) -> Matrix:
@@ -185,23 +251,23 @@ def _packed_matrix(product: Product) -> Matrix:
 
 @functools.lru_cache(maxsize=256)
 def _kernel(body: str, inputs: tuple[Layout, ...], output: Layout, flops: int) -> TemplateKernel:
-    digest = hashlib.blake2b((PRELUDE + body).encode(), digest_size=6).hexdigest()
+    digest = hashlib.blake2b(body.encode(), digest_size=6).hexdigest()
     name = f"gemm_{digest}"
-    return TemplateKernel(name, "gemm", PRELUDE + body.replace("KERNEL", name), inputs, output, flops)
+    return TemplateKernel(name, "gemm", body.replace("KERNEL", name), inputs, output, flops)
 
 
 # -- the question ---------------------------------------------------------------------------------------------------
 
 
-def _question(candidate: _Candidate) -> Question:
-    found, kernel = candidate.found, candidate.kernel
-    program: Callable[..., Any] = kernel
-    if found.product.packed:
-        program = LastPacked(kernel, lanes(), candidate.transposed)
+def _question(found: FoundProduct, kernels: Mapping[str, TemplateKernel]) -> Question:
+    candidates: dict[str, Callable[..., Any]] = dict(kernels)
+    if found.product.packed and CANDIDATE in kernels:
+        candidates[CANDIDATE] = LastPacked(kernels[CANDIDATE], lanes(), is_transposed(found))
+    names = [kernel.name for kernel in kernels.values()]
     return Question(
         rule=RULE,
-        key=" ".join([kernel.name, *(str(node.target) for node in found.nodes)]),
+        key=" ".join([*names, *(str(node.target) for node in found.nodes)]),
         inputs=[node.meta["val"] for node in found.inputs],
         original=Unfused(found),
-        candidates={CANDIDATE: program},
+        candidates=candidates,
     )

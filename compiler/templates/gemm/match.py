@@ -39,7 +39,7 @@ from ...lowering.sizes import Unlowered
 from ..attention.description import address
 from ..attention.match import at, made, nodes_between
 from ..common.formula import COPIES, Formulas, Region, is_move, packet
-from .description import ELEMENT, LANES_ROWS, Matrix, Product, Result
+from .description import CPU_FEW_ROWS, ELEMENT, LANES_ROWS, Matrix, Product, Result
 from .prologue import FoundPrologue, is_computed, prologue_of
 from .unpad import before_padding, crop_of
 
@@ -48,7 +48,9 @@ PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", LINEAR, ONEDNN)
 _POST_OPS = {name: f"aten.{name}" for name in ("relu", "sigmoid", "tanh", "gelu", "hardswish")} | {"swish": "aten.silu"}
 NORM = "aten._native_batch_norm_legit_no_training"
 # Tensor cores cut float32 short before they multiply it: where the user's settings allow that, see `_dtypes`.
+_BY_LANES = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.float32,)}
 DTYPES = {"cpu": (torch.float32,), "cuda": (torch.bfloat16, torch.float16)}
+_FEW = {"cuda": LANES_ROWS, "cpu": CPU_FEW_ROWS}
 _MAX_EPILOGUE, _MAX_DISTANCE = 40, 200  # nodes of an epilogue, and how far away in the graph
 
 
@@ -81,7 +83,7 @@ def match_gemm(call: fx.Node, packed: bool = False, sides: str = "") -> FoundPro
     Args:
         call: any node.
         packed: whether weights that are known while compiling come packed.
-        sides: of which operands prologues are looked for: ``"a"``, ``"b"``, ``"ab"``; on GPUs.
+        sides: of which operands prologues are looked for: ``"a"``, ``"b"``, ``"ab"``; on CPUs ``"b"``.
     """
     if not is_product(call):
         return None
@@ -166,14 +168,21 @@ def _operands(call: fx.Node) -> Operands | Reason:
 
 
 def _is_for_lanes(x: fx.Node) -> bool:
-    """Whether a GPU's lanes multiply rows as few as an operand's, as they are."""
+    """Whether lanes multiply rows as few as an operand's, as they are: float32 on GPUs, 16 bits on CPUs."""
     val = x.meta["val"]
     rows = numel(val.shape[:-1])
-    return val.device.type == "cuda" and isinstance(rows, int) and rows <= LANES_ROWS
+    return isinstance(rows, int) and rows <= _FEW.get(val.device.type, 0)
 
 
 def _always() -> bool:
     return True
+
+
+def _never() -> bool:
+    return False
+
+
+_CUT_SHORT: dict[str, Callable[[], bool]] = {"cuda": allows_tf32, "cpu": _never}
 
 
 def _cropped(call: fx.Node, operands: Operands) -> tuple[Operands, fx.Node] | None:
@@ -198,17 +207,23 @@ def _arguments(call: fx.Node) -> tuple[Any, Any, Any]:
     return bias, call.args[0], call.args[1]
 
 
-def _dtypes(device: torch.device, tf32: bool) -> tuple[torch.dtype, ...]:
-    """What the template multiplies on a device."""
-    return (*DTYPES[device.type], *((torch.float32,) if device.type == "cuda" and tf32 else ()))
+def _dtypes(device: torch.device, lanes: bool) -> tuple[torch.dtype, ...]:
+    """What the template multiplies on a device; `lanes` multiply what its matrix units do not, or not as it is."""
+    return (*DTYPES[device.type], *(_BY_LANES[device.type] if lanes else ()))
 
 
-def unfit(node: fx.Node, call: fx.Node, tf32: Callable[[], bool] | None = None) -> Reason | None:
-    """Why the template takes no such operand or result; `tf32` tells whether float32 may be cut short."""
+def unfit(node: fx.Node, call: fx.Node, by_lanes: Callable[[], bool] | None = None) -> Reason | None:
+    """Why the template takes no such operand or result.
+
+    Args:
+        node: the operand or the result.
+        call: the product.
+        by_lanes: whether lanes multiply it; by default, on GPUs, whether float32 may be cut short.
+    """
     val = node.meta["val"]
     if val.device.type not in DTYPES or val.device != call.meta["val"].device:
         return Reason("device", f"the template is for {' and '.join(DTYPES)}, not {val.device}", (call,))
-    dtypes = _dtypes(val.device, (tf32 or allows_tf32)())
+    dtypes = _dtypes(val.device, (by_lanes or _CUT_SHORT[val.device.type])())
     if val.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         return Reason("dtype", f"{node.name} is {val.dtype}", (call,), wanted, str(val.dtype))

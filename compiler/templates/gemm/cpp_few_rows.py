@@ -1,0 +1,277 @@
+"""Products with few rows on a CPU: what takes time is reading the weights, once, as they lie in memory.
+
+    neighbours along the depth side by side             columns side by side
+    for each block of W columns, in parallel:           for each block of columns, in parallel:
+        for some columns at a time:                         for some of the depth at a time:
+            sums += x[all rows, k..] * b[k.., column]           sums[all rows] += x[k] * b[k, columns]
+        sums of lanes, by a transposition
+        out = f(sums)                                       out = f(sums)
+
+Rows of the left operand are copied as float32 first. The weight is a formula of the loop IR (`Prologue`): 16 bits
+become 32 by shifts, bytes and halves of bytes are dequantized in registers. Packed bytes have several places of the
+depth in one: the loop then goes through bytes, and the left operand is copied in that order.
+
+    b[j, k] = packed[j, k / 2] >> 4 * (k % 2)   ->   for m: x[2m] * (p[j, m] & 15) + x[2m + 1] * (p[j, m] >> 4)
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from ...codegen.cpp.dtypes import memory_type
+from ...codegen.cpp.value_text import Vectors
+from ...codegen.flatten import flatten_value
+from ...ir.dependence import Dependence
+from ...ir.index.index import Var, add, mul
+from ...ir.value import Load, Number, Op, Rewriter, Value, indices_of, substitute, walk
+from .cpp import GRAIN, GemmCpp
+from .description import CPU_FEW_ROWS, Product
+
+_SUMS = {16: 16, 8: 8, 4: 8}  # vectors of sums at a time, by lanes
+_COLUMNS = 4  # of a weight that are read side by side
+_PACKED = (1, 2, 4, 8)  # places of the depth that a word may hold
+_STEPS = 8  # rows of a weight that are read side by side
+_UNITS, _BLOCK = 16, 1024  # pieces of work, for as many threads; columns whose sums stay in the first cache
+
+PRELUDE = r"""
+namespace gemm {
+
+// sums[l] of W vectors, one after the other: to[l] = the sum of the lanes of vector l.
+template <int N> static inline void sum_lanes(f32* to, const f32* sums) {
+  typedef V<f32, N> X;
+  X x[N];
+#pragma GCC unroll 16
+  for (int l = 0; l < N; ++l) x[l] = load<N>(sums + l * N);
+  transpose(x);
+#pragma GCC unroll 16
+  for (int half = N / 2; half; half /= 2)
+    for (int l = 0; l < half; ++l) x[l] += x[l + half];
+  store(to, x[0]);
+}
+
+}  // namespace gemm
+"""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a weight is read: `values` of it for each of the places of the depth that lie in a word, by the loop `step`.
+
+    `deep`: lanes are neighbours along the depth; else they are columns.
+    """
+
+    deep: bool
+    step: Var
+    values: tuple[Value, ...]
+
+
+def is_served(product: Product, lanes: int) -> bool:
+    """Whether a product has few rows, and lanes can read its weight."""
+    if product.row.extent > CPU_FEW_ROWS or product.left is not None or product.packed or product.step is None:
+        return False
+    return _plan(product, lanes) is not None
+
+
+def few_rows_cpp(product: Product, lanes: int) -> str:
+    """As `gemm_cpp`, of a product that is served; nothing is packed.
+
+    Raises:
+        UnsupportedDtype: `f` or the weight is computed with a dtype that C++ has no type for.
+    """
+    return PRELUDE + _FewRowsCpp(product, lanes).text()
+
+
+def _weight(product: Product) -> Value:
+    """The element of the weight, in float32; without roundings to bfloat16 on the way, which cost time and digits."""
+    b, g, j, k = product.b, product.batch, product.column, product.step
+    assert k is not None
+    if product.right is not None:
+        return flatten_value(Rewriter(_unrounded)(product.right.value), product.reads)
+    at = add(mul(k.index(), b.row), mul(j.index(), b.column))
+    return Load(b.buffer.name, (add(at, mul(g.index(), b.batch) if g.extent > 1 else 0),), torch.float32)
+
+
+def _unrounded(value: Value) -> Value | None:
+    return value.args[0] if isinstance(value, Op) and value.name == "round_bfloat16" else None
+
+
+def _plan(product: Product, lanes: int) -> _Plan | None:
+    """How lanes can read the weight: along the depth, or along columns; None where neither is side by side."""
+    weight, step = _weight(product), product.step
+    assert step is not None
+    if product.depth == 1:
+        return None
+    for packed in _PACKED:
+        if product.depth % packed:
+            continue
+        outer = step if packed == 1 else Var("m", product.depth // packed)
+        places = (add(mul(outer.index(), packed), place) for place in range(packed))
+        values = (weight,) if packed == 1 else tuple(substitute(weight, {step: at}) for at in places)
+        for deep, var in ((True, outer), (False, product.column)):
+            if all(_is_side_by_side(value, var, lanes) for value in values):
+                return _Plan(deep, outer, values)
+    return None
+
+
+def _is_side_by_side(value: Value, var: Var, lanes: int) -> bool:
+    """Whether what a value reads lies side by side along a loop, or is one number for all lanes; some of it does."""
+    dependence, strides = Dependence(), list[object]()
+    for part in walk([value]):
+        if isinstance(part, (Load, Number)):
+            strides += [dependence.stride(at, var, lanes) for at in indices_of(part) or [0]]
+    return all(stride in (0, 1) for stride in strides) and 1 in strides
+
+
+class _FewRowsCpp(GemmCpp):
+    def __init__(self, product: Product, lanes: int) -> None:
+        super().__init__(product, lanes)
+        plan = _plan(product, lanes)
+        assert plan is not None
+        self._plan, self._lanes = plan, lanes
+        self._values.names.variables[plan.step] = "k"
+        self._extent = plan.step.extent
+        self._most = max(_SUMS[lanes] // product.row.extent, 1)  # vectors of sums for each row
+        self._block = lanes if plan.deep else self._wide_block()
+
+    def _wide_block(self) -> int:
+        columns = -(-self._p.column.extent // _UNITS)
+        return min(max(-(-columns // self._lanes), 4) * self._lanes, _BLOCK)
+
+    def text(self) -> str:
+        """The kernel's functions."""
+        p = self._p
+        blocks = -(-p.column.extent // self._block)
+        self._constants()
+        self._memory()
+        with self._w.block("for (i64 unit = begin; unit < end; ++unit)"):
+            self._unit()
+        return "\n".join([
+            "static void KERNEL_0(const Call* call, i64 begin, i64 end) {", *self._w.lines, "}",
+            'extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {',
+            "  Call call = {given, sizes, 0, runtime, 0, 0};",
+            f"  run(&call, KERNEL_0, {blocks * p.batch.extent}, {p.multiplications}ll, {GRAIN});", "}",
+        ])  # fmt: skip
+
+    # -- a thread -------------------------------------------------------------------------------------------------
+
+    def _constants(self) -> None:
+        p, w = self._p, self._lanes
+        values = {
+            "W": w, "ROWS": p.row.extent, "COLUMNS": p.column.extent, "EXTENT": self._extent, "BLOCK": self._block,
+            "BLOCKS": -(-p.column.extent // self._block), "PACKED": len(self._plan.values),
+            "PITCH": (-(-self._extent // w) + 1) * w,  # rows a power of two apart would displace each other
+        }  # fmt: skip
+        self._line(*(f"[[maybe_unused]] constexpr i64 {name} = {value};" for name, value in values.items()))
+        self._line(f"typedef V<f32, {w}> X;")
+
+    def _memory(self) -> None:
+        for number, buffer in enumerate((*self._p.reads, self._p.out)):
+            kind, name = memory_type(buffer.dtype), self._pointers[buffer.name]
+            self._line(f"[[maybe_unused]] {kind}* __restrict const {name} = ({kind}*)call->buffers[{number}];")
+        self._line(
+            "constexpr i64 LINE = PACKED * PITCH;",
+            f"const Heap scratch((ROWS * LINE + ROWS * BLOCK{' + ROWS * W * W' if self._plan.deep else ''}) * 4);",
+            "f32* const x = (f32*)scratch.memory;", "f32* const tile = x + ROWS * LINE;", "i64 known = -1;",
+        )  # fmt: skip
+
+    def _unit(self) -> None:
+        self._line("const i64 g = unit / BLOCKS, j0 = unit % BLOCKS * BLOCK, stop = least(j0 + BLOCK, COLUMNS);")
+        with self._w.block("if (g != known)"):
+            self._rows()
+        if self._plan.deep:
+            self._deep()
+        else:
+            self._wide()
+        with self._w.block("for (i64 i = 0; i < ROWS; ++i)"):
+            self._line("const f32* const row = tile + i * BLOCK;")
+            self._epilogue()
+
+    def _rows(self) -> None:
+        """Copy the left operand: places of one word apart from each other, zeros after the last."""
+        a = self._p.a
+        self._line("known = g;", "for (i64 n = 0; n < ROWS * LINE; ++n) x[n] = 0.0f;")
+        self._line(f"const {memory_type(a.buffer.dtype)}* const a = {self._base(a)};")
+        with self._w.block("for (i64 r = 0; r < ROWS; ++r) for (i64 p = 0; p < PACKED; ++p)"):
+            self._line(f"for (i64 k = 0; k < EXTENT; ++k) x[r * LINE + p * PITCH + k] = "
+                       f"get(a + r * {a.row}ll + k * PACKED + p);")  # fmt: skip
+
+    # -- lanes along the depth ------------------------------------------------------------------------------------
+
+    def _deep(self) -> None:
+        rows = self._p.row.extent
+        columns = max(min(self._most, _COLUMNS), 1)
+        copies = 2 if rows * columns * 2 <= _SUMS[self._lanes] and len(self._plan.values) == 1 else 1
+        self._line("f32* const sums = tile + ROWS * BLOCK;")
+        with self._w.block(f"for (i64 c = 0; c < W; c += {columns})"):
+            self._line(f"X acc[{copies}][ROWS][{columns}] = {{}};", "i64 k = 0;")
+            for many in dict.fromkeys((copies, 1)):
+                with self._w.block(f"for (; k + {many} * W <= EXTENT; k += {many} * W)"):
+                    self._deep_step(columns, many, None)
+            if self._extent % self._lanes:
+                self._line("const V<i32, W> inside = first<W>(EXTENT - k);")
+                self._deep_step(columns, 1, "inside")
+            total = " + ".join(f"acc[{copy}][r][n]" for copy in range(copies))
+            self._line("#pragma GCC unroll 16", "for (int r = 0; r < ROWS; ++r)", "#pragma GCC unroll 16")
+            self._line(f"  for (int n = 0; n < {columns}; ++n) store(sums + (r * W + c + n) * W, {total});")
+        self._line("for (int r = 0; r < ROWS; ++r) gemm::sum_lanes<W>(tile + r * BLOCK, sums + r * W * W);")
+
+    def _deep_step(self, columns: int, copies: int, mask: str | None) -> None:
+        """Some columns' weights of some vectors of the depth, multiplied with all rows."""
+        step = self._plan.step
+        self._values.vectors = Vectors(step, self._lanes, copies, frozenset({step}))
+        self._line("#pragma GCC unroll 16")
+        with self._w.block(f"for (int n = 0; n < {columns}; ++n)"), self._values.masked(mask):
+            self._line("[[maybe_unused]] const i64 j = least(j0 + c + n, COLUMNS - 1);")
+            for place, value in enumerate(self._plan.values):
+                for copy in range(copies):
+                    weight = self._values.vector(value, copy)
+                    weight = weight if mask is None else f"sel({mask}, {weight}, X{{}})"
+                    at = f"x + r * LINE + {place} * PITCH + k + {copy} * W"
+                    self._line(
+                        "#pragma GCC unroll 16", "for (int r = 0; r < ROWS; ++r)",
+                        f"  acc[{copy}][r][n] = fma(load<W>({at}), {weight}, acc[{copy}][r][n]);",
+                    )  # fmt: skip
+        self._values.vectors = None
+
+    # -- lanes along the columns ----------------------------------------------------------------------------------
+
+    def _wide(self) -> None:
+        steps = min(_STEPS, self._extent)
+        self._line("i64 k0 = 0;")
+        with self._w.block(f"for (; k0 + {steps} <= EXTENT; k0 += {steps})"):
+            self._wide_steps(steps)
+        if self._extent % steps:
+            self._line(f"constexpr i64 REST = EXTENT % {steps};")
+            with self._w.block():
+                self._wide_steps("REST")
+
+    def _wide_steps(self, steps: int | str) -> None:
+        self._line("i64 j = j0;")
+        with self._w.block("for (; j + W <= stop; j += W)"):
+            self._wide_vector(steps, None)
+        if self._p.column.extent % self._lanes:
+            with self._w.block("if (j < stop)"):
+                self._line("const V<i32, W> inside = first<W>(stop - j);")
+                self._wide_vector(steps, "inside")
+
+    def _wide_vector(self, steps: int | str, mask: str | None) -> None:
+        """A vector of columns, some of the depth."""
+        column = self._p.column
+        self._values.vectors = Vectors(column, self._lanes, 1, frozenset({column}))
+        self._line("X acc[ROWS] = {};", "#pragma GCC unroll 8")
+        with self._w.block(f"for (int q = 0; q < {steps}; ++q)"):
+            self._line("const i64 k = k0 + q;")
+            with nullcontext() if mask is None else self._values.masked(mask):
+                for place, value in enumerate(self._plan.values):
+                    weight = self._values.vector(value)
+                    self._line(
+                        "#pragma GCC unroll 16", "for (int r = 0; r < ROWS; ++r)",
+                        f"  acc[r] = fma(splat<X>(x[r * LINE + {place} * PITCH + k]), {weight}, acc[r]);",
+                    )  # fmt: skip
+        self._line("#pragma GCC unroll 16")
+        with self._w.block("for (int r = 0; r < ROWS; ++r)"):
+            self._line("f32* const to = tile + r * BLOCK + (j - j0);", "store(to, k0 ? load<W>(to) + acc[r] : acc[r]);")
+        self._values.vectors = None

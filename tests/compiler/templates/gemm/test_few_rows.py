@@ -1,0 +1,183 @@
+"""Products with few rows on a CPU: weights are read as they lie in memory, those of few bits too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+import regraft
+from regraft.compiler.codegen.cpp import target
+from regraft.compiler.templates import TemplateKernel, fuse_gemm
+from regraft.compiler.templates.gemm.fuse import FEW_ROWS
+from regraft.rewrites.profit import Always, Decision, Question
+from regraft.rewrites.record import Evidence, GraphRecord
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+class FewRows(Always):
+    """Takes the kernel for few rows wherever there is one, nothing else."""
+
+    def decide(self, question: Question) -> Decision:
+        return Decision(FEW_ROWS if FEW_ROWS in question.candidates else None, Evidence())
+
+
+def fused(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[torch.fx.GraphModule, GraphRecord]:
+    with torch.no_grad():
+        traced = make_fx(function, tracing_mode="fake")(*inputs)
+    traced.graph.eliminate_dead_code()
+    record = GraphRecord("test")
+    fuse_gemm(traced, FewRows(), record, packed=False)
+    traced.graph.lint()
+    traced.recompile()
+    return traced, record
+
+
+def weights_read(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.dtype]:
+    """Assert that one kernel is as near to float64 as eager; returns the dtypes of what it reads."""
+    made, record = fused(function, inputs)
+    (kernel,) = [node for node in made.graph.nodes if isinstance(node.target, TemplateKernel)]
+    ours, eager = made(*inputs), function(*inputs)
+    exact = function(*(x.double() if x.is_floating_point() else x for x in inputs))
+    assert ours.dtype == eager.dtype and ours.shape == eager.shape and ours.stride() == eager.stride(), record
+    scale = float(exact.abs().max())
+    allowed = 1.5 * float((eager.double() - exact).abs().max()) + (2e-6 if eager.dtype == F32 else 1e-4) * scale
+    assert float((ours.double() - exact).abs().max()) <= allowed
+    return [node.meta["val"].dtype for node in kernel.all_input_nodes]
+
+
+def random(*sizes: int, dtype: torch.dtype = F32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(sizes))
+    if not dtype.is_floating_point:
+        return torch.randint(0 if dtype == torch.uint8 else -127, 127, sizes, generator=generator).to(dtype)
+    return torch.randn(sizes, generator=generator).to(dtype)
+
+
+def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.linear(x, weight, bias))
+
+
+def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(bias, x, weight).relu()
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.integers(1, 4), st.integers(1, 150), st.integers(2, 200), st.sampled_from([F32, BF16, F16]), st.booleans()
+)  # fmt: skip
+def test_any_sizes(m: int, n: int, k: int, dtype: torch.dtype, deep: bool) -> None:
+    inputs = [random(m, k, dtype=dtype), random(*((n, k) if deep else (k, n)), dtype=dtype), random(n, dtype=dtype)]
+    assert weights_read(layer if deep else turned, inputs) == [dtype] * 3
+
+
+@pytest.mark.parametrize("name", ["avx2", "scalar"])
+def test_narrower_vectors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regraft.compiler.templates.common.cpp_call.host_target", lambda: target(name))
+    weights_read(layer, [random(3, 70), random(50, 70), random(50)])
+    scaled = [random(2, 70), random(50, 70, dtype=torch.int8), random(50)]
+    assert torch.int8 in weights_read(lambda x, w, s: F.linear(x, w.to(x.dtype) * s[:, None]), scaled)
+
+
+def test_matrices_and_strides() -> None:
+    weights_read(lambda x, w: torch.bmm(x, w) * 2, [random(3, 1, 40), random(3, 40, 33)])
+    weights_read(lambda x, w: torch.bmm(x, w.transpose(1, 2)), [random(3, 1, 40), random(3, 33, 40)])
+    weights_read(lambda x, w: F.linear(x[:, ::2], w[::2]), [random(2, 80), random(66, 40)])
+
+
+N, K = 72, 96
+BYTES, SCALE, GROUPS = random(N, K, dtype=torch.int8), random(N) * 0.01, random(N, K // 32) * 0.01
+SPELLINGS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
+    "scaled": (lambda x, w, s: x @ (w.to(x.dtype) * s[:, None]).t(), [BYTES, SCALE]),
+    "scaled after": (lambda x, w, s: F.linear(x, w.to(x.dtype)) * s, [BYTES, SCALE]),
+    "zeros and bias": (
+        lambda x, w, s, z: F.linear(x, (w.to(x.dtype) - z[:, None]) * s[:, None], z),
+        [random(N, K, dtype=torch.uint8), SCALE, torch.arange(float(N))],
+    ),
+    "groups": (
+        lambda x, w, s: F.linear(x, (w.view(N, -1, 32).to(x.dtype) * s[..., None]).view(N, K)), [BYTES, GROUPS]
+    ),
+    "by way of float": (lambda x, w, s: F.linear(x, (w.float() * s.float()[:, None]).to(x.dtype)), [BYTES, SCALE]),
+    "columns": (lambda x, w, s: x @ (w.to(x.dtype) * s), [BYTES.t().contiguous(), SCALE]),
+    "one number": (lambda x, w: F.linear(x, w.to(x.dtype) * 0.01), [BYTES]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, BF16), (9, F32)])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_weights_of_bytes(name: str, rows: int, dtype: torch.dtype) -> None:
+    function, given = SPELLINGS[name]
+    inputs = [random(rows, K, dtype=dtype), *(x.to(dtype) if x.is_floating_point() else x for x in given)]
+    read = weights_read(function, inputs)
+    assert given[0].dtype in read and len(read) == len(inputs)
+
+
+def test_many_rows_keep_the_library() -> None:
+    assert fused(SPELLINGS["scaled"][0], [random(17, K), BYTES, SCALE])[1].applied == []
+    assert fused(layer, [random(5, K), random(N, K), SCALE])[1].applied == []
+
+
+def test_values_that_others_read_stay() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = w.to(x.dtype)
+        return F.linear(x, wide), wide
+
+    made, _ = fused(function, [random(1, K), BYTES])
+    (kernel,) = [node for node in made.graph.nodes if isinstance(node.target, TemplateKernel)]
+    assert torch.int8 not in [node.meta["val"].dtype for node in kernel.all_input_nodes]
+
+
+class Quantized(nn.Module):
+    """A layer of 8-bit weights, large enough to be asked about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", random(1024, 512, dtype=torch.int8))
+        self.scale = nn.Parameter(random(1024) * 0.01)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.to(x.dtype) * self.scale[:, None])
+
+
+def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(model, backend="regraft", options={"profit": "always", "verify": "structure"} | options)
+
+
+@pytest.mark.parametrize("freezing", [False, True])
+def test_no_wide_copy_in_the_program(freezing: bool) -> None:
+    """Whether weights are constants or not, the program makes no tensor of the weight's size."""
+    model, x = Quantized(), random(1, 512)
+    with regraft.coverage() as cov, torch.no_grad():
+        torch.testing.assert_close(compiled(model, freezing=freezing)(x), model(x), rtol=1e-4, atol=1e-4)
+    (graph,) = cov.graphs
+    assert not cov.faults and FEW_ROWS in [match.candidate for match in graph.applied]
+    assert graph.details.get("freezing", {}).get("constants", 0) == 0
+    source = graph.details["source:inference"]
+    assert "gemm_" in source and "1024, 512" not in source, source
+
+
+def test_small_weights_keep_the_library_by_default() -> None:
+    with regraft.coverage() as cov, torch.no_grad():
+        compiled(nn.Linear(64, 64))(random(1, 64))
+    assert FEW_ROWS not in [match.candidate for match in cov.graphs[0].applied]
+
+
+def test_training_is_left_alone() -> None:
+    model, x = Quantized(), random(2, 512).requires_grad_()
+    twin = random(2, 512).requires_grad_()
+    with regraft.coverage() as cov:
+        compiled(model)(x).square().sum().backward()
+    scale = model.scale.grad.clone()
+    model.scale.grad = None
+    model(twin).square().sum().backward()
+    for ours, eager in ((x.grad, twin.grad), (scale, model.scale.grad)):
+        assert float((ours - eager).norm()) < 1e-5 * float(eager.norm())
+    assert FEW_ROWS not in [match.candidate for graph in cov.graphs for match in graph.applied]
