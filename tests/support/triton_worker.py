@@ -7,8 +7,10 @@ worker  -> the tensors after all launches, or the traceback
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import importlib.util
+import itertools
 import os
 import pickle
 import sys
@@ -37,6 +39,7 @@ _SPECIAL = {
 _PLAIN = (
     "floor ceil trunc exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh"
 )
+_FOLDER, _NUMBERS = tempfile.TemporaryDirectory(), itertools.count()
 
 
 def _wrapped(function):
@@ -99,6 +102,8 @@ def _patch() -> None:
 
     interpreter._patch_lang_tensor = patched_tensor
     interpreter._patch_lang = _patched_once(interpreter._patch_lang)
+    # Six more operations for each sum and product of integers, for an assertion that only debugging makes.
+    interpreter.interpreter_semantic.binary_op_sanitize_overflow_impl = lambda *args: None
     interpreter.ReduceOps.generic_reduce = _reduced
     interpreter.ScanOps.generic_scan = _scanned
 
@@ -165,16 +170,22 @@ def _added(at, bits):
     return before
 
 
+@functools.lru_cache(maxsize=64)
+def _module(source):
+    """Kernels as a module, in a file that stays: the interpreter reads functions again when they are first called."""
+    path = Path(_FOLDER.name) / f"kernels{next(_NUMBERS)}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _run(source, calls):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernels.py"
-        path.write_text(source)
-        spec = importlib.util.spec_from_file_location("kernels", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        for function, programs, arguments in calls:
-            if programs:
-                getattr(module, function)[(programs,)](*map(_typed, arguments))
+    module = _module(source)
+    for function, programs, arguments in calls:
+        if programs:
+            getattr(module, function)[(programs,)](*map(_typed, arguments))
     return [arguments for _, _, arguments in calls]
 
 
@@ -185,6 +196,7 @@ def _typed(argument):
 
 def main() -> None:
     """Serve requests until the parent goes."""
+    sys.dont_write_bytecode = True  # of modules that are imported once
     warnings.filterwarnings("ignore")
     np.seterr(all="ignore")
     torch.set_num_threads(1)
