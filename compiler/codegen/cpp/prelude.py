@@ -15,6 +15,8 @@ struct Bf16 { u16 bits; };
 struct F16 { u16 bits; };
 #define INLINE static inline __attribute__((always_inline))
 #define LANES(X) for (int l = 0; l < Count<X>; ++l)
+// Where few lanes are left, GCC vectorizes the scalar loop around them once more, and wrongly (12, AVX-512): never.
+#define ALONE asm("")
 
 extern "C" void* aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__);
 extern "C" void free(void*);
@@ -154,10 +156,12 @@ template <> struct Codec<F16> {
 template <class T, int N, int bytes = sizeof(T)> struct Masked {
   static INLINE_MEMBER V<T, N> load(V<i32, N> m, const T* p) {
     V<T, N> r = {};
-    for (int l = 0; l < N; ++l) if (m[l]) r[l] = p[l];
+    ALONE; for (int l = 0; l < N; ++l) if (m[l]) r[l] = p[l];
     return r;
   }
-  static INLINE_MEMBER void store(V<i32, N> m, T* p, V<T, N> x) { for (int l = 0; l < N; ++l) if (m[l]) p[l] = x[l]; }
+  static INLINE_MEMBER void store(V<i32, N> m, T* p, V<T, N> x) {
+    ALONE; for (int l = 0; l < N; ++l) if (m[l]) p[l] = x[l];
+  }
 };
 #if defined(MASKS)
 // The compilers' builtins differ in what they call the pointer.
@@ -217,7 +221,7 @@ template <int N, class T> INLINE auto gather(const T* p, V<i64, N> at) {
 }
 template <int N, class T> INLINE auto gather_if(V<i32, N> m, const T* p, V<i64, N> at) {
   V<Raw<T>, N> r = {};
-  for (int l = 0; l < N; ++l) if (m[l]) r[l] = ((const Raw<T>*)p)[at[l]];
+  ALONE; for (int l = 0; l < N; ++l) if (m[l]) r[l] = ((const Raw<T>*)p)[at[l]];
   return Codec<T>::template up_lanes<N>(r);
 }
 template <int N, class T> INLINE auto strided(const T* p, i64 step) {
@@ -227,7 +231,7 @@ template <int N, class T> INLINE auto strided(const T* p, i64 step) {
 }
 template <int N, class T> INLINE auto strided_if(V<i32, N> m, const T* p, i64 step) {
   V<Raw<T>, N> r = {};
-  for (int l = 0; l < N; ++l) if (m[l]) r[l] = ((const Raw<T>*)p)[l * step];
+  ALONE; for (int l = 0; l < N; ++l) if (m[l]) r[l] = ((const Raw<T>*)p)[l * step];
   return Codec<T>::template up_lanes<N>(r);
 }
 template <class T, class X> INLINE void store(T* p, X x) {
@@ -243,7 +247,7 @@ template <class T, class X> INLINE void scatter(T* p, V<i64, Count<X>> at, X x) 
 }
 template <class T, class X> INLINE void scatter_if(Mask<X> m, T* p, V<i64, Count<X>> at, X x) {
   auto r = Codec<T>::template down_lanes<Count<X>>(x);
-  LANES(X) if (m[l]) ((Raw<T>*)p)[at[l]] = r[l];
+  ALONE; LANES(X) if (m[l]) ((Raw<T>*)p)[at[l]] = r[l];
 }
 
 // A tile of N rows (contiguous in the source) and N columns, written transposed: to[column * N + row].

@@ -219,3 +219,15 @@ def test_parallel_loops_over_a_product_of_sizes():
     made = kernel("product", [], [flat_buffer("out", mul(48, j.extent), I64)], [loops], sizes=(s, t))
     out = run_compiled(made, {}, {"s": 5, "t": 7})["out"]
     assert torch.equal(out, torch.arange(48 * 35))
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 5])
+def test_pads_of_few_images(images):
+    """Lanes that a mask leaves alone; GCC 12 vectorized what was left a second time, and stored what it never read."""
+
+    def program(x):
+        return x + 1, F.pad(x, (1, 1, 1, 1)), x.softmax(1), F.pad(x, (2, 0, 1, 3), value=2.0)
+
+    torch._dynamo.reset()
+    x = torch.randn(images, 3, 8, 8).to(memory_format=torch.channels_last)
+    torch.testing.assert_close(torch.compile(program, backend="regraft")(x), program(x))
