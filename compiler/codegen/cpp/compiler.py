@@ -41,7 +41,7 @@ _NO_SPACE = "No space left on device"
 _CANDIDATES = ("g++", "clang++", "c++")
 # NaN, infinities and signed zeros are kept; only what nobody can see is given up: errno and floating-point traps.
 # Multiplications and additions are not contracted: eager rounds in between.
-_FLAGS = (
+FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-fwrapv", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables",
     "-fno-semantic-interposition",
@@ -149,7 +149,7 @@ def _place(folder: Path, name: str) -> Path:
 
 
 def _name(source: Source, compiler: Compiler) -> str:
-    parts = [source.text, *_FLAGS, *source.flags, compiler.path, compiler.version, cpu_model()]
+    parts = [source.text, *FLAGS, *source.flags, compiler.path, compiler.version, cpu_model()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -201,7 +201,7 @@ def _compile(source: Source, compiler: Compiler, path: Path) -> None:
 
 
 def _run(source: Source, compiler: Compiler, kept: Path, text: Path, made: Path) -> None:
-    command = [compiler.path, *_FLAGS, str(text), "-o", str(made), *source.flags]
+    command = [compiler.path, *FLAGS, str(text), "-o", str(made), *source.flags]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=SECONDS)
     except subprocess.TimeoutExpired as late:

@@ -223,6 +223,10 @@ def code(
     settings: Settings = None,
     config: Config = None,
     own: OwnRules = None,
+    standalone: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write each graph as a Python module that runs without regraft there."),
+    ] = None,
 ) -> None:
     """Print what a model is compiled to, stage by stage."""
     from ..coverage.report import Plan
@@ -230,11 +234,26 @@ def code(
     with usage_errors():
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
         options = with_rules({**configured(config), "debug": True}, own_rules(own))
+        if standalone is not None:
+            _write_standalone(target, chosen, options, standalone)
+            return
         made = _examined([target], chosen, Plan(options, timed=False), None)
     for graph in (graph for entry in made.entries for graph in entry.graphs):
         for name, text in graph.details.items():
             if isinstance(text, str) and (stage == "all" or name.partition(":")[0] == stage):
                 typer.echo(f"==== {graph.name} {name}\n{text}\n")
+
+
+def _write_standalone(target: str, chosen: Choices, options: dict[str, Any], folder: Path) -> None:
+    from ..standalone import NotStandaloneError
+    from ..standalone import standalone as written
+
+    loaded = loaded_target(target, chosen)
+    try:
+        paths = written(loaded.model, loaded.args, loaded.kwargs, folder, options=options, train=chosen.train)
+    except NotStandaloneError as error:
+        raise UsageError(f"{target}: {error}") from error
+    typer.echo(f"written: {', '.join(map(str, paths))}")
 
 
 @app.command()

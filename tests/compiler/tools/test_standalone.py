@@ -1,0 +1,59 @@
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from regraft.compiler.tools.standalone import NotStandaloneError, standalone
+from regraft.compiler.tools.targets.load import module_at
+
+
+def close(a, b):
+    return torch.allclose(a, b, atol=1e-5)
+
+
+def perceptron(x, w, b):
+    return torch.softmax(nn.functional.gelu(nn.functional.linear(x, w, b)), -1), x.argmax(0)
+
+
+def attention(q, k, v):
+    return torch.softmax(q @ k.mT / 4.0, -1) @ v + torch.tensor([1.0, 2.0]).repeat(8)
+
+
+PROGRAMS = {
+    "products": (perceptron, [(5, 8), (16, 8), (16,)]),
+    "a template and a constant": (attention, [(1, 2, 16, 16)] * 3),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_module_gives_eagers_results(name, tmp_path):
+    function, sizes = PROGRAMS[name]
+    torch.manual_seed(0)
+    given = [torch.randn(size) for size in sizes]
+    (path,) = standalone(function, given, {}, tmp_path, options={"profit": "always"})
+    module = module_at(str(path))
+    expected = function(*given)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    shapes = [x.shape for x in module.inputs()]
+    orders = [order for order in itertools.permutations(given) if [x.shape for x in order] == shapes]
+    agrees = [all(map(close, module.call(list(order)), expected)) for order in orders]
+    assert agrees.count(True) == 1  # inputs come in the order of the graph
+
+
+def test_a_module_runs_without_regraft(tmp_path):
+    paths = standalone(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.randn(2, 4),), {}, tmp_path, train=True)
+    assert [path.name for path in paths] == ["graph-0-0-forward.py", "graph-0-0-backward.py"]
+    told = "import sys, runpy; runpy.run_path(sys.argv[1], run_name='__main__'); assert 'regraft' not in sys.modules"
+    for path in paths:
+        done = subprocess.run([sys.executable, "-c", told, str(path)], capture_output=True, text=True, env=os.environ)
+        assert done.returncode == 0 and "tensor(" in done.stdout, done.stderr
+
+
+def test_what_only_regraft_has_is_told(tmp_path):
+    x = torch.randn(4, 4, requires_grad=True)
+    with pytest.raises(NotStandaloneError, match="rng='eager'"):
+        standalone(nn.Dropout(0.5), (x,), {}, tmp_path, train=True)
