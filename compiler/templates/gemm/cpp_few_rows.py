@@ -98,6 +98,16 @@ def _unrounded(value: Value) -> Value | None:
     return value.args[0] if isinstance(value, Op) and value.name == "round_bfloat16" else None
 
 
+def _chosen(value: Value) -> Value | None:
+    """What is chosen by a known place."""
+    if not isinstance(value, Op) or value.name != "where" or not isinstance(value.args[0], Op):
+        return None
+    places = [getattr(arg, "index", getattr(arg, "number", None)) for arg in value.args[0].args]
+    if value.args[0].name != "eq" or not all(isinstance(place, int) for place in places):
+        return None
+    return value.args[1 if places[0] == places[1] else 2]
+
+
 def _plan(product: Product, lanes: int) -> _Plan | None:
     """How lanes can read the weight: along the depth, or along columns; None where neither is side by side."""
     weight, step = _weight(product), product.step
@@ -109,7 +119,7 @@ def _plan(product: Product, lanes: int) -> _Plan | None:
             continue
         outer = step if packed == 1 else Var("m", product.depth // packed)
         places = (add(mul(outer.index(), packed), place) for place in range(packed))
-        values = (weight,) if packed == 1 else tuple(substitute(weight, {step: at}) for at in places)
+        values = (weight,) if packed == 1 else tuple(Rewriter(_chosen)(substitute(weight, {step: at})) for at in places)
         for deep, var in ((True, outer), (False, product.column)):
             if all(_is_side_by_side(value, var, lanes) for value in values):
                 return _Plan(deep, outer, values)

@@ -3,7 +3,8 @@
     %c = aten._to_copy(%w_int8, bfloat16); %s = aten.mul(%c, %scale); %y = aten.mm(%x, %s)
                     ->   y = x @ b        b[k, j] = round(float(w_int8[k, j]) * scale[j])
 
-Only what nobody else reads, element by element: no reductions, no random numbers.
+Only what nobody else reads, element by element: no reductions, no random numbers. Halves of bytes that are put side by
+side (`stack([p & 15, p >> 4], -1)`) are elements of their own.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ....rewrites.compat import OpOverload
+from ....rewrites.compat import OpOverload, argument
 from ....rewrites.graph import CASTS
 from ...ir.index.index import Index, Var
-from ...ir.value import Load, Op, Rewriter, Value, compute_dtype, walk
-from ...lowering.core import cast
+from ...ir.value import Const, Load, Number, Op, Rewriter, Value, compute_dtype, walk
+from ...lowering.core import Indices, cast
 from ...lowering.sizes import Unlowered
 from ..attention.description import address
 from ..common.formula import Region, is_move, packet
@@ -28,7 +29,8 @@ from .description import FLOAT8, Matrix, Prologue
 
 _BYTES = (torch.int8, torch.uint8, torch.bool)
 _WIDER = (torch.bfloat16, torch.float16, torch.float32)  # what holds every 8-bit float
-_LONGEST = 12  # nodes of a prologue
+_LONGEST = 20  # nodes of a prologue
+_JOINS = ("aten.cat", "aten.stack")  # of parts that have one place each: what unpacks bytes ends with
 _LARGE_PARTS = 2  # tensors of the operand's own size that it is computed from, at most
 
 
@@ -113,7 +115,7 @@ def _chain(operand: fx.Node, call: fx.Node) -> dict[fx.Node, None]:
 def _computes_elements(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or _is_float8(node):
         return False
-    if is_move(node) or packet(node) in CASTS:
+    if is_move(node) or packet(node) in CASTS or _joins_places(node):
         return True
     if not isinstance(node.target, OpOverload):
         return False
@@ -128,6 +130,8 @@ class _Operand(Region):
         return not _is_float8(node) and super()._is_seen_through(node)
 
     def _compute(self, node: fx.Node) -> Any:
+        if packet(node) in _JOINS:
+            return self._joined(node)
         source = node.all_input_nodes[0] if node.all_input_nodes else node
         if packet(node) not in CASTS or not _is_float8(source):
             return super()._compute(node)
@@ -137,6 +141,37 @@ class _Operand(Region):
         self._low.origin = self._low.current = node
         self._low.device = val.device
         return self._low.pointwise(lambda at: _widened(eights.at(at)), eights.sizes, val.dtype)
+
+    def _joined(self, node: fx.Node) -> Any:
+        """Parts side by side, one place each: the place says of which part an element is."""
+        parts, val = [self.value(part) for part in node.args[0]], node.meta["val"]  # type: ignore[union-attr]
+        dim = _joined_dim(node)
+        between = (0,) if packet(node) == "aten.cat" else ()
+
+        def compute(at: Indices) -> Value:
+            elements = [part.at((*at[:dim], *between, *at[dim + 1 :])) for part in parts]
+            chosen = elements.pop()
+            for place in reversed(range(len(elements))):
+                own = (Number(at[dim], torch.int64), Const(place, torch.int64))
+                chosen = Op("where", (Op("eq", own, torch.bool), elements[place], chosen), chosen.dtype)
+            return chosen
+
+        self._low.origin = self._low.current = node
+        self._low.device = val.device
+        return self._low.pointwise(compute, tuple(val.shape), val.dtype)
+
+
+def _joined_dim(node: fx.Node) -> int:
+    dim = argument(node, "dim") or 0
+    return dim % node.meta["val"].dim()
+
+
+def _joins_places(node: fx.Node) -> bool:
+    """Whether a node joins tensors of one dtype, each of which has one place along the joined dim."""
+    if packet(node) not in _JOINS or not isinstance(node.args[0], (list, tuple)):
+        return False
+    val, parts = node.meta["val"], [part.meta["val"] for part in node.args[0] if isinstance(part, fx.Node)]
+    return len(parts) == val.shape[_joined_dim(node)] and all(part.dtype == val.dtype for part in parts)
 
 
 def _is_float8(node: fx.Node) -> bool:

@@ -92,6 +92,14 @@ def test_matrices_and_strides() -> None:
     weights_read(lambda x, w: F.linear(x[:, ::2], w[::2]), [random(2, 80), random(66, 40)])
 
 
+def halves(packed: torch.Tensor) -> torch.Tensor:
+    return torch.stack([packed & 0xF, packed >> 4], -1).view(packed.shape[0], -1)
+
+
+def joined(packed: torch.Tensor) -> torch.Tensor:
+    return torch.cat([(packed & 0xF).unsqueeze(-1), (packed >> 4).unsqueeze(-1)], -1).view(packed.shape[0], -1)
+
+
 N, K = 72, 96
 BYTES, SCALE, GROUPS = random(N, K, dtype=torch.int8), random(N) * 0.01, random(N, K // 32) * 0.01
 SPELLINGS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
@@ -106,6 +114,18 @@ SPELLINGS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
     ),
     "by way of float": (lambda x, w, s: F.linear(x, (w.float() * s.float()[:, None]).to(x.dtype)), [BYTES, SCALE]),
     "columns": (lambda x, w, s: x @ (w.to(x.dtype) * s), [BYTES.t().contiguous(), SCALE]),
+    "halves of bytes": (
+        lambda x, w, s: F.linear(x, (halves(w).to(x.dtype) - 8) * s[:, None]),
+        [random(N, K // 2, dtype=torch.uint8), SCALE],
+    ),
+    "halves in groups": (
+        lambda x, w, s: F.linear(x, ((halves(w).view(N, 3, -1).to(x.dtype) - 8) * s[..., None]).view(N, K)),
+        [random(N, K // 2, dtype=torch.uint8), GROUPS],
+    ),
+    "halves joined": (
+        lambda x, w, s: F.linear(x, (joined(w).to(torch.int8) - 8).to(x.dtype) * s[:, None]),
+        [random(N, K // 2, dtype=torch.uint8), SCALE],
+    ),
     "one number": (lambda x, w: F.linear(x, w.to(x.dtype) * 0.01), [BYTES]),
 }  # fmt: skip
 
@@ -115,8 +135,11 @@ SPELLINGS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
 def test_weights_of_bytes(name: str, rows: int, dtype: torch.dtype) -> None:
     function, given = SPELLINGS[name]
     inputs = [random(rows, K, dtype=dtype), *(x.to(dtype) if x.is_floating_point() else x for x in given)]
-    read = weights_read(function, inputs)
-    assert given[0].dtype in read and len(read) == len(inputs)
+    assert weights_read(function, inputs).count(given[0].dtype) == 1 + (len(given) - 1) * (given[0].dtype == dtype)
+    made, _ = fused(function, inputs)
+    placeholders = [node for node in made.graph.nodes if node.op == "placeholder"]
+    (kernel,) = [node for node in made.graph.nodes if isinstance(node.target, TemplateKernel)]
+    assert sorted(kernel.all_input_nodes) == sorted(placeholders)  # nothing is computed before
 
 
 def test_many_rows_keep_the_library() -> None:
@@ -146,22 +169,34 @@ class Quantized(nn.Module):
         return F.linear(x, self.weight.to(x.dtype) * self.scale[:, None])
 
 
+class Packed(Quantized):
+    """The same of 4-bit weights, two in a byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = random(1024, 512, dtype=torch.uint8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, (halves(self.weight).to(x.dtype) - 8) * self.scale[:, None])
+
+
 def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
     return torch.compile(model, backend="regraft", options={"profit": "always", "verify": "structure"} | options)
 
 
+@pytest.mark.parametrize("model", [Quantized(), Packed()])
 @pytest.mark.parametrize("freezing", [False, True])
-def test_no_wide_copy_in_the_program(freezing: bool) -> None:
+def test_no_wide_copy_in_the_program(freezing: bool, model: nn.Module) -> None:
     """Whether weights are constants or not, the program makes no tensor of the weight's size."""
-    model, x = Quantized(), random(1, 512)
+    x = random(1, 512 if type(model) is Quantized else 1024)
     with regraft.coverage() as cov, torch.no_grad():
         torch.testing.assert_close(compiled(model, freezing=freezing)(x), model(x), rtol=1e-4, atol=1e-4)
     (graph,) = cov.graphs
     assert not cov.faults and FEW_ROWS in [match.candidate for match in graph.applied]
     assert graph.details.get("freezing", {}).get("constants", 0) == 0
     source = graph.details["source:inference"]
-    assert "gemm_" in source and "1024, 512" not in source, source
+    assert "gemm_" in source and "1024, 512" not in source and "1024, 1024" not in source, source
 
 
 def test_small_weights_keep_the_library_by_default() -> None:

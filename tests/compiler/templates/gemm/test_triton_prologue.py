@@ -83,6 +83,10 @@ def scaled_by_groups(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch
     return F.linear(x, groups.view(w.shape))
 
 
+def halves(packed: torch.Tensor) -> torch.Tensor:
+    return torch.stack([packed & 0xF, packed >> 4], -1).view(packed.shape[0], -1)
+
+
 WEIGHTS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[str]]] = {
     "uint8 with zeros": (
         lambda x, w, s, z: F.linear(x, (w.to(x.dtype) - z) * s),
@@ -110,6 +114,14 @@ WEIGHTS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[s
     "matrices": (
         lambda x, w, s: torch.bmm(x, w.to(x.dtype) * s),
         [random(3, 6, 90), random(3, 90, 40, dtype=torch.int8), random(3, 1, 40) * 0.01], ["x", "w", "s"],
+    ),
+    "halves of bytes": (
+        lambda x, w, s: F.linear(x, (halves(w).to(x.dtype) - 8) * s),
+        [random(6, 96), random(40, 48, dtype=torch.uint8), random(40, 1) * 0.01], ["x", "w", "s"],
+    ),
+    "halves in groups": (
+        lambda x, w, s: F.linear(x, ((halves(w).view(40, 3, -1).to(x.dtype) - 8) * s.unsqueeze(-1)).view(40, -1)),
+        [random(6, 96), random(40, 48, dtype=torch.uint8), random(40, 3) * 0.01], ["x", "w", "s"],
     ),
     "one scale": (
         lambda x, w, s: F.linear(x, w.to(x.dtype) * s),
@@ -145,6 +157,21 @@ def test_which_gpus_have_floats_of_8_bits() -> None:
     first, *_ = compiled(gemm_triton(product, tile, 132), 90)
     assert "e4m3x2" in first.asm["ptx"]
     assert spilled(first) <= 16
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_halves_of_bytes_compile(rows: int) -> None:
+    function, *_ = WEIGHTS["halves of bytes"]
+    module = on_gpu(function, empty(rows, 4096), empty(4096, 2048, dtype=torch.uint8), empty(4096, 1))
+    product = renamed(found_in(module, sides="b").product)
+    (tile,) = gemm_tiles(product, HOPPER, 1)
+    first, *_ = compiled(gemm_triton(product, tile, 132), 90)
+    assert spilled(first) <= 16
+
+
+def test_halves_of_bytes_by_lanes() -> None:
+    function, inputs, reads = WEIGHTS["halves of bytes"]
+    agrees(function, inputs[0][:1], *inputs[1:], reads=reads, tile=GemmTile(1, 4, 64, 2, 2))
 
 
 def test_float16() -> None:
