@@ -3,6 +3,7 @@
     python benchmarks/generate.py --models llama-1b --batch 1,4,16 --attention sdpa,eager --dtype bfloat16
     python benchmarks/generate.py --models llama-1b --profile                   kernels by time, and why not
     python benchmarks/generate.py --device cpu --models llama-200m,gpt2 --dtype float32,bfloat16 --threads 1
+    python benchmarks/generate.py --models llama-1b --weights int8              linear layers dequantized in PyTorch
 
 Models have random weights; a prompt fills the cache by eager, then every backend decodes the same tokens from a cache
 of its own. `roof` is the time to read all weights that a step needs and the used part of the cache once, at the speed
@@ -77,9 +78,11 @@ class Setting:
     cache: int
     tokens: int
     device: torch.device
+    bits: int = 0  # of weights; 0: as the dtype has them
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
+        dtype += f" with weights of {self.bits} bits" if self.bits else ""
         return f"{self.name}, {self.attention}, {dtype}, batch {self.batch}, {self.prompt} of {self.cache} filled"
 
 
@@ -105,7 +108,37 @@ def model_of(setting: Setting) -> Any:
     }  # fmt: skip
     with setting.device:
         model = kinds[type(config)](config)
-    return model.to(setting.dtype).eval()
+    model = model.to(setting.dtype).eval()
+    if setting.bits:
+        for parent in list(model.modules()):
+            for name, layer in parent.named_children():
+                if isinstance(layer, (torch.nn.Linear, tf.pytorch_utils.Conv1D)):
+                    setattr(parent, name, FewBits(layer, setting.bits))
+    return model
+
+
+class FewBits(torch.nn.Module):
+    """A linear layer with weights of 8 bits, or of 4, two in a byte; a scale for each column."""
+
+    def __init__(self, layer: torch.nn.Module, bits: int) -> None:
+        super().__init__()
+        weight = layer.weight.detach() if isinstance(layer, torch.nn.Linear) else layer.weight.detach().t()
+        most = 2 ** (bits - 1) - 1
+        scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-6) / most
+        whole = (weight / scale).round()
+        if bits == 4:
+            halves = (whole + 8).to(torch.uint8)
+            whole = halves[:, ::2] | halves[:, 1::2] << 4
+        self.bits, self.bias = bits, layer.bias
+        self.register_buffer("weight", whole.contiguous() if bits == 4 else whole.to(torch.int8).contiguous())
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The product with the dequantized weight."""
+        weight = self.weight
+        if self.bits == 4:
+            weight = torch.stack([weight & 0xF, weight >> 4], -1).view(weight.shape[0], -1).to(x.dtype) - 8
+        return torch.nn.functional.linear(x, weight.to(x.dtype) * self.scale, self.bias)
 
 
 def forward(model: Any, tokens: torch.Tensor, cache: Any, place: torch.Tensor | None) -> torch.Tensor:
@@ -165,6 +198,7 @@ def bytes_of_step(model: Any, setting: Setting) -> tuple[int, int]:
     embeddings = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     tied = model.get_output_embeddings().weight
     weights = sum(p.nbytes for p in model.parameters() if p not in embeddings or p is tied)
+    weights += sum(b.nbytes for m in model.modules() if isinstance(m, FewBits) for b in m.buffers())
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head = config.hidden_size // config.num_attention_heads
@@ -285,6 +319,7 @@ def main(  # noqa: PLR0913
     models: Annotated[str, typer.Option(help=", ".join(MODELS))] = "llama-1b",
     attention: Annotated[str, typer.Option(help="sdpa, eager (written out)")] = "sdpa,eager",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32")] = "bfloat16",
+    weights: Annotated[str, typer.Option(help="as the dtype has them, int8, int4")] = "",
     batch: Annotated[str, typer.Option(help="Sequences, by commas.")] = "1",
     backends: Annotated[str, typer.Option(help="inductor-max: max-autotune")] = "eager,inductor,regraft",
     device: Annotated[str, typer.Option(help="cuda, cpu")] = "cuda",
@@ -299,12 +334,13 @@ def main(  # noqa: PLR0913
     if threads:
         torch.set_num_threads(threads)
     where, console = torch.device(device), Console(width=WIDE)
-    rate = bandwidth(where)
+    rate, bits = bandwidth(where), {"": 0, "int8": 8, "int4": 4}[weights]
     for name in models.split(","):
         for kind in dtype.split(","):
             for spelled in attention.split(","):
                 for size in batch.split(","):
-                    setting = Setting(name, spelled, getattr(torch, kind), int(size), prompt, cache, tokens, where)
+                    dtype_of = getattr(torch, kind)
+                    setting = Setting(name, spelled, dtype_of, int(size), prompt, cache, tokens, where, bits)
                     with torch.no_grad():
                         measured(setting, backends.split(","), seconds_each, profile, console, rate)
 
