@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from .compiler.aot.compile import aot_compile
+    from .compiler.aot.errors import AotError
+    from .compiler.aot.load import load
     from .compiler.backend import backend
     from .compiler.options import OptionError, Options, list_modes, list_options, list_templates
     from .compiler.tools.bisect import bisect
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
     from .rewrites.sample import Sample, T
 
 _HOMES = {
+    "AotError": ".compiler.aot.errors",
+    "aot_compile": ".compiler.aot.compile",
+    "load": ".compiler.aot.load",
     "backend": ".compiler.backend",
     "bisect": ".compiler.tools.bisect",
     "check": ".compiler.tools.check",
@@ -69,6 +75,7 @@ _HOMES = {
 __all__ = [
     "EXACT",
     "ROUNDING",
+    "AotError",
     "Candidate",
     "Coverage",
     "KernelReport",
@@ -82,6 +89,7 @@ __all__ = [
     "Sample",
     "T",
     "__version__",
+    "aot_compile",
     "backend",
     "bisect",
     "cast",
@@ -95,6 +103,7 @@ __all__ = [
     "list_modes",
     "list_options",
     "list_templates",
+    "load",
     "optional",
     "register_pattern",
     "repro",

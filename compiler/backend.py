@@ -43,7 +43,7 @@ from .codegen import triton
 from .codegen.generate import NotGeneratedError, generate_kernels
 from .codegen.wrapper.bodies import Body, bodies, compiled_body, put_body, refused_body
 from .codegen.wrapper.wrapper import Wrapper, generate
-from .freezing import Freezer, refuse_training
+from .freezing import Folded, Freezer, refuse_training
 from .options import Options, cache_dir, debug_dir
 from .options.machine import note_configuration
 from .options.rules import resolve_rules
@@ -148,6 +148,11 @@ class Compilation:
         self._unsaved: str | None = None  # the key under which to keep what is compiled
         self._forward: tuple[Wrapper, StepFacts] | None = None  # the same in training
         self._step: Step | None = None
+
+    @property
+    def folded(self) -> Folded | None:
+        """The constants that weights were folded to, once the graph is compiled; None where nothing was frozen."""
+        return self._stages.folded
 
     def run(self) -> Callable[..., Any]:
         """The graph as compiled before, or through all stages; the record is published when all has succeeded."""

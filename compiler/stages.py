@@ -26,7 +26,7 @@ from .capture.checkpoints import captured_bodies
 from .capture.scopes import backends_around, backends_throughout
 from .codegen import triton
 from .codegen.cpp import can_build
-from .freezing import Freezer
+from .freezing import Folded, Freezer
 from .normal import FORMS
 from .options import Options
 from .passes.containment import Containment
@@ -72,6 +72,11 @@ class Stages:
         self._drawn = is_watched()  # somebody will look at the graphs
 
     # -- what is asked for in a compilation ----------------------------------------------------------------------------
+
+    @property
+    def folded(self) -> Folded | None:
+        """The constants that the inference graph's weights were folded to."""
+        return self._freezer.folded if self._freezer is not None else None
 
     def disable_rewrites(self) -> None:
         """The program runs as it was written: no weights are frozen, no layouts changed from now on."""

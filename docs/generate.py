@@ -18,6 +18,7 @@ NOTE = "<!-- Made by docs/generate.py: change the code's docstrings, not this pa
 
 # What a page of the reference shows, as (section, names); a name is a module and an attribute of it.
 SECTIONS = (
+    ("Ahead of time", ("regraft:aot_compile", "regraft:load", "regraft:AotError")),
     (
         "Declaring rules",
         (

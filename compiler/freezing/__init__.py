@@ -8,7 +8,8 @@
 `Freezer` does it for one compilation.
 """
 
+from .fold import Folded
 from .freezer import Freezer
 from .weights import refuse_training
 
-__all__ = ["Freezer", "refuse_training"]
+__all__ = ["Folded", "Freezer", "refuse_training"]

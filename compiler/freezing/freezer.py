@@ -12,7 +12,7 @@ from ...patterns.packing import FROZEN, PACKED
 from ...rewrites.effects import written
 from ...rewrites.graph import op_name
 from ..runtime.calls import Boxed
-from .fold import fold
+from .fold import Folded, fold
 from .guard import Guard, guarded
 from .weights import module_state, weight_nodes
 
@@ -31,6 +31,7 @@ class Freezer:
 
     Attributes:
         counts: what was found and done: weights, weights packed, constants and their bytes.
+        folded: the constants of the inference graph, and what computes them; None where there are none.
     """
 
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
@@ -38,6 +39,7 @@ class Freezer:
         self._state = module_state(graph_module, example_inputs)
         self._weights: dict[fx.Node, torch.Tensor] = {}
         self.counts: dict[str, int] = {}
+        self.folded: Folded | None = None
 
     def mark(self, graph_module: fx.GraphModule) -> None:
         """Mark the weights of the captured graph for the rules that run before autograd, in place."""
@@ -58,7 +60,7 @@ class Freezer:
         """Fold what follows from weights, after the rules, in place; returns what to wrap the compiled graph in."""
         packed = [_packing(node) for node in graph_module.graph.nodes]
         self.counts |= {name: packed.count(name) for name in _PACKING.values()}
-        folded = fold(graph_module, self._weights)
+        folded = self.folded = fold(graph_module, self._weights)
         if folded is None:
             self.counts |= {"constants": 0, "bytes": 0}
             return lambda call: call

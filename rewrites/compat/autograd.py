@@ -91,6 +91,31 @@ def calls_plainly(in_training: bool = False) -> bool:
     return plain and not written and not views and not extra
 
 
+def results_of_inputs() -> tuple[int, ...]:
+    """Positions of the program's results that are an input, or a view of one: AOTAutograd makes those itself."""
+    metadata = _metadata()
+    kinds = ("alias_of_input", "is_input")
+    infos = () if metadata is None else metadata.output_info
+    return tuple(k for k, info in enumerate(infos) if info.output_type.name in kinds)
+
+
+def needs_wrapping() -> str:
+    """What AOTAutograd does around an inference graph but call it, inputs as results apart; empty for nothing."""
+    metadata = _metadata()
+    if metadata is None:
+        return ""
+    found = {
+        "it changes sizes or strides of an input": any(i.mutates_metadata for i in metadata.input_info),
+        "it has inputs of tensor subclasses": any(
+            type(m).__name__ not in ("PlainTensorMeta", "int") for m in metadata.subclass_inp_meta
+        ),
+        "its effects have an order that tokens keep": bool(metadata.tokens),
+        "its results are views of each other": bool(metadata.num_intermediate_bases),
+        "it draws from generators of its own": bool(metadata.num_graphsafe_rng_states),
+    }
+    return ", ".join(reason for reason, so in found.items() if so)
+
+
 @dataclass(frozen=True)
 class StepFacts:
     """What AOTAutograd knows of a training graph that it calls with the program's inputs and outputs as they are.

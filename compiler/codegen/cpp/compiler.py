@@ -91,6 +91,11 @@ def find_compiler() -> Compiler:
     raise CompilerMissing(f"no C++ compiler: {where}")
 
 
+def kernel_flags() -> tuple[str, ...]:
+    """What the compiler is told for every kernel, but for what makes it a library of its own."""
+    return tuple(flag for flag in FLAGS if flag != "-shared")
+
+
 def can_build() -> bool:
     """Whether there is a C++ compiler."""
     try:

@@ -36,7 +36,7 @@ def target(name: str) -> Target:
     """
     width, flags = {
         "avx512": (64, ("-march=native", "-mprefer-vector-width=512")),
-        "avx2": (32, ("-march=native", "-mno-avx512f") if "avx512f" in _cpu_flags() else ("-march=native",)),
+        "avx2": (32, ("-march=native", "-mno-avx512f") if "avx512f" in cpu_flags() else ("-march=native",)),
         "generic": (16, _native()),
         "scalar": (0, _native()),
     }[name]
@@ -46,7 +46,7 @@ def target(name: str) -> Target:
 @functools.cache
 def host_target() -> Target:
     """The widest target that this machine runs."""
-    have = _cpu_flags()
+    have = cpu_flags()
     if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= have:
         return target("avx512")
     return target("avx2" if {"avx2", "fma"} <= have else "generic")
@@ -57,7 +57,8 @@ def _native() -> tuple[str, ...]:
 
 
 @functools.cache
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
+    """The features of this machine's processor as the system calls them; empty where it does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

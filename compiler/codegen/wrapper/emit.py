@@ -99,7 +99,7 @@ class _Body:
         self._plan = plan
         self.checks = False
         self._provenance = ""
-        self._dying = _last_uses(nodes)
+        self._dying = last_uses(nodes)
         self._inputs([node for node in nodes if node.op == "placeholder"])
         hoisted = {part for parts in self._parts.values() for part in parts}
         for node in calls:
@@ -222,7 +222,7 @@ def _tuple_of(numbers: Iterable[Any], names: dict[str, str]) -> str:
     return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
 
 
-def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+def last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """The values that are read for the last time by each node."""
     dying: dict[fx.Node, list[fx.Node]] = {}
     seen: set[fx.Node] = set()

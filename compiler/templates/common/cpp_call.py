@@ -16,7 +16,7 @@ from ....rewrites.compat import is_fake
 from ....rewrites.compat.memory import empty_strided
 from ...codegen.cpp.binding import bind
 from ...codegen.cpp.build import source_of
-from ...codegen.cpp.compiler import compile_all
+from ...codegen.cpp.compiler import Source, compile_all
 from ...codegen.cpp.target import host_target
 from ...codegen.kernel_call import TemplateCall
 from ..attention.cpp import PRELUDE, attention_cpp
@@ -87,11 +87,15 @@ class TemplateKernel(TemplateCall):
         Raises:
             CompilerMissing, CompileFailed: there is no compiler, or it refuses the source.
         """
-        ((library, _),) = compile_all([source_of([PRELUDE, self.source], host_target())])
+        ((library, _),) = compile_all([self.unit()])
         address = ctypes.cast(getattr(library, self.name), ctypes.c_void_p).value
         assert address is not None, self.name
         self._run = bind(address, "t" * (len(self.inputs) + 1), 0, True)
         return self._run
+
+    def unit(self) -> Source:
+        """The C++ that holds the kernel's function."""
+        return source_of([PRELUDE, self.source], host_target())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None}

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...._version import __version__
+from .ahead import aot
 from .bisect import bisect
 from .cache import cache
 from .corpus import corpus_arguments, run_corpus
@@ -59,6 +60,7 @@ CONTRACTS_FROM = 100  # columns: narrower, the list of rules leaves out what the
 _FEW_RULES = 3  # of which a check tells what it did not cover
 
 
+app.command()(aot)
 app.command()(bisect)
 app.command()(repro)
 app.command()(kernels)

@@ -1,0 +1,11 @@
+"""Ahead of time: one file that runs without Python, and what loads it.
+
+program.py        what was exported, as a graph for the backend
+compile.py        through all stages, to a file
+forward.py        the artifact's functions: checks of inputs, the graph, constants
+emit.py           the graph's statements in C++; `operators.py` calls of ATen, `numbers.py` sizes, `tables.py` names
+runtime_source.py what all artifacts share
+build.py          one shared library of it
+artifact.py       the file; `structure.py` nested inputs and results
+load.py           the file in Python; `include/regraft_aot.h` in C++
+"""

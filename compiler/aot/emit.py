@@ -1,0 +1,310 @@
+"""A compiled graph as a function of C++: the twin of the wrapper in Python, for the same graph and memory plan.
+
+%mm  = aten.mm(%x, %w)              at::Tensor mm;
+%add = k0_add(%mm, %b)      ->      { auto r = call(op0, x, model.constants[0]); mm = tensor(r, 0); }
+return (%add,)                      at::Tensor add = mm;  // over it
+                                    { void* p[] = {memory(mm), ...}; launch(k3f9a, p, nullptr); }
+                                    mm.reset();
+                                    out.emplace_back(std::move(add));
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+from ...rewrites.compat import export
+from ...rewrites.reason import site_of
+from ...rewrites.symbolic import SYMBOLIC
+from ..codegen.cpp.build import CompiledKernel
+from ..codegen.kernel_call import KernelCall
+from ..codegen.wrapper.emit import last_uses
+from ..codegen.wrapper.memory_plan import MemoryPlan, results
+from ..codegen.wrapper.names import Names
+from ..codegen.wrapper.size_checks import check_sizes
+from ..codegen.wrapper.stride_checks import is_doubtful, order_of
+from ..templates.common.cpp_call import TemplateKernel
+from .errors import AotError
+from .numbers import dtype_text, expression_text, index_text, integer_text, string_text
+from .operators import arguments, kind_of, number_text
+from .tables import Tables, refusal
+
+_TYPES = {"tensor": "at::Tensor", "int": "int64_t", "float": "double", "bool": "bool"}
+_UNPACK = {"tensor": "tensor", "int": "whole", "float": "real", "bool": "truth"}
+_SIZES = {torch.ops.aten.sym_size.int: "size", torch.ops.aten.sym_stride.int: "stride"}
+_ASSERT = torch.ops.aten._assert_scalar.default
+_HINTS = (torch.ops.aten.sym_constrain_range.default, torch.ops.aten.sym_constrain_range_for_size.default)
+_RESERVED = """
+    alignas alignof and and_eq asm auto bitand bitor bool case catch char compl concept const
+    constexpr const_cast co_await co_return co_yield decltype default delete do double dynamic_cast
+    enum explicit export extern false float friend goto inline int long mutable namespace new
+    noexcept not_eq nullptr operator or or_eq private protected public register reinterpret_cast
+    requires short signed sizeof static static_assert static_cast struct switch template this
+    thread_local throw true try typedef typeid typename union unsigned using virtual void volatile
+    wchar_t xor xor_eq model in out at c10 std torch call tensor launch p z r size_t int64_t
+    double_t least most power floor_div floor_mod
+""".split()  # noqa: SIM905
+
+
+class Function:
+    """The statements of one graph.
+
+    Args:
+        graph_module: a compiled graph.
+        plan: what is written over what.
+        tables: what its calls refer to.
+        given: the expression of each placeholder, by node.
+        symbols: the names of symbolic sizes.
+        reads_memory: kernels read results of calls, which must lie as metadata says.
+    """
+
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        plan: MemoryPlan,
+        tables: Tables,
+        given: Mapping[fx.Node, str],
+        symbols: Mapping[Any, str],
+        *,
+        reads_memory: bool = True,
+    ) -> None:
+        self._reads_memory = reads_memory
+        self._module, self._plan, self._tables, self._symbols = graph_module, plan, tables, dict(symbols)
+        self._texts: dict[fx.Node, str] = dict(given)
+        self._own: set[fx.Node] = set()
+        self._names = Names()
+        for word in (*_RESERVED, *given.values(), *symbols.values()):
+            self._names.make(word)
+        self.lines: list[str] = []
+        self._site = ""
+        nodes = list(graph_module.graph.nodes)
+        self._dying = last_uses(nodes)
+        for node in nodes:
+            if node.op not in ("placeholder", "output"):
+                self._statement(node)
+        output = nodes[-1].args[0]
+        self.results: list[Any] = list(output) if isinstance(output, (list, tuple)) else [output]
+
+    def name(self, value: Any) -> str:
+        """The expression of a value: a node's, or a symbolic number's."""
+        if isinstance(value, SYMBOLIC):
+            return expression_text(value.node.expr, self._symbols)
+        if value not in self._texts:
+            raise AotError(f"{value.format_node()} is read before it is made")
+        return self._texts[value]
+
+    def kind(self, value: Any) -> str:
+        """What a value is in C++."""
+        return kind_of(value.meta.get("val") if isinstance(value, fx.Node) else value)
+
+    # -- statements ----------------------------------------------------------------------------------------------------
+
+    def _statement(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            self._constant(node)
+            return
+        if node.op != "call_function":
+            raise refusal(node, f"is a {node.op} of another module")
+        if node.target is operator.getitem and node in self._texts:
+            self._delete(node)
+            return
+        self._comment(node)
+        if isinstance(node.target, KernelCall):
+            self._kernel(node, node.target)
+        elif isinstance(node.target, TemplateKernel):
+            self._template(node, node.target)
+        elif node.target is check_sizes:
+            self._check_sizes(node)
+        elif node.target in _SIZES:
+            value, dim = node.args
+            self._number(node, f"{self.name(value)}.{_SIZES[node.target]}({dim})")
+        elif isinstance(node.target, compat.OpOverload):
+            self._operator(node, node.target)
+        else:
+            self._python(node)
+        self._delete(node)
+
+    def _constant(self, node: fx.Node) -> None:
+        value = operator.attrgetter(str(node.target))(self._module)
+        if not isinstance(value, torch.Tensor):
+            if all(isinstance(user.target, compat.HigherOrderOperator) for user in node.users):
+                return  # told by the operator that calls it
+            raise refusal(node, f"is a {type(value).__name__}, which no artifact holds")
+        stored = value if value.layout == torch.strided else None
+        self._texts[node] = self._tables.constant(f"constant {node.target}", stored)
+
+    def _comment(self, node: fx.Node) -> None:
+        site = site_of(node)
+        text = f"{site.file.rpartition('/')[2]}:{site.line}  {site.code}" if site is not None else ""
+        if text != self._site:
+            self.lines.append(f"// {text}".rstrip("\\? "))
+            self._site = text
+
+    def _declare(self, node: fx.Node) -> str:
+        """A name for a tensor that a statement sets."""
+        name = self._texts[node] = self._names.make(node.name)
+        self._own.add(node)
+        return name
+
+    def _number(self, node: fx.Node, text: str) -> None:
+        kind = self.kind(node)
+        if kind not in _TYPES or kind == "tensor":
+            raise refusal(node, "is no number and no tensor")
+        name = self._texts[node] = self._names.make(node.name)
+        self.lines.append(f"const {_TYPES[kind]} {name} = {text};")
+
+    def _python(self, node: fx.Node) -> None:
+        if isinstance(node.target, compat.HigherOrderOperator):
+            raise refusal(node, "is an operator that calls graphs, which Python runs")
+        text = number_text(node, self.name)
+        if text is None:
+            raise refusal(node, "is computed by Python")
+        self._number(node, text)
+
+    def _check_sizes(self, node: fx.Node) -> None:
+        tensor, sizes = node.args
+        for dim, size in sizes:  # type: ignore[union-attr]
+            text = self.name(size) if isinstance(size, fx.Node) else integer_text(int(size))  # type: ignore[arg-type]
+            self.lines.append(f"relied_on({self.name(tensor)}, {dim}, {text});")
+
+    # -- kernels -------------------------------------------------------------------------------------------------------
+
+    def _kernel(self, node: fx.Node, call: KernelCall) -> None:
+        run = call.run
+        if not isinstance(run, CompiledKernel):
+            raise refusal(node, "is no kernel of C++")
+        texts = dict(zip((*call.given, *call.sizes), map(self._value, node.args), strict=True))
+        for buffer, result in zip(call.made, results(node), strict=True):
+            reuse = self._plan.reuses.get(result)
+            sizes, strides = (_list(index_text(n, texts) for n in part) for part in (buffer.sizes, buffer.strides))
+            name = texts[buffer.name] = self._declare(result)
+            if reuse is None:
+                made = f"at::detail::empty_strided_cpu({sizes}, {strides}, {dtype_text(buffer.dtype)})"
+            else:
+                old = self.name(reuse.operand)
+                made = f"over({old}, {sizes}, {strides})" if reuse.reshaped else old
+            self.lines.append(f"at::Tensor {name} = {made};")
+        self._launch(
+            run, [texts[p.buffer.name] for p in call.kernel.params], [texts[s.name] for s in call.kernel.sizes]
+        )
+
+    def _launch(self, run: CompiledKernel, params: Sequence[str], sizes: Sequence[str]) -> None:
+        function = self._tables.kernel(run.name, run.unit)
+        numbers = {"i": "int64_t", "f": "double"}
+        parts, pointers = [], []
+        for position, (kind, text) in enumerate(zip(run.kinds, params, strict=True)):
+            if kind in numbers:
+                parts.append(f"{numbers[kind]} n{position} = {text};")
+            pointers.append(f"&n{position}" if kind in numbers else f"memory({text})")
+        parts.append(f"void* p[] = {{{', '.join(pointers)}}};")
+        if sizes:
+            parts.append(f"const long long z[] = {{{', '.join(f'(long long)({s})' for s in sizes)}}};")
+        self.lines.append(f"{{ {' '.join(parts)} launch({function}, p, {'z' if sizes else 'nullptr'}); }}")
+
+    def _template(self, node: fx.Node, kernel: TemplateKernel) -> None:
+        """A kernel of a template: what comes in another layout is copied into the one it was generated for."""
+        placed = []
+        for value, layout in zip(node.args, kernel.inputs, strict=True):
+            name = self._names.make("placed")
+            sizes, strides = (_list(map(integer_text, part)) for part in (layout.sizes, layout.strides))
+            self.lines.append(f"const at::Tensor {name} = placed({self.name(value)}, {sizes}, {strides});")
+            placed.append(name)
+        out, name = kernel.output, self._declare(node)
+        sizes, strides = (_list(map(integer_text, part)) for part in (out.sizes, out.strides))
+        self.lines.append(
+            f"at::Tensor {name} = at::detail::empty_strided_cpu({sizes}, {strides}, {dtype_text(out.dtype)});"
+        )
+        function = self._tables.kernel(kernel.name, kernel.unit())
+        pointers = ", ".join(f"memory({text})" for text in [*placed, name])
+        self.lines.append(f"{{ void* p[] = {{{pointers}}}; launch({function}, p, nullptr); }}")
+
+    # -- operators -----------------------------------------------------------------------------------------------------
+
+    def _operator(self, node: fx.Node, target: Any) -> None:
+        if target in _HINTS:
+            return
+        if target is _ASSERT:
+            condition, message = node.args
+            self.lines.append(f"TORCH_CHECK({self._value(condition)}, {string_text(str(message))});")
+            return
+        reuse = self._plan.reuses.get(node)
+        called = target if reuse is None else reuse.target
+        keywords = {**node.kwargs, "out": reuse.operand} if reuse is not None and reuse.out else node.kwargs
+        handle = self._tables.operator(called, node)
+        given = arguments(called, node.args, keywords, self.name)
+        text = f"call({', '.join([handle, *given])})"
+        if self.kind(node) == "many":
+            self._many(node, text)
+            return
+        kind = self.kind(node)
+        if kind == "none" or not (node.users or kind == "tensor"):
+            self.lines.append(f"{text};")
+            return
+        if kind != "tensor":
+            self._number(node, f"{_UNPACK[kind]}({text}, 0)")
+            return
+        name = self._declare(node)
+        self.lines.append(f"at::Tensor {name} = tensor({text}, 0);")
+        self._keep_promise(node, node)
+
+    def _many(self, node: fx.Node, text: str) -> None:
+        """A call of several results, or of a list: those that are read are named in its own statement."""
+        users = [user for user in node.users if user.target is operator.getitem and type(user.args[1]) is int]
+        if len(users) != len(node.users):
+            raise refusal(node, "gives a list that is passed on whole")
+        listed = len(export.result_types(node.target)) == 1  # type: ignore[arg-type]
+        read = "item" if listed else "tensor"
+        inside = []
+        for user in users:
+            if self.kind(user) != "tensor":
+                kind = self.kind(user)
+                if listed or kind not in _TYPES:
+                    raise refusal(node, "gives something that is no tensor and no number")
+                name = self._texts[user] = self._names.make(user.name)
+                self.lines.append(f"{_TYPES[kind]} {name};")
+                inside.append(f"{name} = {_UNPACK[kind]}(r, {user.args[1]});")
+                continue
+            name = self._declare(user)
+            self.lines.append(f"at::Tensor {name};")
+            inside.append(f"{name} = {read}(r, {user.args[1]});")
+        self.lines.append(f"{{ auto r = {text}; {' '.join(inside)} }}")
+        for user in users:
+            self._keep_promise(node, user)
+
+    def _keep_promise(self, node: fx.Node, result: fx.Node) -> None:
+        """What reads `result` relies on the strides that it was compiled for."""
+        value = result.meta.get("val")
+        trusted = not self._reads_memory or node in self._plan.reuses
+        if trusted or not is_doubtful(node.target, value):
+            return
+        order = order_of(value)
+        if order is not None:
+            name = self._texts[result]
+            self.lines.append(f"lay_out({name}, {{{', '.join(map(str, order))}}});")
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, (fx.Node, *SYMBOLIC)):
+            return self.name(value)
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, int):
+            return integer_text(value)
+        raise AotError(f"{value!r} is an argument of a kernel, and no number")
+
+    def _delete(self, node: fx.Node) -> None:
+        dead = [n for n in self._dying.get(node, []) if n in self._own]
+        unread = [n for n in (node, *node.users) if n in self._own and not n.users]
+        names = [self._texts[n] for n in dict.fromkeys([*dead, *unread])]
+        if names:
+            self.lines.append(" ".join(f"{name}.reset();" for name in names))
+
+
+def _list(texts: Iterable[str]) -> str:
+    return "{" + ", ".join(texts) + "}"

@@ -1,0 +1,244 @@
+"""The functions of an artifact: the checks of its inputs and its graph, and what it does when it is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.effects import written
+from ..codegen.kernel_call import KernelCall
+from ..codegen.wrapper.memory_plan import plan_memory
+from ..freezing import Folded
+from .artifact import room
+from .emit import Function
+from .errors import AotError
+from .numbers import dtype_text, expression_text, integer_text, string_text
+from .program import Input, Program
+from .tables import Tables
+
+_LARGEST = "INT64_MAX"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A symbolic size: its name in C++, where it is read, and what it may be.
+
+    Args:
+        name: of the variable.
+        where: ``"dim 0 of input 'x'"``.
+        low: least value.
+        high: greatest value, None where there is none.
+    """
+
+    name: str
+    where: str
+    low: int
+    high: int | None
+
+
+class Forward:
+    """The function `forward` of a program's compiled graph.
+
+    Args:
+        program: what was compiled.
+        graph_module: with generated kernels.
+        tables: gets what it refers to.
+
+    Attributes:
+        symbols: what is known of each symbol.
+        conditions: what was assumed of the sizes, beyond their ranges, as text.
+        writes: names of inputs and state that the program writes.
+    """
+
+    def __init__(self, program: Program, graph_module: fx.GraphModule, tables: Tables) -> None:
+        self._program = program
+        self.symbols: dict[Any, Bound] = {}
+        self.conditions: list[str] = []
+        self._lines = [
+            "const at::AutoDispatchBelowADInplaceOrView plain;",
+            "const c10::AutoGradMode no_gradients(false);",
+        ]
+        self._lines.append("const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);")
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        state, given = placeholders[: len(program.state)], placeholders[len(program.state) :]
+        self._taken = [one for one in program.inputs if one.kind != "constant"]
+        if len(given) != len(self._taken):
+            raise AotError("what was compiled takes other inputs than the program")
+        updated = _written(graph_module.graph)
+        self.writes = [name for name, node in zip(program.state, state, strict=True) if node in updated]
+        changed = {one.name for one, node in zip(self._taken, given, strict=True) if node in updated}
+        self.changed_inputs = sorted(changed)
+        self._inputs(changed)
+        texts = {node: f"input{k}" for k, node in enumerate(given)}
+        for (name, value), node in zip(program.state.items(), state, strict=True):
+            if node.users:
+                texts[node] = tables.constant(name, value)
+        names = {symbol: bound.name for symbol, bound in self.symbols.items()}
+        function = Function(graph_module, plan_memory(graph_module.graph), tables, texts, names)
+        self._lines += function.lines
+        self.kinds = [function.kind(result) for result in function.results]
+        self._results(function)
+
+    def text(self) -> str:
+        """The function's C++."""
+        body = "\n".join(f"  {line}" for line in self._lines)
+        kinds = "".join("t" if one.kind == "tensor" else "i" for one in self._taken)
+        head = "void forward(const Model& model, const c10::IValue* in, std::vector<c10::IValue>& out) {"
+        return f'const char* INPUT_KINDS = "{kinds}";\n{head}\n{body}\n}}\n'
+
+    def _inputs(self, changed: set[str]) -> None:
+        for position, one in enumerate(self._taken):
+            self._read(position, one)
+        for bound in self.symbols.values():
+            high = _LARGEST if bound.high is None else integer_text(bound.high)
+            where = string_text(bound.where)
+            self._lines.append(f"in_range({bound.name}, {where}, {integer_text(bound.low)}, {high});")
+        names = {symbol: bound.name for symbol, bound in self.symbols.items()}
+        for position, one in enumerate(self._taken):
+            if one.kind == "tensor":
+                self._check_sizes(position, one, names)
+        self._check_conditions(names)
+        for position, one in enumerate(self._taken):
+            if one.kind == "tensor" and one.sizes:
+                self._place(position, one, names, one.name in changed)
+
+    def _read(self, position: int, one: Input) -> None:
+        name, shown = f"input{position}", string_text(one.name)
+        if one.kind == "int":
+            self._lines.append(f"const int64_t {name} = given_number(in[{position}], {shown});")
+            self._bind(one.sizes[0], name, f"input '{one.name}'")
+            return
+        assert one.dtype is not None
+        made = f"given(in[{position}], {shown}, {dtype_text(one.dtype)}, {len(one.sizes)})"
+        self._lines.append(f"at::Tensor {name} = {made};")
+        for dim, size in enumerate(one.sizes):
+            if not isinstance(size, int) and size.is_Symbol:
+                self._bind(size, f"{name}.size({dim})", f"dim {dim} of input '{one.name}'")
+
+    def _bind(self, symbol: Any, text: str, where: str) -> None:
+        if symbol in self.symbols or not symbol.is_Symbol:
+            return
+        low, high = self._program.facts.range_of(symbol)
+        if low == high:
+            raise AotError(f"{where} was to be dynamic, but the program is for {low} alone there: export it so")
+        self.symbols[symbol] = Bound(f"size{len(self.symbols)}", where, low, high)
+        self._lines.append(f"const int64_t {self.symbols[symbol].name} = {text};")
+
+    def _check_sizes(self, position: int, one: Input, names: dict[Any, str]) -> None:
+        for dim, size in enumerate(one.sizes):
+            why = ""
+            if not isinstance(size, int):
+                bound = self.symbols.get(size)
+                if bound is not None and bound.where == f"dim {dim} of input '{one.name}'":
+                    continue
+                why = f", as is {bound.where}" if bound is not None else ", which follows from other sizes"
+            arguments = (
+                f"input{position}, {string_text(one.name)}, {dim}, {expression_text(size, names)}, {string_text(why)}"
+            )
+            self._lines.append(f"is_size({arguments});")
+
+    def _check_conditions(self, names: dict[Any, str]) -> None:
+        shown = {symbol: f"({bound.where})" for symbol, bound in self.symbols.items()}
+        for condition in self._program.facts.conditions():
+            if not condition.free_symbols or not condition.free_symbols <= names.keys():
+                continue
+            text = expression_text(condition, shown).replace("int64_t(", "(").replace("ll)", ")")
+            self.conditions.append(text)
+            self._lines.append(f"holds({expression_text(condition, names)}, {string_text(text)});")
+
+    def _place(self, position: int, one: Input, names: dict[Any, str], changed: bool) -> None:
+        sizes, strides = (
+            "{" + ", ".join(expression_text(n, names) for n in part) + "}" for part in (one.sizes, one.strides)
+        )
+        if changed:
+            self._lines.append(f"unchanged(input{position}, {string_text(one.name)}, {strides});")
+            self._lines.append(
+                f"if (!input{position}.is_inference()) input{position}.unsafeGetTensorImpl()->bump_version();"
+            )
+            return
+        self._lines.append(f"input{position} = placed(input{position}, {sizes}, {strides});")
+
+    def _results(self, function: Function) -> None:
+        self._lines.append(f"out.reserve({len(function.results)});")
+        last = {result: k for k, result in enumerate(function.results) if isinstance(result, fx.Node)}
+        for position, result in enumerate(function.results):
+            text = function.name(result) if isinstance(result, fx.Node) else _constant_result(result)
+            if text.startswith(("model.", "input")) and self.kinds[position] == "tensor":
+                text = f"{text}.clone()"
+            elif self.kinds[position] == "tensor" and last.get(result) == position:
+                text = f"std::move({text})"
+            self._lines.append(f"out.emplace_back({text});")
+
+
+def _constant_result(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return integer_text(value)
+    raise AotError(f"a result of the compiled graph is a {type(value).__name__}, which no artifact gives")
+
+
+def _written(graph: fx.Graph) -> set[fx.Node]:
+    """The inputs that a graph writes."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if isinstance(node.target, KernelCall):
+            names = dict(zip(node.target.given, node.args, strict=False))
+            found.update(names[name] for name in node.target.updates)  # type: ignore[misc]
+        else:
+            found.update(written(node))
+    return found
+
+
+def loading_text(tables: Tables, folded: Folded | None, state: dict[str, torch.Tensor]) -> str:
+    """The function `bind_constants`: constants from the file's memory; what has a layout of a library is computed.
+
+    Args:
+        tables: with all constants that functions refer to; gets those that others are computed from.
+        folded: what computes the constants that have no place in a file.
+        state: the program's parameters and buffers by name.
+    """
+    computed = _computing(tables, folded, state)
+    lines = [f"model.constants.resize({len(tables.constants)});"]
+    offset = 0
+    for position, value in enumerate(tables.constants.values()):
+        if value is None:
+            continue
+        sizes, strides = ("{" + ", ".join(map(integer_text, part)) + "}" for part in (value.shape, value.stride()))
+        place = f"memory + {integer_text(offset)}" if value.numel() else "memory"
+        made = f"stored({place}, {sizes}, {strides}, {dtype_text(value.dtype)})"
+        lines.append(f"model.constants[{position}] = {made};")
+        offset += room(value)
+    body = "\n".join(f"  {line}" for line in [*lines, *computed])
+    return f"void bind_constants(Model& model, char* memory) {{\n{body}\n}}\n"
+
+
+def _computing(tables: Tables, folded: Folded | None, state: dict[str, torch.Tensor]) -> list[str]:
+    """Statements that compute the constants that cannot be stored, as they were computed while compiling."""
+    wanted = [name for name, value in tables.constants.items() if value is None]
+    if not wanted:
+        return []
+    if folded is None:
+        raise AotError(f"the constants {', '.join(wanted)} have a layout that no file holds")
+    names = list(folded.constants)
+    positions = [names.index(name.removeprefix("constant ")) for name in wanted]
+    module = fx.GraphModule(folded.prepare, fx.Graph())
+    values: dict[fx.Node, fx.Node] = {}
+    results = module.graph.graph_copy(folded.prepare.graph, values)
+    module.graph.output(tuple(results[k] for k in positions))  # type: ignore[index]
+    module.graph.eliminate_dead_code()
+    given = {}
+    for node, weight in zip(module.graph.find_nodes(op="placeholder"), folded.weights, strict=True):
+        if node.users:
+            known = (n for n, v in state.items() if v.data_ptr() == weight.data_ptr() and v.shape == weight.shape)
+            name = next(known, f"weight {node.name}")
+            given[node] = tables.constant(name, weight.detach())
+    function = Function(module, plan_memory(module.graph), tables, given, {}, reads_memory=False)
+    stored = [
+        f"{tables.constant(name, None)} = {function.name(result)};"
+        for name, result in zip(wanted, function.results, strict=True)
+    ]
+    return [*function.lines, *stored]

@@ -1,0 +1,244 @@
+"""What exported programs need of torch's internals: symbolic sizes outside of Dynamo, and what is assumed of them.
+
+Every function here wraps exactly one internal fact of torch and says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from .operators import OpOverload, packet_name
+
+_SCOPES = {"wrap_with_set_grad_enabled": 2, "wrap_with_autocast": 5}
+
+
+@dataclass
+class SizeFacts:
+    """A compilation's symbolic sizes, of an exported program.
+
+    Args:
+        context: torch's own record of the compilation.
+        environment: of its symbols.
+        symbols: this compilation's symbol of each of the program's, by name.
+        inputs: the program's inputs as a backend is given them.
+    """
+
+    context: Any
+    environment: Any
+    symbols: dict[str, Any] = field(default_factory=dict)
+    inputs: list[Any] = field(default_factory=list)
+
+    def conditions(self) -> list[Any]:
+        """What compiling has assumed of the sizes, as expressions of `symbols`."""
+        return list(dict.fromkeys(guard.expr for guard in self.environment.guards))
+
+    def range_of(self, symbol: Any) -> tuple[int, int | None]:
+        """The least and the greatest value that a symbol is compiled for; None where there is none."""
+        from torch.utils._sympy.numbers import int_oo
+
+        known = self.environment.var_to_range[symbol]
+        upper = known.upper
+        return int(known.lower), None if upper == int_oo or not upper.is_Integer else int(upper)
+
+
+def sizes_of_export(
+    examples: Sequence[Any],
+    sizes: Sequence[Sequence[Any]],
+    hints: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int | None]],
+) -> SizeFacts:
+    """Symbols for the dynamic dims of an exported program's inputs, each program's symbol one symbol.
+
+    Args:
+        examples: a tensor for each input, or None for an integer that is symbolic.
+        sizes: of each tensor: numbers, and expressions of the program's symbols where a dim is dynamic; of an integer
+            its expression alone.
+        hints: the value of each symbol in the example, by name.
+        ranges: its least and greatest value; None where there is none.
+    """
+    from torch._dynamo.source import ConstantSource
+    from torch._guards import TracingContext
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+    from torch.utils._sympy.numbers import int_oo
+
+    environment = _environment()
+    facts = SizeFacts(TracingContext(FakeTensorMode(shape_env=environment)), environment)
+    for name, hint in hints.items():
+        source = ConstantSource(f"size_{name}")
+        symbol = environment.create_symbol(
+            hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None, do_not_specialize_zero_one=True
+        )  # fmt: skip
+        low, high = ranges[name]
+        environment.constrain_symbol_range(symbol, low, int_oo if high is None else high)
+        facts.symbols[name] = symbol
+    for position, (example, given) in enumerate(zip(examples, sizes, strict=True)):
+        own = [_own(size, facts.symbols) for size in given]
+        source = ConstantSource(f"input_{position}")
+        if example is None:
+            hint = int(own[0].xreplace({facts.symbols[n]: h for n, h in hints.items()}))
+            facts.inputs.append(environment.create_symintnode(own[0], hint=hint, source=source))
+            continue
+        facts.context.tensor_to_context[example] = _symbolic_context(environment, source, own)
+        facts.inputs.append(example)
+    return facts
+
+
+_REGROUPING = ("reshape", "view", "_reshape_alias", "_unsafe_view", "contiguous", "clone", "flatten", "unflatten")
+
+
+def _environment() -> Any:
+    """Symbols of which no two are one, whatever their examples are, and none is taken to be another number than 0 or 1.
+
+    Strides with which dims are regrouped where none of them is 1 are right where one is: whether it is, is not asked.
+    """
+    import sympy
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    class Environment(ShapeEnv):
+        def evaluate_expr(self, orig_expr: Any, *args: Any, **more: Any) -> Any:
+            is_about_one = (
+                isinstance(orig_expr, sympy.core.relational.Relational) and sympy.Integer(1) in orig_expr.args
+            )
+            if not is_about_one or not _is_regrouping():
+                return super().evaluate_expr(orig_expr, *args, **more)
+            with self.suppress_guards():
+                return super().evaluate_expr(orig_expr, *args, **more)
+
+    return Environment(specialize_zero_one=False, duck_shape=False)
+
+
+def _is_regrouping() -> bool:
+    """Whether the operator that is being traced, the innermost one, only sees dims in other groups."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        named = (frame.f_locals.get(name) for name in ("func", "self"))
+        target = next((value for value in named if isinstance(value, OpOverload)), None)
+        if target is not None:
+            return target.namespace == "aten" and packet_name(target) in _REGROUPING
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+@contextlib.contextmanager
+def _any_convolution(environment: Any) -> Iterator[None]:
+    """Let sizes not decide which kernel of a convolution torch believes will run: that says how results lie alone."""
+    chosen = torch._C._select_conv_backend
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        with environment.suppress_guards():
+            return chosen(*args, **kwargs)
+
+    torch._C._select_conv_backend = choose  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch._C._select_conv_backend = chosen
+
+
+def _own(size: Any, symbols: Mapping[str, Any]) -> Any:
+    if isinstance(size, int):
+        return size
+    return size.xreplace({symbol: symbols[str(symbol)] for symbol in size.free_symbols})
+
+
+def _symbolic_context(environment: Any, source: Any, sizes: Sequence[Any]) -> Any:
+    """Which symbol is which size of a tensor, for `FakeTensorMode.from_tensor`."""
+    from torch._dynamo.source import TensorProperty, TensorPropertySource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatefulSymbolicContext
+
+    known: dict[str, Any] = {}
+    for dim, size in enumerate(sizes):
+        if not isinstance(size, int):
+            name = TensorPropertySource(source, TensorProperty.SIZE, dim).name
+            known[name() if callable(name) else name] = size
+    return StatefulSymbolicContext(
+        dynamic_sizes=[DimDynamic.STATIC if isinstance(size, int) else DimDynamic.DYNAMIC for size in sizes],
+        dynamic_strides=[DimDynamic.INFER_STRIDE] * len(sizes),
+        constraint_sizes=[None] * len(sizes),
+        constraint_strides=[None] * len(sizes),
+        tensor_source=source,
+        shape_env_to_source_to_symbol_cache={id(environment): known},
+    )
+
+
+@contextlib.contextmanager
+def compiling_export(facts: SizeFacts) -> Iterator[None]:
+    """Compile with these sizes: none is taken to be 0 or 1, nor taken not to be, unless the program depends on it."""
+    import torch.fx.experimental._config as config
+    from torch._guards import tracing
+
+    oblivious = config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with tracing(facts.context), oblivious, _any_convolution(facts.environment):
+        yield
+
+
+def mark_module_state(placeholder: fx.Node) -> None:
+    """Mark an input as a tensor that a module holds, as Dynamo does."""
+    placeholder.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+
+
+def scope_body(node: fx.Node) -> tuple[fx.Node, Sequence[Any]] | None:
+    """The body of a scope in an exported graph (grad mode, autocast turned off) and its arguments; None for others.
+
+    A scope of autocast that is turned on is no plain call of its body.
+    """
+    position = _SCOPES.get(getattr(node.target, "__name__", ""))
+    if position is None or node.op != "call_function" or node.kwargs:
+        return None
+    if position == _SCOPES["wrap_with_autocast"] and node.args[2] is not False:
+        return None
+    position -= 1
+    body = node.args[position]
+    return (body, node.args[position + 1 :]) if isinstance(body, fx.Node) else None
+
+
+def argument_types(target: OpOverload) -> tuple[tuple[str, str, int, bool, Any], ...]:
+    """``(name, type, fixed length or 0, by keyword only, default)`` of an operator's arguments, in order."""
+    return tuple(
+        (a.name, str(a.type), int(getattr(a, "N", None) or 0), a.kwarg_only, a.default_value)
+        for a in target._schema.arguments
+    )
+
+
+def result_types(target: OpOverload) -> tuple[str, ...]:
+    """The types of an operator's results."""
+    return tuple(str(r.type) for r in target._schema.returns)
+
+
+def schema_name(target: OpOverload) -> tuple[str, str]:
+    """``("aten::add", "Tensor")``, as the dispatcher knows an operator."""
+    return target._schema.name, target._schema.overload_name
+
+
+def library_paths() -> tuple[str, str]:
+    """Folders of torch's C++ headers and of its libraries."""
+    from pathlib import Path
+
+    root = Path(torch.__file__).parent
+    return str(root / "include"), str(root / "lib")
+
+
+def uses_new_strings() -> bool:
+    """Whether torch was built with the C++ library's new strings."""
+    return bool(torch._C._GLIBCXX_USE_CXX11_ABI)
+
+
+def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of nested lists, tuples and dicts, and their structure as `torch.export` has it."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_flatten(tree)
+
+
+def tree_parts(structure: Any) -> tuple[Any, Any, list[Any]]:
+    """Type, context and children of a structure; the type is None for a leaf."""
+    children = structure.children() if callable(getattr(structure, "children", None)) else structure.children_specs
+    return structure.type, structure.context, list(children)

@@ -1,0 +1,257 @@
+"""Programs compiled ahead of time, held against eager: in this process, in a new one, in C++."""
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.aot_models import Mixed, bert, bert_inputs, convolutional, mixed_inputs
+
+import regraft
+from regraft.compiler import aot
+from regraft.compiler.aot.artifact import read_manifest
+from regraft.compiler.codegen.cpp import can_build
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "docs" / "examples" / "aot" / "run_artifact.cpp"
+Dim = torch.export.Dim
+
+pytestmark = pytest.mark.skipif(not can_build(), reason="no C++ compiler")
+
+
+def equal(found, expected, atol=1e-5):
+    torch.testing.assert_close(found, expected, atol=atol, rtol=1e-4)
+
+
+def without_gradients(value):
+    return torch.utils._pytree.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("aot")
+
+
+@pytest.fixture(scope="module")
+def perceptron(folder):
+    """A dynamic model of one input, for C++ and errors."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4), torch.nn.Softmax(-1))
+    rows = Dim("rows", min=1, max=64)
+    path = regraft.aot_compile(model.eval(), (torch.randn(2, 16),), folder / "mlp.rgx", dynamic_shapes=({0: rows},))
+    return model, path
+
+
+@pytest.fixture(scope="module")
+def mixed(folder):
+    model = Mixed().eval()
+    rows, (args, kwargs) = Dim("rows", min=1, max=64), mixed_inputs(3)
+    shapes = {"x": {0: rows}, "k": None, "extra": {"a": {0: rows}}}
+    path = regraft.aot_compile(model, args, folder / "mixed.rgx", kwargs=kwargs, dynamic_shapes=shapes)
+    return model, path
+
+
+def test_a_model_with_state_nested_values_and_numbers_gives_eagers_results(mixed):
+    model, loaded = copy.deepcopy(mixed[0]), regraft.load(mixed[1])
+    for rows in (3, 1, 64):
+        args, kwargs = mixed_inputs(rows)
+        found = loaded(*args, **kwargs)
+        equal(found, without_gradients(model(*args, **kwargs)))
+        assert found[0]["x"] is not args[0]
+        assert found[0]["x"].data_ptr() != args[0].data_ptr()
+    assert loaded.manifest["writes"] == {"state": ["count"], "inputs": []}
+
+
+def test_each_load_has_state_of_its_own(mixed):
+    args, kwargs = mixed_inputs(2)
+    first, second = regraft.load(mixed[1]), regraft.load(mixed[1])
+    before = first(*args, **kwargs)[0]["y"]
+    assert not torch.equal(first(*args, **kwargs)[0]["y"], before)
+    assert torch.equal(second(*args, **kwargs)[0]["y"], before)
+
+
+MISMATCHES = [
+    (lambda x, k, a: ((x[:, :3], k), {"extra": {"a": a}}), ValueError, "input 'x': dim 1 is 3; it must be 4"),
+    (lambda x, k, a: ((x, 3), {"extra": {"a": a}}), ValueError, "input 'k' is 3; the program was compiled for 2"),
+    (
+        lambda x, k, a: ((x, k), {"extra": {"a": a[:2]}}),
+        ValueError,
+        "dim 0 is 2; it must be 3, as is dim 0 of input 'x'",
+    ),
+    (lambda x, k, a: ((x.double(), k), {"extra": {"a": a}}), ValueError, "dtype Double; it must be Float"),
+    (lambda x, k, a: ((x[0], k), {"extra": {"a": a}}), ValueError, "input 'x' has 1 dims; it must have 2"),
+    (lambda x, k, a: ((x.repeat(30, 1), k), {"extra": {"a": a}}), ValueError, "is 90; it must be from 1 to 64"),
+    (lambda x, k, a: ((x[:0], k), {"extra": {"a": a[:0]}}), ValueError, "is 0; it must be from 1 to 64"),
+    (lambda x, k, a: ((7, k), {"extra": {"a": a}}), TypeError, "input 'x' must be a tensor, not a int"),
+    (lambda x, k, a: ((x,), {"extra": {"a": a}}), TypeError, "takes 2 positional inputs and the keywords extra"),
+    (lambda x, k, a: ((x, k), {"extra": {"b": a}}), TypeError, "must have the keys a, not b"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "message"), MISMATCHES, ids=[m for _, _, m in MISMATCHES])
+def test_inputs_that_do_not_match_are_named(mixed, change, kind, message):
+    (x, k), kwargs = mixed_inputs(3)
+    args, kwargs = change(x, k, kwargs["extra"]["a"])
+    with pytest.raises(kind, match=message.replace("(", r"\(")):
+        regraft.load(mixed[1])(*args, **kwargs)
+
+
+def test_inputs_of_other_strides_are_taken(perceptron):
+    model, path = perceptron
+    x = torch.randn(16, 5).t()
+    equal(regraft.load(path)(x), model(x).detach())
+
+
+def test_a_new_process_needs_the_file_alone(perceptron, tmp_path):
+    model, path = perceptron
+    x = torch.randn(5, 16)
+    torch.save((x, model(x).detach()), tmp_path / "values.pt")
+    code = (
+        "import regraft, sys, torch\n"
+        "x, y = torch.load('values.pt')\n"
+        "torch.testing.assert_close(regraft.load(sys.argv[1])(x), y)\n"
+        "assert 'regraft.compiler.backend' not in sys.modules\n"
+    )
+    moved = shutil.copy(path, tmp_path / "moved.rgx")
+    done = subprocess.run([sys.executable, "-c", code, moved], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_example_in_cpp_runs_an_artifact(perceptron, tmp_path):
+    model, path = perceptron
+    torch_folder = Path(torch.__file__).parent
+    include = [
+        torch_folder / "include",
+        torch_folder / "include/torch/csrc/api/include",
+        Path(aot.__file__).parent / "include",
+    ]
+    libraries = [f"-L{torch_folder / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", "-ldl"]
+    command = ["g++", "-std=c++20", "-O0", "-w", *(f"-I{i}" for i in include), EXAMPLE, *libraries]
+    subprocess.run([*command, f"-Wl,-rpath,{torch_folder / 'lib'}", "-o", tmp_path / "run"], check=True)
+    done = subprocess.run([tmp_path / "run", path, "3", "16"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    equal(torch.tensor([float(line) for line in done.stdout.split()]).view(3, 4), model(torch.ones(3, 16)).detach())
+    wrong = subprocess.run([tmp_path / "run", path, "3", "15"], capture_output=True, text=True)
+    assert wrong.returncode == 1
+    assert "dim 1 is 15; it must be 16" in wrong.stderr
+
+
+def test_a_transformer_with_dynamic_batch_and_tokens(folder):
+    model = bert()
+    rows, tokens = Dim("rows", min=1, max=64), Dim("tokens", min=1, max=128)
+    shapes = {name: {0: rows, 1: tokens} for name in ("input_ids", "attention_mask")}
+    exported = torch.export.export(model, (), bert_inputs(3, 10), dynamic_shapes=shapes)
+    loaded = regraft.load(regraft.aot_compile(exported, None, folder / "bert.rgx"))
+    assert loaded.manifest["conditions"] == []
+    for sizes in ((3, 10), (1, 10), (4, 1), (1, 1), (2, 128)):
+        inputs = bert_inputs(*sizes)
+        with torch.no_grad():
+            expected = model(**inputs)
+        equal(loaded(**inputs), dict(expected), atol=1e-4)
+
+
+def test_convolutions_with_any_batch_and_layout(folder):
+    model = convolutional()
+    path = regraft.aot_compile(
+        model, (torch.randn(2, 3, 16, 16),), folder / "conv.rgx", dynamic_shapes=({0: Dim("rows", min=1, max=512)},)
+    )
+    loaded = regraft.load(path)
+    assert loaded.manifest["conditions"] == []
+    for rows in (2, 1, 17):
+        x = torch.randn(rows, 3, 16, 16)
+        equal(loaded(x), model(x).detach())
+        equal(loaded(x.to(memory_format=torch.channels_last)), model(x).detach())
+
+
+class Bernoulli(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.dropout(x, 0.5, training=True)
+
+
+@torch.library.custom_op("regraft_tests::aot_twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class Custom(torch.nn.Module):
+    def forward(self, x):
+        return twice(x)
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+@pytest.mark.parametrize(
+    ("model", "operator"),
+    [(Bernoulli(), "regraft.seeds"), (Custom(), "regraft_tests.aot_twice"), (Branching(), "cond")],
+    ids=["random", "custom", "control-flow"],
+)
+def test_what_cannot_go_ahead_of_time_is_refused_by_name(model, operator, tmp_path):
+    with pytest.raises(regraft.AotError, match=operator):
+        regraft.aot_compile(model, (torch.randn(8),), tmp_path / "refused.rgx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_devices_and_kinds_are_refused(tmp_path):
+    with pytest.raises(regraft.AotError, match="not a function"):
+        regraft.aot_compile(lambda x: x, (torch.ones(2),), tmp_path / "refused.rgx")
+    with pytest.raises(regraft.AotError, match="on meta"):
+        regraft.aot_compile(
+            torch.nn.Linear(2, 2, device="meta"), (torch.ones(1, 2, device="meta"),), tmp_path / "no.rgx"
+        )
+    with pytest.raises(regraft.AotError, match="leave kwargs and dynamic_shapes out"):
+        exported = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+        regraft.aot_compile(exported, None, tmp_path / "no.rgx", dynamic_shapes={})
+    with pytest.raises(regraft.OptionError):
+        regraft.aot_compile(torch.nn.Linear(2, 2), (torch.ones(1, 2),), tmp_path / "no.rgx", options={"frezing": True})
+
+
+def changed(path, to, **told):
+    """An artifact whose manifest says something else."""
+    manifest = read_manifest(path) | told
+    data = path.read_bytes()
+    from regraft.compiler.aot import artifact
+
+    magic, library, constants, end, begin, _, _ = artifact._FOOTER.unpack(data[-artifact._FOOTER.size :])
+    text = json.dumps(manifest).encode()
+    total = begin + len(text) + artifact._FOOTER.size
+    to.write_bytes(
+        data[:begin] + text + artifact._FOOTER.pack(magic, library, constants, end, begin, begin + len(text), total)
+    )
+    return to
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"torch": "1.0"}, "compiled for torch 1.0, here is"),
+        ({"machine": "riscv64"}, "compiled for machine riscv64"),
+        ({"format": 0}, "has format 0"),
+        ({"features": ["avx9000"]}, "processor lacks avx9000"),
+    ],
+    ids=["torch", "machine", "format", "features"],
+)
+def test_what_an_artifact_needs_is_checked_before_its_library_is_loaded(perceptron, tmp_path, told, message):
+    with pytest.raises(regraft.AotError, match=message):
+        regraft.load(changed(perceptron[1], tmp_path / "other.rgx", **told))
+
+
+def test_damaged_files_are_refused(perceptron, tmp_path):
+    path, data = tmp_path / "damaged.rgx", perceptron[1].read_bytes()
+    for content in (b"", b"x" * 200, data[:-1], data[: len(data) // 2], data + b"x"):
+        path.write_bytes(content)
+        with pytest.raises(regraft.AotError, match=r"damaged\.rgx is no artifact"):
+            regraft.load(path)
+    with pytest.raises(regraft.AotError, match="cannot be read"):
+        regraft.load(tmp_path / "absent.rgx")
