@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from support.facts import agree, captured, facts
+from support.thorough import examples
 
 from regraft.rewrites.facts import Choice, Positions, Table, Uniform
 from regraft.rewrites.facts import pointwise as rules
@@ -112,7 +113,7 @@ steps = st.tuples(
 )
 programs = st.lists(steps, min_size=2, max_size=14)
 phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-relaxed = settings(max_examples=60, deadline=None, phases=phases, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=examples(25, 60), deadline=None, phases=phases, suppress_health_check=list(HealthCheck))
 
 
 def step(x: Tensor, pool: list[Tensor], op: int, number: Any, i: int, j: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.thorough import examples
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -154,7 +155,7 @@ def bits(tensor):
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).view(-1).view(torch.uint8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 300), deadline=None)
 @given(st.lists(STEPS, min_size=2, max_size=12), st.lists(st.integers(0, 11), min_size=1, max_size=3))
 def test_random_programs_keep_every_bit(steps, outputs):
     function = program(steps, outputs)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.thorough import examples
 from torch.nn import functional as F
 
 from regraft import EXACT, Numerics, Sample, T, register_pattern
@@ -291,5 +292,5 @@ def test_what_is_wrong_is_found_or_listed(name):
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_passes(name):
-    result = found(name, RIGHT[name], 8)
+    result = found(name, RIGHT[name], examples(4, 8))
     assert result.ok, str(result)
