@@ -205,9 +205,7 @@ def is_pure(node: fx.Node) -> bool:
     return is_number(node.meta.get("val"))
 
 
-def erase_dead(
-    graph: fx.Graph, nodes: Iterable[fx.Node], may_go: Callable[[fx.Node], bool] = is_pure
-) -> list[fx.Node]:
+def erase_dead(graph: fx.Graph, nodes: Iterable[fx.Node], may_go: Callable[[fx.Node], bool] = is_pure) -> list[fx.Node]:
     """Erase those of `nodes` that nobody reads, and what only they kept alive; returns what was erased.
 
     Args:

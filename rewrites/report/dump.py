@@ -1,9 +1,9 @@
 """A folder of everything that compilations made, with an index page: what `REGRAFT_DEBUG` asks for.
 
-    index.html
-    4711-graph-0-0/summary.txt         matches, near misses, fallbacks, seconds
-                   graph-captured.txt  ...  normal-forward.txt  program-inference.txt  fusion-inference.txt
-                   c++-inference.cpp   source-inference.py
+index.html
+4711-graph-0-0/summary.txt         matches, near misses, fallbacks, seconds
+               graph-captured.txt  ...  normal-forward.txt  program-inference.txt  fusion-inference.txt
+               c++-inference.cpp   source-inference.py
 """
 
 from __future__ import annotations

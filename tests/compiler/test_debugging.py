@@ -41,7 +41,7 @@ def shown(tmp_path_factory) -> tuple[str, Path]:
 def test_torch_logs_show_graphs_code_breaks_and_recompiles(shown):
     log, _ = shown
     assert "regraft: compiled graph 0/0 (training): 0 matches applied, 0 declined" in log
-    assert '[__output_code] regraft: graph 0/0, source:forward' in log and "source:backward" in log
+    assert "[__output_code] regraft: graph 0/0, source:forward" in log and "source:backward" in log
     assert 'extern "C"' in log and "def call(args):" in log
     assert "[__graph_breaks]" in log and "[__recompiles]" in log
 

@@ -1,6 +1,6 @@
 """Programs around the library's rules: what a rule's sample computes, changed in one place.
 
-    relu(exp(x))      ->      relu(exp(neg(x))), relu(exp(x)) with exp(x) returned, relu(sin(x)), ...
+relu(exp(x))      ->      relu(exp(neg(x))), relu(exp(x)) with exp(x) returned, relu(sin(x)), ...
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One run with some steps left out: in this process, or in a fork of it that may die.
 
-    limits {"rule": 3, "pass": 0}    ->    compile, run, compare    ->    a verdict, and the steps that asked
+limits {"rule": 3, "pass": 0}    ->    compile, run, compare    ->    a verdict, and the steps that asked
 """
 
 from __future__ import annotations

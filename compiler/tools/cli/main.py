@@ -147,11 +147,16 @@ def report(
             _shown(made, json_path, html_path)
             raise typer.Exit(0 if made.right and not drops else 1)
         from ..coverage.report import Plan
-        given = {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
-        wanted = with_rules({**configured(config), **given}, own_rules(own))
+
+        wanted = with_rules({**configured(config), **_given(profit, verify)}, own_rules(own))
         made = _examined(targets or ["hf:bert"], chosen, Plan(wanted, dynamic or None, not no_time), threads)
         _shown(made, json_path, html_path)
     raise typer.Exit(0 if made.right else 1)
+
+
+def _given(profit: str, verify: str) -> dict[str, str]:
+    """The options that are not at their defaults: those of a configuration stand otherwise."""
+    return {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
 
 
 @app.command()

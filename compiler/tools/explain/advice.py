@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ....rewrites.record import NearMiss
 
 _EVERYWHERE = {
-    "inner-value-escapes": "use it nowhere else, or let the rule keep it (escapes=\"keep\")",
+    "inner-value-escapes": 'use it nowhere else, or let the rule keep it (escapes="keep")',
     "dtype-differs": "add a sample with this dtype to the rule",
     "rule-loops": "let one of the rules refuse, by a guard, what the other one makes",
 }

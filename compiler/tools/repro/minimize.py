@@ -1,11 +1,11 @@
 """A failing program made small: one thing at a time is taken away, as long as it fails in the same way.
 
-    outputs       all but one
-    the end       what comes after the first value that is wrong
-    the start     what comes before it: its values become inputs
-    in between    single calls, replaced by an input or by what they read
-    values        inputs drawn from a seed in place of the model's own
-    sizes         768 -> 4, wherever the number stands
+outputs       all but one
+the end       what comes after the first value that is wrong
+the start     what comes before it: its values become inputs
+in between    single calls, replaced by an input or by what they read
+values        inputs drawn from a seed in place of the model's own
+sizes         768 -> 4, wherever the number stands
 """
 
 from __future__ import annotations

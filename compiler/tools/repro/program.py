@@ -1,6 +1,6 @@
 """A program as a graph of ATen calls with the values of its inputs: what a repro is cut from.
 
-    model, 3 graphs of Dynamo's   ->   the calls of one of them, parameters and constants among its inputs
+model, 3 graphs of Dynamo's   ->   the calls of one of them, parameters and constants among its inputs
 """
 
 from __future__ import annotations

@@ -58,9 +58,7 @@ def heads():
     return tuple(torch.randn(1, 2, 16, 16) for _ in range(3))
 
 
-@regraft.register_pattern(
-    "wrong_softplus", samples=[Sample(x=T("M N"))], replacement=torch.relu
-)
+@regraft.register_pattern("wrong_softplus", samples=[Sample(x=T("M N"))], replacement=torch.relu)
 def wrong_softplus(x):
     return torch.nn.functional.softplus(x)
 
