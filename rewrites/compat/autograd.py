@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,7 @@ def aot_compile(
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
+    _keep_checks()
     split = min_cut_rematerialization_partition if recompute else default_partition
 
     def partition(joint_module: fx.GraphModule, inputs: Any, **more: Any) -> Any:
@@ -70,6 +72,16 @@ def aot_compile(
         keep_inference_input_mutations=True,
     )
     return compiler(graph_module, example_inputs)
+
+
+@functools.cache
+def _keep_checks() -> None:
+    """Let torch keep, as an effect, what raises where a factorization has failed; torch 2.11 takes it for dead."""
+    from torch._higher_order_ops import effects
+
+    check = torch.ops.aten._linalg_check_errors.default
+    if effects._get_effect(check) is None:
+        fx.node.has_side_effect(check)
 
 
 def calls_plainly(in_training: bool = False) -> bool:

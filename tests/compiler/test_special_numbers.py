@@ -82,6 +82,8 @@ def differences(ours: Any, eager: Any, labels: list[Any], dtype: torch.dtype) ->
 def test_kernels_for_cpus(dtype: torch.dtype) -> None:
     x = operands(dtype)
     cases = accepted(x, CONSTANTS)
+    if torch.__version__ < (2, 12):  # whose eager leaves numbers alone that a NaN limits
+        cases = [(name, c) for name, c in cases if name not in ("least", "most") or c == c]
     f, g = of_all(cases), lambda x: [one(x) for one in ALONE.values()]
     with regraft.coverage() as found:
         ours = torch.compile(lambda x: (f(x), g(x)), backend="regraft", fullgraph=True)(x)

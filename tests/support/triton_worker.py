@@ -191,6 +191,8 @@ def _run(source, calls):
 
 def _typed(argument):
     """An argument; bytes with the name of a dtype, as tensors of that which do not pickle."""
+    if isinstance(argument, bool):  # of which Triton 3.6's interpreter makes no int1
+        return int(argument)
     return argument[1].view(getattr(torch, argument[0])) if isinstance(argument, tuple) else argument
 
 
