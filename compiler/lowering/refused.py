@@ -1,4 +1,4 @@
-"""What eager refuses: operators whose kernels do not exist for a dtype, though their formula does.
+"""What eager refuses: dims out of range, and operators whose kernels do not exist for a dtype, though a formula does.
 
 Tracing on metadata does not notice, so a kernel of ours would compute what eager does not. Such calls stay ATen's,
 which raises eager's error when the program runs. Where a later version of torch computes one, the call is merely kept.
@@ -46,6 +46,8 @@ _ON_DEVICES = {
 # Whatever the other tensors are.
 _OF_ANY_BOOL = ("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar", "aten.dist.default")
 _OF_ONE_DTYPE = ("aten.heaviside.default", "aten.linalg_cross.default")
+# Whose rules for metadata take any dim; those of other operators raise while a program is traced.
+_OF_ANY_DIM = ("aten._softmax.default", "aten._safe_softmax.default", "aten.softmax.int")
 _SCANS = ("aten.cumsum.default", "aten.cumprod.default")
 _BITS = ("aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not")
 _SHIFTS = ("aten.bitwise_left_shift", "aten.bitwise_right_shift", "aten.__lshift__", "aten.__rshift__")
@@ -66,7 +68,7 @@ REFUSED: dict[str, frozenset[torch.dtype]] = {
 
 
 def refused(node: fx.Node) -> str | None:
-    """Why eager refuses a call for the dtypes of its tensors; None where it does not."""
+    """Why eager refuses a call for the dtypes of its tensors or its dim; None where it does not."""
     name, tensors = str(node.target), list(_tensors(node))
     dtypes = {x.dtype for x in tensors}
     if not dtypes:
@@ -74,7 +76,8 @@ def refused(node: fx.Node) -> str | None:
     device = tensors[0].device.type
     if _refused_alike(name, dtypes, device) or _refused_mixture(name, dtypes, device, node):
         return f"eager refuses {', '.join(sorted(map(str, dtypes)))}"
-    return None
+    dim, rank = node.args[1] if name in _OF_ANY_DIM else 0, max(tensors[0].dim(), 1)
+    return None if not isinstance(dim, int) or -rank <= dim < rank else f"eager refuses dim {dim} of {rank}"
 
 
 def _refused_alike(name: str, dtypes: set[torch.dtype], device: str) -> bool:

@@ -26,7 +26,7 @@ def softmax_name(node: fx.Node, edit: Editor) -> fx.Node | None:
     """_softmax(x, 3, False), special.softmax(x, 3), softmax(x, 3, dtype=float32)  ->  softmax(to(x, float32), -1)."""
     x, dim = node.args[0], node.args[1]
     target = aten.softmax.int if op_name(node) in _SOFTMAX else aten.log_softmax.int
-    if not isinstance(dim, int) or not is_float(x) or rank(x) == 0:
+    if not isinstance(dim, int) or not is_float(x) or not -rank(x) <= dim < rank(x):  # which eager refuses
         return None
     if node.target is target and node.args[1:] == (-1,) and not node.kwargs:
         return None

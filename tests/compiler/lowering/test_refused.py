@@ -28,6 +28,22 @@ def test_calls_that_eager_refuses_raise_its_error(function):
     assert str(ours.value) == str(eager.value)
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: x.softmax(3), lambda x: x.softmax(-4) + 1, lambda x: x.softmax(5).sum(), lambda x: x.log_softmax(3),
+    lambda x: F.softmin(x, 4), lambda x: F.gumbel_softmax(x, dim=3), lambda x: x.softmax(3) @ x, lambda x: x.cumsum(3),
+])  # fmt: skip
+def test_dims_out_of_range_raise(function):
+    torch._dynamo.reset()
+    with pytest.raises(IndexError, match="out of range"):
+        torch.compile(function, backend="regraft", options={"strict": True})(ONES)
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_dims_of_a_number(dim):
+    torch._dynamo.reset()
+    assert torch.compile(lambda x: x.softmax(dim) + 1, backend="regraft")(torch.tensor(3.0)) == 2
+
+
 @pytest.mark.parametrize("pad", [(-2, 1), (1, -2), (0, 0, 1, -2), (-1, -1)])
 def test_padding_that_cuts_too_much_is_refused_for_each_size(pad):
     torch._dynamo.reset()
