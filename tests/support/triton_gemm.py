@@ -18,7 +18,8 @@ from regraft.compiler.ir.interpreter import allocate
 from regraft.compiler.ir.program import Buffer
 from regraft.compiler.templates.common.formula import packet
 from regraft.compiler.templates.common.triton_call import TritonTemplateKernel
-from regraft.compiler.templates.gemm.match import FoundProduct, is_product, match_gemm
+from regraft.compiler.templates.gemm.match import FoundProduct, match_gemm
+from regraft.compiler.templates.gemm.operands import is_product
 from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_split_k import workspaces
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile

@@ -28,7 +28,9 @@ from ...lowering.windows import Sliding
 from ..attention.match import at
 from ..common.formula import packet
 from ..gemm.description import Matrix, Product
-from ..gemm.match import Epilogue, FoundProduct, Matcher, Operands, unfit, with_largest_epilogue
+from ..gemm.epilogue import Epilogue
+from ..gemm.match import FoundProduct, Matcher, with_largest_epilogue
+from ..gemm.operands import Operands, unfit
 from .description import Convolution, Side
 from .triton_depthwise import MOST_UNROLLED, Depthwise
 
@@ -59,8 +61,9 @@ def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
     """Why the template does not compute a convolution."""
     x, weight = values["input"], values["weight"]
     single = values["groups"] == x.meta["val"].shape[1] == call.meta["val"].shape[1] > 1
+    by_lanes = single or convolutions_allow_tf32()  # sums of single channels are no work of tensor cores
     for node in (call, x, weight):
-        reason = unfit(node, call, convolutions_allow_tf32 if not single else _cuts_nothing_short)
+        reason = unfit(node, call, by_lanes)
         if reason is not None:
             return reason
     if call.meta["val"].device.type != "cuda":
@@ -81,11 +84,6 @@ def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
 def _of_all(numbers: Sequence[int], dims: int) -> list[int]:
     """A number for each dim of space: operators take one for all."""
     return list(numbers) * dims if len(numbers) == 1 else list(numbers)
-
-
-def _cuts_nothing_short() -> bool:
-    """Sums of single channels are no work of tensor cores."""
-    return True
 
 
 def _columns(call: fx.Node, values: dict[str, Any]) -> int:

@@ -31,7 +31,8 @@ from ..common.formula import packet
 from .cpp import PRELUDE, gemm_cpp
 from .cpp_few_rows import few_rows_cpp, is_served
 from .description import CPU_FEW_ROWS, Matrix, Product
-from .match import LINEAR, ONEDNN, FoundProduct, has_prologue, match_gemm
+from .match import FoundProduct, has_prologue, match_gemm
+from .operands import LINEAR, ONEDNN
 from .packing import LastPacked, packed_node, packed_sizes
 from .replacement import RULE, Unfused, erase_dead_calls, near_miss, recorded
 from .splice import anchor_of

@@ -15,7 +15,8 @@ from ....rewrites.reason import Reason, site_of
 from ....rewrites.record import Match, NearMiss
 from ..common.baseline import Unfused as Nodes
 from ..common.formula import packet
-from .match import REORDER, FoundProduct
+from .match import FoundProduct
+from .operands import REORDER
 
 RULE, FAMILY = "linear-template", "linear-kernel"
 

@@ -37,7 +37,8 @@ from ..common.gpu import Gpu
 from ..common.task import Task
 from ..common.triton_call import TritonTemplateKernel
 from .description import Product, Prologue, Result
-from .match import FoundProduct, has_prologue, is_read_by_loops, match_gemm
+from .epilogue import is_read_by_loops
+from .match import FoundProduct, has_prologue, match_gemm
 from .replacement import FAMILY, RULE, Unfused, near_miss, recorded
 from .splice import anchor_of, replace_product
 from .still import Still

@@ -18,7 +18,9 @@ from torch.nn import functional as F
 
 from regraft.compiler.templates.common.gpu import AMPERE, HOPPER
 from regraft.compiler.templates.gemm import match as gemm_match
-from regraft.compiler.templates.gemm.match import is_product, match_gemm
+from regraft.compiler.templates.gemm import operands as gemm_operands
+from regraft.compiler.templates.gemm.match import match_gemm
+from regraft.compiler.templates.gemm.operands import is_product
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
 from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits
@@ -254,7 +256,8 @@ def test_float32_is_left_to_the_library_unless_it_may_be_cut_short(monkeypatch: 
     refused = match_gemm(node)
     assert isinstance(refused, Reason)
     assert refused.code == "dtype"
-    monkeypatch.setattr(gemm_match, "allows_tf32", lambda: True)
+    for module in (gemm_operands, gemm_match):
+        monkeypatch.setattr(module, "allows_tf32", lambda: True)
     found, source = agrees(lambda x, w: F.gelu(x @ w), *inputs)
     assert 'tl.dot(tensor_float(a), tensor_float(b), acc, input_precision="tf32")' in source.text
     tiles = gemm_tiles(found.product, HOPPER, 6)

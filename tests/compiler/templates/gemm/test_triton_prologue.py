@@ -22,7 +22,8 @@ from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.common.formula import is_move, packet
 from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, Gpu
-from regraft.compiler.templates.gemm.match import FoundProduct, is_product, match_gemm
+from regraft.compiler.templates.gemm.match import FoundProduct, match_gemm
+from regraft.compiler.templates.gemm.operands import is_product
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
 from regraft.compiler.templates.gemm.triton_fuse import ProductPass, renamed
 from regraft.compiler.templates.gemm.triton_source import gemm_triton

@@ -1,0 +1,120 @@
+"""The operands of a matrix product in a graph: which calls are products, and which operands the template takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ....rewrites.compat.memory import allows_tf32
+from ....rewrites.reason import Reason
+from ...lowering.positions import numel
+from ..common.formula import packet
+from .description import CPU_FEW_ROWS, LANES_ROWS
+from .unpad import before_padding, crop_of
+
+LINEAR, ONEDNN, REORDER = "aten.linear", "mkldnn._linear_pointwise", "mkldnn._reorder_linear_weight"
+PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", LINEAR, ONEDNN)
+# Tensor cores cut float32 short before they multiply it: where the user's settings allow that, see `_dtypes`.
+_BY_LANES = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.float32,)}
+DTYPES = {"cpu": (torch.float32,), "cuda": (torch.bfloat16, torch.float16)}
+_FEW = {"cuda": LANES_ROWS, "cpu": CPU_FEW_ROWS}
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a node is a call that multiplies matrices, and gives what they are made of."""
+    return packet(node) in PRODUCTS and node.target is not torch.ops.aten.mm.dtype
+
+
+@dataclass(frozen=True)
+class Operands:
+    """`x` of (batch, rows, depth) elements and `weight` of (batch, depth, columns) with the strides of the latter."""
+
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    sizes: tuple[int, int, int, int]  # batch, rows, columns, depth
+    strides: tuple[int, int, int]  # of the weight
+
+
+def operands_of(call: fx.Node) -> Operands | Reason:
+    """The operands of a product, or why the template takes none of this kind."""
+    bias, x, weight = arguments(call)
+    if packet(weight) == REORDER:
+        weight = weight.args[0]
+    for node in (call, x, weight):
+        reason = unfit(node, call, _is_for_lanes(x) or None)
+        if reason is not None:
+            return reason
+    if x.meta["val"].dtype != weight.meta["val"].dtype:
+        return Reason("dtype", f"{x.name} and {weight.name} differ in dtype", (call,))
+    x_sizes, sizes, strides = x.meta["val"].shape, tuple(weight.meta["val"].shape), tuple(weight.meta["val"].stride())
+    rows, depth = numel(x_sizes[:-1]), x_sizes[-1]
+    if packet(call) in (LINEAR, ONEDNN):
+        if len(sizes) != 2:
+            return Reason("weight-rank", "the weight is no matrix", (call,), "2 dims", str(len(sizes)))
+        return Operands(x, weight, bias, (1, rows, sizes[0], depth), (0, strides[1], strides[0]))
+    if packet(call) == "aten.bmm":
+        return Operands(x, weight, bias, (sizes[0], x_sizes[1], sizes[2], depth), strides)
+    return Operands(x, weight, bias, (1, rows, sizes[1], depth), (0, *strides))
+
+
+def _is_for_lanes(x: fx.Node) -> bool:
+    """Whether lanes multiply rows as few as an operand's, as they are: float32 on GPUs, 16 bits on CPUs."""
+    val = x.meta["val"]
+    rows = numel(val.shape[:-1])
+    return isinstance(rows, int) and rows <= _FEW.get(val.device.type, 0)
+
+
+def before_crop(call: fx.Node, operands: Operands) -> tuple[Operands, fx.Node] | None:
+    """What a product was before it was padded for the library on a GPU, and the slice of what was asked for."""
+    weight, bias = before_padding(call.args[1], 0), operands.bias
+    if packet(call) != LINEAR or weight is None or call.meta["val"].device.type != "cuda":
+        return None
+    val = weight.meta["val"]
+    crop, bias = crop_of(call, val.shape[0]), bias if bias is None else before_padding(bias, 0)
+    if crop is None or (bias is None) != (operands.bias is None) or unfit(weight, call) is not None:
+        return None
+    batch, rows, _, depth = operands.sizes
+    strides = (0, *(val.stride()[::-1]))
+    return Operands(operands.x, weight, bias, (batch, rows, val.shape[0], depth), strides), crop
+
+
+def arguments(call: fx.Node) -> tuple[Any, Any, Any]:
+    """Bias, left and right operand."""
+    if packet(call) == "aten.addmm":
+        return call.args[0], call.args[1], call.args[2]
+    bias = call.args[2] if len(call.args) > 2 else call.kwargs.get("bias")
+    return bias, call.args[0], call.args[1]
+
+
+def _dtypes(device: torch.device, lanes: bool) -> tuple[torch.dtype, ...]:
+    """What the template multiplies on a device; `lanes` multiply what its matrix units do not, or not as it is."""
+    return (*DTYPES[device.type], *(_BY_LANES[device.type] if lanes else ()))
+
+
+def unfit(node: fx.Node, call: fx.Node, by_lanes: bool | None = None) -> Reason | None:
+    """Why the template takes no such operand or result.
+
+    Args:
+        node: the operand or the result.
+        call: the product.
+        by_lanes: whether lanes multiply it; by default, on GPUs, whether float32 may be cut short.
+    """
+    val = node.meta["val"]
+    if val.device.type not in DTYPES or val.device != call.meta["val"].device:
+        return Reason("device", f"the template is for {' and '.join(DTYPES)}, not {val.device}", (call,))
+    cut_short = val.device.type == "cuda" and allows_tf32()
+    dtypes = _dtypes(val.device, cut_short if by_lanes is None else by_lanes)
+    if val.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        return Reason("dtype", f"{node.name} is {val.dtype}", (call,), wanted, str(val.dtype))
+    if not all(isinstance(size, int) for size in (*val.shape, *val.stride())) or 0 in val.shape:
+        return Reason("symbolic", f"sizes {tuple(val.shape)}: static ones above 0 needed", (call,))
+    if node.op == "get_attr":
+        val = getattr(node.graph.owning_module, str(node.target), val)
+    if val.layout != torch.strided or val.is_mkldnn:
+        return Reason("layout", f"{node.name} is in a layout of oneDNN's own", (call,))
+    return None
