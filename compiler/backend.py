@@ -253,7 +253,7 @@ class Compilation:
     def _tell(self) -> None:
         """Log what was generated, and write it into a folder, where somebody asks for that."""
         logger.info("regraft: compiled %s", self.record)
-        log_code(self.record.name, self.record.details, self._logged)
+        self._contained.attempt(log_code, self.record.name, self.record.details, self._logged)
         if self._folder is not None:
             self._contained.attempt(write_dump, self.record, self._folder)
 
