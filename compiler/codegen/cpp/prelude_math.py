@@ -11,6 +11,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Container
 
+from .prelude_division import DIVISION, VECTOR_DIVISION
+from .prelude_special import SPECIAL
+
 # Names that C's library has, by the name of the operation.
 _LIBM = {
     name: "nearbyint" if name == "round" else name
@@ -50,29 +53,10 @@ SIGNED(u8) SIGNED(i8) SIGNED(i16) SIGNED(i32) SIGNED(i64) SIGNED(f32) SIGNED(f64
   INLINE T op_sigmoid(T a) { return 1 / (1 + op_exp(-a)); } \
   INLINE bool op_isnan(T a) { return a != a; } \
   INLINE bool op_isinf(T a) { return op_abs(a) == (T)__builtin_inf(); } \
-  INLINE bool op_signbit(T a) { return bitcast<I>(a) < 0; } \
-  INLINE T op_truncdiv(T a, T b) { return op_trunc(a / b); } \
-  INLINE T op_remainder(T a, T b) { const T r = op_fmod(a, b); return r != 0 && (b < 0) != (r < 0) ? r + b : r; } \
-  INLINE T op_floordiv(T a, T b) { \
-    if (b == 0) return a / b; \
-    const T r = op_fmod(a, b); \
-    T q = (a - r) / b; \
-    if (r != 0 && (b < 0) != (r < 0)) q -= 1; \
-    if (q == 0) return op_copysign((T)0, a / b); \
-    const T whole = op_floor(q); \
-    return q - whole > (T)0.5 ? whole + 1 : whole; \
-  }
+  INLINE bool op_signbit(T a) { return bitcast<I>(a) < 0; }
 FLOATS(f32, i32) FLOATS(f64, i64)
-// Divisors are never 0 here: the caller has checked. -1 is apart since the smallest integer over it overflows.
 #define INTEGERS(T, U, SIGNED) \
   INLINE T op_abs(T a) { return (T)(a < 0 ? -a : a); } \
-  INLINE T op_truncdiv(T a, T b) { return SIGNED && b == (T)-1 ? (T)(0 - (U)a) : (T)(a / b); } \
-  INLINE T op_fmod(T a, T b) { return SIGNED && b == (T)-1 ? (T)0 : (T)(a % b); } \
-  INLINE T op_remainder(T a, T b) { const T r = op_fmod(a, b); return r != 0 && (r < 0) != (b < 0) ? (T)(r + b) : r; } \
-  INLINE T op_floordiv(T a, T b) { \
-    const T q = op_truncdiv(a, b); \
-    return op_fmod(a, b) != 0 && (a < 0) != (b < 0) ? (T)(q - 1) : q; \
-  } \
   INLINE T op_lshift(T a, T b) { return b < 0 || b >= (T)(sizeof(T) * 8) ? (T)0 : (T)((U)a << b); } \
   INLINE T op_rshift(T a, T b) { \
     return b < 0 || b >= (T)(sizeof(T) * 8 - SIGNED) ? (T)(SIGNED && a < 0 ? -1 : 0) : (T)(a >> b); \
@@ -87,59 +71,6 @@ FLOATS(f32, i32) FLOATS(f64, i64)
 INTEGERS(u8, u8, false) INTEGERS(i8, u8, true) INTEGERS(i16, u32, true)
 INTEGERS(i32, u32, true) INTEGERS(i64, u64, true)
 INLINE bool op_signbit(bool) { return false; }
-
-template <class T> INLINE T digamma(T x) {
-  if (x == 0) return op_copysign((T)__builtin_inf(), -x);
-  const bool whole = x == op_trunc(x);
-  T shift = 0;
-  if (x < 0) {
-    if (whole) return (T)__builtin_nan("");
-    const f64 rest = (f64)x - __builtin_trunc((f64)x);
-    shift = (T)(-3.14159265358979323846 / __builtin_tan(3.14159265358979323846 * rest));
-    x = 1 - x;
-  }
-  T total = 0;
-  for (; x < 10; x += 1) total -= 1 / x;
-  if (x == 10) return total + shift + (T)2.25175258906672110764;
-  T tail = 0;
-  if (x < (T)1e17) {
-    const T z = 1 / (x * x);
-    const f64 c[7] = {8.33333333333333333333e-2, -2.10927960927960927961e-2, 7.57575757575757575758e-3,
-                      -4.16666666666666666667e-3, 3.96825396825396825397e-3, -8.33333333333333333333e-3,
-                      8.33333333333333333333e-2};
-    for (int k = 0; k < 7; ++k) tail = tail * z + (T)c[k];
-    tail *= z;
-  }
-  return total + shift + op_log(x) - (T)0.5 / x - tail;
-}
-INLINE f32 op_digamma(f32 x) { return digamma(x); }
-INLINE f64 op_digamma(f64 x) { return digamma(x); }
-
-// Rational approximations by Giles (central, tail), then two steps of Newton.
-template <class T> INLINE T erfinv(T y) {
-  const f64 a[4] = {0.886226899, -1.645349621, 0.914624893, -0.140543331};
-  const f64 b[4] = {-2.118377725, 1.442710462, -0.329097515, 0.012229801};
-  const f64 c[4] = {-1.970840454, -1.624906493, 3.429567803, 1.641345311};
-  const f64 d[2] = {3.543889200, 1.637067800};
-  const T size = op_abs(y);
-  if (size > 1) return (T)__builtin_nan("");
-  if (size == 1) return op_copysign((T)__builtin_inf(), y);
-  T x;
-  if (size <= (T)0.7) {
-    const T z = y * y;
-    const T over = (((T)a[3] * z + (T)a[2]) * z + (T)a[1]) * z + (T)a[0];
-    x = y * over / (((((T)b[3] * z + (T)b[2]) * z + (T)b[1]) * z + (T)b[0]) * z + 1);
-  } else {
-    const T z = op_sqrt(-op_log((1 - size) / 2));
-    const T over = (((T)c[3] * z + (T)c[2]) * z + (T)c[1]) * z + (T)c[0];
-    x = op_copysign(over, y) / (((T)d[1] * z + (T)d[0]) * z + 1);
-  }
-  const T two_over_root_pi = (T)1.12837916709551257390;
-  x = x - (op_erf(x) - y) / (two_over_root_pi * op_exp(-x * x));
-  return x - (op_erf(x) - y) / (two_over_root_pi * op_exp(-x * x));
-}
-INLINE f32 op_erfinv(f32 y) { return erfinv(y); }
-INLINE f64 op_erfinv(f64 y) { return erfinv(y); }
 
 template <class A, class B, class C> INLINE auto philox(A seed, B offset, C word, int which) {
   C c0 = (C)offset & word, c1 = (C)offset >> 32 & word, c2 = c0 - c0, c3 = c2;
@@ -355,10 +286,8 @@ template <class X> INLINE X logaddexp(X a, X b) {
 """
 
 
-_EACH1 = "sqrt floor ceil trunc round lgamma digamma erfinv " + " ".join(
-    name for name in _VECTOR_LIBRARY if name not in _BINARY
-)
-_EACH2 = "copysign nextafter fmod remainder floordiv truncdiv lshift rshift pow atan2 hypot"
+_EACH1 = "sqrt floor ceil trunc round lgamma " + " ".join(name for name in _VECTOR_LIBRARY if name not in _BINARY)
+_EACH2 = "copysign nextafter lshift rshift pow atan2 hypot"
 
 
 def _libm() -> str:
@@ -378,8 +307,7 @@ def _each() -> str:
 def _written(lanes: int) -> str:
     """Overloads that prefer the polynomials above."""
     vector = f"V<f32, {lanes}>"
-    names = ("exp", "log", "tanh", "erf")
-    return "\n".join(f"INLINE {vector} op_{name}({vector} x) {{ return {name}_f32(x); }}" for name in names)
+    return "\n".join(f"INLINE {vector} op_{name}({vector} x) {{ return {name}_f32(x); }}" for name in _WRITTEN)
 
 
 def vector_symbols() -> dict[str, tuple[str, str, int]]:
@@ -409,5 +337,6 @@ def _library(vector_bytes: int, symbols: Container[str]) -> str:
 def operations(vector_bytes: int, symbols: frozenset[str]) -> str:
     """The operations for vectors of up to `vector_bytes`, with the functions of libmvec among `symbols`."""
     widths = [lanes for lanes in (16, 8, 4, 2) if lanes * 4 <= vector_bytes]
-    parts = [_libm(), SCALARS, VECTORS, _each(), *map(_written, widths), _library(vector_bytes, symbols), COMPOSED]
+    libraries = [*map(_written, widths), _library(vector_bytes, symbols)]
+    parts = [_libm(), SCALARS, DIVISION, VECTORS, _each(), VECTOR_DIVISION, *libraries, COMPOSED, SPECIAL]
     return "\n".join(parts)

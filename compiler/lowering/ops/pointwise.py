@@ -14,7 +14,7 @@ import torch
 
 from ...ir.index.bounds import known_nonnegative
 from ...ir.value import HALVES, Value, compute_dtype
-from ..arithmetic import minus, op, over, plus, times, where
+from ..arithmetic import minus, multiplies, op, over, plus, power, times, where
 from ..core import Lowering, Tensor, cast, const, lowers
 from ..scalars import Scalar, exact, literal
 from ..sizes import Unlowered
@@ -201,27 +201,15 @@ def _lerp(low: Lowering, x: Tensor, y: Tensor, weight: Any) -> Tensor:
 
 # -- powers ---------------------------------------------------------------------------------------------------------
 
-# Exponents that eager computes without `pow`.
-POWERS: dict[float, Callable[[Value], Value]] = {
-    1: lambda a: a,
-    2: lambda a: times(a, a),
-    3: lambda a: times(times(a, a), a),
-    0.5: lambda a: op("sqrt", a),
-    -0.5: lambda a: op("rsqrt", a),
-    -1: lambda a: op("reciprocal", a),
-    -2: lambda a: op("reciprocal", times(a, a)),
-}
-
 
 @lowers("aten.pow")
 def _pow(low: Lowering, x: Any, y: Any) -> Tensor:
     dtype = promoted([x, y])
     if isinstance(y, Scalar) and not dtype.is_floating_point and not known_nonnegative(exact(y)):
         raise Unlowered("symbolic", "a power of integers that eager refuses where it is negative")
-    special = POWERS.get(y) if isinstance(y, (int, float)) else None
-    if special is None or not (dtype.is_floating_point or y in (1, 2, 3)):
+    if not isinstance(y, (int, float)) or not multiplies(y, dtype):
         return elementwise(low, [x, y], lambda a, b: op("pow", a, b))
-    return elementwise(low, [x], lambda a: special(cast(a, compute_dtype(dtype))), dtype=dtype)
+    return elementwise(low, [x], lambda a: power(cast(a, compute_dtype(dtype)), y), dtype=dtype)
 
 
 @lowers("aten.float_power")
@@ -229,6 +217,8 @@ def _float_power(low: Lowering, x: Any, y: Any) -> Tensor:
     def double(value: Value) -> Value:
         return cast(value, torch.float64)
 
+    if isinstance(y, (int, float)):
+        return elementwise(low, [x], lambda a: power(double(a), y), dtype=torch.float64)
     return elementwise(low, [x, y], lambda a, b: op("pow", double(a), double(b)), dtype=torch.float64)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from ...ir.index.bounds import bounds
 from ...ir.value import Number, Value, compute_dtype
-from ..arithmetic import element, minus, op, over, plus, size_value, square, where
+from ..arithmetic import element, minus, op, over, plus, power, size_value, square, where
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
 from ..scalars import Scalar, literal
 from ..spaces import Space, fold, promised, require_elements, space, stored, total
@@ -311,7 +311,7 @@ def _norm_parts(order: float) -> tuple[str, Callable[[Value], Value], Callable[[
         1.0: ("sum", same, same),
         2.0: ("sum", square, lambda v: op("sqrt", v)),
     }
-    return special.get(order) or ("sum", lambda v: op("pow", v, order), lambda v: op("pow", v, 1.0 / order))
+    return special.get(order) or ("sum", lambda v: power(v, order), lambda v: power(v, 1.0 / order))
 
 
 def _norm_parts_when_run(order: Scalar) -> tuple[str, Callable[[Value], Value], Callable[[Value], Value]]:

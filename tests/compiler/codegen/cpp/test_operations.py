@@ -212,3 +212,27 @@ def test_hashes_are_the_references():
     for target in TARGETS:
         (drawn,) = run_compiled_all([kernel], [made], cpp.target(target))
         assert torch.equal(drawn["out"], OPS["hash32"].reference(*made.values())), target
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_remainders_are_exact_at_any_scale(target):
+    generator = torch.Generator().manual_seed(0)
+    sign = torch.randint(0, 2, (4000,), generator=generator) * 2 - 1
+    far = torch.pow(2.0, torch.rand(4000, generator=generator) * 60 - 30)  # quotients up to 2**60
+    divisor = (torch.rand(4000, generator=generator) + 0.5) * torch.pow(2.0, torch.rand(4000, generator=generator) * 8)
+    multiples = (divisor * torch.randint(1, 4000, (4000,), generator=generator)).nextafter(torch.tensor(0.0))
+    for x, y in ((far * sign, divisor), (multiples * sign, divisor), (divisor, far * sign)):
+        kernels = [
+            loop_kernel(
+                f"fmod{bits}", len(x), [flat_buffer("x", len(x), dtype), flat_buffer("y", len(x), dtype)],
+                flat_buffer("out", len(x), dtype),
+                lambda i, dtype=dtype: Op("fmod", (Load("x", (i,), dtype), Load("y", (i,), dtype)), dtype),
+            )
+            for bits, dtype in ((32, torch.float32), (64, torch.float64))
+        ]  # fmt: skip
+        inputs = [{"x": x.to(dtype), "y": y.to(dtype)} for dtype in (torch.float32, torch.float64)]
+        exact = torch.tensor(
+            [math.fmod(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)], dtype=torch.float64
+        )
+        for made in run_compiled_all(kernels, inputs, cpp.target(target)):
+            assert torch.equal(made["out"].double(), exact)

@@ -110,7 +110,7 @@ def test_division(dtype, mode):
     agree(lambda x, y: (torch.remainder(x, y), torch.fmod(x, y), torch.floor_divide(x, y)), x, y)
 
 
-@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 5, 0.5, -0.5, -1, -2, 2.5])
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 5, 7.0, 16, 17, 0.5, -0.5, -1, -2, -3, 2.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8], ids=str)
 def test_powers(exponent, dtype):
     if not dtype.is_floating_point and (isinstance(exponent, int) and exponent < 0):
@@ -119,7 +119,10 @@ def test_powers(exponent, dtype):
 
 
 def test_powers_of_numbers():
-    agree(lambda x: (2**x, 2.5**x, torch.float_power(x, 2)), torch.tensor([0.0, 1.0, -2.0, math.inf, math.nan]))
+    agree(
+        lambda x: (2**x, 2.5**x, torch.float_power(x, 2), torch.float_power(x, -5)),
+        torch.tensor([0.0, 1.0, -2.0, math.inf, math.nan]),
+    )
 
 
 @pytest.mark.parametrize("alpha", [1, 2, 0.5])
