@@ -46,9 +46,10 @@ def conversion_text(text: str, source: torch.dtype, to: torch.dtype, lanes: int 
         return f"op_cast<{scalar_type(to)}>({text})"
     if source == torch.bool:
         return f"convert<V<{scalar_type(to)}, {lanes}>>(-{text})"
-    # Through a wider integer, as the scalar conversion goes.
-    if source.is_floating_point and to in (torch.uint8, torch.int8, torch.int16):
-        text = f"convert<V<{'i64' if to == torch.uint8 else 'i32'}, {lanes}>>({text})"
+    if source.is_floating_point and to == torch.uint8:
+        return f"to_bytes({text})"
+    if source.is_floating_point and to in (torch.int8, torch.int16):  # through a wider integer, as scalars are
+        text = f"convert<V<i32, {lanes}>>({text})"
     return f"convert<V<{scalar_type(to)}, {lanes}>>({text})"
 
 

@@ -343,6 +343,8 @@ template <class X> INLINE int outside_if(Mask<X> m, X at, i64 size) {
   return -1;
 }
 
+#define COMBINATIONS(OF) \
+  OF(add, a + b) OF(mul, a * b) OF(max, op_maximum(a, b)) OF(min, op_minimum(a, b)) OF(or, a | b) OF(and, a & b)
 #define COMBINE(NAME, EXPR) \
   template <class T, class X> INLINE void plain_##NAME(T* p, X b) { const X a = get(p); put(p, (X)(EXPR)); } \
   template <class T, class X> INLINE void atomic_##NAME(T* p, X b) { \

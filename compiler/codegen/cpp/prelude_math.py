@@ -112,8 +112,7 @@ INLINE f32 op_round_bfloat16(f32 x) { return Codec<Bf16>::up(Codec<Bf16>::down(x
 INLINE f32 op_round_float16(f32 x) { return Codec<F16>::up(Codec<F16>::down(x)); }
 INLINE f64 op_round_bfloat16(f64 x) { return op_round_bfloat16((f32)x); }
 INLINE f64 op_round_float16(f64 x) { return op_round_float16((f32)x); }
-COMBINE(add, a + b) COMBINE(mul, a * b) COMBINE(max, op_maximum(a, b)) COMBINE(min, op_minimum(a, b))
-COMBINE(or, a | b) COMBINE(and, a & b)
+COMBINATIONS(COMBINE)
 """
 
 VECTORS = r"""
@@ -142,6 +141,13 @@ template <class X> INLINE Mask<X> op_isinf(X a) { return mask(op_abs(a) == (Elem
 template <class X> INLINE Mask<X> op_signbit(X a) {
   if constexpr ((Elem<X>)0.5 == 0) return mask(a < 0);
   else return mask((Bits<X>)a < 0);
+}
+// By way of i64, as scalars: where no lane needs it, by way of i32, which gives the same.
+template <class X> INLINE V<u8, Count<X>> to_bytes(X x) {
+  constexpr int N = Count<X>;
+  if (__builtin_expect(any(mask(op_abs(x) >= splat<X>((Elem<X>)0x1p31))), 0))
+    return convert<V<u8, N>>(convert<V<i64, N>>(x));
+  return convert<V<u8, N>>(convert<V<i32, N>>(x));
 }
 INLINE f32 like(f32, f64 x) { return (f32)x; }
 INLINE f64 like(f64, f64 x) { return x; }
@@ -279,6 +285,16 @@ template <class X> INLINE void co_softmax(X& top, X& sum, X top_b, X sum_b) {
   const X both = op_maximum(top, top_b);
   sum = sum * scale(top, both) + sum_b * scale(top_b, both), top = both;
 }
+#define COMBINE_LANES(NAME, EXPR) \
+  template <class T, class X> INLINE void lanes_##NAME(T* p, X b) { \
+    const X a = load<Count<X>>(p); \
+    store(p, (X)(EXPR)); \
+  } \
+  template <class T, class X> INLINE void lanes_##NAME##_if(Mask<X> m, T* p, X b) { \
+    const X a = load_if<Count<X>>(m, p); \
+    store_if(m, p, (X)(EXPR)); \
+  }
+COMBINATIONS(COMBINE_LANES)
 template <class X> INLINE X logaddexp(X a, X b) {
   const X made = op_maximum(a, b) + op_log1p(op_exp(-op_abs(a - b)));
   return sel(op_eq(a, b) & op_isinf(a), a, made);

@@ -41,7 +41,10 @@ def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
     values.prepare(offset, copy)
     stride = values.stride(store.buffer, offset)
     mask, suffix = (f"{values.mask}, ", "_if") if values.mask else ("", "")
-    if store.mode is not None:
+    if store.mode is not None and stride == 1 and not atomic:
+        address = values.address(store.buffer, offset, copy)
+        values.writer.line(f"lanes_{store.mode}{suffix}({mask}{address}, {value});")
+    elif store.mode is not None:
         _combine(values, store, copy, value, atomic)
     elif stride == 1:
         values.writer.line(f"store{suffix}({mask}{values.address(store.buffer, offset, copy)}, {value});")
