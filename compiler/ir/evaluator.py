@@ -43,16 +43,21 @@ class Evaluator:
 
     def value(self, value: Value, active: torch.Tensor | None = None) -> torch.Tensor:
         """The value, in a shape that broadcasts to the grid; anything where `active` is false."""
-        mask, stack = id(active), [value]
-        while (value, mask) not in self._memo:
+        memo, mask = self._memo, id(active)
+        if (value, mask) in memo:
+            return memo[value, mask]
+        stack = [value]
+        while stack:
             # Operands first, from a stack of our own: values may be deeper than Python's.
             top = stack[-1]
-            missing = [below for below in _needed(top) if (below, mask) not in self._memo]
+            missing = [below for below in _needed(top) if (below, mask) not in memo]
             if missing:
                 stack.extend(missing)
-            else:
-                self._memo[stack.pop(), mask] = self._evaluated(top, active)
-        return self._memo[value, mask]
+                continue
+            stack.pop()
+            if (top, mask) not in memo:
+                memo[top, mask] = self._evaluated(top, active)
+        return memo[value, mask]
 
     def index(self, number: Any, active: torch.Tensor | None = None) -> Any:
         """The index: an integer, or a tensor that broadcasts to the grid.
@@ -137,6 +142,8 @@ def checked(at: Any, size: int, active: torch.Tensor | None, spelled: torch.Tens
     Raises:
         IndexError: it is not; `spelled` is what the message says instead, if given.
     """
+    if active is None and type(at) is int and type(size) is int and 0 <= at < size:
+        return at  # one iteration: kernels come here for every element
     indices = torch.as_tensor(at)
     wrong = (indices < 0) | (indices >= size)
     if active is not None:
@@ -149,6 +156,8 @@ def checked(at: Any, size: int, active: torch.Tensor | None, spelled: torch.Tens
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """The memory under a strided tensor as one axis: element `sum(index * stride)` is the tensor's at `index`."""
+    if tensor.dim() == 1 and tensor.stride(0) == 1:
+        return tensor
     if not tensor.numel():
         return tensor.as_strided((0,), (1,))
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -175,6 +175,9 @@ def combine_into(memory: torch.Tensor, offsets: torch.Tensor, values: torch.Tens
 
 def _store(evaluator: Evaluator, tensors: Tensors, store: Store, grid: tuple[int, ...]) -> None:
     tensor = tensors[store.buffer]
+    if not grid and store.mode is None:
+        flat(tensor)[evaluator.offsets(tensor, store.indices)] = evaluator.value(store.value)
+        return
     # A copy: what is stored may be an element of the same memory.
     values = evaluator.value(store.value).to(tensor.dtype).expand(grid).reshape(-1).clone()
     offsets = torch.as_tensor(evaluator.offsets(tensor, store.indices)).expand(grid).reshape(-1)
