@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
 import sys
 import textwrap
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.fresh import run_fresh
 
 import regraft
 from regraft.compiler import backend as backend_module
@@ -162,8 +162,8 @@ _FORKS = textwrap.dedent("""
 def test_a_fork_while_another_thread_compiles(tmp_path):
     script = tmp_path / "forks.py"
     script.write_text(_FORKS)
-    done = subprocess.run([sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, timeout=300)
-    assert done.stdout.split() == ["False", "0"], done.stderr
+    (done,) = run_fresh([[script]])
+    assert done.output.split() == ["False", "0"], done.errors
 
 
 def test_one_thread_may_fail_where_others_do_not(monkeypatch):

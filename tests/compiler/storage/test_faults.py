@@ -6,13 +6,12 @@ import errno
 import os
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from support.fresh import run_fresh
 
 import regraft
 from regraft.compiler.storage import seal
@@ -116,10 +115,6 @@ _WRITER = textwrap.dedent("""
 def test_writers_at_once_one_of_them_killed(cache):
     script = cache.parent / "writer.py"
     script.write_text(_WRITER)
-    started = [
-        subprocess.Popen([sys.executable, str(script), how], stdout=subprocess.PIPE, text=True)
-        for how in ("die", "live")
-    ]
-    said = [process.communicate(timeout=300)[0] for process in started]
-    assert [process.returncode for process in started] == [-signal.SIGKILL, 0]
-    assert [text.strip() for text in said] == ["", "right"]
+    done = run_fresh([[script, how] for how in ("die", "live")])
+    assert [d.code for d in done] == [-signal.SIGKILL, 0]
+    assert [d.output.strip() for d in done] == ["", "right"]

@@ -1,12 +1,11 @@
 """Building kernels: one unit, equal kernels once, errors as in eager, threads as torch says, a cache that is safe."""
 
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
+from support.fresh import run_fresh
 from support.kernels import flat_buffer, kernel, loop_kernel, run_compiled
 
 from regraft.compiler.codegen import cpp
@@ -212,13 +211,13 @@ def test_a_cache_that_is_off_leaves_nothing_behind(own_cache, monkeypatch):
     assert not list(own_cache.iterdir())
 
 
-def test_processes_share_a_cache():
-    program = (
+def test_processes_share_a_cache(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
         "import torch; from regraft.compiler.codegen.cpp.compiler import Source, compile_all\n"
         "lib, _ = compile_all([Source('extern \"C\" int answer() { return 42; }')])[0]; print(lib.answer())"
     )
-    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(2)]
-    assert [process.communicate()[0].split() for process in running] == [[b"42"]] * 2
+    assert [done.output.split() for done in run_fresh([[program]] * 2)] == [["42"]] * 2
 
 
 def test_a_missing_compiler_has_its_own_error(monkeypatch):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fresh import run_fresh
 
 import regraft
 from regraft.compiler import backend as backend_module
@@ -101,10 +100,9 @@ def test_another_process_recalls_it(tmp_path):
     """)
     file = tmp_path / "program.py"
     file.write_text(script)
-    said = [
-        subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True).stdout.split(";")
-        for _ in range(2)
-    ]
+    done = [run_fresh([[file]])[0] for _ in range(2)]
+    assert [d.code for d in done] == [0, 0], done
+    said = [d.output.split(";") for d in done]
     assert [words[:2] for words in said] == [["True"] * 2, ["False"] * 2] and said[0][2] == said[1][2]
 
 

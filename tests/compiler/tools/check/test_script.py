@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
-import os
 import runpy
-import subprocess
-import sys
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 
 import pytest
 import torch
+from support.fresh import run_fresh
 
 from regraft.compiler.tools.check import check
 from regraft.compiler.tools.check.drawn import Drawn
@@ -57,11 +55,10 @@ def test_the_script_runs_elsewhere(tmp_path):
     failure = failure_of(tmp_path / "runs_elsewhere.py")
     file = tmp_path / "counterexample.py"
     file.write_text(failure.script)
-    environment = os.environ | {"REGRAFT_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, str(file)], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert f"runs_elsewhere fails: {failure.problem}" in done.stdout
-    assert all(part in done.stdout for part in ("torch.ops.aten.add.Tensor", "result 0, eager:", "difference:"))
+    (done,) = run_fresh([[file]], cwd=tmp_path, environment={"REGRAFT_CACHE_DIR": str(tmp_path / "cache")})
+    assert done.code == 1, done.errors
+    assert f"runs_elsewhere fails: {failure.problem}" in done.output
+    assert all(part in done.output for part in ("torch.ops.aten.add.Tensor", "result 0, eager:", "difference:"))
 
 
 def test_it_fails_until_the_rule_is_repaired(tmp_path, capsys):

@@ -1,11 +1,10 @@
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
+from support.fresh import run_fresh
 from torch import nn
 from typer.testing import CliRunner
 
@@ -141,5 +140,5 @@ def test_the_command_writes_a_script_that_runs(tmp_path, monkeypatch):
     monkeypatch.setitem(LOWERINGS, "aten.tanh", LOWERINGS["aten.sin"])  # not so where the script runs
     done = CliRunner().invoke(app, ["repro", "small.py:make", "--out", "script.py"])
     assert "script.py, 1 of 1 calls" in done.output, done.output
-    ran = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True)
-    assert ran.returncode == 0 and "nothing to search for" in ran.stdout, ran.stderr
+    (ran,) = run_fresh([["script.py"]])
+    assert ran.code == 0 and "nothing to search for" in ran.output, ran.errors
