@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from support.thorough import thorough
 from torch import fx, nn
 
 import regraft
@@ -34,7 +35,9 @@ def attention(rows=16):
     return Attention(), torch.randn(2, rows, 32)
 
 
-@pytest.mark.parametrize("keywords", [{}, {"fullgraph": True}, {"dynamic": True}, {"dynamic": False}], ids=str)
+@pytest.mark.parametrize(
+    "keywords", [{}, {"fullgraph": True}, thorough({"dynamic": True}), {"dynamic": False}], ids=str
+)
 def test_by_name(keywords):
     model, x = attention()
     with regraft.coverage() as cov:

@@ -12,7 +12,7 @@ import regraft
 
 transformers = pytest.importorskip("transformers")
 
-LAYERS, PROMPT, STEPS = 2, 6, 3
+LAYERS, PROMPT, STEPS = 1, 6, 3
 
 
 def llama() -> Any:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.attentions import SCALE, B, D, H, S, T, additive, attend, by_hand, keeps, normal, qkv
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
+from support.thorough import thorough
 from torch import nn
 
 P = 0.25
@@ -234,8 +235,9 @@ class Attention(nn.Module):
         return x + self.out((weights @ v).transpose(1, 2).reshape(b, s, H * D))
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("dropout", "dynamic"), [(0.0, False), (0.3, False), thorough(0.0, True), (0.3, True)], ids=str
+)
 def test_module(dropout: float, dynamic: bool) -> None:
     """A model of two layers: results and every parameter's gradient, with and without dropout, then in eval."""
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from torch import nn
 
 transformers = pytest.importorskip("transformers")
 
-SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
 MASK = torch.ones(2, 6, dtype=torch.long).index_put((torch.tensor([1]), torch.tensor([5])), torch.tensor(0))
 
 
@@ -36,9 +36,8 @@ def test_bert(training, dynamic):
     backend = same_as_eager(model, torch.arange(12).reshape(2, 6), MASK, dynamic=dynamic)
     calls = operators(backend)
     assert backend.codes == []
-    # Two of each layer; some versions of transformers compute the rotary angles by a product too.
-    assert calls.count("aten.matmul.default") in (4, 5) and calls.count("aten.softmax.int") == 2
-    assert calls.count("aten.layer_norm.default") == 5 and calls.count("aten.gelu.default") == 2
+    assert calls.count("aten.matmul.default") == 2 and calls.count("aten.softmax.int") == 1
+    assert calls.count("aten.layer_norm.default") == 3 and calls.count("aten.gelu.default") == 1
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -49,5 +48,5 @@ def test_llama(dynamic):
     )
     calls = operators(backend)
     assert backend.codes == []
-    # Two of each layer; some versions of transformers compute the rotary angles by a product too.
-    assert calls.count("aten.matmul.default") in (4, 5) and calls.count("aten.silu.default") == 2
+    # Two of the layer; some versions of transformers compute the rotary angles by a product too.
+    assert calls.count("aten.matmul.default") in (2, 3) and calls.count("aten.silu.default") == 1

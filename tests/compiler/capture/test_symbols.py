@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.capturing import CaptureBackend, same_as_eager
+from support.thorough import thorough
 from torch import nn
 
 from regraft.compiler.capture import capture
@@ -52,14 +53,11 @@ def test_numbers_as_inputs(number):
     assert backend.codes == []
 
 
-@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("dynamic", [None, True, thorough(False)])
 @pytest.mark.parametrize(
     ("program", "inputs"),
     [
-        (
-            attention,
-            [qkv(*s) for s in [(2, 4, 8, 6), (2, 4, 9, 6), (3, 4, 10, 6), (1, 4, 8, 6), (5, 2, 7, 8), (2, 2, 0, 4)]],
-        ),
+        (attention, [qkv(*s) for s in [(2, 4, 8, 6), (2, 4, 9, 6), (3, 4, 10, 6), (1, 4, 8, 6), (2, 2, 0, 4)]]),
         (torch.add, [(torch.ones(a, 4), torch.ones(b, 4)) for a, b in [(3, 3), (5, 5), (5, 1), (1, 5), (7, 7)]]),
         (
             lambda x, s, n: (x * s).softmax(-1)[:, :n] + n,
