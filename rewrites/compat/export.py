@@ -92,12 +92,15 @@ def sizes_of_export(
 
 
 _REGROUPING = ("reshape", "view", "_reshape_alias", "_unsafe_view", "contiguous", "clone", "flatten", "unflatten")
+# asks (torch 2.11) whether a mask is broadcast over the batch: one of as many rows as there are is right where there is one
+_BROADCASTING = ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
 
 
 def _environment() -> Any:
     """Symbols of which no two are one, whatever their examples are, and none is taken to be another number than 0 or 1.
 
-    Strides with which dims are regrouped where none of them is 1 are right where one is: whether it is, is not asked.
+    Strides with which dims are regrouped where none of them is 1 are right where one is: whether it is, is not asked. Nor is it
+    where it only says how a mask is broadcast.
     """
     import sympy
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -107,7 +110,7 @@ def _environment() -> Any:
             is_about_one = (
                 isinstance(orig_expr, sympy.core.relational.Relational) and sympy.Integer(1) in orig_expr.args
             )
-            if not is_about_one or not _is_regrouping():
+            if not is_about_one or not _agrees_at_one():
                 return super().evaluate_expr(orig_expr, *args, **more)
             with self.suppress_guards():
                 return super().evaluate_expr(orig_expr, *args, **more)
@@ -115,14 +118,14 @@ def _environment() -> Any:
     return Environment(specialize_zero_one=False, duck_shape=False)
 
 
-def _is_regrouping() -> bool:
-    """Whether the operator that is being traced, the innermost one, only sees dims in other groups."""
+def _agrees_at_one() -> bool:
+    """Whether what the operator that is being traced, the innermost one, does where no size is 1 is right where one is."""
     frame = sys._getframe(2)
     while frame is not None:
         named = (frame.f_locals.get(name) for name in ("func", "self"))
         target = next((value for value in named if isinstance(value, OpOverload)), None)
         if target is not None:
-            return target.namespace == "aten" and packet_name(target) in _REGROUPING
+            return target.namespace == "aten" and packet_name(target) in (*_REGROUPING, *_BROADCASTING)
         frame = frame.f_back  # type: ignore[assignment]
     return False
 
