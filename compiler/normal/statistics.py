@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape
+from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
-from .analysis import is_float, is_literal, like, uniform
+from .analysis import is_float, is_literal, like
 from .scale import scale_of
 
 aten = torch.ops.aten
@@ -23,12 +23,17 @@ aten = torch.ops.aten
 
 @respelling("aten.pow")
 def power_as_root(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """pow(x, -0.5)  ->  rsqrt(x);  pow(x, 0.5)  ->  sqrt(x)."""
+    """pow(x, -0.5)  ->  rsqrt(x);  pow(x, 0.5)  ->  sqrt(x).
+
+    Where eager does so too: with a tensor as the exponent, and for halves on CPUs, -0.0 has the root 0.0 and -inf the root inf.
+    """
     x, exponent = node.args
-    if not is_float(x) or not like(node, x):
+    if not is_float(x) or not like(node, x) or not isinstance(exponent, float):
+        return None
+    if dtype(x) == torch.float16 and val(x).device.type == "cpu":
         return None
     roots = {-0.5: aten.rsqrt.default, 0.5: aten.sqrt.default}
-    target = roots.get(uniform(exponent))  # type: ignore[arg-type]
+    target = roots.get(exponent)
     return None if target is None else edit.call(target, x)
 
 

@@ -207,9 +207,14 @@ def _pow(low: Lowering, x: Any, y: Any) -> Tensor:
     dtype = promoted([x, y])
     if isinstance(y, Scalar) and not dtype.is_floating_point and not known_nonnegative(exact(y)):
         raise Unlowered("symbolic", "a power of integers that eager refuses where it is negative")
-    if not isinstance(y, (int, float)) or not multiplies(y, dtype):
+    if not isinstance(y, (int, float)) or not multiplies(y, dtype) or (abs(y) == 0.5 and _is_cpu_half(low, dtype)):
         return elementwise(low, [x, y], lambda a, b: op("pow", a, b))
     return elementwise(low, [x], lambda a: power(cast(a, compute_dtype(dtype)), y), dtype=dtype)
+
+
+def _is_cpu_half(low: Lowering, dtype: torch.dtype) -> bool:
+    """Whether eager calls `pow` for roots too, for which -0.0 has the root 0.0 and -inf the root inf."""
+    return dtype == torch.float16 and low.device.type == "cpu"
 
 
 @lowers("aten.float_power")

@@ -111,7 +111,9 @@ def test_division(dtype, mode):
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 5, 7.0, 16, 17, 0.5, -0.5, -1, -2, -3, 2.5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8], ids=str
+)
 def test_powers(exponent, dtype):
     if not dtype.is_floating_point and (isinstance(exponent, int) and exponent < 0):
         pytest.skip("eager refuses negative powers of integers")
