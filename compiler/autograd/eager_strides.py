@@ -74,6 +74,8 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         result: what torch gave: a fake tensor, or several.
     """
     rule = _rule(target) if isinstance(target, OpOverload) else None
+    if rule is not None and _is_row(target, args, kwargs):
+        return result
     if rule is None and _shares_places(result) and _makes_memory(target):
         rule = _apart
     if rule is None:
@@ -97,6 +99,11 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         return value if decision is None else _laid_out(value, told, decision, operands)
 
     return type(result)(map(lay, result)) if type(result) in (tuple, list) else lay(result)
+
+
+def _is_row(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call rolls its elements as one row, by no dims: that makes rows, as torch has it."""
+    return compat.packet_name(target) == "roll" and not (args[2] if len(args) > 2 else kwargs.get("dims"))
 
 
 def _shares_places(result: Any) -> bool:
@@ -307,13 +314,14 @@ _ITERATED_IN = {  # the same, in another order than the call has them
 }
 _DENSE_ROWS = (  # memory that is made contiguous, whatever the input's
     "_log_softmax_backward_data _softmax_backward_data glu_backward huber_loss_backward log_sigmoid_forward "
-    "mse_loss_backward rrelu_with_noise native_layer_norm_backward nll_loss2d_forward normal.Tensor_Tensor pow.Scalar "
+    "mse_loss_backward rrelu_with_noise native_layer_norm_backward nll_loss2d_forward normal.Tensor_Tensor poisson "
+    "pow.Scalar "
     "smooth_l1_loss_backward"
 )
 _IMAGES = (  # the input's layout of images is kept
     "channel_shuffle max_unpool2d reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d "
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
-    "_native_batch_norm_legit_no_training"
+    "_native_batch_norm_legit_no_training roll"
 )
 _SECOND_IMAGES = (  # of a gradient and an input, that of the input is
     "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward "

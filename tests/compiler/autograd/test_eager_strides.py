@@ -71,6 +71,8 @@ CALLS = {
     "smooth_l1_loss_backward": ((A, A, B, 0, 1.0), WHOLE),
     "log_sigmoid_forward": ((A,), WHOLE),
     "normal.Tensor_Tensor": ((A, B), WHOLE),
+    "poisson": ((A,), WHOLE),
+    "roll": ((A, [1, 3], [1, 0]), WHOLE),
     "channel_shuffle": ((A, 2), IMAGES),
     **{f"{kind}_pad2d": ((A, [1] * 4), [*IMAGES[:1], ((2, 3, 2, 2),)]) for kind in PADS},
     **{f"{kind}_pad3d": ((A, [1] * 6), VOLUMES) for kind in PADS},
@@ -125,6 +127,12 @@ def test_fakes_lie_as_in_eager(name):
         if ours != real:
             different.append(([(tuple(a.shape), a.stride()) for a in args if isinstance(a, torch.Tensor)], ours, real))
     assert not different, different[:3]
+
+
+def test_elements_rolled_as_one_row_are_contiguous():
+    x = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    real, _, ours = strides(aten.roll.default, [x, [3]], new_fake_mode(None))
+    assert ours == real
 
 
 @pytest.mark.parametrize("name", sorted(name.removeprefix("aten.") for name in RULES))
