@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..ir.index.index import Var, add, mul
+from ..ir.index.index import Loaded, Var, add, atoms, mul
 from ..ir.program import Buffer, Definition, Reduction, Store, StoreMode
 from ..ir.reducers import REDUCERS
 from ..ir.value import Const, Load, Op, Result, Rewriter, Value, compute_dtype
@@ -183,8 +183,22 @@ class Lowering:
         """Write (or combine) `value` into part of a tensor, at `indices` of it, for every iteration of `loops`.
 
         For scatters (with mode), parts of a concatenation (`into` is then fresh memory of `buffer`), writes to inputs.
+
+        Raises:
+            Unlowered: the order of stores shows in the result, a GPU has none, and deterministic algorithms are on.
         """
+        if self.device.type != "cpu" and torch.are_deterministic_algorithms_enabled():
+            self._require_no_order(indices, value, mode)
         self.define(tuple(loops), [Store(into.buffer.name, into.where(indices), value, mode)])
+
+    def _require_no_order(self, indices: Indices, value: Value, mode: StoreMode | None) -> None:
+        """Whole numbers add up to the same in any order; equal values may meet; so may greatest and least ones."""
+        if mode in ("add", "mul"):
+            shows = value.dtype.is_floating_point
+        else:
+            shows = mode is None and not isinstance(value, Const) and any(map(_is_read, indices))
+        if shows:
+            raise Unlowered("order", "stores to one place in no fixed order, with deterministic algorithms on")
 
     def define(
         self,
@@ -315,6 +329,11 @@ def const(number: bool | int | float, dtype: torch.dtype) -> Const:
         return Const(ctypes.c_float(number).value if dtype == torch.float32 else float(number), dtype)
     info = torch.iinfo(dtype)
     return Const((int(number) - info.min) % (info.max - info.min + 1) + info.min, dtype)
+
+
+def _is_read(index: Any) -> bool:
+    """Whether an index is read from memory, all of it or in part."""
+    return any(isinstance(atom, Loaded) for atom in atoms(index))
 
 
 def _spread(indices: Indices, extents: Sequence[Any], shape: Sequence[Any]) -> Indices:

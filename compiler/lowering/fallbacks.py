@@ -22,6 +22,7 @@ REASONS: dict[str, str] = {
     "view": "a view that is not an index map of its base, or one of memory that is written to later",
     "mutation": "writes to an argument in place",
     "opaque": "not an operator of ATen: a kernel, a higher-order operator, a Python function",
+    "order": "adds up in no fixed order on a GPU, where deterministic algorithms are asked for",
     "special": "a special function that is more than a formula",
     "unsupported": "the device's code generator has no instruction for it, or no machine code came of it",
     "failed": "a fault in its lowering",

@@ -7,9 +7,10 @@ agree(f, x, dynamic=True)                                  sizes symbolic
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,19 @@ from regraft.rewrites.compat import new_fake_mode, tree_leaves
 
 HALVES = (torch.bfloat16, torch.float16)
 SYMBOLIC = (torch.SymInt, torch.SymFloat)
+
+
+@contextlib.contextmanager
+def deterministic(*, fill: bool = True) -> Iterator[None]:
+    """Deterministic algorithms are asked for inside; `fill`: so that memory nobody wrote holds the same everywhere."""
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 def trace(function: Callable[..., Any], *inputs: Any, dynamic: bool = False, numbers: bool = False) -> fx.GraphModule:

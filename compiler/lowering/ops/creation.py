@@ -5,6 +5,7 @@ arange(3, 30, 2)[i]  =  2*i + 3          tril(x)[i, j]  =  x[i, j] if j <= i els
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -28,10 +29,22 @@ def _filling(value: Any) -> Any:
     return lambda low, *args, **kwargs: filled(low, value)
 
 
-# Memory that eager leaves as it is gets zeros: any value would do.
+@lowers("aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_permuted")
+@lowers("aten.empty_strided", "aten.new_empty_strided")
+def _empty(low: Lowering, *_args: Any, **_more: Any) -> Tensor:
+    """Memory that eager leaves as it is gets zeros: any value would do.
+
+    With deterministic algorithms on, eager fills it.
+    """
+    if not torch.are_deterministic_algorithms_enabled() or not torch.utils.deterministic.fill_uninitialized_memory:
+        return filled(low, 0)
+    dtype = low.current.meta["val"].dtype
+    if dtype.is_floating_point:
+        return filled(low, math.nan)
+    return filled(low, True if dtype == torch.bool else torch.iinfo(dtype).max)
+
+
 lowers("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten._efficientzerotensor")(_filling(0))
-lowers("aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_permuted")(_filling(0))
-lowers("aten.empty_strided", "aten.new_empty_strided")(_filling(0))
 lowers("aten.ones", "aten.ones_like", "aten.new_ones")(_filling(1))
 
 

@@ -70,7 +70,8 @@ def _state() -> Iterator[str]:
     """Switches of the process that change what is captured or generated."""
     yield f"threads {torch.get_num_threads()} default {torch.get_default_dtype()}"
     yield f"grad {torch.is_grad_enabled()} inference {torch.is_inference_mode_enabled()}"
-    yield f"deterministic {torch.are_deterministic_algorithms_enabled()}"
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    yield f"deterministic {torch.are_deterministic_algorithms_enabled()} {filled}"
     yield f"precision {memory.float32_settings()} mkldnn {torch.backends.mkldnn.enabled}"
     yield f"cudnn {torch.backends.cudnn.enabled} {torch.backends.cudnn.benchmark}"
     yield f"autocast {torch.is_autocast_enabled('cpu')} {torch.get_autocast_dtype('cpu')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.lowering import agree, lowered, run, trace
+from support.lowering import agree, deterministic, lowered, run, trace
 
 from regraft.compiler.lowering import lower
 
@@ -32,6 +32,18 @@ def test_uninitialized_memory_is_fresh():
     made = run(module, lower(module, strict=True), [X])
     assert [t.shape for t in made] == [t.shape for t in function(X)]
     assert made[3].stride() == (1, 2)
+
+
+def test_uninitialized_memory_is_filled_under_deterministic_algorithms():
+    with deterministic():
+        for dtype in (*DTYPES, torch.float16, torch.int8):
+            agree(lambda x, dtype=dtype: (torch.empty_like(x, dtype=dtype), x.new_empty(2, dtype=dtype)), X)
+            agree(
+                lambda dtype=dtype: (torch.empty(2, 3, dtype=dtype), torch.empty_strided((2, 3), (1, 2), dtype=dtype))
+            )
+    with deterministic(fill=False):
+        module = trace(lambda: torch.empty(3))
+        assert not run(module, lower(module, strict=True), [])[0].isnan().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.bfloat16], ids=str)

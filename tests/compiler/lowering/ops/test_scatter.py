@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.lowering import agree, lowered, run, trace
+from support.lowering import agree, deterministic, lowered, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim, tensors
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.lowering import lower
 
@@ -212,3 +214,31 @@ def test_sums_of_many_small_terms_keep_them(dtype):
         module = trace(function, terms, index)
         found = run(module, lower(module, strict=True), [terms, index])
         torch.testing.assert_close(found, exact, rtol=1e-2, atol=0)
+
+
+ORDERED = {  # whether the order of stores shows in the result
+    "add": (True, lambda x, i, v: x.scatter_add(0, i, v)),
+    "add whole numbers": (False, lambda x, i, v: x.long().scatter_add(0, i, v.long())),
+    "prod": (True, lambda x, i, v: x.scatter_reduce(0, i, v, "prod")),
+    "amax": (False, lambda x, i, v: x.scatter_reduce(0, i, v, "amax")),
+    "the last": (True, lambda x, i, v: x.scatter(0, i, v)),
+    "one number": (False, lambda x, i, v: x.scatter(0, i, 1.5)),
+    "index_put": (True, lambda x, i, v: x.index_put((i.select(0, 0),), v, accumulate=True)),
+    "index_add": (True, lambda x, i, v: x.index_add(0, i.select(1, 0), v)),
+    "index_copy": (True, lambda x, i, v: x.index_copy(0, i.select(1, 0), v)),
+    "embedding": (True, lambda x, i, v: aten.embedding_dense_backward(v, i.select(1, 0), 5, -1, False)),
+    "slice": (False, lambda x, i, v: x.slice_scatter(v, 0, 1, 4)),
+    "cat": (False, lambda x, i, v: torch.cat([x, v])),
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_gpus_store_in_a_fixed_order_under_deterministic_algorithms(name):
+    """Their kernels have no order: eager's run, which have one or raise."""
+    shows, function = ORDERED[name]
+    with FakeTensorMode():
+        x, v = torch.empty(5, 3, device="cuda"), torch.empty(3, 3, device="cuda")
+        module = make_fx(function)(x, torch.empty(3, 3, dtype=torch.int64, device="cuda"), v)
+    with deterministic():
+        assert [kept.code for kept in lower(module, strict=True).kept] == ["order"] * shows
+    assert not lower(module, strict=True).kept
