@@ -25,7 +25,7 @@ aten = torch.ops.aten
 def power_as_root(node: fx.Node, edit: Editor) -> fx.Node | None:
     """pow(x, -0.5)  ->  rsqrt(x);  pow(x, 0.5)  ->  sqrt(x).
 
-    Where eager does so too: by a tensor as exponent, and for halves on CPUs, -0.0 has the root 0.0 and -inf the root inf.
+    Where eager does so too: by a tensor, and of halves on CPUs, -0.0 has the root 0.0 and -inf the root inf.
     """
     x, exponent = node.args
     if not is_float(x) or not like(node, x) or not isinstance(exponent, float):

@@ -92,15 +92,15 @@ def sizes_of_export(
 
 
 _REGROUPING = ("reshape", "view", "_reshape_alias", "_unsafe_view", "contiguous", "clone", "flatten", "unflatten")
-# asks (torch 2.11) whether a mask is broadcast over the batch: one of as many rows as there are is right where there is one
+# with torch 2.11 they ask whether a mask is broadcast over the batch: one of as many rows is right for one row too
 _BROADCASTING = ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
 
 
 def _environment() -> Any:
     """Symbols of which no two are one, whatever their examples are, and none is taken to be another number than 0 or 1.
 
-    Strides with which dims are regrouped where none of them is 1 are right where one is: whether it is, is not asked. Nor is it
-    where it only says how a mask is broadcast.
+    Strides with which dims are regrouped where none of them is 1 are right where one is: whether it is, is not asked.
+    Nor is it where it only says how a mask is broadcast.
     """
     import sympy
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -119,7 +119,7 @@ def _environment() -> Any:
 
 
 def _agrees_at_one() -> bool:
-    """Whether what the operator that is being traced, the innermost one, does where no size is 1 is right where one is."""
+    """Whether what the innermost operator that is being traced does where no size is 1 is right where one is."""
     frame = sys._getframe(2)
     while frame is not None:
         named = (frame.f_locals.get(name) for name in ("func", "self"))
