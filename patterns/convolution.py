@@ -21,7 +21,15 @@ from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import known, same_shape
 from .linear import ACTIVATION, POST_OPS, on_cpu
-from .packing import channels_last, declare_results, dense, only_frozen, packed_convolution_weight
+from .packing import (
+    SPATIAL_FORMATS,
+    channels_last,
+    declare_results,
+    dense,
+    lies_channels_last,
+    only_frozen,
+    packed_convolution_weight,
+)
 
 # Without gelu by erf: oneDNN's is NaN for infinities.
 ACTIVATIONS = ("relu", "silu", "sigmoid", "tanh", "gelu_tanh", "hardswish")
@@ -56,8 +64,11 @@ def epilogue(match: Binding, policy: Mapping[str, str]) -> str:
 
 
 def onednn(x: Any, weight: Any, bias: Any, other: Any, *, geometry: Geometry, activation: str) -> torch.Tensor:
-    """One oneDNN call on plain weights."""
-    return _call(channels_last(x), channels_last(weight), bias, other, geometry, activation)
+    """One oneDNN call on plain weights; one of both operands must say by its strides that they are channels-last."""
+    x, weight = channels_last(x), channels_last(weight)
+    if not (lies_channels_last(x) or lies_channels_last(weight)):
+        weight = weight.clone(memory_format=SPATIAL_FORMATS[weight.dim()])
+    return _call(x, weight, bias, other, geometry, activation)
 
 
 def onednn_packed(x: Any, weight: Any, bias: Any, other: Any, *, geometry: Geometry, activation: str) -> torch.Tensor:

@@ -25,7 +25,7 @@ PACKED = "packed"  # mark in a call's metadata: it gives a linear layer's weight
 _LITTLE = 64 << 10  # bytes of a constant that may be larger than what it follows from
 _GROWN = 1.25  # more bytes than that many times those of the weights behind it: 8 bits in 16 take 2, 4 bits in 8 too
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_SPATIAL_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+SPATIAL_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def is_frozen(node: Any) -> bool:
@@ -124,7 +124,24 @@ def packed_convolution_weight(
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
     """`x` (batch, channels, *space) with its channels side by side in memory; itself where it is so already."""
-    return x.contiguous(memory_format=_SPATIAL_FORMATS[x.dim()])
+    return x.contiguous(memory_format=SPATIAL_FORMATS[x.dim()])
+
+
+def lies_channels_last(x: torch.Tensor) -> bool:
+    """Whether libraries take `x` (batch, channels, *space) for channels-last by its strides alone.
+
+    Dims of size 1 have strides too: (1, 64, 32, 32) with strides (64, 1, 2048, 64) is contiguous in channels-last, so
+    that nothing converts it, and libraries take it for channels-first. Symbolic strides are trusted.
+    """
+    if not all(type(number) is int for number in (*x.shape, *x.stride())):
+        return True
+    least = 0
+    for dim in (1, *range(x.dim() - 1, 1, -1), 0):
+        stride = x.stride(dim)
+        if stride < max(least, 1) or (dim == 0 and stride == x.stride(1)):
+            return False
+        least = stride * x.shape[dim]
+    return True
 
 
 def dense(bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -179,7 +196,7 @@ def declare_results() -> None:
         return torch.empty_like(weight, memory_format=torch.contiguous_format)
 
     def like_other(_x: torch.Tensor, other: torch.Tensor, *_settings: Any) -> torch.Tensor:
-        return torch.empty_like(other, memory_format=_SPATIAL_FORMATS[other.dim()])
+        return torch.empty_like(other, memory_format=SPATIAL_FORMATS[other.dim()])
 
     for name, result in (
         ("mkldnn::_reorder_linear_weight", unchanged),

@@ -116,12 +116,12 @@ class Plan:
         return contiguous - 2 * scattered - 100 * short
 
     def _inner_score(self, loop: Loop) -> int:
-        """The score of having lanes along the innermost loops instead."""
+        """The score of having lanes along the best loops further in instead."""
         total = 0
-        for statement in statements(loop.body):
-            if isinstance(statement, Loop) and not loop_variables(statement.body):
-                own = self._score(statement)
-                total += -100 if own is None else own
+        for inner in _loops_right_in(loop.body):
+            own = self._score(inner)
+            own = -100 if own is None else own
+            total += max(own, self._inner_score(inner)) if loop_variables(inner.body) else own
         return total
 
     def _costly(self, loop: Loop) -> bool:
@@ -248,6 +248,17 @@ class Plan:
     def _plain_stride(self, number: Any, var: Var) -> Any:
         """The coefficient of a variable that occurs nowhere but in it: good for any offset."""
         return self._dependence.stride(number, var, 1 << 40)
+
+
+def _loops_right_in(body: Iterable[Statement]) -> list[Loop]:
+    """The loops of statements that are in no other loop of them."""
+    found: list[Loop] = []
+    for statement in body:
+        if isinstance(statement, Fold):
+            found += _loops_right_in(statement.body)
+        elif isinstance(statement, Loop):
+            found.append(statement)
+    return found
 
 
 def _weight(value: Value) -> int:

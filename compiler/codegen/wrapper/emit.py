@@ -27,6 +27,7 @@ from ..kernel_call import KernelCall, spell
 from .memory_plan import results
 from .names import Spelling
 from .stride_checks import is_doubtful, order_of
+from .views import Views
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -96,7 +97,7 @@ class _Body:
         self.lines: list[str] = []
         self.sites: dict[int, Site] = {}
         self.calls: dict[int, str] = {}
-        self._plan = plan
+        self._plan, self._views = plan, Views()
         self.checks = False
         self._provenance = ""
         self._dying = last_uses(nodes)
@@ -143,6 +144,8 @@ class _Body:
 
     def _keep_promise(self, node: fx.Node, result: fx.Node) -> None:
         """What reads `result` relies on the strides that it was compiled for."""
+        if self._views.strided(node) is not None:
+            return
         value = result.meta.get("val")
         if result.target is operator.getitem and isinstance(result.args[0], fx.Node):
             node = result.args[0]
@@ -209,6 +212,11 @@ class _Body:
         if node.target in _INFIX and not node.kwargs:
             return f" {_INFIX[node.target]} ".join(f"({a})" if a.startswith("-") else a for a in arguments)
         reuse = self._plan.reuses.get(node)
+        view = self._views.strided(node) if reuse is None else None
+        if view is not None:
+            sizes, strides, offset = view
+            begin = f", {arguments[0]}.storage_offset() + {offset}" if offset else ""
+            return f"torch.as_strided({arguments[0]}, {sizes}, {strides}{begin})"
         if reuse is None:
             return f"{spell.function(node.target)}({', '.join(arguments)})"
         if reuse.out:

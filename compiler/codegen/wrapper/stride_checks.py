@@ -30,7 +30,12 @@ def is_doubtful(target: Any, result: Any) -> bool:
         return False
     if compat.schema(target).is_mutable or any(r.alias_info is not None for r in compat.schema(target).returns):
         return False  # a view, or a value that is there already
-    return result.layout == torch.strided and f"{target.namespace}.{compat.packet_name(target)}" not in _TRUSTED
+    return result.layout == torch.strided and not is_trusted(target)
+
+
+def is_trusted(target: Any) -> bool:
+    """Whether the results of an operator are contiguous, or as told, whatever runs."""
+    return isinstance(target, OpOverload) and f"{target.namespace}.{compat.packet_name(target)}" in _TRUSTED
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:

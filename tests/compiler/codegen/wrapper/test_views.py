@@ -1,0 +1,65 @@
+"""Views of what a wrapper made: their strides are those that metadata promises, dims of size 1 included."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
+
+import regraft
+
+told = []
+
+
+@torch.library.custom_op("regraft_tests::told_strides", mutates_args=())
+def told_strides(x: torch.Tensor) -> torch.Tensor:
+    told.append(x.stride())
+    return x.clone()
+
+
+@told_strides.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+VIEWS = {
+    "tokens as an image": lambda y: y.transpose(1, 2).reshape(1, 64, 8, 4),
+    "columns": lambda y: y.permute(2, 0, 1).unsqueeze(1),
+    "a row": lambda y: y[:, 3:5].view(2, 64).t(),
+    "repeated": lambda y: y.expand(3, 32, 64).select(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("source", ["kernel", "product"])
+def test_strides_are_those_that_were_told(name, source):
+    def function(x, w):
+        y = x.sin() if source == "kernel" else (x.view(32, 64) @ w).view(1, 32, 64)
+        return told_strides(VIEWS[name](y))
+
+    x, w = torch.randn(1, 32, 64), torch.randn(64, 64)
+    with torch.no_grad(), regraft.coverage() as cov:
+        compiled = torch.compile(function, backend="regraft", options={"debug": True})
+        told.clear()
+        torch.testing.assert_close(compiled(x, w), function(x, w))
+    with FakeTensorMode():
+        promised = VIEWS[name](torch.empty(1, 32, 64)).stride()
+    assert told[0] == promised
+    text = next(text for stage, text in cov.graphs[0].details.items() if stage.startswith("source"))
+    assert "torch.as_strided(" in text
+
+
+def test_a_convolution_of_tokens_is_computed_in_the_layout_that_was_told():
+    def function(x, w):
+        y = F.gelu(x).transpose(1, 2).view(1, 64, 16, 16)
+        return F.conv2d(y, w, padding=1, groups=64).flatten(2).transpose(1, 2) * 2
+
+    x, w = torch.randn(1, 256, 64), torch.randn(64, 1, 3, 3)
+    compiled = torch.compile(function, backend="regraft", options={"profit": "never"})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, w), function(x, w))
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU]) as profiled:
+        compiled(x, w)
+    names = [event.key for event in profiled.key_averages()]
+    assert "aten::mkldnn_convolution" in names
+    assert "aten::copy_" not in names
