@@ -11,6 +11,7 @@ from support.random_ops import EXACT, ROUNDED
 from support.random_programs import SYMBOLIC, Given, RandomProgram, Step, draw
 from support.random_symbols import NUMBERS
 from support.stages import Wrong, check_code, check_lowering, check_schedule_by_interpreter, difference, staged
+from support.thorough import thorough
 
 from regraft.compiler.codegen.cpp import build
 
@@ -71,7 +72,7 @@ def test_what_was_wrong_once(what):
     assert failure is None, str(failure)
 
 
-@pytest.mark.parametrize("start", [0, 30])
+@pytest.mark.parametrize("start", [0, thorough(30)])
 def test_random_programs_agree_with_eager(start):
     counts = Counter()
     programs = {n: (draw(random.Random(n)), n % 3 == 0) for n in range(start, start + 30)}

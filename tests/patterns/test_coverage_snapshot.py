@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.thorough import thorough
 
 from regraft.compiler.tools.cli.corpus import corpus_arguments
 from regraft.compiler.tools.coverage.coverage_snapshot import counts, drops, read
@@ -15,7 +16,7 @@ from regraft.compiler.tools.targets.load import Choices, load
 from regraft.rewrites.report.document import Report
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "coverage" / "hf.json"
-KINDS = ("bert", "gpt2", "falcon", "gpt_oss", "deit")
+KINDS = ("bert", "gpt2", thorough("falcon"), "gpt_oss", "deit")
 
 
 def choices(name):

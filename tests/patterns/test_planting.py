@@ -12,12 +12,13 @@ import pytest
 import torch
 from support.planting import KINDS, draw, judge
 from support.respelling import AROUND, SPELLINGS, Almost, Respelled
+from support.thorough import examples
 
 from regraft.patterns import default_rules
 from regraft.rewrites.rule import Rule, register_pattern
 from regraft.rewrites.sample import Sample, T
 
-PROGRAMS, CHUNK = 30, 5
+PROGRAMS, CHUNK = examples(20, 30), 5
 
 
 @pytest.fixture(autouse=True)
