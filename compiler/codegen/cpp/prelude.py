@@ -132,6 +132,9 @@ template <> struct Codec<Bf16> {
     return convert<V<u16, N>>(x != x ? splat<V<u32, N>>(0x7fc0) : r);
   }
 };
+#if defined(__F16C__) && !defined(__clang__)
+#define HALVES 1
+#endif
 // Round to nearest even through the adder: below the smallest normal number by adding a power of two of the right size.
 template <> struct Codec<F16> {
   typedef u16 raw;
@@ -139,11 +142,23 @@ template <> struct Codec<F16> {
   static INLINE_MEMBER f32 up(u16 x) { return up_lanes<1>(V<u16, 1>{x})[0]; }
   static INLINE_MEMBER u16 down(f32 x) { return down_lanes<1>(V<f32, 1>{x})[0]; }
   template <int N> static INLINE_MEMBER V<f32, N> up_lanes(V<u16, N> x) {
+#if defined(HALVES)
+    if constexpr (N == 8) return __builtin_ia32_vcvtph2ps256((V<i16, 8>)x);
+#if defined(__AVX512F__)
+    if constexpr (N == 16) return __builtin_ia32_vcvtph2ps512_mask((V<i16, 16>)x, V<f32, 16>{}, (u16)-1, 4);
+#endif
+#endif
     const V<u32, N> b = convert<V<u32, N>>(x), rest = (b & 0x7fff) << 13, sign = (b & 0x8000) << 16;
     const V<u32, N> finite = (V<u32, N>)((V<f32, N>)rest * 0x1p112f);
     return (V<f32, N>)(((b & 0x7fff) >= 0x7c00 ? rest | 0x7f800000 : finite) | sign);
   }
   template <int N> static INLINE_MEMBER V<u16, N> down_lanes(V<f32, N> x) {
+#if defined(HALVES)
+    if constexpr (N == 8) return (V<u16, 8>)__builtin_ia32_vcvtps2ph256(x, 0);
+#if defined(__AVX512F__)
+    if constexpr (N == 16) return (V<u16, 16>)__builtin_ia32_vcvtps2ph512_mask(x, 0, V<i16, 16>{}, (u16)-1);
+#endif
+#endif
     const V<u32, N> whole = (V<u32, N>)x, sign = whole & 0x80000000u, b = whole ^ sign;
     const V<u32, N> tiny = (V<u32, N>)((V<f32, N>)b + 0.5f) - 0x3f000000;
     const V<u32, N> normal = (b - 0x38000000 + 0xfff + ((b >> 13) & 1)) >> 13;
@@ -224,9 +239,38 @@ template <int N, class T> INLINE auto gather_if(V<i32, N> m, const T* p, V<i64, 
   ALONE; for (int l = 0; l < N; ++l) if (m[l]) r[l] = ((const Raw<T>*)p)[at[l]];
   return Codec<T>::template up_lanes<N>(r);
 }
+#if defined(__AVX2__) && !defined(__clang__)
+// Every second, third or fourth element, of whole vectors: none of them ends after the last element that is asked for.
+template <int STEP, class X, class P> INLINE X every(const P* p) {
+  constexpr int N = Count<X>;
+  X r, part;
+  __builtin_memcpy(&r, p, sizeof r);
+#pragma GCC unroll 4
+  for (int k = 1; k < STEP; ++k) {
+    const int begin = k < STEP - 1 ? k * N : (STEP - 1) * (N - 1);
+    __builtin_memcpy(&part, p + begin, sizeof part);
+    Bits<X> from;
+    for (int l = 0; l < N; ++l) {
+      const int at = STEP * l;
+      from[l] = at >= k * N ? N + (at - begin < N ? at - begin : 0) : k == 1 ? at : l;
+    }
+    r = __builtin_shuffle(r, part, from);
+  }
+  return r;
+}
+#define EVERY(X, P, STEP) (sizeof(P) == 4 && Count<X> >= 8 && __builtin_constant_p(STEP))
+#else
+template <int STEP, class X, class P> INLINE X every(const P*) { return X{}; }
+#define EVERY(X, P, STEP) false
+#endif
 template <int N, class T> INLINE auto strided(const T* p, i64 step) {
-  V<Raw<T>, N> r;
-  for (int l = 0; l < N; ++l) r[l] = ((const Raw<T>*)p)[l * step];
+  typedef V<Raw<T>, N> X;
+  X r;
+  if (EVERY(X, Raw<T>, step) && step == 2) r = every<2, X>((const Raw<T>*)p);
+  else if (EVERY(X, Raw<T>, step) && step == 3) r = every<3, X>((const Raw<T>*)p);
+  else if (EVERY(X, Raw<T>, step) && step == 4) r = every<4, X>((const Raw<T>*)p);
+  else
+    for (int l = 0; l < N; ++l) r[l] = ((const Raw<T>*)p)[l * step];
   return Codec<T>::template up_lanes<N>(r);
 }
 template <int N, class T> INLINE auto strided_if(V<i32, N> m, const T* p, i64 step) {

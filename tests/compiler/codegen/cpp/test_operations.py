@@ -9,8 +9,9 @@ import torch
 from support.kernels import flat_buffer, loop_kernel, run_compiled_all
 
 from regraft.compiler.codegen import cpp
+from regraft.compiler.ir.index.index import add, mul
 from regraft.compiler.ir.ops import OPS
-from regraft.compiler.ir.value import Load, Op
+from regraft.compiler.ir.value import Load, Op, compute_dtype
 
 FLOATS, INTEGERS = (torch.float32, torch.float64), (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
@@ -236,3 +237,23 @@ def test_remainders_are_exact_at_any_scale(target):
         )
         for made in run_compiled_all(kernels, inputs, cpp.target(target)):
             assert torch.equal(made["out"].double(), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float64, torch.bfloat16], ids=str)
+def test_every_few_elements(dtype):
+    size, kernels, inputs = 83, [], []  # whole vectors and a tail; the last element is the buffer's last
+    for step, first in ((2, 0), (2, 1), (3, 0), (3, 2), (4, 0), (4, 3), (5, 1)):
+        buffer = flat_buffer("x", step * (size - 1) + first + 1, dtype)
+        kernels.append(
+            loop_kernel(
+                f"every{step}_{first}", size, [buffer], flat_buffer("out", size, dtype),
+                lambda i, step=step, first=first: Load("x", (add(mul(i, step), first),), compute_dtype(dtype)),
+            )
+        )  # fmt: skip
+        inputs.append({"x": torch.arange(buffer.sizes[0]).to(dtype)})
+    for target in TARGETS:
+        for one, given, made in zip(
+            kernels, inputs, run_compiled_all(kernels, inputs, cpp.target(target)), strict=True
+        ):
+            step, first = map(int, one.name.removeprefix("every").split("_"))
+            assert torch.equal(made["out"], given["x"][first::step]), (target, one.name)
