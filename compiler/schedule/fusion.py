@@ -18,6 +18,7 @@ from .inlining import cost_of
 from .legality import Fusion, Refusal, fusion_of, makes_serial, maps_in_columns, walks_across
 from .log import FusionLog
 from .profit import bytes_of, guess, score_fusion, touched, written
+from .rows import apart_by_rows
 from .target import CPU, Target
 
 _ROUNDS = 24
@@ -76,6 +77,8 @@ class Fuser:
     def _alone(self, item: Item, place: int, key: int) -> Group:
         assert not isinstance(item, Extern)
         members = members_of(item, 2 * place, self.axes)
+        if self._target.lanes == 1:
+            members = apart_by_rows(members, self.axes)
         return Group(members, members[-1].outer, key)
 
     def run(self, rounds: int | None = None) -> list[Step]:
