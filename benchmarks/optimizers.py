@@ -1,9 +1,10 @@
-"""A step of an optimizer over many parameters: eager, `fused=True`, and `torch.compile(optimizer.step)`.
+"""A step of an optimizer over many parameters: eager, `foreach`, `fused=True`, and `torch.compile(optimizer.step)`.
 
     python benchmarks/optimizers.py --kinds adamw,sgd --tensors 150 --device cuda
 
-Parameters are those of Transformer layers, in float32. Printed for each: median ms of a step, launches, compilations
-while the learning rate changes, and the largest difference of parameters from eager's after all steps.
+Parameters are those of Transformer layers, in float32; eager takes them one by one. Printed for each: median ms of a
+step, launches, compilations while the learning rate changes, and the largest difference of parameters from eager's
+after all steps.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "nadam": torch.optim.NAdam,
     "radam": torch.optim.RAdam,
 }
+RUNS = {"eager": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 WITHOUT_FUSED = ("rmsprop", "adadelta", "adamax", "nadam", "radam")
 STEPS = 12
 
@@ -75,7 +77,7 @@ def measured(kind: str, run: str, tensors: int, width: int, device: str) -> tupl
     gradients = [torch.randn_like(p) for p in params]
     for p, g in zip(params, gradients, strict=True):
         p.grad = g
-    optimizer = KINDS[kind](params, **({"fused": True} if run == "fused" else {}))
+    optimizer = KINDS[kind](params, **RUNS.get(run, {}))
     step, compilations = optimizer.step, [0]
     if run in ("inductor", "regraft"):
         backend = regraft.backend if run == "regraft" else torch._dynamo.lookup_backend("inductor")
@@ -101,7 +103,7 @@ def main(
     tensors: Annotated[int, typer.Option(help="Parameters.")] = 150,
     width: Annotated[int, typer.Option(help="Of a layer.")] = 768,
     device: Annotated[str, typer.Option(help="cuda or cpu")] = "cuda",
-    runs: Annotated[str, typer.Option(help="eager, fused, inductor, regraft")] = "eager,fused,inductor,regraft",
+    runs: Annotated[str, typer.Option(help="Ways, by commas.")] = "eager,foreach,fused,inductor,regraft",
 ) -> None:
     """Time steps."""
     for kind in kinds.split(","):

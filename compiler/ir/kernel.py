@@ -81,6 +81,7 @@ class Kernel:
             from their first store to the end of that iteration; never visible outside.
         body: statements.
         nodes: names of the graph nodes it computes.
+        parts: kernels that `body` is, one after the other, where none depends on another: they may run side by side.
     """
 
     name: str
@@ -89,3 +90,4 @@ class Kernel:
     scratch: tuple[Buffer, ...]
     body: tuple[Statement, ...]
     nodes: tuple[str, ...] = ()
+    parts: tuple[Kernel, ...] = ()

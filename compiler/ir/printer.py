@@ -75,7 +75,10 @@ def kernel_text(kernel: Kernel) -> str:
     lines += [f"    {param.access} {buffer_text(param.buffer)}" for param in kernel.params]
     lines += [f"    size {size.name}" for size in kernel.sizes]
     lines += [f"    scratch {buffer_text(buffer)}" for buffer in kernel.scratch]
-    lines += _indented(_body(kernel.body))
+    if not kernel.parts:
+        lines += _indented(_body(kernel.body))
+    for part in kernel.parts:
+        lines += [f"    beside the others, {part.name}:", *_indented(_indented(_body(part.body)))]
     return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,8 @@
 """Scheduling: a loop program becomes kernels and calls in an order that runs.
 
     Program -> dependences (dead code) -> parts -> inline -> split (long reductions) -> flat -> members
-            -> fusion (legality, profit) -> tree (shared loops) -> contract (scratch) -> kernels -> check
+            -> fusion (legality, profit) -> tree (shared loops) -> contract (scratch) -> kernels
+            -> launches shared -> check
 
 `schedule` is the one entry. What depends on the machine, a `Target` says: nothing else knows a CPU from a GPU. What
 was decided and why stands in the fusion log; `check_schedule` proves the result independently.
@@ -17,6 +18,7 @@ from ..ir.kernel import Kernel
 from ..ir.program import Buffer, Definition, Extern, Program
 from .check import Finding, check_schedule
 from .combo_kernels import packed
+from .combo_launches import share_launches
 from .dependences import effects, live
 from .empty import without_empty_work
 from .flat_access import flatten
@@ -79,6 +81,8 @@ def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Sc
     steps, log = _fused(program, fuse, target)
     log.inlined.extend(inlined)
     made = _kernels(steps, program, target)
+    if fuse and target.shared:
+        made, log.shared = share_launches(made, program.buffers, program.outputs, target)
     return Schedule(made, _real(made, program.buffers), log, target, program)
 
 

@@ -36,7 +36,33 @@ def check_schedule(program: Program, schedule: Schedule) -> list[Finding]:
     for step in schedule.steps:
         if isinstance(step, Kernel):
             found += loop_findings(step, atomic=schedule.target.atomic)
+            found += _side_by_side(step)
     return list(dict.fromkeys(found))
+
+
+def _side_by_side(kernel: Kernel) -> Iterator[Finding]:
+    """What is wrong with a kernel of parts: they are not its body, or one touches what another writes."""
+    if kernel.parts and tuple(s for part in kernel.parts for s in part.body) != kernel.body:
+        yield Finding("missing", kernel.name, "its parts are not its body")
+    for k, part in enumerate(kernel.parts):
+        written = {s.store.buffer for s in _assigns(part.body)}
+        for other in (*kernel.parts[:k], *kernel.parts[k + 1 :]):
+            for name in sorted(written & _touched(other.body)):
+                yield Finding("race", kernel.name, f"{part.name} writes {name}, which {other.name} touches beside it")
+
+
+def _touched(body: Sequence[Statement]) -> set[str]:
+    """The buffers that statements read or write."""
+    found: set[str] = set()
+    for statement in body:
+        if isinstance(statement, (Loop, Fold)):
+            found |= _touched(statement.body)
+            continue
+        store = statement.store if isinstance(statement, Assign) else None
+        values = [store.value] if store is not None else list(statement.reduction.values)  # type: ignore[union-attr]
+        found |= {v.buffer for v in _inputs(values, store) if isinstance(v, Load)}
+        found |= {store.buffer} if store is not None else set()
+    return found
 
 
 def _inputs(values: Iterable[Value], store: Store | None = None) -> list[Value]:

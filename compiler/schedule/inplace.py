@@ -5,6 +5,7 @@ for k: y[k] = x[k] + 1      y may be x, if x is dead afterwards
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,8 +31,12 @@ def overwrites(kernel: Kernel) -> tuple[tuple[str, str], ...]:
     """Pairs (written buffer, read buffer) that may be one piece of memory if the read one is not needed afterwards.
 
     Every load of the read buffer stands in the body that stores the written one, not after the store, at the element
-    stored. Element sizes and layouts are equal.
+    stored. Element sizes and layouts are equal. Of parts that run side by side, no other may touch either.
     """
+    if kernel.parts:
+        users = Counter(p.buffer.name for part in kernel.parts for p in part.params)
+        found = [pair for part in kernel.parts for pair in overwrites(part)]
+        return tuple((new, old) for new, old in found if users[new] == users[old] == 1)
     touches: dict[str, list[_Touch]] = {}
     for name, touch in _touches(kernel.body, ()):
         touches.setdefault(name, []).append(touch)

@@ -47,6 +47,7 @@ class FusionLog:
 
     _entries: list[tuple[int, Any, Any, int, Any]] = field(default_factory=list)
     inlined: list[tuple[str, str]] = field(default_factory=list)  # definition, why not ("" where it was)
+    shared: list[tuple[str, ...]] = field(default_factory=list)  # kernels of one launch
 
     def candidate(self, number: int, first: Step, second: Step, score: int, found: Fusion | Refusal) -> None:
         """Note one candidate."""
@@ -72,6 +73,7 @@ class FusionLog:
         return {
             "inlined": [name for name, reason in self.inlined if not reason],
             "kept": {name: reason for name, reason in self.inlined if reason},
+            "shared": [list(names) for names in self.shared],
             "candidates": [
                 {
                     "round": c.round, "first": c.first, "second": c.second, "nodes": list(c.nodes), "score": c.score,
@@ -90,6 +92,7 @@ class FusionLog:
                 seen = candidate.round
                 lines.append(f"round {seen}")
             lines.append(_line(candidate))
+        lines += [f"one launch for {' + '.join(names)}" for names in self.shared]
         return "\n".join(lines) + "\n"
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from ...ir.canonical import canonical
 from ...ir.index.bounds import bounds
 from ...ir.kernel import Kernel
-from ..canonical import canonical
 from .binding import bind
 from .compiler import Source, compile_all
 from .cost import GRAIN, work_of_all

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from ...ir.canonical import canonical
 from ...ir.kernel import Kernel
 from ...ir.program import Buffer
-from ..canonical import canonical
 from ..kernel_call import spell
 from .compile_pool import pool
 from .compiler import Cubin, Unit, begin_units, compile_units

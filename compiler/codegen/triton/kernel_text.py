@@ -61,8 +61,14 @@ class LaunchText:
     warps: int
 
 
-def launch_text(kernel: Kernel, launch: Launch, name: str) -> LaunchText:
+def launch_text(kernel: Kernel, launch: Launch, name: str, *, dealt: bool = False) -> LaunchText:
     """Write one launch of a kernel.
+
+    Args:
+        kernel: the kernel.
+        launch: one of its launches.
+        name: of the function.
+        dealt: a function that another one calls, with the number of the program before all other arguments.
 
     Raises:
         UnsupportedDtypeError: a value or a buffer has a dtype that Triton has no type for.
@@ -71,14 +77,14 @@ def launch_text(kernel: Kernel, launch: Launch, name: str) -> LaunchText:
     spilled: set[str] = set()
     while True:
         try:
-            return _Writer(kernel, launch, name, frozenset(spilled)).run()
+            return _Writer(kernel, launch, name, frozenset(spilled), dealt).run()
         except UnservedError as found:
             spilled.add(found.buffer)
 
 
 class _Writer:
-    def __init__(self, kernel: Kernel, launch: Launch, name: str, spilled: frozenset[str]) -> None:
-        self._kernel, self._launch, self._name = kernel, launch, name
+    def __init__(self, kernel: Kernel, launch: Launch, name: str, spilled: frozenset[str], dealt: bool) -> None:
+        self._kernel, self._launch, self._name, self._dealt = kernel, launch, name, dealt
         self._out = TritonWriter()
         body = launch.body
         used = loaded_buffers(body) | stored_buffers(body)
@@ -109,7 +115,8 @@ class _Writer:
         arguments = {b.name if b.scalar else f"{b.name}_ptr": self._type(b) for b in (*self._params,)}
         arguments |= {size.name: "i64" for size in kernel.sizes}
         arguments |= {f"{b.name}_ptr": self._type(b) for b in self._spilled}
-        head = f"@triton.jit\ndef {self._name}({', '.join(arguments)}):"
+        given = ["program", *arguments] if self._dealt else arguments
+        head = f"@triton.jit\ndef {self._name}({', '.join(given)}):"
         text = "\n".join([head, *self._out.lines]) + "\n"
         workspaces = tuple(Workspace(b, self._copies) for b in self._spilled)
         return LaunchText(
@@ -135,7 +142,8 @@ class _Writer:
         """Write which iterations this program has; gives the number of programs."""
         blocks, outer = self._launch.blocks, self._launch.outer
         wide = ".to(tl.int64)" if self._index == "tl.int64" else ""
-        self._out.line(f"program = tl.program_id(0){wide}")
+        if wide or not self._dealt:
+            self._out.line(f"program = {'program' if self._dealt else 'tl.program_id(0)'}{wide}")
         column_blocks = blocks_of(extent_of(blocks.columns), blocks.column_block) if blocks.columns else 1
         row_blocks = blocks_of(extent_of(blocks.rows), blocks.row_block) if blocks.rows else 1
         text = self._values.at

@@ -42,9 +42,9 @@ _FEW = 64  # columns that a lane folds all by itself, so that lanes need not mee
 _ACROSS = 2048  # elements of such a block where there are fewer columns, at least
 _LONELY = 8192  # elements of such a block where programs are so few that nothing else hides what memory takes
 _NARROWEST = 16  # neighbours in memory that are not given to different programs
-_PROGRAMS = 264  # that keep a GPU busy: two a multiprocessor
+PROGRAMS = 264  # that keep a GPU busy: two a multiprocessor
 _NARROW_BYTES = 2  # of numbers that a lane has twice as many of
-_MANY = 4 * _PROGRAMS  # programs that can do with fewer lanes each
+_MANY = 4 * PROGRAMS  # programs that can do with fewer lanes each
 _ELEMENTS_A_WARP = 256
 # Folds whose elements take so much that what lanes have in common counts; and those of places, of 64 bits: the fewer
 # lanes come together the better.
@@ -135,7 +135,7 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Ma
         loaded = _loaded(body, (loops[:-1], loops[-1:]), bytes_of)
         return _along(loops, body, 0 < sum(loaded) <= _NARROW_BYTES)
     rows, columns = (_fitting(n, var.extent, n) for n, var in zip(_TILE, (across, loops[-1]), strict=True))
-    if _programs(extent_of(loops), rows * columns) < _PROGRAMS:
+    if _programs(extent_of(loops), rows * columns) < PROGRAMS:
         rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
     outer = tuple(v for v in loops if v is not across and v is not loops[-1])
     tiles = [(rows, columns), (rows // 2, columns // 2), (rows // 2, columns), (rows, columns // 2)]
@@ -215,16 +215,16 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     if _is_contiguous_along(loops, inner, body):
         columns = min(_COLUMN[1], longest)
         rows = _fitting(max(_COLUMN[0], _ACROSS // columns), total, _NARROWEST)
-        if _programs(total, rows) < _PROGRAMS:
+        if _programs(total, rows) < PROGRAMS:
             columns = max(columns, min(longest, _LONELY // rows))
         sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
-        ahead = not narrow and _folds(body, _MOMENTS) and _programs(total, rows) >= _PROGRAMS
+        ahead = not narrow and _folds(body, _MOMENTS) and _programs(total, rows) >= PROGRAMS
         if ahead:
             sizes = [(rows, columns // 2, 2), *sizes]
         if narrow and not _folds(body, _MOMENTS):
             fewer = columns // 2 if _is_multiple(loops[-1].extent, _VECTOR) else columns
             sizes = [(rows, fewer, 1), (rows // 2, columns, 1), (rows, columns, 1), *sizes]
-        if longest <= _FEW and _programs(total, _POINTWISE) >= _PROGRAMS:
+        if longest <= _FEW and _programs(total, _POINTWISE) >= PROGRAMS:
             columns = min(longest, _VECTOR)
             sizes = [(_POINTWISE, columns, columns), *sizes]
     else:
@@ -321,7 +321,7 @@ def _power(extent: Any) -> int:
 def _fitting(block: int, extent: Any, least: int) -> int:
     """A block of a loop: no larger than the loop, and halved down to `least` while programs are few."""
     block = min(block, _power(extent))
-    while block > least and _programs(extent, block) < _PROGRAMS:
+    while block > least and _programs(extent, block) < PROGRAMS:
         block //= 2
     return block
 

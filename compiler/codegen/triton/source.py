@@ -16,6 +16,7 @@ from ...ir.kernel import Kernel
 from .fast_math import with_fast_functions
 from .kernel_text import LaunchText, launch_text
 from .plan import Launch, launches
+from .shared_launch import shared_launches
 
 _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
 _LIBRARY = ("device_library.py", "device_reductions.py")
@@ -44,6 +45,9 @@ def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> Kern
     Raises:
         UnsupportedDtypeError, UnsupportedStoreError: Triton cannot compute it.
     """
+    if kernel.parts and plans is None:
+        shared = tuple(shared_launches(kernel))
+        return KernelSource(module_text(list(dict.fromkeys(one.text for one in shared))), shared)
     if plans is None:
         kernel = with_fast_functions(kernel)
         plans = launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})

@@ -14,10 +14,10 @@ from ....rewrites import compat
 from ....rewrites.machine import environment
 from ...backend import Compilation
 from ...backend import backend as compile_graph
-from ...codegen.canonical import canonical
 from ...codegen.kernel_call import KernelCall
 from ...codegen.triton.kernel_names import kernel_name
 from ...codegen.wrapper.emit import module_path
+from ...ir.canonical import canonical
 from ...options import Options
 from ...runtime.gc_pause import uncollected
 from ...templates import TemplateKernel, TritonTemplateKernel

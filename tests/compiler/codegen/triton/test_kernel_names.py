@@ -8,9 +8,9 @@ import torch
 from support.lowering import trace
 from support.schedules import GPU
 
-from regraft.compiler.codegen.canonical import canonical
 from regraft.compiler.codegen.triton import source_text
 from regraft.compiler.codegen.triton.kernel_names import kernel_name, provenance
+from regraft.compiler.ir.canonical import canonical
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import schedule
 

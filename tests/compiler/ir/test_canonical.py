@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from regraft.compiler.codegen.canonical import canonical
 from regraft.compiler.codegen.cpp import build
+from regraft.compiler.ir.canonical import canonical
 from regraft.compiler.schedule import schedule
 
 from ...support.lowering import lowered

@@ -1,0 +1,232 @@
+"""Independent kernels in one launch: programs are dealt out by ranges of their numbers.
+
+k0 (2 programs), k1 (1), k2 (3) of one computation, k3 (1) of another      ->
+
+    program = tl.program_id(0)
+    if program < 6:                                      the code of a computation stands once,
+        if program < 3: a, n, first = p2_ptr, 3000, 0    and what differs is chosen by a tree of comparisons:
+        else: ...                                        pointers, the number of iterations, the first program
+        KERNEL_part0(program - first, a, n)
+    else:
+        KERNEL_part1(program - 6, p3_ptr)
+
+The largest come first, so that small ones fill up what is idle at the end. A computation that has programs enough to
+keep a GPU busy has launches of its own: code for others would take registers and warps from it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...ir.canonical import COUNT, canonical, sized
+from ...ir.kernel import Kernel, Loop
+from ...ir.program import Buffer
+from ..kernel_call import evaluate
+from .fast_math import with_fast_functions
+from .kernel_text import LaunchText, launch_text
+from .plan import PROGRAMS, Launch, launches
+from .writer import TritonWriter
+
+_ARGUMENTS = 480  # of a launch: parameters have 4 KB on devices and drivers of all ages, each takes 8 bytes
+_COMPUTATIONS = 8  # of a launch: each is code, and registers, that all its programs carry
+_WHOLE = 16  # iterations whose multiples leave no access half outside: a vector of 16 bytes has at most 16 elements
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One kernel of those in a launch: buffers in the order of the computation's params, iterations, programs."""
+
+    buffers: tuple[str, ...]
+    count: int
+    programs: int
+
+
+@dataclass(frozen=True)
+class _Computation:
+    """What several parts compute: a function of the number of the program, pointers and the number of iterations.
+
+    Args:
+        text: of the function, with params `p0`, `p1`, ...
+        counted: whether it takes the number of iterations, and whether that is a multiple of `_WHOLE`.
+        parts: those with most programs first.
+    """
+
+    text: LaunchText
+    counted: bool
+    whole: bool
+    parts: tuple[_Part, ...]
+
+    @property
+    def programs(self) -> int:
+        return sum(part.programs for part in self.parts)
+
+    @property
+    def names(self) -> set[str]:
+        return {part.buffers[int(name[1:])] for part in self.parts for name in self.text.params}
+
+
+def shared_launches(kernel: Kernel) -> list[LaunchText]:
+    """The launches of a kernel of independent parts.
+
+    Raises:
+        UnsupportedDtypeError, UnsupportedStoreError: Triton cannot compute it.
+    """
+    groups: dict[Any, list[tuple[Kernel, int | None]]] = {}
+    for part in kernel.parts:
+        key, count = sized(part)
+        groups.setdefault((key, count is not None and count % _WHOLE == 0), []).append((part, count))
+    made: list[_Computation] = []
+    alone: list[LaunchText] = []
+    for number, found in enumerate(groups.values()):
+        computation = _computation(kernel.name, number, found)
+        if computation is None:
+            alone += [one for part, _ in found for one in _own_launches(kernel, part)]
+        else:
+            made += _within(computation, _ARGUMENTS)
+    packed = _packed(sorted(made, key=lambda c: -c.programs))
+    buffers = {p.buffer.name: p.buffer for p in kernel.params}
+    shared = [_launch(f"{kernel.name}_{k}", computations, buffers) for k, computations in enumerate(packed)]
+    return [*shared, *(_renamed(one, f"{kernel.name}_own{k}") for k, one in enumerate(alone))]
+
+
+def _computation(name: str, number: int, found: Sequence[tuple[Kernel, int | None]]) -> _Computation | None:
+    """What these parts, equal but for names and iterations, compute; None where each needs launches of its own."""
+    counts = [count for _, count in found]
+    counted = len(set(counts)) > 1
+    # Programs are to be enough for all parts together; where one program has all of a loop, it is the longest.
+    side_by_side = any(isinstance(s, Loop) and s.parallel for s in found[0][0].body)
+    most = sum(count or 0 for count in counts) if side_by_side else max(count or 0 for count in counts)
+    chosen = sized(found[0][0], most)[0] if counted else canonical(found[0][0])
+    chosen = with_fast_functions(chosen)
+    plans = _plans(chosen)
+    if len(plans) != 1:
+        return None
+    text = launch_text(chosen, plans[0], f"{name}_part{number}", dealt=True)
+    if text.workspaces:
+        return None
+    parts = [
+        _Part(tuple(p.buffer.name for p in part.params), count or 0, evaluate(text.programs, {COUNT: count or 0}))
+        for part, count in found
+    ]
+    multiple = all(count is not None and count % _WHOLE == 0 for count in counts)
+    return _Computation(text, counted, multiple, tuple(sorted(parts, key=lambda part: -part.programs)))
+
+
+def _plans(kernel: Kernel) -> list[Launch]:
+    return launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
+
+
+def _own_launches(kernel: Kernel, part: Kernel) -> list[LaunchText]:
+    part = with_fast_functions(part)
+    return [launch_text(part, plan, kernel.name) for plan in _plans(part)]
+
+
+def _renamed(launch: LaunchText, name: str) -> LaunchText:
+    text = launch.text.replace(f"def {launch.name}(", f"def {name}(")
+    return LaunchText(
+        name, text, launch.params, launch.sizes, launch.workspaces, launch.signature, launch.programs, launch.warps
+    )
+
+
+def _within(computation: _Computation, most: int) -> list[_Computation]:
+    """The computation for as many parts at a time as have at most so many pointers, at least one."""
+    groups: list[list[_Part]] = []
+    names: set[str] = set()
+    for part in computation.parts:
+        more = {part.buffers[int(name[1:])] for name in computation.text.params}
+        if not groups or len(names | more) > most:
+            groups.append([])
+            names = set()
+        groups[-1].append(part)
+        names |= more
+    return [_Computation(computation.text, computation.counted, computation.whole, tuple(parts)) for parts in groups]
+
+
+def _packed(computations: Sequence[_Computation]) -> list[list[_Computation]]:
+    """Computations by launch: those with many programs alone, others together as far as there is room."""
+    found: list[list[_Computation]] = []
+    room: list[_Computation] | None = None
+    for computation in computations:
+        if computation.programs > PROGRAMS:
+            found.append([computation])
+            continue
+        names = set[str]().union(*(c.names for c in room or ()), computation.names)
+        if room is None or len(room) == _COMPUTATIONS or len(names) > _ARGUMENTS:
+            room = []
+            found.append(room)
+        room.append(computation)
+    return found
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def _launch(name: str, computations: Sequence[_Computation], buffers: dict[str, Buffer]) -> LaunchText:
+    """One launch for all parts of some computations."""
+    used = set[str]().union(*(c.names for c in computations))
+    params = [buffer for buffer in buffers.values() if buffer.name in used]
+    kinds = {
+        part.buffers[int(p[1:])]: c.text.signature[argument]
+        for c in computations for p, argument in zip(c.text.params, c.text.signature, strict=False) for part in c.parts
+    }  # fmt: skip
+    names = {buffer.name: buffer.name if buffer.scalar else f"{buffer.name}_ptr" for buffer in params}
+    out = TritonWriter()
+    out.line("program = tl.program_id(0)")
+    starts = _starts(0, [c.programs for c in computations])
+    _choose(out, starts, lambda k: _call(out, f"part{k}", computations[k], starts[k], names))
+    head = f"@triton.jit\ndef {name}({', '.join(names.values())}):"
+    functions = dict.fromkeys(c.text.text for c in computations)
+    text = "\n\n".join([*functions, "\n".join([head, *out.lines]) + "\n"])
+    return LaunchText(
+        name, text, tuple(names), (), (), {argument: kinds[b] for b, argument in names.items()}, starts[-1],
+        max(c.text.warps for c in computations),
+    )  # fmt: skip
+
+
+def _starts(first: int, programs: Sequence[int]) -> list[int]:
+    """The first program of each, and the first after all."""
+    return list(itertools.accumulate(programs, initial=first))
+
+
+def _choose(out: TritonWriter, starts: Sequence[int], write: Callable[[int], None]) -> None:
+    """Write each in the branch of its programs, by a tree in which those with many programs are found early."""
+
+    def split(low: int, high: int) -> None:
+        if high - low == 1:
+            write(low)
+            return
+        half = bisect.bisect_left(starts, (starts[low] + starts[high]) / 2)
+        middle = min(max(half, low + 1), high - 1)
+        with out.block(f"if program < {starts[middle]}"):
+            split(low, middle)
+        with out.block("else"):
+            split(middle, high)
+
+    split(0, len(starts) - 1)
+
+
+def _call(out: TritonWriter, name: str, c: _Computation, first: int, names: Mapping[str, str]) -> None:
+    """Write the choice of a part and the call of what it computes."""
+    starts = _starts(first, [part.programs for part in c.parts])
+    given = [
+        {"first": f"{start}"} | {p: names[part.buffers[int(p[1:])]] for p in c.text.params}
+        | ({COUNT: f"{part.count}"} if c.counted else {})
+        for start, part in zip(starts, c.parts, strict=False)
+    ]  # fmt: skip
+    differing = [key for key in given[0] if len({one[key] for one in given}) > 1]
+
+    def write(k: int) -> None:
+        for key in differing:
+            out.line(f"{name}_{key} = {given[k][key]}")
+
+    if differing:
+        _choose(out, starts, write)
+    values = {key: f"{name}_{key}" if key in differing else text for key, text in given[0].items()}
+    if c.counted and c.whole:
+        values[COUNT] = f"tl.multiple_of({values[COUNT]}, {_WHOLE})"
+    at = "program" if values["first"] == "0" else f"program - {values.pop('first')}"
+    out.line(f"{c.text.name}({', '.join([at, *(text for key, text in values.items() if key != 'first')])})")

@@ -1,0 +1,131 @@
+"""Kernels up to names: equal layers of a model give equal kernels, whose text is written once.
+
+k3: add_3[i] = x_3[i] + y_3[i]        k9: add_9[i] = x_9[i] + y_9[i]        ->  one canonical kernel
+
+`sized` also takes out how many iterations the outermost loops have: kernels over 10 and over 589824 elements are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from .accesses import statements
+from .index.index import Atom, Size, Var
+from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
+from .program import Buffer, Reduction, Store
+from .value import Load, Result, Rewriter, Value
+
+COUNT = "n"  # what `sized` calls the number of iterations
+MOST_ITERATIONS = 1 << 28  # of it: 32 bits hold all indices, and what lanes outside of the loop make of them
+
+
+def canonical(kernel: Kernel) -> Kernel:
+    """`kernel` with its buffers and reductions named by position; kernels equal up to names become equal objects."""
+    return _Renaming(kernel).run()
+
+
+def sized(kernel: Kernel, most: int = MOST_ITERATIONS) -> tuple[Kernel, int | None]:
+    """What a kernel computes, up to names and to how many iterations its outermost loops have, and that number.
+
+    for k < 589824 parallel: y[k] = f(x[k])   ->   (for k < n parallel: p0[k] = f(p1[k]), 589824)
+
+    Args:
+        kernel: what computes it.
+        most: iterations that the result is written for.
+
+    Returns:
+        a canonical kernel with the one size `COUNT`, and the value that it has in `kernel`; None where it stays a
+        number: outermost loops differ, are too long, or their number is no integer.
+    """
+    plain = tuple(replace(p, buffer=replace(p.buffer, kind="made")) for p in kernel.params)
+    kernel = replace(kernel, params=plain)
+    outermost = list(_outermost(kernel.body))
+    var = outermost[0].var if outermost else None
+    if var is None or kernel.sizes or any(loop.var is not var for loop in outermost):
+        return canonical(kernel), None
+    inside = (s for loop in outermost for s in statements(loop.body))
+    again = any(isinstance(s, Loop) and s.var is var for s in inside)
+    if again or not isinstance(var.extent, int) or not 1 < var.extent <= most:
+        return canonical(kernel), None
+    size = Size(COUNT, 1, most)
+    made = _Renaming(kernel, {var: Var(var.name, size.index())}, {var.extent: size.index()}).run()
+    return replace(made, sizes=(size,)), var.extent
+
+
+def _outermost(body: Iterable[Statement]) -> Iterator[Loop]:
+    """Loops that no other loop is around."""
+    for statement in body:
+        if isinstance(statement, Loop):
+            yield statement
+        elif isinstance(statement, Fold):
+            yield from _outermost(statement.body)
+
+
+class _Renaming:
+    """Names by position; `variables` become others, and so do the sizes of buffers in `extents`."""
+
+    def __init__(
+        self, kernel: Kernel, variables: Mapping[Var, Var] | None = None, extents: Mapping[Any, Any] | None = None
+    ) -> None:
+        self._kernel, self._variables, self._extents = kernel, variables or {}, extents or {}
+        self._buffers = {p.buffer.name: f"p{k}" for k, p in enumerate(kernel.params)}
+        self._buffers |= {buffer.name: f"s{k}" for k, buffer in enumerate(kernel.scratch)}
+        # All at once: what a fold adds up may be the results of folds inside it.
+        folds = [s for s in statements(kernel.body) if isinstance(s, Fold)]
+        self._reductions = {r.name: f"f{k}" for k, r in enumerate(r for fold in folds for r in fold.reductions)}
+        self._rename = Rewriter(value=self._value, atom=self._atom) if self._variables else Rewriter(value=self._value)
+
+    def run(self) -> Kernel:
+        kernel = self._kernel
+        params = tuple(replace(p, buffer=self._buffer(p.buffer)) for p in kernel.params)
+        scratch = tuple(map(self._scratch, kernel.scratch))
+        parts = tuple(map(self._part, kernel.parts))
+        return Kernel("", params, kernel.sizes, scratch, self._body(kernel.body), parts=parts)
+
+    def _part(self, part: Kernel) -> Kernel:
+        """A part by the names of the whole."""
+        params = tuple(replace(p, buffer=self._buffer(p.buffer)) for p in part.params)
+        return Kernel("", params, part.sizes, tuple(map(self._scratch, part.scratch)), self._body(part.body))
+
+    def _buffer(self, buffer: Buffer) -> Buffer:
+        sizes = tuple(self._extents.get(size, size) for size in buffer.sizes)
+        return replace(buffer, name=self._buffers[buffer.name], sizes=sizes)
+
+    def _scratch(self, buffer: Buffer) -> Buffer:
+        return replace(buffer, name=self._buffers[buffer.name])
+
+    def _atom(self, atom: Atom) -> Any:
+        made = self._variables.get(atom) if isinstance(atom, Var) else None
+        return None if made is None else made.index()
+
+    def _body(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(map(self._statement, body))
+
+    def _statement(self, statement: Statement) -> Statement:
+        if isinstance(statement, Loop):
+            return Loop(
+                self._variables.get(statement.var, statement.var), self._body(statement.body), statement.parallel
+            )
+        if isinstance(statement, Assign):
+            return Assign(self._store(statement.store))
+        if isinstance(statement, Fold):
+            return Fold(tuple(map(self._reduction, statement.reductions)), self._body(statement.body))
+        assert isinstance(statement, Update), statement
+        return Update(self._reduction(statement.reduction))
+
+    def _store(self, store: Store) -> Store:
+        indices = tuple(map(self._rename.index, store.indices))
+        return Store(self._buffers[store.buffer], indices, self._rename(store.value), store.mode)
+
+    def _reduction(self, reduction: Reduction) -> Reduction:
+        values = tuple(map(self._rename, reduction.values))
+        return Reduction(self._reductions[reduction.name], reduction.reducer, values)
+
+    def _value(self, value: Value) -> Value | None:
+        if isinstance(value, Load):
+            return Load(self._buffers[value.buffer], value.indices, value.dtype)
+        if isinstance(value, Result):
+            return Result(self._reductions[value.reduction], value.component, value.dtype)
+        return None
