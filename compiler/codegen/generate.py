@@ -215,7 +215,8 @@ def _refused(plan: Schedule, refusal: triton.UnsupportedKernels, kept: Mapping[s
         NotGeneratedError: they have stayed calls already.
     """
     logger.info("regraft: some operations stay calls: %s", refusal)
-    nodes = {n: refusal.why[k.name].partition("\n")[0] for k in plan.kernels if k.name in refusal.why for n in k.nodes}
+    refused = {k: refusal.why[k.name].partition("\n")[0] for k in plan.kernels if k.name in refusal.why}
+    nodes = {n: why for k, why in refused.items() for part in triton.blamed(k) for n in part.nodes}
     if not nodes.keys() - kept.keys():
         raise NotGeneratedError(Reason("unsupported", str(refusal))) from refusal
     return nodes

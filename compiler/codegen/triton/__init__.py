@@ -6,7 +6,7 @@
 `build` is the one entry.
 """
 
-from .build import CompiledKernel, begin, build, processors, source_text, start
+from .build import CompiledKernel, begin, blamed, build, processors, source_text, start
 from .compiler import can_build, triton_version
 from .dtypes import UnsupportedDtypeError
 from .errors import TritonFailed, TritonMissing, UnsupportedKernels
@@ -17,6 +17,6 @@ from .source import KernelSource, kernel_source
 
 __all__ = [
     "Blocks", "CompiledKernel", "KernelSource", "Launch", "LaunchText", "TritonFailed", "TritonMissing",
-    "UnsupportedDtypeError", "UnsupportedKernels", "UnsupportedStoreError", "Workspace", "begin", "build", "can_build",
-    "candidates", "kernel_source", "launches", "processors", "source_text", "start", "triton_version",
+    "UnsupportedDtypeError", "UnsupportedKernels", "UnsupportedStoreError", "Workspace", "begin", "blamed", "build",
+    "can_build", "candidates", "kernel_source", "launches", "processors", "source_text", "start", "triton_version",
 ]  # fmt: skip

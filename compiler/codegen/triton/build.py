@@ -130,6 +130,11 @@ def _raise_for(kernels: Sequence[Kernel], results: Sequence[object]) -> None:
         raise UnsupportedKernels(why)
 
 
+def blamed(kernel: Kernel) -> list[Kernel]:
+    """The parts of a refused kernel that Triton cannot compute; all of it where none is to blame alone."""
+    return [part for part in kernel.parts if isinstance(_written(canonical(part)), Exception)] or [kernel]
+
+
 def source_text(kernels: Sequence[Kernel], lines: Mapping[str, str] | None = None) -> str:
     """The Triton of kernels, equal ones once, for reading: above each the graph nodes of all that are equal to it.
 
