@@ -36,10 +36,11 @@ def _empty(low: Lowering, *_args: Any, **_more: Any) -> Tensor:
 
     With deterministic algorithms on, eager fills it.
     """
-    if not torch.are_deterministic_algorithms_enabled() or not torch.utils.deterministic.fill_uninitialized_memory:
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if not torch.are_deterministic_algorithms_enabled() or not fills:
         return filled(low, 0)
     dtype = low.current.meta["val"].dtype
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         return filled(low, math.nan)
     return filled(low, True if dtype == torch.bool else torch.iinfo(dtype).max)
 
