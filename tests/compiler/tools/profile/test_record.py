@@ -42,7 +42,9 @@ def test_calls_of_the_wrapper_are_known_by_line():
     lines = wrapper.source.splitlines()
     called = {node.name for node in module.graph.nodes if node.op == "call_function"}
     assert set(wrapper.parts.calls.values()) == called
-    assert all("aten." in lines[number - 1] for number in wrapper.parts.calls)
+    assert all(
+        "aten." in lines[number - 1] or "torch.as_strided" in lines[number - 1] for number in wrapper.parts.calls
+    )
 
 
 def test_only_the_calls_named_are_timed():
