@@ -114,12 +114,15 @@ _IDENTITIES = (
     "cast", "there_and_back", "view", "expand", "slice",
 )  # fmt: skip
 _FOR_INTEGERS = {"inverted"}
+_FOR_TRUTH = ("inverted", "joined", "cast", "view", "expand", "slice")  # masks are moved and joined as numbers are
 
 
 def _identity_samples() -> Iterator[Sample]:
     for name in _IDENTITIES:
         kind = torch.int64 if name in _FOR_INTEGERS else None
         yield Sample(x=T("N M", dtype=kind), tags={"identity": name})
+    for name in _FOR_TRUTH:
+        yield Sample(x=T("N M", dtype=torch.bool), tags={"identity": name})
     either = {"identity": "either"}
     yield Sample(x=T("N M"), condition=T("N M", values="bool"), tags=either)
     yield Sample(x=T("M"), condition=T("N M", values="bool"), tags=either, refused="value-differs")
