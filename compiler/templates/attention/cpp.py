@@ -25,13 +25,12 @@ from ...codegen.source_writer import Writer
 from ...ir.dependence import Dependence
 from ...ir.program import Buffer
 from ...ir.value import Const, Op, Value
+from ..common.cpp_entry import with_entry
 from ..common.micro_kernel import PANEL
 from ..common.micro_kernel import PRELUDE as GEMM_PRELUDE
 from .cpu_tiles import tiling
 from .description import SCORE, Attention, Operand
 from .mask_bounds import horizon
-
-GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
 
 PRELUDE = (
     GEMM_PRELUDE
@@ -120,12 +119,7 @@ class AttentionCpp:
         for var in a.lead:
             units *= var.extent
         work = units * t.block * a.key.extent * (a.depth + a.width)
-        return "\n".join([
-            "static void KERNEL_0(const Call* call, i64 begin, i64 end) {", *self._w.lines, "}",
-            'extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {',
-            "  Call call = {given, sizes, 0, runtime, 0, 0};",
-            f"  run(&call, KERNEL_0, {units}, {work}, {GRAIN});", "}",
-        ])  # fmt: skip
+        return with_entry(self._w.lines, units, f"{work}")
 
     def _line(self, *lines: str) -> None:
         for line in lines:

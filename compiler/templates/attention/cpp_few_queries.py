@@ -18,8 +18,9 @@ import math
 
 from ...codegen.cpp.dtypes import memory_type
 from ...codegen.cpp.value_text import Vectors
+from ..common.cpp_entry import GRAIN
 from ..common.micro_kernel import Panels
-from .cpp import GRAIN, AttentionCpp
+from .cpp import AttentionCpp
 from .cpu_tiles import Tiling
 from .description import Attention
 from .seen_keys import seen_keys

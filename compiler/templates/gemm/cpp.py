@@ -19,10 +19,9 @@ from ...codegen.source_writer import Writer
 from ...ir.dependence import Dependence
 from ...ir.program import Buffer
 from ...ir.value import Const, Op, Value
+from ..common.cpp_entry import with_entry
 from .cpu_tiles import gemm_tiling
 from .description import ELEMENT, Matrix, Product
-
-GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
 
 PRELUDE = r"""
 namespace gemm {
@@ -102,12 +101,7 @@ class GemmCpp:
         with self._w.block("for (i64 unit = begin; unit < end; ++unit)"):
             self._unit()
         units = -(-p.row.extent // t.block) * t.panels * p.batch.extent
-        return "\n".join([
-            "static void KERNEL_0(const Call* call, i64 begin, i64 end) {", *self._w.lines, "}",
-            'extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {',
-            "  Call call = {given, sizes, 0, runtime, 0, 0};",
-            f"  run(&call, KERNEL_0, {units}, {p.multiplications}ll, {GRAIN});", "}",
-        ])  # fmt: skip
+        return with_entry(self._w.lines, units, f"{p.multiplications}ll")
 
     def _line(self, *lines: str) -> None:
         for line in lines:

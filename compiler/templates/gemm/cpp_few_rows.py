@@ -27,7 +27,8 @@ from ...codegen.flatten import flatten_value
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var, add, mul
 from ...ir.value import Load, Number, Op, Rewriter, Value, indices_of, substitute, walk
-from .cpp import GRAIN, GemmCpp
+from ..common.cpp_entry import with_entry
+from .cpp import GemmCpp
 from .description import CPU_FEW_ROWS, Product
 
 _SUMS = {16: 16, 8: 8, 4: 8}  # vectors of sums at a time, by lanes
@@ -158,12 +159,7 @@ class _FewRowsCpp(GemmCpp):
         self._memory()
         with self._w.block("for (i64 unit = begin; unit < end; ++unit)"):
             self._unit()
-        return "\n".join([
-            "static void KERNEL_0(const Call* call, i64 begin, i64 end) {", *self._w.lines, "}",
-            'extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {',
-            "  Call call = {given, sizes, 0, runtime, 0, 0};",
-            f"  run(&call, KERNEL_0, {blocks * p.batch.extent}, {p.multiplications}ll, {GRAIN});", "}",
-        ])  # fmt: skip
+        return with_entry(self._w.lines, blocks * p.batch.extent, f"{p.multiplications}ll")
 
     # -- a thread -------------------------------------------------------------------------------------------------
 

@@ -12,11 +12,13 @@ from .options import (
     Config,
     Device,
     DType,
+    Dynamic,
     Layers,
     Mask,
     Seq,
     Settings,
     Tiny,
+    Tolerance,
     Train,
     chosen_target,
     configured,
@@ -37,12 +39,10 @@ def bisect(
     seq: Seq = None,
     device: Device = "cpu",
     settings: Settings = None,
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
+    dynamic: Dynamic = False,
     config: Config = None,
     own: OwnRules = None,
-    tolerance: Annotated[
-        float | None, typer.Option(help="Relative error from which on a result is wrong. [default: by dtype]")
-    ] = None,
+    tolerance: Tolerance = None,
     isolate: Annotated[
         bool, typer.Option("--isolate", help="Each run in a process of its own; else only once one has crashed.")
     ] = False,

@@ -28,6 +28,7 @@ from .options import (
     Config,
     Device,
     DType,
+    Dynamic,
     Layers,
     Mask,
     Seq,
@@ -105,7 +106,7 @@ def report(
     seq: Seq = None,
     device: Device = "cpu",
     settings: Settings = None,
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
+    dynamic: Dynamic = False,
     profit: Annotated[
         Literal["measured", "always", "never"],
         typer.Option(help="Apply legal matches where measured to pay, everywhere or nowhere."),
@@ -172,7 +173,7 @@ def explain(
     seq: Seq = None,
     device: Device = "cpu",
     settings: Settings = None,
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")] = False,
+    dynamic: Dynamic = False,
     profit: Annotated[
         Literal["measured", "always"],
         typer.Option(help="Apply legal matches everywhere, or as a compilation does where measured to pay."),

@@ -37,6 +37,10 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the transformers configuration.")
 ]
+Dynamic = Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")]
+Tolerance = Annotated[
+    float | None, typer.Option(help="Relative error from which on a result is wrong. [default: by dtype]")
+]
 Config = Annotated[
     str | None,
     typer.Option(metavar="JSON", help="Options of the backend as JSON, or as base64 of it; see `regraft options`."),

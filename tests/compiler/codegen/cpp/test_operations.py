@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from support.kernels import flat_buffer, loop_kernel, run_compiled_all
+from support.kernels import compiled_agrees, flat_buffer, loop_kernel, run_compiled_all
 
 from regraft.compiler.codegen import cpp
 from regraft.compiler.ir.index.index import add, mul
@@ -257,3 +257,41 @@ def test_every_few_elements(dtype):
         ):
             step, first = map(int, one.name.removeprefix("every").split("_"))
             assert torch.equal(made["out"], given["x"][first::step]), (target, one.name)
+
+
+@pytest.mark.parametrize("mode", ["add", "mul", "max", "min"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_rows_are_combined_with_memory(mode, dtype):
+    rows, width, source = 5, 37, torch.tensor([0, 3, 3, 1, 3])  # whole vectors and a tail; rows that meet
+    x, y = (values.to(dtype) for values in (torch.randn(rows, width) * 4, torch.randn(rows, width) * 4))
+    if dtype.is_floating_point:
+        y[2, 5] = math.nan
+    reduce = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[mode]
+
+    def function(x, source, y):
+        return x.scatter_reduce(0, source[:, None].expand(rows, width), y, reduce)
+
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+    for target in TARGETS:
+        compiled_agrees(function, x, source, y, target=cpp.target(target), **tolerance)
+
+
+def test_bytes_of_numbers_out_of_range():
+    edges = [
+        0.0,
+        -0.0,
+        1.9,
+        -1.5,
+        255.0,
+        300.7,
+        -300.0,
+        2.0**31 - 1,
+        2.0**31,
+        2.0**33 + 512,
+        -(2.0**33),
+        1e20,
+        math.inf,
+    ]
+    x = torch.tensor((edges + [-v for v in edges] + [math.nan]) * 3)
+    for target in TARGETS:
+        compiled_agrees(lambda x: x.to(torch.uint8), x, target=cpp.target(target))
