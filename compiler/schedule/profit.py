@@ -15,6 +15,7 @@ from ..ir.program import Buffer
 from .groups import Group
 
 _GUESS = 256  # for symbolic sizes without an upper bound
+_TRUSTED = 1 << 20  # an upper bound below this is taken for the size itself
 _LEAST = 4096  # bytes of shared reads below which sharing them is not worth a fusion
 
 
@@ -31,7 +32,7 @@ def guess(number: Any) -> int:
     if not isinstance(number, Index):
         return int(number)
     low, high = bounds(number)
-    if high is not None and high < 1 << 20:
+    if high is not None and high < _TRUSTED:
         return high
     return max(low or 0, _GUESS**2)
 

@@ -7,7 +7,7 @@ GPU    many programs at once: no work is too small to run side by side, long red
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,10 @@ class Target:
 
 
 CPU = Target("cpu", busy=64, small=1 << 14, share=0, packs=True, scratch=1 << 16, scratch_bytes=1 << 20)
+_MULTIPROCESSOR = Target(
+    "gpu", busy=2, small=0, share=1 << 14, packs=False, scratch=1 << 14, scratch_bytes=1 << 18, programs=4, lanes=64,
+    chunk=1 << 12, operations=8, choices=True, serial=8, shared=256 << 20, atomic=True,
+)  # fmt: skip
 
 
 def gpu(processors: int = 132) -> Target:
@@ -60,11 +64,9 @@ def gpu(processors: int = 132) -> Target:
     byte is moved (some 4 TB/s), 8 operations are computed. A launch, and the time in which its last programs leave
     processors idle, take some 3 us: less than a twentieth of what a kernel takes that moves more than 256 MiB.
     """
-    return Target(
-        "gpu", busy=2 * processors, small=0, share=1 << 14, packs=False, scratch=1 << 14, scratch_bytes=1 << 18,
-        programs=4 * processors, lanes=64, chunk=1 << 12, operations=8, choices=True, serial=8,
-        shared=256 << 20, atomic=True,
-    )  # fmt: skip
+    return replace(
+        _MULTIPROCESSOR, busy=_MULTIPROCESSOR.busy * processors, programs=_MULTIPROCESSOR.programs * processors
+    )
 
 
 GPU = gpu()

@@ -23,6 +23,7 @@ from .prelude import MEMORY, RUNTIME, TYPES
 from .prelude_math import operations
 from .target import Target, host_target
 
+_BIG = 16 * GRAIN  # work of a kernel whose call may leave the interpreter to other threads
 _SPLIT = 24  # distinct kernels from which on two compilers share the work
 
 
@@ -135,7 +136,7 @@ def source_of(functions: Sequence[str], target: Target) -> Source:
 def _compiled(kernel: Kernel, name: str, unit: Source, library: ctypes.CDLL, source: Path) -> CompiledKernel:
     kinds = "".join(_kind(p.buffer.dtype, p.buffer.scalar) for p in kernel.params)
     high = bounds(work_of_all(kernel.body))[1]
-    big = high is None or high > 16 * GRAIN
+    big = high is None or high > _BIG
     return _bound(name, unit, kinds, len(kernel.sizes), big, library, source)
 
 

@@ -25,6 +25,9 @@ from .target import Target
 
 _ACCUMULATORS = 4  # independent vectors of a fold: their latencies overlap
 _TALL = 1024  # iterations of a tiled loop from which on pages of memory matter more than pieces for threads
+_TALL_COPIES, _COPIES = 16, 4  # vectors of such a tile side by side, and of a lower one
+_SCATTERED = 2  # contiguous accesses that one scattered access takes as long as
+_TOO_SHORT = 100  # the same for a loop that fills no vector: more than any loop has
 _SMALL = 24  # operations of a body of which several copies are no burden
 
 
@@ -113,14 +116,14 @@ class Plan:
         if not contiguous and scattered and not self._costly(loop):
             return None
         short = isinstance(loop.var.extent, int) and loop.var.extent < self._width // 8
-        return contiguous - 2 * scattered - 100 * short
+        return contiguous - _SCATTERED * scattered - _TOO_SHORT * short
 
     def _inner_score(self, loop: Loop) -> int:
         """The score of having lanes along the best loops further in instead."""
         total = 0
         for inner in _loops_right_in(loop.body):
             own = self._score(inner)
-            own = -100 if own is None else own
+            own = -_TOO_SHORT if own is None else own
             total += max(own, self._inner_score(inner)) if loop_variables(inner.body) else own
         return total
 
@@ -232,7 +235,7 @@ class Plan:
         if any(load.buffer in written for load in loads):
             return False
         high = bounds(loop.var.extent)[1]
-        copies = 16 if high is None or high >= _TALL else 4
+        copies = _TALL_COPIES if high is None or high >= _TALL else _COPIES
         self._strategies[id(loop)] = Tile(found.lanes, inner, tuple(loads), copies)
         return True
 

@@ -16,6 +16,8 @@ from .description import Attention
 
 _FEWEST = 16  # rows or columns of a product on tensor cores
 _REGISTERS = 220  # of a thread's 255, for the result and the scores
+_FEW_QUERIES = 64  # of a tile: four warps are enough for fewer, and no smaller tile is worth more programs
+_LEAST_WARPS = 8  # of GPUs before Hopper, whose registers hold operands, too
 _GRADIENT_REGISTERS = 160  # of gradients and scores, see `_gradients`: addresses and numbers of rows take the others
 
 
@@ -174,7 +176,9 @@ def _is_crowded(tile: Tile, attention: Attention, gpu: Gpu) -> bool:
     if gpu.capability >= 90:
         is_more = attention.keep is not None or bool(_biases(attention))
         return is_more and _gradients(turned(tile, attention), attention) > _GRADIENT_REGISTERS
-    return min(tile.warps, turned(tile, attention).warps) < 8 or (tile.stages > 1 and bool(_biases(attention)))
+    return min(tile.warps, turned(tile, attention).warps) < _LEAST_WARPS or (
+        tile.stages > 1 and bool(_biases(attention))
+    )
 
 
 def _backward_bytes(tile: Tile, attention: Attention) -> int:
@@ -200,12 +204,12 @@ def _cut(tile: Tile, attention: Attention) -> Tile:
     queries, keys = (max(_FEWEST, power(var.extent)) for var in (attention.row, attention.key))
     stages = tile.stages if attention.key.extent > tile.keys else 1
     smaller = Tile(min(tile.queries, queries), min(tile.keys, keys), tile.warps, stages)
-    return smaller if tile.queries == smaller.queries or smaller.queries >= 64 else replace(smaller, warps=4)
+    return smaller if tile.queries == smaller.queries or smaller.queries >= _FEW_QUERIES else replace(smaller, warps=4)
 
 
 def _is_idle(tile: Tile, attention: Attention, gpu: Gpu) -> bool:
     """Whether its programs leave processors without work that smaller blocks of queries would give them."""
-    return tile.queries > 64 and programs(tile, attention) < gpu.processors
+    return tile.queries > _FEW_QUERIES and programs(tile, attention) < gpu.processors
 
 
 def programs(tile: Tile, attention: Attention) -> int:

@@ -23,6 +23,7 @@ _BOXES = (
     GemmTile(128, 128, 64, 4, 3, True), GemmTile(256, 64, 64, 4, 3, True), GemmTile(256, 64, 64, 8, 3, True),
     GemmTile(128, 64, 64, 4, 4, True), GemmTile(64, 128, 64, 4, 4, True),
 )  # fmt: skip
+_WIDE = 128  # rows and columns of tiles that read little for each multiplication
 _NARROW = 1.3  # how much longer tiles take that read as much for fewer multiplications
 _FEWEST_BYTES = 4  # that the GPU copies to shared memory beside multiplications
 _BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
@@ -61,7 +62,7 @@ def _efficiency(convolution: Convolution, tile: GemmTile, gpu: Gpu) -> float:
     if convolution.merged and convolution.channels * convolution.dtype.itemsize % _FEWEST_BYTES:
         # Single elements are loaded, which more programs hide better.
         return efficiency(tile, gpu) / (1 + area / _LANES_AT_ONCE)
-    return efficiency(tile, gpu) / (_NARROW if min(tile.rows, tile.columns) < 128 else 1.0)
+    return efficiency(tile, gpu) / (_NARROW if min(tile.rows, tile.columns) < _WIDE else 1.0)
 
 
 def convolution_neighbours(convolution: Convolution, tile: GemmTile, gpu: Gpu) -> list[GemmTile]:

@@ -26,12 +26,22 @@ _MOST_TOGETHER = 4  # programs on a multiprocessor
 _START = 1500  # cycles until the first operands are there, and for leaving
 _LIBRARY = 0.7  # of the rate that libraries reach
 _REGISTERS = 64 << 10  # of a multiprocessor
+_MOST_WARPS, _MOST_PROGRAMS = 64, 32  # that a multiprocessor runs side by side
 _LIGHT, _SPILLED = 6, 0.85  # values of an epilogue beside whose registers large tiles slow down, and how much
 FEW = 64  # rows that tensor cores have time for while memory gives the other operand
 _LARGE = 8 << 20  # bytes of that, at least, so that it takes longer than a launch
 _LARGE_FOR_FEW = 1 << 20  # the same for rows so few that a program with such products has little else to do
 _EVEN = 4  # waves of programs after which it no longer matters that the last is not full
 _GATHERED = 20  # cycles for summing what the lanes of a program have summed, for each row
+_LARGE_TILE = 128 * 256  # elements
+_RATES = {
+    128 * 256: 0.8,
+    128 * 128: 0.72,
+    64 * 128: 0.58,
+    0: 0.42,
+}  # by elements of a tile: part of the tensor cores' rate
+# What is left of that: of fewer than `_WIDE_ROWS`; where warps compute addresses; where these find no registers.
+_NARROW_RATE, _ADDRESSES_RATE, _CROWDED_RATE = 0.5, 0.85, 0.9
 _HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polynomial rather than an instruction or two
 
 
@@ -52,7 +62,7 @@ def estimate_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     programs, rows = tile.count(product) * tile.splits, product.row.extent
     held = tile.depth * tile.columns / (32 * tile.warps)  # numbers of a lane
     registers = 32 + held * (rows + min(tile.stages, 2) * product.dtype.itemsize / 4)
-    together = min(64 / tile.warps, _REGISTERS / (registers * 32 * tile.warps), 32)
+    together = min(_MOST_WARPS / tile.warps, _REGISTERS / (registers * 32 * tile.warps), _MOST_PROGRAMS)
     each = tile.depth * tile.columns * read_bytes(product.b, product.right)
     there = min(programs / gpu.processors, together)
     latency = _LATENCY if gpu.capability >= 90 else _EARLIER_LATENCY
@@ -108,7 +118,7 @@ def _wave(product: Product, tile: GemmTile, gpu: Gpu, programs: int) -> float:
 def _multiplying(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     """Cycles that tensor cores need for a program."""
     held = sum(_HELD.get(value.name, 1) if isinstance(value, Op) else 1 for value in walk([product.value]))
-    crowded = held > _LIGHT and tile.rows * tile.columns >= 128 * 256
+    crowded = held > _LIGHT and tile.rows * tile.columns >= _LARGE_TILE
     reached = efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
     operations = 2.0 * tile.rows * tile.columns * tile.span(product.depth)
     return operations / (tensor_rate(gpu, product.dtype.itemsize) * reached)
@@ -198,11 +208,11 @@ def tensor_rate(gpu: Gpu, itemsize: int) -> int:
 def efficiency(tile: GemmTile, gpu: Gpu) -> float:
     """What part of the rate a tile reaches: wide ones read less of shared memory for each multiplication."""
     area = tile.rows * tile.columns
-    base = 0.8 if area >= 128 * 256 else 0.72 if area >= 128 * 128 else 0.58 if area >= 64 * 128 else 0.42
-    if tile.rows < 64 and gpu.capability >= 90:  # the older instructions
-        base /= 2
+    base = next(rate for least, rate in _RATES.items() if area >= least)
+    if tile.rows < _WIDE_ROWS and gpu.capability >= 90:  # the older instructions
+        base *= _NARROW_RATE
     if not tile.descriptors and gpu.capability >= 90:  # addresses are computed by the warps that multiply
-        base *= 0.85
+        base *= _ADDRESSES_RATE
     if area >= 128 * 32 * tile.warps and not tile.descriptors:  # no registers left for addresses
-        base *= 0.9
+        base *= _CROWDED_RATE
     return base * min(1.0, tile.rows / 32)

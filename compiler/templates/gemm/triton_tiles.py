@@ -11,6 +11,7 @@ from .description import FEWEST, FLOAT8, LANES_ROWS, Matrix, Product, Prologue
 
 FEW_SHARED = 1 << 10  # bytes that the system keeps of each program's shared memory
 _DEEPEST = {False: 256, True: 128}  # step, by whether the GPU's own unit copies it
+_LONGEST_SIDE = 256  # rows or columns of a tile
 _MOST_SPLITS = 16
 _WARPS = {False: (1, 2, 4, 8), True: (4, 8)}  # of a program, by whether it has many rows
 _LANES_DEEPEST, _LANES_STAGES, _LANES_HELD = 2048, 4, 160  # without tensor cores: step, stages, words of a lane
@@ -70,7 +71,7 @@ def fits(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
         return _fits_lanes(product, tile, gpu)
     if product.exact:
         return False
-    in_range = min(tile.rows, tile.columns, tile.depth) >= 16 and max(tile.rows, tile.columns) <= 256
+    in_range = min(tile.rows, tile.columns, tile.depth) >= 16 and max(tile.rows, tile.columns) <= _LONGEST_SIDE
     in_range = in_range and tile.warps in _WARPS[tile.rows > FEWEST]
     if not in_range or tile.depth > _DEEPEST[tile.descriptors] or tile.stages < 2:
         return False
