@@ -61,6 +61,8 @@ MODELS: dict[str, Any] = {
     "gpt2-xl": gpt2(1600, 48, 25),
     "llama-200m": llama(1024, 12, 16, 4, 2816, 32000),
     "gpt2": gpt2(768, 12, 12),
+    "mixtral": llama(1024, 12, 16, 4, 2816, 32000, config=tf.MixtralConfig),  # 8 experts of which a token takes 2
+    "mixtral-tiny": llama(128, 2, 4, 2, 256, 1000, config=tf.MixtralConfig),
     "llama-tiny": llama(256, 2, 8, 2, 512, 1000),
     "gpt2-tiny": gpt2(128, 2, 4, 1000),
 }
@@ -104,7 +106,8 @@ def model_of(setting: Setting) -> Any:
     torch.manual_seed(0)
     config = MODELS[setting.name](attn_implementation=setting.attention)
     kinds = {
-        tf.LlamaConfig: tf.LlamaForCausalLM, tf.Qwen2Config: tf.Qwen2ForCausalLM, tf.GPT2Config: tf.GPT2LMHeadModel
+        tf.LlamaConfig: tf.LlamaForCausalLM, tf.Qwen2Config: tf.Qwen2ForCausalLM, tf.GPT2Config: tf.GPT2LMHeadModel,
+        tf.MixtralConfig: tf.MixtralForCausalLM,
     }  # fmt: skip
     with setting.device:
         model = kinds[type(config)](config)
@@ -254,10 +257,21 @@ def profiled(run: Run, setting: Setting, tokens: list[torch.Tensor], console: Co
         count[event.name] += 1
     each = len(tokens)
     whole, launches = sum(total.values()) / each, sum(count.values()) / each
-    console.print(f"[bold]{run.name}[/bold]: kernels of a step, {whole:.0f} us, {launches:.0f} launches")
+    idle = _idle([(x.time_range.start, x.time_range.end) for x in profile.events()]) / each
+    idle_text = f", {idle:.0f} us without any" if on_gpu else ""
+    console.print(f"[bold]{run.name}[/bold]: kernels of a step, {whole:.0f} us, {launches:.0f} launches{idle_text}")
     for name, took in total.most_common(lines):
         times = f"{took / each:9.1f} us  {count[name] / each:6.1f} x {took / count[name]:7.2f}"
         console.print(f"{times}  {name[:130]}", markup=False, highlight=False)
+
+
+def _idle(spans: list[tuple[float, float]]) -> float:
+    """Microseconds from the first begin to the last end in which nothing runs."""
+    idle, end = 0.0, float("inf")
+    for start, stop in sorted(spans):
+        idle += max(0.0, start - end)
+        end = stop if end == float("inf") else max(end, stop)
+    return idle
 
 
 def reasons(coverage: Any, console: Console) -> None:
