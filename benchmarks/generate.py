@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import os
 import statistics
 import tempfile
@@ -35,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 import regraft
+from regraft.compiler.tools.generation.decoding import cache_bytes, forward, place_of, rewind, weight_bytes
 
 MODES = {"inductor": "reduce-overhead", "inductor-max": "max-autotune", "regraft": "reduce-overhead"}
 WIDE = 240
@@ -144,32 +144,11 @@ class FewBits(torch.nn.Module):
         return torch.nn.functional.linear(x, weight.to(x.dtype) * self.scale, self.bias)
 
 
-def forward(model: Any, tokens: torch.Tensor, cache: Any, place: torch.Tensor | None) -> torch.Tensor:
-    """Logits of the last token."""
-    more = {} if place is None else {"cache_position": place}
-    return model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1, **more).logits
-
-
-def place_of(model: Any, first: int, count: int, device: torch.device) -> torch.Tensor | None:
-    """Positions, for versions of `transformers` whose caches do not count themselves."""
-    model = getattr(model, "_orig_mod", model)
-    needed = "cache_position" in inspect.signature(model.forward).parameters
-    return torch.arange(first, first + count, device=device) if needed else None
-
-
 def filled(model: Any, setting: Setting, prompt: torch.Tensor) -> Any:
     """A cache that holds the prompt."""
     cache = tf.StaticCache(config=model.config, max_cache_len=setting.cache)
     forward(model, prompt, cache, place_of(model, 0, prompt.shape[1], prompt.device))
     return cache
-
-
-def rewind(cache: Any, length: int) -> None:
-    """Let a cache forget what came after the prompt."""
-    for layer in cache.layers:
-        counted = getattr(layer, "cumulative_length", None)
-        if isinstance(counted, torch.Tensor):
-            counted.fill_(length)
 
 
 def seconds(work: Callable[[], Any], device: torch.device) -> float:
@@ -194,19 +173,6 @@ def bandwidth(device: torch.device) -> float:
         return x.nbytes / min(seconds(x.sum, device) for _ in range(7))
     y = torch.empty_like(x)
     return 2 * x.nbytes / statistics.median(seconds(lambda: y.copy_(x), device) for _ in range(9))
-
-
-def bytes_of_step(model: Any, setting: Setting) -> tuple[int, int]:
-    """Bytes of the weights that one step reads, and of the used part of the cache."""
-    embeddings = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    tied = model.get_output_embeddings().weight
-    weights = sum(p.nbytes for p in model.parameters() if p not in embeddings or p is tied)
-    weights += sum(b.nbytes for m in model.modules() if isinstance(m, FewBits) for b in m.buffers())
-    config = model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head = config.hidden_size // config.num_attention_heads
-    row = 2 * config.num_hidden_layers * heads * head * setting.dtype.itemsize
-    return weights, setting.batch * setting.prompt * row
 
 
 def started(name: str, setting: Setting, model: Any, prompt: torch.Tensor, tokens: list[torch.Tensor]) -> Run:
@@ -316,7 +282,7 @@ def measured(setting: Setting, backends: list[str], limit: float, profile: int, 
         if name == "regraft" and profile:
             reasons(coverage, console)
     take_turns(runs, setting, tokens, limit)
-    weights, used = bytes_of_step(model, setting)
+    weights, used = weight_bytes(model, setting.batch), cache_bytes(runs[0].cache, setting.prompt) if runs else 0
     roof = (weights + used) / rate
     table = Table("backend", "ms a token", "of roof", "first call s", "logits' error", title=str(setting))
     for run in runs:

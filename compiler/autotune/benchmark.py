@@ -97,7 +97,8 @@ def run_trial(
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one short line: its type and the first line of its message."""
+    """An exception as one short line: its type and the first line of its message; of what torch wraps, the cause."""
+    error = getattr(error, "inner_exception", error)
     message = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {message[:200]}" if message else type(error).__name__
 

@@ -95,6 +95,10 @@ def bench(
     ] = "",
     config: Config = None,
     own: OwnRules = None,
+    generate: Annotated[
+        int | None, typer.Option(min=2, help="Instead of a forward: generate so many tokens, static cache.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt of --generate.")] = 128,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="The comparison as data.")] = None,
 ) -> None:
@@ -106,22 +110,49 @@ def bench(
     with usage_errors():
         _threads(threads)
         require_writable(json_path)
+        made: Any
         contestants = _templates(templates) if templates else _contestants(backends, modes)
         contestants = _with_rules(contestants, own_rules(own))
         for one in contestants:
             one.options = {**configured(config), **one.options} if one.backend == "regraft" else {}
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
-        loaded = loaded_target(target, chosen)
-        with shown_progress() as progress, torch.set_grad_enabled(train):
-            made = compare(
-                loaded.model, loaded.args, loaded.kwargs, contestants,
-                name=_label(target, chosen.changed()), progress=progress,
-            )  # fmt: skip
+        if generate is not None:
+            made = _generated(target, chosen, contestants, prompt, generate)
+        else:
+            loaded = loaded_target(target, chosen)
+            with shown_progress() as progress, torch.set_grad_enabled(train):
+                made = compare(
+                    loaded.model, loaded.args, loaded.kwargs, contestants,
+                    name=_label(target, chosen.changed()), progress=progress,
+                )  # fmt: skip
     output_console().print(made.view())
     if json_path is not None:
         typer.echo(f"\nwritten: {made.write(json_path)}")
     if any(one.failed for one in made.contestants):
         raise typer.Exit(1)
+
+
+def _generated(target: str, chosen: Any, contestants: list[Any], prompt: int, tokens: int) -> Any:
+    """The comparison at generating text.
+
+    Raises:
+        UsageError: an option that says nothing of it.
+        TargetError: the target is no decoder.
+    """
+    from ..generation.comparison import Plan, compare_generation
+    from ..generation.decoding import require_decoder
+    from ..targets.load import load_decoder
+
+    unused = [f"--{name}" for name in ("train", "mask", "seq") if name in chosen.changed()]
+    if unused:
+        raise UsageError(f"--generate goes without {', '.join(unused)}: prompts have --prompt tokens and no padding")
+    plan = Plan(chosen.batch, prompt, tokens)
+    with shown_progress() as progress:
+        progress(f"building {target}", 0.0)
+        loaded = load_decoder(target, chosen, plan.room)
+        require_decoder(loaded.model, target)
+        name = _label(target, {**chosen.changed(), "prompt": str(prompt), "generate": str(tokens)})
+        return compare_generation(loaded.model, contestants, plan, name=name, progress=progress)
 
 
 def _contestants(backends: str, modes: str) -> list[Any]:

@@ -151,7 +151,7 @@ def compare(
         random = not _equal(expected, again)
         for number, one in enumerate(chosen):
             progress(f"{one.name}: compiling", 0.5 * number / len(chosen))
-            step = eager if one.backend == EAGER else step_of(_compiled(function, one), args, kwargs, leaves)
+            step = eager if one.backend == EAGER else step_of(compiled(function, one), args, kwargs, leaves)
             if _started(one, step, None if random else expected):
                 steps[one.name] = step
         timed = [one for one in chosen if one.name in steps]
@@ -160,7 +160,8 @@ def compare(
     return Comparison(name, list(chosen), note, environment())
 
 
-def _compiled(function: Callable[..., Any], one: Contestant) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], one: Contestant) -> Callable[..., Any]:
+    """`function` by a contestant that is not eager, with compiled code of its own."""
     backend: Any = one.backend
     if backend == "regraft":
         from ...backend import backend

@@ -21,6 +21,7 @@ from ...options import cache_dir
 from .clock import Clock, EventClock, HostClock
 
 _COPY_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}  # more than caches hold
+_READ_BYTES = 256 << 20  # more than the caches of a socket
 _LARGEST = {"cpu": 2048, "cuda": 8192}  # rows of a matrix
 _LONG_ENOUGH = {"cpu": 20e-3, "cuda": 1e-3}  # seconds of a product
 _REPEATS = 7
@@ -58,6 +59,16 @@ def measured_limits(device: torch.device, dtypes: set[str]) -> Limits:
     return Limits(str(device), bandwidth, rates)
 
 
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes a second at which much memory is read: by a sum on CPUs; as a copy moves it on others, which is no slower.
+
+    A copy on a CPU reads what it writes first, and says little of reading.
+    """
+    if device.type != "cpu":
+        return measured_limits(device, set()).bandwidth
+    return _known("read", device, _sum_bandwidth)
+
+
 def _known(what: str, device: torch.device, measure: Callable[[], float]) -> float:
     depends = {
         "limit": what,
@@ -80,6 +91,11 @@ def _copy_bandwidth(device: torch.device) -> float:
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return 2 * size / _seconds(device, lambda: target.copy_(source))
+
+
+def _sum_bandwidth() -> float:
+    numbers = torch.ones(_READ_BYTES // 4, dtype=torch.float32)
+    return _READ_BYTES / _seconds(torch.device("cpu"), numbers.sum)
 
 
 def _product_rate(device: torch.device, dtype: str) -> float:

@@ -17,6 +17,7 @@ from .units import amount, percent
 
 if TYPE_CHECKING:
     from ....rewrites.reason import Site
+    from ..generation.comparison import Decoder, Generation
     from .comparison import Comparison, Contestant
     from .report import KernelReport, KernelRow
 
@@ -116,6 +117,38 @@ def comparison_view(comparison: Comparison) -> RenderableType:
     failures = [Text(f"{one.name}: {one.failed}", style="red") for one in comparison.contestants if one.failed]
     notes = [Text(comparison.note, style="dim")] if comparison.note else []
     return Group(table, *failures, *notes, *_option_tables(comparison.contestants))
+
+
+def generation_view(made: Generation) -> RenderableType:
+    """A row for each backend and mode, and what the machine allows."""
+    peaks = any(one.peak_bytes is not None for one in made.contestants)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("backend", no_wrap=True)
+    titles = ("prefill", "a token", "speed", "of roof", "first calls", "error", "equal", *(["peak"] if peaks else []))
+    for name in titles:
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in made.contestants:
+        table.add_row(*_generated(one, made), *([amount(one.peak_bytes or 0, "B")] if peaks else []))
+    roof, plan = made.roof, made.plan
+    table.add_row("roof", duration(roof.prefill), duration(roof.step), "", "1.00")
+    weights, cache = amount(roof.weights, "B"), amount(roof.cache, "B")
+    read = f"{weights} of weights and {cache} of cache at {amount(roof.bandwidth, 'B/s')}"
+    multiplied = f"; prefill: {amount(roof.flops, 'FLOP')} at {amount(roof.rate, 'FLOP/s')}" if roof.rate else ""
+    told = (
+        f"{plan.tokens} tokens after {plan.prompt}, batch {plan.batch}. A token reads {read}{multiplied}.\n"
+        "error: of logits, relative to eager's in float32. equal: tokens that are its own, each after the same text."
+    )
+    failures = [Text(f"{one.name}: {one.failed}", style="red") for one in made.contestants if one.failed]
+    return Group(table, *failures, Text(told, style="dim"), *_option_tables(made.contestants))
+
+
+def _generated(one: Decoder, made: Generation) -> list[str]:
+    if one.failed:
+        return [one.name, "failed"]
+    speed, of_roof = made.speed(one), one.seconds / made.roof.step
+    equal = f"{one.equal}/{made.plan.tokens * made.plan.batch}"
+    times = duration(one.prefill_seconds), duration(one.seconds), f"{speed:.2f}x" if speed else "", f"{of_roof:.2f}"
+    return [one.name, *times, duration(one.cold_seconds), f"{one.error:.1e}", equal]
 
 
 def _option_tables(contestants: Sequence[Contestant]) -> list[Table]:

@@ -49,8 +49,24 @@ def build(model_type: str, choices: Choices) -> tuple[torch.nn.Module, tuple[()]
     return model, (), inputs
 
 
+def build_decoder(model_type: str, choices: Choices, tokens: int) -> torch.nn.Module:
+    """A model of `model_type` that predicts the next token, with positions for so many tokens where it can have them.
+
+    Raises:
+        TargetError: as `build`, or the type has no such model.
+    """
+    config = _config(model_type, choices)
+    known = _transformers().MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in known:
+        raise TargetError(f"hf:{model_type} has no model that predicts the next token")
+    most = getattr(config, "max_position_embeddings", None)
+    if isinstance(most, int) and 0 < most < tokens:
+        config.max_position_embeddings = tokens
+    return _model(model_type, choices, _created(known[type(config)], config))
+
+
 def _running(model_type: str, choices: Choices) -> tuple[torch.nn.Module, Inputs]:
-    model = _model(model_type, _config(model_type, choices), choices)
+    model = _model(model_type, choices, _constructor(_config(model_type, choices)))
     return model, working_inputs(model_type, model, choices)
 
 
@@ -147,8 +163,7 @@ def _is_config(value: Any) -> bool:
     return isinstance(value, _transformers().PretrainedConfig)
 
 
-def _model(model_type: str, config: Any, choices: Choices) -> torch.nn.Module:
-    create = _constructor(config)
+def _model(model_type: str, choices: Choices, create: Callable[[torch.dtype], torch.nn.Module]) -> torch.nn.Module:
     _check_memory(model_type, _parameters(create) * choices.dtype.itemsize * (3 if choices.train else 1))
     torch.manual_seed(0)
     try:
@@ -159,7 +174,10 @@ def _model(model_type: str, config: Any, choices: Choices) -> torch.nn.Module:
 
 def _constructor(config: Any) -> Callable[[torch.dtype], torch.nn.Module]:
     """The base model of the configuration: AutoModel's, or for parts of larger models the one of their own module."""
-    model = _model_class(config)
+    return _created(_model_class(config), config)
+
+
+def _created(model: Any, config: Any) -> Callable[[torch.dtype], torch.nn.Module]:
     return lambda dtype: model._from_config(config, attn_implementation="eager", dtype=dtype)
 
 

@@ -98,6 +98,25 @@ def load(target: str, choices: Choices | None = None, **given: Any) -> Target:
     return _placed(Target(target, model, args, kwargs, choices))
 
 
+def load_decoder(target: str, choices: Choices, tokens: int) -> Target:
+    """The same for a model that predicts the next token; the inputs of factories are not used.
+
+    Args:
+        target: as for `load`.
+        choices: what to build.
+        tokens: that it will read at once, at most.
+
+    Raises:
+        TargetError: as `load`, or it is no model that predicts tokens.
+    """
+    if not target.startswith("hf:"):
+        return load(target, choices)
+    from .hugging_face import build_decoder
+
+    require_device(choices.device)
+    return _placed(Target(target, build_decoder(target.removeprefix("hf:"), choices, tokens), choices=choices))
+
+
 def require_device(name: str) -> None:
     """Raise where this machine has no such device.
 

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from regraft.compiler.options import list_templates
 from regraft.compiler.tools.cli.main import app
+from regraft.compiler.tools.generation import comparison as generation
 from regraft.compiler.tools.profile import comparison, limits, profiler
 
 FACTORY = """
@@ -14,6 +15,9 @@ import torch
 
 def model():
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.ones(2, 8)
+
+def function():
+    return (lambda x: x + 1), torch.ones(3)
 
 def nothing():
     return (lambda x: x), 3
@@ -77,3 +81,13 @@ def test_bench_of_templates(tmp_path):
     assert all(row["values"]["profit"] == "never" for name, row in rows.items() if name != "eager")
     assert "CUTLASS" in rows["regraft cutlass"]["not_applied"][0] and "CUTLASS" in out
     assert "there is no template 'atn'" in run("bench", "small.py:model", "--templates", "atn", code=2)
+
+
+def test_bench_of_generation(tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "SECONDS", 0.0)
+    small = ("--tiny", "--layers", "1", "--generate", "3", "--prompt", "4")
+    out = run("bench", "hf:llama", *small, "--backends", "eager", "--json", "g.json")
+    assert "roof" in out and "3/3" in out and "written: g.json" in out
+    assert json.loads((tmp_path / "g.json").read_text())["schema"] == "regraft-generate"
+    assert "goes without --mask, --seq" in run("bench", "hf:llama", *small, "--mask", "--seq", "9", code=2)
+    assert "no torch.nn.Module" in run("bench", "small.py:function", *small[3:], code=2)

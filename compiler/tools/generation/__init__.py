@@ -1,0 +1,1 @@
+"""Text generation held against eager: prefill, decoding with a cache, and the least time that a machine allows."""

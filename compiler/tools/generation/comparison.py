@@ -1,0 +1,278 @@
+"""Backends held against eager at generating text: the work behind `regraft bench --generate`.
+
+greedy tokens by eager in float32 -> each backend decodes these, error of its logits -> all take turns -> medians
+
+Every backend compiles the prefill and the step apart, each for its sizes. The tokens are the same for all: where each
+of a backend's logits has its largest at eager's token, it would have generated the same text by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ....rewrites.machine import environment
+from ...autotune.benchmark import one_line
+from ..profile.comparison import EAGER, Contestant, Progress, compiled
+from ..profile.limits import measured_limits, read_bandwidth
+from ..profile.running import seconds_of, wait
+from ..targets.load import TargetError
+from .decoding import cache_bytes, empty_cache, forward, place_of, prefill_flops, weight_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "regraft-generate"
+VERSION = 1
+SECONDS = 30.0  # for all timed turns
+MIN_ROUNDS, MAX_ROUNDS = 3, 50
+_FIRST_TOKEN = 5  # the first few have a meaning of their own in many vocabularies
+
+
+@dataclass
+class Decoder(Contestant):
+    """One way to generate: what `Contestant` says, a call being a token.
+
+    Args:
+        seconds: median of a token after the first.
+        prefill_seconds: median of the prefill; `prefill_samples` all of them.
+        cold_seconds: the first prefill and the first step, compilation included; `cold_step_seconds` of it the step.
+        error: of logits, relative to eager's in float32 in the 2-norm, the worst of all tokens.
+        equal: of how many tokens the logits are largest at eager's token in float32.
+    """
+
+    prefill_seconds: float = 0.0
+    prefill_samples: list[float] = field(default_factory=list)
+    cold_step_seconds: float = 0.0
+    equal: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is generated: sequences, tokens of each prompt and of each text, tokens that the cache has room for."""
+
+    batch: int
+    prompt: int
+    tokens: int
+
+    @property
+    def room(self) -> int:
+        """Tokens that the cache holds in the end: the last that is generated is not read again."""
+        return self.prompt + self.tokens - 1
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The least time on this machine.
+
+    Args:
+        step: seconds to read the weights and the used cache once, in the middle of the text.
+        prefill: seconds for the prefill's products at the rate of a large one, or to read the weights, the longer.
+        weights, cache: bytes that a step reads.
+        flops: of the prefill, in weights.
+        bandwidth: bytes a second.
+        rate: FLOPs a second; 0 where not known.
+    """
+
+    step: float
+    prefill: float
+    weights: int
+    cache: int
+    flops: int
+    bandwidth: float
+    rate: float
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The backends' times; JSON of `regraft-generate`, version 1, by `to_json`."""
+
+    name: str
+    plan: Plan
+    contestants: Sequence[Decoder]
+    roof: Roof
+    environment: dict[str, str]
+
+    def speed(self, one: Decoder) -> float | None:
+        """How many times as fast as eager a token comes; None where one of them was not timed."""
+        eager = next((c for c in self.contestants if c.backend == EAGER), None)
+        return eager.seconds / one.seconds if eager is not None and eager.seconds and one.seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As data: fields of `Decoder`, with `name` and `speed`."""
+        rows = [asdict(c) | {"name": c.name, "speed": self.speed(c)} for c in self.contestants]
+        return {
+            "schema": SCHEMA, "version": VERSION, "name": self.name, "plan": asdict(self.plan),
+            "environment": self.environment, "roof": asdict(self.roof), "contestants": rows,
+        }  # fmt: skip
+
+    def write(self, path: Path) -> Path:
+        """Write the JSON."""
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        return path
+
+    def view(self) -> RenderableType:
+        """The comparison for a terminal."""
+        from ..profile.table import generation_view
+
+        return generation_view(self)
+
+
+def compare_generation(
+    model: Any,
+    chosen: Sequence[Contestant],
+    plan: Plan,
+    *,
+    name: str = "",
+    progress: Progress = lambda doing, done: None,
+) -> Generation:
+    """Generate the same text by each contestant.
+
+    Args:
+        model: a decoder of `transformers` (see `require_decoder`).
+        chosen: eager first.
+        plan: what is generated.
+        name: of the model.
+        progress: told what is being done.
+
+    Raises:
+        TargetError: eager does not generate with this model.
+    """
+    decoders = [Decoder(**vars(one)) for one in chosen]
+    device = next(model.parameters()).device
+    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        progress(f"{name}: eager in float32", 0.0)
+        try:
+            tokens, expected = _reference(model, plan, device)
+        except Exception as error:
+            told = f"{name} does not generate in eager mode with a static cache: {one_line(error)}"
+            raise TargetError(told) from error
+        running = []
+        for number, one in enumerate(decoders):
+            progress(f"{name}: {one.name}", (1 + number) / (2 + len(decoders)))
+            turn = _started(one, model, plan, tokens, expected)
+            running += [] if turn is None else [(one, turn)]
+        progress(f"{name}: timing", (1 + len(decoders)) / (2 + len(decoders)))
+        _take_turns(running)
+        roof = _roof(model, plan, device)
+    return Generation(name, plan, decoders, roof, environment())
+
+
+class Turn:
+    """A backend with a cache of its own, that reads tokens one after the other."""
+
+    def __init__(self, one: Decoder, model: Any, plan: Plan, tokens: Sequence[torch.Tensor]) -> None:
+        self._model, self._plan, self.tokens = model, plan, tokens
+        self._prefill, self._step = (_made(one, model) for _ in range(2))
+        self.cache = empty_cache(model, plan.room, plan.batch)
+
+    def prefill(self) -> torch.Tensor:
+        """The logits after the prompt; `cache` must be empty."""
+        prompt = self.tokens[0]
+        torch.compiler.cudagraph_mark_step_begin()
+        return self._prefill(prompt, self.cache, place_of(self._model, 0, prompt.shape[1], prompt.device))  # type: ignore[no-any-return]
+
+    def step(self, number: int) -> torch.Tensor:
+        """The logits after that token of the text, the first being 1."""
+        token = self.tokens[number]
+        place = place_of(self._model, self._plan.prompt + number - 1, 1, token.device)
+        torch.compiler.cudagraph_mark_step_begin()
+        return self._step(token, self.cache, place)  # type: ignore[no-any-return]
+
+    def steps(self) -> None:
+        """All steps, after the prefill."""
+        for number in range(1, len(self.tokens)):
+            self.step(number)
+
+    def run(self) -> None:
+        """The whole text."""
+        self.cache.reset()
+        self.prefill()
+        self.steps()
+
+    def logits(self) -> list[torch.Tensor]:
+        """Of all tokens, in float32, copied: CUDA graphs write over theirs."""
+        self.cache.reset()
+        found = [self.prefill().float().clone()]
+        return found + [self.step(number).float().clone() for number in range(1, len(self.tokens))]
+
+
+def _made(one: Decoder, model: Any) -> Callable[..., Any]:
+    def call(tokens: torch.Tensor, cache: Any, place: torch.Tensor | None) -> torch.Tensor:
+        return forward(model, tokens, cache, place)
+
+    return call if one.backend == EAGER else compiled(call, one)
+
+
+def _reference(model: Any, plan: Plan, device: torch.device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The prompt and the tokens that eager generates in float32, each as it is given, and all logits."""
+    half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    exact = copy.deepcopy(model).float() if half else model
+    torch.manual_seed(0)
+    size = plan.batch, plan.prompt
+    tokens = [torch.randint(_FIRST_TOKEN, model.config.vocab_size, size, device=device)]
+    turn = Turn(Decoder(EAGER, ""), exact, plan, tokens)
+    logits = [turn.prefill().float().clone()]
+    for number in range(1, plan.tokens):
+        tokens.append(logits[-1].argmax(-1))
+        logits.append(turn.step(number).float().clone())
+    return tokens, logits
+
+
+def _started(
+    one: Decoder, model: Any, plan: Plan, tokens: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> Turn | None:
+    """Compile, compare with eager and warm up; a contestant that raises is out, and says why."""
+    try:
+        before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+        turn = Turn(one, model, plan, tokens)
+        prefill = seconds_of(turn.prefill)
+        one.cold_step_seconds = seconds_of(lambda: turn.step(1))
+        one.cold_seconds = prefill + one.cold_step_seconds
+        pairs = list(zip(turn.logits(), expected, strict=True))
+        one.error = max(float((a - b).norm() / b.norm()) for a, b in pairs)
+        one.equal = int(sum((a.argmax(-1) == b.argmax(-1)).sum() for a, b in pairs))
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            turn.run()
+            wait()
+            one.peak_bytes = torch.cuda.max_memory_allocated() - before
+    except Exception as error:
+        one.failed = one_line(error)
+        return None
+    return turn
+
+
+def _take_turns(running: Sequence[tuple[Decoder, Turn]]) -> None:
+    """Time all by turns, so that a machine that slows down slows all alike."""
+    start = time.perf_counter()
+    for turn in range(MAX_ROUNDS):
+        if turn >= MIN_ROUNDS and time.perf_counter() - start > SECONDS:
+            break
+        for one, decoder in running:
+            decoder.cache.reset()
+            one.prefill_samples.append(seconds_of(decoder.prefill))
+            one.samples.append(seconds_of(decoder.steps))
+    for one, decoder in running:
+        steps = len(decoder.tokens) - 1
+        one.samples = [seconds / steps for seconds in one.samples]
+        one.seconds, one.prefill_seconds = statistics.median(one.samples), statistics.median(one.prefill_samples)
+
+
+def _roof(model: Any, plan: Plan, device: torch.device) -> Roof:
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    limits, bandwidth = measured_limits(device, {dtype}), read_bandwidth(device)
+    used = plan.prompt + plan.tokens // 2
+    weights = weight_bytes(model, plan.batch)
+    cache = cache_bytes(empty_cache(model, plan.room, plan.batch), used)
+    flops, rate = prefill_flops(model, plan.batch, plan.prompt), limits.rates.get(dtype, 0.0)
+    prefill = max(weight_bytes(model, plan.batch * plan.prompt) / bandwidth, flops / rate if rate else 0.0)
+    return Roof((weights + cache) / bandwidth, prefill, weights, cache, flops, bandwidth, rate)
