@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows: rooms and their order, torch's private parts, sizes, packages."""
+"""The rules of the house that no linter knows: rooms and their order, torch's private parts, sizes, numbers."""
 
 import ast
 import functools
@@ -6,6 +6,8 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from support.constants import DECIDING, bare_numbers, choices, constants, fixed, sources
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("rewrites", "patterns", "compiler")
@@ -185,6 +187,43 @@ def test_package_list_is_complete():
     folders = {file.parent.relative_to(ROOT).parts for file in SOURCES}
     assert listed == {".".join(("regraft", *parts)) for parts in folders}
     assert all((ROOT / Path(*package.split(".")[1:]) / "__init__.py").exists() for package in listed)
+
+
+def test_every_constant_has_one_row():
+    """Numbers that steer choices, see `docs/constants.md` for the rule."""
+    rows, found = [*(key for key, _ in choices()), *fixed()], {(c.file, c.name): c for c in constants()}
+    assert len(rows) == len(set(rows)), "a constant is listed twice"
+    missing = [
+        f"{c.file}: | `{c.name}` | {c.spelled} | {c.comment} | ..." for key, c in found.items() if key not in rows
+    ]
+    assert not missing, "add these rows to docs/constants.md, with what the values rest on"
+    assert not set(rows) - set(found), "docs/constants.md lists constants that are gone"
+
+
+def test_values_are_those_of_the_sources():
+    values = {(c.file, c.name): c.spelled for c in constants()}
+    wrong = {key: (cells[0], values[key]) for key, cells in choices() if cells[0] != values[key]}
+    assert not wrong, "(listed, in the source): a changed value needs a new day, and a new measurement or 'estimate'"
+
+
+def test_rows_are_whole():
+    for key, (_, what, device, since, basis) in choices():
+        assert what and device in ("any", "CPU", "GPU", "A100", "H200"), key
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", since), key
+        kind, _, command = basis.partition(": ")
+        assert kind in ("measured", "estimate", "limit") and bool(command) == (kind == "measured"), key
+        assert device == "H200" if kind == "measured" and "gpu" in command else True, key
+        assert not command or (ROOT / command.strip("`")).exists(), f"{key}: no such command"
+
+
+def test_numbers_in_comparisons_have_names():
+    """Above 16, but for compute capabilities and ranges of types (``2**32``)."""
+    found = {}
+    for file in sources():
+        path = file.relative_to(ROOT).as_posix()
+        bare = list(bare_numbers(ast.parse(file.read_text()))) if path.startswith(DECIDING) else []
+        found |= {path: bare} if bare else {}
+    assert not found
 
 
 def test_the_fence_sees_a_wrong_import(tmp_path, monkeypatch):

@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("rewrites", "patterns", "compiler")
 # What shows, checks or names things decides nothing about a compiled program.
 WITHOUT = ("rewrites/report/", "rewrites/compat/", "compiler/tools/")
+PAGE = ROOT / "docs" / "constants.md"
+LARGEST_BARE = 16
 _LONGEST = 60  # characters of a value that the ledger spells out
 # What decides how a program is cut and laid out: no bare numbers in comparisons there.
 DECIDING = ("compiler/schedule/", "compiler/templates/", "compiler/autotune/", "compiler/passes/", "compiler/codegen/")
@@ -101,3 +103,44 @@ def _is_made_of_numbers(node: ast.expr) -> bool:
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def choices() -> Iterator[tuple[tuple[str, str], list[str]]]:
+    """(file, name), and the other cells of the row."""
+    for part in _parts()[0].split("\n### ")[1:]:
+        file = part.split("`")[1]
+        for line in part.splitlines():
+            if re.match(r"\| `", line):
+                name, *cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+                yield (file, name.strip("`")), [cell.strip(" |`") for cell in cells]
+
+
+def fixed() -> Iterator[tuple[str, str]]:
+    """(file, name) of what is no choice."""
+    for line in _parts()[1].splitlines():
+        if re.match(r"\| `", line):
+            file, names, _ = line.strip("|").split(" | ")
+            yield from ((file.strip(" `"), name) for name in re.findall(r"`([^`]+)`", names))
+
+
+def _parts() -> list[str]:
+    return PAGE.read_text().split("\n## ")[1:]
+
+
+def bare_numbers(tree: ast.AST) -> Iterator[str]:
+    """Numbers above `LARGEST_BARE` in comparisons, `min` and `max`, but for capabilities and ranges of types."""
+    for node in ast.walk(tree):
+        sides = []
+        if isinstance(node, ast.Compare) and any(isinstance(o, ast.Lt | ast.Gt | ast.LtE | ast.GtE) for o in node.ops):
+            sides = [] if "capability" in ast.unparse(node) else [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("min", "max"):
+            sides = node.args
+        yield from (ast.unparse(side) for side in sides if is_bare(side))
+
+
+def is_bare(node: ast.expr) -> bool:
+    numbers = [x for x in ast.walk(node) if not isinstance(x, ast.operator | ast.unaryop | ast.BinOp | ast.UnaryOp)]
+    if not all(isinstance(x, ast.Constant) and isinstance(x.value, int | float) for x in numbers):
+        return False
+    text = ast.unparse(node)
+    return not re.fullmatch(r"2 \*\* \d+", text) and abs(eval(text)) > LARGEST_BARE
