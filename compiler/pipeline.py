@@ -128,7 +128,7 @@ def _fuse_attention(graph: fx.GraphModule, context: Context) -> int:
 def _fuse_attention_training(graph: fx.GraphModule, context: Context) -> int:
     task, rng = _task(graph, context, training=True), context.options.rng
     task = task and task.of(context.options.kernels.attention)
-    return 0 if task is None else fuse_attention_training(task, seeds=rng != "eager", fast=rng == "fast")
+    return 0 if task is None else fuse_attention_training(task, seeds=rng != "eager")
 
 
 def _fuse_on_gpu(graph: fx.GraphModule, context: Context) -> None:

@@ -10,7 +10,8 @@ is kept. An element's bits are a function of the seed (the key) and of its place
 that layout, tiles, threads and the length of vectors make no difference.
 
     bits        Philox 4x32 of 10 rounds; with `fast` a keyed 32-bit hash (`ir/hash32.py`), which repeats after 2**32
-                elements of one call, and which `bernoulli` and `uniform` of at most 32 bits use
+                elements of one call, and which `bernoulli` and `uniform` of at most 32 bits use. Masks
+                are `fast` wherever it does not repeat (`is_hashed`): one bit of an element does not pay for Philox
     bernoulli   bits < p * 2**32 (p is met to 2**-33)
     uniform     24 bits, as many as the significand holds in 16-bit dtypes, 53 in float64
     normal      Box and Muller of 23 and 24 bits
@@ -47,6 +48,12 @@ ops = torch.ops.regraft
 def threshold(p: float) -> int:
     """The count of 32-bit numbers, of all, that stand for true with probability `p`."""
     return round(p * 2**32)
+
+
+def is_hashed(size: Sequence[int | torch.SymInt]) -> bool:
+    """Whether a mask of this size draws from the hash; not one known to be larger than there are hashes."""
+    known = [n for n in size if isinstance(n, int)]
+    return math.prod(known) <= 2**32 if len(known) == len(size) else True
 
 
 def _seeds(n: int, device: torch.device | None = None) -> torch.Tensor:

@@ -139,8 +139,16 @@ def flash_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
 
 def efficient_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """Any mask, and single precision too."""
-    return _basics("efficient", match, policy, (*_HALF, torch.float32))
+    """Any mask; single precision too, where an infinite operand may become NaN.
+
+    Its products of float32 are those of each operand's upper and lower bits: of infinity, inf - inf is among them.
+    """
+    reason = _basics("efficient", match, policy, (*_HALF, torch.float32))
+    if reason is not None:
+        return reason
+    if dtype(match.matched[0]) == torch.float32 and policy.get("nan") != "safe":
+        return refused("efficient", "in float32 it turns infinite operands into NaN (option nan='safe')", match)
+    return None
 
 
 CUDA_KERNELS = (

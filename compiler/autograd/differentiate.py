@@ -58,12 +58,16 @@ def differentiate(
 
     def compiler(kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
         def compile_kind(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            _unpack_rules(graph)
             if kind == "inference":
                 prepare(graph, "inference")
-            _unpack_rules(graph)
             return compile_graph(graph, inputs, kind)
 
         return compile_kind
+
+    def prepare_joint(graph: fx.GraphModule) -> None:
+        _unpack_rules(graph)
+        prepare(graph, "joint")
 
     return autograd.aot_compile(
         graph_module,
@@ -71,7 +75,7 @@ def differentiate(
         inference=compiler("inference"),
         forward=compiler("forward"),
         backward=compiler("backward"),
-        joint=lambda graph: prepare(graph, "joint"),
+        joint=prepare_joint,
         recompute=recompute,
     )
 

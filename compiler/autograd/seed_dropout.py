@@ -30,7 +30,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, val
 from ...rewrites.sizes import SizeTable
 from ..normal.analysis import is_literal, uniform
-from ..prims import ops
+from ..prims import is_hashed, ops
 from .joint_graph import backward_nodes, mark_recomputed
 
 aten = torch.ops.aten
@@ -45,7 +45,7 @@ def seed_calls(graph_module: fx.GraphModule, *, fast: bool = False) -> Counter[s
 
     Args:
         graph_module: an inference graph or a joint graph, with metadata. Seeds come from the generators of the devices.
-        fast: draw bits from the hash rather than from Philox where `prims` has both.
+        fast: draw uniform numbers from the hash rather than from Philox, as masks are.
 
     Returns:
         how many calls were seeded, by operator.
@@ -168,7 +168,8 @@ class _Draw:
         return torch.float64 if self.value.dtype == torch.float64 else torch.float32
 
     def bernoulli(self, p: float) -> fx.Node:
-        return self.edit.call(ops.bernoulli.default, list(self.value.shape), float(p), self.seed, self.fast)
+        size = list(self.value.shape)
+        return self.edit.call(ops.bernoulli.default, size, float(p), self.seed, is_hashed(size))
 
     def uniform(self, dtype: torch.dtype, interior: bool = False) -> fx.Node:
         size = list(self.value.shape)

@@ -96,12 +96,12 @@ class Options:
         nan: ``"eager"`` keeps eager's result for fully masked rows (NaN stays NaN); ``"safe"`` allows finite ones.
         rng: what random numbers (dropout, rand, randn, ...) a graph draws. All are deterministic under
             `torch.manual_seed`, and each run draws anew.
-            ``"statistical"``: kernels compute them by Philox 4x32-10 from a seed for each call; a run takes these
+            ``"statistical"``: kernels compute them from a seed for each call, numbers by Philox 4x32-10, masks of
+            dropout and Bernoulli draws by a keyed 32-bit hash (beyond 2**32 elements by Philox); a run takes these
             seeds, one int64 for each call, from eager's generator of the device. Equal distribution, other numbers than
             eager's. The backward draws masks again from their seeds; none is kept.
-            ``"fast"``: the same, with a keyed 32-bit hash in place of Philox for dropout, Bernoulli and uniform
-            numbers: elements, calls and runs are independent in all tests we know, for the use in training, not for
-            simulation; one call repeats after 2**32 elements.
+            ``"fast"``: the same, with the hash for uniform numbers too: elements, calls and runs are independent in all
+            tests we know, for the use in training, not for simulation; one call repeats after 2**32 elements.
             ``"eager"``: eager's own numbers, bit for bit and in its order, so that what eager code draws afterwards is
             the same, too; masks are kept for the backward, what would draw others is declined, and graphs that draw
             are not captured as CUDA graphs.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from regraft.compiler.ir.hash32 import M0, M1, hash32
 from regraft.compiler.lowering import lower
-from regraft.compiler.prims import keys, ops, threshold, word
+from regraft.compiler.prims import is_hashed, keys, ops, threshold, word
 
 from ..support.lowering import run, trace
 
@@ -114,6 +114,11 @@ def test_places_count_beyond_rows_and_layouts(fast):
     flat = ops.uniform([24], seed, torch.float32, False, fast)
     assert torch.equal(flat, ops.uniform([2, 3, 4], seed, torch.float32, False, fast).flatten())
     assert torch.equal(flat[:5], ops.uniform([5], seed, torch.float32, False, fast))
+
+
+def test_masks_with_more_elements_than_there_are_hashes_are_philoxs():
+    assert is_hashed([2**16, 2**16]) and is_hashed([])
+    assert not is_hashed([2**16, 2**16, 2])
 
 
 def test_the_hash_is_the_bijection_that_its_definition_says():

@@ -258,6 +258,20 @@ def test_rule_names_reach_the_final_graphs():
         assert "[rule gelu]" in recorder.wrappers[kind].source
 
 
+def test_passes_over_the_joint_graph_see_rule_names():
+    def mark(graph_module):
+        for n in graph_module.graph.find_nodes(op="call_function", target=F.gelu):
+            n.meta["regraft_rule"] = "gelu"
+
+    seen = {}
+
+    def prepare(graph, kind):
+        seen[kind] = {n.target for n in graph.graph.nodes if n.meta.get("regraft_rule") == "gelu"}
+
+    torch.compile(MLP(), backend=Recorder(mark, prepare=prepare), fullgraph=True)(X).sum().backward()
+    assert seen == {"joint": {aten.gelu.default, aten.gelu_backward.default}}
+
+
 def test_autocast():
     model = MLP(0.0)
     recorder = Recorder()

@@ -19,7 +19,7 @@ from .....rewrites.editor import infer
 from .....rewrites.graph import erase_dead
 from .....rewrites.reason import Reason
 from ....autograd.joint_graph import backward_nodes, mark_recomputed
-from ....prims import ops
+from ....prims import is_hashed, ops
 from ...common.formula import packet
 from ..benchmark_inputs import kept_on_the_way
 from ..match import SOFTMAXES, Found, beside_product, match_attention
@@ -36,11 +36,10 @@ class Forward:
         joint: the graph; where its attentions' calls drop weights, it gets masks that are drawn from seeds, which
             `close` takes away again.
         seeds: whether masks may be drawn from seeds; otherwise such calls stay.
-        fast: how, see `prims`.
     """
 
-    def __init__(self, joint: fx.Graph, *, seeds: bool, fast: bool) -> None:
-        self._joint, self._fast = joint, fast
+    def __init__(self, joint: fx.Graph, *, seeds: bool) -> None:
+        self._joint = joint
         self.backward = backward_nodes(joint)
         self._masks = self._drawn() if seeds else {}
         copies: dict[fx.Node, fx.Node] = {}
@@ -110,9 +109,8 @@ class Forward:
             with self._joint.inserting_before(node):
                 seed = self._joint.call_function(_getitem, (split, number))
                 seed.meta = {"val": split.meta["val"][number]}
-                masks[node] = self._call(
-                    ops.bernoulli.default, sizes, 1.0 - float(argument(node, "dropout_p")), seed, self._fast
-                )
+                kept = 1.0 - float(argument(node, "dropout_p"))
+                masks[node] = self._call(ops.bernoulli.default, sizes, kept, seed, is_hashed(sizes))
         mark_recomputed(seeds, False)
         return masks
 

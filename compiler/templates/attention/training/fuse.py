@@ -48,13 +48,12 @@ _SECONDS, _MORE_SECONDS = 3.0, 30.0  # for all questions of a graph
 _Kernels = Mapping[str, TrainingKernels]
 
 
-def fuse_attention_training(task: Task, *, seeds: bool, fast: bool = False) -> int:
+def fuse_attention_training(task: Task, *, seeds: bool) -> int:
     """Replace the attentions of a joint graph on a GPU and their backwards by generated kernels, as the oracle decides.
 
     Args:
         task: the graph, its random calls seeded where that is done, and how.
         seeds: whether random numbers may be drawn from seeds, in place of those that libraries' kernels draw.
-        fast: how they are drawn, see `prims`.
 
     Returns:
         How many were replaced.
@@ -62,7 +61,7 @@ def fuse_attention_training(task: Task, *, seeds: bool, fast: bool = False) -> i
     graph = task.graph
     if not backward_nodes(graph) or not (_takes_every(task) or any(map(may_have_to_offer, graph.nodes))):
         return 0
-    forward = Forward(graph, seeds=seeds, fast=fast)
+    forward = Forward(graph, seeds=seeds)
     fusion = _Fusion(task, forward.backward)
     try:
         fused = sum(fusion.run(*one) for one in forward.attentions())

@@ -356,7 +356,7 @@ def test_pairs_that_drop_weights_draw_them_from_a_seed(call: Any) -> None:
     assert len(record.applied) == 1, record.near_misses
     assert operators(module).count("regraft.seeds") == 1 and "regraft.bernoulli" not in operators(module)
     seeded(module)
-    keep = torch.ops.regraft.bernoulli([2, 3, 20, 40], 0.7, torch.tensor(12345), False)
+    keep = torch.ops.regraft.bernoulli([2, 3, 20, 40], 0.7, torch.tensor(12345), True)
 
     def like(q: Any, k: Any, v: Any) -> torch.Tensor:
         return torch.matmul(torch.softmax(torch.matmul(q, k.transpose(-1, -2)) * 0.25, -1) * keep / 0.7, v)
