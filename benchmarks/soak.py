@@ -10,6 +10,7 @@ result is wrong, a process ends by itself, or no call ends for `STUCK` seconds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 STUCK = 240.0  # seconds without an ended call of a process
@@ -49,10 +50,11 @@ def worker(threads: int, seed: int, seconds: float) -> int:
     """One process: its threads compile and call until time is up, and tell of each call on standard output."""
     import torch
 
+    torch.compiler.reset()  # threads that import torch's compiler at once get halves of it, with any backend
     torch.set_num_threads(1)
     draw, ends, lock = random.Random(seed), time.time() + seconds, threading.Lock()
     _fill_the_disk(draw)
-    programs = models()
+    programs, turns = models(), Turns()
 
     def tell(**what: object) -> None:
         with lock:
@@ -62,9 +64,10 @@ def worker(threads: int, seed: int, seconds: float) -> int:
         number, size = choice.randrange(len(programs)), choice.choice(SIZES)
         program, training = programs[number], choice.random() < 0.4
         x = torch.randn(size, 16, requires_grad=training)
-        with torch.set_grad_enabled(training):
-            if choice.random() < 0.1:
+        if choice.random() < 0.1:
+            with turns.alone():
                 torch.compiler.reset()
+        with turns.shared(), torch.set_grad_enabled(training):
             found, expected = torch.compile(program, backend="regraft")(x), program(x)
             pairs = [(found, expected)]
             if training:
@@ -99,6 +102,36 @@ def _fill_the_disk(draw: random.Random) -> None:
         return real(path, content)
 
     Path.write_bytes = write_bytes  # type: ignore[method-assign]
+
+
+class Turns:
+    """Many threads at once, or one alone: torch crashes, with any backend, where it forgets what others are calling."""
+
+    def __init__(self) -> None:
+        self._changed, self._inside, self._waiting = threading.Condition(), 0, 0
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: not self._inside)
+                yield
+            finally:
+                self._waiting -= 1
+                self._changed.notify_all()
 
 
 class Soak:
@@ -138,8 +171,8 @@ class Soak:
 
     def _start(self) -> None:
         seed, left = self._draw.randrange(1 << 30), max(self._ends - time.time(), 1)
-        command = [sys.executable, "-W", "ignore", __file__, "--worker", "--threads", str(self._arguments.threads)]
-        command += ["--seed", str(seed), "--seconds", str(left)]
+        command = [sys.executable, "-X", "faulthandler", "-W", "ignore", __file__, "--worker"]
+        command += ["--threads", str(self._arguments.threads), "--seed", str(seed), "--seconds", str(left)]
         environment = {
             **os.environ, "REGRAFT_CACHE_DIR": str(self._folder / "cache"), "CXX": str(self._folder / "c++"),
             "OMP_NUM_THREADS": "1", "REGRAFT_CACHE_LIMIT": "32",

@@ -11,6 +11,7 @@ return (%add,)                      at::Tensor add = mm;  // over it
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,10 +29,12 @@ from ..codegen.wrapper.memory_plan import MemoryPlan, results
 from ..codegen.wrapper.names import Names
 from ..codegen.wrapper.size_checks import check_sizes
 from ..codegen.wrapper.stride_checks import is_doubtful, order_of
+from ..codegen.wrapper.views import Views
 from ..templates.common.cpp_call import TemplateKernel
 from .errors import AotError
 from .numbers import dtype_text, expression_text, index_text, integer_text, string_text
 from .operators import arguments, kind_of, number_text
+from .runtime_source import HELPERS
 from .tables import Tables, refusal
 
 _TYPES = {"tensor": "at::Tensor", "int": "int64_t", "float": "double", "bool": "bool"}
@@ -39,16 +42,17 @@ _UNPACK = {"tensor": "tensor", "int": "whole", "float": "real", "bool": "truth"}
 _SIZES = {torch.ops.aten.sym_size.int: "size", torch.ops.aten.sym_stride.int: "stride"}
 _ASSERT = torch.ops.aten._assert_scalar.default
 _HINTS = (torch.ops.aten.sym_constrain_range.default, torch.ops.aten.sym_constrain_range_for_size.default)
-_RESERVED = """
+_KEYWORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool case catch char compl concept const
     constexpr const_cast co_await co_return co_yield decltype default delete do double dynamic_cast
     enum explicit export extern false float friend goto inline int long mutable namespace new
     noexcept not_eq nullptr operator or or_eq private protected public register reinterpret_cast
     requires short signed sizeof static static_assert static_cast struct switch template this
     thread_local throw true try typedef typeid typename union unsigned using virtual void volatile
-    wchar_t xor xor_eq model in out at c10 std torch call tensor launch p z r size_t int64_t
-    double_t least most power floor_div floor_mod
+    wchar_t xor xor_eq in out model p r z errno assert
 """.split()  # noqa: SIM905
+# No value may hide a function that statements call.
+_RESERVED = sorted({*_KEYWORDS, *re.findall(r"[A-Za-z_]\w*", HELPERS)})
 
 
 class Function:
@@ -73,7 +77,7 @@ class Function:
         *,
         reads_memory: bool = True,
     ) -> None:
-        self._reads_memory = reads_memory
+        self._reads_memory, self._views = reads_memory, Views()
         self._module, self._plan, self._tables, self._symbols = graph_module, plan, tables, dict(symbols)
         self._texts: dict[fx.Node, str] = dict(given)
         self._own: set[fx.Node] = set()
@@ -204,7 +208,7 @@ class Function:
         parts.append(f"void* p[] = {{{', '.join(pointers)}}};")
         if sizes:
             parts.append(f"const long long z[] = {{{', '.join(f'(long long)({s})' for s in sizes)}}};")
-        self.lines.append(f"{{ {' '.join(parts)} launch({function}, p, {'z' if sizes else 'nullptr'}); }}")
+        self.lines.append(f"{{ {' '.join(parts)} launch(::{function}, p, {'z' if sizes else 'nullptr'}); }}")
 
     def _template(self, node: fx.Node, kernel: TemplateKernel) -> None:
         """A kernel of a template: what comes in another layout is copied into the one it was generated for."""
@@ -221,7 +225,7 @@ class Function:
         )
         function = self._tables.kernel(kernel.name, kernel.unit())
         pointers = ", ".join(f"memory({text})" for text in [*placed, name])
-        self.lines.append(f"{{ void* p[] = {{{pointers}}}; launch({function}, p, nullptr); }}")
+        self.lines.append(f"{{ void* p[] = {{{pointers}}}; launch(::{function}, p, nullptr); }}")
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
@@ -233,6 +237,10 @@ class Function:
             self.lines.append(f"TORCH_CHECK({self._value(condition)}, {string_text(str(message))});")
             return
         reuse = self._plan.reuses.get(node)
+        view = self._views.strided(node) if self._reads_memory and reuse is None else None
+        if view is not None:
+            self._view(node, *view)
+            return
         called = target if reuse is None else reuse.target
         keywords = {**node.kwargs, "out": reuse.operand} if reuse is not None and reuse.out else node.kwargs
         handle = self._tables.operator(called, node)
@@ -251,6 +259,13 @@ class Function:
         name = self._declare(node)
         self.lines.append(f"at::Tensor {name} = tensor({text}, 0);")
         self._keep_promise(node, node)
+
+    def _view(self, node: fx.Node, sizes: Iterable[int], strides: Iterable[int], offset: int) -> None:
+        """A view by the sizes and strides that metadata promises, without a call."""
+        source = self.name(node.args[0])
+        seen, steps = (_list(map(integer_text, part)) for part in (sizes, strides))
+        name = self._declare(node)
+        self.lines.append(f"at::Tensor {name} = strided({source}, {seen}, {steps}, {integer_text(offset)});")
 
     def _many(self, node: fx.Node, text: str) -> None:
         """A call of several results, or of a list: those that are read are named in its own statement."""

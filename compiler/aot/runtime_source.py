@@ -105,6 +105,13 @@ template <class T> at::Tensor number_tensor(T number) {
 
 void* memory(const at::Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
 
+// A view, `offset` elements after where the tensor begins.
+at::Tensor strided(const at::Tensor& tensor, Sizes sizes, Sizes strides, int64_t offset) {
+  auto made = at::detail::make_tensor<at::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()),
+                                                      tensor.key_set(), tensor.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, tensor.storage_offset() + offset);
+  return made;
+}
 at::Tensor over(const at::Tensor& old, Sizes sizes, Sizes strides) {
   auto made = at::detail::make_tensor<at::TensorImpl>(c10::Storage(old.storage()), old.key_set(), old.dtype());
   made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);

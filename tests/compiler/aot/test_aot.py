@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,11 @@ from support.aot_models import Mixed, bert, bert_inputs, convolutional, mixed_in
 import regraft
 from regraft.compiler import aot
 from regraft.compiler.aot.artifact import read_manifest
+from regraft.compiler.aot.emit import Function
+from regraft.compiler.aot.runtime_source import HELPERS
+from regraft.compiler.aot.tables import Tables
 from regraft.compiler.codegen.cpp import can_build
+from regraft.compiler.codegen.wrapper.memory_plan import plan_memory
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "aot" / "run_artifact.cpp"
@@ -165,6 +170,48 @@ def test_convolutions_with_any_batch_and_layout(folder):
         x = torch.randn(rows, 3, 16, 16)
         equal(loaded(x), model(x).detach())
         equal(loaded(x.to(memory_format=torch.channels_last)), model(x).detach())
+
+
+class Patches(torch.nn.Module):
+    """Attention over pixels, then a convolution of one image: products and kernels of templates, views in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward, self.conv = torch.nn.Linear(32, 96), torch.nn.Conv2d(32, 32, 3, padding=1)
+
+    def forward(self, x):
+        q, k, v = self.inward(x).view(1, 64, 3, 2, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = torch.softmax(q @ k.mT / 4, -1) @ v
+        y = torch.nn.functional.gelu(mixed.transpose(1, 2).reshape(1, 64, 32))
+        return self.conv(y.transpose(1, 2).reshape(1, 32, 8, 8))
+
+
+def test_sizes_known_ahead_take_kernels_of_templates_and_views_without_calls(folder):
+    model, x = Patches().eval(), torch.randn(1, 64, 32)
+    loaded = regraft.load(regraft.aot_compile(model, (x,), folder / "patches.rgx"))
+    equal(loaded(x), model(x).detach())
+    assert loaded(x).stride() == model(x).stride()
+    assert any(not name.startswith("k") for name in loaded.manifest["kernels"])
+    called = {name.partition(".")[0] for name in loaded.manifest["operators"]}
+    assert not called & {"aten::permute", "aten::transpose", "aten::select", "aten::t", "aten::unsqueeze"}
+
+
+def test_no_value_hides_a_function_that_statements_call():
+    functions = set(re.findall(r"^(?:template <[^>]*> )?[\w:&*]+ (\w+)\(", HELPERS, re.MULTILINE))
+    assert {"placed", "lay_out", "memory", "launch", "strided"} <= functions
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(2, device="meta")
+    value = x
+    for name in sorted(functions):
+        value = graph.create_node("call_function", torch.ops.aten.relu.default, (value,), name=name)
+        value.meta["val"] = x.meta["val"]
+    graph.output((value,))
+    module = torch.fx.GraphModule({}, graph)
+    lines = Function(module, plan_memory(graph), Tables(), {x: "input0"}, {}).lines
+    declared = {found for line in lines for found in re.findall(r"at::Tensor (\w+) =", line)}
+    assert len(declared) == len(functions)
+    assert not declared & functions
 
 
 class Bernoulli(torch.nn.Module):
