@@ -16,6 +16,7 @@ State is a tuple of components. `identity` starts, `update` folds one element in
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,12 +48,7 @@ def largest(dtype: torch.dtype) -> Any:
 
 def identity(reducer: str, dtype: torch.dtype) -> tuple[Any, ...]:
     """The components over no elements at all, as Python numbers."""
-    low, high = smallest(dtype), largest(dtype)
-    return {
-        "sum": (0,), "prod": (1,), "max": (low,), "min": (high,), "any": (False,), "all": (True,), "xor": (0,),
-        "argmax": (low, NO_POSITION), "argmin": (high, NO_POSITION),
-        "welford": (0, 0, 0), "softmax": (-torch.inf, 0), "logaddexp": (-torch.inf,),
-    }[algebra_of(reducer)]  # fmt: skip
+    return ALGEBRAS[algebra_of(reducer)].identity(smallest(dtype), largest(dtype))
 
 
 def start(reducer: str, dtype: torch.dtype, sizes: tuple[int, ...] = ()) -> State:
@@ -68,17 +64,13 @@ def update(reducer: str, state: State, operands: State) -> State:
 
 def element(reducer: str, operands: State) -> State:
     """The state over one element alone."""
-    (x, *_) = operands
-    if reducer == "welford":
-        return x, torch.where(torch.isfinite(x), 0, torch.nan).to(x.dtype), torch.ones_like(x)
-    if reducer == "softmax":
-        return x, _scale(x, x)
-    return operands
+    of_one = ALGEBRAS[reducer].element if reducer in ALGEBRAS else None
+    return operands if of_one is None else of_one(*operands)
 
 
 def combine(reducer: str, a: State, b: State) -> State:
     """The state over the elements of both."""
-    made = _COMBINE[algebra_of(reducer)](a, b)
+    made = ALGEBRAS[algebra_of(reducer)].combine(a, b)
     return made if isinstance(made, tuple) else (made,)
 
 
@@ -87,7 +79,7 @@ def reduce(reducer: str, operands: State) -> State:
     (x, *_) = operands
     if x.shape[-1] == 0:
         return start(reducer, x.dtype, tuple(x.shape[:-1]))
-    whole = _WHOLE.get(reducer)
+    whole = ALGEBRAS[reducer].whole if reducer in ALGEBRAS else None
     return whole(*operands) if whole is not None else _halved(reducer, element(reducer, operands))
 
 
@@ -143,20 +135,8 @@ def _scale(x: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     return torch.where(x == -torch.inf, torch.zeros_like(x), torch.exp(x - top))
 
 
-_COMBINE: dict[str, Callable[[State, State], Any]] = {
-    "sum": lambda a, b: torch.add(a[0], b[0]),
-    "prod": lambda a, b: torch.mul(a[0], b[0]),
-    "max": lambda a, b: torch.maximum(a[0], b[0]),
-    "min": lambda a, b: torch.minimum(a[0], b[0]),
-    "any": lambda a, b: torch.bitwise_or(a[0], b[0]),
-    "all": lambda a, b: torch.bitwise_and(a[0], b[0]),
-    "xor": lambda a, b: torch.bitwise_xor(a[0], b[0]),
-    "argmax": _first(torch.gt),
-    "argmin": _first(torch.lt),
-    "welford": _welford,
-    "softmax": _softmax,
-    "logaddexp": lambda a, b: torch.logaddexp(a[0], b[0]),
-}
+def _one_for_welford(x: torch.Tensor) -> State:
+    return x, torch.where(torch.isfinite(x), 0, torch.nan).to(x.dtype), torch.ones_like(x)
 
 
 def _whole_welford(x: torch.Tensor) -> State:
@@ -169,12 +149,36 @@ def _whole_softmax(x: torch.Tensor) -> State:
     return top, _scale(x, top.unsqueeze(-1)).sum(-1)
 
 
-_WHOLE: dict[str, Callable[..., State]] = {
-    "sum": lambda x: (x.sum(-1, dtype=x.dtype),),
-    "prod": lambda x: (x.prod(-1, dtype=x.dtype),),
-    "max": lambda x: (x.amax(-1),),
-    "min": lambda x: (x.amin(-1),),
-    "welford": _whole_welford,
-    "softmax": _whole_softmax,
-    "logaddexp": lambda x: (x.logsumexp(-1),),
+@dataclass(frozen=True)
+class Algebra:
+    """What a reducer computes.
+
+    Args:
+        identity: the components over nothing, given the lowest and the highest number of the dtype.
+        combine: the components over the elements of two states; one alone needs no tuple.
+        element: the components over one element; None: they are the operands.
+        whole: the components over the last axis, where torch has a function; None: halves are combined.
+    """
+
+    identity: Callable[[Any, Any], tuple[Any, ...]]
+    combine: Callable[[State, State], Any]
+    element: Callable[[torch.Tensor], State] | None = None
+    whole: Callable[[torch.Tensor], State] | None = None
+
+
+ALGEBRAS: dict[str, Algebra] = {
+    "sum": Algebra(lambda low, high: (0,), lambda a, b: a[0] + b[0], whole=lambda x: (x.sum(-1, dtype=x.dtype),)),
+    "prod": Algebra(lambda low, high: (1,), lambda a, b: a[0] * b[0], whole=lambda x: (x.prod(-1, dtype=x.dtype),)),
+    "max": Algebra(lambda low, high: (low,), lambda a, b: torch.maximum(a[0], b[0]), whole=lambda x: (x.amax(-1),)),
+    "min": Algebra(lambda low, high: (high,), lambda a, b: torch.minimum(a[0], b[0]), whole=lambda x: (x.amin(-1),)),
+    "any": Algebra(lambda low, high: (False,), lambda a, b: a[0] | b[0]),
+    "all": Algebra(lambda low, high: (True,), lambda a, b: a[0] & b[0]),
+    "xor": Algebra(lambda low, high: (0,), lambda a, b: a[0] ^ b[0]),
+    "argmax": Algebra(lambda low, high: (low, NO_POSITION), _first(torch.gt)),
+    "argmin": Algebra(lambda low, high: (high, NO_POSITION), _first(torch.lt)),
+    "welford": Algebra(lambda low, high: (0, 0, 0), _welford, _one_for_welford, _whole_welford),
+    "softmax": Algebra(lambda low, high: (-torch.inf, 0), _softmax, lambda x: (x, _scale(x, x)), _whole_softmax),
+    "logaddexp": Algebra(
+        lambda low, high: (-torch.inf,), lambda a, b: torch.logaddexp(a[0], b[0]), whole=lambda x: (x.logsumexp(-1),)
+    ),
 }

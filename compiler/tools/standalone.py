@@ -16,13 +16,11 @@ from torch import fx
 
 from ..._version import __version__
 from ..backend import Compilation
-from ..codegen.cpp.build import CompiledKernel, source_of
+from ..codegen.cpp.build import CompiledKernel
 from ..codegen.cpp.compiler import FLAGS, Source
-from ..codegen.cpp.target import host_target
 from ..codegen.wrapper.emit import Source as WrapperSource
 from ..options import Options
 from ..templates import TemplateKernel
-from ..templates.attention.cpp import PRELUDE
 from .profile.running import of_its_own, step_of, undisturbed
 
 _HEAD = '''\
@@ -257,7 +255,7 @@ def _object(name: str, value: Any, sources: dict[Source, str], constants: dict[s
     if isinstance(value, CompiledKernel):
         return f'kernel("{_key(value.unit, sources)}", "{value.name}", "{value.kinds}")'
     if isinstance(value, TemplateKernel):
-        key = _key(source_of([PRELUDE, value.source], host_target()), sources)
+        key = _key(value.unit(), sources)
         layouts = [(one.sizes, one.strides, one.dtype) for one in (*value.inputs, value.output)]
         return f'template("{key}", "{value.name}", {layouts[:-1]}, {layouts[-1]})'
     if name.startswith(("empty_strided_cpu", "empty_large_cpu")):

@@ -27,14 +27,11 @@ from ...ir.program import Buffer
 from ...ir.value import Const, Op, Value
 from ..common.cpp_entry import with_entry
 from ..common.micro_kernel import PANEL
-from ..common.micro_kernel import PRELUDE as GEMM_PRELUDE
 from .cpu_tiles import tiling
 from .description import SCORE, Attention, Operand
 from .mask_bounds import horizon
 
-PRELUDE = (
-    GEMM_PRELUDE
-    + r"""
+PRELUDE = r"""
 namespace attention {
 
 // Puts exp(row - max) in place of a row; `top` and `sum` are the row's maximum and sum so far. Gives what the result of
@@ -71,7 +68,6 @@ template <int N> static inline bool finite(const f32* panel, i64 vectors) {
 
 }  // namespace attention
 """
-)
 
 
 def attention_cpp(attention: Attention, lanes: int) -> str:

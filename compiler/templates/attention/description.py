@@ -9,6 +9,7 @@ Operands are read where they are: permuted, expanded, with repeated KV heads; so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,12 @@ class Attention:
     safe: bool = False
     keep: Value | None = None
     kept: float = 1.0
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of both products."""
+        pairs = math.prod(var.extent for var in (*self.lead, self.row, self.key))
+        return 2 * pairs * (self.depth + self.width)
 
     @property
     def reads(self) -> tuple[Buffer, ...]:

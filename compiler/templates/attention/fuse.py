@@ -14,9 +14,13 @@ from ....rewrites.splice import Original
 from ....rewrites.switches import allowed
 from ...codegen.cpp.dtypes import UnsupportedDtype
 from ...codegen.cpp.errors import CompileFailed, CompilerMissing
-from ..common.cpp_call import TemplateKernel, attention_kernel
+from ..common.cpp_call import Layout, TemplateKernel, lanes, template_kernel
 from .bias_layout import with_keys_innermost
+from .cpp import PRELUDE, attention_cpp
+from .cpp_few_queries import MOST_ROWS, few_queries_cpp, is_served
+from .description import Attention
 from .footprint import excluded
+from .grouped import grouped
 from .match import Found
 from .replacement import RULE, Replacer, is_on, matched, near_miss, record_decision
 
@@ -42,6 +46,18 @@ def fuse_attention(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRe
         elif found is not None:
             fused += fusion.run(found)
     return fused
+
+
+def attention_kernel(attention: Attention) -> TemplateKernel:
+    """The kernel of an attention; equal attentions have the same, whatever their buffers are called.
+
+    Raises:
+        UnsupportedDtype: the score function computes with a dtype that C++ has no type for.
+    """
+    few = grouped(attention, MOST_ROWS)
+    body = few_queries_cpp(few, lanes()) if is_served(few, lanes()) else attention_cpp(attention, lanes())
+    inputs = tuple(map(Layout.of, attention.reads))
+    return template_kernel("attention", PRELUDE + body, inputs, Layout.of(attention.out.buffer), attention.flops)
 
 
 class _Fusion:

@@ -10,8 +10,9 @@ from torch import fx
 from ....rewrites.graph import erase_dead
 from ....rewrites.profit import Decision
 from ....rewrites.reason import Reason, site_of
-from ....rewrites.record import GraphRecord, Match, NearMiss
+from ....rewrites.record import GraphRecord, NearMiss
 from ...capture.effects import has_effect
+from ..common import records
 from ..common.cpp_call import Layout
 from ..common.formula import packet
 from .bias_layout import Copies
@@ -77,15 +78,8 @@ def record_decision(
 ) -> None:
     """Record what was decided on an attention; `nodes` are what a kernel would replace, by default the found's."""
     every = [*found.nodes, found.output]
-    match = Match(
-        rule=RULE,
-        family=KERNEL_FAMILY if any(map(_is_written_by_a_rule, found.nodes)) else FAMILY,
-        stage=stage,
-        candidate=decision.chosen or "",
-        nodes=tuple(node.name for node in nodes or found.nodes),
-        site=site_of(found.output),
-        evidence=decision.evidence,
-    )
+    family = KERNEL_FAMILY if any(map(_is_written_by_a_rule, found.nodes)) else FAMILY
+    match = records.decided(RULE, family, nodes or found.nodes, found.output, decision, stage)
     record.settle(match, decision.chosen is not None, {site_of(node) for node in every}, (FAMILY,))
 
 
@@ -96,7 +90,4 @@ def _is_written_by_a_rule(node: fx.Node) -> bool:
 
 def near_miss(node: fx.Node, reason: Reason) -> NearMiss:
     """An attention that the template does not compute, and why."""
-    site: Any = reason.site or site_of(node)
-    return NearMiss(
-        RULE, FAMILY, reason.code, reason.message, reason.expected, reason.found, depth=1, size=3, site=site
-    )
+    return records.near_miss(RULE, FAMILY, node, reason, size=3)

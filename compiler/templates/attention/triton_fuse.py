@@ -25,7 +25,7 @@ from ....rewrites.switches import allowed
 from ...codegen.triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from ..common.baseline import Unfused
 from ..common.contest import Contest
-from ..common.cpp_call import Layout, attention_flops
+from ..common.cpp_call import Layout
 from ..common.formula import packet
 from ..common.task import Task
 from ..common.triton_call import TritonTemplateKernel
@@ -175,12 +175,11 @@ def attention_kernel(attention: Attention, tile: Tile, device: int) -> TritonTem
         source = split_attention(attention, tile, precision=precision)
     else:
         source = attention_triton(attention, tile, precision=precision)
-    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in attention.reads)
-    out = attention.out.buffer
-    outputs = (Layout(out.sizes, out.strides, out.dtype),)
+    inputs = tuple(map(Layout.of, attention.reads))
+    outputs = (Layout.of(attention.out.buffer),)
     return TritonTemplateKernel(
-        source.launches[0].name, "attention", source, source, inputs, outputs, device, attention_flops(attention),
-        tuple(Layout(b.sizes, b.strides, b.dtype) for b in workspaces(attention, tile)),
+        source.launches[0].name, "attention", source, source, inputs, outputs, device, attention.flops,
+        tuple(map(Layout.of, workspaces(attention, tile))),
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +18,8 @@ from ...codegen.cpp.build import source_of
 from ...codegen.cpp.compiler import Source, compile_all
 from ...codegen.cpp.target import host_target
 from ...codegen.kernel_call import TemplateCall
-from ..attention.cpp import PRELUDE, attention_cpp
-from ..attention.cpp_few_queries import MOST_ROWS, few_queries_cpp, is_served
-from ..attention.description import Attention
-from ..attention.grouped import grouped
+from ...ir.program import Buffer
+from .micro_kernel import PRELUDE
 
 _empty = empty_strided(torch.device("cpu"))
 
@@ -35,6 +32,11 @@ class Layout:
     strides: tuple[int, ...]
     dtype: torch.dtype
 
+    @classmethod
+    def of(cls, buffer: Buffer) -> Layout:
+        """That of a buffer."""
+        return cls(buffer.sizes, buffer.strides, buffer.dtype)
+
 
 @dataclass(eq=False)
 class TemplateKernel(TemplateCall):
@@ -45,7 +47,7 @@ class TemplateKernel(TemplateCall):
     Args:
         name: readable, and unique to the source.
         template: what it was made from, e.g. ``"attention"``.
-        source: its C++, to follow the preludes of `cpp` and of the template; the function to call has that name.
+        source: its C++, to follow the preludes of `cpp` and `micro_kernel`; the function to call has that name.
         inputs: layouts it was generated for; tensors that come in others are copied into these first.
         output: the layout of the result.
         flops: multiplications and additions of its products.
@@ -101,36 +103,18 @@ class TemplateKernel(TemplateCall):
         return {**self.__dict__, "_run": None}
 
 
-def attention_kernel(attention: Attention) -> TemplateKernel:
-    """The kernel of an attention; equal attentions have the same, whatever their buffers are called.
-
-    Raises:
-        UnsupportedDtype: the score function computes with a dtype that C++ has no type for.
-    """
-    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in attention.reads)
-    out = attention.out.buffer
-    flops = attention_flops(attention)
-    few = grouped(attention, MOST_ROWS)
-    body = few_queries_cpp(few, lanes()) if is_served(few, lanes()) else attention_cpp(attention, lanes())
-    return _kernel(body, inputs, Layout(out.sizes, out.strides, out.dtype), flops)
-
-
-def attention_flops(attention: Attention) -> int:
-    """Multiplications and additions of both products."""
-    pairs = math.prod(var.extent for var in (*attention.lead, attention.row, attention.key))
-    return 2 * pairs * (attention.depth + attention.width)
+@functools.lru_cache(maxsize=256)
+def template_kernel(
+    template: str, source: str, inputs: tuple[Layout, ...], output: Layout, flops: int
+) -> TemplateKernel:
+    """The kernel of a source, in which ``KERNEL`` stands for its name; equal sources have the same kernel."""
+    name = f"{template}_{hashlib.blake2b(source.encode(), digest_size=6).hexdigest()}"
+    return TemplateKernel(name, template, source.replace("KERNEL", name), inputs, output, flops)
 
 
 def lanes() -> int:
     """Floats in a vector of this machine; at least 4, which compilers make of narrower registers."""
     return max(host_target().vector_bytes // 4, 4)
-
-
-@functools.lru_cache(maxsize=256)
-def _kernel(body: str, inputs: tuple[Layout, ...], output: Layout, flops: int) -> TemplateKernel:
-    digest = hashlib.blake2b((PRELUDE + body).encode(), digest_size=6).hexdigest()
-    name = f"attention_{digest}"
-    return TemplateKernel(name, "attention", body.replace("KERNEL", name), inputs, output, flops)
 
 
 def _placed(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -26,15 +24,16 @@ from ....rewrites.switches import allowed
 from ...codegen.cpp.dtypes import UnsupportedDtype
 from ...codegen.cpp.errors import CompileFailed, CompilerMissing
 from ..attention.bias_layout import Copies
-from ..common.cpp_call import Layout, TemplateKernel, lanes
+from ..common.cpp_call import Layout, TemplateKernel, lanes, template_kernel
 from ..common.formula import packet
+from ..common.records import decided, near_miss
 from .cpp import PRELUDE, gemm_cpp
 from .cpp_few_rows import few_rows_cpp, is_served
 from .description import CPU_FEW_ROWS, Matrix, Product
 from .match import FoundProduct, has_prologue, match_gemm
 from .operands import LINEAR, ONEDNN
 from .packing import LastPacked, packed_node, packed_sizes
-from .replacement import RULE, Unfused, erase_dead_calls, near_miss, recorded
+from .replacement import FAMILY, RULE, Unfused, erase_dead_calls
 from .splice import anchor_of
 
 CANDIDATE, FEW_ROWS = "generated", "generated_few_rows"
@@ -82,7 +81,7 @@ class _Fusion:
             for found in self.found(node):
                 if isinstance(found, Reason):
                     if not self._few_rows:
-                        self._record.near_misses.append(near_miss(node, found))
+                        self._record.near_misses.append(near_miss(RULE, FAMILY, node, found))
                     continue
                 nodes[node] = None
                 if self._hopeless(found) is None:
@@ -133,7 +132,8 @@ class _Fusion:
         if kernel is not None and not _compiles(kernel):
             self._refuse(found, "no-compiler", f"{kernel.name} does not compile here")
             return False
-        (self._record.applied if kernel else self._record.declined).append(recorded(found, decision))
+        records = self._record.applied if kernel else self._record.declined
+        records.append(decided(RULE, FAMILY, found.nodes, found.output, decision))
         if kernel is not None:
             self._replace(found, kernel, packed=found.product.packed and decision.chosen == CANDIDATE)
         return kernel is not None
@@ -155,7 +155,7 @@ class _Fusion:
         return made
 
     def _refuse(self, found: FoundProduct, code: str, message: str) -> None:
-        self._record.near_misses.append(near_miss(found.output, Reason(code, message)))
+        self._record.near_misses.append(near_miss(RULE, FAMILY, found.output, Reason(code, message)))
 
     def _hopeless(self, found: FoundProduct) -> Decision | None:
         """No candidate where an estimate says so already, unless options ask for what is legal."""
@@ -226,7 +226,7 @@ def gemm_kernel(product: Product) -> TemplateKernel:
     """
     if product.packed:
         product = replace(product, b=_packed_matrix(product))
-    return _kernel(PRELUDE + gemm_cpp(product, lanes()), *_layouts(product), product.flops)
+    return template_kernel("gemm", PRELUDE + gemm_cpp(product, lanes()), *_layouts(product), product.flops)
 
 
 def few_rows_kernel(product: Product) -> TemplateKernel:
@@ -235,26 +235,17 @@ def few_rows_kernel(product: Product) -> TemplateKernel:
     Raises:
         UnsupportedDtype: the epilogue or the weight is computed with a dtype that C++ has no type for.
     """
-    return _kernel(few_rows_cpp(product, lanes()), *_layouts(product), product.flops)
+    return template_kernel("gemm", few_rows_cpp(product, lanes()), *_layouts(product), product.flops)
 
 
 def _layouts(product: Product) -> tuple[tuple[Layout, ...], Layout]:
-    out = product.out
-    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in product.reads)
-    return inputs, Layout(out.sizes, out.strides, out.dtype)
+    return tuple(map(Layout.of, product.reads)), Layout.of(product.out)
 
 
 def _packed_matrix(product: Product) -> Matrix:
     vectors, depth, width = packed_sizes(product.column.extent, product.depth, lanes())
     strides = (depth * width, width, 1)
     return Matrix(replace(product.b.buffer, sizes=(vectors, depth, width), strides=strides), 0, width, 1)
-
-
-@functools.lru_cache(maxsize=256)
-def _kernel(body: str, inputs: tuple[Layout, ...], output: Layout, flops: int) -> TemplateKernel:
-    digest = hashlib.blake2b(body.encode(), digest_size=6).hexdigest()
-    name = f"gemm_{digest}"
-    return TemplateKernel(name, "gemm", body.replace("KERNEL", name), inputs, output, flops)
 
 
 # -- the question ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What passes over products share, whatever the device: what a kernel competes with, records, clearing away."""
+"""What passes over products share, whatever the device: what a kernel competes with, clearing away."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from torch import fx
 
 from ....patterns.packing import packed_linear_weight
 from ....rewrites.graph import erase_dead, is_pure
-from ....rewrites.profit import Decision
-from ....rewrites.reason import Reason, site_of
-from ....rewrites.record import Match, NearMiss
 from ..common.baseline import Unfused as Nodes
 from ..common.formula import packet
 from .match import FoundProduct
@@ -45,24 +42,3 @@ class Unfused(Nodes):
 def erase_dead_calls(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
     """Erase those of `nodes` that nobody reads any more, and what only they kept alive."""
     erase_dead(graph, nodes, lambda node: node.op == "call_function" and is_pure(node))
-
-
-def recorded(found: FoundProduct, decision: Decision, rule: str = RULE, family: str = FAMILY) -> Match:
-    """What was decided on a product."""
-    return Match(
-        rule=rule,
-        family=family,
-        stage="lowered",
-        candidate=decision.chosen or "",
-        nodes=tuple(node.name for node in found.nodes),
-        site=site_of(found.output),
-        evidence=decision.evidence,
-    )
-
-
-def near_miss(node: fx.Node, reason: Reason, rule: str = RULE, family: str = FAMILY) -> NearMiss:
-    """A product that the template does not compute, and why."""
-    site: Any = reason.site or site_of(node)
-    return NearMiss(
-        rule, family, reason.code, reason.message, reason.expected, reason.found, depth=1, size=2, site=site
-    )

@@ -34,12 +34,13 @@ from ..common.contest import Contest
 from ..common.cpp_call import Layout
 from ..common.formula import is_move, packet
 from ..common.gpu import Gpu
+from ..common.records import decided, near_miss
 from ..common.task import Task
 from ..common.triton_call import TritonTemplateKernel
 from .description import Product, Prologue, Result
 from .epilogue import is_read_by_loops
 from .match import FoundProduct, has_prologue, match_gemm
-from .replacement import FAMILY, RULE, Unfused, near_miss, recorded
+from .replacement import FAMILY, RULE, Unfused
 from .splice import anchor_of, replace_product
 from .still import Still
 from .triton_candidates import gemm_tiles, neighbours, promises
@@ -169,7 +170,7 @@ class ProductPass:
         for node in list(self.task.graph.nodes):
             plain = None if node in others else self.match(node)
             if isinstance(plain, Reason) and not others:
-                self.task.record.near_misses.append(near_miss(node, plain, self.rule, self.family))
+                self.task.record.near_misses.append(near_miss(self.rule, self.family, node, plain))
             found = next(filter(self.considers, self.found(plain, node)), None)
             if found is None:
                 continue
@@ -263,7 +264,7 @@ class ProductPass:
                 kernel.build()
         except (UnsupportedDtypeError, TritonMissing, TritonFailed) as error:
             code = "epilogue-dtype" if isinstance(error, UnsupportedDtypeError) else "no-machine-code"
-            missed = near_miss(found.output, Reason(code, str(error)), self.rule, self.family)
+            missed = near_miss(self.rule, self.family, found.output, Reason(code, str(error)))
             self.task.record.near_misses.append(missed)
             return False
         (self.task.record.applied if kernel else self.task.record.declined).append(self._recorded(found, decision))
@@ -280,7 +281,7 @@ class ProductPass:
         return False
 
     def _recorded(self, found: FoundProduct, decision: Decision) -> Match:
-        return recorded(found, decision, self.rule, self.family)
+        return decided(self.rule, self.family, found.nodes, found.output, decision)
 
     def _kernels(self, kind: _Kind, tiles: Sequence[GemmTile]) -> dict[str, TritonTemplateKernel]:
         """A kernel for each tile, by the tile's name."""
@@ -413,7 +414,7 @@ def gemm_kernel(product: Product, tile: GemmTile, label: str, device: int, gpu: 
     """
     source = gemm_triton(product, tile, gpu.processors, label)
     plain = gemm_triton(product, replace(tile, descriptors=False), gpu.processors, label)
-    own = tuple(Layout(b.sizes, b.strides, b.dtype) for b in workspaces(product, tile))
+    own = tuple(map(Layout.of, workspaces(product, tile)))
     return template_kernel("gemm", product, source, plain, device, own)
 
 
@@ -426,8 +427,8 @@ def template_kernel(
     own: tuple[Layout, ...] = (),
 ) -> TritonTemplateKernel:
     """What to call for a product, given its source, that for operands that are not aligned, and its workspaces."""
-    inputs = tuple(Layout(b.sizes, b.strides, b.dtype) for b in product.reads)
-    outputs = tuple(Layout(x.buffer.sizes, x.buffer.strides, x.buffer.dtype) for x in product.results)
+    inputs = tuple(map(Layout.of, product.reads))
+    outputs = tuple(Layout.of(x.buffer) for x in product.results)
     name = source.launches[0].name
     return TritonTemplateKernel(name, template, source, plain, inputs, outputs, device, product.flops, own)
 

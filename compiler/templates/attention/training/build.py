@@ -23,7 +23,7 @@ from ....autograd.joint_graph import mark_recomputed
 from ....codegen.triton import KernelSource, LaunchText
 from ....codegen.triton.source import module_text
 from ....ir.program import Buffer
-from ...common.cpp_call import Layout, attention_flops
+from ...common.cpp_call import Layout
 from ...common.formula import is_move
 from ...common.triton_call import TritonTemplateKernel
 from ..bias_layout import Copies
@@ -98,7 +98,7 @@ def training_kernels(pair: Pair, attention: Attention, tiles: tuple[Tile, Tile],
     wanted = (backward.delta, dq, backward.scores, backward.sinks)
     by_queries = [buffer for buffer in wanted if buffer is not None]
     sink = pair.results["sinks"].meta["val"].dtype if sinks else torch.float32
-    flops = attention_flops(attention) // 2
+    flops = attention.flops // 2
     make = _Maker(device)
     return TrainingKernels(
         make.kernel(forward.launches[0], reads, [out, statistics], _FORWARD_PRODUCTS * flops),
@@ -129,7 +129,7 @@ class _Maker:
         zeros: tuple[int, ...] = (),
     ) -> TritonTemplateKernel:
         source = KernelSource(module_text([launch.text]), (launch,))
-        taken, given = (tuple(Layout(b.sizes, b.strides, b.dtype) for b in some) for some in (inputs, outputs))
+        taken, given = (tuple(map(Layout.of, some)) for some in (inputs, outputs))
         return TritonTemplateKernel(
             launch.name, "attention", source, source, taken, given, self._device, flops, zeros=zeros
         )
