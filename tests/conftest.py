@@ -12,6 +12,13 @@ settings.register_profile("regraft", deadline=None, suppress_health_check=[Healt
 settings.load_profile("regraft")
 
 
+pytest_plugins = ["support.golden"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the texts under golden/ anew")
+
+
 def refuse_capture(*args: Any, **kwargs: Any) -> None:
     """Skip the test that captures a CUDA graph."""
     pytest.skip("CUDA graphs need torch's caching allocator")
