@@ -3,8 +3,9 @@
     conv(conv(x))   ->   conv(conv(clone(x, channels_last)))       and what follows keeps that layout, to the outputs
 
 One convolution alone would pay for converting its input and its result; in a network only the ends convert. So each
-kind of convolution is measured with both layouts, inputs ready made, and what counts is the sum over the network.
-On GPUs most kinds need no measurement (`seconds_saved`), and the weights are laid out with the inputs.
+kind of convolution is measured with both layouts, inputs ready made, and what counts is the sum over the network, with
+the conversions at its ends (`layout_ends`). On GPUs most kinds need no measurement (`seconds_saved`), and the weights
+are laid out with the inputs.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from ...rewrites.profit import Always, Never, Oracle, Question
 from ...rewrites.reason import site_of
 from ...rewrites.record import Evidence, GraphRecord, Match
 from ...rewrites.sizes import SizeTable
-from ...rewrites.symbolic import hint
 from .conv_layout_cost import MOST_ASKED, is_on_cuda, seconds_saved, work
+from .layout_ends import has_channels_last, seconds_of_ends
 
 aten = torch.ops.aten
 
 RULE, FAMILY, CANDIDATE = "channels_last", "layout", "channels_last"
-MIN_SAVED = 0.03  # of the time of all convolutions: what their ends may cost to convert, and more
+MIN_SAVED = 0.03  # of the time of all convolutions: less is noise
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _DTYPES = (torch.float32, torch.bfloat16)
 _BACKWARD = "aten.convolution_backward"
@@ -70,7 +71,7 @@ def spread_channels_last(
     numbers must be eager's own.
     """
     found = [node for node in graph_module.graph.nodes if _is_candidate(node, training)]
-    if not found or all(_is_laid_out(_input(node)) for node in found):
+    if not found or all(has_channels_last(_input(node)) for node in found):
         return Spread(len(found))
     chosen, seconds, evidence = _decide(found, oracle)
     (record.applied if chosen else record.declined).append(_match(found, chosen, evidence))
@@ -96,14 +97,6 @@ def _input(node: fx.Node) -> fx.Node:
     return node.args[0]  # type: ignore[return-value]
 
 
-def _is_laid_out(node: fx.Node) -> bool:
-    """Whether a tensor has its channels side by side; where both layouts are one, it has."""
-    value = val(node)
-    order = (0, *range(2, value.dim()), 1)
-    strides = [hint(value.stride(d)) for d in order if hint(value.shape[d]) != 1]
-    return strides == sorted(strides, key=lambda s: -(s or 0))
-
-
 def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float, float], Evidence]:
     """Ask for each kind of convolution once, and sum up."""
     kinds = {_kind(node): node for node in found}
@@ -123,8 +116,10 @@ def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float
     if not before:
         by_rule = Evidence(note="half precision on tensor cores, which read channels-last: not measured")
         return bool(certain) or all(votes), (before, after), by_rule if certain else next(iter(told.values()))
+    ends = 0.0 if any(map(is_on_cuda, found)) else seconds_of_ends(found, oracle, RULE, channels_last)
+    after += ends
     source = "measured" if any(e.source == "measured" for e in told.values()) else "cache"
-    note = f"the sum over {len(found)} convolutions of {len(kinds)} kinds, inputs laid out already"
+    note = f"the sum over {len(found)} convolutions of {len(kinds)} kinds, and {1e3 * ends:.3g} ms of conversions"
     evidence = Evidence({"original": before, CANDIDATE: after}, source, note)
     return after - saved < before * (1 - MIN_SAVED), (before, after), evidence
 
@@ -219,7 +214,7 @@ def _convert(graph: fx.Graph, found: Sequence[fx.Node], keep_stream: bool) -> in
     editor = Editor(graph, SizeTable(graph))
     converted: dict[fx.Node, fx.Node] = {}
     for node in (*found, *_gradients(graph, found)):
-        sources = [n for n in _laid_out_with(node) if not _is_laid_out(n)]
+        sources = [n for n in _laid_out_with(node) if not has_channels_last(n)]
         for source in sources:
             with editor.at(node):
                 if source not in converted:

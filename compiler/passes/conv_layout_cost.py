@@ -33,14 +33,15 @@ def seconds_saved(node: fx.Node) -> float | None:
     """Seconds that channels-last saves one convolution; None where only measuring tells."""
     if not is_on_cuda(node) or dtype(node) not in _HALVES or arguments(node)["groups"] != 1:
         return None
-    moved = _elements(node.args[0]) + _elements(node)
+    moved = work(node)
     return 2 * moved * dtype(node).itemsize / _BANDWIDTH
 
 
 def work(node: fx.Node) -> int:
     """Elements that a convolution reads and makes; symbolic sizes count with their examples."""
-    return _elements(node.args[0]) + _elements(node)
+    return elements(node.args[0]) + elements(node)
 
 
-def _elements(node: Any) -> int:
+def elements(node: Any) -> int:
+    """Elements of a tensor; symbolic sizes count with their examples."""
     return math.prod(int(hint(size) or 1) for size in val(node).shape)
