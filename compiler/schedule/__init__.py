@@ -1,8 +1,8 @@
 """Scheduling: a loop program becomes kernels and calls in an order that runs.
 
     Program -> dependences (dead code) -> parts -> inline -> split (long reductions) -> flat -> members
-            -> fusion (legality, profit) -> tree (shared loops) -> contract (scratch) -> kernels
-            -> launches shared -> check
+            -> fusion (legality, profit) -> calls packed (CPU) -> tree (shared loops) -> contract (scratch) -> kernels
+            -> launches shared (GPU) -> check
 
 `schedule` is the one entry. What depends on the machine, a `Target` says: nothing else knows a CPU from a GPU. What
 was decided and why stands in the fusion log; `check_schedule` proves the result independently.
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from ...rewrites.switches import allowed
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer, Definition, Extern, Program
+from .call_packing import pack_calls
 from .check import Finding, check_schedule
-from .combo_kernels import packed
-from .combo_launches import share_launches
-from .dependences import effects, live
+from .dependences import live
 from .empty import without_empty_work
 from .flat_access import flatten
-from .fusion import Fuser, Step
+from .fusion import Fuser, Step, local_buffers
 from .groups import Group
 from .inlining import inline
 from .inplace import overwrites
@@ -31,6 +30,7 @@ from .legality import Refusal, can_fuse
 from .log import FusionLog
 from .merge_slices import join_parts
 from .profit import score_fusion, touched, written
+from .shared_launches import share_launches
 from .split import split_reductions
 from .target import CPU, GPU, Target, gpu
 
@@ -94,22 +94,18 @@ def _fused(program: Program, fuse: bool, target: Target) -> tuple[list[Step], Fu
     fuser = Fuser(flat, program.buffers, frozenset(kept), target)
     steps = fuser.run(rounds=None if fuse else 0)
     if fuse and target.packs:
-        steps = packed(steps, program.buffers, program.outputs, fuser.axes, target)
+        steps = pack_calls(steps, program.buffers, program.outputs, fuser.axes, target)
     return steps, fuser.log
 
 
 def _kernels(steps: list[Step], program: Program, target: Target) -> tuple[Kernel | Extern, ...]:
-    uses: dict[str, int] = {}
-    for step in steps:
-        for name in _names(step):
-            uses[name] = uses.get(name, 0) + 1
-    local = {n for n, count in uses.items() if count == 1 and program.buffers[n].kind == "made"} - {*program.outputs}
+    local = local_buffers(steps, program.buffers, program.outputs)
     made: list[Kernel | Extern] = []
     for number, step in enumerate(steps):
         if isinstance(step, Extern):
             made.append(step)
             continue
-        mine = frozenset(local & touched(step))
+        mine = local & touched(step)
         made.append(kernel_of(step, f"k{number}_{step.name}", program.buffers, mine, _target_of(step, program, target)))
     return tuple(made)
 
@@ -119,13 +115,6 @@ def _target_of(group: Group, program: Program, target: Target) -> Target:
     elsewhere = any(buffer.device.type != "cpu" for buffer in program.buffers.values())
     at_home = all(program.buffers[name].device.type == "cpu" for name in written(group))
     return CPU if elsewhere and at_home else target
-
-
-def _names(step: Step) -> frozenset[str]:
-    if isinstance(step, Group):
-        return touched(step)
-    found = effects(step)
-    return found.reads | found.writes
 
 
 def _real(steps: tuple[Kernel | Extern, ...], buffers: dict[str, Buffer]) -> dict[str, Buffer]:

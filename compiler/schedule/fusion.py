@@ -7,7 +7,8 @@ nothing in between depends on the first and feeds the second (then the two would
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from ...rewrites.switches import allowed
@@ -27,6 +28,20 @@ _BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial"})  # refu
 _NEAREST = 6  # groups after one that are tried with it, for each buffer
 
 Step = Group | Extern
+
+
+def buffers_of(step: Step) -> frozenset[str]:
+    """The buffers that a step reads or writes."""
+    if isinstance(step, Group):
+        return touched(step)
+    found = effects(step)
+    return found.reads | found.writes
+
+
+def local_buffers(steps: Iterable[Step], buffers: Mapping[str, Buffer], outputs: Iterable[str]) -> frozenset[str]:
+    """Buffers that one step alone touches, and nobody outside of the program."""
+    uses = Counter(name for step in steps for name in buffers_of(step))
+    return frozenset(n for n, count in uses.items() if count == 1 and buffers[n].kind == "made") - {*outputs}
 
 
 class Fuser:

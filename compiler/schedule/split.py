@@ -29,8 +29,8 @@ from ..ir.value import Const, Guarded, Load, Number, Op, Result, Rewriter, Value
 from .affine import OPAQUE, digits, variables_of
 from .flat_access import flatten
 from .groups import extent_of
-from .horizontal_fusion import join_siblings
 from .profit import guess
+from .second_stages import join_second_stages
 from .target import Target
 
 _LEAST = 4  # parts that a second kernel is worth
@@ -49,7 +49,7 @@ def split_reductions(program: Program, target: Target) -> Program:
         return program
     splitter = _Splitter(program, target)
     items = [made for item in program.items for made in splitter.split(item)]
-    return Program(splitter.buffers, join_siblings(items, splitter.seconds), program.outputs)
+    return Program(splitter.buffers, join_second_stages(items, splitter.seconds), program.outputs)
 
 
 @dataclass(frozen=True)

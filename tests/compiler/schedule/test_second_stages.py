@@ -7,11 +7,11 @@ from support.schedules import Builder, op
 
 from regraft.compiler.ir.interpreter import run_program
 from regraft.compiler.ir.program import Program
-from regraft.compiler.schedule.horizontal_fusion import join_siblings
+from regraft.compiler.schedule.second_stages import join_second_stages
 
 
 def joined(program, *names):
-    items = join_siblings(program.items, names)
+    items = join_second_stages(program.items, names)
     return Program(program.buffers, items, program.outputs)
 
 

@@ -1,32 +1,30 @@
-"""Packing: small kernels next to each other become one, their loops one after the other.
+"""On CPUs, small kernels that follow each other become one, their loops one after the other.
 
     k1: for i < 64: ...                                 k1: for i < 64: ...
     k2: for j < 16: ...                            ->       for j < 16: ...
 
-A launch is saved, and small loops have no parallelism to lose. Likewise updates of parameters in
+A call is saved, and small loops have no parallelism to lose. Likewise updates of parameters in
 place, of any size: optimizer steps are many independent loops over memory that is there anyway.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...rewrites.switches import allowed
-from ..ir.program import Buffer, Extern
-from .fusion import Step
+from ..ir.program import Buffer
+from .fusion import Step, local_buffers
 from .groups import Axes, Group
 from .legality import MAX_BUFFERS, MAX_MEMBERS, is_small, side_by_side
 from .profit import bytes_of, touched, written
 from .target import CPU, Target
 
 
-def packed(
+def pack_calls(
     steps: Sequence[Step], buffers: Mapping[str, Buffer], outputs: Iterable[str], axes: Axes, target: Target = CPU
 ) -> list[Step]:
     """Steps in order, neighbouring small kernels packed; `axes` gives out axes, those of the groups are its own."""
-    users = Counter(name for step in steps for name in (touched(step) if isinstance(step, Group) else _called(step)))
-    local = {n for n, count in users.items() if count == 1 and buffers[n].kind == "made"} - {*outputs}
+    local = local_buffers(steps, buffers, outputs)
     found: list[Step] = []
     for step in steps:
         last = found[-1] if found else None
@@ -38,11 +36,7 @@ def packed(
     return found
 
 
-def _called(call: Extern) -> frozenset[str]:
-    return frozenset((*call.reads, *call.writes))
-
-
-def _packs(a: Group, b: Group, buffers: Mapping[str, Buffer], local: set[str], target: Target) -> bool:
+def _packs(a: Group, b: Group, buffers: Mapping[str, Buffer], local: Collection[str], target: Target) -> bool:
     names = touched(a) | touched(b)
     if len(a.members) + len(b.members) > MAX_MEMBERS or len(names) > MAX_BUFFERS:
         return False

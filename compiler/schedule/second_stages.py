@@ -1,4 +1,4 @@
-"""Small reductions of one shape that wait for nobody become one: a launch instead of several.
+"""Second stages of split reductions that have the same loops become one definition: a launch instead of several.
 
 a:  for j < 768: fold sum over s < 32 of p[s, j]                  a, b:  for j < 768:
 b:  for j < 768: fold sum over s < 32 of q[s, j]        ->                  fold sum of p[s, j], sum_1 of q[s, j]
@@ -17,12 +17,12 @@ from .dependences import effects
 _MOST = 8  # reductions of one definition
 
 
-def join_siblings(items: Sequence[Item], names: Collection[str]) -> list[Item]:
-    """Items with those definitions joined that are called one of `names` and have the same loops.
+def join_second_stages(items: Sequence[Item], names: Collection[str]) -> list[Item]:
+    """Items with second stages joined that have the same loops.
 
     Args:
         items: of a program, in order.
-        names: of the definitions that may move.
+        names: of the second stages; no other definition moves.
     """
     waiting: list[Definition] = []
     found: list[Item] = []
@@ -53,4 +53,4 @@ def _joined(a: Definition, b: Definition) -> Definition:
     return replace(b, stores=(*a.stores, *b.stores), reductions=(*a.reductions, *b.reductions), nodes=nodes)
 
 
-__all__ = ["join_siblings"]
+__all__ = ["join_second_stages"]
