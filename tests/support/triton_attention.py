@@ -6,13 +6,8 @@ compiled(attention_triton(found), 90)               machine code for Hopper, wit
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -247,37 +242,3 @@ def as_near_as_eager(ran: Ran, function: Callable[..., Any], inputs: Sequence[An
         allowed = slack * float((eager.double() - exact)[finite].abs().max()) + 2e-6
         assert float((ours.double() - exact)[finite].abs().max()) <= allowed, ran.source.text
     return ran
-
-
-def compiled(source: KernelSource, capability: int) -> list[Any]:
-    """Triton's compiled kernels for a GPU of this capability, pointers aligned as torch's allocator gives them."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernels.py"
-        path.write_text(source.text)
-        spec = importlib.util.spec_from_file_location("kernels", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        made = []
-        for launch in source.launches:
-            aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(launch.signature))}
-            ast = ASTSource(getattr(module, launch.name), launch.signature, attrs=aligned)
-            options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": False}
-            made.append(triton.compile(ast, target=GPUTarget("cuda", capability, 32), options=options))
-    return made
-
-
-def spilled(made: Any) -> int:
-    """Bytes of a thread's registers that compiled code keeps in memory."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
-        file.flush()
-        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", text)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -166,10 +167,10 @@ def interpreted_agrees(
     return sources
 
 
-def compile_for(source: KernelSource, capability: int, *, aligned: bool = False) -> list[str]:
-    """Compile every launch for a GPU of this capability; gives the assembly.
+def compiled(source: KernelSource, capability: int, *, aligned: bool = True) -> list[Any]:
+    """Triton's compiled kernels of every launch, for a GPU of this capability.
 
-    `aligned`: all buffers begin at multiples of 16 bytes.
+    `aligned`: all buffers begin at multiples of 16 bytes, as where torch's allocator gives them.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -188,12 +189,31 @@ def compile_for(source: KernelSource, capability: int, *, aligned: bool = False)
             attributes = {(k,): [["tt.divisibility", 16]] for k in pointers}
             ast = ASTSource(getattr(module, launch.name), launch.signature, attrs=attributes)
             options = {"num_warps": launch.warps, "enable_fp_fusion": False}
-            compiled = triton.compile(ast, target=GPUTarget("cuda", capability, 32), options=options)
-            assert compiled.metadata.shared <= SHARED[capability], (launch.name, compiled.metadata.shared)
-            made.append(compiled.asm["ptx"])
+            options |= {"num_stages": launch.stages} if hasattr(launch, "stages") else {}  # those of templates
+            made.append(triton.compile(ast, target=GPUTarget("cuda", capability, 32), options=options))
     return made
+
+
+def compile_for(source: KernelSource, capability: int, *, aligned: bool = False) -> list[str]:
+    """The assembly of every launch (see `compiled`), which fits into shared memory."""
+    made = compiled(source, capability, aligned=aligned)
+    for one in made:
+        assert one.metadata.shared <= SHARED[capability], (one.metadata.name, one.metadata.shared)
+    return [one.asm["ptx"] for one in made]
 
 
 def compiles(source: KernelSource) -> bool:
     """Whether every launch has machine code, for Hopper and for Ampere."""
     return all(all(compile_for(source, capability)) for capability in SHARED)
+
+
+def spilled(made: Any) -> int:
+    """Bytes of a thread's registers that compiled code keeps in memory."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", text)))

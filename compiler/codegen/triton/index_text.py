@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...ir.index.bounds import known_nonnegative
-from ...ir.index.index import Atom, Index, Least, Most, Quotient, Remainder
+from ...ir.index.index import Atom, Least, Most, Quotient, Remainder
+from ..polynomial import polynomial
 
 Spell = Callable[[Atom], str]
 
@@ -16,19 +17,7 @@ def index_text(number: Any, spell: Spell) -> str:
 
     768*i + j  ->  (768 * i + j)
     """
-    if not isinstance(number, Index):
-        return f"{number}" if number >= 0 else f"({number})"
-    factors = [_factors(monomial, coefficient, spell) for monomial, coefficient in number.terms]
-    if len(factors) == 1 and len(factors[0]) == 1:
-        return factors[0][0]
-    return f"({' + '.join(map(' * '.join, factors))})"
-
-
-def _factors(monomial: tuple[Atom, ...], coefficient: int, spell: Spell) -> list[str]:
-    factors = [_atom(atom, spell) for atom in monomial]
-    if coefficient != 1 or not factors:
-        factors.insert(0, f"{coefficient}" if coefficient >= 0 else f"({coefficient})")
-    return factors
+    return polynomial(number, lambda atom: _atom(atom, spell), lambda n: f"{n}" if n >= 0 else f"({n})")
 
 
 def _atom(atom: Atom, spell: Spell) -> str:

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_attention import SMALL, Dropout, compiled, found_in, gradients, run
+from support.triton_attention import SMALL, Dropout, found_in, gradients, run
+from support.triton_kernels import compiled
 
 from regraft.compiler.templates.attention import triton_text as attention_text
 from regraft.compiler.templates.attention.triton_backward import attention_backward

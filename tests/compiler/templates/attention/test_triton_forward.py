@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_attention import SMALL, agrees, compiled, found_in, found_on_gpu, run, run_on_gpu
+from support.triton_attention import SMALL, agrees, found_in, found_on_gpu, run, run_on_gpu
+from support.triton_kernels import compiled
 from torch._subclasses import FakeTensorMode
 
 from regraft.compiler.templates.attention.triton_backward import attention_backward

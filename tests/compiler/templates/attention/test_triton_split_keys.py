@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_attention import as_near_as_eager, compiled, found_in, run_split, with_dtype
+from support.triton_attention import as_near_as_eager, found_in, run_split, with_dtype
+from support.triton_kernels import compiled
 
 from regraft.compiler.templates.attention.grouped import grouped
 from regraft.compiler.templates.attention.triton_split_keys import split_attention

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_attention import compiled
 from support.triton_convolution import agrees, found_in, on_gpu, run
 from support.triton_gemm import near
+from support.triton_kernels import compiled
 from torch.nn import functional as F
 
 from regraft.compiler.templates.convolution.triton_depthwise import (

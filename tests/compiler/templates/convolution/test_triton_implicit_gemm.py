@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_attention import compiled
 from support.triton_convolution import SMALL, agrees, found_in, interpreted, on_gpu, run
 from support.triton_gemm import near
+from support.triton_kernels import compiled
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 

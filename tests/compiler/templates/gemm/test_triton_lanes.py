@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import with_fake_hopper
-from support.triton_attention import compiled, spilled
 from support.triton_gemm import agrees, found_in, interpreted, near, on_gpu
+from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
 
 from regraft.compiler.templates.common import gpu, triton_call

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_attention import compiled
 from support.triton_gemm import SMALL, agrees, found_in, interpreted, near, on_gpu, run
+from support.triton_kernels import compiled
 from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F

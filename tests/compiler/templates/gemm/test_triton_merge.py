@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import run_pass, with_fake_hopper
-from support.triton_attention import compiled, spilled
 from support.triton_gemm import Interpreted, on_gpu
+from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
 
 from regraft.compiler.templates import TritonTemplateKernel

@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import Fastest, run_pass, with_fake_hopper
-from support.triton_attention import compiled, spilled
 from support.triton_gemm import SMALL, found_in, near, on_gpu, run
+from support.triton_kernels import compiled, spilled
 from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn import functional as F
