@@ -10,7 +10,7 @@ import torch
 
 TOLERANCE = 1e-2
 HALF_TOLERANCE = 5e-2
-_PIECE = 1 << 24  # elements
+_PIECE = 1 << 21  # elements that are compared at a time
 
 
 def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = True) -> str:
@@ -89,8 +89,18 @@ def _value_difference(found: torch.Tensor, expected: torch.Tensor, largest: floa
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The elements of a tensor, some at a time: comparing takes several copies of what is compared."""
-    return map(_comparable, tensor.reshape(-1).split(_PIECE))
+    """A tensor in views of some elements, the same for all tensors of its shape.
+
+    Comparing takes several copies of what is compared, and a model may hardly have room for one.
+    """
+    if tensor.numel() <= _PIECE:
+        yield _comparable(tensor)
+        return
+    for part in tensor.split(max(_PIECE * tensor.shape[0] // tensor.numel(), 1)):
+        if part.numel() > _PIECE:
+            yield from _pieces(part[0])
+        else:
+            yield _comparable(part)
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,10 @@
-"""Products in half precision whose result is read in single precision only: written so at once.
+"""Products in half precision that must lie in memory in single precision: written so at once.
 
-    to(mm(a, b), float32)     a, b in bfloat16 or float16, on a GPU     ->     mm(a, b, out_dtype=float32)
+    return to(mm(a, b), float32)     a, b in bfloat16 or float16, on a GPU     ->     return mm(a, b, out_dtype=float32)
 
 Libraries accumulate in single precision anyway. What goes away is a rounding, and a pass over the result: gradients of
-weights under autocast are the usual case.
+weights under autocast are the usual case. Where generated kernels alone read the cast, they make it on their way, and
+the product stays in half precision: half the bytes to write, to read and to hold.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ aten = torch.ops.aten
 
 _DEVICES = ("cuda",)
 _HALF = (torch.float16, torch.bfloat16)
+_LIBRARIES = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.convolution_backward")
 _VIEWS = ("aten.slice", "aten.permute", "aten.t", "aten.transpose", "aten.view")
 
 
@@ -46,6 +48,14 @@ def _is_cast(node: fx.Node) -> bool:
     )
 
 
+def _is_written(cast: fx.Node) -> bool:
+    """Whether a cast is a result of the graph, or what a library reads, perhaps by a view."""
+    return any(
+        user.op == "output" or op_name(user) in _LIBRARIES or (op_name(user) in _VIEWS and _is_written(user))
+        for user in cast.users
+    )
+
+
 def _widen(editor: Editor, cast: fx.Node) -> bool:
     views, product = [], cast.args[0]
     while len(product.users) == 1 and op_name(product) in _VIEWS:  # type: ignore[union-attr]
@@ -53,7 +63,7 @@ def _widen(editor: Editor, cast: fx.Node) -> bool:
         product = product.args[0]  # type: ignore[union-attr]
     if not isinstance(product, fx.Node) or product.target is not aten.mm.default or len(product.users) != 1:
         return False
-    if dtype(product.args[0]) != dtype(product.args[1]):
+    if dtype(product.args[0]) != dtype(product.args[1]) or not _is_written(cast):
         return False
     with editor.at(cast):
         new = editor.call(aten.mm.dtype, *product.args, torch.float32)

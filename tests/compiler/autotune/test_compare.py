@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from regraft.compiler.autotune import compare
 from regraft.compiler.autotune.compare import HALF_TOLERANCE, TOLERANCE, disagreement
 
 REFERENCE = torch.linspace(-2, 2, 101)
@@ -90,3 +91,17 @@ def test_integers_must_be_equal():
     assert disagreement([torch.tensor([1, 2])], [torch.tensor([1, 2])]) == ""
     assert "integer" in disagreement([torch.tensor([1, 3])], [torch.tensor([1, 2])])
     assert "integer" in disagreement([torch.tensor([True])], [torch.tensor([False])])
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (40,), (1, 50), (6, 2), ()], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_results_are_compared_in_small_views(shape, transposed, monkeypatch):
+    monkeypatch.setattr(compare, "_PIECE", 8)
+    x = torch.randn(shape).permute([*reversed(range(len(shape)))]) if transposed else torch.randn(shape)
+    pieces = list(compare._pieces(x))
+    assert max(piece.numel() for piece in pieces) <= 8 and sum(piece.numel() for piece in pieces) == x.numel()
+    assert all(piece.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for piece in pieces)
+    assert disagreement([x.clone()], [x]) == ""
+    wrong = x.clone()
+    wrong[tuple(n - 1 for n in x.shape)] += 1
+    assert disagreement([wrong], [x])

@@ -26,6 +26,7 @@ def single(x):
 WIDENED = {
     "cast": lambda a, b: single(aten.mm(a, b)),
     "slice": lambda a, b: single(aten.slice(aten.mm(a, b), 0, 0, 5)),
+    "read by kernels too": lambda a, b: (y := single(aten.mm(a, b)), y.exp())[0],
     "transposed operand": lambda a, b: single(aten.mm(b.t(), a.t())),
 }
 
@@ -43,11 +44,18 @@ def test_casts_of_products(name, dtype):
     assert targets == [aten.mm.dtype] and not any(op_name(n) == "aten._to_copy" for n in module.graph.nodes)
 
 
+def test_casts_that_a_library_reads():
+    module = graph_of(lambda a, b: aten.mm(single(aten.mm(a, b)).t(), single(a)).exp(), (8, 16), (16, 4))
+    assert widen_products(module) == 1
+
+
 OTHERS = {
     "read in half precision too": (lambda a, b: (y := aten.mm(a, b), single(y)), {}),
     "on a CPU": (lambda a, b: single(aten.mm(a, b)), {"device": "cpu"}),
     "to half precision": (lambda a, b: aten._to_copy.default(aten.mm(a, b), dtype=torch.float16), {}),
     "a view is read too": (lambda a, b: (y := aten.slice(aten.mm(a, b), 0, 0, 5), single(y)), {}),
+    "read by kernels": (lambda a, b: single(aten.mm(a, b)).exp(), {}),
+    "a view is read by kernels": (lambda a, b: single(aten.mm(a, b)).t().exp(), {}),
     "no product": (lambda a, b: single(aten.relu(a)), {}),
 }
 
