@@ -3,6 +3,7 @@
 k3: add_3[i] = x_3[i] + y_3[i]        k9: add_9[i] = x_9[i] + y_9[i]        ->  one canonical kernel
 
 `sized` also takes out how many iterations the outermost loops have: kernels over 10 and over 589824 elements are one.
+`beginnings` are where a kernel first touches its buffers: kernels of the columns of a table are one from there on.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .accesses import statements
-from .index.index import Atom, Size, Var
+from .accesses import accesses, statements
+from .index.index import Atom, Index, Size, Var
 from .kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from .program import Buffer, Reduction, Store
 from .value import Load, Result, Rewriter, Value
@@ -21,12 +22,45 @@ COUNT = "n"  # what `sized` calls the number of iterations
 MOST_ITERATIONS = 1 << 28  # of it: 32 bits hold all indices, and what lanes outside of the loop make of them
 
 
-def canonical(kernel: Kernel) -> Kernel:
-    """`kernel` with its buffers and reductions named by position; kernels equal up to names become equal objects."""
-    return _Renaming(kernel).run()
+def canonical(kernel: Kernel, moved: Mapping[str, int] | None = None) -> Kernel:
+    """`kernel` with its buffers and reductions named by position; kernels equal up to names become equal objects.
+
+    Args:
+        kernel: what computes it.
+        moved: elements that buffers begin later at, by name: see `beginnings`.
+    """
+    return _Renaming(kernel, moved=moved).run()
 
 
-def sized(kernel: Kernel, most: int = MOST_ITERATIONS) -> tuple[Kernel, int | None]:
+def beginnings(kernel: Kernel) -> dict[str, int]:
+    """The first element that a kernel touches of each buffer; left out: 0, and those whose accesses may go down.
+
+    y[i] = x[4*i + 8] + x[4*i + 9]   ->   {"x": 8}
+    """
+    first: dict[str, int | None] = {p.buffer.name: None for p in kernel.params if not p.buffer.scalar}
+    for access in accesses(kernel.body):
+        if access.buffer not in first:
+            continue
+        least, known = _least(access.offset), first[access.buffer]
+        if least is None:
+            del first[access.buffer]
+        else:
+            first[access.buffer] = least if known is None else min(known, least)
+    return {name: element for name, element in first.items() if element}
+
+
+def _least(offset: Any) -> int | None:
+    """What an index is at its first place, where all that is added to it counts up from 0."""
+    if not isinstance(offset, Index):
+        return offset if isinstance(offset, int) else None
+    if any(coefficient < 0 for _, coefficient in offset.terms):
+        return None
+    return next((coefficient for monomial, coefficient in offset.terms if not monomial), 0)
+
+
+def sized(
+    kernel: Kernel, most: int = MOST_ITERATIONS, moved: Mapping[str, int] | None = None
+) -> tuple[Kernel, int | None]:
     """What a kernel computes, up to names and to how many iterations its outermost loops have, and that number.
 
     for k < 589824 parallel: y[k] = f(x[k])   ->   (for k < n parallel: p0[k] = f(p1[k]), 589824)
@@ -34,6 +68,7 @@ def sized(kernel: Kernel, most: int = MOST_ITERATIONS) -> tuple[Kernel, int | No
     Args:
         kernel: what computes it.
         most: iterations that the result is written for.
+        moved: as of `canonical`.
 
     Returns:
         a canonical kernel with the one size `COUNT`, and the value that it has in `kernel`; None where it stays a
@@ -44,13 +79,13 @@ def sized(kernel: Kernel, most: int = MOST_ITERATIONS) -> tuple[Kernel, int | No
     outermost = list(_outermost(kernel.body))
     var = outermost[0].var if outermost else None
     if var is None or kernel.sizes or any(loop.var is not var for loop in outermost):
-        return canonical(kernel), None
+        return canonical(kernel, moved), None
     inside = (s for loop in outermost for s in statements(loop.body))
     again = any(isinstance(s, Loop) and s.var is var for s in inside)
     if again or not isinstance(var.extent, int) or not 1 < var.extent <= most:
-        return canonical(kernel), None
+        return canonical(kernel, moved), None
     size = Size(COUNT, 1, most)
-    made = _Renaming(kernel, {var: Var(var.name, size.index())}, {var.extent: size.index()}).run()
+    made = _Renaming(kernel, {var: Var(var.name, size.index())}, {var.extent: size.index()}, moved).run()
     return replace(made, sizes=(size,)), var.extent
 
 
@@ -64,12 +99,17 @@ def _outermost(body: Iterable[Statement]) -> Iterator[Loop]:
 
 
 class _Renaming:
-    """Names by position; `variables` become others, and so do the sizes of buffers in `extents`."""
+    """Names by position; `variables` become others, and so do the sizes of buffers in `extents`; some are `moved`."""
 
     def __init__(
-        self, kernel: Kernel, variables: Mapping[Var, Var] | None = None, extents: Mapping[Any, Any] | None = None
+        self,
+        kernel: Kernel,
+        variables: Mapping[Var, Var] | None = None,
+        extents: Mapping[Any, Any] | None = None,
+        moved: Mapping[str, int] | None = None,
     ) -> None:
         self._kernel, self._variables, self._extents = kernel, variables or {}, extents or {}
+        self._moved = moved or {}
         self._buffers = {p.buffer.name: f"p{k}" for k, p in enumerate(kernel.params)}
         self._buffers |= {buffer.name: f"s{k}" for k, buffer in enumerate(kernel.scratch)}
         # All at once: what a fold adds up may be the results of folds inside it.
@@ -116,16 +156,21 @@ class _Renaming:
         return Update(self._reduction(statement.reduction))
 
     def _store(self, store: Store) -> Store:
-        indices = tuple(map(self._rename.index, store.indices))
+        indices = self._at(store.buffer, tuple(map(self._rename.index, store.indices)))
         return Store(self._buffers[store.buffer], indices, self._rename(store.value), store.mode)
 
     def _reduction(self, reduction: Reduction) -> Reduction:
         values = tuple(map(self._rename, reduction.values))
         return Reduction(self._reductions[reduction.name], reduction.reducer, values)
 
+    def _at(self, buffer: str, indices: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Indices into a buffer that begins later."""
+        by = self._moved.get(buffer, 0)
+        return tuple(index - by for index in indices) if by else indices
+
     def _value(self, value: Value) -> Value | None:
         if isinstance(value, Load):
-            return Load(self._buffers[value.buffer], value.indices, value.dtype)
+            return Load(self._buffers[value.buffer], self._at(value.buffer, value.indices), value.dtype)
         if isinstance(value, Result):
             return Result(self._reductions[value.reduction], value.component, value.dtype)
         return None

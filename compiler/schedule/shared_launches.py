@@ -5,10 +5,10 @@ k1: for i < 10: q[i] = f(q[i], h[i])         ->                                 
 mm                                                                                        for i < 3072: r[i] = ...
 k2: for i < 3072: r[i] = f(r[i], k[i])               mm
 
-Those of one computation (up to names and the number of iterations) share one whatever they move, up to the target's
-`shared`; different ones if they are light: a launch takes longer than they do. Each runs as late as the last of them.
-Nothing joins where a kernel needs another, directly or through others, where it would no longer find in a cache what
-was written just before it, or where memory that waits would raise the peak.
+Those of one computation (up to names, the number of iterations and where in a buffer they begin) share one whatever
+they move, up to the target's `shared`; different ones if they are light: a launch takes longer than they do. Each runs
+as late as the last of them. Nothing joins where a kernel needs another, directly or through others, where it would no
+longer find in a cache what was written just before it, or where memory that waits would raise the peak.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...rewrites.switches import allowed
-from ..ir.canonical import sized
+from ..ir.canonical import beginnings, sized
 from ..ir.index.index import Index, Late
 from ..ir.kernel import Kernel, Param
 from ..ir.program import Buffer, Extern
@@ -66,7 +66,7 @@ def _alike(steps: Sequence[Step], buffers: Mapping[str, Buffer], target: Target)
         if traffic is None or traffic > target.shared:
             continue
         assert isinstance(step, Kernel), step
-        key = sized(step)[0]
+        key = sized(step, moved=beginnings(step))[0]
         found.setdefault(key, []).append(place)
         if traffic <= _LIGHT:
             light.setdefault(key.params[0].buffer.device, []).append(place)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...ir.canonical import COUNT, canonical, sized
+from ...ir.canonical import COUNT, beginnings, canonical, sized
 from ...ir.kernel import Kernel, Loop
 from ...ir.program import Buffer
 from ..kernel_call import evaluate
@@ -38,11 +38,25 @@ _WHOLE = 16  # iterations whose multiples leave no access half outside: a vector
 
 @dataclass(frozen=True)
 class _Part:
-    """One kernel of those in a launch: buffers in the order of the computation's params, iterations, programs."""
+    """One kernel of those in a launch.
+
+    Args:
+        buffers: in the order of the computation's params.
+        starts: the elements that these begin at.
+        count: iterations; 0 where the computation has their number.
+        programs: how many it takes.
+    """
 
     buffers: tuple[str, ...]
+    starts: tuple[int, ...]
     count: int
     programs: int
+
+    def pointer(self, param: str, names: Mapping[str, str]) -> str:
+        """The text of what it hands over for a param of the computation."""
+        k = int(param[1:])
+        name = names[self.buffers[k]]
+        return f"{name} + {self.starts[k]}" if self.starts[k] else name
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ def shared_launches(kernel: Kernel) -> list[LaunchText]:
     """
     groups: dict[Any, list[tuple[Kernel, int | None]]] = {}
     for part in kernel.parts:
-        key, count = sized(part)
+        key, count = sized(part, moved=beginnings(part))
         groups.setdefault((key, count is not None and count % _WHOLE == 0), []).append((part, count))
     made: list[_Computation] = []
     alone: list[LaunchText] = []
@@ -95,12 +109,13 @@ def shared_launches(kernel: Kernel) -> list[LaunchText]:
 
 def _computation(name: str, number: int, found: Sequence[tuple[Kernel, int | None]]) -> _Computation | None:
     """What these parts, equal but for names and iterations, compute; None where each needs launches of its own."""
-    counts = [count for _, count in found]
+    first, counts = found[0][0], [count for _, count in found]
     counted = len(set(counts)) > 1
     # Programs are to be enough for all parts together; where one program has all of a loop, it is the longest.
-    side_by_side = any(isinstance(s, Loop) and s.parallel for s in found[0][0].body)
+    side_by_side = any(isinstance(s, Loop) and s.parallel for s in first.body)
     most = sum(count or 0 for count in counts) if side_by_side else max(count or 0 for count in counts)
-    chosen = sized(found[0][0], most)[0] if counted else canonical(found[0][0])
+    moved = beginnings(first)
+    chosen = sized(first, most, moved)[0] if counted else canonical(first, moved)
     chosen = with_fast_functions(chosen)
     plans = _plans(chosen)
     if len(plans) != 1:
@@ -108,12 +123,14 @@ def _computation(name: str, number: int, found: Sequence[tuple[Kernel, int | Non
     text = launch_text(chosen, plans[0], f"{name}_part{number}", dealt=True)
     if text.workspaces:
         return None
-    parts = [
-        _Part(tuple(p.buffer.name for p in part.params), count or 0, evaluate(text.programs, {COUNT: count or 0}))
-        for part, count in found
-    ]
+    parts = [_part(part, count or 0, evaluate(text.programs, {COUNT: count or 0})) for part, count in found]
     multiple = all(count is not None and count % _WHOLE == 0 for count in counts)
     return _Computation(text, counted, multiple, tuple(sorted(parts, key=lambda part: -part.programs)))
+
+
+def _part(kernel: Kernel, count: int, programs: int) -> _Part:
+    names, moved = tuple(p.buffer.name for p in kernel.params), beginnings(kernel)
+    return _Part(names, tuple(moved.get(name, 0) for name in names), count, programs)
 
 
 def _plans(kernel: Kernel) -> list[Launch]:
@@ -213,7 +230,7 @@ def _call(out: TritonWriter, name: str, c: _Computation, first: int, names: Mapp
     """Write the choice of a part and the call of what it computes."""
     starts = _starts(first, [part.programs for part in c.parts])
     given = [
-        {"first": f"{start}"} | {p: names[part.buffers[int(p[1:])]] for p in c.text.params}
+        {"first": f"{start}"} | {p: part.pointer(p, names) for p in c.text.params}
         | ({COUNT: f"{part.count}"} if c.counted else {})
         for start, part in zip(starts, c.parts, strict=False)
     ]  # fmt: skip

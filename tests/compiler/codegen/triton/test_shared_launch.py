@@ -58,6 +58,28 @@ def test_a_list_of_tensors_is_one_launch_of_one_body_for_each_alignment():
     assert "tl.multiple_of" in text
 
 
+def bags(table, *weights):
+    """Sums of rows that each column of a table names, and a slice of the table as numbers."""
+    return [w[table[:, 3 * k : 3 * k + 3]].sum(1) for k, w in enumerate(weights)]
+
+
+def test_columns_of_one_table_are_one_body_from_where_they_begin():
+    torch.manual_seed(0)
+    table, weights = torch.randint(0, 50, (40, 9)), [torch.randn(50, 16) for _ in range(3)]
+    (source,) = interpreted_agrees(bags, table, *weights)
+    assert launches([source]) == 1
+    assert (
+        len(re.findall(r"def \w+_part\d", source.text)) == 1 and "_ptr + 3" in source.text and "_ptr + 6" in source.text
+    )
+    assert compile_for(source, 90)
+
+
+def test_slices_of_inputs_are_one_body_from_where_they_begin():
+    x, y = torch.randn(40, 8), torch.randn(40, 8)
+    sources = interpreted_agrees(lambda x, y: [x[:, 2:4].sum(1), y[:, 3:5].sum(1), x[:, 6:].sum(1)], x, y)
+    assert launches(sources) == 1 and len(re.findall(r"def \w+_part\d", sources[0].text)) == 1
+
+
 def test_dtypes_have_a_body_each():
     tensors = [*triples([(10,), (33,)]), *triples([(40,), (5,)], torch.bfloat16)]
     sources = interpreted_agrees(momentum, *tensors, rtol=0.02, atol=0.02)
