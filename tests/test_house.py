@@ -40,10 +40,16 @@ def parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
+@functools.cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file, so that each test need not walk them again."""
+    return tuple(ast.walk(parse(file)))
+
+
 def imports(file: Path) -> Iterator[tuple[str, ...]]:
     """Absolute dotted paths of what a file imports, the package being `regraft`: ("regraft", "rewrites", ...)."""
     package = ("regraft", *file.relative_to(ROOT).parent.parts)
-    for node in ast.walk(parse(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             yield from (tuple(alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -93,7 +99,7 @@ def test_every_folder_of_the_compiler_has_its_floor():
 
 def test_imports_inside_the_package_are_relative():
     def absolute(file: Path) -> Iterator[str]:
-        for node in ast.walk(parse(file)):
+        for node in nodes(file):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             yield from (path for path in names if path.split(".")[0] == "regraft")
@@ -113,7 +119,7 @@ def test_private_parts_of_torch_are_touched_in_one_place():
         paths = [
             ".".join(path) for path in imports(file) if path[0] == "torch" and any(p.startswith("_") for p in path)
         ]
-        paths += [f"torch.{node.attr}" for node in ast.walk(parse(file)) if _is_private_of_torch(node)]
+        paths += [f"torch.{node.attr}" for node in nodes(file) if _is_private_of_torch(node)]
         return (path for path in paths if path not in TORCH_NAMELESS)
 
     found = findings(private, [file for file in SOURCES if file not in TORCH_PRIVATE])
@@ -125,7 +131,7 @@ def test_private_attributes_are_those_of_regraft():
     own = set().union(*(defined(file) for file in SOURCES)) | PRIVATE_ELSEWHERE
 
     def foreign(file: Path) -> Iterator[str]:
-        for node in ast.walk(parse(file)):
+        for node in nodes(file):
             if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr) and node.attr not in own:
                 holder = ast.unparse(node.value)
                 yield from [] if holder == "self" or is_namespace(holder) else [f"{holder}.{node.attr}"]
@@ -135,7 +141,7 @@ def test_private_attributes_are_those_of_regraft():
 
 def defined(file: Path) -> Iterator[str]:
     """Names of functions, classes, variables and attributes that a file defines."""
-    for node in ast.walk(parse(file)):
+    for node in nodes(file):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -161,7 +167,7 @@ def test_files_are_short():
 
 def test_functions_are_short():
     def long(file: Path) -> Iterator[str]:
-        for node in ast.walk(parse(file)):
+        for node in nodes(file):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 lines = node.end_lineno - node.lineno + 1
                 yield from [f"{node.name}: {lines} lines"] if lines > MAX_FUNCTION_LINES else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ def sources(folders: tuple[str, ...] = ROOMS) -> list[Path]:
     return [file for file in files if not file.relative_to(ROOT).as_posix().startswith(WITHOUT)]
 
 
+@functools.cache
 def constants() -> list[Constant]:
     return [found for file in sources() for found in of_text(file.read_text(), file.relative_to(ROOT).as_posix())]
 
