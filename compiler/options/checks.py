@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class OptionError(ValueError):
     """An unknown option, mode, template or value; the message lists the valid ones."""
+
+
+@functools.cache
+def hints(kind: Hashable) -> Mapping[str, Any]:
+    """The type of each field of a dataclass of options; every call of the backend asks."""
+    return get_type_hints(kind)
 
 
 def check_kind(name: str, value: Any, kind: Any) -> None:
@@ -61,5 +68,5 @@ class Group:
     """Options that belong together; values are checked by their types."""
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
+        for name, kind in hints(type(self)).items():
             check_kind(name, getattr(self, name), kind)

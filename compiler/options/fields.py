@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
-from .checks import Group, OptionError, check_kind
+from .checks import Group, OptionError, check_kind, hints
 from .resolve import built, flat, resolved
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -144,7 +144,7 @@ class Options:
     autotune: AutotuneOptions = AutotuneOptions()
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
+        for name, kind in hints(type(self)).items():
             check_kind(name, getattr(self, name), kind)
         if not isinstance(self.without, tuple) or not all(isinstance(name, str) for name in self.without):
             raise OptionError(f"option 'without' must be names, not {self.without!r}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass, is_dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
+from .checks import hints
 from .configurations import MODES, TEMPLATES, Configuration
 from .fields import Options
 from .resolve import flat
@@ -47,7 +48,7 @@ def list_templates() -> dict[str, Configuration]:
 
 def _values(kind: type[Any], prefix: str = "") -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in hints(kind).items():
         inner = is_dataclass(hint)
         found |= _values(hint, f"{prefix}{name}.") if inner else {f"{prefix}{name}": _choices(hint)}  # type: ignore[arg-type]
     return found
@@ -66,7 +67,7 @@ def _docs(kind: type[Any], prefix: str = "") -> dict[str, str]:
     text = (inspect.getdoc(kind) or "").partition("Args:\n")[2]
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n(?: {8}.*)?)*)", text, flags=re.MULTILINE)
     found = {f"{prefix}{name}": " ".join(doc.split()) for name, doc in entries}
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in hints(kind).items():
         if is_dataclass(hint):
             found |= _docs(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
     return found

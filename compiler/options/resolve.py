@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-from .checks import Group, OptionError, check_choice, check_kind, check_name
+from .checks import Group, OptionError, check_choice, check_kind, check_name, hints
 from .configurations import MODES, TEMPLATES, template_values
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ CHOOSE = ("mode", "template")
 def leaves(kind: type[Any], prefix: str = "") -> dict[str, Any]:
     """The type of each option of a dataclass of options and of its groups, by dotted name."""
     found: dict[str, Any] = {}
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in hints(kind).items():
         if is_dataclass(hint):
             found |= leaves(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
         else:
@@ -64,14 +64,13 @@ def resolved(kind: type[Any], mode: str | None, given: Mapping[str, Any]) -> dic
 def built(kind: type[T], values: Mapping[str, Any]) -> T:
     """A dataclass of options from values by dotted name."""
     own: dict[str, Any] = {}
-    hints = get_type_hints(kind)
     for name, value in values.items():
         first, _, rest = name.partition(".")
         if rest:
             own.setdefault(first, {})[rest] = value
         else:
             own[first] = value
-    return kind(**{n: built(hints[n], v) if is_dataclass(hints[n]) else v for n, v in own.items()})  # type: ignore[arg-type]
+    return kind(**{n: built(hints(kind)[n], v) if is_dataclass(hints(kind)[n]) else v for n, v in own.items()})  # type: ignore[arg-type]
 
 
 def flat(options: Any, prefix: str = "") -> dict[str, Any]:
