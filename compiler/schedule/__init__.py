@@ -1,6 +1,6 @@
 """Scheduling: a loop program becomes kernels and calls in an order that runs.
 
-    Program -> dependences (dead code) -> parts -> inline -> split (long reductions) -> flat -> members
+    Program -> dependences (dead code) -> parts -> inline -> order (GPU) -> split (long reductions) -> flat -> members
             -> fusion (legality, profit) -> calls packed (CPU) -> tree (shared loops) -> contract (scratch) -> kernels
             -> launches shared (GPU) -> check
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ...rewrites.switches import allowed
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer, Definition, Extern, Program
+from .buffer_order import in_reading_order
 from .call_packing import pack_calls
 from .check import Finding, check_schedule
 from .dependences import live
@@ -77,7 +78,10 @@ def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Sc
         items = join_parts(items, program.buffers, program.outputs)
     if fuse:
         items, inlined = inline(items, program.buffers, program.outputs, target)
-    program = split_reductions(Program(program.buffers, items, program.outputs), target)
+    buffers = program.buffers
+    if fuse and target.choices:
+        buffers = in_reading_order(items, buffers, program.outputs)
+    program = split_reductions(Program(buffers, items, program.outputs), target)
     steps, log = _fused(program, fuse, target)
     log.inlined.extend(inlined)
     made = _kernels(steps, program, target)

@@ -1,0 +1,66 @@
+"""Memory in the order in which it is read: which buffers get other strides, and that results stay."""
+
+from __future__ import annotations
+
+import pytest
+from support.schedules import Builder, assert_same, op
+
+from regraft.compiler.ir.index.index import mul
+from regraft.compiler.schedule import CPU, GPU, schedule
+from regraft.compiler.schedule.buffer_order import in_reading_order
+
+N, HEADS = 12, 32
+
+
+def biased(heads=HEADS, *, swapped=True, more=lambda b, t, y: (y,)):
+    """A table of positions, and scores of many heads that it is added to, transposed."""
+    b = Builder()
+    x, q = b.given("x", (heads, N, N)), b.given("q", (N, N))
+    table = b.map("table", (N, N), lambda i: op("log", op("exp", q.at(i))))
+
+    def value(i, r):
+        return (op("add", x.at((*i, *r)), table.at((*r, i[1]) if swapped else (i[1], *r))),)
+
+    y = b.sum("y", (heads, N), (N,), value)
+    return b.program(*more(b, table, y))
+
+
+def strides(program, target=GPU):
+    return schedule(program, target=target).program.buffers["table"].strides
+
+
+def test_a_table_that_every_head_reads_transposed_is_written_so():
+    found = assert_same(biased(), target=GPU)
+    assert found.buffers["table"].strides == (1, N)
+    assert found.program.buffers["table"].sizes == (N, N)
+
+
+@pytest.mark.parametrize(
+    ("program", "target"),
+    [
+        (biased(swapped=False), GPU),
+        (biased(heads=4), GPU),
+        (biased(more=lambda b, table, y: (table, y)), GPU),
+        (biased(), CPU),
+    ],
+    ids=["read in order", "read a few times", "a result", "on a CPU"],
+)
+def test_others_stay(program, target):
+    assert strides(program, target) == (N, 1)
+
+
+def test_what_a_call_reads_stays():
+    def more(b, table, y):
+        b.extern("call", ["table"], ["out"])
+        return (y,)
+
+    program = biased(more=more)
+    assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (N, 1)
+
+
+def test_reads_that_skip_elements_do_not_count():
+    b = Builder()
+    x, table = b.given("x", (HEADS, N)), b.map("table", (2 * N, N), lambda i: op("log", b.given("q", (2 * N, N)).at(i)))
+    y = b.sum("y", (HEADS, N), (N,), lambda i, r: (op("add", x.at((i[0], *r)), table.at((mul(r[0], 2), i[1]))),))
+    program = b.program(y)
+    assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (N, 1)
