@@ -12,9 +12,13 @@ class OptionError(ValueError):
     """An unknown option, mode, template or value; the message lists the valid ones."""
 
 
-@functools.cache
-def hints(kind: Hashable) -> Mapping[str, Any]:
+def hints(kind: Any) -> Mapping[str, Any]:
     """The type of each field of a dataclass of options; every call of the backend asks."""
+    return _hints(kind)
+
+
+@functools.cache
+def _hints(kind: Hashable) -> Mapping[str, Any]:
     return get_type_hints(kind)
 
 
