@@ -492,7 +492,7 @@ def _requires_grad(value: Any) -> bool:
 
 
 def faults_of(record: GraphRecord, options: Options) -> Faults:
-    """What is done with errors of ours."""
+    """How a compilation treats errors of regraft."""
     folder = cache_dir()
     return Faults(
         record,

@@ -1,4 +1,4 @@
-"""What to change in a program where an attention nearly matched, by the reason, or by the operator found instead."""
+"""Advice on programs where an attention nearly matched, by the reason, or by the operator found instead."""
 
 from __future__ import annotations
 

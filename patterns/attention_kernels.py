@@ -91,7 +91,7 @@ class Attention:
         return merge_masks(self.bias, self.keep, self.fill, self.compute)
 
     def heads(self) -> Heads:
-        """What a kernel takes; no mask where it is known to be causal."""
+        """The operands of a kernel; no mask where it is known to be causal."""
         query, factor = self.scaled_query()
         mask = None if self.causal else fit_mask(self.mask(), query.dtype)
         dead = None

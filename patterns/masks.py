@@ -1,4 +1,4 @@
-"""What is known about a mask from the graph alone.
+"""Facts about masks from the graph alone.
 
 Of masks built from sizes, also symbolic ones, `rewrites/facts` knows what they hold; other constants are evaluated.
 """

@@ -1,4 +1,4 @@
-"""What matching has found at one place of a graph: what is bound so far, and where it got stuck."""
+"""The state of matching at one place of a graph: what is bound so far, and where it got stuck."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .spelling import Sized
 
 @dataclass(frozen=True)
 class Binding:
-    """What a (partial) match has bound: operands, dims, the node of each term, tags, and equalities it assumes.
+    """The bindings of a (partial) match: operands, dims, the node of each term, tags, and equalities it assumes.
 
     `later` holds sizes that could not be compared yet, with what was found there.
     """

@@ -1,4 +1,4 @@
-"""What was matched while a block was open: `with regraft.coverage() as cov: ...`.
+"""Coverage: what was matched while a block was open, `with regraft.coverage() as cov: ...`.
 
 Whoever compiles a graph calls `publish(record)`; every open block of the process gets it. Blocks belong to the process,
 not to a thread, because a backward graph may be compiled by autograd's own thread.
@@ -89,7 +89,7 @@ class Coverage:
 
     @property
     def fallbacks(self) -> list[Fallback]:
-        """What was left to a slower but correct path, with the reason."""
+        """Work that was left to a slower but correct path, with the reasons."""
         return [fallback for graph in self.graphs for fallback in graph.fallbacks]
 
     @property

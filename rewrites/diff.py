@@ -51,7 +51,7 @@ class Diff:
 
 
 def compare(old: Report, new: Report) -> Diff:
-    """What got worse and what got better from `old` to `new`; targets are paired by name and choices."""
+    """Changes for the worse and for the better from `old` to `new`; targets are paired by name and choices."""
     before, after = _by_label(old), _by_label(new)
     diff = Diff()
     for label in sorted(before.keys() | after.keys()):

@@ -1,4 +1,4 @@
-"""What a graph does beside computing values: writes, randomness, modes. Facts that veto unsafe matches for every rule.
+"""Effects of a graph: writes, randomness, modes. These facts veto unsafe matches for every rule.
 
 Graphs captured before autograd are not functional: an in-place op may change a value between the place where a match
 read it and the place where a replacement would. `Effects` finds such values once per graph; matchers treat them as
@@ -180,7 +180,7 @@ class Effects:
 
 
 def allowed_by(call: fx.Node) -> str:
-    """What `_sdpa_kernel` allows: names of `SDPBackend`, sorted, with commas between."""
+    """The kernels that `_sdpa_kernel` allows: names of `SDPBackend`, sorted, with commas between."""
     return ",".join(sorted(str(named.args[0]) for named in nodes_in(call.args[0])))
 
 

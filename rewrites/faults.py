@@ -32,7 +32,7 @@ _told: set[str] = set()
 
 
 class Faults:
-    """What is done with the faults of one compilation.
+    """How the faults of one compilation are treated.
 
     Args:
         record: counts them.

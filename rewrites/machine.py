@@ -1,4 +1,4 @@
-"""What measured numbers depend on: versions, processor, accelerator, threads."""
+"""The machine that measured numbers depend on: versions, processor, accelerator, threads."""
 
 from __future__ import annotations
 

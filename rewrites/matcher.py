@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Matchable(Protocol):
-    """What matching needs of a rule."""
+    """The part of a rule that matching needs."""
 
     @property
     def outputs(self) -> tuple[Any, ...]:

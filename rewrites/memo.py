@@ -29,7 +29,7 @@ class Memo:
         self._known: dict[Hashable, Any] = {}
 
     def get(self, what: Hashable, inputs: Any, make: Callable[[], _Made]) -> _Made:
-        """What `make` gives, or gave for the same `what` and inputs of equal metadata.
+        """The result of `make`, now or before, for the same `what` and inputs of equal metadata.
 
         Args:
             what: the function; equal ones do the same.

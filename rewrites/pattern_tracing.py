@@ -25,7 +25,7 @@ _LEADING = "..."
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is known of a rule when its pattern is spelled.
+    """The parts of a rule that are known when its pattern is spelled.
 
     Args:
         name: of the rule.

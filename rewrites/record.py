@@ -1,4 +1,4 @@
-"""What one compilation did, as plain data: the rows behind coverage tables, JSON files and explanations.
+"""The record of one compilation, as plain data: the rows behind coverage tables, JSON files and explanations.
 
 Records hold no graph nodes, so that they can outlive the graphs they tell of, be compared and be written to disk.
 """
@@ -145,7 +145,7 @@ class KeptCall:
 
 @dataclass(frozen=True)
 class Code:
-    """What was generated for one graph after differentiation.
+    """The code generated for one graph after differentiation.
 
     Args:
         kind: ``"inference"``, ``"forward"`` or ``"backward"``.
@@ -302,7 +302,7 @@ class GraphRecord:
         return [match for match in self.declined if not match.settled_by]
 
     def changes(self, name: str) -> dict[str, int]:
-        """What the runs of a pass changed together, by kind."""
+        """The changes of all runs of a pass, by kind."""
         total: dict[str, int] = {}
         for run in self.passes:
             for kind, count in run.changes.items() if run.name == name else ():

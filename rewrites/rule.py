@@ -37,7 +37,7 @@ Derive = Callable[[Binding, Mapping[str, str]], Any]
 
 @dataclass(frozen=True)
 class Numerics:
-    """What a rule promises about rounding.
+    """A rule's promise about rounding.
 
     Args:
         exact: the same bits.

@@ -92,7 +92,7 @@ class T:
         return tuple(found)
 
     def limit(self, sizes: Mapping[str, int]) -> int:
-        """What integers stay below; at least 1."""
+        """The bound that integers stay below; at least 1."""
         return max(1, int(self.below) if self.below.isdigit() else sizes[self.below])
 
 

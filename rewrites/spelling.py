@@ -122,7 +122,7 @@ class Sized(Term):
 
 @dataclass(frozen=True)
 class Facts:
-    """What holds where a spelling is taken.
+    """The facts that hold where a spelling is taken.
 
     Args:
         tags: the alternatives of the pattern that it was traced with.

@@ -62,7 +62,7 @@ def write(path: Path, library: bytes, constants: Iterable[torch.Tensor], manifes
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What an artifact says about itself; nothing of it runs.
+    """The manifest of an artifact; none of its code runs.
 
     Raises:
         AotError: there is none, or not a whole one.

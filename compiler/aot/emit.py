@@ -103,7 +103,7 @@ class Function:
         return self._texts[value]
 
     def kind(self, value: Any) -> str:
-        """What a value is in C++."""
+        """The kind of a value in C++."""
         return kind_of(value.meta.get("val") if isinstance(value, fx.Node) else value)
 
     # -- statements ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What goes wrong ahead of time, said to the user."""
+"""Errors of compiling ahead of time."""
 
 from __future__ import annotations
 

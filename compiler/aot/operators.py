@@ -26,7 +26,7 @@ _ELEMENTS = {"int": "int64_t", "float": "double", "bool": "bool", "Tensor": "at:
 
 
 def kind_of(value: Any) -> str:
-    """What a value of a graph is in C++, by its metadata: ``"tensor"``, a kind of number, ``"none"``, ``"many"``."""
+    """The kind of a graph's value in C++, by its metadata: ``"tensor"``, a kind of number, ``"none"``, ``"many"``."""
     if isinstance(value, torch.Tensor):
         return "tensor"
     if isinstance(value, (bool, torch.SymBool)):

@@ -54,7 +54,7 @@ class Output:
 
 @dataclass
 class Program:
-    """What is compiled.
+    """The program to compile.
 
     Args:
         graph_module: its inputs are `state`, then those of `inputs` that are no constants; its output a flat tuple.

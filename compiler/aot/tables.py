@@ -1,4 +1,4 @@
-"""What the functions of one artifact share: operators, kernels, constants."""
+"""Tables that the functions of one artifact share: operators, kernels, constants."""
 
 from __future__ import annotations
 

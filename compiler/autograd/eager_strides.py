@@ -65,7 +65,7 @@ Rule = Callable[[Sequence[Layout], Layout], Decision]
 
 
 def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
-    """What a call on fake tensors gives, laid out as eager's would be.
+    """The result of a call on fake tensors, laid out as eager's would be.
 
     Args:
         target: the operator.

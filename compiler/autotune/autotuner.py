@@ -33,7 +33,7 @@ BUDGET_SECONDS = 10.0
 
 @dataclass
 class MeasureStats:
-    """What an oracle did.
+    """Counts of an oracle's questions and measurements.
 
     Args:
         measured: questions put to the machine.

@@ -38,7 +38,7 @@ Cotangents = dict[int, dict[tuple[int, ...], torch.Tensor]]
 
 @dataclass
 class Trial:
-    """What came of one trial.
+    """The outcome of one trial.
 
     Args:
         times: median seconds by program; ``"original"`` is always there.

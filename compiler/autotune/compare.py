@@ -14,7 +14,7 @@ _PIECE = 1 << 21  # elements that are compared at a time
 
 
 def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = True) -> str:
-    """What tells two lists of results apart, or an empty string where they agree to within rounding.
+    """How two lists of results differ, or an empty string where they agree to within rounding.
 
     Loose on purpose: it is to catch a wrong program before it is chosen, and proves none right. The bound on the error
     of a tensor is relative to its own largest value, plus a tenth of that relative to the largest value of all: where

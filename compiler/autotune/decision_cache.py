@@ -44,7 +44,7 @@ _FOLDER = "decisions"
 
 @dataclass
 class CacheStats:
-    """What a cache was asked for: hits in memory and on disk, misses, writes, and entries `discarded` as unreadable."""
+    """Counts of requests: hits in memory and on disk, misses, writes, and entries `discarded` as unreadable."""
 
     memory_hits: int = 0
     disk_hits: int = 0
@@ -173,7 +173,7 @@ def digest(text: str) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What measurements depend on beside the program: versions, devices, threads."""
+    """The environment that measurements depend on: versions, devices, threads."""
     return {
         "regraft": __version__,
         "torch": str(torch.__version__),

@@ -131,7 +131,7 @@ def concrete(value: Any) -> Any:
 
 
 def describe(inputs: Sequence[Any]) -> list[str]:
-    """What a measurement on `inputs` depends on, one line each: metadata of tensors, values of numbers.
+    """The part of `inputs` that a measurement depends on, a line each: metadata of tensors, values of numbers.
 
     Raises:
         UnmeasurableError: as `tensor_spec`.

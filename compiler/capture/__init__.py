@@ -44,7 +44,7 @@ __all__ = ["Captured", "capture"]
 
 @dataclass(frozen=True)
 class Captured:
-    """What `capture` hands on.
+    """A captured program.
 
     Args:
         graph_module: the ATen graph, or Dynamo's where `fallback` says why; its output is a flat tuple.

@@ -1,4 +1,4 @@
-"""What a program asserts of sizes that depend on data, so that tracing does not take it for known.
+"""Assertions of a program about sizes that depend on data, kept so that tracing does not take them for known.
 
     z = nonzero(x)                     z = nonzero(x)
     s = sym_size(z, 0)        ->       s = regraft.size(z, 0)

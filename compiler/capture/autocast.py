@@ -99,7 +99,7 @@ class _Log(TorchDispatchMode):
 
 
 def enabled_scopes() -> list[tuple[Any, ...]]:
-    """What autocast is on for: the arguments that enter it, by device."""
+    """The devices that autocast is on for, with the arguments that enter it."""
     return [(device, torch.get_autocast_dtype(device), True, None) for device in _enabled_devices()]
 
 

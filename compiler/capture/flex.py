@@ -99,7 +99,7 @@ def _is_grid(val: Any, rows: Any, keys: Any) -> bool:
 
 
 def spelled_out(args: Sequence[Any], given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """What a call gives: the result, logarithms of row sums to base 2, and largest scores over ln 2.
+    """The results of a call: the attention, logarithms of row sums to base 2, and largest scores over ln 2.
 
     Args:
         args: of the call.

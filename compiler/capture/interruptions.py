@@ -1,4 +1,4 @@
-"""What keeps a program from being one graph that is compiled once: recompilations and graph breaks, with advice.
+"""Recompilations and graph breaks, which keep a program from being one graph that is compiled once, with advice.
 
 details["recompiled"]    a guard that failed: what it expects, what would avoid it
 details["graph_break"]   what Dynamo could not trace, where, what would avoid it

@@ -1,4 +1,4 @@
-"""What capture refuses before it traces: inputs and calls whose meaning recorded ATen calls would lose.
+"""Inputs and calls that capture refuses before it traces, because recorded ATen calls would lose their meaning.
 
 Recording sees what reaches torch's dispatcher. A Python function that changes the state of the process or of autograd
 (streams, hooks, `.data`, `torch.func` transforms, functions that Dynamo was told not to look into) leaves no trace

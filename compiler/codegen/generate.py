@@ -42,7 +42,7 @@ logger = logging.getLogger("regraft")
 
 @dataclass(frozen=True)
 class Generated:
-    """What became of one graph, the `source`: `code` for the report, and every stage as text when asked for."""
+    """The generated form of one graph, the `source`: `code` for the report, and every stage as text when asked for."""
 
     source: fx.Graph
     graph: fx.Graph

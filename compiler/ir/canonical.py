@@ -61,7 +61,7 @@ def _least(offset: Any) -> int | None:
 def sized(
     kernel: Kernel, most: int = MOST_ITERATIONS, moved: Mapping[str, int] | None = None
 ) -> tuple[Kernel, int | None]:
-    """What a kernel computes, up to names and to how many iterations its outermost loops have, and that number.
+    """A kernel up to names and up to the number of iterations of its outermost loops, and that number.
 
     for k < 589824 parallel: y[k] = f(x[k])   ->   (for k < n parallel: p0[k] = f(p1[k]), 589824)
 

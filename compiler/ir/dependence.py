@@ -1,4 +1,4 @@
-"""What a value or an index depends on, and how an offset moves from lane to lane."""
+"""Dependences of values and indices on variables, and strides of offsets from lane to lane."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ def component_dtypes(reducer: str, dtype: torch.dtype) -> tuple[torch.dtype, ...
 
 
 def smallest(dtype: torch.dtype) -> Any:
-    """What every number of a dtype is at least: -inf, False, or the smallest integer."""
+    """The lower bound of all numbers of a dtype: -inf, False, or the smallest integer."""
     if dtype.is_floating_point:
         return -torch.inf
     return False if dtype == torch.bool else torch.iinfo(dtype).min
 
 
 def largest(dtype: torch.dtype) -> Any:
-    """What every number of a dtype is at most: inf, True, or the largest integer."""
+    """The upper bound of all numbers of a dtype: inf, True, or the largest integer."""
     if dtype.is_floating_point:
         return torch.inf
     return True if dtype == torch.bool else torch.iinfo(dtype).max
@@ -151,7 +151,7 @@ def _whole_softmax(x: torch.Tensor) -> State:
 
 @dataclass(frozen=True)
 class Algebra:
-    """What a reducer computes.
+    """The reference of one reducer.
 
     Args:
         identity: the components over nothing, given the lowest and the highest number of the dtype.

@@ -88,7 +88,7 @@ class Node(metaclass=Interned):
 
     @classmethod
     def spelled(cls, fields: tuple[Any, ...]) -> Hashable:
-        """What tells two nodes of a class apart: the fields, and more where fields that compare equal may differ."""
+        """The key of a node within its class: its fields, and more where fields that compare equal may differ."""
         return fields
 
     def fields(self) -> tuple[Any, ...]:

@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Scope:
-    """What may be mentioned.
+    """The names that a statement may mention.
 
     Args:
         where: the item or kernel, for findings.
@@ -82,7 +82,7 @@ class Scope:
 
 
 def store_findings(store: Store, scope: Scope) -> Iterator[Finding]:
-    """What is wrong with a store."""
+    """Findings on a store."""
     buffer = scope.buffers.get(store.buffer)
     yield from value_findings([store.value], scope)
     if buffer is None:
@@ -99,7 +99,7 @@ def store_findings(store: Store, scope: Scope) -> Iterator[Finding]:
 
 
 def reduction_findings(reduction: Reduction, scope: Scope) -> Iterator[Finding]:
-    """What is wrong with a reduction's operands."""
+    """Findings on a reduction's operands."""
     yield from value_findings(reduction.values, scope)
     reducer = REDUCERS.get(reduction.reducer)
     if reducer is None:
@@ -115,7 +115,7 @@ def reduction_findings(reduction: Reduction, scope: Scope) -> Iterator[Finding]:
 
 
 def value_findings(roots: Iterable[Value], scope: Scope) -> Iterator[Finding]:
-    """What is wrong with values, those below them included."""
+    """Findings on values, those below them included."""
     roots = list(roots)
     for value in walk(roots):
         yield from _own_findings(value, scope)
@@ -220,7 +220,7 @@ def _index_findings(index: Any, scope: Scope) -> Iterator[Finding]:
 
 
 def size_findings(atom: Atom, scope: Scope) -> Iterator[Finding]:
-    """What is wrong with mentioning a symbolic size."""
+    """Findings on the mention of a symbolic size."""
     if isinstance(atom, Size) and scope.sizes is not None and atom not in scope.sizes:
         yield scope.found("scope", f"the size {atom.name} is not passed")
 

@@ -1,4 +1,4 @@
-"""What stays a call of ATen, and why.
+"""Calls that stay calls of ATen, each with a reason.
 
 `KEPT` lists the operators that are not lowered on purpose; `REASONS` explains the code that every call left in the
 graph carries.

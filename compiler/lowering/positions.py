@@ -88,7 +88,7 @@ def scalar(value: Any, dtype: torch.dtype) -> Value:
 
 
 def lowest(dtype: torch.dtype) -> Const:
-    """What every number of a dtype is at least."""
+    """The lower bound of all numbers of a dtype."""
     kind = compute_dtype(dtype)
     if kind == torch.bool:
         return const(False, kind)
@@ -96,7 +96,7 @@ def lowest(dtype: torch.dtype) -> Const:
 
 
 def highest(dtype: torch.dtype) -> Const:
-    """What every number of a dtype is at most."""
+    """The upper bound of all numbers of a dtype."""
     kind = compute_dtype(dtype)
     if kind == torch.bool:
         return const(True, kind)

@@ -1,4 +1,4 @@
-"""What eager refuses: dims out of range, and operators whose kernels do not exist for a dtype, though a formula does.
+"""Calls that eager refuses: dims out of range, and operators without a kernel for a dtype, though a formula exists.
 
 Tracing on metadata does not notice, so a kernel of ours would compute what eager does not. Such calls stay ATen's,
 which raises eager's error when the program runs. Where a later version of torch computes one, the call is merely kept.

@@ -26,7 +26,7 @@ Tma = Literal["measured", "always", "never"]
 
 @dataclass(frozen=True)
 class KernelOptions(Group):
-    """What computes the heavy operations.
+    """Which kernels compute the heavy operations.
 
     Args:
         attention: ``"measured"``: the faster of libraries' kernels (cuDNN, FlashAttention, ...) and generated ones;
@@ -83,7 +83,7 @@ class AutotuneOptions(Group):
 
 @dataclass(frozen=True)
 class Options:
-    """What one `torch.compile(..., backend="regraft")` was asked for.
+    """The options of one `torch.compile(..., backend="regraft")`.
 
     Args:
         mode: as for `torch.compile`, a set of values (`regraft.list_modes`): ``"reduce-overhead"`` and

@@ -44,7 +44,7 @@ def _shown(value: Any) -> Any:
 
 
 def not_applied(options: Options, devices: Collection[str], capability: int | None, training: bool) -> list[Reason]:
-    """What a program's options ask for and it does not get.
+    """The options of a program that have no effect on this machine.
 
     Args:
         options: of the compilation.

@@ -41,7 +41,7 @@ _GEOMETRY = ("stride", "padding", "dilation", "transposed", "output_padding", "g
 
 @dataclass(frozen=True)
 class Spread:
-    """What came of it.
+    """The outcome of the pass.
 
     Args:
         convolutions: in the graph, that can be laid out either way.

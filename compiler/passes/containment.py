@@ -1,4 +1,4 @@
-"""What contains faults of ours: a pass that fails is left out, and the program compiled anew without it.
+"""Containment of faults: a pass that fails is left out, and the program is compiled anew without it.
 
     a, b, c       b raises       ->       a, c       and a fallback that names b
 
@@ -39,7 +39,7 @@ class Containment:
         self._left_out: set[str] = set()
 
     def do(self, function: Callable[..., Any], *args: Any, name: str = "", default: Any = None, **kwargs: Any) -> Any:
-        """What a pass gives, or `default` where it is left out.
+        """The result of a pass, or `default` where it is left out.
 
         Args:
             function: the pass, called with what else is given.
@@ -65,7 +65,7 @@ class Containment:
         return not self._left_out.isdisjoint(names)
 
     def run(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
-        """What `work` gives, from the start without each pass that fails.
+        """The result of `work`, which starts again without each pass that fails.
 
         Args:
             work: calls passes by `do`.
@@ -85,7 +85,7 @@ class Containment:
                 self._leave_out(failure)
 
     def attempt(self, function: Callable[..., Any], *args: Any, default: Any = None) -> Any:
-        """What one pass gives that needs nothing undone, or `default`."""
+        """The result of a pass that needs nothing undone, or `default`."""
         return self.run(lambda: self.do(function, *args, default=default))
 
     def _leave_out(self, failure: PassFailedError) -> None:

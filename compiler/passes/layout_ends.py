@@ -1,4 +1,4 @@
-"""What channels-last costs where a network of convolutions begins and ends, on a CPU.
+"""The cost of channels-last where a network of convolutions begins and ends, on a CPU.
 
     before    x  ->  conv  ->  relu  ->  conv  ->  flatten
     after     x  ->  convert  ->  conv  ->  relu  ->  conv  ->  convert  ->  flatten

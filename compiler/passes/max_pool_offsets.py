@@ -1,4 +1,4 @@
-"""What the backward of max pooling keeps: places within windows, of 16 bits; not its input, nor a rectifier's result.
+"""The backward of max pooling keeps places within windows, of 16 bits, not its input, nor a rectifier's result.
 
     y = relu(x)                                           y = relu(x)
     out, at = max_pool2d_with_indices(y)                  out, at = max_pool2d_with_indices(y)

@@ -17,7 +17,7 @@ from ..options import Options
 
 @dataclass
 class Context:
-    """What a pass is told beside the graph.
+    """The context of a pass: all that it is told beside the graph.
 
     Args:
         kind: of the graph: ``"program"`` (as captured), ``"body"``, ``"joint"``, ``"inference"``, ``"forward"`` or
@@ -117,7 +117,7 @@ def module_text(function: Callable[..., Any] | None) -> str:
 
 
 def changes(made: Any) -> dict[str, int]:
-    """What a pass returned, by kind; changes without a kind are ``"changes"``."""
+    """The changes that a pass returned, by kind; those without a kind are ``"changes"``."""
     if isinstance(made, Mapping):
         return {str(kind): int(count) for kind, count in made.items() if count}
     return {"changes": int(made)} if made else {}

@@ -1,1 +1,1 @@
-"""What runs beside generated code: CUDA graphs, the cache of compiled graphs, stack and garbage collector."""
+"""The run time beside generated code: CUDA graphs, the cache of compiled graphs, stack and garbage collector."""

@@ -1,4 +1,4 @@
-"""What is called for a graph: the graph as it is written; results in their structure; inputs as plain tensors."""
+"""Callables around a graph: the graph as it is written; results in their structure; inputs as plain tensors."""
 
 from __future__ import annotations
 

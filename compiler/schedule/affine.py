@@ -1,4 +1,4 @@
-"""What offsets tell: an offset in memory as digits times strides, and which iterations meet at one element.
+"""Affine offsets: an offset in memory as digits times strides, and which iterations meet at one element.
 
     98304*b + 768*i + j + 5   ->   digits b (98304), i (768), j (1), constant 5
 

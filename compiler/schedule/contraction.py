@@ -27,7 +27,7 @@ Touch = tuple[int, Path, Member, Access]
 
 @dataclass(frozen=True)
 class Contraction:
-    """What becomes of a buffer that is local to a kernel: memory of its own iteration.
+    """How a buffer that is local to a kernel shrinks to the memory of one iteration.
 
     Args:
         scratch: what holds it.

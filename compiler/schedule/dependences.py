@@ -18,7 +18,7 @@ from ..ir.value import Load, Value, indices_of, walk
 
 @dataclass(frozen=True)
 class Effects:
-    """What an item reads and writes, by buffer."""
+    """The buffers that an item reads and writes."""
 
     reads: frozenset[str]
     writes: frozenset[str]
@@ -32,7 +32,7 @@ class Effects:
 
 
 def effects(item: Item) -> Effects:
-    """What `item` reads and writes."""
+    """The buffers that `item` reads and writes."""
     if isinstance(item, Extern):
         return Effects(frozenset(item.reads), frozenset(item.writes), not item.pure)
     writes = frozenset(s.buffer for s in item.stores)
@@ -66,7 +66,7 @@ def loads(item: Definition) -> tuple[Load, ...]:
 
 @lru_cache(maxsize=1 << 12)
 def tokens(item: Definition) -> frozenset[str]:
-    """What stands for the numbers of a definition that calls make known when they run."""
+    """The tokens of the numbers in a definition that calls make known when they run."""
     numbers = [v.extent for v in (*item.loops, *item.reduced)]
     numbers += [i for store in item.stores for i in store.indices]
     numbers += [i for v in _met(item) for i in indices_of(v)]

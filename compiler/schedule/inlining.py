@@ -47,7 +47,7 @@ NOT_INLINED = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What computing a value takes: operations, loads of as many elements as it has iterations, and slow operations."""
+    """The cost of a value: operations, loads of as many elements as it has iterations, and slow operations."""
 
     ops: int
     loads: int

@@ -43,7 +43,7 @@ class Candidate:
 
 @dataclass
 class FusionLog:
-    """What fusion considered, kept as it came and written out only when asked for."""
+    """The log of fusion: all that was considered, written out only when asked for."""
 
     _entries: list[tuple[int, Any, Any, int, Any]] = field(default_factory=list)
     inlined: list[tuple[str, str]] = field(default_factory=list)  # definition, why not ("" where it was)

@@ -162,7 +162,7 @@ class _Order:
                 self._above[group] |= bits | above
 
     def state(self) -> _State:
-        """What `restore` takes."""
+        """A state that `restore` takes."""
         return dict(self._members), list(self._of), list(self._above), dict(self._bits)
 
     def restore(self, state: _State) -> None:

@@ -67,7 +67,7 @@ class _Cut:
 
     @property
     def index(self) -> Any:
-        """What the loop's variable is."""
+        """The value of the loop's variable."""
         return add(mul(self.outer.index(), self.inner.extent), self.inner.index())
 
 

@@ -1,4 +1,4 @@
-"""What kernels are scheduled for: the numbers behind every decision that depends on the machine.
+"""The target of a schedule: the numbers behind every decision that depends on the machine.
 
 CPU    few strong cores: calls are merged, small work stays on one core, reductions stay whole
 GPU    many programs at once: no work is too small to run side by side, long reductions are split,
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Target:
-    """What a machine likes; all numbers are of loop iterations unless they say otherwise.
+    """The preferences of a machine; all numbers are of loop iterations unless they say otherwise.
 
     Args:
         name: for texts.

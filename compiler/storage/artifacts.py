@@ -1,4 +1,4 @@
-"""What this process has stored or used, for `torch.compiler.save_cache_artifacts` and `load_cache_artifacts`.
+"""The entries that this process has stored or used, for torch's `save_cache_artifacts` and `load_cache_artifacts`.
 
 Each file that is written or read tells its name here; when torch asks for its artifacts, it gets a bundle of these.
 """

@@ -1,4 +1,4 @@
-"""What touches private parts of torch, so that a torch release changes few files (torch 2.11 to 2.15).
+"""All uses of torch's private parts, so that a torch release changes few files (torch 2.11 to 2.15).
 
 Every function here wraps exactly one internal fact of torch and says which. Nothing else under `regraft` may use a
 private name of torch. Functions about memory, AOTAutograd and attention are used by their module.

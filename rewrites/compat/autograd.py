@@ -1,4 +1,4 @@
-"""What touches the internals of AOTAutograd, so that a torch release changes few files (torch 2.11 to 2.15)."""
+"""All uses of AOTAutograd's internals, so that a torch release changes few files (torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def needs_wrapping() -> str:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What AOTAutograd knows of a training graph that it calls with the program's inputs and outputs as they are.
+    """AOTAutograd's facts on a training graph that it calls with the program's inputs and outputs as they are.
 
     Args:
         outputs: of the program, the first results of the forward; `saved` follow them, for the backward.

@@ -91,7 +91,7 @@ def graph_break(gm: Any) -> tuple[str, list[Any]]:
 
 
 def dynamo_signal() -> type[BaseException]:
-    """What Dynamo raises to itself through a backend: to start a frame anew, or to leave it to Python."""
+    """The exception that Dynamo raises to itself through a backend: to start a frame anew, or to leave it to Python."""
     from torch._dynamo.exc import TorchDynamoException
 
     return TorchDynamoException

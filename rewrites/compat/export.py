@@ -1,4 +1,4 @@
-"""What exported programs need of torch's internals: symbolic sizes outside of Dynamo, and what is assumed of them.
+"""Internals of torch for exported programs: symbolic sizes outside of Dynamo, and what is assumed of them.
 
 Every function here wraps exactly one internal fact of torch and says which.
 """
@@ -36,7 +36,7 @@ class SizeFacts:
     inputs: list[Any] = field(default_factory=list)
 
     def conditions(self) -> list[Any]:
-        """What compiling has assumed of the sizes, as expressions of `symbols`."""
+        """The conditions on sizes that compiling has assumed, as expressions of `symbols`."""
         return list(dict.fromkeys(guard.expr for guard in self.environment.guards))
 
     def range_of(self, symbol: Any) -> tuple[int, int | None]:

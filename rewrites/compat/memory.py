@@ -1,4 +1,4 @@
-"""What regraft needs of torch's internals where memory and GPUs are concerned.
+"""Internals of torch about memory and GPUs.
 
 Every function here wraps exactly one internal fact of torch and says which.
 """

@@ -29,7 +29,7 @@ def packet_name(target: OpOverload) -> str:
 
 
 def symbolic_function(name: str) -> Any:
-    """What torch.fx records for a function of a symbolic number, e.g. ``"sqrt"``."""
+    """The function that torch.fx records for one of a symbolic number, e.g. ``"sqrt"``."""
     return getattr(torch, f"_sym_{name}")
 
 

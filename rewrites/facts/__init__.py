@@ -1,4 +1,4 @@
-"""What is known of a value from the graph alone: one number, positions, a choice between two numbers, a small tensor.
+"""Facts on values from the graph alone: one number, positions, a choice between two numbers, a small tensor.
 
     ones(B, S)[:, None, None, :]                      Uniform(1.0)
     (1 - ones(B, 1, 1, S)) * finfo.min                Uniform(-0.0)
@@ -46,7 +46,7 @@ _CONSTANT = re.compile(r"_tensor_constant\d+$")  # what tracing names a tensor l
 
 
 def fact_of(node: Any) -> Fact | None:
-    """What is known of a node of a mirror, or None. Remembered in the node's metadata."""
+    """The fact on a node of a mirror, or None. Remembered in the node's metadata."""
     if not is_tensor(node):
         return None
     todo = [node]
@@ -101,7 +101,7 @@ def facts_of_graph(graph: fx.Graph, leaves: set[fx.Node]) -> dict[fx.Node, Fact]
 
 
 def derive(node: fx.Node, read: Callable[[Any], Fact | None]) -> Fact | None:
-    """What is known of a tensor node, `read` telling the same of its operands."""
+    """The fact on a tensor node, given those on its operands by `read`."""
     value = val(node)
     if "opaque" in node.meta or value.layout != torch.strided or value.dtype not in REAL or value.is_quantized:
         return None

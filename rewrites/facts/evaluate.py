@@ -31,7 +31,7 @@ def plainly() -> Iterator[None]:
 
 
 def number_of(node: fx.Node, operands: Mapping[fx.Node, Number]) -> Number | None:
-    """What an elementwise call makes of one number for each operand; None where it raises, or gives another dtype."""
+    """The result of an elementwise call on one number for each operand; None where it raises or has another dtype."""
 
     def tensor(operand: fx.Node) -> Any:
         if not is_tensor(operand):
@@ -113,7 +113,7 @@ def _is_computable(node: fx.Node) -> bool:
 
 
 def summary(value: torch.Tensor, exact: bool = True) -> Fact | None:
-    """What is known of a tensor whose elements are known."""
+    """The fact on a tensor whose elements are known."""
     if value.numel() == 0 or value.dtype not in REAL:
         return None
     with plainly():

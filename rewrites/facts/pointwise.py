@@ -66,7 +66,7 @@ def is_exact(node: fx.Node) -> bool:
 
 
 def elementwise(node: fx.Node, read: Read) -> Fact | None:
-    """What is known of the result of an elementwise call."""
+    """The fact on the result of an elementwise call."""
     if dtype(node) not in REAL or (op_name(node) == "aten.div" and not dtype(node).is_floating_point):
         return None
     selected = _selected(node, read)

@@ -1,4 +1,4 @@
-"""What was measured about each rewrite, and how much it changes results: the evidence behind applied and declined."""
+"""Measurements of each rewrite, and how much it changes results: the evidence behind applied and declined."""
 
 from __future__ import annotations
 

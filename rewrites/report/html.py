@@ -60,7 +60,7 @@ def _title(report: Report) -> str:
 
 
 class Target:
-    """What the page shows of one target.
+    """The part of the page that shows one target.
 
     Args:
         number: of the target on the page.
@@ -129,7 +129,7 @@ class Target:
 
     @cached_property
     def steps_json(self) -> str:
-        """What the script needs to know of the steps."""
+        """The steps as JSON, for the page's script."""
         return json.dumps([vars(step) for step in self.steps])
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a report says at a glance: how much matched, whether it is right, how fast; and models x rules."""
+"""The overview of a report: how much matched, whether it is right, how fast; and models x rules."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass
 class RuleRow:
-    """What one rule did.
+    """The counts of one rule.
 
     Args:
         rule: the rule's name; `family` its family.

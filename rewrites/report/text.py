@@ -193,7 +193,7 @@ def near_miss_table(graphs: Sequence[GraphRecord]) -> Table:
 
 
 def fallback_table(graphs: Sequence[GraphRecord]) -> Table:
-    """What was left to a slower but correct path."""
+    """Work that was left to a slower but correct path."""
     table = _table("Fallbacks", "stage", "#times", "reason", "source")
     for group in (groups := fallback_groups(graphs))[:SHOWN]:
         why = f"{group.first.code}: {group.first.message}"

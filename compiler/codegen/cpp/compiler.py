@@ -63,7 +63,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Source:
-    """What becomes one shared library.
+    """The source of one shared library.
 
     Args:
         text: C++.
@@ -92,7 +92,7 @@ def find_compiler() -> Compiler:
 
 
 def kernel_flags() -> tuple[str, ...]:
-    """What the compiler is told for every kernel, but for what makes it a library of its own."""
+    """The flags of every kernel, but for the one that makes a shared library."""
     return tuple(flag for flag in FLAGS if flag != "-shared")
 
 

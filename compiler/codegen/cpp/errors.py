@@ -1,4 +1,4 @@
-"""What can go wrong between a kernel and its machine code."""
+"""Errors of compiling kernels, and those that kernels report."""
 
 from __future__ import annotations
 

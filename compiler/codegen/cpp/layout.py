@@ -21,7 +21,7 @@ _STACK = 32768  # bytes of scratch that a region keeps on the stack
 
 
 class Layout:
-    """What a kernel's functions agree on.
+    """The memory layout and the names that a kernel's functions share.
 
     Args:
         kernel: flattened.

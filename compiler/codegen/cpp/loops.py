@@ -294,7 +294,7 @@ class Loops:
 
 
 def varying_in(loop: Loop, expanded: frozenset[str]) -> Sources:
-    """What differs from lane to lane where a loop runs in lanes."""
+    """The values that differ from lane to lane where a loop runs in lanes."""
     folds = {("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
     return frozenset({loop.var, *folds, *(("buffer", name) for name in expanded)})
 

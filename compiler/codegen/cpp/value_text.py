@@ -25,7 +25,7 @@ INTEGER_DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
 @dataclass
 class Names:
-    """What things are called in the function that is being written.
+    """Names of buffers, variables and sizes in the function that is being written.
 
     Args:
         buffers: pointers by buffer name, sizes by size name.

@@ -186,7 +186,7 @@ class Pool:
         return job
 
     def results(self, jobs: Sequence[Job]) -> list[Any]:
-        """What was made of jobs, in order; they go before others now."""
+        """The results of jobs, in order; these jobs go before others now."""
         with self._changed:
             for job in jobs:
                 if job in self._begun:

@@ -41,7 +41,7 @@ _UNSERVED = ("profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "t
 
 @dataclass(frozen=True)
 class Unit:
-    """What becomes one function on a GPU.
+    """The source of one function on a GPU.
 
     Args:
         text: a module.
@@ -174,7 +174,7 @@ class _Entry:
             note_entry(f"{_KIND}/{file.parent.name}/{file.name}")
 
     def job(self) -> dict[str, Any]:
-        """What a worker is asked, the source written for it."""
+        """The job for a worker, whose source is written to disk."""
         text = self.unit.text.encode()
         if not _holds(self.source, text):
             write_whole(self.source, text)

@@ -217,7 +217,7 @@ def divisor(y):
 
 @triton.jit
 def of_nothing(y):
-    """What GPUs give for a division by 0: all of 32 bits."""
+    """The result of a division by 0 on GPUs: all 32 bits set."""
     return y * 0 + tl.full([1, 1], -1, tl.int64).to(tl.uint32).to(y.dtype)
 
 

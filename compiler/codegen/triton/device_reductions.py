@@ -80,14 +80,14 @@ def first_of(lanes, top, positions):
 
 @triton.jit
 def fold_argmax(lanes, positions):
-    """What lanes come to, by two folds that take less than one of pairs."""
+    """The result over all lanes, by two folds that take less time than one of pairs."""
     top = tl.reduce(lanes, 1, join_max, keep_dims=True)
     return top, first_of(lanes, top, positions)
 
 
 @triton.jit
 def fold_argmin(lanes, positions):
-    """What lanes come to, by two folds that take less than one of pairs."""
+    """The result over all lanes, by two folds that take less time than one of pairs."""
     top = tl.reduce(lanes, 1, join_min, keep_dims=True)
     return top, first_of(lanes, top, positions)
 
@@ -104,7 +104,7 @@ def join_welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
 
 @triton.jit
 def fold_welford(means, m2s, counts):
-    """What lanes come to: the mean of all, then how each differs from it. With an infinity, both are NaN."""
+    """The result over all lanes: the mean of all, then how each differs from it. With an infinity, both are NaN."""
     n = tl.sum(counts, 1, keep_dims=True)
     mean = tl.sum(means * (counts / tl.where(n == 0, 1.0, n)), 1, keep_dims=True)
     delta = tl.where(counts == 0, 0.0, means - mean)
@@ -151,7 +151,7 @@ def add_softmax(top, total, x):
 
 @triton.jit
 def fold_softmax(top_lanes, total_lanes):
-    """What lanes come to: the maximum first, then every sum is scaled once. NaN where the maximum is plus infinity."""
+    """The result over all lanes: the maximum first, then sums scaled once. NaN where the maximum is plus infinity."""
     top = tl.reduce(top_lanes, 1, join_max, keep_dims=True)
     return top, tl.sum(total_lanes * softmax_scale(top_lanes, top), 1, keep_dims=True)
 

@@ -1,4 +1,4 @@
-"""What can go wrong between a kernel and its launch on a GPU."""
+"""Errors of compiling and launching kernels on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches memory only through 16 bits is computed by fast functions, a few units in float32's last place off.
+"""Values that reach memory only in 16 bits are computed by fast functions, a few units in float32's last place off.
 
 y = bfloat16(exp(x - m) / s)            ->    y = bfloat16(fast_exp(x - m) / s, by a fast quotient)
 z = float32(log(sum(exp(x - m))))       ->    unchanged, and so is what else is made of these powers

@@ -1,4 +1,4 @@
-"""What is the same for all lanes of a row, or for all blocks of a loop, is loaded before what differs.
+"""Values that are the same for all lanes of a row, or for all blocks of a loop, are loaded before those that differ.
 
 for blocks of j: y[i, j] = x[i, j] - m[i] if j < 30522 else 0    ->    t = m[i]; for blocks of j: ...
 

@@ -44,7 +44,7 @@ class Axis:
 
 @dataclass
 class Names:
-    """What things are called in the kernel that is being written.
+    """Names of buffers, variables and sizes in the kernel that is being written.
 
     Args:
         buffers: pointers (of scalars: the numbers) by buffer name; `dtypes` what they hold.

@@ -30,7 +30,7 @@ _NUMBER = itertools.count()
 
 @dataclass(frozen=True)
 class WrapperStats:
-    """What a wrapper does with memory.
+    """Counts of a wrapper's allocations and reuses of memory.
 
     Args:
         nodes: calls in the graph.

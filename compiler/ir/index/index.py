@@ -77,7 +77,7 @@ class Index(Node):
 
 
 class Atom(Node):
-    """What a polynomial is made of; `index()` is the polynomial that is just it.
+    """A factor of a polynomial's terms; `index()` is the polynomial that is just this factor.
 
     `rank` orders atoms: by kind, then name, then structure.
     """
@@ -138,7 +138,7 @@ class Quotient(Atom):
 
 
 class Remainder(Atom):
-    """What floor division leaves, in ``[0, divisor)``."""
+    """The remainder of floor division, in ``[0, divisor)``."""
 
     __slots__ = ("dividend", "divisor")
     dividend: Number
@@ -362,7 +362,7 @@ def evaluate(
     smaller: Callable[[Any, Any], Any] = min,
     larger: Callable[[Any, Any], Any] = max,
 ) -> Any:
-    """What a number comes to.
+    """The value of a number.
 
     Args:
         number: an integer or an index.

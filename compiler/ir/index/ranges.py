@@ -1,4 +1,4 @@
-"""What integer values can be, as far as their form tells."""
+"""Ranges of integer values, as far as their form tells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all pointwise operators share: eager's type promotion, broadcasting, and the one definition they become.
+"""Pointwise operators: eager's type promotion, broadcasting, and the one definition that they become.
 
 add(%x: bfloat16[8, 1], %y: float32[4])    ->    float32[8, 4]: cast(x[i, 0]) + y[j]
 """

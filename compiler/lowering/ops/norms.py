@@ -31,7 +31,7 @@ Outputs = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True)
 class Rows:
-    """What is normalized together, in a tensor `x`.
+    """The elements of a tensor `x` that are normalized together.
 
     Args:
         space: rows, over x's index space or a finer one.

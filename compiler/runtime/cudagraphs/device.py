@@ -1,4 +1,4 @@
-"""What CUDA graphs need of torch and of the GPU; tests put another in its place."""
+"""The calls of torch and of the GPU that CUDA graphs need; tests put others in their place."""
 
 from __future__ import annotations
 

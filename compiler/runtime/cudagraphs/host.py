@@ -1,4 +1,4 @@
-"""What a graph does on the CPU before all else, apart from what it does on a GPU: only the latter is captured.
+"""The part of a graph that runs on the CPU, before the part that runs on a GPU: only the latter is captured.
 
     (x: cuda, n: cpu)                                 host      (n)     ->  m = n + 1;  c = copy of sqrt(m) on the GPU
     m = n + 1;  y = x / copy of sqrt(m)      ->       device    (x, c)  ->  y = x / c

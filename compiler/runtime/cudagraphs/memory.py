@@ -37,7 +37,7 @@ class Given:
 
 
 def layout(value: Any) -> Any:
-    """What a capture depends on of an input: how a tensor lies, what a number is."""
+    """The part of an input that a capture depends on: how a tensor lies, what a number is."""
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), value.stride(), value.dtype, value.device)
     return value

@@ -1,4 +1,4 @@
-"""What keeps a graph from being captured as a CUDA graph: a capture replays addresses and launches, nothing else."""
+"""Reasons against capturing a graph as a CUDA graph: a capture replays addresses and launches, nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of one compilation, and how it runs again.
+"""The stored form of one compilation, and how it runs again.
 
     wrapper text + objects it binds + record   ->  bytes  ->  the same function, in this process or another
 

@@ -1,4 +1,4 @@
-"""What questions about attentions on GPUs have in common: what kernels compete with, and on what inputs.
+"""Measurements of attentions on GPUs: what kernels compete with, and on which inputs.
 
 %mask = ...                             read by all layers: made already, an input of the original
 attention_3f2a(%q, %k, %v)       ?      %bmm, %add(%mask), %_softmax, %bmm_1, compiled

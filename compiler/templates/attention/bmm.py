@@ -27,13 +27,13 @@ def is_batched(product: fx.Node) -> bool:
 
 
 def operands(product: fx.Node) -> tuple[Any, Any]:
-    """What is multiplied."""
+    """The operands of a product."""
     left, right = product.args[1:3] if is_biased_product(product) else product.args[:2]
     return left, right
 
 
 def factor(product: fx.Node) -> float:
-    """What a call multiplies the product with."""
+    """The factor of the product in a call."""
     return product_factors(product)[1] if is_biased_product(product) else 1.0
 
 

@@ -1,4 +1,4 @@
-"""What an attention is to the template: `softmax(f(q k^T)) v`, with `f` a value of the loop IR.
+"""The description of an attention: `softmax(f(q k^T)) v`, with `f` a value of the loop IR.
 
     for g in lead, i < M, j < N:   score[g, i, j] = f(g, i, j, sum over d of q[g, i, d] * k[g, j, d])
     for g in lead, i < M, e < Dv:  out[g, i, e]   = sum over j of softmax(score[g, i])[j] * v[g, j, e]
@@ -91,7 +91,7 @@ class Attention:
         return tuple(value for value in (self.score, self.sink, self.keep) if value is not None)
 
     def loads(self) -> Iterator[Load]:
-        """What `values` load, the score apart."""
+        """The loads of `values`, without the score."""
         return (value for value in walk(self.values) if isinstance(value, Load) and value is not SCORE)
 
 

@@ -50,13 +50,13 @@ class Gradients:
 
     @property
     def by_queries(self) -> list[Buffer]:
-        """What the first launch writes, `delta` apart."""
+        """The results of the first launch, without `delta`."""
         made = [self.q.buffer, None if self.scores is None else self.scores.buffer, self.sinks]
         return [buffer for buffer in made if buffer is not None]
 
     @property
     def by_keys(self) -> list[Buffer]:
-        """What the second launch writes."""
+        """The results of the second launch."""
         return [self.k.buffer, self.v.buffer]
 
 

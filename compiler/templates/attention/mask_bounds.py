@@ -50,12 +50,12 @@ def horizon(score: Value, key: Var, row: Var) -> Any:
 
 
 def last_limit(score: Value, key: Var, row: Var) -> Limit | None:
-    """What hides every key from an index on."""
+    """The limit from which on every key is hidden."""
     return _growing(_hidden(score, key, _FROM), row)
 
 
 def first_limit(score: Value, key: Var, row: Var) -> Limit | None:
-    """What hides every key before an index."""
+    """The limit before which every key is hidden."""
     return _growing(_hidden(score, key, _BEFORE), row)
 
 

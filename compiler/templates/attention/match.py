@@ -401,7 +401,7 @@ def made(node: fx.Node) -> Buffer:
 
 
 def loads(value: Value) -> list[Load]:
-    """What a score function loads, the score apart."""
+    """The loads of a score function, without the score."""
     return [part for part in walk([value]) if isinstance(part, Load) and part is not SCORE]
 
 
@@ -424,7 +424,7 @@ def _between(product: fx.Node, softmax: fx.Node) -> dict[fx.Node, None]:
 
 
 def nodes_between(inputs: Sequence[fx.Node], output: fx.Node) -> tuple[fx.Node, ...]:
-    """What lies between the inputs and the output, in the order of the graph."""
+    """The nodes between the inputs and the output, in the order of the graph."""
     found, stack = set(), [output]
     while stack:
         node = stack.pop()

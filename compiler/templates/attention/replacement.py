@@ -1,4 +1,4 @@
-"""What the passes over attentions share, whatever the device: records, and putting calls in place of nodes."""
+"""Parts of all passes over attentions, whatever the device: records, and putting calls in place of nodes."""
 
 from __future__ import annotations
 

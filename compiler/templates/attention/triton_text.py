@@ -1,4 +1,4 @@
-"""What the Triton kernels of an attention share: names, loops over lead variables, axes of tiles, parts of operands."""
+"""Parts of all Triton kernels of an attention: names, loops over lead variables, axes of tiles, parts of operands."""
 
 from __future__ import annotations
 

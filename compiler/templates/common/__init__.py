@@ -1,1 +1,1 @@
-"""What templates share: formulas, calls of kernels, baselines, measurements, the GPU."""
+"""Parts of all templates: formulas, calls of kernels, baselines, measurements, the GPU."""

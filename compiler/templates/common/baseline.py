@@ -1,4 +1,4 @@
-"""What a template competes with: nodes of a graph as they would run without it, library calls and generated kernels."""
+"""The baseline of a template: nodes of a graph as they would run without it, library calls and generated kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured for one question of a template: nodes as they would run otherwise, and kernels in place of them.
+"""The measurement behind one question of a template: nodes as they would run otherwise, and kernels in their place.
 
 begin      machine code of both is made in other processes; the graph may change meanwhile
 prepare    wait for it, when it is about to be measured

@@ -26,7 +26,7 @@ _empty = empty_strided(torch.device("cpu"))
 
 @dataclass(frozen=True)
 class Layout:
-    """What a kernel was generated for: sizes, strides and dtype of one tensor."""
+    """Sizes, strides and dtype of a tensor that a kernel was generated for."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]

@@ -243,7 +243,7 @@ def is_biased_product(node: Any) -> bool:
 
 
 def product_factors(node: fx.Node) -> tuple[Any, Any]:
-    """What ``baddbmm`` multiplies its bias and its product with."""
+    """The factors of the bias and of the product in ``baddbmm``."""
     beta, alpha = (argument(node, name) for name in ("beta", "alpha"))
     return 1 if beta is None else beta, 1 if alpha is None else alpha
 

@@ -15,7 +15,7 @@ from ...options.fields import Tma
 
 @dataclass(frozen=True)
 class Gpu:
-    """What tiles must fit.
+    """The properties of a GPU that tiles must fit.
 
     Args:
         capability: 90 for Hopper, 80 and 86 for Ampere.

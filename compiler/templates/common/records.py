@@ -1,4 +1,4 @@
-"""What a template leaves in the record of a compilation: what was decided, and what nearly was a match."""
+"""Entries of a template in the record of a compilation: decisions and near misses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ....rewrites.record import Match, NearMiss
 def decided(
     rule: str, family: str, nodes: Sequence[fx.Node], output: fx.Node, decision: Decision, stage: str = "lowered"
 ) -> Match:
-    """What was decided on nodes that a kernel would replace.
+    """The decision on nodes that a kernel would replace.
 
     Args:
         rule: name of the template's pass.

@@ -1,4 +1,4 @@
-"""What every pass over the templates of a graph on a GPU is given."""
+"""The task of every pass over the templates of a graph on a GPU."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class TritonTemplateKernel(TemplateCall):
 
     @property
     def units(self) -> list[Unit]:
-        """What is compiled, for tensors that are aligned."""
+        """The functions to compile, for tensors that are aligned."""
         return self._units(self.source, self._kinds)
 
     @property

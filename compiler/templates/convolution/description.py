@@ -1,4 +1,4 @@
-"""What a convolution is to the template: a product whose left operand is windows of images, which nobody writes down.
+"""The description of a convolution: a product whose left operand is windows of images, which nobody writes down.
 
     for g < groups, i < pixels of the result, j < a group's channels of it:
         out[g, i, j] = f(g, i, j, sum over places r of the window, k < a group's channels of the image
@@ -64,7 +64,7 @@ class Convolution(Product):
 
     @property
     def run(self) -> int:
-        """What is summed over for each place of the window."""
+        """The extent of the sum for each place of the window."""
         return self.channels * self.sides[-1].window.kernel if self.merged else self.channels
 
     @property

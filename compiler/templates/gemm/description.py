@@ -1,4 +1,4 @@
-"""What a matrix product is to the template: every element of the result is a formula of the product's element.
+"""The description of a matrix product: every element of the result is a formula of the product's element.
 
     for g < batch, i < rows, j < columns:   out[g, i, j] = f(g, i, j, sum over k of a[g, i, k] * b[g, k, j])
 
@@ -101,7 +101,7 @@ class Product:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What is multiplied."""
+        """The dtype of the operands."""
         return self.a.buffer.dtype if self.left is None else self.left.dtype
 
     @property

@@ -1,4 +1,4 @@
-"""What is computed from each element of a matrix product alone: which nodes those are, and their formula.
+"""Epilogues: the nodes that are computed from each element of a matrix product alone, and their formula.
 
 An epilogue ends where a call reads its result that is no loop: another product, say. Before a normalization it would
 gain nothing: what is computed there joins the normalization's own loops for free.

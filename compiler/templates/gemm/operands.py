@@ -69,7 +69,7 @@ def _is_for_lanes(x: fx.Node) -> bool:
 
 
 def before_crop(call: fx.Node, operands: Operands) -> tuple[Operands, fx.Node] | None:
-    """What a product was before it was padded for the library on a GPU, and the slice of what was asked for."""
+    """The product before it was padded for the library on a GPU, and the slice that was asked for."""
     weight, bias = before_padding(call.args[1], 0), operands.bias
     if packet(call) != LINEAR or weight is None or call.meta["val"].device.type != "cuda":
         return None

@@ -36,7 +36,7 @@ _LARGE_PARTS = 2  # tensors of the operand's own size that it is computed from, 
 
 @dataclass(frozen=True)
 class FoundPrologue:
-    """What an operand is computed from.
+    """The inputs and the formula of an operand that is computed as it is read.
 
     Args:
         prologue: its formula.

@@ -1,4 +1,4 @@
-"""What passes over products share, whatever the device: what a kernel competes with, clearing away."""
+"""Parts of all passes over products, whatever the device: the baseline of a kernel, clearing away."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULE, FAMILY = "linear-template", "linear-kernel"
 
 
 class Unfused(Nodes):
-    """What a kernel would replace, as it would run otherwise: the library's product, then a generated kernel.
+    """The nodes that a kernel would replace, as they run without it: the library's product, then a generated kernel.
 
     It gives the product itself beside the result where the kernel gives that too.
     """

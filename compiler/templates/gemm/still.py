@@ -25,7 +25,7 @@ from .match import FoundProduct
 
 
 class Still:
-    """What lies still while kernels of a graph run; the graph may lose and get nodes that write nothing."""
+    """Memory that nothing writes to while kernels of a graph run; nodes that write nothing may come and go."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph

@@ -1,4 +1,4 @@
-"""What a product costs with a tile, and what a library's call would: estimates, in cycles of one multiprocessor.
+"""Estimates of a product with a tile, and of a library's call, in cycles of one multiprocessor.
 
 waves of programs  *  (multiplications of those that share a multiprocessor  +  what nothing overlaps)
 """
@@ -173,7 +173,7 @@ def work(prologue: Prologue | None) -> int:
 
 
 def fused_gain(product: Product, gpu: Gpu, lost: int = 0) -> float:
-    """What an epilogue saves at least, of the time that the product itself takes, roughly.
+    """The part of the product's own time that an epilogue saves at least, roughly.
 
     A kernel of its own would read the product again, which is written only where somebody else reads it, too.
 
@@ -206,7 +206,7 @@ def tensor_rate(gpu: Gpu, itemsize: int) -> int:
 
 
 def efficiency(tile: GemmTile, gpu: Gpu) -> float:
-    """What part of the rate a tile reaches: wide ones read less of shared memory for each multiplication."""
+    """The part of the rate that a tile reaches: wide ones read less of shared memory for each multiplication."""
     area = tile.rows * tile.columns
     base = next(rate for least, rate in _RATES.items() if area >= least)
     if tile.rows < _WIDE_ROWS and gpu.capability >= 90:  # the older instructions

@@ -54,7 +54,7 @@ class GemmTriton(Parts):
         return f'tl.dot(tensor_float({a}), tensor_float({b}), {total}, input_precision="tf32")'
 
     def finished(self, name: str) -> GemmLaunch:
-        """What was written."""
+        """The written source."""
         stages = 1 if self.tile.by_lanes else self.tile.stages  # lanes count theirs by themselves
         return self.launch(name, self._programs, self.tile.warps, stages, self.product.early)
 

@@ -38,7 +38,7 @@ from .triton_tiles import GemmTile, fits
 
 @dataclass(frozen=True)
 class Part:
-    """What a kernel of the graph is: its product (by position of what it reads), its tile, what it computes."""
+    """A kernel of the graph: its product (by position of its inputs), its tile, its results."""
 
     product: Product
     tile: GemmTile

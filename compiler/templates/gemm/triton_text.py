@@ -1,4 +1,4 @@
-"""What launches of the product's Triton kernel share: arguments, lanes, and the epilogue of a tile of sums.
+"""Parts of all launches of a product's Triton kernel: arguments, lanes, and the epilogue of a tile of sums.
 
 i, j  rows and columns of the tile, g its matrix;   acc  sums   ->   store f(acc) to every result
 """

@@ -22,7 +22,7 @@ _TORCH = "aot_eager"  # what torch does without a compiler behind it
 
 @dataclass(frozen=True)
 class Finding:
-    """What causes a failure.
+    """The cause of a failure.
 
     Attributes:
         verdict: how the program fails, everything on.

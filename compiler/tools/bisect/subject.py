@@ -1,4 +1,4 @@
-"""What is searched: a program with inputs, eager's results, and how far compiled ones may be off.
+"""The subject of a search: a program with inputs, eager's results, and how far compiled ones may be off.
 
 error of compiled  =  |compiled - float64 eager| / |float64 eager|     wrong where above the tolerance of its dtype,
 error of eager     =  |eager - float64 eager| / |float64 eager|        and above four times eager's own error

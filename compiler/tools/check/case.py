@@ -79,7 +79,7 @@ class Case:
         return any(isinstance(o, torch.Tensor) and o.device.type not in ("cpu", "meta") for o in self.operands)
 
     def program(self, *operands: Any) -> Any:
-        """What eager runs."""
+        """The program as eager runs it."""
         with choosing(dict(self.tags)):
             return self.rule.pattern(*operands)
 

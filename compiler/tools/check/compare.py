@@ -16,7 +16,7 @@ _ROUNDINGS_DOUBLE = 64  # nothing is wider than float64: eager's own error is un
 
 @dataclass(frozen=True)
 class Disagreement:
-    """What differs, and by how much."""
+    """A difference, and how large it is."""
 
     what: str
     error: float = torch.inf
@@ -29,7 +29,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run gave: results, the gradients of the operands that want them, the state of random draws after it."""
+    """The outcome of one run: results, the gradients of operands that want them, the state of random draws after it."""
 
     results: list[torch.Tensor]
     gradients: list[torch.Tensor]

@@ -1,4 +1,4 @@
-"""What is drawn for a sample: sizes, dtype, the look of every tensor, symbolic sizes or not."""
+"""Draws for a sample: sizes, dtype, layout and values of every tensor, symbolic sizes or not."""
 
 from __future__ import annotations
 

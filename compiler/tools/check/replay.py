@@ -1,4 +1,4 @@
-"""What a counterexample's script calls: finds the rule, runs both programs, shows what differs."""
+"""Called by a counterexample's script: finds the rule, runs both programs, shows how they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check found: how much was compared, what was not, and counterexamples."""
+"""The result of a check: how much was compared, what was not, and counterexamples."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class CheckResult:
 
     @property
     def summary(self) -> str:
-        """What was done, in one line."""
+        """A summary in one line."""
         text = f"{self.runs} compared, {self.declined} declined, {self.refused} refused, {self.seconds:.1f} s"
         return f"{text}; not usable here: {', '.join(self.unused)}" if self.unused else text
 

@@ -16,7 +16,7 @@ from .operands import tensors
 
 @dataclass
 class Scope:
-    """What was compared.
+    """The extent of a check.
 
     Args:
         samples: how many samples, and variants of them.

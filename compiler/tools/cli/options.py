@@ -59,7 +59,7 @@ def chosen_target(
     device: str,
     settings: list[str] | None,
 ) -> Choices:
-    """What the options say of the target."""
+    """The choices about the target that options make."""
     import torch
 
     from ..targets.load import Choices

@@ -1,4 +1,4 @@
-"""What the commands have in common: usage errors, and progress on standard error."""
+"""Parts of all commands: usage errors, and progress on standard error."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Run:
 
 @dataclass
 class Finished:
-    """What a run came to: the report, and why targets are missing from it."""
+    """The outcome of a run: the report, and why targets are missing from it."""
 
     report: Report
     failed: dict[str, str] = field(default_factory=dict)

@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """What one call gave: floating-point outputs, and in training the gradients of all parameters."""
+    """The results of one call: floating-point outputs, and in training the gradients of all parameters."""
 
     outputs: list[torch.Tensor]
     gradients: list[torch.Tensor]

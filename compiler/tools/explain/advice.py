@@ -1,4 +1,4 @@
-"""What a person can change about a near miss: what its rule says, else what holds for every rule."""
+"""Advice on a near miss: that of its rule, else one that holds for every rule."""
 
 from __future__ import annotations
 

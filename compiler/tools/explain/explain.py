@@ -22,7 +22,7 @@ from ...options.rules import resolve_rules
 
 @dataclass(frozen=True)
 class Explanation:
-    """What became of one rule in one model.
+    """The fate of one rule in one model.
 
     Attributes:
         purpose: what the rule does, in one line.

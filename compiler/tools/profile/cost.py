@@ -1,4 +1,4 @@
-"""What a call of a graph must do at least: bytes to read and to write, multiplications and additions of its products.
+"""The least work of a graph's call: bytes to read and to write, multiplications and additions of its products.
 
     addmm(bias[4096], x[1024, 1024], w[1024, 4096])   bfloat16   ->   10.0 MiB read, 8.0 MiB written, 8.6 GFLOP
 
@@ -36,7 +36,7 @@ _BACKWARD_PRODUCTS = 2.5  # times the forward's: five products instead of two
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call must do at least.
+    """The least work of one call.
 
     Args:
         read, written: bytes.

@@ -1,4 +1,4 @@
-"""What a generated kernel must read, write and compute, by its loop tree.
+"""The least reads, writes and operations of a generated kernel, by its loop tree.
 
 for i < 128: for j < 768:  out[768*i + j] = table[768*index[i] + j] + bias[j]
 

@@ -1,4 +1,4 @@
-"""What a device can do, measured once: bytes a second of a copy, FLOPs a second of a product of matrices.
+"""Limits of a device, measured once: bytes a second of a copy, FLOPs a second of a product of matrices.
 
 Kept with the other decisions in the cache directory, under all that they depend on.
 """
@@ -31,7 +31,7 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass
 class Limits:
-    """What one device can do.
+    """The limits of one device.
 
     Args:
         device: which.

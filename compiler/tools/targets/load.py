@@ -27,7 +27,7 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user may choose about a target.
+    """The user's choices about a target.
 
     Args:
         layers: number of layers (of each stack); None is the model type's own.

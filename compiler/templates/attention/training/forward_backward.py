@@ -54,7 +54,7 @@ class Pair:
 
 
 def root(node: Any) -> Any:
-    """What a node is another name of."""
+    """The node that a node is another name of."""
     while isinstance(node, fx.Node) and packet(node) in SAME:
         node = node.args[0]
     return node
