@@ -17,6 +17,7 @@ from .emit import Function
 from .errors import AotError
 from .numbers import dtype_text, expression_text, integer_text, string_text
 from .program import Input, Program
+from .ranges import divisors, tightened
 from .tables import Tables
 
 _LARGEST = "INT64_MAX"
@@ -71,6 +72,7 @@ class Forward:
         self.writes = [name for name, node in zip(program.state, state, strict=True) if node in updated]
         changed = {one.name for one, node in zip(self._taken, given, strict=True) if node in updated}
         self.changed_inputs = sorted(changed)
+        self._ranges, self._assumed = self._served(graph_module.graph)
         self._inputs(changed)
         texts = {node: f"input{k}" for k, node in enumerate(given)}
         for (name, value), node in zip(program.state.items(), state, strict=True):
@@ -88,6 +90,17 @@ class Forward:
         kinds = "".join("t" if one.kind == "tensor" else "i" for one in self._taken)
         head = "void forward(const Model& model, const c10::IValue* in, std::vector<c10::IValue>& out) {"
         return f'const char* INPUT_KINDS = "{kinds}";\n{head}\n{body}\n}}\n'
+
+    def _served(self, graph: fx.Graph) -> tuple[dict[Any, tuple[int, int | None]], list[Any]]:
+        """The range of each symbol, and what else is assumed of them."""
+        facts = self._program.facts
+        known = {symbol: facts.range_of(symbol) for symbol in facts.symbols.values()}
+        dynamic = {symbol: (low, high) for symbol, (low, high) in known.items() if low != high}
+        ranges, conditions = tightened(dynamic, [*facts.conditions(), *divisors(graph)])
+        for symbol, (low, high) in ranges.items():
+            if high is not None and low > high:
+                raise AotError(f"what the program and its kernels ask of the size {symbol} cannot be met together")
+        return {**known, **ranges}, conditions
 
     def _inputs(self, changed: set[str]) -> None:
         for position, one in enumerate(self._taken):
@@ -121,7 +134,7 @@ class Forward:
     def _bind(self, symbol: Any, text: str, where: str) -> None:
         if symbol in self.symbols or not symbol.is_Symbol:
             return
-        low, high = self._program.facts.range_of(symbol)
+        low, high = self._ranges[symbol]
         if low == high:
             raise AotError(f"{where} was to be dynamic, but the program is for {low} alone there: export it so")
         self.symbols[symbol] = Bound(f"size{len(self.symbols)}", where, low, high)
@@ -142,7 +155,7 @@ class Forward:
 
     def _check_conditions(self, names: dict[Any, str]) -> None:
         shown = {symbol: f"({bound.where})" for symbol, bound in self.symbols.items()}
-        for condition in self._program.facts.conditions():
+        for condition in self._assumed:
             if not condition.free_symbols or not condition.free_symbols <= names.keys():
                 continue
             text = expression_text(condition, shown).replace("int64_t(", "(").replace("ll)", ")")

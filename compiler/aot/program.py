@@ -82,7 +82,13 @@ def export_model(
     """
     try:
         with torch.no_grad():
-            return torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+            try:
+                with export.any_size(), export.any_convolution():
+                    return torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+            except Exception:
+                if dynamic_shapes is None:
+                    raise
+                return torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     except Exception as error:
         raise AotError(f"torch.export cannot export the model: {type(error).__name__}: {error}") from error
 
@@ -220,11 +226,17 @@ def _facts(exported: torch.export.ExportedProgram, state: list[torch.Tensor], in
         low, high = (
             (0, None) if known is None else (int(known.lower), int(known.upper) if known.upper.is_Integer else None)
         )
-        ranges[name] = (max(low, 1), high)
+        low = max(low, 1)
+        ranges[name] = low, high
+        if hints[name] < 2:  # what is traced for another size is right for 1, not the other way round
+            hints[name] = 3 if high is None else min(max(low, 3), high)
     examples: list[Any] = [None if one.kind == "int" else _example(one, hints) for one in given]
     sizes = [*(tuple(tensor.shape) for tensor in state), *(one.sizes for one in given)]
     facts = export.sizes_of_export([*state, *examples], sizes, hints, ranges)
     own = {symbol: facts.symbols[name] for name, symbol in named.items()}
+    for condition in export.assumed_by_export(exported):
+        if condition.free_symbols and condition.free_symbols <= own.keys():
+            facts.assumed.append(condition.xreplace(own))
     for position, one in enumerate(inputs):
         parts = (tuple(n if isinstance(n, int) else n.xreplace(own) for n in part) for part in (one.sizes, one.strides))
         inputs[position] = Input(one.name, one.kind, one.value, one.dtype, *parts)

@@ -28,16 +28,18 @@ class SizeFacts:
         environment: of its symbols.
         symbols: this compilation's symbol of each of the program's, by name.
         inputs: the program's inputs as a backend is given them.
+        assumed: what exporting has assumed of the sizes.
     """
 
     context: Any
     environment: Any
     symbols: dict[str, Any] = field(default_factory=dict)
     inputs: list[Any] = field(default_factory=list)
+    assumed: list[Any] = field(default_factory=list)
 
     def conditions(self) -> list[Any]:
-        """The conditions on sizes that compiling has assumed, as expressions of `symbols`."""
-        return list(dict.fromkeys(guard.expr for guard in self.environment.guards))
+        """The conditions on sizes that exporting and compiling have assumed, as expressions of `symbols`."""
+        return list(dict.fromkeys([*self.assumed, *(guard.expr for guard in self.environment.guards)]))
 
     def range_of(self, symbol: Any) -> tuple[int, int | None]:
         """The least and the greatest value that a symbol is compiled for; None where there is none."""
@@ -91,31 +93,75 @@ def sizes_of_export(
     return facts
 
 
+def assumed_by_export(exported: Any) -> list[Any]:
+    """What torch has assumed of the program's symbols while exporting it in this process: the guards of its sizes."""
+    for node in exported.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for number in [value] if isinstance(value, torch.SymInt) else getattr(value, "shape", ()):
+            if isinstance(number, torch.SymInt):
+                return [guard.expr for guard in number.node.shape_env.guards]
+    return []
+
+
 _REGROUPING = ("reshape", "view", "_reshape_alias", "_unsafe_view", "contiguous", "clone", "flatten", "unflatten")
 # with torch 2.11 they ask whether a mask is broadcast over the batch: one of as many rows is right for one row too
 _BROADCASTING = ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
 
 
-def _environment() -> Any:
-    """Symbols of which no two are one, whatever their examples are, and none is taken to be another number than 0 or 1.
+# they ask whether one operand's rows may be folded: what they compute either way is the same
+_FOLDING = ("linear", "matmul", "lstm", "gru", "rnn_tanh", "rnn_relu")
 
-    Strides with which dims are regrouped where none of them is 1 are right where one is: whether it is, is not asked.
-    Nor is it where it only says how a mask is broadcast.
-    """
-    import sympy
+
+def _environment() -> Any:
+    """Symbols of which no two are one, whatever their examples are, and none is taken not to be 0 or 1."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    class Environment(ShapeEnv):
-        def evaluate_expr(self, orig_expr: Any, *args: Any, **more: Any) -> Any:
-            is_about_one = (
-                isinstance(orig_expr, sympy.core.relational.Relational) and sympy.Integer(1) in orig_expr.args
-            )
-            if not is_about_one or not _agrees_at_one():
-                return super().evaluate_expr(orig_expr, *args, **more)
-            with self.suppress_guards():
-                return super().evaluate_expr(orig_expr, *args, **more)
+    return ShapeEnv(specialize_zero_one=False, duck_shape=False)
 
-    return Environment(specialize_zero_one=False, duck_shape=False)
+
+@contextlib.contextmanager
+def any_size() -> Iterator[None]:
+    """Dynamic sizes are neither taken to be 0 or 1 nor taken not to be, unless the program asks, whatever examples are.
+
+    Strides with which dims are regrouped where none of them is 1 are right where one is: whether it is, is not asked.
+    Nor is it where it only says how a mask is broadcast, or which of two ways to one product is taken.
+    """
+    import sympy
+    import torch.fx.experimental._config as config
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    evaluate = ShapeEnv.evaluate_expr
+
+    def evaluate_expr(self: Any, orig_expr: Any, *args: Any, **more: Any) -> Any:
+        is_relation = isinstance(orig_expr, sympy.core.relational.Relational)
+        found = _where_not_one(orig_expr) if is_relation and _agrees_at_one() else None
+        return evaluate(self, orig_expr, *args, **more) if found is None else found
+
+    with config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        ShapeEnv.evaluate_expr = evaluate_expr  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            ShapeEnv.evaluate_expr = evaluate  # type: ignore[method-assign]
+
+
+def _where_not_one(relation: Any) -> Any:
+    """The answer to the question whether a size is 1, where it is not: asked of it or of a stride, ``16*s == 16``.
+
+    None where something else is asked. What the example's size is does not count: it may be 1.
+    """
+    import sympy
+
+    left, right = relation.args
+    if isinstance(relation, (sympy.Eq, sympy.Ne)):
+        if not (left.is_polynomial() and right.is_polynomial()) or sympy.gcd(left, right) not in (left, right):
+            return None
+        return sympy.true if isinstance(relation, sympy.Ne) else sympy.false
+    if right == 1:
+        return {sympy.Gt: sympy.true, sympy.Le: sympy.false}.get(relation.func)
+    if left == 1:
+        return {sympy.Lt: sympy.true, sympy.Ge: sympy.false}.get(relation.func)
+    return None
 
 
 def _agrees_at_one() -> bool:
@@ -125,25 +171,36 @@ def _agrees_at_one() -> bool:
         named = (frame.f_locals.get(name) for name in ("func", "self"))
         target = next((value for value in named if isinstance(value, OpOverload)), None)
         if target is not None:
-            return target.namespace == "aten" and packet_name(target) in (*_REGROUPING, *_BROADCASTING)
+            return target.namespace == "aten" and packet_name(target) in (*_REGROUPING, *_BROADCASTING, *_FOLDING)
         frame = frame.f_back  # type: ignore[assignment]
     return False
 
 
+_OF_CONVOLUTIONS = ("_select_conv_backend", "_conv_determine_backend_memory_format")
+
+
 @contextlib.contextmanager
-def _any_convolution(environment: Any) -> Iterator[None]:
+def any_convolution() -> Iterator[None]:
     """Let sizes not decide which kernel of a convolution torch believes will run: that says how results lie alone."""
-    chosen = torch._C._select_conv_backend
+    from torch._guards import detect_fake_mode
 
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        with environment.suppress_guards():
-            return chosen(*args, **kwargs)
+    asked = {name: getattr(torch._C, name) for name in _OF_CONVOLUTIONS}
 
-    torch._C._select_conv_backend = choose  # type: ignore[assignment]
+    def freely(question: Any) -> Any:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            environment = getattr(detect_fake_mode(args), "shape_env", None)
+            with contextlib.nullcontext() if environment is None else environment.suppress_guards():
+                return question(*args, **kwargs)
+
+        return ask
+
+    for name, question in asked.items():
+        setattr(torch._C, name, freely(question))
     try:
         yield
     finally:
-        torch._C._select_conv_backend = chosen
+        for name, question in asked.items():
+            setattr(torch._C, name, question)
 
 
 def _own(size: Any, symbols: Mapping[str, Any]) -> Any:
@@ -175,11 +232,9 @@ def _symbolic_context(environment: Any, source: Any, sizes: Sequence[Any]) -> An
 @contextlib.contextmanager
 def compiling_export(facts: SizeFacts) -> Iterator[None]:
     """Compile with these sizes: none is taken to be 0 or 1, nor taken not to be, unless the program depends on it."""
-    import torch.fx.experimental._config as config
     from torch._guards import tracing
 
-    oblivious = config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with tracing(facts.context), oblivious, _any_convolution(facts.environment):
+    with tracing(facts.context), any_size(), any_convolution():
         yield
 
 

@@ -9,13 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 from support.aot_models import Mixed, bert, bert_inputs, convolutional, mixed_inputs
+from torch.utils._sympy.functions import FloorDiv, Max, Min
 
 import regraft
 from regraft.compiler import aot
 from regraft.compiler.aot.artifact import read_manifest
 from regraft.compiler.aot.emit import Function
+from regraft.compiler.aot.program import export_model, program_of
+from regraft.compiler.aot.ranges import tightened
 from regraft.compiler.aot.runtime_source import HELPERS
 from regraft.compiler.aot.tables import Tables
 from regraft.compiler.codegen.cpp import can_build
@@ -194,6 +198,72 @@ def test_sizes_known_ahead_take_kernels_of_templates_and_views_without_calls(fol
     assert any(not name.startswith("k") for name in loaded.manifest["kernels"])
     called = {name.partition(".")[0] for name in loaded.manifest["operators"]}
     assert not called & {"aten::permute", "aten::transpose", "aten::select", "aten::t", "aten::unsqueeze"}
+
+
+class Rows(torch.nn.Module):
+    """What sizes of 1 change where they are known: regrouped dims, broadcasting, folds, strides of copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = torch.nn.Conv1d(4, 4, 3, padding=1), torch.nn.Linear(4, 6)
+        self.lstm = torch.nn.LSTM(1, 3, batch_first=True)
+
+    def forward(self, x):
+        rows, tokens, _ = x.shape
+        split = self.linear(x).view(rows, tokens, 2, 3).transpose(1, 2)
+        scores = (split @ split.mT + torch.arange(tokens)).softmax(-1)
+        mixed = (scores @ split).transpose(1, 2).reshape(rows, tokens, 6)
+        summed = x.flip(0).cumsum(0) + x.mean(0, keepdim=True) - x.amax((0, 1))
+        return (
+            mixed,
+            self.conv(x.mT),
+            self.lstm(x.mean(1)[..., None])[0],
+            summed,
+            x.mT.reshape(-1, tokens),
+            torch.cat([x, x[:1]]),
+        )
+
+
+def test_dynamic_dims_serve_from_one_whatever_examples_are(folder):
+    model = Rows().eval()
+    auto = {0: Dim.AUTO, 1: Dim.AUTO}
+    path = regraft.aot_compile(model, (torch.randn(1, 3, 4),), folder / "rows.rgx", dynamic_shapes=(auto,))
+    loaded = regraft.load(path)
+    assert loaded.manifest["dynamic"] == {"dim 0 of input 'x'": [1, None], "dim 1 of input 'x'": [1, None]}
+    assert loaded.manifest["conditions"] == []
+    for rows, tokens in ((1, 3), (1, 1), (4, 1), (2, 2), (5, 7)):
+        x = torch.randn(rows, tokens, 4)
+        equal(loaded(x), without_gradients(model(x)))
+    with pytest.raises(ValueError, match="dim 1 of input 'x' is 0; it must be at least 1"):
+        loaded(torch.randn(2, 0, 4))
+
+
+class OnlyOne(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[0] == 1 else x + 1
+
+
+def test_what_the_program_asks_of_a_size_is_a_condition():
+    program = program_of(export_model(OnlyOne(), (torch.randn(3, 4),), None, ({0: Dim.AUTO},)))
+    (symbol,) = program.facts.symbols.values()
+    assert tightened({symbol: (1, None)}, program.facts.conditions()) == ({symbol: (2, None)}, [])
+
+
+def test_what_is_assumed_of_sizes_is_told_as_ranges():
+    s, t = sympy.symbols("s t", positive=True, integer=True)
+    known = {s: (1, None), t: (1, 100)}
+    cases = [
+        (sympy.Eq(s, Min(512, s)), (1, 512)),
+        (sympy.Or(sympy.Eq(s, Min(512, s)), sympy.Eq(Min(512, s), 1)), (1, 512)),
+        (sympy.Ne(s, 1), (2, None)),
+        (sympy.Eq(Max(8, s), s), (8, None)),
+        (2 * s + 1 <= 8, (1, 3)),
+        (s - 3 >= 1, (4, None)),
+    ]
+    for condition, expected in cases:
+        assert tightened(known, [condition]) == ({**known, s: expected}, [])
+    for condition in (sympy.Ne(s, 5), s <= t, sympy.Eq(FloorDiv(s, 2), 4)):
+        assert tightened(known, [condition]) == (known, [condition])
 
 
 def test_no_value_hides_a_function_that_statements_call():
