@@ -19,13 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...codegen.cpp.dtypes import memory_type
-from ...codegen.cpp.value_text import Names, Values, Vectors
+from ...codegen.cpp.value_text import Vectors
 from ...codegen.flatten import flatten_value
-from ...codegen.source_writer import Writer
-from ...ir.dependence import Dependence
 from ...ir.program import Buffer
 from ...ir.value import Const, Op, Value
 from ..common.cpp_entry import with_entry
+from ..common.cpp_text import CppText
 from ..common.micro_kernel import PANEL
 from .cpu_tiles import tiling
 from .description import SCORE, Attention, Operand
@@ -84,18 +83,13 @@ def attention_cpp(attention: Attention, lanes: int) -> str:
     return AttentionCpp(attention, lanes).text()
 
 
-class AttentionCpp:
+class AttentionCpp(CppText):
     """Writes one kernel; a unit of work is one lead iteration and one block of queries."""
 
     def __init__(self, attention: Attention, lanes: int) -> None:
         self._a, self._t = attention, tiling(attention, lanes)
-        buffers = (*attention.reads, attention.out.buffer)
-        self._pointers = {b.name: f"p{number}" for number, b in enumerate(buffers)}
-        names = Names(dict(self._pointers), {})
-        names.variables = {var: f"g{number}" for number, var in enumerate(attention.lead)}
-        names.variables |= {attention.row: "i", attention.key: "j"}
-        self._w = Writer()
-        self._values = Values(self._w, names, Dependence())
+        lead = {var: f"g{number}" for number, var in enumerate(attention.lead)}
+        super().__init__((*attention.reads, attention.out.buffer), {**lead, attention.row: "i", attention.key: "j"})
         self._score = self._flat(attention.score)
         self._sink = None if attention.sink is None else self._flat(attention.sink)
         self._horizon = horizon(self._score, attention.key, attention.row)
@@ -117,25 +111,15 @@ class AttentionCpp:
         work = units * t.block * a.key.extent * (a.depth + a.width)
         return with_entry(self._w.lines, units, f"{work}")
 
-    def _line(self, *lines: str) -> None:
-        for line in lines:
-            self._w.line(line)
-
     # -- a thread -------------------------------------------------------------------------------------------------
 
     def _constants(self) -> None:
         t, a = self._t, self._a
-        values = {
+        self._define({
             "W": t.lanes, "ROWS": a.row.extent, "KEYS": a.key.extent, "DEPTH": a.depth, "STRIP": t.strip,
             "BLOCK": t.block, "BLOCKS": -(-a.row.extent // t.block), "VECTORS": t.keys.vectors, "CHUNK": t.chunk,
             "PITCH": t.pitch, "OUT_PITCH": t.out_pitch,
-        }  # fmt: skip
-        self._line(*(f"constexpr i64 {name} = {value};" for name, value in values.items()))
-
-    def _pointers_to_buffers(self) -> None:
-        for number, buffer in enumerate([*self._a.reads, self._a.out.buffer]):
-            kind, name = memory_type(buffer.dtype), self._pointers[buffer.name]
-            self._line(f"[[maybe_unused]] {kind}* __restrict const {name} = ({kind}*)call->buffers[{number}];")
+        })  # fmt: skip
 
     def _memory(self) -> None:
         self._pointers_to_buffers()

@@ -12,14 +12,12 @@ a panel of any width is read as so many streams.
 
 from __future__ import annotations
 
-from ...codegen.cpp.dtypes import memory_type
-from ...codegen.cpp.value_text import Names, Values, Vectors
+from ...codegen.cpp.value_text import Vectors
 from ...codegen.flatten import flatten_value
-from ...codegen.source_writer import Writer
-from ...ir.dependence import Dependence
 from ...ir.program import Buffer
 from ...ir.value import Const, Op, Value
 from ..common.cpp_entry import with_entry
+from ..common.cpp_text import CppText
 from .cpu_tiles import gemm_tiling
 from .description import ELEMENT, Matrix, Product
 
@@ -79,17 +77,13 @@ def gemm_cpp(product: Product, lanes: int) -> str:
     return GemmCpp(product, lanes).text()
 
 
-class GemmCpp:
+class GemmCpp(CppText):
     """Writes the kernel of a product; what reads weights in another way overrides how units are computed."""
 
     def __init__(self, product: Product, lanes: int) -> None:
         self._p = p = product
         self._t = gemm_tiling(p.row.extent, p.column.extent, p.depth, lanes)
-        self._pointers = {b.name: f"p{number}" for number, b in enumerate((*p.reads, p.out))}
-        names = Names(dict(self._pointers), {})
-        names.variables = {p.batch: "g", p.row: "i", p.column: "j"}
-        self._w = Writer()
-        self._values = Values(self._w, names, Dependence())
+        super().__init__((*p.reads, p.out), {p.batch: "g", p.row: "i", p.column: "j"})
         raw = Buffer(ELEMENT.buffer, ELEMENT.dtype, (1,), (1,), p.out.device)
         self._value = flatten_value(p.value, [*p.reads, raw])
 
@@ -103,26 +97,19 @@ class GemmCpp:
         units = -(-p.row.extent // t.block) * t.panels * p.batch.extent
         return with_entry(self._w.lines, units, f"{p.multiplications}ll")
 
-    def _line(self, *lines: str) -> None:
-        for line in lines:
-            self._w.line(line)
-
     # -- a thread -------------------------------------------------------------------------------------------------
 
     def _constants(self) -> None:
         t, p = self._t, self._p
-        values = {
+        self._define({
             "W": t.lanes, "ROWS": p.row.extent, "COLUMNS": p.column.extent, "DEPTH": p.depth, "STEP": t.step,
             "STRIP": t.strip, "BLOCK": t.block, "BLOCKS": -(-p.row.extent // t.block), "PANEL": t.panel,
             "PANELS": t.panels, "VECTORS": t.vectors, "PITCH": t.pitch,
-        }  # fmt: skip
-        self._line(*(f"[[maybe_unused]] constexpr i64 {name} = {value};" for name, value in values.items()))
+        })  # fmt: skip
 
     def _memory(self) -> None:
         t, p = self._t, self._p
-        for number, buffer in enumerate((*p.reads, p.out)):
-            kind, name = memory_type(buffer.dtype), self._pointers[buffer.name]
-            self._line(f"[[maybe_unused]] {kind}* __restrict const {name} = ({kind}*)call->buffers[{number}];")
+        self._pointers_to_buffers()
         panel = 0 if p.packed else t.pitch * t.step
         tiles = t.pitch * (t.strip if t.step == p.depth else t.block)
         self._line(f"const Heap scratch({(panel + tiles) * 4});")

@@ -165,18 +165,15 @@ class _FewRowsCpp(GemmCpp):
 
     def _constants(self) -> None:
         p, w = self._p, self._lanes
-        values = {
+        self._define({
             "W": w, "ROWS": p.row.extent, "COLUMNS": p.column.extent, "EXTENT": self._extent, "BLOCK": self._block,
             "BLOCKS": -(-p.column.extent // self._block), "PACKED": len(self._plan.values),
             "PITCH": (-(-self._extent // w) + 1) * w,  # rows a power of two apart would displace each other
-        }  # fmt: skip
-        self._line(*(f"[[maybe_unused]] constexpr i64 {name} = {value};" for name, value in values.items()))
+        })  # fmt: skip
         self._line(f"typedef V<f32, {w}> X;")
 
     def _memory(self) -> None:
-        for number, buffer in enumerate((*self._p.reads, self._p.out)):
-            kind, name = memory_type(buffer.dtype), self._pointers[buffer.name]
-            self._line(f"[[maybe_unused]] {kind}* __restrict const {name} = ({kind}*)call->buffers[{number}];")
+        self._pointers_to_buffers()
         self._line(
             "constexpr i64 LINE = PACKED * PITCH;",
             f"const Heap scratch((ROWS * LINE + ROWS * BLOCK{' + ROWS * W * W' if self._plan.deep else ''}) * 4);",
