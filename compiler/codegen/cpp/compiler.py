@@ -4,8 +4,8 @@
 
 Files are written aside and renamed into place: readers in other processes see a whole library or none. A seal stands
 behind the library (the loader reads no further than its end): one that is damaged, or that this user's regraft did not
-write, is deleted and compiled again, as is one that can't be loaded. Where the disk is full, a library lasts as long as
-the process.
+write, is deleted and compiled again, as is one that can't be loaded, and one that was replaced since it was looked at.
+Where the disk is full, a library lasts as long as the process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import ctypes
 import errno
 import functools
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ SECONDS = 600.0
 """That the compiler may take for one source."""
 
 _VERSION_SECONDS = 60.0
+_ATTEMPTS = 3
 _KIND = "code"
 _given_up: dict[str, str] = {}  # why a compiler is not asked again, by its path
 _NO_SPACE = "No space left on device"
@@ -134,19 +136,24 @@ def _library(source: Source) -> tuple[ctypes.CDLL, Path]:
     compiler = find_compiler()
     name = _name(source, compiler)
     path = _place(code_folder(_KIND), name)
-    loaded = _loaded(path)
-    if loaded is None:
-        try:
-            _compile(source, compiler, path)
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            path = _place(temporary_folder(_KIND), name)
-            loaded = _loaded(path)
-            if loaded is None:
-                _compile(source, compiler, path)
-        loaded = loaded or ctypes.CDLL(str(path))
+    try:
+        loaded = _loaded(path) or _made(source, compiler, path)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        path = _place(temporary_folder(_KIND), name)
+        loaded = _loaded(path) or _made(source, compiler, path)
     return loaded, path.with_suffix(".cpp")
+
+
+def _made(source: Source, compiler: Compiler, path: Path) -> ctypes.CDLL:
+    """The library of a source, compiled; once more where somebody spoils it before it is loaded."""
+    for _ in range(_ATTEMPTS):
+        _compile(source, compiler, path)
+        loaded = _loaded(path)
+        if loaded is not None:
+            return loaded
+    raise CompileFailed(path.with_suffix(".cpp"), f"what it made at {path} cannot be loaded, or is damaged by others")
 
 
 def _place(folder: Path, name: str) -> Path:
@@ -161,19 +168,22 @@ def _name(source: Source, compiler: Compiler) -> str:
 def _loaded(path: Path) -> ctypes.CDLL | None:
     """The library at `path`, None where there is none; what can't be believed or loaded is deleted."""
     try:
-        data = path.read_bytes()
+        file = path.open("rb")
     except OSError:
         return None
-    try:
-        if seal.opened(_entry(path), data) is not None:
+    with file, contextlib.suppress(OSError):
+        if seal.opened(_entry(path), file.read()) is not None and _is_at(file.fileno(), path):
             loaded = ctypes.CDLL(str(path))
             note_use(path)
             _note(path)
             return loaded
-    except OSError:
-        pass
     discard(path)
     return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether a name still is that of an open file: the system's loader, which takes names, ends at half a library."""
+    return os.path.samestat(os.fstat(descriptor), path.stat())
 
 
 def _entry(path: Path) -> str:
@@ -202,7 +212,8 @@ def _compile(source: Source, compiler: Compiler, path: Path) -> None:
         with contextlib.suppress(OSError):  # a source that was refused stays, to be looked at
             text.replace(path.with_suffix(".cpp"))
     _note(path)
-    note_written(path.stat().st_size + len(source.text))
+    with contextlib.suppress(OSError):  # somebody may have deleted it
+        note_written(path.stat().st_size + len(source.text))
 
 
 def _run(source: Source, compiler: Compiler, kept: Path, text: Path, made: Path) -> None:

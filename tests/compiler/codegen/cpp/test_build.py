@@ -220,6 +220,36 @@ def test_processes_share_a_cache(tmp_path):
     assert [done.output.split() for done in run_fresh([[program]] * 2)] == [["42"]] * 2
 
 
+def test_what_is_loaded_is_what_was_looked_at(tmp_path):
+    """A library that is damaged under its name once its seal was read: the system's loader would end the process."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import pathlib, sys\n"
+        "from regraft.compiler.codegen.cpp import compiler\n"
+        "from regraft.compiler.storage import seal\n"
+        "text = 'extern \"C\" int answer() { return 42; } double many[4096] = {1};'\n"
+        "name = compiler._name(compiler.Source(text), compiler.find_compiler())\n"
+        "place = compiler._place(compiler.code_folder('code'), name)\n"
+        "found = lambda: compiler.compile_all([compiler.Source(text)])[0][0].answer()\n"
+        "def spoiling(function):\n"
+        "    times = []\n"
+        "    def run(name, data):\n"
+        "        result = function(name, data)\n"
+        "        if len(times) < 2:\n"
+        "            times.append(name)\n"
+        "            place.unlink()\n"
+        "            place.write_bytes(data[:5000])\n"
+        "        return result\n"
+        "    return run\n"
+        "if sys.argv[1] == 'spoil':\n"
+        "    seal.opened = spoiling(seal.opened)\n"
+        "print(found())"
+    )
+    for argument in ("compile", "spoil", "compile"):
+        (done,) = run_fresh([[program, argument]])
+        assert (done.code, done.output.split()) == (0, ["42"]), (argument, done.errors)
+
+
 def test_a_missing_compiler_has_its_own_error(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(cpp.CompilerMissing, match="no-such-compiler"):
