@@ -22,6 +22,7 @@ from .errors import AotError
 
 _MAGIC = b"REGRAFT-AOT-001\0"
 _FOOTER = struct.Struct("<16s6Q")
+FORMAT = 1  # of the manifest
 _PAGE = 1 << 16  # no page of memory is larger
 
 

@@ -21,7 +21,7 @@ from ..codegen.wrapper.wrapper import Wrapper
 from ..freezing import Folded
 from ..options import Options
 from ..runtime.calls import Boxed
-from .artifact import span, write
+from .artifact import FORMAT, span, write
 from .build import build, instructions, missing_text
 from .errors import AotError
 from .forward import Forward, loading_text
@@ -29,8 +29,6 @@ from .program import Program, export_model, program_of
 from .runtime_source import ENTRY, HELPERS
 from .structure import structure_json
 from .tables import Tables
-
-FORMAT = 1
 
 
 def aot_compile(

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from ..codegen.cpp.target import cpu_flags
-from .artifact import read_manifest
+from .artifact import FORMAT, read_manifest
 from .errors import AotError
 from .structure import build, flatten
 
-_FORMAT = 1
 _FLAGS = {"bmi": "bmi1", "sse4.2": "sse4_2"}  # what the system calls a feature that compilers call otherwise
 _loaded: dict[str, Any] = {}  # operators of libraries that are in this process, by name; they stay
 
@@ -119,8 +118,8 @@ def load(path: str | Path) -> Loaded:
 
 
 def _check(path: Path, manifest: dict[str, Any]) -> None:
-    if manifest.get("format") != _FORMAT:
-        raise AotError(f"{path} has format {manifest.get('format')}, this regraft reads {_FORMAT}: compile it again")
+    if manifest.get("format") != FORMAT:
+        raise AotError(f"{path} has format {manifest.get('format')}, this regraft reads {FORMAT}: compile it again")
     here = {"torch": torch.__version__, "machine": platform.machine(), "system": platform.system()}
     for what, found in here.items():
         if manifest[what] != found:

@@ -21,11 +21,11 @@ from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
 from .analysis import holds_softmax, is_bool, is_literal, like, uniform
+from .masks import MASKED
 from .random_calls import moved_dropout
 
 aten = torch.ops.aten
 
-_MASKED = -1e4  # a fill this low takes a score out of a softmax
 _DEEPEST = 12  # operators of a mask that are compared
 
 
@@ -59,7 +59,7 @@ def _masked_by(user: fx.Node, scores: Any, keep: fx.Node) -> fx.Node | None:
     if not sees(user, scores, "aten.where") or len(scores.args) != 3:
         return None
     fill = uniform(scores.args[2])
-    low = fill is not None and fill <= _MASKED
+    low = fill is not None and fill <= MASKED
     return scores if low and _same(scores.args[0], keep, _DEEPEST) else None
 
 

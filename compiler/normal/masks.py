@@ -18,7 +18,7 @@ from .logic import are_opposite, negated
 
 aten = torch.ops.aten
 
-_MASKED = -1e4  # a fill this low takes a score out of a softmax
+MASKED = -1e4  # a fill this low takes a score out of a softmax
 
 
 @respelling("aten.masked_fill")
@@ -174,7 +174,7 @@ def _selected(node: fx.Node, kept: Any, filled: Any) -> tuple[fx.Node, fx.Node, 
     if not sees(node, kept, "aten.mul") or not sees(node, filled, "aten.mul") or not like(node, kept):
         return None
     fill = uniform(filled.args[1])
-    if fill is None or fill > _MASKED or not is_tensor(kept.args[1]):
+    if fill is None or fill > MASKED or not is_tensor(kept.args[1]):
         return None
     for scores, mask in (kept.args, kept.args[::-1]):
         if _is_complement(node, filled.args[0], mask) and like(node, scores):

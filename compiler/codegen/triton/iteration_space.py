@@ -10,6 +10,7 @@ from typing import Any
 
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Index, Loaded, Var, add, atoms, mul, quotient
+from ...ir.program import Buffer
 
 _INT32 = 2**31 - 1
 
@@ -41,6 +42,12 @@ def is_small(number: Any) -> bool:
     """Whether 32 bits hold an index, and what lanes outside of the loops make of it."""
     low, high = bounds(number)
     return low is not None and high is not None and max(-low, high) < _INT32 // 2
+
+
+def has_small_offsets(buffer: Buffer) -> bool:
+    """The same of every offset into a buffer whose sizes are numbers."""
+    reach = sum(abs((size - 1) * stride) for size, stride in zip(buffer.sizes, buffer.strides, strict=True))
+    return reach < _INT32 // 2
 
 
 def is_indirect(offset: Any) -> bool:

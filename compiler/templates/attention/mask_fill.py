@@ -24,7 +24,7 @@ from ...ir.value import Const, Load, Op, Value, variables, walk
 from .description import SCORE
 from .score import BOUNDED
 
-_LOWEST = -1e38  # constants from here down hide
+LOWEST = -1e38  # constants from here down hide
 _EVERYDAY = 1e20  # what a product of rows, or an integer, may come to
 _MODERATE = 1e30  # beside the lowest numbers nothing
 _MOST_POINTS = 1 << 20
@@ -93,7 +93,7 @@ def _peeled(value: Value) -> tuple[list[Value], Value]:
 
 
 def _is_lowest(value: Value) -> bool:
-    return isinstance(value, Const) and -math.inf < value.number <= _LOWEST
+    return isinstance(value, Const) and -math.inf < value.number <= LOWEST
 
 
 def _is_zero(value: Value) -> bool:

@@ -17,8 +17,8 @@ import torch
 from ...ir.index.index import Var
 from ...ir.value import Const, Load, Op, Value, variables, walk
 from .description import SCORE
+from .mask_fill import LOWEST
 
-_LOWEST = -1e38  # constants from here down hide, and so do sums with them
 _HIDING = -1e30  # what is added and no larger hides
 _MOST_PARTS = 200
 
@@ -62,7 +62,7 @@ def _conditions(value: Value) -> list[Value]:
 
 
 def _hides(value: Value) -> bool:
-    return isinstance(value, Const) and value.number <= _LOWEST
+    return isinstance(value, Const) and value.number <= LOWEST
 
 
 def _not(value: Value) -> Value:

@@ -13,7 +13,7 @@ import torch
 from ...codegen.flatten import flatten_value
 from ...codegen.triton import LaunchText
 from ...codegen.triton.dtypes import signature_name
-from ...codegen.triton.iteration_space import is_small
+from ...codegen.triton.iteration_space import has_small_offsets, is_small
 from ...codegen.triton.values import Axis, Names, Values
 from ...codegen.triton.writer import TritonWriter
 from ...ir.dependence import Dependence
@@ -26,7 +26,6 @@ from .score import LOG2_E, in_powers_of_two, lean, unscaled
 from .triton_tiles import Tile, parts
 
 OPERANDS = (torch.float32, torch.bfloat16, torch.float16)
-_INT32 = 2**31 - 1
 _TURNS = 512  # programs that take turns: about two for each that a GPU has room for
 
 
@@ -97,7 +96,7 @@ class AttentionText:
         names.variables |= {attention.row: "i", attention.key: "j"}
         self._w = TritonWriter()
         self._dependence = Dependence()
-        is_short = all(map(_is_small, self._buffers)) and all(map(is_small, _numbers(attention)))
+        is_short = all(map(has_small_offsets, self._buffers)) and all(map(is_small, _numbers(attention)))
         self._long = "" if is_short else ".to(tl.int64)"
         self._values = Values(self._w, names, self._dependence, "tl.int64" if self._long else "tl.int32")
         self._raw = self._flat(SCORE)
@@ -248,12 +247,6 @@ class AttentionText:
 def both(*masks: str | None) -> str:
     """Conditions that all hold; empty where there are none."""
     return " & ".join(mask for mask in masks if mask is not None)
-
-
-def _is_small(buffer: Buffer) -> bool:
-    """Whether 32 bits hold every offset into a buffer, and what lanes outside of it make."""
-    reach = sum(abs((size - 1) * stride) for size, stride in zip(buffer.sizes, buffer.strides, strict=True))
-    return reach < _INT32 // 2
 
 
 def _numbers(attention: Attention) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..common.gpu import Gpu
 from ..gemm.triton_candidates import best_tiles, changes, preferred
-from ..gemm.triton_cost import efficiency, epilogue_bytes, tensor_rate
+from ..gemm.triton_cost import BYTES_PER_CYCLE, REGISTERS, START, efficiency, epilogue_bytes, tensor_rate
 from ..gemm.triton_tiles import FEW_SHARED, GemmTile, fits
 from .description import Convolution
 from .triton_implicit_gemm import takes_boxes
@@ -26,9 +26,6 @@ _BOXES = (
 _WIDE = 128  # rows and columns of tiles that read little for each multiplication
 _NARROW = 1.3  # how much longer tiles take that read as much for fewer multiplications
 _FEWEST_BYTES = 4  # that the GPU copies to shared memory beside multiplications
-_BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
-_START = 1500  # cycles until the first operands are there, and for leaving
-_REGISTERS = 64 << 10  # of a multiprocessor
 _LANES_AT_ONCE = 128 * 64
 _FEWEST_COLUMNS = 64  # of boxes: the rows of what the tensor cores of Hopper multiply
 
@@ -44,15 +41,15 @@ def estimate(convolution: Convolution, tile: GemmTile, gpu: Gpu) -> float:
     itemsize = convolution.dtype.itemsize
     operations = 2.0 * tile.rows * tile.columns * tile.depth * convolution.steps(tile.depth)
     multiply = operations / (tensor_rate(gpu, itemsize) * _efficiency(convolution, tile, gpu))
-    finish = tile.rows * tile.columns * epilogue_bytes(convolution) / _BYTES_PER_CYCLE
+    finish = tile.rows * tile.columns * epilogue_bytes(convolution) / BYTES_PER_CYCLE
     tiles = tile.count(convolution)
     if tile.descriptors:
-        return -(-tiles // gpu.processors) * (multiply + finish) + 2 * _START
+        return -(-tiles // gpu.processors) * (multiply + finish) + 2 * START
     registers = (tile.rows * tile.columns // (32 * tile.warps) + 64) * 32 * tile.warps
-    together = max(min(gpu.shared_bytes // (tile.shared(itemsize) + FEW_SHARED), _REGISTERS // registers, 4), 1)
+    together = max(min(gpu.shared_bytes // (tile.shared(itemsize) + FEW_SHARED), REGISTERS // registers, 4), 1)
     # A last wave that is not full has fewer programs on each multiprocessor.
     waves, rest = divmod(tiles, gpu.processors * together)
-    last, overhead = -(-rest // gpu.processors), _START + finish
+    last, overhead = -(-rest // gpu.processors), START + finish
     return waves * (together * multiply + overhead) + (last * multiply + overhead if rest else 0)
 
 

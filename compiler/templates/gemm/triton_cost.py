@@ -12,7 +12,7 @@ from ..common.gpu import Gpu
 from .description import FEWEST, Product, Prologue
 from .triton_tiles import FEW_SHARED, GemmTile, read_bytes, shared_bytes
 
-_BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
+BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
 _STREAMED_BYTES_PER_CYCLE = 19  # the same, where nothing but reading is done
 _CACHED_BYTES_PER_CYCLE = 48  # of the second cache, for each multiprocessor
 _LATENCY, _EARLIER_LATENCY = 1300, 800  # cycles until what is asked of memory is there, where much is; before Hopper
@@ -23,9 +23,9 @@ _BESIDE = 1 / 4  # of what goes on beside something that takes longer: it is in 
 _SECOND = 1500  # cycles that a second launch takes
 _WIDE_ROWS = 64  # from which on Hopper multiplies what lies in shared memory
 _MOST_TOGETHER = 4  # programs on a multiprocessor
-_START = 1500  # cycles until the first operands are there, and for leaving
+START = 1500  # cycles until the first operands are there, and for leaving
 _LIBRARY = 0.7  # of the rate that libraries reach
-_REGISTERS = 64 << 10  # of a multiprocessor
+REGISTERS = 64 << 10  # of a multiprocessor
 _MOST_WARPS, _MOST_PROGRAMS = 64, 32  # that a multiprocessor runs side by side
 _LIGHT, _SPILLED = 6, 0.85  # values of an epilogue beside whose registers large tiles slow down, and how much
 FEW = 64  # rows that tensor cores have time for while memory gives the other operand
@@ -47,14 +47,14 @@ _HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polyn
 
 def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     """Cycles that a product takes with a tile, roughly."""
-    busy = 2.0 * _START if tile.descriptors else 0.0  # its programs stay: one begins while another ends
+    busy = 2.0 * START if tile.descriptors else 0.0  # its programs stay: one begins while another ends
     waves = _waves(product, tile, gpu)
     cycles = {programs: _wave(product, tile, gpu, programs) for programs in set(waves)}  # all but the last are alike
     busy += sum(map(cycles.__getitem__, waves))
     if tile.splits == 1:
         return busy
     summed = _elements_of(product) * (4 * tile.splits + epilogue_bytes(product))
-    return busy + _SECOND + summed / (_BYTES_PER_CYCLE * gpu.processors)
+    return busy + _SECOND + summed / (BYTES_PER_CYCLE * gpu.processors)
 
 
 def estimate_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> float:
@@ -62,7 +62,7 @@ def estimate_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     programs, rows = tile.count(product) * tile.splits, product.row.extent
     held = tile.depth * tile.columns / (32 * tile.warps)  # numbers of a lane
     registers = 32 + held * (rows + min(tile.stages, 2) * product.dtype.itemsize / 4)
-    together = min(_MOST_WARPS / tile.warps, _REGISTERS / (registers * 32 * tile.warps), _MOST_PROGRAMS)
+    together = min(_MOST_WARPS / tile.warps, REGISTERS / (registers * 32 * tile.warps), _MOST_PROGRAMS)
     each = tile.depth * tile.columns * read_bytes(product.b, product.right)
     there = min(programs / gpu.processors, together)
     latency = _LATENCY if gpu.capability >= 90 else _EARLIER_LATENCY
@@ -74,8 +74,8 @@ def estimate_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> float:
     busy = max(moved(product) / rate * uneven, computed / (2 * _LANES)) / gpu.processors
     finish = _GATHERED * max(programs / gpu.processors, 1) * rows
     if tile.splits > 1:
-        finish += _SECOND + _elements_of(product) * (4 * tile.splits + 4) / (_BYTES_PER_CYCLE * gpu.processors)
-    return _START + latency + busy + finish
+        finish += _SECOND + _elements_of(product) * (4 * tile.splits + 4) / (BYTES_PER_CYCLE * gpu.processors)
+    return START + latency + busy + finish
 
 
 def _waves(product: Product, tile: GemmTile, gpu: Gpu) -> list[int]:
@@ -91,7 +91,7 @@ def _together(product: Product, tile: GemmTile, gpu: Gpu) -> int:
     registers = (tile.rows * tile.columns // (32 * tile.warps) + 64) * 32 * tile.warps
     buffers = tile.stages if tile.rows >= _WIDE_ROWS and gpu.capability >= 90 else tile.stages - 1
     shared = shared_bytes(product, tile) * buffers // tile.stages + FEW_SHARED
-    return max(min(gpu.shared_bytes // shared, _REGISTERS // registers, _MOST_TOGETHER), 1)
+    return max(min(gpu.shared_bytes // shared, REGISTERS // registers, _MOST_TOGETHER), 1)
 
 
 def _wave(product: Product, tile: GemmTile, gpu: Gpu, programs: int) -> float:
@@ -111,8 +111,8 @@ def _wave(product: Product, tile: GemmTile, gpu: Gpu, programs: int) -> float:
         span // tile.depth * latency / max(tile.stages - 2, 1),
     )
     *_, second, longest = sorted(sides)
-    finish = rows * columns * (epilogue_bytes(product) if tile.splits == 1 else 4) / _BYTES_PER_CYCLE
-    return longest + _BESIDE * second + finish + each * _SCHEDULED + (0 if tile.descriptors else _START)
+    finish = rows * columns * (epilogue_bytes(product) if tile.splits == 1 else 4) / BYTES_PER_CYCLE
+    return longest + _BESIDE * second + finish + each * _SCHEDULED + (0 if tile.descriptors else START)
 
 
 def _multiplying(product: Product, tile: GemmTile, gpu: Gpu) -> float:
@@ -127,12 +127,12 @@ def _multiplying(product: Product, tile: GemmTile, gpu: Gpu) -> float:
 def library(product: Product, gpu: Gpu) -> float:
     """Cycles that a library's call takes, roughly: for multiplications, or for what it moves."""
     multiply = 2.0 * product.multiplications / (tensor_rate(gpu, product.dtype.itemsize) * _LIBRARY * gpu.processors)
-    return max(multiply, moved(product) / (_BYTES_PER_CYCLE * _LIBRARY * gpu.processors))
+    return max(multiply, moved(product) / (BYTES_PER_CYCLE * _LIBRARY * gpu.processors))
 
 
 def cycles_to_move(count: float, gpu: Gpu) -> float:
     """Cycles that memory takes for so many bytes."""
-    return count / (_BYTES_PER_CYCLE * gpu.processors)
+    return count / (BYTES_PER_CYCLE * gpu.processors)
 
 
 def is_skinny(product: Product) -> bool:
@@ -161,7 +161,7 @@ def apart(product: Product, gpu: Gpu) -> float:
     for x, prologue, n in ((p.a, p.left, p.row.extent * p.depth), (p.b, p.right, p.depth * p.column.extent)):
         if prologue is not None:
             bytes_moved = p.batch.extent * n * (read_bytes(x, prologue) + prologue.dtype.itemsize)
-            cycles += bytes_moved / (_BYTES_PER_CYCLE * gpu.processors) + 2 * _START
+            cycles += bytes_moved / (BYTES_PER_CYCLE * gpu.processors) + 2 * START
     return cycles
 
 
@@ -184,7 +184,7 @@ def fused_gain(product: Product, gpu: Gpu, lost: int = 0) -> float:
     """
     passes = (1 if product.more else 2) - lost
     itemsize = product.dtype.itemsize
-    saved = passes * _elements_of(product) * itemsize / (_BYTES_PER_CYCLE * gpu.processors) + 2 * _START
+    saved = passes * _elements_of(product) * itemsize / (BYTES_PER_CYCLE * gpu.processors) + 2 * START
     return saved / library(product, gpu)
 
 

@@ -11,6 +11,7 @@ from ...codegen.flatten import flatten_value
 from ...codegen.triton import LaunchText
 from ...codegen.triton.dtypes import signature_name, type_name
 from ...codegen.triton.fast_math import fast_values
+from ...codegen.triton.iteration_space import has_small_offsets
 from ...codegen.triton.values import Axis, Names, Values
 from ...codegen.triton.writer import TritonWriter
 from ...ir.dependence import Dependence
@@ -19,7 +20,6 @@ from ...ir.program import Buffer
 from ...ir.value import Value
 from .description import ELEMENT, FLOAT8, OTHER, Product, Result
 
-_INT32 = 2**31 - 1
 _FLOAT8 = dict(zip(FLOAT8, ("fp8e4nv", "fp8e5"), strict=True))
 
 
@@ -55,7 +55,7 @@ class ProductText:
         names = Names({b.name: name for b, name in pairs}, {b.name: b.dtype for b, _ in pairs})
         names.variables = {product.batch: "g", product.row: "i", product.column: "j"}
         self.writer = TritonWriter()
-        self.long = "" if all(map(_is_small, self.buffers)) else ".to(tl.int64)"
+        self.long = "" if all(map(has_small_offsets, self.buffers)) else ".to(tl.int64)"
         self.values = Values(self.writer, names, Dependence(), "tl.int64" if self.long else "tl.int32")
 
     def line(self, *lines: str) -> None:
@@ -120,9 +120,3 @@ def signature_type(buffer: Buffer) -> str:
     """The type of a pointer in a kernel's signature."""
     dtype = buffer.dtype
     return f"*{_FLOAT8[dtype] if dtype in FLOAT8 else signature_name(dtype)}"
-
-
-def _is_small(buffer: Buffer) -> bool:
-    """Whether 32 bits hold every offset into a buffer, and what lanes outside of it make."""
-    reach = sum(abs((size - 1) * stride) for size, stride in zip(buffer.sizes, buffer.strides, strict=True))
-    return reach < _INT32 // 2
