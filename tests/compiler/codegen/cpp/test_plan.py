@@ -1,7 +1,8 @@
 """Which loop has lanes in C++, how many, and how memory is read and written then: `golden/plan.txt`, for a look at it.
 
 loop < 768 parallel: 16 lanes, 4 vectors at a time
-load, store; strided 2: every second element; gather, scatter: anywhere; load_tile: transposed; get, put: one by one
+load, store; strided 2: every second element; gather, scatter: anywhere; load_tile: transposed; get, put: one by one;
+lanes_add, plain_add: added to memory, side by side and one after the other
 """
 
 import re
