@@ -11,16 +11,22 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from .agreement import disagreement
+
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _OF_NO_INTEGERS = """
-    _adaptive_avg_pool3d _native_batch_norm_legit.no_stats _prelu_kernel _softmax_backward_data adaptive_max_pool2d
-    adaptive_max_pool3d binary_cross_entropy binary_cross_entropy_with_logits celu dist elu frac gelu glu hardshrink
-    hardsigmoid hardswish huber_loss hypot leaky_relu lerp.Scalar lerp.Tensor log_sigmoid_forward logaddexp logaddexp2
-    logcumsumexp mish mse_loss native_batch_norm native_group_norm native_layer_norm nextafter nll_loss_forward
-    round.decimals silu smooth_l1_loss soft_margin_loss softplus softshrink upsample_linear1d upsample_trilinear3d
-    _batch_norm_with_update _native_batch_norm_legit grid_sampler_2d grid_sampler_3d max_unpool2d max_unpool3d
-    multi_margin_loss multilabel_margin_loss_forward var var.dim var.correction std std.dim std.correction var_mean
-    var_mean.dim var_mean.correction std_mean std_mean.dim std_mean.correction
+    _adaptive_avg_pool3d _log_softmax _log_softmax_backward_data _native_batch_norm_legit.no_stats _prelu_kernel
+    _softmax _softmax_backward_data adaptive_max_pool2d adaptive_max_pool3d binary_cross_entropy
+    binary_cross_entropy_with_logits celu dist elu frac gelu glu hardshrink hardsigmoid hardswish huber_loss hypot
+    leaky_relu lerp.Scalar lerp.Tensor log_sigmoid_forward logaddexp logaddexp2 logcumsumexp mish mse_loss
+    native_batch_norm native_group_norm native_layer_norm nextafter nll_loss_forward round.decimals silu
+    smooth_l1_loss soft_margin_loss softplus softshrink upsample_linear1d upsample_trilinear3d _batch_norm_with_update
+    _native_batch_norm_legit grid_sampler_2d grid_sampler_3d max_unpool2d max_unpool3d glu_backward
+    huber_loss_backward mish_backward mse_loss_backward nll_loss2d_forward smooth_l1_loss_backward
+    upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d_backward
+    upsample_trilinear3d_backward _upsample_nearest_exact1d_backward multi_margin_loss multilabel_margin_loss_forward
+    var var.dim var.correction std std.dim std.correction var_mean var_mean.dim var_mean.correction std_mean
+    std_mean.dim std_mean.correction
 """
 _OF_BYTES_ONLY = """
     _upsample_nearest_exact1d _upsample_nearest_exact2d upsample_bicubic2d upsample_bilinear2d upsample_nearest1d
@@ -32,7 +38,7 @@ _OF_NO_BOOLS = """
     abs addcmul ceil div.Tensor_mode floor floor_divide fmod.Tensor hardtanh max_pool2d_with_indices
     max_pool3d_with_indices neg pow.Tensor_Tensor reflection_pad1d reflection_pad2d reflection_pad3d relu
     remainder.Tensor replication_pad1d replication_pad2d replication_pad3d round threshold trunc linalg_cross trace
-    argmax argmin clamp clamp.Tensor clamp_min clamp_max clamp_min.Tensor clamp_max.Tensor
+    argmax argmin _safe_softmax clamp clamp.Tensor clamp_min clamp_max clamp_min.Tensor clamp_max.Tensor
 """
 # By the device: kernels that exist for others.
 _ON_DEVICES = {
@@ -71,8 +77,9 @@ def refused(node: fx.Node) -> str | None:
     """Why eager refuses a call for the dtypes of its tensors or its dim; None where it does not."""
     name, tensors = str(node.target), list(_tensors(node))
     dtypes = {x.dtype for x in tensors}
-    if not dtypes:
-        return None
+    against = disagreement(node)
+    if against is not None or not dtypes:
+        return against
     device = tensors[0].device.type
     if _refused_alike(name, dtypes, device) or _refused_mixture(name, dtypes, device, node):
         return f"eager refuses {', '.join(sorted(map(str, dtypes)))}"

@@ -13,6 +13,7 @@ from ..ir.index.index import add, mul, quotient, remainder
 from ..ir.value import Value
 from .core import Indices, Lowering, Tensor, Unlowered, lowers
 from .ops.copies import copied
+from .ops.elementwise import element as broadcast_at
 from .ops.views import clamped, from_front, place_of, promised_sizes, wrapped
 from .positions import compared, guarded, iterations, scalar, swapped, within
 from .windows import Sliding, summed
@@ -92,7 +93,7 @@ def diag_embed(low: Lowering, x: Tensor, offset: int = 0, dim1: int = -2, dim2: 
 def unfold_backward(
     low: Lowering, grad_in: Tensor, input_sizes: Sequence[Any], dim: int, size: int, step: int
 ) -> Tensor:
-    """Each element gets the gradients of the windows that see it."""
+    """Each element gets the gradients of the windows that see it; rows may share them (`istft`: one window's)."""
     if not input_sizes:
         raise Unlowered("arguments", "windows of a tensor of rank 0")
     d = wrapped(dim, len(input_sizes))
@@ -101,7 +102,7 @@ def unfold_backward(
     def term(at: Indices, r: Indices) -> Value:
         o, conditions = window.window(at[d], r[0])
         place = (*swapped(at, d, o), window.part(at[d], o))
-        return guarded(conditions, grad_in.at(place), scalar(0, grad_in.dtype))
+        return guarded(conditions, broadcast_at(grad_in, place), scalar(0, grad_in.dtype))
 
     return summed(low, input_sizes, [window.covers], term, lambda _, total: total, grad_in.dtype)
 

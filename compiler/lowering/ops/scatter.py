@@ -204,6 +204,17 @@ def _source(src: Any, dtype: torch.dtype) -> Source:
     return lambda _: value
 
 
+def _require_broadcast(values: Tensor, sizes: Indices) -> None:
+    """Refuse values that are not known to broadcast to the places that they go to: eager raises where they do not.
+
+    Raises:
+        Unlowered: they are not.
+    """
+    wide = zip(reversed(values.sizes), reversed(sizes), strict=False)
+    if len(values.sizes) > len(sizes) or any(size not in (1, place) for size, place in wide):
+        raise Unlowered("arguments", f"values of sizes {values.sizes} for places of sizes {sizes}")
+
+
 def _scatter(low: Lowering, into: Tensor, dim: int, index: Tensor, source: Source, mode: StoreMode | None) -> None:
     """``into[index[i, j], j] op= source[i, j]`` for every element of `index`."""
     if is_empty(index.sizes):
@@ -286,6 +297,7 @@ def _masked_put(
     below = len(x.sizes) - stop
     if len(values.sizes) > below and values.sizes[-below - 1] != 1:
         raise Unlowered("data-dependent", "a value for each place that a mask lets through")
+    _require_broadcast(values, (*x.sizes[:start], 1, *x.sizes[stop:]))
     mode = "logical_or" if x.dtype == torch.bool else "add"
 
     def element(at: Indices) -> Value:

@@ -1,0 +1,264 @@
+"""What eager wants the arguments of a call to agree in, where neither tracing nor a kernel of ours would notice.
+
+    index_add(x: float32, 0, index, source: float64)     one dtype
+    x.index_fill(0, index: int32, 1.0)                   the dtype of an index
+    half.masked_fill(mask, -1e9)                         a number that the dtype holds
+    x - True, 2 ** -1 of integers                        kinds of numbers
+    slice_scatter(x, source, 0, 1, 3)                    the sizes of a source and of where it goes
+
+A call of which one is not so stays ATen's, which raises eager's error when the program runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.compat import OpOverload, plain_eager, schema_arguments
+from ...rewrites.symbolic import hint, holds_on_example, known_equal
+
+_LONG = frozenset({torch.int64})
+_WHOLE = frozenset({torch.int32, torch.int64})
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def _named(text: str) -> dict[str, tuple[str, ...]]:
+    rows = (line.split(":") for line in text.strip().splitlines())
+    return {name.strip(): tuple(names.split()) for name, names in rows}
+
+
+# Operators whose arguments of these names have one dtype.
+_ALIKE = _named("""
+    _log_softmax_backward_data: grad_output output
+    _softmax_backward_data: grad_output output
+    _prelu_kernel: self weight
+    _prelu_kernel_backward: grad_output self weight
+    binary_cross_entropy: self target weight
+    binary_cross_entropy_backward: grad_output self target weight
+    glu_backward: grad_output self
+    huber_loss_backward: grad_output self target
+    mse_loss_backward: grad_output self target
+    smooth_l1_loss_backward: grad_output self target
+    log_sigmoid_backward: grad_output self
+    nll_loss_forward: self weight
+    nll_loss_backward: grad_output self weight
+    nll_loss2d_forward: self weight
+    nll_loss2d_backward: grad_output self weight
+    put: self source
+    index_add: self source
+    index_copy: self source
+    index_reduce: self source
+    index_put: self values
+""")
+# Normalizations: parameters of the input's dtype, or of float32 where that has 16 bits.
+_NORMALIZING = _named("""
+    native_layer_norm: input weight bias
+    native_group_norm: input weight bias
+    native_batch_norm: input weight bias running_mean running_var
+    _native_batch_norm_legit: input weight bias running_mean running_var
+    _native_batch_norm_legit_no_training: input weight bias running_mean running_var
+    _batch_norm_with_update: input weight bias running_mean running_var
+""")
+# Which dtypes an index may have.
+_INDICES = {
+    "index_select": ("index", _WHOLE), "index_add": ("index", _WHOLE), "index_reduce": ("index", _WHOLE),
+    "index_copy": ("index", _LONG), "index_fill": ("index", _LONG), "put": ("index", _LONG),
+    "embedding_dense_backward": ("indices", _WHOLE), "nll_loss_forward": ("target", _LONG | {torch.uint8}),
+    "nll_loss2d_forward": ("target", _LONG | {torch.uint8}),
+}  # fmt: skip
+# Numbers that become elements of the result.
+_ELEMENTS = _named("""
+    fill.Scalar: value
+    full.default: fill_value
+    full_like.default: fill_value
+    new_full.default: fill_value
+    scalar_tensor.default: s
+    masked_fill.Scalar: value
+    index_fill.int_Scalar: value
+    scatter.value: value
+    scatter.value_reduce: value
+    constant_pad_nd.default: value
+    clamp.default: min max
+    clamp_min.default: min
+    clamp_max.default: max
+""")
+# Writes to a part of a tensor, and what gives that part.
+_REGIONS = {
+    "select_scatter": torch.ops.aten.select.int,
+    "slice_scatter": torch.ops.aten.slice.Tensor,
+    "diagonal_scatter": torch.ops.aten.diagonal.default,
+}
+# What goes with the first tensor, which gives the sizes of the result.
+_INTO_FIRST = _named("""
+    soft_margin_loss: target
+    binary_cross_entropy_with_logits: target weight pos_weight
+""")
+_FLOATS = (float, torch.SymFloat)
+_SUMS = ("add", "sub", "rsub")
+
+
+def disagreement(node: fx.Node) -> str | None:
+    """What of a call's arguments eager refuses together; None where it takes them."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return None
+    packet, _, overload = str(target).removeprefix("aten.").partition(".")
+    given = _given(node)
+    for look in (_dtypes, _index, _kinds, _slices, _places, _regions, _broadcast):
+        found = look(packet, given)
+        if found is not None:
+            return found
+    return _elements(f"{packet}.{overload}", given, node.meta.get("val"))
+
+
+def _given(node: fx.Node) -> dict[str, Any]:
+    """A call's arguments by name, metadata for nodes."""
+    names = schema_arguments(node.target)
+    values = dict(zip((name for name, _, _ in names), node.args, strict=False)) | dict(node.kwargs)
+    return {name: value.meta.get("val") if isinstance(value, fx.Node) else value for name, value in values.items()}
+
+
+def _dtypes(packet: str, given: dict[str, Any]) -> str | None:
+    names = _ALIKE.get(packet) or _NORMALIZING.get(packet)
+    if names is None:
+        return None
+    first, *more = [given[name].dtype for name in names if isinstance(given.get(name), torch.Tensor)]
+    widened = packet in _NORMALIZING and first in _HALVES and set(more) == {torch.float32}
+    alike = widened or not set(more) - {first}
+    return None if alike else f"eager refuses {', '.join(map(str, [first, *more]))} together"
+
+
+def _index(packet: str, given: dict[str, Any]) -> str | None:
+    name, taken = _INDICES.get(packet, ("", frozenset()))
+    index = given.get(name)
+    if not isinstance(index, torch.Tensor) or index.dtype in taken:
+        return None if packet != "index_select" or index is None or index.dim() < 2 else "eager refuses such an index"
+    return f"eager refuses an index of {index.dtype}"
+
+
+def _kinds(packet: str, given: dict[str, Any]) -> str | None:
+    """Numbers of a kind that an operator does not take beside its tensors."""
+    if packet in ("sub", "rsub") and isinstance(given.get("other"), bool):
+        return "eager refuses to subtract truth values"
+    x, whole = given.get("self"), isinstance(given.get("self"), torch.Tensor) and not _inexact(given["self"])
+    exponent = given.get("exponent")
+    if packet == "pow" and whole and type(exponent) is int and exponent < 0:
+        return "eager refuses negative powers of integers"
+    alpha, other = given.get("alpha"), given.get("other")
+    exact = (
+        whole
+        and not isinstance(other, (float, torch.SymFloat))
+        and not (isinstance(other, torch.Tensor) and _inexact(other))
+    )
+    if packet in _SUMS and exact and isinstance(alpha, (float, torch.SymFloat)):
+        return f"eager refuses a factor of {alpha} beside {x.dtype}"
+    return None
+
+
+def _slices(packet: str, given: dict[str, Any]) -> str | None:
+    if packet not in ("index_add", "index_copy", "index_reduce"):
+        return None
+    x, source, index = given["self"], given["source"], given["index"]
+    wanted = list(x.shape)
+    if wanted:
+        wanted[given["dim"]] = index.numel()
+    return None if _agree(source.shape, wanted) else f"a source of {list(source.shape)}, not {wanted}"
+
+
+def _places(packet: str, given: dict[str, Any]) -> str | None:
+    if packet != "index_put":
+        return None
+    sizes = _indexed(given["self"].shape, given["indices"])
+    values = given["values"].shape
+    return None if sizes is None or _widens(values, sizes) else f"values of {list(values)} for places of {sizes}"
+
+
+def _indexed(sizes: Any, indices: Any) -> list[Any] | None:
+    """The sizes of what indices address; None where a mask is one of them.
+
+    x[:, rows, columns]: what is broadcast of rows and columns stands where they are, or first where they are apart.
+    """
+    told = [index.meta["val"] if isinstance(index, fx.Node) else index for index in indices]
+    given = {dim: index for dim, index in enumerate(told) if isinstance(index, torch.Tensor)}
+    if not given or any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
+        return None
+    shared: list[Any] = []
+    for shape in sorted((index.shape for index in given.values()), key=len, reverse=True):
+        shared = shared or list(shape)
+        for place in range(-len(shape), 0):
+            shared[place] = shape[place] if known_equal(shared[place], 1) else shared[place]
+    first = min(given) if max(given) - min(given) == len(given) - 1 else 0
+    rest = [size for dim, size in enumerate(sizes) if dim not in given]
+    return [*rest[:first], *shared, *rest[first:]]
+
+
+def _agree(sizes: Any, others: Any) -> bool:
+    return len(sizes) == len(others) and all(map(_equal, sizes, others))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal: always, or for the example, where nobody can tell."""
+    return known_equal(a, b) or holds_on_example(a, b)
+
+
+def _regions(packet: str, given: dict[str, Any]) -> str | None:
+    """By example values: the view itself, run on sizes with symbols, would fix them."""
+    view, source = _REGIONS.get(packet), given.get("src")
+    if view is None or source is None:
+        return None
+    names = [name for name, _, _ in schema_arguments(view)][1:]
+    sizes, places = _examples(given["self"].shape), _examples([given[name] for name in names if name in given])
+    wanted = _examples(source.shape)
+    if sizes is None or places is None or wanted is None:
+        return None
+    try:
+        with plain_eager():
+            region = list(view(torch.empty(sizes, device="meta"), *places).shape)
+    except (RuntimeError, IndexError, ValueError) as error:
+        return f"eager refuses the place: {error}"
+    return None if region == wanted else f"a source of {wanted} for a place of {region}"
+
+
+def _examples(numbers: Any) -> list[Any] | None:
+    """The numbers, example values for symbols; None where one has none."""
+    told = [hint(number) for number in numbers]
+    unknown = any(a is None and b is not None for a, b in zip(told, numbers, strict=True))
+    return None if unknown else told
+
+
+def _broadcast(packet: str, given: dict[str, Any]) -> str | None:
+    others = [given[name] for name in _INTO_FIRST.get(packet, ()) if isinstance(given.get(name), torch.Tensor)]
+    wide = [x for x in others if not _widens(x.shape, given["self"].shape)]
+    return f"eager refuses {list(wide[0].shape)} beside {list(given['self'].shape)}" if wide else None
+
+
+def _widens(sizes: Any, to: Any) -> bool:
+    """Whether sizes are known to broadcast to others."""
+    ends = zip(reversed(sizes), reversed(to), strict=False)
+    return len(sizes) <= len(to) and all(known_equal(size, 1) or _equal(size, other) for size, other in ends)
+
+
+def _inexact(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _elements(name: str, given: dict[str, Any], made: Any) -> str | None:
+    for argument in _ELEMENTS.get(name, ()):
+        value = given.get(argument)
+        if type(value) in (int, float) and isinstance(made, torch.Tensor) and not _fits(value, made.dtype):
+            return f"{value} is no {made.dtype}"
+    return None
+
+
+@functools.lru_cache(4096)
+def _fits(value: float, dtype: torch.dtype) -> bool:
+    """Whether eager makes an element of a number."""
+    try:
+        with plain_eager():
+            torch.zeros(2, dtype=dtype, device="cpu").fill_(value)
+    except (RuntimeError, OverflowError, NotImplementedError):
+        return False
+    return True

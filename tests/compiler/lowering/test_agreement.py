@@ -1,0 +1,156 @@
+"""Calls whose arguments do not agree as eager wants it stay calls, which raise its error; others are generated."""
+
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.lowering import agree, trace
+
+from regraft.compiler.lowering import lower
+
+aten = torch.ops.aten
+X = torch.arange(20.0).reshape(5, 4)
+ROWS = torch.tensor([0, 2, 1])
+THREE = torch.ones(3, 4)
+DTYPES = (torch.bool, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
+MIXED = {
+    "put": lambda x, y, i: x.put(i, y[:, 0]), "index_add": lambda x, y, i: x.index_add(0, i, y),
+    "index_copy": lambda x, y, i: x.index_copy(0, i, y), "index_put": lambda x, y, i: x.index_put((i,), y),
+    "index_reduce": lambda x, y, i: x.index_reduce(0, i, y, "amax"), "prelu": lambda x, y, i: F.prelu(x, y[0]),
+    "entropy": lambda x, y, i: F.binary_cross_entropy(x[:3] * 0, y), "nll": lambda x, y, i: F.nll_loss(x[:3], i, y[0]),
+    "softmax": lambda x, y, i: aten._softmax_backward_data(x[:3], y, 1, y.dtype),
+    "log_softmax": lambda x, y, i: aten._log_softmax_backward_data(x[:3], y, 1, y.dtype),
+    "huber": lambda x, y, i: aten.huber_loss_backward(x[:3], y, y, 1, 1.0),
+    "mse": lambda x, y, i: aten.mse_loss_backward(x[:3], y, y, 1),
+    "smooth": lambda x, y, i: aten.smooth_l1_loss_backward(x[:3], y, y, 1, 1.0),
+    "norm": lambda x, y, i: F.layer_norm(x, (4,), y[0], y[0]), "groups": lambda x, y, i: F.group_norm(x, 2, y[0], y[0]),
+    "batch": lambda x, y, i: F.batch_norm(x, None, None, y[0], y[0], True), "truth": lambda x, y, i: (x - y[:1]) - True,
+}  # fmt: skip
+INDICES = {
+    "select": lambda x, i, y: x.index_select(0, i), "add": lambda x, i, y: x.index_add(0, i, y),
+    "copy": lambda x, i, y: x.index_copy(0, i, y), "fill": lambda x, i, y: x.index_fill(0, i, 1.0),
+    "put": lambda x, i, y: x.put(i, y[:, 0]),
+    "table": lambda x, i, y: aten.embedding_dense_backward(y, i, 5, -1, False),
+    "reduce": lambda x, i, y: x.index_reduce(0, i, y, "prod"), "nll": lambda x, i, y: F.nll_loss(x[:3], i),
+}  # fmt: skip
+SIZES = {
+    "put": lambda x, i, y: x.index_put((i,), y), "put row": lambda x, i, y: x.index_put((i,), y[0]),
+    "mask": lambda x, i, y: x.index_put((x[:, 0] > 3,), y[:1]), "add": lambda x, i, y: x.index_add(0, i, y),
+    "copy": lambda x, i, y: x.index_copy(0, i, y), "reduce": lambda x, i, y: x.index_reduce(0, i, y, "prod"),
+    "slice": lambda x, i, y: torch.slice_scatter(x, y, 0, 1, 4), "row": lambda x, i, y: x.select_scatter(y[0], 0, 4),
+    "row outside": lambda x, i, y: x.select_scatter(y[0], 0, 5 - (y.shape[1] == 4)),
+    "diagonal": lambda x, i, y: x.diagonal_scatter(y[0], -1), "margin": lambda x, i, y: F.soft_margin_loss(x[:3], y),
+    "logits": lambda x, i, y: F.binary_cross_entropy_with_logits(x[:3], x[:3], y),
+}  # fmt: skip
+FILLS = {
+    "fill": lambda x, v, i: x.fill_(v), "full": lambda x, v, i: torch.full((3,), v, dtype=x.dtype),
+    "masked": lambda x, v, i: x.masked_fill(x == 0, v), "index": lambda x, v, i: x.index_fill(0, i, v),
+    "scatter": lambda x, v, i: x.scatter(0, i, v), "pad": lambda x, v, i: F.pad(x, (1, 1), value=v),
+    "clamp": lambda x, v, i: x.clamp(max=v),
+}  # fmt: skip
+
+
+def refuses(function, *given):
+    """Whether eager does."""
+    try:
+        function(*(x.clone() for x in given))
+    except (RuntimeError, IndexError, NotImplementedError):
+        return True
+    return False
+
+
+def stays(function, *given, **how):
+    """Whether it is a call, or tracing raises by itself."""
+    try:
+        module = trace(function, *given, **how)
+    except (RuntimeError, IndexError, ValueError, OverflowError):
+        return True
+    return bool(lower(module).kept)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixtures_of_dtypes(name):
+    for a, b in product(DTYPES, repeat=2):
+        given = torch.ones(5, 4).to(a), torch.ones(3, 4).to(b), ROWS
+        assert stays(MIXED[name], *given) or not refuses(MIXED[name], *given), (name, a, b)
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_dtypes_of_indices(name):
+    for dtype in (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32):
+        given = X, ROWS.to(dtype), THREE
+        assert stays(INDICES[name], *given) or not refuses(INDICES[name], *given), (name, dtype)
+    assert not stays(INDICES[name], X, ROWS, THREE)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_of_what_is_written(name, dynamic):
+    """A kernel would read or write beside the tensors."""
+    fits = []
+    for n, m in product((1, 2, 3, 4, 9), repeat=2):
+        given = X, ROWS, torch.ones(n, m)
+        if not refuses(SIZES[name], *given):
+            fits.append(stays(SIZES[name], *given))
+        else:
+            assert stays(SIZES[name], *given, dynamic=dynamic), (name, n, m)
+    assert not all(fits)
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_numbers_that_a_dtype_does_not_hold(name):
+    dtypes = (torch.uint8, torch.int32, torch.float16, torch.bfloat16)
+    for dtype, value in product(dtypes, (300, -300, 2**40, 1e6, -1e9, float("nan"), float("inf"))):
+        given = torch.zeros(3, dtype=dtype), ROWS
+        function = lambda x, i, v=value: FILLS[name](x, v, i)  # noqa: E731
+        assert stays(function, *given) or not refuses(function, *given), (name, dtype, value)
+    assert not stays(lambda x, i: FILLS[name](x, 3, i), torch.zeros(3), ROWS)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x ** -1, lambda x: x - True, lambda x: True - x, lambda x: x.add(x, alpha=1.5),
+    lambda x: torch.softmax(x, 0),
+    lambda x: x.index_select(0, x[None] * 0), lambda x: torch.log_softmax(x.bool(), 0),
+])  # fmt: skip
+def test_kinds_of_numbers(function):
+    assert refuses(function, ROWS)
+    assert stays(function, ROWS)
+
+
+def test_agreeing_calls_are_generated():
+    half = X.bfloat16()
+    for function, given in [
+        (lambda x, w: F.layer_norm(x, (4,), w, w), (half, X[0])),
+        (lambda x, w: F.layer_norm(x, (4,), w, w), (half, half[0])),
+        (lambda x, s, i: x.index_add(0, i, s), (X, THREE, ROWS)),
+        (lambda x, s, i: x.index_put((i,), s), (X, X[0], ROWS)),
+        (lambda x, s: torch.slice_scatter(x, s, 0, 1, 4), (X, THREE)),
+        (lambda x: x.masked_fill(x > 1, -1e4), (X.half(),)),
+        (lambda x: x.long() ** 2 - 1, (X,)), (lambda x: x.half().masked_fill(x > 1, float("-inf")), (X,)),
+    ]:  # fmt: skip
+        assert not lower(trace(function, *given)).kept
+
+
+@pytest.mark.parametrize("values", [(2, 4), (4, 4), (3, 5)])
+def test_rows_that_do_not_fit_raise_eagers_error(values):
+    def program(x, i, v):
+        y = x * 1
+        y[i] = v
+        return y
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="regraft")
+    torch.testing.assert_close(compiled(X, ROWS, THREE), program(X, ROWS, THREE))
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        compiled(X, ROWS, torch.ones(values))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_windows_that_rows_share(dynamic):
+    """As `istft` adds up its window: one row of windows for all rows of the result."""
+
+    def program(x, windows):
+        return aten.unfold_backward(windows, [x.shape[0], 24], 1, 8, 4) + x
+
+    agree(program, torch.randn(3, 24), torch.randn(1, 5, 8), dynamic=dynamic)
