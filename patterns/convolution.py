@@ -20,7 +20,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import known, same_shape
-from .linear import ACTIVATION, POST_OPS, on_cpu
+from .linear import ACTIVATION, POST_OPS, on_cpu, one_dtype
 from .packing import (
     SPATIAL_FORMATS,
     channels_last,
@@ -112,13 +112,6 @@ def spatial(x: Any) -> Reason | None:
     if not all(known(s >= 1) for s in shape(x)):
         return Reason("kernel-unavailable", "oneDNN: a size may be zero", (x,))
     return None
-
-
-def one_dtype(x: Any, weight: Any, bias: Any = None) -> Reason | None:
-    """Input, weight and bias have one dtype."""
-    if {dtype(t) for t in (x, weight, bias) if t is not None} == {dtype(x)}:
-        return None
-    return Reason("kernel-unavailable", "oneDNN: input, weight and bias differ in dtype", (x, weight))
 
 
 def forward_convolution(match: Binding) -> Reason | None:

@@ -142,6 +142,13 @@ def matrix_product(x: Any, weight: Any) -> Reason | None:
     return None
 
 
+def one_dtype(x: Any, weight: Any, bias: Any = None) -> Reason | None:
+    """Input, weight and bias have one dtype."""
+    if {dtype(t) for t in (x, weight, bias) if t is not None} == {dtype(x)}:
+        return None
+    return Reason("kernel-unavailable", "oneDNN: input, weight and bias differ in dtype", (x, weight))
+
+
 def bias_per_column(weight: Any, bias: Any = None) -> Reason | None:
     """A bias is one number for each column: the library takes no other."""
     if bias is None or (rank(bias) == 1 and known_equal(shape(bias)[0], shape(weight)[0])):
@@ -151,12 +158,14 @@ def bias_per_column(weight: Any, bias: Any = None) -> Reason | None:
 
 
 _DOUBLE = T("N K", dtype=torch.float64, frozen=True)
+_WIDE = T("N", dtype=torch.float64)
 _W, _BARE = T("N K", frozen=True), {"bias": "no", ACTIVATION: "none"}
 _NEAR_MISSES = [
     Sample(x=T("M K", device="meta"), weight=T("N K", device="meta"), tags=_BARE, refused="device-unsupported"),
     Sample(x=T("K"), weight=_W, tags=_BARE, refused="rank-too-low"),
     Sample(x=T("M K"), weight=_W, bias=T("1 1"), tags=_BARE | {"bias": "yes"}, refused="bias-broadcasts"),
     Sample(x=T("M K", dtype=torch.float64), weight=_DOUBLE, tags=_BARE, refused="kernel-unavailable"),
+    Sample(x=T("M K"), weight=_W, bias=_WIDE, tags=_BARE | {"bias": "yes"}, refused="kernel-unavailable"),
     Sample(x=T("0 K"), weight=_W, tags=_BARE, refused="kernel-unavailable"),
     Sample(x=T("M K"), weight=_W, tags=_BARE | {ACTIVATION: "relu"}, refused="kernel-unavailable"),  # for nan="eager"
 ]
@@ -176,7 +185,7 @@ _NEAR_MISSES = [
         for name in ACTIVATIONS
     ]
     + [Sample(x=T("M K"), weight=_W, tags=_BARE), *_NEAR_MISSES],
-    guards=(has_library, matrix_product, bias_per_column),
+    guards=(has_library, matrix_product, one_dtype, bias_per_column),
     derived={"activation": activation},
     numerics=Numerics(slack=4.0),
 )

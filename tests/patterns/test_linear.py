@@ -206,3 +206,21 @@ def test_a_product_that_a_backward_keeps_is_computed_once():
         torch.compile(model, backend="regraft", options=options)(x).sum().backward()
     forward = cov.graphs[0].details["graph:forward"]
     assert sum(forward.count(f"target=torch.ops.{name}") for name in ("mkldnn._linear_pointwise", "aten.addmm")) == 1
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_operands_of_several_dtypes_are_left_to_eager(which, dtype):
+    given = [torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)]
+    given[which] = given[which].to(dtype)
+
+    def seen(function):
+        try:
+            return function(*given)
+        except RuntimeError as error:
+            return str(error)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(F.linear, backend="regraft", options={"profit": "always", "strict": True})
+    ours, theirs = seen(compiled), seen(F.linear)
+    assert ours == theirs if isinstance(theirs, str) else torch.equal(ours, theirs)
