@@ -76,6 +76,7 @@ class Product:
         step: the loop over the depth, of which prologues are formulas.
         left, right: how elements of `a` and `b` are computed, None where they are loaded (on GPUs).
         other: one more right operand, whose sums `f` has too (`OTHER`): the other half of a gated layer (on GPUs).
+        also: how its elements are computed, None where they are loaded.
         exact: tensor cores, which cut float32 short before they multiply it, are not allowed to (on GPUs).
         early: `b` lies still, whatever kernels before this one do: it may be read before they have ended (on GPUs).
     """
@@ -98,6 +99,7 @@ class Product:
     other: Matrix | None = None
     exact: bool = False
     early: bool = False
+    also: Prologue | None = None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -22,7 +22,7 @@ from ....rewrites.compat.memory import allows_tf32
 from ....rewrites.reason import Reason
 from ...ir.index.index import Var
 from ...ir.program import Buffer
-from ...ir.value import Load, Rewriter, Value, compute_dtype
+from ...ir.value import Load, Op, Rewriter, Value, compute_dtype
 from ...lowering.core import cast, contiguous
 from ...lowering.positions import raveled, unraveled
 from ...lowering.sizes import Unlowered
@@ -32,7 +32,7 @@ from ..common.formula import packet
 from .description import ELEMENT, Matrix, Product, Result
 from .epilogue import Epilogue, epilogues
 from .operands import LINEAR, ONEDNN, Operands, arguments, before_crop, is_product, operands_of
-from .prologue import FoundPrologue, is_computed, prologue_of
+from .prologue import FoundPrologue, factored, is_computed, prologue_of
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,7 @@ class Matcher:
             self._batch, self._row, self._column, self._depth, left, right, out.buffer, out.place, out.value,
             buffers, self._packed, tuple(more), self._step, *(None if side is None else side.prologue for side in sides)
         )  # fmt: skip
+        product = with_factor_outside(product)
         operands = self._operands.x, self._operands.weight
         mains = (node if side is None else side.main for node, side in zip(operands, sides, strict=True))
         inputs = (*mains, *leaves.values())
@@ -231,6 +232,21 @@ class Matcher:
         val = self._operands.weight.meta["val"]
         buffer = Buffer("<b>", val.dtype, tuple(val.shape), tuple(val.stride()), val.device, "input")
         return Matrix(buffer, *self._operands.strides)
+
+
+def with_factor_outside(product: Product) -> Product:
+    """The product with what its right operand's bytes are scaled by taken out of the sums (see `factored`)."""
+    if product.right is None or product.step is None:
+        return product
+    right, factor = factored(product.right, product.step)
+    if factor is None:
+        return product
+    # Infinite factors give NaN, as weights of both signs do that become infinite.
+    factor = Op("add", (factor, Op("sub", (factor, factor), factor.dtype)), factor.dtype)
+    scaled = Op("mul", (ELEMENT, factor), ELEMENT.dtype)
+    rewrite = Rewriter(lambda part: scaled if part == ELEMENT else None)
+    more = tuple(replace(result, value=rewrite(result.value)) for result in product.more)
+    return replace(product, right=right, value=rewrite(product.value), more=more)
 
 
 def _row_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:

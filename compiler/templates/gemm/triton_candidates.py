@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..common.gpu import Gpu
 from .description import FEWEST, LANES_ROWS, Product
 from .triton_cost import apart, estimate, estimate_lanes, is_skinny
-from .triton_tiles import GemmTile, fits
+from .triton_tiles import LANES_DEEPEST, GemmTile, fits, read_bytes
 
 _HOPE = 1.1  # of the estimated time of what there is: with that it may still be faster
 _ALIKE = 1.15  # of the least estimate: tiles without tensor cores that may well be the fastest
@@ -68,9 +68,11 @@ def _lanes(product: Product, gpu: Gpu) -> Iterator[GemmTile]:
     if rows > LANES_ROWS:
         return
     wide = max(product.dtype.itemsize // 2, 1)
+    bytes_are_read = read_bytes(product.b, product.right) == 1  # twice as many are on their way at a time
     for known in _DEEP if product.b.row == 1 or product.b.column != 1 else _WIDE:
         deepest = max(1 << max(product.depth - 1, 0).bit_length(), 16)
-        tile = replace(known, rows=1 << (rows - 1).bit_length(), depth=min(known.depth // wide, deepest))
+        depth = min(2 * known.depth, LANES_DEEPEST) if bytes_are_read else known.depth // wide
+        tile = replace(known, rows=1 << (rows - 1).bit_length(), depth=min(depth, deepest))
         if fits(product, tile, gpu):
             yield tile
             yield from _split(product, tile, gpu)

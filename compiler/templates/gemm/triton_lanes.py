@@ -92,6 +92,8 @@ class LanesTriton(GemmTriton):
             found["b"] = Computed(self, "b", product.right, tile)
         if product.other is not None:
             found["c"] = Loaded(self, "c", product.other, tile, first, policy)
+        if product.also is not None:
+            found["c"] = Computed(self, "c", product.also, tile)
         return found
 
     def _ahead(self) -> int:

@@ -142,7 +142,10 @@ class GemmTriton(Parts):
             for name, x, prologue in (("a", product.a, product.left), ("b", product.b, product.right))
         ]
         if product.other is not None:
-            sides.append(Loaded(self, "c", product.other, tile, first))
+            also = product.also
+            sides.append(
+                Loaded(self, "c", product.other, tile, first) if also is None else Computed(self, "c", also, tile)
+            )
         for side in sides:
             side.ahead()
         with self.writer.block(f"for start in {self._steps()}"):

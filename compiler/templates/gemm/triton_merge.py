@@ -62,7 +62,7 @@ class Merge:
         groups: dict[Any, list[fx.Node]] = defaultdict(list)
         for node in self._task.graph.nodes:
             part = self._part(node)
-            if part is not None and not part.product.is_computed:
+            if part is not None and part.product.left is None:
                 groups[node.args[0], part.product.depth, part.tile.by_lanes, part.product.early].append(node)
         return merged + sum(self._join(nodes) for nodes in groups.values() if len(nodes) > 1)
 
@@ -180,7 +180,7 @@ def _whole_tile(products: Sequence[Product], tile: GemmTile, gpu: Gpu) -> GemmTi
 
 def _with_other(product: Product, other: Product, place: int) -> Product | None:
     """A product whose epilogue computes another itself, of which it loads element (i, j) as the input at `place`."""
-    if product.is_computed or other.is_computed or product.other is not None or other.other is not None:
+    if product.left is not None or other.left is not None or product.other is not None or other.other is not None:
         return None
     if _facts(product) != _facts(other) or product.early != other.early:
         return None
@@ -210,14 +210,19 @@ def _with_other(product: Product, other: Product, place: int) -> Product | None:
     weight = replace(other.b, buffer=replace(other.b.buffer, name=renamed[other.b.buffer.name]))
     own = tuple(buffer for buffer in product.buffers if buffer.name != taken.name)
     more = tuple(replace(buffer, name=renamed[buffer.name]) for buffer in other.buffers)
-    return replace(product, value=value, other=weight, buffers=(*own, weight.buffer, *more))
+    also = other.right
+    if also is not None:
+        buffers = tuple(replace(buffer, name=renamed[buffer.name]) for buffer in also.buffers)
+        also = replace(also, value=Rewriter(within)(also.value), buffers=buffers)
+    return replace(product, value=value, other=weight, also=also, buffers=(*own, weight.buffer, *more))
 
 
 def _facts(product: Product) -> Any:
     """What two products must have in common to be summed in the same programs."""
     b: Matrix = product.b
     sizes = product.batch.extent, product.row.extent, product.column.extent, product.depth
-    return sizes, (b.batch, b.row, b.column), b.buffer.dtype, product.a, product.exact
+    computed = None if product.right is None else product.right.dtype
+    return sizes, (b.batch, b.row, b.column), b.buffer.dtype, product.a, product.exact, computed
 
 
 def _at(product: Product, place: Any) -> Any:

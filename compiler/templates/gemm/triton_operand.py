@@ -72,7 +72,7 @@ class Computed:
 
     Args:
         text: the launch that is being written; `axes` are the tile's.
-        name: ``"a"`` or ``"b"``.
+        name: ``"a"``, ``"b"``, or ``"c"`` for the other right operand.
         prologue: its formula.
         tile: sizes of the operand's tile.
     """

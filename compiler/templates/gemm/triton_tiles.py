@@ -14,7 +14,7 @@ _DEEPEST = {False: 256, True: 128}  # step, by whether the GPU's own unit copies
 _LONGEST_SIDE = 256  # rows or columns of a tile
 _MOST_SPLITS = 16
 _WARPS = {False: (1, 2, 4, 8), True: (4, 8)}  # of a program, by whether it has many rows
-_LANES_DEEPEST, _LANES_STAGES, _LANES_HELD = 2048, 4, 160  # without tensor cores: step, stages, words of a lane
+LANES_DEEPEST, _LANES_HELD = 2048, 160  # without tensor cores: step, words of a lane
 _MOST_SUMS = 64 << 20  # bytes of parts' sums: no more than the second cache has, more or less
 
 
@@ -90,7 +90,7 @@ def _fits_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
     rows = product.row.extent
     if not rows <= tile.rows < max(2 * rows, 2) or rows > LANES_ROWS or tile.descriptors or tile.columns < 1:
         return False
-    if tile.warps not in (1, 2, 4, 8) or not 16 <= tile.depth <= _LANES_DEEPEST or gpu.capability < _float8(product):
+    if tile.warps not in (1, 2, 4, 8) or not 16 <= tile.depth <= LANES_DEEPEST or gpu.capability < _float8(product):
         return False
     each = tile.depth * tile.columns // (32 * tile.warps)
     return each >= 1 and each * rows <= _LANES_HELD and _splits(product, tile)
@@ -99,7 +99,8 @@ def _fits_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
 def shared_bytes(product: Product, tile: GemmTile) -> int:
     """Bytes of shared memory for the operands: as they are multiplied, or as they are read if that is more."""
     sides = ((product.a, product.left), (product.b, product.right))
-    return tile.shared(*(max(read_bytes(x, prologue), product.dtype.itemsize) for x, prologue in sides))
+    left, right = (max(read_bytes(x, prologue), product.dtype.itemsize) for x, prologue in sides)
+    return tile.shared(left, right * (1 if product.other is None else 2))
 
 
 def read_bytes(x: Matrix, prologue: Prologue | None) -> int:

@@ -107,6 +107,44 @@ def test_both_halves_in_the_same_programs(order: str, rows: int) -> None:
     assert [len(kernel.inputs) for kernel in kernels] == [3, 2]
 
 
+def scaled(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w.to(x.dtype) * s)
+
+
+def whole(*sizes: int) -> torch.Tensor:
+    return torch.randint(-128, 128, sizes, generator=torch.Generator().manual_seed(sum(sizes)), dtype=torch.int8)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_weights_of_bytes(rows: int) -> None:
+    """Heads in one launch, and both halves in the same programs: with scales of their own."""
+
+    def heads(x: torch.Tensor, q: torch.Tensor, a: torch.Tensor, k: torch.Tensor, b: torch.Tensor) -> Any:
+        x = torch.tanh(x)
+        return scaled(x, q, a), scaled(x, k, b).cos()
+
+    def gated(x: torch.Tensor, q: torch.Tensor, a: torch.Tensor, k: torch.Tensor, b: torch.Tensor) -> Any:
+        x = torch.tanh(x)
+        return F.silu(scaled(x, q, a)) * scaled(x, k, b)
+
+    def scales(n: int) -> torch.Tensor:
+        return random(n, 1).abs() * 0.01
+
+    (kernel,) = merged(heads, random(rows, 90), whole(50, 90), scales(50), whole(20, 90), scales(20))
+    assert kernel.name.endswith("_j2") and len(kernel.inputs) == 5
+    (kernel,) = merged(gated, random(rows, 90), whole(50, 90), scales(50), whole(50, 90), scales(50))
+    assert len(kernel.inputs) == 5
+
+
+def test_bytes_beside_halves_stay_apart() -> None:
+    def mixed(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(x)
+        return F.silu(F.linear(x, gate)) * scaled(x, up, s)
+
+    kernels = merged(mixed, random(1, 90), random(50, 90), whole(50, 90), random(50, 1) * 0.01)
+    assert [len(kernel.inputs) for kernel in kernels] == [3, 3]
+
+
 def test_what_stays_apart() -> None:
     def both_read(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> Any:
         x = torch.tanh(x)
