@@ -46,6 +46,18 @@ def sign(x):
 
 
 @triton.jit
+def unsigned_byte_to_float(x):
+    """uint8 as float32, by the bits of 2**23 + x: operations on whole registers, where conversions take turns."""
+    return (x.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+
+
+@triton.jit
+def signed_byte_to_float(x):
+    """int8 as float32, by the bits of 2**23 + 128 + x."""
+    return (x.to(tl.uint8, bitcast=True).to(tl.uint32) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
+
+
+@triton.jit
 def quotient(x, y):
     """Rounded as IEEE has it."""
     return x / y if x.dtype == tl.float64 else tl.div_rn(x, y)

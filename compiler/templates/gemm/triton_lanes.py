@@ -13,19 +13,32 @@ shared memory, and no lane multiplies rows that are not there. float32 is multip
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from ...codegen.triton.values import Axis
-from ...ir.value import substitute
+from ...ir.value import Value, substitute
 from .description import Matrix, Product, Prologue
+from .halves import halves
 from .triton_matmul import GemmTriton
 from .triton_operand import Computed, Loaded, base
 from .triton_text import ProductText
 from .triton_tiles import GemmTile
 
+HIGH = {"b": "d", "c": "e"}  # what operands of high halves are called, by those of the low ones
+
 
 class LanesTriton(GemmTriton):
     """Writes the first launch of a tile that `by_lanes`."""
 
+    multiplies_float32 = True
+
     def __init__(self, product: Product, tile: GemmTile, processors: int) -> None:
+        found = halves(product)
+        self._high: dict[str, Prologue] = {}
+        if found is not None and tile.depth > 1:
+            product, self._high = found
+            tile = replace(tile, depth=tile.depth // 2)
         super().__init__(product, tile, processors)
         self._rows_there = range(product.row.extent)
 
@@ -44,15 +57,15 @@ class LanesTriton(GemmTriton):
             self.axes(tile.rows, tile.columns)
         first = "k" if tile.splits == 1 else "(first + k)"
         weights, rows = self._weights(first), self._rows_of(first)
-        ahead = self._ask(weights)
+        asked = self._ask(weights)
         if product.early:
             self.line("await_earlier()")
         for row in rows:
             row.ahead()
-        for step in range(ahead):
+        for step, given in enumerate(asked):
             self._begin(step)
-            self._add(rows, [f"{name}{step}" for name in weights])
-        if ahead < tile.span(product.depth) // tile.depth:
+            self._add(rows, [self._asked(name, step, weight, given) for name, weight in weights.items()])
+        if (ahead := len(asked)) < tile.span(product.depth) // tile.depth:
             with self.writer.block(f"for start in {self._steps(ahead)}"):
                 self._inside()
                 for weight in weights.values():
@@ -64,22 +77,39 @@ class LanesTriton(GemmTriton):
         if product.other is not None:
             self._gather("other", "others")
 
-    def _ask(self, weights: dict[str, Loaded | Computed]) -> int:
-        """Ask for the weights of the first steps; returns of how many."""
+    def _ask(self, weights: dict[str, Loaded | Computed]) -> list[dict[str, dict[Value, str]]]:
+        """Ask for the weights of the first steps; returns, by step, what computed ones have been loaded from.
+
+        Nothing is computed of them yet: that would wait until they are there.
+        """
         for weight in weights.values():
             weight.ahead()
-        ahead = self._ahead()
-        for step in range(ahead):
+        asked: list[dict[str, dict[Value, str]]] = []
+        for step in range(self._ahead()):
             self._begin(step)
+            asked.append({})
             for name, weight in weights.items():
+                if isinstance(weight, Computed):
+                    asked[-1][name] = weight.ask()
+                    continue
                 weight.load()
                 self.line(f"{name}{step} = {name}")
                 weight.advance()
-        return ahead
+        return asked
 
-    def _rows_of(self, first: str) -> list[_LoadedRow | _ComputedRow]:
+    def _asked(self, name: str, step: int, weight: Loaded | Computed, given: dict[str, dict[Value, str]]) -> str:
+        """What holds one of the first steps' weights, computed where it is not as it was loaded."""
+        if not isinstance(weight, Computed):
+            return f"{name}{step}"
+        weight.load(given[name])
+        return name
+
+    def _rows_of(self, first: str) -> list[_LoadedRow | _PairsRow | _ComputedRow]:
         """The rows of the left operand."""
         product, tile = self.product, self.tile
+        if self._high:
+            begin = "0" if tile.splits == 1 else "first"
+            return [_PairsRow(self, row, product.a, tile, begin) for row in self._rows_there]
         if product.left is None:
             return [_LoadedRow(self, row, product.a, tile, first) for row in self._rows_there]
         return [_ComputedRow(self, row, product.left, tile) for row in self._rows_there]
@@ -94,7 +124,8 @@ class LanesTriton(GemmTriton):
             found["c"] = Loaded(self, "c", product.other, tile, first, policy)
         if product.also is not None:
             found["c"] = Computed(self, "c", product.also, tile)
-        return found
+        # The high halves of the bytes whose low ones `b` and `c` are.
+        return found | {HIGH[name]: Computed(self, HIGH[name], made, tile) for name, made in self._high.items()}
 
     def _ahead(self) -> int:
         """How many steps' weights are asked for before anything else: no more than every part of the depth has."""
@@ -112,15 +143,18 @@ class LanesTriton(GemmTriton):
         if self.product.depth % self.tile.depth:
             self.line(f"inside = k < {self.product.depth} - start")
 
-    def _add(self, rows: list[_LoadedRow | _ComputedRow], weights: list[str]) -> None:
+    def _add(self, rows: Sequence[_LoadedRow | _PairsRow | _ComputedRow], weights: list[str]) -> None:
         """Multiply a step's weights with all rows."""
         for weight in weights:
             self.line(f"wide_{weight[0]} = {weight}.to(tl.float32)")
         for row in rows:
             row.load()
-            self.line(f"long = {row.name}.to(tl.float32)")
-            for weight, total in zip(weights, (f"total{row.row}", f"others{row.row}"), strict=False):
-                self.line(f"{total} = tl.fma(long, wide_{weight[0]}, {total})")
+            totals = {"b": f"total{row.row}", "c": f"others{row.row}"}
+            for places, names in zip(row.names, (tuple(totals), tuple(HIGH.values())), strict=False):
+                self.line(f"long = {places}.to(tl.float32)")
+                for name, total in zip(names, totals.values(), strict=True):
+                    if name in [weight[0] for weight in weights]:
+                        self.line(f"{total} = tl.fma(long, wide_{name}, {total})")
             row.advance()
 
     def _gather(self, name: str, total: str) -> None:
@@ -135,7 +169,7 @@ class _LoadedRow:
     """A row of the left operand that is loaded as it is: a column of numbers, one for each place along the depth."""
 
     def __init__(self, text: ProductText, row: int, matrix: Matrix, tile: GemmTile, first: str) -> None:
-        self.row, self.name = row, f"a{row}"
+        self.row, self.name, self.names = row, f"a{row}", (f"a{row}",)
         self._text, self._matrix, self._first, self._depth = text, matrix, first, tile.depth
 
     def ahead(self) -> None:
@@ -154,13 +188,45 @@ class _LoadedRow:
         self._text.line(f"{self.name}_at += {self._depth * self._matrix.column}")
 
 
+class _PairsRow:
+    """A row of the left operand, read by pairs: its elements at even places, and at odd ones.
+
+    Args:
+        first: the first pair of this program's depth.
+    """
+
+    def __init__(self, text: ProductText, row: int, matrix: Matrix, tile: GemmTile, first: str) -> None:
+        self.row, self.names = row, (f"a{row}", f"odd{row}")
+        self._text, self._matrix, self._first, self._depth = text, matrix, first, tile.depth
+
+    def ahead(self) -> None:
+        """Write pointers to the places of the first step."""
+        x, text, row = self._matrix, self._text, self.row
+        text.line(f"places = tl.arange(0, {2 * self._depth}){text.long}")
+        begin = f"{base(text, x)} + {row * x.row}"
+        text.line(f"a{row}_at = {begin} + (2 * {self._first} + places) * {x.column}")
+
+    def load(self) -> None:
+        """Write the row's elements of a step."""
+        text, row, depth = self._text, self.row, self._depth
+        cut = text.product.depth % depth != 0
+        where = f", mask=places < 2 * ({text.product.depth} - start), other=0.0" if cut else ""
+        text.line(f"pairs = tl.reshape(tl.load(a{row}_at{where}), [{depth}, 2])")
+        text.line(f"a{row}, odd{row} = tl.split(pairs)")
+        text.line(f"a{row}, odd{row} = a{row}[:, None], odd{row}[:, None]")
+
+    def advance(self) -> None:
+        """Write where the next step's elements lie."""
+        self._text.line(f"a{self.row}_at += {2 * self._depth * self._matrix.column}")
+
+
 class _ComputedRow(Computed):
     """A row of the left operand with a prologue."""
 
     def __init__(self, text: ProductText, row: int, prologue: Prologue, tile: GemmTile) -> None:
         mine = Prologue(substitute(prologue.value, {text.product.row: row}), prologue.dtype, prologue.buffers)
         super().__init__(text, f"a{row}", mine, tile)
-        self.row, self.name = row, f"a{row}"
+        self.row, self.name, self.names = row, f"a{row}", (f"a{row}",)
         self._shape, self._turned = f"[{tile.depth}, 1]", "[:, None]"
 
     def _set_axes(self, step: Axis | None) -> None:

@@ -6,6 +6,8 @@ in each step:        b = (w[k, j].to(float32) * scale[j]).to(bfloat16), 0 beyond
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from ...codegen.flatten import flatten_value
@@ -13,10 +15,14 @@ from ...codegen.triton.dtypes import type_name
 from ...codegen.triton.fast_math import fast_values
 from ...codegen.triton.values import Axis
 from ...ir.index.index import Var
-from ...ir.value import Guarded, Load, Op, Value, walk
+from ...ir.value import Const, Guarded, Load, Op, Value, walk
 from .description import Matrix, Prologue
 from .triton_text import ProductText
 from .triton_tiles import GemmTile
+
+_MOST = 127  # of int8
+_BFLOAT16 = 256  # up to which it holds all whole numbers
+_RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 
 
 class Loaded:
@@ -97,22 +103,40 @@ class Computed:
             if isinstance(part, Load) and self._step not in self._text.values.dependence.of(part):
                 self._text.values.get(part)
 
-    def load(self) -> None:
-        """Write the operand's tile of the step that begins at `start`."""
-        text, values = self._text, self._text.values
-        place = f"{self._name}_k"
-        text.line(f"{place} = (start + k){self._turned}")
-        cut = text.product.depth % self._depth != 0
-        if cut:
-            text.line(f"{place}_inside = {place} < {text.product.depth}")
-        values.names.variables[self._step] = place
-        self._set_axes(Axis(frozenset({self._step}), str(self._depth), f"{place}_inside" if cut else None))
+    def ask(self) -> dict[Value, str]:
+        """Write the loads of the step that begins at `start`, for `load` later; gives what holds them."""
+        if any(isinstance(part, Guarded) for part in walk([self._value])):
+            return {}
+        text = self._text
+        self._place()
         with text.writer.apart():
+            found = [part for part in walk([self._value]) if isinstance(part, Load)]
+            return {part: text.values.get(part) for part in found if self._step in text.values.dependence.of(part)}
+
+    def load(self, asked: Mapping[Value, str] | None = None) -> None:
+        """Write the operand's tile of the step that begins at `start`, given what holds what was asked for."""
+        text = self._text
+        cut = self._place()
+        with text.writer.apart():
+            for part, name in (asked or {}).items():
+                text.writer.name(part, name)
             self._bytes_to_floats()
             made = self._whole(self._value)
         if cut:
-            made = f"tl.where({place}_inside, {made}, 0.0)"
-        text.line(f"{self._name} = {made}.to({type_name(self._prologue.dtype)})")
+            made = f"tl.where({cut}, {made}, 0.0)"
+        exact = text.multiplies_float32 and _is_exact(self._value)
+        text.line(f"{self._name} = {made}" + ("" if exact else f".to({type_name(self._prologue.dtype)})"))
+
+    def _place(self) -> str:
+        """Write the places of the step that begins at `start`; gives which are inside, "" where all are."""
+        text, place = self._text, f"{self._name}_k"
+        text.line(f"{place} = (start + k){self._turned}")
+        cut = f"{place}_inside" if text.product.depth % self._depth else ""
+        if cut:
+            text.line(f"{cut} = {place} < {text.product.depth}")
+        text.values.names.variables[self._step] = place
+        self._set_axes(Axis(frozenset({self._step}), str(self._depth), cut or None))
+        return cut
 
     def advance(self) -> None:
         """Nothing: places are computed from where the step begins."""
@@ -122,7 +146,12 @@ class Computed:
         for part in walk([self._value]):
             if isinstance(part, Op) and part.name == "cast" and part.dtype == torch.float32 and _is_byte(part.args[0]):
                 loaded = self._text.values.get(part.args[0])
-                self._text.writer.define("", f"{loaded}.to(tl.float32).to(tl.bfloat16).to(tl.float32)", part)
+                signed = part.args[0].dtype == torch.int8
+                if self._text.multiplies_float32:
+                    made = f"{'signed' if signed else 'unsigned'}_byte_to_float({loaded})"
+                else:
+                    made = f"{loaded}{'' if signed else '.to(tl.int8)'}.to(tl.float32).to(tl.bfloat16).to(tl.float32)"
+                self._text.writer.define("", made, part)
 
     def _set_axes(self, step: Axis | None) -> None:
         values = self._text.values
@@ -133,5 +162,37 @@ class Computed:
         return made if self._text.values.is_whole(value) else f"tl.broadcast_to({made}, {self._shape})"
 
 
+def _is_exact(value: Value) -> bool:
+    """Whether 16-bit floats hold a value as it is: a whole number of no more than 8 bits."""
+    found = _whole_numbers(value)
+    return found is not None and -_BFLOAT16 <= found[0] <= found[1] <= _BFLOAT16
+
+
+def _whole_numbers(value: Value) -> tuple[int, int] | None:
+    """Between which whole numbers a value lies, None where it may be no such number."""
+    if isinstance(value, Load):
+        return _RANGES.get(value.dtype)
+    if isinstance(value, Const):
+        whole = float(value.number).is_integer() if isinstance(value.number, (int, float)) else False
+        return (int(value.number), int(value.number)) if whole else None
+    if not isinstance(value, Op):
+        return None
+    parts = [_whole_numbers(part) for part in value.args]
+    if value.name == "cast" and value.dtype.is_floating_point:
+        return parts[0]
+    if len(parts) != 2 or parts[0] is None or parts[1] is None:
+        return None
+    (low, high), (least, most) = parts[0], parts[1]
+    if value.dtype == torch.uint8:
+        bits = {"bitwise_and": (0, most), "rshift": (0, high >> least)} if least == most and least >= 0 else {}
+        return bits.get(value.name)
+    signed = {"sub": (low - most, high - least), "add": (low + least, high + most)}
+    return signed.get(value.name) if value.dtype.is_floating_point else None
+
+
 def _is_byte(value: Value) -> bool:
+    """Whether a value is a byte that int8 holds: such a one itself, or some bits of one without a sign."""
+    if isinstance(value, Op) and value.dtype == torch.uint8 and isinstance(value.args[-1], Const):
+        least = {"bitwise_and": value.args[-1].number <= _MOST, "rshift": value.args[-1].number >= 1}
+        return bool(least.get(value.name, False))
     return isinstance(value, Load) and value.dtype == torch.int8

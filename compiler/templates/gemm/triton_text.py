@@ -46,6 +46,8 @@ class ProductText:
         workspaces: memory of the kernel's own, after what it reads and its results.
     """
 
+    multiplies_float32 = False  # whatever operands are, so that these may be float32 already
+
     def __init__(self, product: Product, workspaces: tuple[Buffer, ...]) -> None:
         self.product = product
         self.buffers = (*product.reads, *(result.buffer for result in product.results), *workspaces)

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import Fastest, run_pass, with_fake_hopper
-from support.triton_gemm import SMALL, found_in, near, on_gpu, run
+from support.triton_gemm import SMALL, found_in, interpreted, near, on_gpu, run
 from support.triton_kernels import compiled, spilled
 from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -22,6 +22,7 @@ from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.common.formula import is_move, packet
 from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, Gpu
+from regraft.compiler.templates.gemm.halves import halves
 from regraft.compiler.templates.gemm.match import FoundProduct, match_gemm
 from regraft.compiler.templates.gemm.operands import is_product
 from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
@@ -84,7 +85,7 @@ def scaled_by_groups(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch
     return F.linear(x, groups.view(w.shape))
 
 
-def halves(packed: torch.Tensor) -> torch.Tensor:
+def halves_of(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack([packed & 0xF, packed >> 4], -1).view(packed.shape[0], -1)
 
 
@@ -117,11 +118,11 @@ WEIGHTS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[s
         [random(3, 6, 90), random(3, 90, 40, dtype=torch.int8), random(3, 1, 40) * 0.01], ["x", "w", "s"],
     ),
     "halves of bytes": (
-        lambda x, w, s: F.linear(x, (halves(w).to(x.dtype) - 8) * s),
+        lambda x, w, s: F.linear(x, (halves_of(w).to(x.dtype) - 8) * s),
         [random(6, 96), random(40, 48, dtype=torch.uint8), random(40, 1) * 0.01], ["x", "w", "s"],
     ),
     "halves in groups": (
-        lambda x, w, s: F.linear(x, ((halves(w).view(40, 3, -1).to(x.dtype) - 8) * s.unsqueeze(-1)).view(40, -1)),
+        lambda x, w, s: F.linear(x, ((halves_of(w).view(40, 3, -1).to(x.dtype) - 8) * s.unsqueeze(-1)).view(40, -1)),
         [random(6, 96), random(40, 48, dtype=torch.uint8), random(40, 3) * 0.01], ["x", "w", "s"],
     ),
     "one scale": (
@@ -477,3 +478,51 @@ def test_the_whole_backend_compiles_it(driver: Any) -> None:
     made = generate_kernels(module, "inference", verify=True)
     assert made.code.templates == {"gemm": 1}
     assert made.code.kept == ()
+
+
+# -- by lanes ---------------------------------------------------------------------------------------------------------
+
+
+LANES = (GemmTile(1, 4, 32, 1, 2), GemmTile(4, 8, 64, 2, 1), GemmTile(1, 4, 16, 1, 4, splits=3))
+
+
+@pytest.mark.parametrize("tile", LANES, ids=str)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_few_rows_by_lanes(name: str, tile: GemmTile) -> None:
+    function, inputs, reads = WEIGHTS[name]
+    rows = 1 if tile.rows == 1 else 3
+    inputs = [inputs[0][..., :rows, :].contiguous(), *inputs[1:]]
+    found = found_in(on_gpu(function, *inputs), sides="b")
+    found = replace(found, product=replace(found.product, early=tile.rows == 1))
+    (result,), source = interpreted(found, inputs, tile, 3)
+    near(result, function, inputs, 1.5, source)
+    assert sorted(source_of(node) for node in found.inputs) == sorted(reads)
+
+
+@pytest.mark.parametrize("depth", [96, 90])
+def test_a_byte_of_two_weights_is_loaded_once(depth: int) -> None:
+    function, *_ = WEIGHTS["halves of bytes"]
+    inputs = random(1, depth), random(40, depth // 2, dtype=torch.uint8), random(40, 1) * 0.01
+    found = found_in(on_gpu(function, *inputs), sides="b")
+    (result,), source = interpreted(found, inputs, GemmTile(1, 4, 32, 1, 2), 3)
+    near(result, function, inputs, 1.5, source)
+    assert "tl.split" in source.text and "% 2" not in source.text
+    assert not halves(found_in(on_gpu(dequantized, random(1, 96), random(40, 96, dtype=torch.int8), inputs[2])).product)
+    whole = torch.arange(256, dtype=torch.uint8).view(128, 2)  # every byte
+    exact = (halves_of(whole).double() - 8) @ torch.ones(4, dtype=torch.float64)
+    ones = torch.ones(1, 4, dtype=BF16), whole, torch.ones(128, 1, dtype=BF16)
+    found = found_in(on_gpu(function, *ones), sides="b")
+    (result,), _ = interpreted(
+        found, (torch.ones(1, 4, dtype=BF16), whole, torch.ones(128, 1, dtype=BF16)), GemmTile(1, 4, 16, 1, 2), 3
+    )
+    assert torch.equal(result.double().view(-1), exact)
+
+
+def test_every_byte_becomes_the_number_that_it_is() -> None:
+    for dtype, first in ((torch.int8, -128), (torch.uint8, 0)):
+        w = torch.arange(first, first + 256).to(dtype).view(256, 1).expand(256, 16).contiguous()
+        x = torch.zeros(1, 16, dtype=BF16)
+        x[0, 3] = 1
+        found = found_in(on_gpu(lambda x, w: F.linear(x, w.to(BF16)).float(), x, w), sides="b")
+        (result,), _ = interpreted(found, (x, w), GemmTile(1, 8, 16, 1, 2), 3)
+        assert torch.equal(result.view(-1), w[:, 0].float())
