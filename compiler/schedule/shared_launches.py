@@ -14,15 +14,18 @@ longer find in a cache what was written just before it, or where memory that wai
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...rewrites.switches import allowed
+from ..ir.accesses import roots
 from ..ir.canonical import beginnings, sized
 from ..ir.index.index import Index, Late
-from ..ir.kernel import Kernel, Param
+from ..ir.kernel import Assign, Fold, Kernel, Loop, Param, Statement
 from ..ir.program import Buffer, Extern
+from ..ir.value import Load, walk
 from .dependences import Effects, effects, order_of
-from .profit import bytes_of
+from .profit import bytes_of, guess
 from .target import Target
 
 _LIGHT = 1 << 20  # bytes of traffic: a quarter of a microsecond, where a launch takes one or two
@@ -87,7 +90,24 @@ def _may_join(kernel: Kernel, devices: Collection[str]) -> bool:
 def _traffic(step: Step, buffers: Mapping[str, Buffer]) -> int:
     if isinstance(step, Extern):
         return sum(bytes_of(buffers[n]) for n in {*step.reads, *step.writes} if n in buffers)
-    return sum(bytes_of(p.buffer) * (2 if p.access == "update" else 1) for p in step.params)
+    touched = _touched(step.body)
+    moved = {p: min(bytes_of(p.buffer), touched.get(p.buffer.name, 0) * p.buffer.dtype.itemsize) for p in step.params}
+    return sum(count * (2 if p.access == "update" else 1) for p, count in moved.items())
+
+
+def _touched(body: Iterable[Statement], times: int = 1) -> Counter[str]:
+    """How many elements of each buffer a body reads and writes, those that it comes back to more than once."""
+    found = Counter[str]()
+    for statement in body:
+        if isinstance(statement, Loop):
+            found += _touched(statement.body, times * guess(statement.var.extent))
+        elif isinstance(statement, Fold):
+            found += _touched(statement.body, times)
+        else:
+            names = {value.buffer for value in walk(roots(statement)) if isinstance(value, Load)}
+            names |= {statement.store.buffer} if isinstance(statement, Assign) else set()
+            found.update(dict.fromkeys(names, times))
+    return found
 
 
 def _effects(step: Step) -> Effects:

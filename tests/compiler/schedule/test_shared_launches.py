@@ -45,6 +45,21 @@ def test_updates_of_many_sizes_share_a_launch_on_gpus_only():
     assert all(not kernel.parts for kernel in schedule(program(), target=CPU).kernels)
 
 
+def test_a_row_of_a_large_buffer_is_little():
+    """As much as is written counts, not what lies around it: rows of caches, of two computations."""
+    b = Builder()
+    for k, length in enumerate((1 << 20, 1 << 21)):
+        cache, row = b.given(f"cache{k}", (length,)), b.given(f"row{k}", (64,))
+        size = 32 << k
+
+        def value(i, row=row, k=k):
+            return row.at(i) if k else op("mul", row.at(i), number(2.0))
+
+        b.write(f"cache{k}_new", cache, (size,), lambda i: i, value)
+    found = assert_same(b.program(), target=GPU)
+    assert parts(found) == [2]
+
+
 def test_what_depends_on_another_never_joins_it():
     """A chain through calls: each update reads what a call made of the one before."""
     b = Builder()
