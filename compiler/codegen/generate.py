@@ -14,7 +14,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from ..ir.printer import kernel_text, program_text
 from ..ir.program import Definition, Program
 from ..lowering.graph import Lowered, lower
 from ..schedule import Schedule, overwrites, schedule
+from ..schedule.begin_early import begin_early
 from ..schedule.check import check_schedule
 from ..schedule.target import CPU, Target, gpu
 from . import cpp, triton
@@ -99,7 +100,10 @@ def begin_kernels(graph_module: fx.GraphModule) -> Planned:
 def _planned(graph_module: fx.GraphModule, kept: Mapping[str, str], faults: Faults | None = None) -> Planned:
     target = _target(graph_module.graph)
     lowered = lower(graph_module, keep=kept, faults=faults)
-    return Planned(lowered, schedule(lowered.program, target=target))
+    plan = schedule(lowered.program, target=target)
+    if any(isinstance(node.target, TemplateCall) and node.target.early for node in graph_module.graph.nodes):
+        plan = replace(plan, steps=begin_early(plan.steps))
+    return Planned(lowered, plan)
 
 
 def generate_kernels(

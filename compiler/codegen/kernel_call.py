@@ -27,6 +27,11 @@ class TemplateCall(PureCall):
 
     template: str
 
+    @property
+    def early(self) -> bool:
+        """Whether it may begin before kernels before it have ended, and waits for them by itself."""
+        return False
+
 
 @dataclass(eq=False)
 class KernelCall:

@@ -122,7 +122,7 @@ class _Renaming:
         params = tuple(replace(p, buffer=self._buffer(p.buffer)) for p in kernel.params)
         scratch = tuple(map(self._scratch, kernel.scratch))
         parts = tuple(map(self._part, kernel.parts))
-        return Kernel("", params, kernel.sizes, scratch, self._body(kernel.body), parts=parts)
+        return Kernel("", params, kernel.sizes, scratch, self._body(kernel.body), parts=parts, early=kernel.early)
 
     def _part(self, part: Kernel) -> Kernel:
         """A part by the names of the whole."""

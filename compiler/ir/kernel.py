@@ -82,6 +82,7 @@ class Kernel:
         body: statements.
         nodes: names of the graph nodes it computes.
         parts: kernels that `body` is, one after the other, where none depends on another: they may run side by side.
+        early: whether it may begin before kernels before it have ended: it waits for them by itself (on GPUs).
     """
 
     name: str
@@ -91,3 +92,4 @@ class Kernel:
     body: tuple[Statement, ...]
     nodes: tuple[str, ...] = ()
     parts: tuple[Kernel, ...] = ()
+    early: bool = False

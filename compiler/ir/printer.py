@@ -71,7 +71,7 @@ def program_text(program: Program) -> str:
 
 def kernel_text(kernel: Kernel) -> str:
     """A kernel: params, scratch, the loop tree."""
-    lines = [f"kernel {kernel.name}"]
+    lines = [f"kernel {kernel.name}{', which may begin early' if kernel.early else ''}"]
     lines += [f"    {param.access} {buffer_text(param.buffer)}" for param in kernel.params]
     lines += [f"    size {size.name}" for size in kernel.sizes]
     lines += [f"    scratch {buffer_text(buffer)}" for buffer in kernel.scratch]

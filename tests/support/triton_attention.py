@@ -171,7 +171,9 @@ def run(
     return Ran(result, statistics, source, attention, tensors)
 
 
-def run_split(function: Callable[..., Any], inputs: Sequence[Any], splits: int = 3, keys: int = 16) -> Ran:
+def run_split(
+    function: Callable[..., Any], inputs: Sequence[Any], splits: int = 3, keys: int = 16, early: bool = False
+) -> Ran:
     """The kernel of a function's attention that goes through keys in parts, interpreted.
 
     Heads that share keys are rows.
@@ -179,7 +181,7 @@ def run_split(function: Callable[..., Any], inputs: Sequence[Any], splits: int =
     found, module = found_in(function, inputs)
     attention, tensors = grouped(found.attention), _Inputs(module).of(found.inputs, inputs)
     tile = SplitTile(max(16, power(attention.row.extent)), keys, 4, 2, splits)
-    source = split_attention(attention, tile)
+    source = split_attention(attention, tile, early=early)
     result = allocate(attention.out.buffer, {})
     memory = [_memory(x) for x in (*tensors, result, *(allocate(b, {}) for b in workspaces(attention, tile)))]
     for launch in source.launches:

@@ -208,7 +208,7 @@ def _plan(kernel: Kernel, text: str, launch: LaunchText, capability: int) -> Lau
     fixed = isinstance(launch.programs, int)
     convention = Convention(
         given + spaces + (not fixed), (*order, *range(given, given + spaces)), kinds + "a" * spaces,
-        launch.programs if fixed else -1,
+        launch.programs if fixed else -1, launch.early,
     )  # fmt: skip
     workspaces = tuple(
         Workspace(f"({spell(w.copies, names)}) * ({spell(w.buffer.sizes[0], names)})", w.buffer.dtype)

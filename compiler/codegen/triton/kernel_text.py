@@ -9,9 +9,10 @@ for i < 128 parallel:                          x = tl.program_id(0) + tl.arange(
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from ...ir.accesses import accesses, loaded_buffers, statements, stored_buffers
 from ...ir.dependence import Dependence
@@ -24,6 +25,8 @@ from .kernel_body import BodyWriter
 from .plan import Launch
 from .values import Axis, Names, UnservedError, Values
 from .writer import TritonWriter, factor
+
+_Launch = TypeVar("_Launch", bound="LaunchText")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class LaunchText:
         signature: Triton's types of all arguments, by parameter.
         programs: how many there are, an index of sizes.
         warps: of a program.
+        early: whether it may begin before kernels before it have ended: it waits for them by itself.
     """
 
     name: str
@@ -59,6 +63,15 @@ class LaunchText:
     signature: dict[str, str]
     programs: Any
     warps: int
+    early: bool = False
+
+
+def waiting(launch: _Launch) -> _Launch:
+    """The launch, begun early: it lets kernels after it begin, which wait in their turn, and waits before all else."""
+    head = re.search(rf"def {re.escape(launch.name)}\([^)]*\):\n", launch.text)
+    assert head is not None, launch.text
+    begin, end = launch.text[: head.end()], launch.text[head.end() :]
+    return replace(launch, text=f"{begin}    let_later_begin()\n    await_earlier()\n{end}", early=True)
 
 
 def launch_text(kernel: Kernel, launch: Launch, name: str, *, dealt: bool = False) -> LaunchText:

@@ -14,7 +14,7 @@ from importlib import resources
 
 from ...ir.kernel import Kernel
 from .fast_math import with_fast_functions
-from .kernel_text import LaunchText, launch_text
+from .kernel_text import LaunchText, launch_text, waiting
 from .plan import Launch, launches
 from .shared_launch import shared_launches
 
@@ -46,13 +46,14 @@ def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> Kern
         UnsupportedDtypeError, UnsupportedStoreError: Triton cannot compute it.
     """
     if kernel.parts and plans is None:
-        shared = tuple(shared_launches(kernel))
+        shared = tuple(map(waiting, shared_launches(kernel)) if kernel.early else shared_launches(kernel))
         return KernelSource(module_text(list(dict.fromkeys(one.text for one in shared))), shared)
     if plans is None:
         kernel = with_fast_functions(kernel)
         plans = launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
     names = [kernel.name if len(plans) == 1 else f"{kernel.name}_{k}" for k in range(len(plans))]
     made = tuple(launch_text(kernel, plan, name) for plan, name in zip(plans, names, strict=True))
+    made = tuple(map(waiting, made)) if kernel.early else made
     return KernelSource(module_text([one.text for one in made]), made)
 
 

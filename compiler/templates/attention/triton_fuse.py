@@ -27,6 +27,7 @@ from ..common.baseline import Unfused
 from ..common.contest import Contest
 from ..common.cpp_call import Layout
 from ..common.formula import packet
+from ..common.order import is_written_by_kernel
 from ..common.task import Task
 from ..common.triton_call import TritonTemplateKernel
 from .benchmark_inputs import Among, arranged, kept_on_the_way, nodes_after
@@ -155,24 +156,26 @@ class AttentionPass:
     def _kernels(self, found: Found) -> _Kernels:
         """A kernel for each tile, by the tile's name."""
         attention = grouped(with_keys_innermost(found.attention))
+        # Where a kernel of this graph comes before it, all that ran before the graph has ended.
+        early = self.task.gpu.capability >= 90 and any(map(is_written_by_kernel, found.inputs))
         made = {}
         splits = split_tiles(attention, self.task.gpu)[: self._splits]
         for tile in (*splits, *tiles(attention, self.task.gpu)[: self._count]):
-            kernel = attention_kernel(attention, tile, self.task.device)
+            kernel = attention_kernel(attention, tile, self.task.device, early)
             key = (kernel.name, kernel.inputs, kernel.outputs)
             made[_name(tile)] = self._made.setdefault(key, kernel)
         return made
 
 
-def attention_kernel(attention: Attention, tile: Tile, device: int) -> TritonTemplateKernel:
-    """The kernel of an attention with a tile, on a GPU.
+def attention_kernel(attention: Attention, tile: Tile, device: int, early: bool = False) -> TritonTemplateKernel:
+    """The kernel of an attention with a tile, on a GPU; `early` as of `split_attention`, others never are.
 
     Raises:
         UnsupportedDtypeError, UnsupportedAttentionError: see `attention_triton`.
     """
     precision = "tf32" if allows_tf32() else "ieee"
     if isinstance(tile, SplitTile):
-        source = split_attention(attention, tile, precision=precision)
+        source = split_attention(attention, tile, precision=precision, early=early)
     else:
         source = attention_triton(attention, tile, precision=precision)
     inputs = tuple(map(Layout.of, attention.reads))

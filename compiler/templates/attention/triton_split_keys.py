@@ -15,6 +15,7 @@ import torch
 
 from ...codegen.triton import KernelSource
 from ...codegen.triton.dtypes import type_name
+from ...codegen.triton.kernel_text import waiting
 from ...codegen.triton.source import module_text
 from ...codegen.triton.values import Axis
 from ...ir.program import Buffer
@@ -41,21 +42,27 @@ def workspaces(attention: Attention, tile: Tile) -> tuple[Buffer, ...]:
     )
 
 
-def split_attention(attention: Attention, tile: SplitTile, *, precision: str = "ieee") -> KernelSource:
+def split_attention(
+    attention: Attention, tile: SplitTile, *, precision: str = "ieee", early: bool = False
+) -> KernelSource:
     """The kernel's source: two launches (one of one part), which take what is read, the result and `workspaces`.
 
     Args:
         attention: what to compute, all of its queries in one block of the tile.
         tile: one of `attention.triton_tiles.split_tiles`.
         precision: as of `attention_triton`.
+        early: whether it begins before kernels before it have ended, and waits for them.
 
     Raises:
         UnsupportedDtypeError, UnsupportedAttentionError: see `attention_triton`.
     """
     check_operands(attention)
-    launches = [_Part(attention, tile, precision).launch("attention_keys")]
+    kind = "early_" if early else ""
+    launches = [_Part(attention, tile, precision).launch(f"attention_{kind}keys")]
     if tile.splits > 1:
-        launches.append(_Whole(attention, tile, precision).launch("attention_parts"))
+        launches.append(_Whole(attention, tile, precision).launch(f"attention_{kind}parts"))
+    if early:
+        launches = list(map(waiting, launches))
     return KernelSource(module_text([launch.text for launch in launches]), tuple(launches))
 
 

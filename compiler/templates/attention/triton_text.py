@@ -131,7 +131,7 @@ class AttentionText:
         head = f"@triton.jit\ndef {name}({', '.join(self._arguments)}):"
         return AttentionLaunch(
             name, "\n".join([head, *self._w.lines]) + "\n", tuple(b.name for b in self._buffers), (), (), kinds,
-            programs, self._t.warps, self._t.stages,
+            programs, self._t.warps, stages=self._t.stages,
         )  # fmt: skip
 
     def _write(self) -> int:

@@ -59,6 +59,11 @@ class TritonTemplateKernel(TemplateCall):
         self.__name__ = self.__qualname__ = self.name
         self.__module__ = "regraft"
 
+    @property
+    def early(self) -> bool:
+        """Whether it may begin before kernels before it have ended, and waits for them by itself."""
+        return self.source.launches[0].early
+
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """Run the kernel on the tensors it reads.
 
@@ -159,7 +164,7 @@ class TritonTemplateKernel(TemplateCall):
         places, count, extra = tuple(self._places(launch)), len(kinds), 1 if cubin.scratch else 0
         order = (*places, *range(count, count + extra))
         taken = "".join(kinds[place] for place in places) + "t" * extra
-        convention = Convention(count + extra, order, taken, launch.programs, getattr(launch, "early", False))
+        convention = Convention(count + extra, order, taken, launch.programs, launch.early)
         start = launcher(driver().load(cubin, self.device), self.device, convention, otherwise)
         if not extra:
             return start

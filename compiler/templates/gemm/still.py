@@ -14,13 +14,12 @@ waits by itself. What it reads before it waits may not be written by any kernel 
 from __future__ import annotations
 
 import functools
-from collections.abc import Container
 
-import torch
 from torch import fx
 
 from ....rewrites.effects import written
-from ..common.formula import COPIES, NUMBERS, is_move, packet
+from ..common.formula import COPIES
+from ..common.order import is_written_by_kernel, root_of
 from .match import FoundProduct
 
 
@@ -37,29 +36,13 @@ class Still:
         names = [buffer.name for buffer in product.reads]
         nodes = dict(zip(names, found.inputs, strict=True))
         return all(self._lies_still(nodes[name]) for name in early) and any(
-            _is_computed(node) for name, node in nodes.items() if name not in early
+            is_written_by_kernel(node) for name, node in nodes.items() if name not in early
         )
 
     def _lies_still(self, node: fx.Node) -> bool:
-        root = _root(node)
+        root = root_of(node)
         return root.op in ("placeholder", "get_attr") and root not in self._written
 
     @functools.cached_property
     def _written(self) -> set[fx.Node]:
-        return {_root(target, COPIES) for node in self._graph.nodes for target in written(node)}
-
-
-def _root(node: fx.Node, through: Container[str] = ()) -> fx.Node:
-    """What a node is a view of; `through` copies as well."""
-    while is_move(node) and (packet(node) not in COPIES or packet(node) in through):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _is_computed(node: fx.Node) -> bool:
-    """Whether a kernel of the graph has to write a node before it can be read."""
-    root = _root(node)
-    val = root.meta.get("val")
-    is_tensor = isinstance(val, torch.Tensor) and val.device.type == "cuda" and val.numel() > 0
-    is_made = packet(root) in NUMBERS or packet(root).startswith("aten.empty")  # maybe by no kernel at all
-    return root.op == "call_function" and is_tensor and not is_made
+        return {root_of(target, COPIES) for node in self._graph.nodes for target in written(node)}

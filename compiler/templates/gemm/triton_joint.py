@@ -70,6 +70,6 @@ def joint_triton(members: Sequence[Member], tile: GemmTile, label: str = "") -> 
     body = "\n".join(lines)
     text = f"@triton.jit\ndef {name}({', '.join(signature)}):\n{body}\n"
     stages = 1 if tile.by_lanes else tile.stages
-    launch = GemmLaunch(name, text, (), (), (), signature, first, tile.warps, stages, places, early)
+    launch = GemmLaunch(name, text, (), (), (), signature, first, tile.warps, early, stages, places)
     parts = [f"@triton.jit\ndef {part}{text}" for text, part in functions.items()]
     return KernelSource(module_text([*parts, text]), (launch,))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from ...codegen.triton.kernel_text import waiting
 from ...ir.program import Buffer
 from .description import Product
 from .triton_text import GemmLaunch, ProductText
@@ -89,7 +90,8 @@ class _Sum(Parts):
 
     def finished(self, name: str) -> GemmLaunch:
         """What was written."""
-        return self.launch(name, self.programs, _WARPS)
+        made = self.launch(name, self.programs, _WARPS)
+        return waiting(made) if self.product.early else made
 
 
 def _power(size: int) -> int:

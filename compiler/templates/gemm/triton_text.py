@@ -30,12 +30,10 @@ class GemmLaunch(LaunchText):
     Args:
         stages: of its software pipeline (``num_stages``).
         places: which of the kernel's arguments it takes: of what it reads, its results, its workspaces.
-        early: whether it waits for kernels before it by itself.
     """
 
     stages: int = 3
     places: tuple[int, ...] = field(default=())
-    early: bool = False
 
 
 class ProductText:
@@ -72,7 +70,7 @@ class ProductText:
         used = {self.arguments[k]: signature_type(self.buffers[k]) for k in places}
         text = f"@triton.jit\ndef {name}({', '.join(used)}):\n{body}\n"
         params = tuple(self.buffers[k].name for k in places)
-        return GemmLaunch(name, text, params, (), (), used, programs, warps, stages, places, early)
+        return GemmLaunch(name, text, params, (), (), used, programs, warps, early, stages, places)
 
     def lanes(self, rows: int, columns: int) -> None:
         """`i` and `j`: rows and columns of a tile that begins at `row` and `column`."""

@@ -15,7 +15,7 @@ from regraft.compiler.codegen import cpp, triton
 from regraft.compiler.codegen import generate as codegen
 from regraft.compiler.codegen.cpp.build import CompiledKernel as OnCpu
 from regraft.compiler.codegen.generate import NotGeneratedError, generate_kernels
-from regraft.compiler.codegen.kernel_call import KernelCall
+from regraft.compiler.codegen.kernel_call import KernelCall, TemplateCall
 from regraft.compiler.codegen.triton import TritonMissing, UnsupportedKernels
 from regraft.compiler.codegen.triton.build import CompiledKernel as OnCuda
 from regraft.compiler.codegen.wrapper.wrapper import generate
@@ -143,3 +143,24 @@ def test_seeds_of_two_devices_are_drawn_apart():
 
 def test_builders_are_there():
     assert cpp.can_build() and triton.can_build()
+
+
+class Early(TemplateCall):
+    """A product that begins early, in name."""
+
+    template, __name__, early = "test", "early", True
+
+    def __call__(self, *tensors):
+        return torch.mm(*tensors)
+
+
+def test_kernels_beside_calls_that_begin_early_do_so_too():
+    def function(x):
+        return ((x.relu() @ x.t()).sin().sum(1),)
+
+    for template in (False, True):
+        module = graph_of(function, "cuda")
+        (mm,) = (node for node in module.graph.nodes if node.target is torch.ops.aten.mm.default)
+        mm.target = Early() if template else mm.target
+        kernels = generate_kernels(module, "inference").schedule.kernels
+        assert [kernel.early for kernel in kernels] == [False, template], kernels

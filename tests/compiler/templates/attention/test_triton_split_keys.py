@@ -144,6 +144,17 @@ def test_sinks() -> None:
     as_near_as_eager(run_split(attention, inputs), attention, inputs)
 
 
+def test_what_begins_early_waits_first() -> None:
+    inputs = [*qkv(), POSITION]
+    ran = as_near_as_eager(run_split(scored(filled), inputs, early=True), scored(filled), inputs)
+    assert [launch.early for launch in ran.source.launches] == [True, True]
+    assert not any(launch.early for launch in split_attention(ran.attention, SplitTile(16, 16, 4, 2, 3)).launches)
+    for made in compiled(ran.source, 90):
+        ptx = made.asm["ptx"]
+        begin, wait = ptx.index("griddepcontrol.launch_dependents"), ptx.index("griddepcontrol.wait")
+        assert begin < wait < min(ptx.index("ld.global"), ptx.index("st.global"))
+
+
 # -- what is not read -------------------------------------------------------------------------------------------------
 
 
