@@ -35,6 +35,7 @@ from .passes.cse import share_calls
 from .passes.decompose_composites import write_out_composites
 from .passes.fold_constant_tables import fold_tables
 from .passes.fold_uniform import fold_uniform
+from .passes.gathered_products import turn_gathered
 from .passes.host_scalars import bring_scalars
 from .passes.max_pool_offsets import keep_places
 from .passes.mm_out_dtype import widen_products
@@ -244,6 +245,7 @@ LOWERED = (
     _rules("lowered"),
     _simple("sdpa_backward_layout", lay_out_gradients),
     _simple("mm_out_dtype", widen_products, LAYOUTS),
+    _simple("gathered_products", turn_gathered, INFERENCE, ON_CUDA, numerics=_DIFFER),
     Pass(
         "gpu-templates", _fuse_on_gpu, (ON_CUDA,), seconds="templates", drawn=True, family="linear-kernel",
         candidates=("generated",), numerics=_DIFFER, doc=_ON_GPUS,

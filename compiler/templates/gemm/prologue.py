@@ -4,7 +4,8 @@
                     ->   y = x @ b        b[k, j] = round(float(w_int8[k, j]) * scale[j])
 
 Only what nobody else reads, element by element: no reductions, no random numbers. Halves of bytes that are put side by
-side (`stack([p & 15, p >> 4], -1)`) are elements of their own.
+side (`stack([p & 15, p >> 4], -1)`) are elements of their own. Matrices chosen by an index (`w[experts]`) are read
+where they lie.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ...ir.index.index import Index, Var
 from ...ir.value import Const, Load, Number, Op, Rewriter, Value, compute_dtype, walk
 from ...lowering.core import Indices, cast
 from ...lowering.sizes import Unlowered
+from ...passes.gathered_products import gathers_matrices
 from ..attention.description import address
 from ..common.formula import Region, is_move, packet
 from .description import FLOAT8, Matrix, Prologue
@@ -118,6 +120,8 @@ def _computes_elements(node: fx.Node) -> bool:
         return False
     if is_move(node) or packet(node) in CASTS or _joins_places(node):
         return True
+    if gathers_matrices(node):
+        return node.meta["val"].device.type == "cuda"
     if not isinstance(node.target, OpOverload):
         return False
     tags = node.target.tags

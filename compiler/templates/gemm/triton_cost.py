@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from ...ir.value import Op, walk
+from ...ir.index.index import Index, Loaded, atoms
+from ...ir.value import Load, Op, walk
 from ..common.gpu import Gpu
 from .description import FEWEST, Product, Prologue
 from .triton_tiles import FEW_SHARED, GemmTile, read_bytes, shared_bytes
@@ -143,7 +144,15 @@ def is_skinny(product: Product) -> bool:
 
 def has_few_rows(product: Product) -> bool:
     """Whether a product is one of a few rows by a matrix, as in decoding: each step has many of these, one by one."""
-    return product.row.extent <= FEWEST and product.batch.extent == 1
+    return product.row.extent <= FEWEST and (product.batch.extent == 1 or is_gathered(product))
+
+
+def is_gathered(product: Product) -> bool:
+    """Whether the right operand's matrices are chosen by an index that is read from memory."""
+    if product.right is None:
+        return False
+    indices = [n for part in walk([product.right.value]) if isinstance(part, Load) for n in part.indices]
+    return any(isinstance(atom, Loaded) for n in indices if isinstance(n, Index) for atom in atoms(n))
 
 
 def moved(product: Product) -> int:

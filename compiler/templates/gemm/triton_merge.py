@@ -70,7 +70,9 @@ class Merge:
         if not isinstance(node.target, TritonTemplateKernel):
             return None
         part = self._parts.get(node.target.name)
-        if part is None or not has_few_rows(part.product) or part.product.more or part.tile.descriptors:
+        if part is None or not has_few_rows(part.product) or part.product.batch.extent > 1:
+            return None
+        if part.product.more or part.tile.descriptors:
             return None
         return part
 

@@ -14,7 +14,8 @@ from ...codegen.flatten import flatten_value
 from ...codegen.triton.dtypes import type_name
 from ...codegen.triton.fast_math import fast_values
 from ...codegen.triton.values import Axis
-from ...ir.index.index import Var
+from ...ir.index import index as ix
+from ...ir.index.index import Index, Var
 from ...ir.value import Const, Guarded, Load, Op, Value, walk
 from .description import Matrix, Prologue
 from .triton_text import ProductText
@@ -102,6 +103,9 @@ class Computed:
         for part in parts:
             if isinstance(part, Load) and self._step not in self._text.values.dependence.of(part):
                 self._text.values.get(part)
+            for chosen in _read_indices(part):
+                if self._step not in self._text.values.dependence.of(chosen):
+                    self._text.values.at(chosen)
 
     def ask(self) -> dict[Value, str]:
         """Write the loads of the step that begins at `start`, for `load` later; gives what holds them."""
@@ -124,8 +128,13 @@ class Computed:
             made = self._whole(self._value)
         if cut:
             made = f"tl.where({cut}, {made}, 0.0)"
-        exact = text.multiplies_float32 and _is_exact(self._value)
+        exact = text.multiplies_float32 and (self._is_as_loaded() or _is_exact(self._value))
         text.line(f"{self._name} = {made}" + ("" if exact else f".to({type_name(self._prologue.dtype)})"))
+
+    def _is_as_loaded(self) -> bool:
+        """Whether elements are what memory holds: chosen, not computed."""
+        held = {b.name: b.dtype for b in self._prologue.buffers}
+        return isinstance(self._value, Load) and held[self._value.buffer] == self._prologue.dtype
 
     def _place(self) -> str:
         """Write the places of the step that begins at `start`; gives which are inside, "" where all are."""
@@ -160,6 +169,13 @@ class Computed:
     def _whole(self, value: Value) -> str:
         made = self._text.values.get(value)
         return made if self._text.values.is_whole(value) else f"tl.broadcast_to({made}, {self._shape})"
+
+
+def _read_indices(value: Value) -> list[Index]:
+    """The indices of a load that are read from memory."""
+    indices = value.indices if isinstance(value, Load) else ()
+    found = [atom for n in indices if isinstance(n, Index) for atom in ix.atoms(n) if isinstance(atom, ix.Loaded)]
+    return [made for atom in found if isinstance(made := atom.index(), Index)]
 
 
 def _is_exact(value: Value) -> bool:

@@ -1,0 +1,63 @@
+"""Products of matrices that are chosen at run time with a column each, as products with a row each.
+
+    bmm(w[ids], x)    x: (n, depth, 1), on a GPU     ->     view(bmm(permute(x), permute(w[ids])))
+
+That is how experts multiply the tokens of a step. Kernels of products with few rows read weights where they lie, chosen
+ones too (see `templates.gemm.prologue`), and know rows only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import is_tensor, op_name, val
+from ...rewrites.sizes import SizeTable
+
+aten = torch.ops.aten
+
+_TURNED = (0, 2, 1)
+_WHOLE = (torch.int32, torch.int64)
+
+
+def turn_gathered(graph_module: fx.GraphModule) -> int:
+    """Turn such products, in place; returns how many."""
+    graph = graph_module.graph
+    editor = Editor(graph, SizeTable(graph))
+    products = [node for node in graph.nodes if node.target is aten.bmm.default and _is_of_columns(node)]
+    for node in products:
+        matrices, columns = node.args
+        with editor.at(node):
+            turned = [editor.call(aten.permute.default, x, list(_TURNED)) for x in (columns, matrices)]
+            made = editor.call(aten.bmm.default, *turned)
+            whole = editor.call(aten.view.default, made, list(val(node).shape))
+        editor.replace(node, whole)
+        editor.erase_dead(node)
+    if products:
+        graph_module.recompile()
+    return len(products)
+
+
+def _is_of_columns(node: fx.Node) -> bool:
+    matrices, columns = node.args
+    if not isinstance(matrices, fx.Node) or not is_tensor(node) or not is_tensor(columns):
+        return False
+    known = all(isinstance(size, int) for size in val(node).shape)
+    return known and val(node).device.type == "cuda" and val(columns).shape[2] == 1 and gathers_matrices(matrices)
+
+
+def gathers_matrices(node: fx.Node) -> bool:
+    """Whether a node is a stack of matrices, each chosen by an index along the first dim of a larger stack."""
+    if op_name(node) not in ("aten.index", "aten.index_select") or not is_tensor(node) or not is_tensor(node.args[0]):
+        return False
+    if op_name(node) == "aten.index_select":
+        index, along = node.args[2], node.args[1] == 0
+    else:
+        indices = node.args[1]
+        assert isinstance(indices, (list, tuple)), indices
+        index, along = indices[0], all(other is None for other in indices[1:])
+    if not along or not isinstance(index, fx.Node) or not is_tensor(index):
+        return False
+    chosen = val(index)
+    return val(node.args[0]).dim() == 3 and chosen.dim() == 1 and chosen.dtype in _WHOLE
