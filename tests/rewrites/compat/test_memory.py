@@ -12,6 +12,7 @@ from regraft.compiler.runtime.graph_cache.key import graph_key
 from regraft.rewrites.compat.memory import (
     allows_tf32,
     convolutions_allow_tf32,
+    copy_all,
     float32_settings,
     guard_float32_precision,
 )  # fmt: skip
@@ -49,3 +50,22 @@ def test_compiled_code_is_for_one_setting(settings: None) -> None:
         torch.backends.cudnn.conv.fp32_precision = precision
         run(torch.ones(3))
     assert compiled == [True, False]
+
+
+@pytest.mark.parametrize("sizes", [[3], [1 << 18], [5, 1 << 18, 7], [1 << 18] * 6, [0, 4], []], ids=str)
+def test_everything_is_copied(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    together: list[int] = []
+    copy = torch._foreach_copy_
+
+    def many(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        together.append(len(targets))
+        copy(targets, sources)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", many)
+    sources = [torch.arange(size, dtype=torch.float32) for size in sizes]
+    targets = [torch.empty_like(source) for source in sources]
+    copy_all(targets, sources)
+    assert all(torch.equal(a, b) for a, b in zip(targets, sources, strict=True))
+    large = sum(size == 1 << 18 for size in sizes)
+    alone = len(sizes) if len(sizes) == 1 else large if large <= 4 else 0
+    assert sum(together) == len(sizes) - alone
