@@ -81,6 +81,7 @@ class Setting:
     tokens: int
     device: torch.device
     bits: int = 0  # of weights; 0: as the dtype has them
+    experts: str = "batched_mm"  # how `generate` decodes on GPUs
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -112,6 +113,8 @@ def model_of(setting: Setting) -> Any:
     with setting.device:
         model = kinds[type(config)](config)
     model = model.to(setting.dtype).eval()
+    if isinstance(config, tf.MixtralConfig):
+        model.set_experts_implementation(setting.experts)
     if setting.bits:
         for parent in list(model.modules()):
             for name, layer in parent.named_children():
@@ -300,6 +303,7 @@ def main(  # noqa: PLR0913
     attention: Annotated[str, typer.Option(help="sdpa, eager (written out)")] = "sdpa,eager",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32")] = "bfloat16",
     weights: Annotated[str, typer.Option(help="as the dtype has them, int8, int4")] = "",
+    experts: Annotated[str, typer.Option(help="batched_mm, as `generate` decodes on GPUs; grouped_mm")] = "batched_mm",
     batch: Annotated[str, typer.Option(help="Sequences, by commas.")] = "1",
     backends: Annotated[str, typer.Option(help="inductor-max: max-autotune")] = "eager,inductor,regraft",
     device: Annotated[str, typer.Option(help="cuda, cpu")] = "cuda",
@@ -320,7 +324,7 @@ def main(  # noqa: PLR0913
             for spelled in attention.split(","):
                 for size in batch.split(","):
                     dtype_of = getattr(torch, kind)
-                    setting = Setting(name, spelled, dtype_of, int(size), prompt, cache, tokens, where, bits)
+                    setting = Setting(name, spelled, dtype_of, int(size), prompt, cache, tokens, where, bits, experts)
                     with torch.no_grad():
                         measured(setting, backends.split(","), seconds_each, profile, console, rate)
 
