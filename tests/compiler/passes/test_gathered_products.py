@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import run_pass, with_fake_hopper
-from support.triton_attention import compiled
 from support.triton_gemm import Interpreted, Values, found_in, interpreted, near, on_gpu
+from support.triton_kernels import compiled
 
 from regraft.compiler.passes.gathered_products import turn_gathered
 from regraft.compiler.templates import TritonTemplateKernel
