@@ -12,7 +12,9 @@ from functools import reduce
 from typing import Any
 
 import torch
+from torch import fx
 
+from ....rewrites.compat import OpOverload, schema
 from ...ir.index.bounds import known_lt, known_nonnegative
 from ...ir.index.index import Index, Loaded, add, least, most, mul, quotient, remainder
 from ...ir.value import Number, Op
@@ -41,12 +43,24 @@ def _view(low: Lowering, x: Tensor, sizes: Any, _: Any = None) -> Tensor:
     return reshaped(x, promised_sizes(low))
 
 
+def _is_given_out(node: fx.Node) -> bool:
+    """Whether a node, or a view of it, is a result of the program: who writes to that writes to all that share it."""
+    return any(user.op == "output" or (_is_view(user) and _is_given_out(user)) for user in node.users)
+
+
+def _is_view(node: fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, OpOverload) and any(told.alias_info is not None for told in schema(target).returns)
+
+
 def _reinterpreted(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == x.dtype:
         return x
     wide = {torch.float32: torch.int32, torch.int32: torch.float32, torch.float64: torch.int64}
     if wide.get(x.dtype) != dtype and wide.get(dtype) != x.dtype:
         raise Unlowered("view", f"{x.dtype} seen as {dtype}")
+    if _is_given_out(low.origin):
+        raise Unlowered("view", "a result that shares memory with others")
     return low.pointwise(lambda i: Op("bitcast", (x.at(i),), dtype), x.sizes, dtype)
 
 
