@@ -18,6 +18,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat import autograd
+from .changing_numbers import by_tensors
 from .eager_strides import corrected
 
 GraphKind = Literal["inference", "forward", "backward"]
@@ -77,6 +78,7 @@ def differentiate(
         backward=compiler("backward"),
         joint=prepare_joint,
         recompute=recompute,
+        decompositions=by_tensors(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ def aot_compile(
     backward: Callable[..., Any],
     joint: Callable[[fx.GraphModule], None],
     recompute: bool,
+    decompositions: Mapping[Any, Callable[..., Any]],
 ) -> Callable[..., Any]:
     """Functionalize and differentiate by AOTAutograd, and compile each graph with the compiler of its kind.
 
@@ -70,6 +71,7 @@ def aot_compile(
         inference_compiler=inference,
         partition_fn=partition,
         keep_inference_input_mutations=True,
+        decompositions=dict(decompositions),
     )
     return compiler(graph_module, example_inputs)
 

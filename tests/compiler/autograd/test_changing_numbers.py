@@ -1,0 +1,73 @@
+"""Numbers of Python that change between calls, learning rates above all: compiled once, and eager's results."""
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+CALLS = {
+    "add": lambda x, y, n: torch.add(x, y, alpha=n),
+    "sub": lambda x, y, n: torch.sub(x, y, alpha=-n),
+    "addcmul": lambda x, y, n: torch.addcmul(x, y, y, value=n),
+    "addcdiv": lambda x, y, n: torch.addcdiv(x, y, y.abs() + 1, value=n),
+    "lerp": lambda x, y, n: torch.lerp(x, y, n) + torch.lerp(x, y, 1 - n),
+    "pow": lambda x, y, n: torch.pow(n, y.abs()),
+    "full_like": lambda x, y, n: torch.full_like(x, n) * y,
+    "lists": lambda x, y, n: torch.stack(torch._foreach_add([x, y], [y, x], alpha=n)),
+    "lists by a number": lambda x, y, n: torch.stack(torch._foreach_mul([x, y], n) + torch._foreach_lerp([x], [y], n)),
+    "lists of quotients": lambda x, y, n: torch.stack(torch._foreach_addcdiv([x], [y], [y.abs() + 1], value=n)),
+}
+
+
+def compilations_of(call):
+    counter = CompileCounterWithBackend("regraft")
+    return torch.compile(call, backend=counter), counter
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_number_that_changes_is_compiled_once(dtype):
+    def program(x, y, n):
+        return [call(x, y, n) for call in CALLS.values()]
+
+    torch._dynamo.reset()
+    compiled, counter = compilations_of(program)
+    x, y = torch.randn(2, 33).to(dtype).unbind()
+    atol = 1e-5 if dtype is torch.float32 else 2e-2  # eager rounds the number itself to 16 bits
+    for n in (0.1, 0.07, 0.6, 1e-3):
+        right = [value.to(dtype) for value in program(x.double(), y.double(), n)]
+        for name, found, expected in zip(CALLS, compiled(x, y, n), right, strict=True):
+            rtol = 1e-4 if dtype is torch.float32 else 1e-2
+            told = f"{name}: {found} is not {expected}"
+            torch.testing.assert_close(found, expected, atol=atol, rtol=rtol, msg=told)
+    assert counter.frame_count == 2  # for the first number, then for any
+
+
+OPTIMIZERS = {
+    "sgd": lambda p, foreach: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=foreach),
+    "rmsprop": lambda p, foreach: torch.optim.RMSprop(p, lr=0.1, foreach=foreach),
+    "adamw": lambda p, foreach: torch.optim.AdamW(p, lr=0.1, foreach=foreach),
+}
+
+
+@pytest.mark.parametrize(("kind", "foreach"), [("sgd", True), ("rmsprop", False), ("adamw", True)])
+def test_schedulers_do_not_recompile_a_step(kind, foreach):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    ours = torch.nn.Linear(4, 3)
+    theirs = copy.deepcopy(ours)
+    counters = []
+    for model in (ours, theirs):
+        optimizer = OPTIMIZERS[kind](model.parameters(), foreach)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=8)
+        counter = CompileCounterWithBackend("regraft" if model is ours else "eager")
+        step = torch.compile(optimizer.step, backend=counter)
+        counters.append(counter)
+        for k in range(6):
+            optimizer.zero_grad()
+            model(torch.full((2, 4), 0.1 * k)).square().sum().backward()
+            step()
+            scheduler.step()
+    for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert counters[0].frame_count <= 2
