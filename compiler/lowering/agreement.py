@@ -143,7 +143,7 @@ def _kinds(packet: str, given: dict[str, Any]) -> str | None:
     """Numbers of a kind that an operator does not take beside its tensors."""
     if packet in ("sub", "rsub") and isinstance(given.get("other"), bool):
         return "eager refuses to subtract truth values"
-    x, whole = given.get("self"), isinstance(given.get("self"), torch.Tensor) and not _inexact(given["self"])
+    whole = isinstance(given.get("self"), torch.Tensor) and not _inexact(given["self"])
     exponent = given.get("exponent")
     if packet == "pow" and whole and type(exponent) is int and exponent < 0:
         return "eager refuses negative powers of integers"
@@ -154,7 +154,7 @@ def _kinds(packet: str, given: dict[str, Any]) -> str | None:
         and not (isinstance(other, torch.Tensor) and _inexact(other))
     )
     if packet in _SUMS and exact and isinstance(alpha, (float, torch.SymFloat)):
-        return f"eager refuses a factor of {alpha} beside {x.dtype}"
+        return f"eager refuses a factor of {alpha} beside {given['self'].dtype}"
     return None
 
 
