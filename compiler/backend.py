@@ -22,7 +22,7 @@ from ..rewrites.backup import Backup, copied
 from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, finish_before_forks, is_renamed_tensor
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import StepFacts, calls_plainly, keep_saved, places, step_facts, tell_strides
-from ..rewrites.compat.dynamo import allow_lookups_at_once
+from ..rewrites.compat.dynamo import allow_lookups_at_once, on_reset
 from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
 from ..rewrites.coverage import publish
@@ -51,7 +51,7 @@ from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
 from .pipeline import refuse_unknown
 from .runtime.calls import Boxed, as_calls, of_plain_tensors, restored
-from .runtime.cudagraphs.graphs import CudaGraphs
+from .runtime.cudagraphs.graphs import CudaGraphs, drop_captures
 from .runtime.cudagraphs.host import Split, split_host
 from .runtime.cudagraphs.rules import skip_reason
 from .runtime.frame_stack import with_room
@@ -139,7 +139,7 @@ class Compilation:
             freezer=self._contained.attempt(Freezer, gm, example_inputs) if freezing else None,
             explained=explained,
         )
-        self._gm = gm
+        self._gm, self._inputs = gm, len(example_inputs)
         self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
         self._static: dict[str, frozenset[int]] = {}  # positions of inputs that stay, by kind of the graphs captured
         self._backward: Callable[..., Any] | None = None
@@ -156,8 +156,12 @@ class Compilation:
 
     def run(self) -> Callable[..., Any]:
         """The graph as compiled before, or through all stages; the record is published when all has succeeded."""
-        with left_out(self.options.without):
-            return self._contained.run(self._run)
+        try:
+            with left_out(self.options.without):
+                return self._contained.run(self._run)
+        finally:
+            # The backward, which may yet be compiled, holds this object: parameters would live as long as it.
+            del self._gm, self._example_inputs
 
     def _run(self) -> Callable[..., Any]:
         do = self._contained.do
@@ -393,10 +397,10 @@ class Compilation:
             facts = step_facts(len(results))
             inputs = len(graph_module.graph.find_nodes(op="placeholder"))
             self._step = None
-            self._forward = None if facts is None or inputs != len(self._example_inputs) else (wrapper, facts)
+            self._forward = None if facts is None or inputs != self._inputs else (wrapper, facts)
         elif kind == "backward" and self._forward is not None:
             forward, facts = self._forward
-            inputs = len(self._example_inputs)
+            inputs = self._inputs
             step = step_of(forward.parts, wrapper.parts, facts, graph_module.graph, inputs)
             self._step = step and replace(step, captured=kind in self._static)
             self._save()
@@ -503,3 +507,4 @@ def faults_of(record: GraphRecord, options: Options) -> Faults:
 
 
 allow_lookups_at_once()
+on_reset(backend, drop_captures)

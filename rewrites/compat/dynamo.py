@@ -144,3 +144,8 @@ def attribute(module: torch.nn.Module, qualified_name: str) -> Any:
 def is_module_state(placeholder: fx.Node) -> bool:
     """Whether an input of Dynamo's graph is a tensor that a module holds, at no address that others rely on."""
     return placeholder.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") == "unguarded"
+
+
+def on_reset(backend: Callable[..., Any], action: Callable[[], None]) -> None:
+    """Have ``torch._dynamo.reset`` call `action` where this backend was used: it looks for an attribute `reset`."""
+    backend.reset = action  # type: ignore[attr-defined]

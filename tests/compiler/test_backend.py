@@ -1,6 +1,8 @@
 """The backend as users call it: by name, as a callable, with modes, options and rules."""
 
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import regraft
 from regraft import RuleSet, Sample, T
 from regraft.compiler import backend as backend_module
 from regraft.compiler.backend import Compilation
+from regraft.compiler.runtime.cudagraphs.graphs import drop_captures
 
 
 class Attention(nn.Module):
@@ -249,3 +252,25 @@ def test_what_is_left_out_by_name():
     torch.compiler.reset()
     with pytest.raises(Exception, match="did you mean 'sdpa'"):
         torch.compile(model, backend="regraft", options={"without": "sdpaa"})(x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_dies_when_the_program_forgets_it(training, tmp_path, monkeypatch):
+    """Nothing that a compilation leaves holds parameters: neither what compiles the backward, nor a record."""
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+
+    def run():
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+        with torch.set_grad_enabled(training):
+            y = torch.compile(model, backend="regraft")(torch.randn(4, 8))
+            if training:
+                y.sum().backward()
+        return [weakref.ref(p) for p in model.parameters()]
+
+    refs = run()
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_a_reset_of_dynamo_is_told_to_captures():
+    assert regraft.backend.reset is drop_captures

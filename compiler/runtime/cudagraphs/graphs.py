@@ -50,8 +50,15 @@ _BOUND = 2  # captures that read such results where they are: the program may ho
 _ALL = 1 << 62
 _SMALL = 1 << 18  # bytes of a result of an inference graph that is copied out
 
+_ALIVE: weakref.WeakSet[CudaGraphs] = weakref.WeakSet()
 _LOCK = threading.RLock()  # captures that share a pool are replayed and read by turns
 _INFERENCE_POOLS: weakref.WeakValueDictionary[tuple[torch.device, int], Pool] = weakref.WeakValueDictionary()
+
+
+def drop_captures() -> None:
+    """Give the memory of all captures back, when `torch._dynamo` is reset; what still runs is captured anew."""
+    for graphs in list(_ALIVE):
+        graphs.clear()
 
 
 class CudaGraphs:
@@ -68,6 +75,16 @@ class CudaGraphs:
         self.pools: dict[int, Pool] = {}  # of what forwards keep, by address
         self.steady: set[int] = set()  # addresses of static inputs of forwards
         self._graphs: list[_Graphed] = []
+        _ALIVE.add(self)
+
+    def clear(self) -> None:
+        """Forget all captures, but for those of forwards whose backwards may still come."""
+        with _LOCK:
+            captures = [c for graph in self._graphs for c in graph.captures]
+            pending = {id(c.pool) for c in captures if c.is_pending()}
+            for pool in {id(pool): pool for c in captures for pool in (c.pool, c.home)}.values():
+                if id(pool) not in pending:
+                    self.drop(pool)
 
     def drop(self, pool: Pool) -> None:
         """Forget a step of which the program holds results."""
@@ -109,6 +126,11 @@ class _Graphed:
         self._noted: set[str] = set()
         self._failed = False
         self._copies = False  # results, large ones and gradients too, in training
+
+    @property
+    def captures(self) -> list[Capture]:
+        """All that there are now."""
+        return list(self._all)
 
     def run(self, args: list[Any]) -> Any:
         """The graph on inputs, in boxed convention."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
 
 from regraft.compiler.runtime.cudagraphs.capture import GIVEN
-from regraft.compiler.runtime.cudagraphs.graphs import SLOTS
+from regraft.compiler.runtime.cudagraphs.graphs import SLOTS, drop_captures
 
 from ....support.recorded_graphs import FakeDevice, Graph, at_address, count_all_as_large, graphs
 
@@ -279,3 +280,32 @@ def test_what_is_dropped_is_used_again(square, device):
         Square.apply(w, torch.randn(4))
         gc.collect()
     assert len(device.captures) == 1
+
+
+def test_a_reset_gives_captures_back_but_those_whose_backward_may_come(square, device):
+    w = torch.randn(4, requires_grad=True)
+
+    def step(x):
+        w.grad = None
+        return Square.apply(w, x)
+
+    for _ in range(3):
+        step(torch.randn(4)).sum().backward()
+    first = [weakref.ref(capture) for graph in square._graphs for capture in graph.captures]
+    x = torch.randn(4)
+    y = step(x)
+    drop_captures()
+    gc.collect()
+    assert all(ref() is not None for ref in first)
+    y.sum().backward()
+    torch.testing.assert_close(w.grad, expected(w, x))
+    del y
+    w.grad = None
+    drop_captures()
+    gc.collect()
+    assert len(first) == 2 and all(ref() is None for ref in first)
+    for _ in range(3):
+        x = torch.randn(4)
+        step(x).sum().backward()
+        torch.testing.assert_close(w.grad, expected(w, x))
+    assert len(device.captures) == 4
