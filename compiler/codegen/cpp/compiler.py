@@ -148,12 +148,17 @@ def _library(source: Source) -> tuple[ctypes.CDLL, Path]:
 
 def _made(source: Source, compiler: Compiler, path: Path) -> ctypes.CDLL:
     """The library of a source, compiled; once more where somebody spoils it before it is loaded."""
+    why = "it was damaged before it was loaded"
     for _ in range(_ATTEMPTS):
         _compile(source, compiler, path)
-        loaded = _loaded(path)
+        try:
+            loaded = _opened(path)
+        except OSError as error:
+            loaded, why = None, str(error).removeprefix(f"{path}: ")
         if loaded is not None:
             return loaded
-    raise CompileFailed(path.with_suffix(".cpp"), f"what it made at {path} cannot be loaded, or is damaged by others")
+        discard(path)
+    raise CompileFailed(path.with_suffix(".cpp"), f"its library: {why}")
 
 
 def _place(folder: Path, name: str) -> Path:
@@ -167,18 +172,29 @@ def _name(source: Source, compiler: Compiler) -> str:
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
     """The library at `path`, None where there is none; what can't be believed or loaded is deleted."""
-    try:
-        file = path.open("rb")
-    except OSError:
+    if not path.exists():
         return None
-    with file, contextlib.suppress(OSError):
-        if seal.opened(_entry(path), file.read()) is not None and _is_at(file.fileno(), path):
-            loaded = ctypes.CDLL(str(path))
-            note_use(path)
-            _note(path)
+    with contextlib.suppress(OSError):
+        loaded = _opened(path)
+        if loaded is not None:
             return loaded
     discard(path)
     return None
+
+
+def _opened(path: Path) -> ctypes.CDLL | None:
+    """The library at `path`; None for one that this user's regraft did not write, or that was replaced meanwhile.
+
+    Raises:
+        OSError: it cannot be read or loaded.
+    """
+    with path.open("rb") as file:
+        if seal.opened(_entry(path), file.read()) is None or not _is_at(file.fileno(), path):
+            return None
+        loaded = ctypes.CDLL(str(path))
+    note_use(path)
+    _note(path)
+    return loaded
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -201,6 +217,8 @@ def _compile(source: Source, compiler: Compiler, path: Path) -> None:
     try:
         text.write_text(source.text, encoding="utf-8")
         _run(source, compiler, path.with_suffix(".cpp"), text, made)
+        if not made.exists() or not made.stat().st_size:
+            raise CompileFailed(path.with_suffix(".cpp"), f"{compiler.path} wrote no library")
         with made.open("ab") as library:
             library.write(seal.seal(_entry(path), made.read_bytes()))
         made.replace(path)
