@@ -195,8 +195,9 @@ void is_size(const at::Tensor& tensor, const char* name, int64_t dim, int64_t si
 }
 void in_range(int64_t size, const char* what, int64_t low, int64_t high) {
   if (size >= low && size <= high) return;
-  TORCH_CHECK_VALUE(high == INT64_MAX, what, " is ", size, "; it must be from ", low, " to ", high);
-  TORCH_CHECK_VALUE(false, what, " is ", size, "; it must be at least ", low);
+  const char* why = size == 0 && low == 1 ? " (dynamic dims of size 0 are not compiled ahead of time)" : "";
+  TORCH_CHECK_VALUE(high == INT64_MAX, what, " is ", size, "; it must be from ", low, " to ", high, why);
+  TORCH_CHECK_VALUE(false, what, " is ", size, "; it must be at least ", low, why);
 }
 void holds(bool condition, const char* what) {
   TORCH_CHECK_VALUE(condition, "the inputs' sizes do not meet a condition that the program was compiled for: ", what);
