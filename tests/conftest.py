@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from support.quiet_torch import quieten
 
 # How long an example takes to draw says how busy the machine is, and nothing of the code.
 settings.register_profile("regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -17,6 +18,11 @@ pytest_plugins = ["support.golden"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the texts under golden/ anew")
+
+
+def pytest_collection_finish() -> None:
+    """All modules are imported."""
+    quieten()
 
 
 def refuse_capture(*args: Any, **kwargs: Any) -> None:

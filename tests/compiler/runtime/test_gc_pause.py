@@ -17,10 +17,11 @@ class _Cycle:
 
 @pytest.fixture(autouse=True)
 def thawed():
+    gc.unfreeze()  # the modules, which all tests have frozen
     gc.collect()
     yield
-    gc.unfreeze()
     gc.enable()
+    gc.freeze()
 
 
 def test_nothing_is_collected_inside():
