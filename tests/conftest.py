@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 from typing import Any
 
@@ -23,6 +24,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_finish() -> None:
     """All modules are imported."""
     quieten()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # what is left to libraries when Python ends, some call leaks
 
 
 def refuse_capture(*args: Any, **kwargs: Any) -> None:
