@@ -19,10 +19,11 @@ from .ops import (
     scans,
     scatter,
     softmax,
+    topk,
     views,
 )
 
 MODULES = (
     activations, copies, creation, foreach, functions, indexing, joining, losses, norms, pointwise, pooling, random,
-    reductions, regions, resampling, scans, scatter, softmax, views,
+    reductions, regions, resampling, scans, scatter, softmax, topk, views,
 )  # fmt: skip

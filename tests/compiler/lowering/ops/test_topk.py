@@ -1,0 +1,99 @@
+"""The first few of a row: order, ties, NaN and infinities against a stable sort; routers in one kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.lowering import compare, run, trace
+from support.tensors import FLOATS, tensor_and_dim
+from support.triton_kernels import compiles, interpreted_agrees
+
+from regraft.compiler.lowering import lower
+from regraft.compiler.lowering.ops import topk
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch):
+    """As on devices whose library takes the first of equal elements, too."""
+    monkeypatch.setattr(topk, "_LIBRARY", frozenset())
+
+
+def first_of(x, k, dim, largest):
+    """NaN is larger than anything; of equal elements the first comes first."""
+    found, made = torch.sort(x, dim=dim, descending=largest, stable=True), torch.topk(x, k, dim, largest)
+    return tuple(a.copy_(b.narrow(dim, 0, k)) for a, b in zip(made, found, strict=True))
+
+
+def agrees(x, k, dim=-1, largest=True, in_order=True):
+    module = trace(lambda x: torch.topk(x, k, dim, largest, in_order), x)
+    compare(run(module, lower(module, strict=True), [x]), first_of(x, k, dim, largest), exact=True)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_the_first_few(data):
+    x, dim = data.draw(tensor_and_dim((*FLOATS, torch.int64, torch.uint8)))
+    if x.dim() == 0 or x.shape[dim] == 0:
+        return
+    k = data.draw(st.integers(1, min(x.shape[dim], topk.MOST)))
+    agrees(x, k, dim, data.draw(st.booleans()), data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(
+    "row",
+    [
+        [1.0, 2.0, 2.0, 2.0, 1.0],
+        [NAN, INF, NAN, -INF, 0.0],
+        [-INF, -INF, -INF, NAN, -INF],
+        [INF, INF, NAN, INF, INF],
+        [NAN, NAN, NAN, NAN, NAN],
+    ],
+)
+def test_ties_and_numbers_that_are_none(row, largest):
+    agrees(torch.tensor([row, row[::-1]]), 4, largest=largest)
+    agrees(torch.tensor([row, row[::-1]], dtype=torch.bfloat16).t(), 3, 0, largest=largest)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int16])
+def test_the_ends_of_whole_numbers(dtype, largest):
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    agrees(torch.tensor([[low, high, low, high, low]], dtype=dtype), 4, largest=largest)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "k"), [((3, 20), 9), ((2, 1025), 2), ((), 1), ((3, 4), 0)], ids=["many", "long", "number", "none"]
+)
+def test_what_sorting_is_for_stays_a_call(sizes, k):
+    assert lower(trace(lambda x: torch.topk(x, k), torch.randn(sizes))).kept
+
+
+def test_what_eager_refuses_stays_eagers():
+    assert lower(trace(lambda x: torch.topk(x, 1), torch.zeros(2, 3, dtype=torch.bool))).kept
+
+
+def test_equal_elements_on_cpus_are_the_librarys(monkeypatch):
+    monkeypatch.undo()
+    made = lower(trace(lambda x: torch.topk(x, 2), torch.randn(3, 8)))
+    assert [kept.code for kept in made.kept] == ["algorithm"]
+
+
+def route(x):
+    """A router of experts, as `transformers` spells it."""
+    weights, experts = torch.topk(torch.softmax(x.float(), -1), 2, -1)
+    return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), experts
+
+
+@pytest.mark.parametrize("function", [route, lambda x: torch.topk(x, 3, largest=False)], ids=["router", "least"])
+def test_a_router_is_one_kernel(function):
+    (source,) = interpreted_agrees(function, torch.randn(5, 8))
+    assert len(source.launches) == 1 and compiles(source)
+
+
+def test_long_rows():
+    interpreted_agrees(lambda x: torch.topk(x, 8), torch.randperm(2048).float().view(2, 1024))
