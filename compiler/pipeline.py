@@ -25,6 +25,7 @@ from ..rewrites.switches import KINDS
 from .autograd.seed_dropout import seed_calls
 from .capture.checkpoints import inline_bodies
 from .codegen.generate import begin_kernels
+from .lowering.agreement import hold_sizes
 from .options.checks import check_name
 from .passes.align_rows import space_rows
 from .passes.bags_as_sums import write_out_bags
@@ -221,7 +222,12 @@ JOINT = (
     _simple("results_apart", keep_apart, TRAINING),
 )  # fmt: skip
 
+_SIZES = _simple(
+    "hold_sizes", hold_sizes, doc="index_add(x, 0, i, y)  ->  the same; a guard: y is as long as i, as on the example."
+)
+
 LOWERED = (
+    _SIZES,
     *_CONSTANTS,
     _simple("host_scalars", bring_scalars, ON_CUDA),
     _simple("cse", share_calls, INFERENCE),  # of a joint graph, autograd's partition does it
@@ -257,6 +263,7 @@ LOWERED = (
 )  # fmt: skip
 
 BODY = (
+    _SIZES,
     *_CONSTANTS,
     _simple("cse", share_calls),
     _rules("simplify"),

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
 
+from . import compat
+
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Undecided = GuardOnDataDependentSymNode
 """Raised where Python asks whether something holds for a number that is known only when the program runs."""
@@ -45,6 +47,16 @@ def holds_on_example(a: Any, b: Any) -> bool:
     """Whether two numbers are equal on the example inputs, so that a guard could assume it."""
     left, right = hint(a), hint(b)
     return left is not None and left == right
+
+
+def equal_under_guard(a: Any, b: Any) -> bool:
+    """Whether two numbers are always equal, or equal on the example with a guard that holds later calls to it.
+
+    No where guards are not taken any more: a backward that is compiled when it first runs comes after them.
+    """
+    if known_equal(a, b) or not holds_on_example(a, b):
+        return known_equal(a, b)
+    return all(compat.takes_guards(x.node.shape_env) for x in (a, b) if isinstance(x, SYMBOLIC)) and bool(a == b)
 
 
 def assume(equalities: Iterable[tuple[Any, Any]]) -> None:

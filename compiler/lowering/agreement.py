@@ -6,19 +6,21 @@
     x - True, 2 ** -1 of integers                        kinds of numbers
     slice_scatter(x, source, 0, 1, 3)                    the sizes of a source and of where it goes
 
-A call of which one is not so stays ATen's, which raises eager's error when the program runs.
+A call of which one is not so stays ATen's, which raises eager's error when the program runs. `hold_sizes` comes first:
+sizes with symbols that are equal on the example are held to it by a guard, as tracing an addition would do.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
 from ...rewrites.compat import OpOverload, plain_eager, schema_arguments
-from ...rewrites.symbolic import hint, holds_on_example, known_equal
+from ...rewrites.symbolic import equal_under_guard, hint, known_equal
 
 _LONG = frozenset({torch.int64})
 _WHOLE = frozenset({torch.int32, torch.int64})
@@ -96,8 +98,28 @@ _INTO_FIRST = _named("""
     soft_margin_loss: target
     binary_cross_entropy_with_logits: target weight pos_weight
 """)
+_HELD = "sizes_held"
+Equal = Callable[[Any, Any], bool]
 _FLOATS = (float, torch.SymFloat)
 _SUMS = ("add", "sub", "rsub")
+
+
+def hold_sizes(module: fx.GraphModule) -> int:
+    """Put guards on sizes that eager wants to be equal, where they are equal on the example; returns how many calls.
+
+    Before anything of the graph is lowered: a guard may give several symbols one name.
+    """
+    calls = [node for node in module.graph.nodes if node.op == "call_function" and _packet(node) in _SIZED]
+    return sum(map(_hold, calls))
+
+
+def _hold(node: fx.Node) -> bool:
+    """Whether a call's sizes agree by a guard; torch infers nothing from one on sums and minima: the call is marked."""
+    packet, given = _packet(node), _given(node)
+    if _SIZED[packet](packet, given) is None or _SIZED[packet](packet, given, equal_under_guard) is not None:
+        return False
+    node.meta[_HELD] = True
+    return True
 
 
 def disagreement(node: fx.Node) -> str | None:
@@ -105,13 +127,21 @@ def disagreement(node: fx.Node) -> str | None:
     target = node.target
     if not isinstance(target, OpOverload):
         return None
-    packet, _, overload = str(target).removeprefix("aten.").partition(".")
-    given = _given(node)
-    for look in (_dtypes, _index, _kinds, _slices, _places, _regions, _broadcast):
+    packet, given = _packet(node), _given(node)
+    sizes = _agreed if _HELD in node.meta else _SIZED.get(packet, _agreed)
+    for look in (_dtypes, _index, _kinds, sizes):
         found = look(packet, given)
         if found is not None:
             return found
-    return _elements(f"{packet}.{overload}", given, node.meta.get("val"))
+    return _elements(str(target).removeprefix("aten."), given, node.meta.get("val"))
+
+
+def _packet(node: fx.Node) -> str:
+    return str(node.target).removeprefix("aten.").partition(".")[0]
+
+
+def _agreed(_packet: str, _given: dict[str, Any]) -> None:
+    return None
 
 
 def _given(node: fx.Node) -> dict[str, Any]:
@@ -158,22 +188,23 @@ def _kinds(packet: str, given: dict[str, Any]) -> str | None:
     return None
 
 
-def _slices(packet: str, given: dict[str, Any]) -> str | None:
-    if packet not in ("index_add", "index_copy", "index_reduce"):
-        return None
+def _slices(_: str, given: dict[str, Any], equal: Equal = known_equal) -> str | None:
     x, source, index = given["self"], given["source"], given["index"]
     wanted = list(x.shape)
     if wanted:
         wanted[given["dim"]] = index.numel()
-    return None if _agree(source.shape, wanted) else f"a source of {list(source.shape)}, not {wanted}"
+    return None if _agree(source.shape, wanted, equal) else f"a source of {list(source.shape)}, not {wanted}"
 
 
-def _places(packet: str, given: dict[str, Any]) -> str | None:
-    if packet != "index_put":
-        return None
+def _rows(_: str, given: dict[str, Any], equal: Equal = known_equal) -> str | None:
+    rows, indices = given["grad_output"].shape[:-1], given["indices"].shape
+    return None if _agree(rows, indices, equal) else f"rows of {list(rows)} for indices of {list(indices)}"
+
+
+def _places(_: str, given: dict[str, Any], equal: Equal = known_equal) -> str | None:
     sizes = _indexed(given["self"].shape, given["indices"])
     values = given["values"].shape
-    return None if sizes is None or _widens(values, sizes) else f"values of {list(values)} for places of {sizes}"
+    return None if sizes is None or _widens(values, sizes, equal) else f"values of {list(values)} for places of {sizes}"
 
 
 def _indexed(sizes: Any, indices: Any) -> list[Any] | None:
@@ -195,50 +226,42 @@ def _indexed(sizes: Any, indices: Any) -> list[Any] | None:
     return [*rest[:first], *shared, *rest[first:]]
 
 
-def _agree(sizes: Any, others: Any) -> bool:
-    return len(sizes) == len(others) and all(map(_equal, sizes, others))
+def _agree(sizes: Any, others: Any, equal: Equal) -> bool:
+    return len(sizes) == len(others) and all(map(equal, sizes, others))
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal: always, or for the example, where nobody can tell."""
-    return known_equal(a, b) or holds_on_example(a, b)
-
-
-def _regions(packet: str, given: dict[str, Any]) -> str | None:
-    """By example values: the view itself, run on sizes with symbols, would fix them."""
-    view, source = _REGIONS.get(packet), given.get("src")
-    if view is None or source is None:
-        return None
+def _regions(packet: str, given: dict[str, Any], equal: Equal = known_equal) -> str | None:
+    view, source = _REGIONS[packet], given["src"]
     names = [name for name, _, _ in schema_arguments(view)][1:]
-    sizes, places = _examples(given["self"].shape), _examples([given[name] for name in names if name in given])
-    wanted = _examples(source.shape)
-    if sizes is None or places is None or wanted is None:
-        return None
+    places = [given[name] for name in names if name in given]
+    sizes = [*given["self"].shape, *source.shape, *places]
+    if any(hint(size) is None and size is not None for size in sizes):
+        return None  # known when the program runs only: the view itself would make new symbols
     try:
         with plain_eager():
-            region = list(view(torch.empty(sizes, device="meta"), *places).shape)
+            region = view(given["self"], *places).shape
     except (RuntimeError, IndexError, ValueError) as error:
         return f"eager refuses the place: {error}"
-    return None if region == wanted else f"a source of {wanted} for a place of {region}"
+    agrees = _agree(source.shape, region, equal)
+    return None if agrees else f"a source of {list(source.shape)} for a place of {list(region)}"
 
 
-def _examples(numbers: Any) -> list[Any] | None:
-    """The numbers, example values for symbols; None where one has none."""
-    told = [hint(number) for number in numbers]
-    unknown = any(a is None and b is not None for a, b in zip(told, numbers, strict=True))
-    return None if unknown else told
-
-
-def _broadcast(packet: str, given: dict[str, Any]) -> str | None:
-    others = [given[name] for name in _INTO_FIRST.get(packet, ()) if isinstance(given.get(name), torch.Tensor)]
-    wide = [x for x in others if not _widens(x.shape, given["self"].shape)]
+def _broadcast(packet: str, given: dict[str, Any], equal: Equal = known_equal) -> str | None:
+    others = [given[name] for name in _INTO_FIRST[packet] if isinstance(given.get(name), torch.Tensor)]
+    wide = [x for x in others if not _widens(x.shape, given["self"].shape, equal)]
     return f"eager refuses {list(wide[0].shape)} beside {list(given['self'].shape)}" if wide else None
 
 
-def _widens(sizes: Any, to: Any) -> bool:
+def _widens(sizes: Any, to: Any, equal: Equal) -> bool:
     """Whether sizes are known to broadcast to others."""
     ends = zip(reversed(sizes), reversed(to), strict=False)
-    return len(sizes) <= len(to) and all(known_equal(size, 1) or _equal(size, other) for size, other in ends)
+    return len(sizes) <= len(to) and all(known_equal(size, 1) or equal(size, other) for size, other in ends)
+
+
+_SIZED: dict[str, Callable[..., str | None]] = {
+    **dict.fromkeys(("index_add", "index_copy", "index_reduce"), _slices), "index_put": _places,
+    "embedding_dense_backward": _rows, **dict.fromkeys(_REGIONS, _regions), **dict.fromkeys(_INTO_FIRST, _broadcast),
+}  # fmt: skip
 
 
 def _inexact(tensor: torch.Tensor) -> bool:

@@ -225,6 +225,11 @@ def assumptions(fake_mode: Any) -> list[Any]:
     return [e for e, at in asked if isinstance(e, sympy.Eq) or not str(getattr(at, "filename", "")).startswith(inside)]
 
 
+def takes_guards(environment: Any) -> bool:
+    """Whether what is asked of symbols now becomes a condition of later calls: not once Dynamo has its guards."""
+    return not environment.frozen and not environment._suppress_guards_tls()
+
+
 def evaluated(expression: Any, values: Mapping[Any, Any]) -> Any:
     """The number that an expression of symbolic sizes is, where its symbols are these numbers (symbolic ones too).
 

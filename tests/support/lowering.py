@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from regraft.compiler.ir.interpreter import run_program
 from regraft.compiler.ir.program import Extern
 from regraft.compiler.lowering import Lowered, lower
+from regraft.compiler.lowering.agreement import hold_sizes
 from regraft.compiler.lowering.sizes import size_name
 from regraft.rewrites.compat import new_fake_mode, tree_leaves
 
@@ -88,6 +89,7 @@ def agree(
 ) -> Lowered:
     """Assert that the lowered function computes what eager does, and that exactly `extern` stays calls."""
     module = trace(function, *inputs, dynamic=dynamic)
+    hold_sizes(module)
     made = lower(module, strict=True)
     assert {kept.operator for kept in made.kept} == set(extern), made.kept
     eager_inputs, own_inputs = fresh(inputs), fresh(inputs)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from support.lowering import agree, trace
 
 from regraft.compiler.lowering import lower
+from regraft.compiler.lowering.agreement import hold_sizes
 
 aten = torch.ops.aten
 X = torch.arange(20.0).reshape(5, 4)
@@ -130,6 +131,47 @@ def test_agreeing_calls_are_generated():
         (lambda x: x.long() ** 2 - 1, (X,)), (lambda x: x.half().masked_fill(x > 1, float("-inf")), (X,)),
     ]:  # fmt: skip
         assert not lower(trace(function, *given)).kept
+
+
+SYMBOLS = {
+    "rows": lambda x, i, y: x.index_add(0, i, y), "copied rows": lambda x, i, y: x.index_copy(0, i, y),
+    "reduced rows": lambda x, i, y: x.index_reduce(0, i, y, "amax"), "put": lambda x, i, y: x.index_put((i,), y),
+    "slice": lambda x, i, y: x.slice_scatter(y, 0, 1, 4), "row": lambda x, i, y: x.select_scatter(y[0], 0, 1),
+    "ints": lambda x, i, y: x.slice_scatter(y, 0, 1, i.shape[0] + 1),
+    "steps": lambda x, i, y: x.slice_scatter(y, 0, 0, None, 2),
+    "diagonal": lambda x, i, y: x[:3].diagonal_scatter(y[:, 0]),
+    "table": lambda x, i, y: aten.embedding_dense_backward(y, i, 5, -1, False),
+    "logits": lambda x, i, y: F.binary_cross_entropy_with_logits(x[:3], x[:3], y),
+    "margin": lambda x, i, y: F.soft_margin_loss(x[:3], y),
+}  # fmt: skip
+WITHOUT_CHECKS = ("slice", "steps", "row", "diagonal", "table")  # where tracing compares nothing
+
+
+@pytest.mark.parametrize("name", SYMBOLS)
+def test_symbols_that_are_equal_once_are_held_to_it_by_a_guard(name):
+    function = SYMBOLS[name]
+    module = trace(function, X, ROWS, THREE, dynamic=True)
+    environment = next(n.meta["val"] for n in module.graph.nodes).fake_mode.shape_env
+    before = list(environment.guards)
+    assert not hold_sizes(module) or environment.guards != before
+    assert not lower(module).kept
+
+    module = trace(function, X, ROWS, THREE, dynamic=True)
+    next(n.meta["val"] for n in module.graph.nodes).fake_mode.shape_env.freeze()
+    assert hold_sizes(module) == 0, "a backward that is compiled later: no guard is checked"
+    assert name not in WITHOUT_CHECKS or lower(module).kept, "equal by chance"
+
+
+@pytest.mark.parametrize("name", SYMBOLS)
+def test_other_sizes_raise_eagers_error_later(name):
+    function = SYMBOLS[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="regraft", dynamic=True)
+    torch.testing.assert_close(compiled(X, ROWS, THREE), function(X, ROWS, THREE))
+    for other in (torch.ones(2, 4), torch.ones(3, 5), torch.ones(4, 4)):
+        if refuses(function, X, ROWS, other):
+            with pytest.raises(RuntimeError):
+                compiled(X, ROWS, other)
 
 
 @pytest.mark.parametrize("values", [(2, 4), (4, 4), (3, 5)])
