@@ -22,7 +22,7 @@ from regraft.compiler.schedule.target import gpu
 from ..cpp.test_kernels import PROGRAMS
 from ..cpp.test_reductions import close, elements, fold_kernel, whole
 
-R = torch.randn
+R, S = torch.randn, torch.empty  # S: where sizes are all that counts
 F32 = torch.float32
 
 
@@ -43,24 +43,24 @@ def sizes(blocks):
 @pytest.mark.parametrize(
     ("function", "inputs", "expected"),
     [
-        (lambda x: x + 1, [R(4096, 1024)], (1, 1024, 4)),
-        (lambda x: x + 1, [R(64, 1024)], (1, 256, 1)),
-        (lambda x: x + 1, [R(3)], (1, 4, 1)),
-        (lambda x: x.t().contiguous(), [R(2048, 2048)], (64, 64, 8)),
-        (lambda x: x.t().contiguous(), [R(256, 256)], (32, 32, 2)),
-        (lambda x: x.softmax(-1), [R(2048, 1024)], (1, 1024, 4)),
-        (lambda x: x.softmax(-1), [R(2048, 4096)], (1, 4096, 16)),
-        (lambda x: x.softmax(-1), [R(2048, 50000)], (1, 2048, 8)),
-        (lambda x: x.softmax(-1), [R(8192, 64)], (16, 64, 4)),
-        (lambda x: x.softmax(-1), [R(512, 64)], (1, 64, 1)),
-        (lambda x: x.sum(0), [R(512, 50257)], (64, 64, 8)),
-        (lambda x: x.sum(1), [R(4096, 4, 64)], (512, 4, 4)),
-        (lambda x, b: x + b, [R(4096, 768), R(4096, 1)], (4, 256, 4)),
-        (lambda x, b: x + b, [R(4096, 768), R(768)], (4, 256, 4)),
-        (lambda x, b: x + b, [R(4096, 770), R(4096, 1)], (1, 1024, 4)),
-        (lambda x, b, c, d: x * b + c - d, [R(4096, 7777), R(4096, 1), R(4096, 1), R(4096, 1)], (1, 1024, 4)),
-        (lambda x, b: x + b, [R(8, 512, 16, 64), R(512, 1, 64)], (16, 64, 4)),
-        (lambda x, b: x + b, [R(4096, 33), R(4096, 1)], (1, 512, 2)),
+        (lambda x: x + 1, [S(4096, 1024)], (1, 1024, 4)),
+        (lambda x: x + 1, [S(64, 1024)], (1, 256, 1)),
+        (lambda x: x + 1, [S(3)], (1, 4, 1)),
+        (lambda x: x.t().contiguous(), [S(2048, 2048)], (64, 64, 8)),
+        (lambda x: x.t().contiguous(), [S(256, 256)], (32, 32, 2)),
+        (lambda x: x.softmax(-1), [S(2048, 1024)], (1, 1024, 4)),
+        (lambda x: x.softmax(-1), [S(2048, 4096)], (1, 4096, 16)),
+        (lambda x: x.softmax(-1), [S(2048, 50000)], (1, 2048, 8)),
+        (lambda x: x.softmax(-1), [S(8192, 64)], (16, 64, 4)),
+        (lambda x: x.softmax(-1), [S(512, 64)], (1, 64, 1)),
+        (lambda x: x.sum(0), [S(512, 50257)], (64, 64, 8)),
+        (lambda x: x.sum(1), [S(4096, 4, 64)], (512, 4, 4)),
+        (lambda x, b: x + b, [S(4096, 768), S(4096, 1)], (4, 256, 4)),
+        (lambda x, b: x + b, [S(4096, 768), S(768)], (4, 256, 4)),
+        (lambda x, b: x + b, [S(4096, 770), S(4096, 1)], (1, 1024, 4)),
+        (lambda x, b, c, d: x * b + c - d, [S(4096, 7777), S(4096, 1), S(4096, 1), S(4096, 1)], (1, 1024, 4)),
+        (lambda x, b: x + b, [S(8, 512, 16, 64), S(512, 1, 64)], (16, 64, 4)),
+        (lambda x, b: x + b, [S(4096, 33), S(4096, 1)], (1, 512, 2)),
     ],
 )
 def test_defaults(function, inputs, expected):
@@ -68,28 +68,28 @@ def test_defaults(function, inputs, expected):
 
 
 def H(*shape):
-    return R(*shape).bfloat16()
+    return S(*shape, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
     ("function", "inputs", "expected"),
     [
         (F.gelu, [H(8192, 1024)], (1, 1024, 4)),
-        (lambda x, b: F.gelu(x + b), [H(4096, 1024), R(1024)], (2, 1024, 4)),  # what a column has does not count
+        (lambda x, b: F.gelu(x + b), [H(4096, 1024), S(1024)], (2, 1024, 4)),  # what a column has does not count
         (lambda x, y: x + y, [H(4096, 1024), H(4096, 1024)], (1, 1024, 4)),
-        (lambda x, y: x + y, [H(4096, 1024), R(4096, 1024)], (1, 1024, 4)),
-        (lambda x: x.bfloat16(), [R(4096, 1024)], (1, 1024, 4)),
+        (lambda x, y: x + y, [H(4096, 1024), S(4096, 1024)], (1, 1024, 4)),
+        (lambda x: x.bfloat16(), [S(4096, 1024)], (1, 1024, 4)),
         (F.gelu, [H(1024, 1024)], (1, 1024, 4)),  # programs are few
         (lambda x: x.softmax(-1), [H(2048, 4096)], (1, 4096, 8)),
         (lambda x: x.softmax(-1), [H(512, 4096)], (1, 4096, 16)),
         (lambda x: x.softmax(-1), [H(2048, 50000)], (1, 2048, 8)),
-        (lambda x, w: F.layer_norm(x, (768,), w), [H(4096, 768), R(768)], (1, 1024, 2)),
-        (lambda x, w: F.layer_norm(x, (768,), w), [R(4096, 768), R(768)], (1, 1024, 4)),
+        (lambda x, w: F.layer_norm(x, (768,), w), [H(4096, 768), S(768)], (1, 1024, 2)),
+        (lambda x, w: F.layer_norm(x, (768,), w), [S(4096, 768), S(768)], (1, 1024, 4)),
         (lambda x: x.sum(0), [H(512, 50257)], (64, 64, 16)),
-        (lambda x: x.sum(0), [R(512, 50257)], (64, 64, 8)),
+        (lambda x: x.sum(0), [S(512, 50257)], (64, 64, 8)),
         (lambda x: x.sum(0), [H(512, 50256)], (64, 32, 8)),
         (lambda x: x.sum(0), [H(8, 1 << 21)], (1024, 8, 4)),  # no lanes meet
-        (lambda x: x.sum(0), [R(3, 1 << 21)], (1024, 4, 4)),
+        (lambda x: x.sum(0), [S(3, 1 << 21)], (1024, 4, 4)),
         (lambda x: x.sum(0), [H(16, 8, 1 << 17)], (1024, 8, 4)),
     ],
 )
@@ -130,7 +130,7 @@ def test_long_rows_of_softmax_take_one_power_an_element():
 
 
 def test_candidates_begin_with_the_default_and_differ():
-    for function, x in ((torch.exp, R(4096, 1024)), (lambda x: x.softmax(-1), R(2048, 1024)), (torch.t, R(999, 999))):
+    for function, x in ((torch.exp, S(4096, 1024)), (lambda x: x.softmax(-1), S(2048, 1024)), (torch.t, S(999, 999))):
         made = launch(lambda x, function=function: function(x).contiguous() + 1, x)
         found = candidates(made)
         assert found[0].blocks == made.blocks and 3 <= len(found) <= 6
@@ -212,12 +212,12 @@ WIDE = re.compile(r"(ld|st)\.global(?:\.\w+)*?\.(?:v4\.b32|v2\.b64)")
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [
-        (lambda x, b: F.gelu(x + b), [R(8192, 768), R(768)]),
-        (lambda x, b: F.gelu(x + b), [R(8192, 768).bfloat16(), R(768).bfloat16()]),
-        (lambda x, b: (x + b).relu(), [R(8192, 770).bfloat16(), R(8192, 1).bfloat16()]),
-        (lambda x: F.layer_norm(x, (1024,)), [R(4096, 1024).bfloat16()]),
-        (lambda x: x.t().contiguous(), [R(2048, 2048)]),
-        (lambda x: x.t().contiguous(), [R(2048, 2048).bfloat16()]),
+        (lambda x, b: F.gelu(x + b), [S(8192, 768), S(768)]),
+        (lambda x, b: F.gelu(x + b), [S(8192, 768).bfloat16(), S(768).bfloat16()]),
+        (lambda x, b: (x + b).relu(), [S(8192, 770).bfloat16(), S(8192, 1).bfloat16()]),
+        (lambda x: F.layer_norm(x, (1024,)), [S(4096, 1024).bfloat16()]),
+        (lambda x: x.t().contiguous(), [S(2048, 2048)]),
+        (lambda x: x.t().contiguous(), [S(2048, 2048).bfloat16()]),
     ],
 )
 def test_accesses_are_of_16_bytes(function, inputs):
@@ -227,7 +227,7 @@ def test_accesses_are_of_16_bytes(function, inputs):
 
 
 def test_so_are_loads_of_column_sums():
-    kernel = kernels(lambda x: x.sum(0), R(512, 50256).bfloat16())[0]
+    kernel = kernels(lambda x: x.sum(0), S(512, 50256).bfloat16())[0]
     (assembly,) = compile_for(kernel_source(kernel), 90, aligned=True)
     assert {found.group(1) for found in WIDE.finditer(assembly)} >= {"ld"}
 
