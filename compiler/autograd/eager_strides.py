@@ -32,6 +32,7 @@ import torch
 from ...rewrites import compat
 from ...rewrites.compat import OpOverload, tree_leaves
 from ...rewrites.symbolic import hint
+from .eager_dtypes import of_eagers_dtype
 
 Numbers = tuple[int, ...]
 
@@ -65,7 +66,7 @@ Rule = Callable[[Sequence[Layout], Layout], Decision]
 
 
 def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
-    """The result of a call on fake tensors, laid out as eager's would be.
+    """The result of a call on fake tensors, laid out as eager's would be, and of its dtype.
 
     Args:
         target: the operator.
@@ -73,6 +74,7 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         kwargs: those by name.
         result: what torch gave: a fake tensor, or several.
     """
+    result = of_eagers_dtype(target, args, kwargs, result)
     rule = _rule(target) if isinstance(target, OpOverload) else None
     if rule is not None and _is_row(target, args, kwargs):
         return result

@@ -1,0 +1,60 @@
+"""The dtype that eager gives, where torch's own metadata says otherwise.
+
+Metadata of some operators promotes what their kernels do not: the result is made like one operand.
+
+    mse_loss_backward(grad: float64, x: float32, y: float64, mean)       fake: float64      eager: float32
+
+A call that gives another dtype than was told is memory read as something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+from ...rewrites import compat
+from ...rewrites.compat import OpOverload
+
+# The operand that a kernel makes its result like; None: what all operands promote to.
+_LIKE: dict[str | None, str] = {
+    "self": (
+        "huber_loss mish_backward mse_loss_backward smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward"
+    ),
+    "mean": "normal",
+    None: "threshold_backward",
+}
+_OPERANDS = {name: operand for operand, names in _LIKE.items() for name in names.split()}
+
+
+def of_eagers_dtype(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
+    """The result of a call on fake tensors in the dtype that eager gives it: itself where torch has that.
+
+    Args:
+        target: the operator.
+        args: its arguments.
+        kwargs: those by name.
+        result: what torch gave: a fake tensor, or several.
+    """
+    if not isinstance(result, torch.Tensor) or not isinstance(target, OpOverload) or target.namespace != "aten":
+        return result
+    if compat.packet_name(target) not in _OPERANDS:
+        return result
+    dtype = _dtype(_OPERANDS[compat.packet_name(target)], _tensors(target, args, kwargs))
+    if dtype in (None, result.dtype):
+        return result
+    return result.new_empty_strided(result.shape, result.stride(), dtype=dtype)
+
+
+def _dtype(operand: str | None, tensors: dict[str, torch.Tensor]) -> torch.dtype | None:
+    if operand is not None:
+        return tensors[operand].dtype if operand in tensors else None
+    return reduce(torch.promote_types, (x.dtype for x in tensors.values()))
+
+
+def _tensors(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors that a call is given, by the names of its schema."""
+    given = dict(zip((a.name for a in compat.schema(target).arguments), args, strict=False)) | kwargs
+    return {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,64 @@
+"""What operators give on fake tensors has the dtype of what they give in eager, operands of several dtypes too."""
+
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regraft  # noqa: F401 (registers the backend)
+from regraft.compiler.autograd.eager_strides import corrected
+from regraft.rewrites.compat import new_fake_mode
+
+aten = torch.ops.aten
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# How many tensors, what follows them.
+CALLS = {
+    aten.huber_loss.default: (2, 0), aten.mish_backward.default: (2,),
+    aten.mse_loss_backward.default: (3, 1), aten.smooth_l1_loss_backward.default: (3, 1, 1.0),
+    aten.soft_margin_loss.default: (2, 1), aten.soft_margin_loss_backward.default: (3, 1),
+    aten.threshold_backward.default: (2, 0), aten.normal.Tensor_Tensor: (2,), aten.mse_loss.default: (2, 1),
+    aten.smooth_l1_loss.default: (2, 1), aten.leaky_relu_backward.default: (2, 0.1, False),
+    aten.gelu_backward.default: (2,), aten.silu_backward.default: (2,), aten.hardtanh_backward.default: (2, -1, 1),
+    aten.hardswish_backward.default: (2,), aten.xlogy.Tensor: (2,), aten.tanh_backward.default: (2,),
+    aten.sigmoid_backward.default: (2,), aten.softplus_backward.default: (2, 1, 20),
+    aten.logit_backward.default: (2,), aten.copysign.Tensor: (2,), aten.where.self: (3,), aten.addcmul.default: (3,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", CALLS, ids=str)
+def test_metadata_has_eagers_dtype(target):
+    count, *more = CALLS[target]
+    ran = 0
+    for dtypes in product(FLOATS, repeat=count):
+        given = [torch.rand(2, 3).to(dtype) for dtype in dtypes]
+        if target == aten.where.self:
+            given[0] = given[0] > 0
+        try:
+            expected = target(*given, *more)
+        except RuntimeError:
+            continue
+        mode = new_fake_mode(None)
+        fakes = tuple(mode.from_tensor(x) for x in given)
+        with mode:
+            made = corrected(target, (*fakes, *more), {}, target(*fakes, *more))
+        assert (made.dtype, made.shape) == (expected.dtype, expected.shape), dtypes
+        ran += 1
+    assert ran >= len(FLOATS)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.l1_loss, F.soft_margin_loss])
+def test_losses_of_two_dtypes_have_eagers_gradients(loss):
+    def trained(function, dtypes):
+        given = [torch.linspace(-1, k + 1, 12).to(dtype).requires_grad_() for k, dtype in enumerate(dtypes)]
+        result = function(*given)
+        result.backward()
+        return result.detach(), given[0].grad, given[1].grad
+
+    for dtypes in ((torch.float32, torch.float64), (torch.bfloat16, torch.float32)):
+        try:
+            expected = trained(loss, dtypes)
+        except RuntimeError:
+            continue
+        torch._dynamo.reset()
+        torch.testing.assert_close(trained(torch.compile(loss, backend="regraft"), dtypes), expected)
