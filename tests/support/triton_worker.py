@@ -13,6 +13,7 @@ import importlib.util
 import itertools
 import os
 import pickle
+import re
 import sys
 import tempfile
 import traceback
@@ -51,10 +52,20 @@ def _wrapped(function):
     return call
 
 
+_CHANGE = re.compile(r"(xor|shr|and)[.]b32 four, [$\w]+, (\w+);")
+
+
 def _assembly(text, _constraints, args, dtype, **_):
-    """The one piece of assembly that kernels have: the bits of -0.0."""
-    assert text == "mov.b32 $0, 0x80000000;" and dtype == tl.int32
-    return args[0] + -(2**31)
+    """The pieces of assembly that kernels have: the bits of -0.0, and of 2**23 + x of bytes."""
+    if text == "mov.b32 $0, 0x80000000;" and dtype == tl.int32:
+        return args[0] + -(2**31)
+    assert "prmt.b32 $3, four, 0x4B000000, 0x7443;" in text and dtype == tl.int32
+    (x,) = args
+    made = x.to(tl.uint8, bitcast=True).to(tl.int32)
+    for name, number in _CHANGE.findall(text):
+        by = int(number, 0)
+        made = {"xor": lambda: made ^ by & 255, "shr": lambda: made >> by, "and": lambda: made & (by & 255)}[name]()  # noqa: B023
+    return made | 0x4B000000
 
 
 def _patch() -> None:

@@ -46,15 +46,10 @@ def sign(x):
 
 
 @triton.jit
-def unsigned_byte_to_float(x):
-    """uint8 as float32, by the bits of 2**23 + x: operations on whole registers, where conversions take turns."""
-    return (x.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
-
-
-@triton.jit
-def signed_byte_to_float(x):
-    """int8 as float32, by the bits of 2**23 + 128 + x."""
-    return (x.to(tl.uint8, bitcast=True).to(tl.uint32) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
+def bytes_to_floats(x, bits: tl.constexpr, less: tl.constexpr):
+    """Four bytes of a register at a time as float32, less a whole number: `bits` makes those of 2**23 + x of them."""
+    made = tl.inline_asm_elementwise(bits, "=r,=r,=r,=r,r", [x], tl.int32, is_pure=True, pack=4)
+    return made.to(tl.float32, bitcast=True) - (8388608.0 + less)
 
 
 @triton.jit

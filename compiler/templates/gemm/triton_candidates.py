@@ -36,6 +36,13 @@ _DEEP = (
     GemmTile(1, 4, 1024, 4, 1), GemmTile(1, 2, 1024, 4, 1), GemmTile(1, 8, 512, 8, 4), GemmTile(1, 4, 512, 4, 4),
     GemmTile(1, 1, 512, 2, 4), GemmTile(1, 2, 256, 2, 4), GemmTile(1, 1, 256, 1, 4),
 )  # fmt: skip
+# The same of bytes, as many steps on their way as there are: columns, step, warps. The first of few programs have too
+# few warps for memory to be busy: they are for wide products.
+_DEEP_BYTES = (
+    (8, 512, 2), (4, 512, 1), (4, 512, 2), (8, 1024, 4), (8, 2048, 8), (4, 2048, 8), (2, 2048, 4), (2, 1024, 4),
+    (2, 1024, 2), (2, 512, 1), (1, 2048, 4), (1, 1024, 4),
+)  # fmt: skip
+_MOST_STEPS, _FEWEST_WARPS = 8, 12  # of a lane, and on each multiprocessor
 _WIDE = (
     GemmTile(1, 64, 32, 4, 4), GemmTile(1, 64, 64, 8, 4), GemmTile(1, 128, 16, 4, 4), GemmTile(1, 32, 64, 4, 4),
     GemmTile(1, 64, 32, 4, 1), GemmTile(1, 32, 128, 8, 4), GemmTile(1, 256, 16, 8, 2),
@@ -48,11 +55,13 @@ _BESIDE = 4  # parts of tiles on a multiprocessor, at most: more would wait for 
 def gemm_tiles(product: Product, gpu: Gpu, count: int) -> list[GemmTile]:
     """The tiles worth measuring, the one to take unmeasured first; of few rows, also tiles without tensor cores."""
     found = preferred(sorted(_legal(product, gpu), key=lambda tile: estimate(product, tile, gpu)), gpu)
-    lanes = _about_alike({tile: estimate_lanes(product, tile, gpu) for tile in _lanes(product, gpu)})
+    lanes = _lanes_of_bytes(product, gpu)
+    of_bytes = bool(lanes)
+    lanes = lanes or _about_alike({tile: estimate_lanes(product, tile, gpu) for tile in _lanes(product, gpu)})
     lanes = [] if gpu.tma == "always" and any(tile.descriptors for tile in found) else lanes
     if not lanes or not found:
         return lanes[:count] or best_tiles(found, count)
-    most = count // (2 if product.row.extent > 1 else 3)
+    most = count // (6 if of_bytes else 2 if product.row.extent > 1 else 3)
     return [*lanes[: count - most], *best_tiles(found, most)[:most]]
 
 
@@ -60,6 +69,22 @@ def _about_alike(estimates: dict[GemmTile, float]) -> list[GemmTile]:
     """Tiles by estimate, those that it hardly tells apart as they come."""
     least = min(estimates.values(), default=0.0)
     return sorted(estimates, key=lambda tile: max(estimates[tile] / least, _ALIKE))
+
+
+def _lanes_of_bytes(product: Product, gpu: Gpu) -> list[GemmTile]:
+    """Tiles without tensor cores for weights of bytes along the depth, the best first; measured, not estimated."""
+    deep = product.b.row == 1 or product.b.column != 1
+    if product.row.extent > LANES_ROWS or not deep or read_bytes(product.b, product.right) != 1:
+        return []
+    rows = 1 << (product.row.extent - 1).bit_length()
+    found = []
+    for columns, depth, warps in _DEEP_BYTES:
+        steps = -(-product.depth // depth)
+        tile = GemmTile(rows, columns, depth, warps, steps)
+        busy = tile.count(product) * warps >= _FEWEST_WARPS * gpu.processors
+        if steps <= _MOST_STEPS and busy and depth <= product.depth and fits(product, tile, gpu):
+            found.append(tile)
+    return found
 
 
 def _lanes(product: Product, gpu: Gpu) -> Iterator[GemmTile]:

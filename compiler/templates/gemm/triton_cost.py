@@ -10,7 +10,7 @@ import math
 from ...ir.index.index import Index, Loaded, atoms
 from ...ir.value import Load, Op, walk
 from ..common.gpu import Gpu
-from .description import FEWEST, Product, Prologue
+from .description import FEWEST, LANES_ROWS, Product, Prologue
 from .triton_tiles import FEW_SHARED, GemmTile, read_bytes, shared_bytes
 
 BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
@@ -32,6 +32,7 @@ _LIGHT, _SPILLED = 6, 0.85  # values of an epilogue beside whose registers large
 FEW = 64  # rows that tensor cores have time for while memory gives the other operand
 _LARGE = 8 << 20  # bytes of that, at least, so that it takes longer than a launch
 _LARGE_FOR_FEW = 1 << 20  # the same for rows so few that a program with such products has little else to do
+_LARGE_FOR_LANES = 1 << 14  # the same for rows that lanes multiply: a launch that begins early takes 2 us less
 _EVEN = 4  # waves of programs after which it no longer matters that the last is not full
 _GATHERED = 20  # cycles for summing what the lanes of a program have summed, for each row
 _LARGE_TILE = 128 * 256  # elements
@@ -139,7 +140,13 @@ def cycles_to_move(count: float, gpu: Gpu) -> float:
 def is_skinny(product: Product) -> bool:
     """Whether memory is what a product takes its time for: a large operand, few rows or columns of the other."""
     few = min(product.row.extent, product.column.extent) <= FEW
-    return few and moved(product) >= (_LARGE if not has_few_rows(product) else _LARGE_FOR_FEW)
+    large = _LARGE if not has_few_rows(product) else _LARGE_FOR_FEW
+    return few and moved(product) >= (_LARGE_FOR_LANES if has_rows_for_lanes(product) else large)
+
+
+def has_rows_for_lanes(product: Product) -> bool:
+    """Whether a product has so few rows that lanes multiply them for themselves."""
+    return has_few_rows(product) and product.row.extent <= LANES_ROWS
 
 
 def has_few_rows(product: Product) -> bool:

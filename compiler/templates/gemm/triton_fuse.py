@@ -44,7 +44,7 @@ from .replacement import FAMILY, RULE, Unfused
 from .splice import anchor_of, replace_product
 from .still import Still
 from .triton_candidates import gemm_tiles, neighbours, promises
-from .triton_cost import FEW, fused_gain, has_few_rows, is_skinny
+from .triton_cost import FEW, fused_gain, has_few_rows, has_rows_for_lanes, is_skinny
 from .triton_merge import Merge, Part
 from .triton_source import gemm_triton
 from .triton_split_k import workspaces
@@ -216,8 +216,11 @@ class ProductPass:
         yield self._early(plain)
 
     def _early(self, found: FoundProduct) -> FoundProduct:
-        """Of few rows, weights are read before kernels before this one have ended, where nobody writes to them."""
-        if self.task.gpu.capability < 90 or not has_few_rows(found.product):
+        """Of few rows, weights are read before kernels before this one have ended, where nobody writes to them.
+
+        Programs with tensor cores would hold shared memory that those kernels need.
+        """
+        if self.task.gpu.capability < 90 or not has_rows_for_lanes(found.product):
             return found
         return replace(found, product=replace(found.product, early=self._still.allows(found)))
 

@@ -23,8 +23,9 @@ from .halves import halves
 from .triton_matmul import GemmTriton
 from .triton_operand import Computed, Loaded, base
 from .triton_text import ProductText
-from .triton_tiles import GemmTile
+from .triton_tiles import GemmTile, read_bytes
 
+_LOADED = 16  # bytes, by one instruction of a lane
 HIGH = {"b": "d", "c": "e"}  # what operands of high halves are called, by those of the low ones
 
 
@@ -52,7 +53,7 @@ class LanesTriton(GemmTriton):
 
     def _by_pointers(self) -> None:
         product, tile = self.product, self.tile
-        self.line(f"k = tl.arange(0, {tile.depth}){self.long}")
+        self.line(f"k = {self._places()}{self.long}")
         if product.is_computed:
             self.axes(tile.rows, tile.columns)
         first = "k" if tile.splits == 1 else "(first + k)"
@@ -76,6 +77,19 @@ class LanesTriton(GemmTriton):
         self._gather("acc", "total")
         if product.other is not None:
             self._gather("other", "others")
+
+    def _places(self) -> str:
+        """Places of a step: as many side by side for a lane as it has of the rows, whose elements have more bytes.
+
+        A lane that loads 16 bytes of each would hold other places of the rows than of the weights: these would go
+        through shared memory, all warps waiting for each other.
+        """
+        product, depth = self.product, self.tile.depth
+        places = f"tl.arange(0, {depth})"
+        if product.right is None or read_bytes(product.b, product.right) >= product.dtype.itemsize:
+            return places
+        side_by_side = _LOADED // product.dtype.itemsize // (2 if self._high else 1)
+        return f"tl.max_contiguous({places}, {min(side_by_side, depth)})"
 
     def _ask(self, weights: dict[str, Loaded | Computed]) -> list[dict[str, dict[Value, str]]]:
         """Ask for the weights of the first steps; returns, by step, what computed ones have been loaded from.

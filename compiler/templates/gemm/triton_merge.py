@@ -176,7 +176,10 @@ def _whole_tile(products: Sequence[Product], tile: GemmTile, gpu: Gpu) -> GemmTi
     while tile.columns >= 1 and tile.stages >= 1:
         if all(fits(product, tile, gpu) for product in products):
             return tile
-        tile = replace(tile, stages=tile.stages // 2) if tile.by_lanes else replace(tile, stages=tile.stages - 1)
+        if tile.by_lanes and tile.columns > 1:
+            tile = replace(tile, columns=tile.columns // 2)
+        else:
+            tile = replace(tile, stages=tile.stages // 2 if tile.by_lanes else tile.stages - 1)
     return None
 
 

@@ -7,6 +7,7 @@ in each step:        b = (w[k, j].to(float32) * scale[j]).to(bfloat16), 0 beyond
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeGuard
 
 import torch
 
@@ -18,6 +19,7 @@ from ...ir.index import index as ix
 from ...ir.index.index import Index, Var
 from ...ir.value import Const, Guarded, Load, Op, Value, walk
 from .description import Matrix, Prologue
+from .triton_bytes import as_bytes
 from .triton_text import ProductText
 from .triton_tiles import GemmTile
 
@@ -151,15 +153,18 @@ class Computed:
         """Nothing: places are computed from where the step begins."""
 
     def _bytes_to_floats(self) -> None:
-        """Have bytes become float32 by way of bfloat16, which holds them all: a GPU has no fast way of its own."""
+        """Have bytes become float32 in other ways than by a GPU's conversions, which take turns.
+
+        For tensor cores by way of bfloat16, which holds them all.
+        """
         for part in walk([self._value]):
-            if isinstance(part, Op) and part.name == "cast" and part.dtype == torch.float32 and _is_byte(part.args[0]):
+            found = as_bytes(part) if self._text.multiplies_float32 else None
+            if found is not None:
+                self._text.writer.define("", found.text(self._text.values.get(found.loaded)), part)
+            elif _is_cast_byte(part):
                 loaded = self._text.values.get(part.args[0])
-                signed = part.args[0].dtype == torch.int8
-                if self._text.multiplies_float32:
-                    made = f"{'signed' if signed else 'unsigned'}_byte_to_float({loaded})"
-                else:
-                    made = f"{loaded}{'' if signed else '.to(tl.int8)'}.to(tl.float32).to(tl.bfloat16).to(tl.float32)"
+                signed = "" if part.args[0].dtype == torch.int8 else ".to(tl.int8)"
+                made = f"{loaded}{signed}.to(tl.float32).to(tl.bfloat16).to(tl.float32)"
                 self._text.writer.define("", made, part)
 
     def _set_axes(self, step: Axis | None) -> None:
@@ -204,6 +209,11 @@ def _whole_numbers(value: Value) -> tuple[int, int] | None:
         return bits.get(value.name)
     signed = {"sub": (low - most, high - least), "add": (low + least, high + most)}
     return signed.get(value.name) if value.dtype.is_floating_point else None
+
+
+def _is_cast_byte(value: Value) -> TypeGuard[Op]:
+    """Whether a value is such a byte as float32."""
+    return isinstance(value, Op) and value.name == "cast" and value.dtype == torch.float32 and _is_byte(value.args[0])
 
 
 def _is_byte(value: Value) -> bool:

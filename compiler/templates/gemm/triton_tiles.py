@@ -93,6 +93,11 @@ def _fits_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
     if tile.warps not in (1, 2, 4, 8) or not 16 <= tile.depth <= LANES_DEEPEST or gpu.capability < _float8(product):
         return False
     each = tile.depth * tile.columns // (32 * tile.warps)
+    if product.right is not None and read_bytes(product.b, product.right) == 1:
+        both = 1 if product.other is None else 2
+        on_their_way = each * min(tile.stages, product.steps(tile.depth)) // 4
+        if both * (each * rows + on_their_way) > _LANES_HELD:
+            return False
     return each >= 1 and each * rows <= _LANES_HELD and _splits(product, tile)
 
 

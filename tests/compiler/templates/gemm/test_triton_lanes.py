@@ -173,6 +173,12 @@ def test_weights_that_lie_still_are_read_early(name: str, monkeypatch: pytest.Mo
     assert not early(function, random(1, 2048), random(1024, 2048), writes=True)
 
 
+def test_what_tensor_cores_multiply_is_not_read_early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_fake_hopper(monkeypatch, tmp_path)
+    for rows, wanted in ((4, True), (5, False)):
+        assert early(lambda x, w: F.linear(x.relu(), w), random(rows, 2048), random(1024, 2048)) is wanted
+
+
 def test_ampere_reads_nothing_early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_fake_hopper(monkeypatch, tmp_path)
     monkeypatch.setattr(gpu, "_gpu", lambda index: AMPERE)
