@@ -69,7 +69,7 @@ def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     """oneDNN: CPU tensors of a dtype it computes in, none of them empty."""
     x, weight = match.operands["x"], match.operands["weight"]
     if val(x).device.type != "cpu":
-        return Reason("kernel-unavailable", "oneDNN: it is for CPUs", (x,), "cpu", str(val(x).device))
+        return Reason("device-unsupported", "oneDNN: it is for CPUs", (x,), "cpu", str(val(x).device))
     if dtype(x) not in _DTYPES:
         return Reason("kernel-unavailable", f"oneDNN: not for {describe(x)}", (x,), "float32 or bfloat16", describe(x))
     if not all(known(s >= 1) for s in (*shape(x), *shape(weight))):
@@ -103,7 +103,9 @@ def cublaslt(x: Any, weight: Any, bias: Any, *, activation: str) -> torch.Tensor
 def cublaslt_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     """cuBLASLt: half precision on a CUDA device, with a bias."""
     x, name = match.operands["x"], activation(match, policy)
-    if val(x).device.type != "cuda" or name not in _CUDA_ACTIVATIONS or "bias" not in match.operands:
+    if val(x).device.type != "cuda":
+        return Reason("device-unsupported", "cuBLASLt: it is for CUDA devices", (x,), "cuda", str(val(x).device))
+    if name not in _CUDA_ACTIVATIONS or "bias" not in match.operands:
         return Reason("kernel-unavailable", f"cuBLASLt: {name} of a product is no epilogue of its own here", (x,))
     if dtype(x) not in _CUDA_DTYPES:
         return Reason("kernel-unavailable", f"cuBLASLt: not for {describe(x)}", (x,), "half precision", describe(x))

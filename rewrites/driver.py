@@ -218,6 +218,7 @@ class _Run:
         self.settled: set[tuple[str, fx.Node]] = set()
         self.dead_draws: set[fx.Node] = set()
         self.taken: dict[fx.Node, str] = {}
+        self.forestalled: dict[tuple[str, fx.Node], NearMiss] = {}
         self.limit = len(graph_module.graph.nodes) + 10
         self.looping: set[str] = set()
 
@@ -321,7 +322,7 @@ class _Run:
         derived = {name: derive(found.binding, policy) for name, derive in rule.derived.items()}
         usable, excluded = _usable(found, policy)
         if not usable:
-            self.refused[rule.name, root] = Failure(rule.size, excluded[-1], root)
+            self.refused[rule.name, root] = Failure(rule.size, _nearest(excluded), root)
             return
         decision = self._decide(found, usable, derived)
         self._draw(found, "declined" if decision.chosen is None else "applied")
@@ -333,6 +334,7 @@ class _Run:
             return
         entry = _match(found, decision.chosen, decision.evidence)
         candidate = next(c for c in usable if c.name == decision.chosen)
+        self._note_forestalled(found)
         start = time.perf_counter()
         self._apply(found, candidate, derived)
         self._spend("replace_seconds", rule.name, time.perf_counter() - start)
@@ -340,6 +342,18 @@ class _Run:
         self.applied[rule.name] += 1
         if self.applied[rule.name] > self.limit:
             self._stop(rule.name, f"rule {rule.name} applied more often than the graph has nodes")
+
+    def _note_forestalled(self, found: Found) -> None:
+        """Note the rules to explain that match what another rule is about to replace, before their turn."""
+        own = [rule for rule in self.rules if rule.name in self.settings.explained and rule is not found.rule]
+        for node in found.nodes if own else ():
+            for rule in own:
+                others = Matcher(rule).match(node)
+                same = (Found(rule, b, tuple(_output_nodes(rule, b, node))) for b in others)
+                if any(veto(one, self.mirror, keep_stream=self.settings.keep_stream) is None for one in same):
+                    message = f"rule {found.rule.name} replaced these operators before its turn"
+                    failure = Failure(rule.size, Reason("taken", message), node)
+                    self.forestalled[rule.name, node] = _near_miss(rule, node, failure, found.rule.name)
 
     def _draw(self, found: Found, kind: Literal["applied", "declined"]) -> None:
         """Note where the match that is told next lies, before it is gone."""
@@ -420,8 +434,10 @@ class _Run:
             if self.drawing is not None and not compat.is_erased(node):
                 self.drawing.note_near_miss(node, len(self.record.near_misses))
             self.record.near_misses.append(miss)
+        self.record.near_misses.extend(self.forestalled.values())
         present = {op_name(n) for n in self.mirror.graph.nodes}
         unseen = [r for r in self.rules if not r.required <= present and not self.applied[r.name]]
+        unseen = [r for r in unseen if all(name != r.name for name, _ in self.forestalled)]
         self.record.near_misses.extend(_absent(r, present) for r in unseen if r.name in self.explained)
 
 
@@ -451,6 +467,11 @@ def _usable(found: Found, policy: Mapping[str, str]) -> tuple[list[Candidate], l
         else:
             excluded.append(reason)
     return usable, excluded
+
+
+def _nearest(excluded: Sequence[Reason]) -> Reason:
+    """The reason to tell of several: that of the last candidate which is for the device at hand."""
+    return next((reason for reason in reversed(excluded) if reason.code != "device-unsupported"), excluded[-1])
 
 
 def _output_nodes(rule: Rule, binding: Any, root: fx.Node) -> list[fx.Node]:

@@ -188,7 +188,7 @@ class Matcher:
             if _same_operand(binding.operands[term.name], value):
                 yield binding
             else:
-                self._mismatch(binding, f"{term.name} = {describe(binding.operands[term.name])}", value, user)
+                self._mismatch(binding, f"the same {term.name} as before", value, user)
             return
         if not (_is_number_of(term, value) if term.number else is_tensor(value)):
             self._mismatch(binding, f"{term.name}: {_wanted(term)}", value, user)

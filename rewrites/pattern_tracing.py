@@ -117,9 +117,11 @@ def trace(
         raise PatternError(f"rule {declaration.name!r}: its pattern is none: {error}") from error
     except Exception as error:
         message = next(iter(str(error).strip().splitlines()), "")
+        left_out = [name for name, value in given.items() if value is None]
+        note = f" (the sample gives no {', '.join(left_out)}, None there)" if left_out else ""
         raise PatternError(
-            f"rule {declaration.name!r}: its pattern cannot be traced on {sample!r}: {type(error).__name__}: "
-            f"{message[:300]}"
+            f"rule {declaration.name!r}: its pattern cannot be traced on {sample.made_from or sample}: "
+            f"{type(error).__name__}: {message[:300]}{note}"
         ) from error
     return Traced(sample, dtype, static, mirror.graph, images, symbols, compat.assumptions(mode), met, reading)
 
@@ -160,7 +162,9 @@ def with_leading_dim(sample: Sample, name: str = "_leading", *, more: bool = Fal
         dims = [name if d == _LEADING else d for d in dims]
         operands[key] = replace(spec, dims=" ".join(dims))
         sizes |= {d: sample.sizes.get(d, 3) for d in (*dims, spec.below) if not d.isdigit()}
-    return Sample(tags=sample.tags, sizes=sizes, **operands)
+    made = Sample(tags=sample.tags, sizes=sizes, **operands)
+    made.made_from = sample.made_from or sample
+    return made
 
 
 def most_dims(sample: Sample) -> int:

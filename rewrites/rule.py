@@ -392,7 +392,8 @@ def _require_signature(rule: str, candidate: Candidate, parameters: Sequence[str
         wanted = ", ".join([*parameters, *(["*", *derived] if derived else [])])
         raise PatternError(
             f"rule {rule!r}: replacement {candidate.name!r} takes ({', '.join(p.name for p in have)}), "
-            f"but the pattern and its derived values give ({wanted})"
+            f"but the pattern and its derived values give ({wanted}): names and order must be theirs, "
+            f"replacement=lambda {wanted}: ..."
         )
 
 
@@ -400,6 +401,11 @@ def _require_given(
     rule: str, samples: Sequence[Sample], parameters: Sequence[str], numbers: Sequence[str], dims: Iterable[str]
 ) -> None:
     """Names are parameters; samples give tensors where the pattern takes tensors, and at least one is no near miss."""
+    if isinstance(numbers, (str, Mapping)):
+        raise PatternError(
+            f"rule {rule!r}: numbers={numbers!r}: a list of parameters is wanted, numbers={[*_listed(numbers)]!r}; "
+            "their values are given by samples"
+        )
     _require_known(rule, "numbers", numbers, parameters)
     _require_known(rule, "dims", dims, [p for p in parameters if p not in numbers])
     if all(sample.refused for sample in samples):
@@ -414,6 +420,11 @@ def _require_given(
                     f"rule {rule!r}: a sample gives {name}={value!r}, but {name} binds tensors: give a T, or declare "
                     f"numbers=[{name!r}]"
                 )
+
+
+def _listed(names: Any) -> Iterable[str]:
+    """The names that somebody meant who did not write a list of them."""
+    return [names] if isinstance(names, str) else names
 
 
 def _require_samples(rule: Rule) -> None:

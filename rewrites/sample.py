@@ -127,6 +127,9 @@ class Sample:
         refused: empty where the rule must match; else the code of the reason why it must not.
         operands: by parameter of the pattern; what is left out is None.
 
+    Attributes:
+        made_from: the sample that was declared, where this is that one in other dims.
+
     Raises:
         PatternError: there are no operands, a size is not known or no operand has it, or a size is none.
     """
@@ -146,6 +149,7 @@ class Sample:
         self.given_sizes = {n: s.start if isinstance(s, range) else s for n, s in given.items()}
         self.sizes = DEFAULT_SIZES | self.given_sizes
         self.refused = refused
+        self.made_from: Sample | None = None
         _require_sample(self)
 
     def __repr__(self) -> str:

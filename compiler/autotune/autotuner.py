@@ -201,10 +201,19 @@ def choose(trial: Trial, question: Question) -> Decision:
         notes.append("no input requires a gradient: measured forward only")
     chosen = fastest
     if fastest is not None and trial.times[fastest] > original * (1 - MIN_GAIN):
-        saved = max(1 - trial.times[fastest] / original, 0.0)
-        notes.append(f"{fastest}, the fastest candidate, saves {saved:.1%} and not {MIN_GAIN:.0%}")
+        notes.append(f"{fastest}, the fastest candidate, {_compared(trial.times[fastest], original)}")
         chosen = None
     return Decision(chosen, Evidence(trial.times, "measured", "; ".join(notes), trial.errors))
+
+
+def _compared(seconds: float, original: float) -> str:
+    """Why a candidate is not taken: by how much it is slower, or saves less than it must."""
+    part = seconds / original
+    if part >= 2:
+        told = f"takes {part:.1f} times as long"
+    else:
+        told = f"is {part - 1:.1%} slower" if part > 1 else f"saves {1 - part:.1%}"
+    return f"{told}; a rewrite must save at least {MIN_GAIN:.0%}"
 
 
 def _is_coarse(trial: Trial, question: Question, name: str) -> bool:

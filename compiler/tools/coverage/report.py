@@ -109,8 +109,14 @@ def _compile(target: Target, plan: Plan) -> Callable[..., Any]:
 
 
 def _choices(target: Target, plan: Plan) -> dict[str, str]:
-    shown = target.choices.changed() | {name: str(value) for name, value in plan.options.items()}
+    shown = target.choices.changed() | {name: _shown(value) for name, value in plan.options.items()}
     return shown | ({"dynamic": ""} if plan.dynamic else {})
+
+
+def _shown(value: Any) -> str:
+    """The value of an option as on the command line; rules by their names."""
+    items = value if isinstance(value, (tuple, list)) else (value,)
+    return ",".join(str(getattr(item, "name", item)) for item in items if item != "default")
 
 
 def _step(target: Target, call: Callable[..., Any]) -> Callable[[], Any]:

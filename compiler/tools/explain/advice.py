@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 _EVERYWHERE = {
     "inner-value-escapes": 'use it nowhere else, or let the rule keep it (escapes="keep")',
     "dtype-differs": "add a sample with this dtype to the rule",
+    "taken": "put it before that rule in option `rules`, or leave that rule out (option `without`)",
     "rule-loops": "let one of the rules refuse, by a guard, what the other one makes",
 }
 

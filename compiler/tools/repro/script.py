@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import platform
 import re
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ import torch
 from torch import fx
 
 from ...._version import __version__
+from ....patterns import default_rules
 from ....rewrites.compat import OpOverload
 from ....rewrites.machine import cpu_model
 from ....rewrites.reason import site_of
+from ....rewrites.rule import Rule
+from ...options.rules import resolve_rules
 from ..bisect import Verdict
 from .program import NotWritableError, Program
 from .values import MAKER, Drawn, written
@@ -31,7 +36,7 @@ regraft {regraft}, torch {torch}, Python {python}, {machine}
 import sys{numbers}
 
 import torch
-
+{rules}
 OPTIONS = {options}
 {maker}{kept}
 
@@ -93,6 +98,7 @@ def write(
         machine=cpu_model(),
         file=path.name,
         options=repr(spelled),
+        rules=_declaring(options.get("rules")),
         maker=f"\n\n{MAKER}" if any(isinstance(v, Drawn) for v in program.values.values()) else "",
         kept='\nkept = torch.load(__file__[:-3] + ".pt", weights_only=True)\n' if kept else "",
         parameters=", ".join(names[node] for node in placeholders),
@@ -110,8 +116,36 @@ def _option(name: str, value: Any) -> Any:
     """The value of an option as a literal; rules go by their names."""
     if name == "rules":
         given = value if isinstance(value, (list, tuple)) else (value,)
-        return tuple(item if isinstance(item, str) else str(getattr(item, "name", item)) for item in given)
+        names = [[item] if isinstance(item, str) else [rule.name for rule in _rules((item,))] for item in given]
+        return tuple(name for part in names for name in part)
     return value
+
+
+def _rules(given: Any) -> list[Rule]:
+    """The rules of option ``rules`` that are given as such, or by names that were declared outside of the library."""
+    items = given if isinstance(given, (list, tuple)) else (given,)
+    found = [rule for item in items if item not in (None, "default") for rule in resolve_rules((item,))]
+    return [rule for rule in found if rule.name not in default_rules()]
+
+
+def _declaring(given: Any) -> str:
+    """Lines that declare one's own rules, so that their names are known: the files that do it are run.
+
+    Raises:
+        NotWritableError: a rule is in no file.
+    """
+    places: dict[str, None] = {}
+    for rule in _rules(given):
+        path = Path(inspect.getsourcefile(rule.pattern) or "")
+        if not path.is_file():
+            raise NotWritableError(f"rule {rule.name} is in no file: declare it in one, and give that by --rules")
+        module = rule.pattern.__module__
+        packaged = "." in module or any(Path(place) == path.parent for place in sysconfig.get_paths().values())
+        run = f'importlib.import_module("{module}")' if packaged else f"runpy.run_path({str(path.resolve())!r})"
+        places[run] = None
+    used = [name for name in ("importlib", "runpy") if any(place.startswith(name) for place in places)]
+    lines = [*(f"import {name}" for name in used), *(f"{place}  # declares rules" for place in places)]
+    return "".join(f"{line}\n" for line in ["", *lines]) if places else ""
 
 
 def _statement(node: fx.Node, names: Mapping[fx.Node, str]) -> str:

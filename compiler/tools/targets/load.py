@@ -214,7 +214,13 @@ def _executed(run: Callable[[], Any], what: str) -> Any:
     try:
         return run()
     except Exception as error:
-        raise TargetError(f"importing {what} failed: {type(error).__name__}: {error}") from error
+        place = "".join(f" at line {line}" for line in _lines_in(what, error)[:1])
+        raise TargetError(f"importing {what} failed{place}: {type(error).__name__}: {error}") from error
+
+
+def _lines_in(path: str, error: BaseException) -> list[int | None]:
+    """The lines of a file that an error passed, the outermost first."""
+    return [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
 
 
 def _from_factory(

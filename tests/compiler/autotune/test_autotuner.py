@@ -77,7 +77,16 @@ def test_fastest_candidate_wins_with_evidence():
 def test_slower_candidates_are_declined():
     decision = oracle().decide(ask(original=sleeper(0.0), slow=sleeper(0.02)))
     assert decision.chosen is None
-    assert "slow, the fastest candidate, saves 0.0%" in decision.evidence.note
+    assert "slow, the fastest candidate, takes " in decision.evidence.note
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.99, "saves 1.0%"), (1.0, "saves 0.0%"), (1.31, "is 31.0% slower"), (11.2, "takes 11.2 times as long")],
+)
+def test_what_is_declined_is_told_as_it_is(seconds, told):
+    note = choose(Trial({"original": 1.0, "a": seconds}), ask(a=abs)).evidence.note
+    assert note == f"a, the fastest candidate, {told}; a rewrite must save at least 3%"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +305,7 @@ def test_declined_is_remembered_too(tmp_path):
     question = ask(original=sleeper(0.0), slow=sleeper(0.01))
     oracle(cache=DecisionCache(tmp_path)).decide(question)
     decision = oracle(cache=DecisionCache(tmp_path)).decide(question)
-    assert decision.chosen is None and decision.evidence.source == "cache" and "saves" in decision.evidence.note
+    assert decision.chosen is None and decision.evidence.source == "cache" and "must save" in decision.evidence.note
 
 
 def test_entry_tells_what_it_answers(directory):

@@ -171,3 +171,10 @@ def test_no_operator_is_silent_on_its_own_source(subtests):
             pattern, given = pattern_of(op.op, (sample.input, *sample.args), sample.kwargs)
             with subtests.test(name):
                 assert not given or outcome(name, pattern, given).verdict != "silent"
+
+
+def test_an_operand_that_a_sample_leaves_out_is_named():
+    """The sample is shown as it was written."""
+    message = r'traced on Sample\(x=T\("... N"\)\): TypeError: .* \(the sample gives no eps, None there\)'
+    with pytest.raises(PatternError, match=message):
+        declare(lambda x, eps: torch.rsqrt(x + eps), Sample(x=T("... N")), numbers=["eps"])

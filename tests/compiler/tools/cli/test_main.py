@@ -307,3 +307,10 @@ def test_usage_errors_are_told_before_the_work(args, told):
 def test_short_names_of_dtypes():
     run("report", "small.py:model", "--dtype", "bf16", "--no-time")
     assert '"bfloat16"' in Path("regraft-report.json").read_text()
+
+
+def test_errors_in_a_file_of_rules_name_the_line(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import regraft\n\nrules = regraft.RuleSet(1, 2)\n")
+    done = CliRunner().invoke(app, ["rules", "--rules", str(path)])
+    assert done.exit_code == 2 and f"importing {path} failed at line 3: TypeError" in done.output

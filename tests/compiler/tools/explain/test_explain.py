@@ -129,3 +129,20 @@ def test_explain_and_compile_agree_on_programs_around_rules():
     """A sample; `benchmarks/explanations.py` takes 200."""
     for program in programs(random.Random(0), 5):
         assert agreement(program) is None
+
+
+def test_a_rule_that_another_one_forestalls_is_told_so():
+    @regraft.register_pattern(
+        "forestalled_silu", replacement=lambda x: F.silu(x), samples=[Sample(x=T("... N"))], profitable=True
+    )
+    def forestalled(x):
+        return x * torch.sigmoid(x)
+
+    options = {"rules": ("default", forestalled), "profit": "always"}
+    found = regraft.explain(forestalled, lambda x: x * torch.sigmoid(x) + 1.0, torch.randn(3, 4), options=options)
+    (miss,) = found.near_misses
+    assert not found.matches and (miss.code, miss.taken_by, miss.depth) == ("taken", "silu", 2)
+    assert "rule silu replaced these operators before its turn" in str(found) and "option `without`" in str(found)
+    options["rules"] = (forestalled, "default")
+    assert len(regraft.explain("forestalled_silu", torch.nn.SiLU(), torch.randn(3), options=options).matches) == 0
+    assert len(regraft.explain(forestalled, lambda x: x * x.sigmoid(), torch.randn(3), options=options).matches) == 1

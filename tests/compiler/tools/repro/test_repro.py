@@ -142,3 +142,30 @@ def test_the_command_writes_a_script_that_runs(tmp_path, monkeypatch):
     assert "script.py, 1 of 1 calls" in done.output, done.output
     (ran,) = run_fresh([["script.py"]])
     assert ran.code == 0 and "nothing to search for" in ran.output, ran.errors
+
+
+OWN_RULES = """
+import regraft, torch
+from regraft import Sample, T
+
+@regraft.register_pattern(
+    "repro_wrong_sine", replacement=lambda x: torch.cos(x) * 2, samples=[Sample(x=T("N"))], profitable=True
+)
+def wrong_sine(x):
+    return torch.sin(x) * 2
+
+def model():
+    return (lambda x: (torch.sin(x) * 2).tanh() + 1), torch.randn(6)
+"""
+
+
+def test_a_script_declares_rules_of_ones_own(tmp_path):
+    rules, script = tmp_path / "sines.py", tmp_path / "small_repro.py"
+    rules.write_text(OWN_RULES)
+    command = ["repro", f"{rules}:model", "--rules", str(rules), "--out", str(script), "--no-minimize"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert f"runpy.run_path({str(rules)!r})" in script.read_text()
+    assert "'rules': ('default', 'repro_wrong_sine')" in script.read_text()
+    (found,) = run_fresh([[script]])
+    assert "rule repro_wrong_sine" in found.output, found
