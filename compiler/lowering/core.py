@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from ..ir.value import Const, Load, Op, Result, Rewriter, Value, compute_dtype
 from .sizes import Unlowered, number
 
 Indices = tuple[Any, ...]
+TABLE_SPAN = "regraft_span"  # metadata of a constant of whole numbers: the least and the greatest of them
 LOWERINGS: dict[str, Callable[..., Any]] = {}
 
 
@@ -55,17 +56,24 @@ class Tensor:
         sizes: integers or indices.
         where: the buffer's indices of an element, given the tensor's.
         dtype: of the elements, as eager has it (bfloat16 stays bfloat16 here).
+        span: the least and the greatest of the elements, whole numbers, where that is known.
     """
 
     buffer: Buffer
     sizes: Indices
     where: Callable[[Indices], Indices]
     dtype: torch.dtype
+    span: tuple[int, int] | None = field(default=None, kw_only=True)
 
     def at(self, indices: Sequence[Any]) -> Value:
         """The element at `indices`, in the dtype that is computed in."""
         assert len(indices) == len(self.sizes), (indices, self.sizes)
-        return Load(self.buffer.name, self.where(tuple(indices)), compute_dtype(self.dtype))
+        element = Load(self.buffer.name, self.where(tuple(indices)), compute_dtype(self.dtype))
+        if self.span is None:
+            return element
+        # What is known of it is said by an operation that leaves it as it is: indices in range need no check.
+        least, greatest = (Const(number, element.dtype) for number in self.span)
+        return Op("minimum", (Op("maximum", (element, least), element.dtype), greatest), element.dtype)
 
     def viewed(self, sizes: Sequence[Any], back: Callable[[Indices], Indices]) -> Tensor:
         """A view: `back` gives this tensor's indices of an element of the view."""

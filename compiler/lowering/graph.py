@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -35,7 +35,7 @@ from ..prims import ops as random_ops
 from . import operators
 from .arithmetic import op
 from .call import DTYPES, Opaque, lower_call
-from .core import Lowering, Tensor, cast, whole
+from .core import TABLE_SPAN, Lowering, Tensor, cast, whole
 from .in_place import write_in_place
 from .scalars import Scalar
 from .sizes import Unlowered, number
@@ -120,7 +120,8 @@ class _Walk:
     def _get_attr(self, node: fx.Node) -> None:
         value = node.meta.get("val")
         value = attribute(self._module, node.target) if value is None else value
-        self._values[node] = self._given(node, value, "constant")
+        given = self._given(node, value, "constant")
+        self._values[node] = replace(given, span=node.meta[TABLE_SPAN]) if TABLE_SPAN in node.meta else given
 
     def _given(self, node: fx.Node, value: Any, kind: Literal["input", "constant"]) -> Any:
         if isinstance(value, torch.Tensor):

@@ -3,7 +3,9 @@
     slopes = pow(2.0, -(arange(8) + 1));  bias = slopes[:, None, None] * distance
         ->  bias = constant[:, None, None] * distance
 
-Only what costs more to compute than to read, is small, and is nobody's but the program's.
+Only what costs more to compute than to read, is small, and is nobody's but the program's. Tables of indices say what
+numbers they hold (metadata `TABLE_SPAN`), so that kernels need not check them, and are kept in 32 bits where nothing
+but indexing reads them.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from ...rewrites import compat
 from ...rewrites.effects import storages
 from ...rewrites.facts import MAX_BYTES, Fact, Table, facts_of_graph, is_cheap, literal
 from ...rewrites.graph import is_tensor, nodes_in, val
+from ..lowering.core import TABLE_SPAN
 from .foldable import is_foldable, mutable
 
 _NAME = "_folded"
+_INT32 = torch.iinfo(torch.int32)
+_INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor}
 
 
 def fold_tables(graph_module: fx.GraphModule) -> int:
@@ -29,6 +34,7 @@ def fold_tables(graph_module: fx.GraphModule) -> int:
     graph = graph_module.graph
     facts = facts_of_graph(graph, mutable(graph))
     wanted = [(node, value) for node in _frontier(graph, facts) if (value := _laid_out(node)) is not None]
+    constants = []
     for node, value in wanted:
         name = _free_name(graph_module)
         setattr(graph_module, name, value)
@@ -36,12 +42,33 @@ def fold_tables(graph_module: fx.GraphModule) -> int:
             constant = graph.create_node("get_attr", name)
         constant.meta = dict(node.meta)
         node.replace_all_uses_with(constant)
+        constants.append((constant, value))
     for node in reversed(facts):
         if not node.users and node.op == "call_function":
             graph.erase_node(node)
+    for constant, value in constants:
+        _describe(graph_module, constant, value)
     if wanted:
         graph_module.recompile()
     return len(wanted)
+
+
+def _describe(module: fx.GraphModule, constant: fx.Node, table: torch.Tensor) -> None:
+    """Say what whole numbers a table holds; keep it in 32 bits where it is an index alone."""
+    if table.dtype not in (torch.int32, torch.int64) or not table.numel():
+        return
+    with compat.plain_eager():
+        least, greatest = int(table.min()), int(table.max())
+        short = table.int() if _INT32.min <= least <= greatest <= _INT32.max and _only_indexes(constant) else table
+    constant.meta[TABLE_SPAN] = least, greatest
+    if short is not table:
+        setattr(module, str(constant.target), short)
+        constant.meta["val"] = val(constant).int()
+
+
+def _only_indexes(node: fx.Node) -> bool:
+    """Whether calls read a table as an index alone."""
+    return all(user.target in _INDEXING and user.args[0] is not node for user in node.users)
 
 
 def _laid_out(node: fx.Node) -> torch.Tensor | None:

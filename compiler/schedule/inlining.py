@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from ...rewrites.switches import allowed
 from ..ir.index.index import Loaded, Var, atoms, terms
 from ..ir.ops import OPS
@@ -65,6 +67,8 @@ def cost_of(value: Value, loops: Sequence[Var], buffers: Mapping[str, Buffer]) -
     """The cost of a value of a nest over `loops`. What memory holds may be narrower than what it is computed with."""
     ops, full, slow, work, loaded = 0, 0, False, 0, 0
     for part in walk([value]):
+        if isinstance(part, Op) and _limits(part):
+            continue
         if isinstance(part, (Op, Guarded)):
             ops += 1
             slow |= isinstance(part, Op) and (part.name in _SLOW or OPS[part.name].costly)
@@ -72,6 +76,15 @@ def cost_of(value: Value, loops: Sequence[Var], buffers: Mapping[str, Buffer]) -
         elif isinstance(part, Load) and _steps_all(part, loops):
             full, loaded = full + 1, loaded + buffers[part.buffer].dtype.itemsize
     return Cost(ops, full, slow, work, loaded)
+
+
+def _limits(value: Op) -> bool:
+    """Whether a value is a whole number, limited or widened: as indices from tables are, instead of being checked."""
+    if value.dtype.is_floating_point or value.dtype == torch.bool:
+        return False
+    if value.name == "cast":
+        return not value.args[0].dtype.is_floating_point
+    return value.name in ("maximum", "minimum") and isinstance(value.args[1], Const)
 
 
 def _work(value: Op | Guarded) -> int:

@@ -1,14 +1,17 @@
-"""Indices as C++ expressions of 64-bit integers."""
+"""Indices as C++ expressions of 64-bit integers, or of 32-bit ones, of which vectors hold twice as many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ...ir.index.bounds import bounds, known_nonnegative
-from ...ir.index.index import Atom, Least, Most, Quotient, Remainder
+from ...ir.index.index import Atom, Index, Least, Loaded, Most, Quotient, Remainder, Size, Var, atoms
 from ..polynomial import polynomial
 
+_ROOM = torch.iinfo(torch.int32).max // 2  # what is added to a dividend may be as much again
 Spell = Callable[[Atom], str]
 
 
@@ -36,6 +39,52 @@ def _division(atom: Quotient | Remainder, spell: Spell) -> str:
         return f"floor_{'div' if whole else 'mod'}({a}, {b})"
     kind = "u32" if _short(atom.dividend) and _short(atom.divisor) else "i64"
     return f"(i64)(({kind})({a}) {'/' if whole else '%'} ({kind})({b}))"
+
+
+def fits_short(number: Any) -> bool:
+    """Whether an index may be computed in 32 bits: it fits, and so does what is divided or compared in it."""
+    if not _in_short(number):
+        return False
+    for atom in atoms(number) if isinstance(number, Index) else ():
+        if isinstance(atom, Size):
+            return False
+        if isinstance(atom, (Var, Loaded)):
+            continue
+        parts = atom.fields()
+        if not all(map(fits_short, parts)):
+            return False
+        if isinstance(atom, (Quotient, Remainder)) and not isinstance(atom.divisor, int):
+            return False
+    return True
+
+
+def short_text(number: Any, spell: Spell, lanes: int) -> str:
+    """An index that `fits_short` in C++, as a vector of i32; `spell` gives vectors, and i32 where lanes agree.
+
+    Compilers take lanes one by one where a loop over them holds more than an addition, so this is arithmetic of
+    vectors. What may be negative is divided after a multiple of the divisor was added.
+    """
+    return f"each<{lanes}>({polynomial(number, lambda atom: _short_atom(atom, spell, lanes), str)})"
+
+
+def _short_atom(atom: Atom, spell: Spell, lanes: int) -> str:
+    if isinstance(atom, (Least, Most)):
+        a, b = short_text(atom.a, spell, lanes), short_text(atom.b, spell, lanes)
+        return f"{'lesser' if isinstance(atom, Least) else 'greater'}({a}, {b})"
+    if not isinstance(atom, (Quotient, Remainder)):
+        return spell(atom)
+    divisor, low = atom.divisor, bounds(atom.dividend)[0]
+    periods = -(min(low or 0, 0) // divisor)
+    kind = f"V<{{}}32, {lanes}>"
+    dividend = f"({kind.format('u')})({short_text(atom.dividend, spell, lanes)} + {periods * divisor})"
+    if isinstance(atom, Remainder):
+        return f"({kind.format('i')})({dividend} % {divisor}u)"
+    return f"(({kind.format('i')})({dividend} / {divisor}u) - {periods})"
+
+
+def _in_short(number: Any) -> bool:
+    low, high = bounds(number)
+    return low is not None and high is not None and low > -_ROOM and high < _ROOM
 
 
 def _short(number: Any) -> bool:

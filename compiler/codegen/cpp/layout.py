@@ -48,7 +48,9 @@ class Layout:
 
     def names(self, body: Sequence[Statement]) -> tuple[Names, list[str]]:
         """Names in a region, and the lines that declare them."""
-        names = Names(dict(self.pointers), dict(self.sizes))
+        buffers = [*(p.buffer for p in self.kernel.params), *self.kernel.scratch]
+        tables = frozenset(b.name for b in buffers if b.kind == "constant")
+        names = Names(dict(self.pointers), dict(self.sizes), {b.name: _span(b) for b in buffers}, tables)
         lines = [*self._pointers(body), *self._scratch(body)]
         lines += [f"const i64 {name} = call->sizes[{k}];" for k, name in enumerate(self.sizes.values())]
         own = updated(body)

@@ -75,6 +75,10 @@ template <class X> INLINE X ramp(Elem<X> base, Elem<X> step) {
   return splat<X>(base) + iota<Elem<X>, Count<X>>() * splat<X>(step);
 }
 template <int N> INLINE V<i32, N> first(i64 n) { return iota<i32, N>() < splat<V<i32, N>>((i32)n); }
+template <int N> INLINE V<i32, N> each(V<i32, N> x) { return x; }
+template <int N> INLINE V<i32, N> each(i32 x) { return splat<V<i32, N>>(x); }
+template <class X> INLINE X lesser(X a, X b) { return a < b ? a : b; }
+template <class X> INLINE X greater(X a, X b) { return a > b ? a : b; }
 #if defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define MASKS 1
 INLINE u16 flags(V<i32, 16> m) { return __builtin_ia32_cvtd2mask512(m); }
@@ -238,6 +242,53 @@ template <int N, class T> INLINE auto gather_if(V<i32, N> m, const T* p, V<i64, 
   V<Raw<T>, N> r = {};
   ALONE; for (int l = 0; l < N; ++l) if (m[l]) r[l] = ((const Raw<T>*)p)[at[l]];
   return Codec<T>::template up_lanes<N>(r);
+}
+// Offsets of 32 bits: half as many registers. Lanes outside of the mask read what the first lane inside reads.
+template <int N> INLINE V<i32, N> inside(V<i32, N> m, V<i32, N> at) {
+#if defined(MASKS) && !defined(__clang__)
+  return m ? at : __builtin_shuffle(at, splat<V<i32, N>>(__builtin_ctz(flags(m) | 1 << (N - 1))));
+#else
+  int one = N - 1;
+  for (int l = N - 1; l >= 0; --l) if (m[l]) one = l;
+  return m ? at : splat<V<i32, N>>(at[one]);
+#endif
+}
+template <int N, class T> INLINE auto gather(const T* p, V<i32, N> at) {
+  V<Raw<T>, N> r;
+  for (int l = 0; l < N; ++l) r[l] = ((const Raw<T>*)p)[at[l]];
+  return Codec<T>::template up_lanes<N>(r);
+}
+template <int N, class T> INLINE auto gather_if(V<i32, N> m, const T* p, V<i32, N> at) {
+  return gather<N>(p, inside<N>(m, at));
+}
+// Places as near each other as two vectors reach are read as two vectors, and chosen from these.
+template <int N> struct Near { V<i32, N> at, from; i32 first; bool close; };
+template <int N> INLINE Near<N> near(V<i32, N> at) {
+  const i32 first = least(at[0], at[N - 1]);
+  const V<i32, N> from = at - splat<V<i32, N>>(first);
+  return {at, from, first, !any(mask((V<u32, N>)from >= splat<V<u32, N>>(2 * N)))};
+}
+template <int N> INLINE Near<N> near_if(V<i32, N> m, V<i32, N> at) { return near<N>(inside<N>(m, at)); }
+// `left` elements are in the buffer from `p` on: no other memory is touched.
+template <int N, class T> INLINE auto pick(Near<N> n, const T* p, i64 left) {
+#if defined(MASKS) && !defined(__clang__)
+  typedef V<Raw<T>, N> X;
+  if constexpr (sizeof(Raw<T>) > 1) {
+    if (__builtin_expect(n.close, 1)) {
+      const Raw<T>* q = (const Raw<T>*)p + n.first;
+      X low, high;
+      left -= n.first;
+      if (__builtin_expect(left >= 2 * N, 1)) {
+        __builtin_memcpy(&low, q, sizeof low), __builtin_memcpy(&high, q + N, sizeof high);
+      } else {
+        low = Masked<Raw<T>, N>::load(first<N>(left), q);
+        high = Masked<Raw<T>, N>::load(first<N>(left - N), q + N);
+      }
+      return Codec<T>::template up_lanes<N>(__builtin_shuffle(low, high, convert<Bits<X>>(n.from)));
+    }
+  }
+#endif
+  return gather<N>(p, n.at);
 }
 #if defined(__AVX2__) && !defined(__clang__)
 // Every second, third or fourth element, of whole vectors: none of them ends after the last element that is asked for.

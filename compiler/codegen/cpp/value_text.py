@@ -11,13 +11,13 @@ import torch
 
 from ...ir.accesses import index_values
 from ...ir.dependence import Dependence, Sources
-from ...ir.index.index import Atom, Index, Loaded, Size, Var
-from ...ir.index.ranges import in_range
+from ...ir.index.index import Atom, Index, Loaded, Size, Var, atoms, from_terms, sub, terms
+from ...ir.index.ranges import in_range, wraps
 from ...ir.ops import OPS
 from ...ir.value import Const, Guarded, Load, Number, Op, Result, Value, walk
 from ..source_writer import Writer
 from .dtypes import lane_type, literal, scalar_type
-from .index_text import index_text
+from .index_text import fits_short, index_text, short_text
 from .operations import operation_text
 
 INTEGER_DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
@@ -30,11 +30,15 @@ class Names:
     Args:
         buffers: pointers by buffer name, sizes by size name.
         results: components of reductions: (name, component) where lanes agree, (name, component, copy) where not.
+        spans: how many elements each buffer has, where that is known.
+        tables: buffers of constants.
         variables: loop variables.
     """
 
     buffers: dict[str, str]
     sizes: dict[str, str]
+    spans: dict[str, Any] = field(default_factory=dict)
+    tables: frozenset[str] = frozenset()
     results: dict[Any, str] = field(default_factory=dict)
     variables: dict[Var, str] = field(default_factory=dict)
 
@@ -120,6 +124,26 @@ class Values:
             self.writer.line(f"V<i64, {lanes}> {found}; for (int l = 0; l < {lanes}; ++l) {found}[l] = {text};")
         return found
 
+    def short_offsets(self, number: Any, copy: int = 0) -> str:
+        """An index that `fits_short` in every lane: a vector of i32."""
+        assert self.vectors is not None
+        key, lanes = (number, "short offsets", copy), self.vectors.lanes
+        found = self.writer.find(key)
+        if found is None:
+            text = short_text(number, lambda atom: self._short_atom(atom, copy), lanes)
+            found = self.writer.define(f"V<i32, {lanes}>", text, key)
+        return found
+
+    def _short_atom(self, atom: Atom, copy: int) -> str:
+        """An atom of an index in 32 bits: a vector, or a number where lanes agree."""
+        assert self.vectors is not None
+        kind = f"V<i32, {self.vectors.lanes}>"
+        if atom is self.vectors.var:
+            return f"ramp<{kind}>((i32){self._atom(atom, copy, None)}, 1)"
+        if isinstance(atom, Loaded) and self.varies(atom.index()):
+            return f"convert<{kind}>({self._loaded(atom, copy)})"
+        return f"(i32){self._atom(atom, copy, None)}"
+
     @contextmanager
     def masked(self, mask: str | None) -> Iterator[None]:
         """Lanes outside of `mask` touch no memory and raise no errors."""
@@ -164,9 +188,10 @@ class Values:
         raw = self.get(atom.value, copy)
         self.prepare(atom.size, copy)
         size = self.at(atom.size, copy)
-        kind = f"V<i64, {self.vectors.lanes}>" if varies and self.vectors else "i64"
+        narrow = atom.value.dtype == torch.int32 and in_range(atom) and not wraps(atom)
+        kind = f"V<{'i32' if narrow else 'i64'}, {self.vectors.lanes}>" if varies and self.vectors else "i64"
         raw = self.writer.define(kind, f"convert<{kind}>({raw})" if varies else f"(i64){raw}")
-        at = self.writer.define(kind, f"wrapped({raw}, {size})", key) if atom.wrap else self.writer.name(key, raw)
+        at = self.writer.define(kind, f"wrapped({raw}, {size})", key) if wraps(atom) else self.writer.name(key, raw)
         if not in_range(atom):
             self._check(raw, at, size, varies)
         return at
@@ -242,7 +267,7 @@ class Values:
         stride = self.stride(buffer, offset)
         suffix, mask = ("_if", f"{self.mask}, ") if self.mask else ("", "")
         if stride is None:
-            return f"gather{suffix}<{lanes}>({mask}{self.names.buffers[buffer]}, {self.offsets(offset, copy, buffer)})"
+            return self._gather(buffer, offset, copy, suffix, mask)
         address = self.address(buffer, offset, copy)
         if stride == 0:
             return self._splat(f"get({address})", value.dtype)
@@ -250,11 +275,40 @@ class Values:
             return f"load{suffix}<{lanes}>({mask}{address})"
         return f"strided{suffix}<{lanes}>({mask}{address}, {self.at(stride, copy)})"
 
+    def _gather(self, buffer: str, offset: Any, copy: int, suffix: str, mask: str) -> str:
+        """Elements at places of any order: by whole vectors where these are near each other, which is seen when run."""
+        assert self.vectors is not None
+        lanes, pointer, span = self.vectors.lanes, self.names.buffers[buffer], self.names.spans.get(buffer)
+        own = self._own(offset)
+        if buffer in self.vectors.expanded or not fits_short(own):
+            return f"gather{suffix}<{lanes}>({mask}{pointer}, {self.offsets(offset, copy, buffer)})"
+        at = self.short_offsets(own, copy)
+        shared = self.at(sub(offset, own))
+        if span is None or not self._is_regular(own):
+            return f"gather{suffix}<{lanes}>({mask}{pointer} + {shared}, {at})"
+        key = (own, "near", copy, self.mask)
+        near = self.writer.find(key)
+        if near is None:
+            near = self.writer.define(f"Near<{lanes}>", f"near{suffix}<{lanes}>({mask}{at})", key)
+        return f"pick({near}, {pointer} + {shared}, {self.at(span)} - {shared})"
+
+    def _own(self, number: Any) -> Any:
+        """The terms of an index that differ from lane to lane."""
+        varying = {monomial: c for monomial, c in terms(number) if self.varies(from_terms({monomial: 1}))}
+        return from_terms(varying)
+
+    def _is_regular(self, number: Any) -> bool:
+        """Whether an index follows from positions alone and from constants, not from what a user gives."""
+        loaded = (atom.value for atom in atoms(number) if isinstance(atom, Loaded))
+        return all(value.buffer in self.names.tables for value in walk(loaded) if isinstance(value, Load))
+
     def _vector_number(self, value: Number, copy: int) -> str:
         assert self.vectors is not None
         self.prepare(value.index, copy)
         kind, scalar = self.vector_type(value.dtype), scalar_type(value.dtype)
         stride = self.stride("", value.index)
+        if stride is None and fits_short(value.index):
+            return f"convert<{kind}>({self.short_offsets(value.index, copy)})"
         if stride is None:
             return f"convert<{kind}>({self.offsets(value.index, copy)})"
         return f"ramp<{kind}>(({scalar}){self.at(value.index, copy)}, ({scalar}){self.at(stride, copy)})"

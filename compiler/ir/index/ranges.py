@@ -52,6 +52,12 @@ def _joined(a: Any, b: Any, join: Any) -> Any:
     return None if a is None or b is None else join(a, b)
 
 
+def wraps(atom: Loaded) -> bool:
+    """Whether an index may count from the end."""
+    low, _ = value_bounds(atom.value)
+    return atom.wrap and (low is None or not known_nonnegative(low))
+
+
 def in_range(atom: Loaded) -> bool:
     """Whether an index needs no check: what it may be is known to fit."""
     low, high = value_bounds(atom.value)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.rewriting import compiled
 
+from regraft.compiler.lowering.core import TABLE_SPAN
 from regraft.compiler.passes.fold_constant_tables import fold_tables
 from regraft.rewrites.compat import capture_function
 from regraft.rewrites.functional import functionalize_temporaries
@@ -110,3 +111,27 @@ def test_in_training() -> None:
     run(x).backward()
     expected = torch.autograd.grad(function(x).square().sum(), x)[0]
     torch.testing.assert_close(x.grad, expected)
+
+
+def test_tables_of_indices_say_what_they_hold() -> None:
+    """An index alone is kept in 32 bits; what is computed with as well keeps its dtype."""
+
+    def alone(x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.arange(6).float().sqrt().long()]
+
+    def shared(x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(4).float().sqrt().long()
+        return x[:, places] * places
+
+    for function, dtype, span in ((alone, torch.int32, (0, 2)), (shared, torch.int64, (0, 1))):
+        x = torch.randn(4, 4)
+        module, _ = capture_function(function, [x], dynamic=False)
+        functionalize_temporaries(module.graph)
+        assert fold_tables(module) == 1
+        (constant,) = module.graph.find_nodes(op="get_attr")
+        assert constant.meta[TABLE_SPAN] == span
+        assert getattr(module, constant.target).dtype == constant.meta["val"].dtype == dtype
+        assert torch.equal(module(x), function(x))
+        run, cov = compiled(function)
+        with cov, torch.no_grad():
+            torch.testing.assert_close(run(x), function(x))

@@ -23,7 +23,10 @@ from regraft.compiler.schedule import CPU, schedule
 
 R = torch.randn
 ROWS = torch.arange(64) * 7 % 64
-MEMORY = r"\b(load_tile|load|store|strided|gather|scatter|get|put|(?:lanes|plain|atomic)_[a-z]+)(?:_if)?(?:<\d+>)?\("
+MEMORY = (
+    r"\b(load_tile|load|store|strided|gather|near|pick|scatter|get|put|(?:lanes|plain|atomic)_[a-z]+)"
+    r"(?:_if)?(?:<\d+>)?\("
+)
 
 PROGRAMS = {
     "pointwise": (lambda x, y: x * y + 1, [R(64, 256), R(64, 256)]),
@@ -62,6 +65,8 @@ PROGRAMS = {
     "rows added by index": (lambda x, i, y: x.index_add(0, i, y), [R(64, 256), ROWS, R(64, 256)]),
     "elements added by index": (lambda x, i, y: x.scatter_add(0, i, y), [R(64), ROWS, R(64)]),
     "rows put by index": (lambda x, i, y: x.index_copy(0, i, y), [R(64, 256), ROWS, R(64, 256)]),
+    "columns twice": (lambda x: x.repeat_interleave(2, -1) * 2, [R(64, 256)]),
+    "reflected": (lambda x: F.pad(x, (5, 5), mode="reflect") * 2, [R(64, 256)]),
     "float64": (lambda x: x * 2, [R(64, 256, dtype=torch.float64)]),
     "bfloat16 in, float32 out": (lambda x: x.float() * 2, [R(64, 256).bfloat16()]),
     "bool out": (lambda x: x > 0, [R(64, 256)]),

@@ -1,0 +1,87 @@
+"""Gathers at places that follow from a formula: whole vectors are read where they are near, nothing beyond a buffer."""
+
+import ctypes
+import mmap
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.kernels import compiled_agrees
+from support.lowering import trace
+
+from regraft.compiler.codegen import cpp
+from regraft.compiler.codegen.cpp.kernel_text import kernel_text
+from regraft.compiler.lowering import lower
+from regraft.compiler.schedule import CPU, schedule
+
+HOST = cpp.host_target()
+TARGETS = [HOST.name, *(["avx2", "generic"] if HOST.vector_bytes >= 32 else []), "scalar"]
+
+
+def taken(step, count, start=0):
+    """Columns ``start + i * step``, modulo how many there are."""
+    return lambda x: x[:, (torch.arange(count) * step + start) % x.shape[1]] * 2
+
+
+# Each reads along lanes at places that are no multiple of the lane: near, far, backwards, before the first.
+PROGRAMS = {
+    "halves": lambda x: x.repeat_interleave(2, -1) * 2,
+    "thirds": lambda x: x.repeat_interleave(3, -1) * 2,
+    "reflected": lambda x: F.pad(x[None], (5, 7), mode="reflect") * 2,
+    "edges": lambda x: F.pad(x[None], (5, 7), mode="replicate") * 2,
+    "shares": lambda x: F.adaptive_max_pool1d(x, 21),
+    "nearest": lambda x: F.interpolate(x[None], size=97) * 2,
+    "backwards": lambda x: x.flip(-1).repeat_interleave(2, -1) * 2,
+    "skewed": lambda x: F.pad(x, (0, 1)).flatten()[: -x.shape[0]].view(x.shape[0], -1) * 2,
+    "wrapped around": taken(1, 64, 37),
+    "far apart": taken(7, 64),
+    "backwards, wrapped around": taken(-3, 64, 5),
+    "one place": taken(0, 64, 12),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_places_that_follow_from_a_formula(name, target):
+    compiled_agrees(PROGRAMS[name], torch.randn(5, 43), target=cpp.target(target))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.bool], ids=str)
+def test_of_every_width(dtype):
+    x = (torch.randn(5, 43) * 9).to(dtype)
+    compiled_agrees(lambda x: x.repeat_interleave(2, -1), x)
+    compiled_agrees(lambda x: x[:, (torch.arange(64) * 5) % 43], x)
+
+
+@pytest.mark.skipif(HOST.name != "avx512", reason="vectors are chosen from with AVX-512 only")
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"one place", "shares"}))  # read once, and lanes of channels
+def test_are_seen(name):
+    text = "".join(
+        kernel_text(k, HOST)
+        for k in schedule(lower(trace(PROGRAMS[name], torch.randn(5, 43)), strict=True).program, target=CPU).kernels
+    )
+    assert "Near<" in text
+
+
+def test_what_users_give_is_gathered():
+    traced = trace(lambda x, i: x[:, i] * 2, torch.randn(5, 43), torch.randint(0, 43, (64,)))
+    (kernel,) = schedule(lower(traced, strict=True).program, target=CPU).kernels
+    assert "Near<" not in kernel_text(kernel, cpp.target("avx512"))
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_nothing_is_read_past_the_end(width, dtype):
+    """The buffer ends where a page that nobody may read begins."""
+    page, size = mmap.PAGESIZE, 3 * width * dtype.itemsize
+    memory = mmap.mmap(-1, 2 * page)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(at + page), page, 0) == 0
+    x = torch.frombuffer(memory, dtype=dtype, count=3 * width, offset=page - size).view(3, width)
+    x.copy_(torch.randn(3, width))
+    try:
+        compiled_agrees(lambda x: x.repeat_interleave(3, -1) * 2, x)
+        compiled_agrees(lambda x: x[:, (torch.arange(50) * 2) % x.shape[1]] * 2, x)
+    finally:
+        assert libc.mprotect(ctypes.c_void_p(at + page), page, mmap.PROT_READ | mmap.PROT_WRITE) == 0

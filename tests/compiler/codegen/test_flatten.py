@@ -1,0 +1,50 @@
+"""Index arithmetic and comparisons of whole numbers are no wider than they must be."""
+
+import torch
+
+from regraft.compiler.codegen.flatten import flatten_value
+from regraft.compiler.ir.index.index import Loaded, Var, mul
+from regraft.compiler.ir.program import Buffer
+from regraft.compiler.ir.value import Const, Load, Number, Op
+
+I16, I32, I64 = torch.int16, torch.int32, torch.int64
+BUFFERS = [
+    Buffer(name, dtype, (64,), (1,), torch.device("cpu"))
+    for name, dtype in [("short", I16), ("whole", I32), ("long", I64), ("x", torch.float32)]
+]
+VAR = Var("i", 64)
+
+
+def loaded(name, dtype):
+    return Op("cast", (Load(name, (VAR.index(),), dtype),), I64)
+
+
+def flat(value):
+    return flatten_value(value, BUFFERS)
+
+
+def test_comparisons_of_what_fits():
+    place = Op("add", (loaded("short", I16), Number(mul(VAR.index(), 56), I64)), I64)
+    found = flat(Op("eq", (place, Number(VAR.index(), I64)), torch.bool))
+    assert {arg.dtype for arg in found.args} == {I32}
+    limited = Op("minimum", (Op("maximum", (loaded("whole", I32), Const(0, I64)), I64), Const(9, I64)), I64)
+    assert flat(Op("lt", (limited, Const(5, I64)), torch.bool)).args[0].dtype == I32
+
+
+def test_comparisons_of_what_may_not_fit():
+    for value in (
+        Load("long", (VAR.index(),), I64),
+        Op("add", (loaded("whole", I32), Const(1, I64)), I64),
+        Op("add", (loaded("short", I16), Const(2**31, I64)), I64),
+        Op("mul", (loaded("short", I16), loaded("short", I16)), I64),
+    ):
+        assert flat(Op("eq", (value, Const(3, I64)), torch.bool)).args[0].dtype == I64
+
+
+def test_indices_from_memory():
+    def index(value):
+        (found,) = flat(Load("x", (Loaded(value, 64, False).index(),), torch.float32)).indices
+        return found.terms[0][0][0].value.dtype
+
+    assert index(loaded("whole", I32)) == I32
+    assert index(Op("cast", (Load("long", (VAR.index(),), I64),), I64)) == I64
