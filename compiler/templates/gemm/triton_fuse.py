@@ -45,7 +45,7 @@ from .splice import anchor_of, replace_product
 from .still import Still
 from .triton_candidates import gemm_tiles, neighbours, promises
 from .triton_cost import FEW, fused_gain, has_few_rows, has_rows_for_lanes, is_skinny
-from .triton_merge import Merge, Part
+from .triton_merge import Merge, Part, can_join
 from .triton_source import gemm_triton
 from .triton_split_k import workspaces
 from .triton_tiles import GemmTile, is_aligned
@@ -57,6 +57,7 @@ _SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
 _FEW_ROWS_TILES, _FEW_ROWS_KERNELS, _FEW_ROWS_SECONDS = 6, 8, 4.0  # the same for few rows: these compile fast
 _WORTH = 0.08  # of the product's own time: what an epilogue must save to be asked about
 _SMALL = 1 << 27  # multiplications that take no longer than a launch
+_SHARED = 2e-6  # seconds of a launch that another has, too
 _ROUNDS = 3  # of the search around the best tile
 # Relative error against the library's call in float32: what adding up in another order makes, and not 10 bits of an
 # operand. The user's settings allow those, but a library may know no kernel with them for some sizes.
@@ -261,6 +262,7 @@ class ProductPass:
             if self._left <= 0 and not self.task.generated and _key(found, kernels) not in self._asked:
                 return self._decline(found, "the time for measurements of this graph is spent")
             decision, kernel = self._decide(found, kernels)
+            decision, kernel = (decision, kernel) if kernel is not None else self._joins(found, kernels, decision)
             if kernel is not None and not allowed("template", self.rule, [*found.nodes, found.output]):
                 decision, kernel = SWITCHED_OFF, None
             if kernel is not None:
@@ -312,6 +314,25 @@ class ProductPass:
         chosen = kernels[decision.chosen] if decision.chosen is not None else None
         return decision, chosen
 
+    def _joins(
+        self, found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel], decision: Decision
+    ) -> tuple[Decision, TritonTemplateKernel | None]:
+        """A kernel that loses alone, by less than the launch that it saves: another of its activation is there to join.
+
+        %q = gemm(%x, %w_q); %k = mm(%x, %w_k)     ->   %q, %k = gemm(%x, %w_q, %w_k)     (see `gemm.triton_merge`)
+        """
+        times = decision.evidence.times
+        measured = [name for name in kernels if name in times and not self._tiles[name].descriptors]
+        if "original" not in times or not measured or not can_join(found.product):
+            return decision, None
+        name = min(measured, key=times.__getitem__)
+        beside = [self._parts.get(getattr(user.target, "name", "")) for user in found.inputs[0].users]
+        alike = any(part is not None and _may_share(part, found.product, self._tiles[name]) for part in beside)
+        if not alike or times[name] > times["original"] + _SHARED:
+            return decision, None
+        note = "shares the launch of another product of its activation"
+        return Decision(name, replace(decision.evidence, note=note)), kernels[name]
+
     def _ask(self, found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> Decision:
         start, key = time.perf_counter(), _key(found, kernels)
         contest = self._begun.pop((found.output, key), None)
@@ -329,6 +350,12 @@ class ProductPass:
         decision = self.task.oracle.decide(question)
         self._left -= time.perf_counter() - start - contest.seconds
         return decision
+
+
+def _may_share(part: Part, product: Product, tile: GemmTile) -> bool:
+    """Whether a product may be computed in the launch of another of its activation."""
+    mine, theirs = (product.depth, tile.by_lanes, product.early), (part.product.depth, part.tile.by_lanes)
+    return can_join(part.product) and mine == (*theirs, part.product.early)
 
 
 def rereads(found: FoundProduct) -> bool:

@@ -62,7 +62,7 @@ class Merge:
         groups: dict[Any, list[fx.Node]] = defaultdict(list)
         for node in self._task.graph.nodes:
             part = self._part(node)
-            if part is not None and part.product.left is None:
+            if part is not None and can_join(part.product):
                 groups[node.args[0], part.product.depth, part.tile.by_lanes, part.product.early].append(node)
         return merged + sum(self._join(nodes) for nodes in groups.values() if len(nodes) > 1)
 
@@ -70,11 +70,9 @@ class Merge:
         if not isinstance(node.target, TritonTemplateKernel):
             return None
         part = self._parts.get(node.target.name)
-        if part is None or not has_few_rows(part.product) or part.product.batch.extent > 1:
+        if part is None or part.product.batch.extent > 1 or part.product.more or part.tile.descriptors:
             return None
-        if part.product.more or part.tile.descriptors:
-            return None
-        return part
+        return part if has_few_rows(part.product) else None
 
     # -- two right operands ---------------------------------------------------------------------------------------
 
@@ -146,6 +144,12 @@ class Merge:
             item.meta = {**node.meta, "regraft_rule": RULE}
             node.replace_all_uses_with(item)
             graph.erase_node(node)
+
+
+def can_join(product: Product) -> bool:
+    """Whether a product may share a launch with others of the activation that it reads as it is."""
+    one_matrix = type(product) is Product and product.batch.extent == 1 and not product.more
+    return one_matrix and has_few_rows(product) and product.left is None
 
 
 def _places(node: fx.Node, args: Sequence[Any]) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.gemm import triton_fuse as gemm_triton_fuse
 from regraft.compiler.templates.gemm.triton_fuse import ProductPass
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile
-from regraft.rewrites.profit import Always
-from regraft.rewrites.record import GraphRecord
+from regraft.rewrites.profit import Always, Decision, Question
+from regraft.rewrites.record import Evidence, GraphRecord
 
 BF16 = torch.bfloat16
 
@@ -68,6 +68,36 @@ def heads(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b:
 def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     x = torch.tanh(x)
     return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+class WideOnes:
+    """A timer to which kernels of narrow products lose by so many seconds; those of wide ones are faster."""
+
+    def __init__(self, lost: float) -> None:
+        self.lost = lost
+
+    def decide(self, question: Question) -> Decision:
+        """The kernel of a wide product, nothing else."""
+        (name,) = question.candidates
+        wide = max(max(value.shape) for value in question.inputs) >= 2048
+        times = {"original": 5e-6, name: 4e-6 if wide else 5e-6 + self.lost}
+        return Decision(name if wide else None, Evidence(times, "measured"))
+
+
+@pytest.mark.parametrize(("lost", "count"), [(1e-6, 1), (4e-6, 2)])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_what_loses_alone_joins_a_launch(rows: int, lost: float, count: int) -> None:
+    def narrow_first(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        x = torch.tanh(x)
+        return F.linear(x, q), F.linear(x, k), F.linear(x.cos(), v)
+
+    inputs = [torch.empty(n, 1024, dtype=BF16) for n in (rows, 2048, 512, 512)]
+    record = GraphRecord("test")
+    module = on_gpu(narrow_first, *inputs)
+    run_pass(ProductPass, module, WideOnes(lost), record)
+    kernels = [node.target for node in module.graph.nodes if isinstance(node.target, TritonTemplateKernel)]
+    assert [len(kernel.outputs) for kernel in kernels] == [2 if count == 1 else 1]
+    assert len(record.declined) == count  # nobody computes with the cosine beside the last one
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
