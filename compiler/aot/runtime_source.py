@@ -8,12 +8,10 @@ from __future__ import annotations
 
 HELPERS = r"""
 #include <ATen/EmptyTensor.h>
-#include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/permute.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <torch/library.h>
 #include <torch/version.h>
@@ -97,8 +95,12 @@ int64_t power(int64_t a, int64_t n) {
   return made;
 }
 double power(double a, double n) { return std::pow(a, n); }
+// As c10::scalar_to_tensor, whose header has all operators: compiling an artifact would take half as long again.
 template <class T> at::Tensor number_tensor(T number) {
-  at::Tensor made = c10::scalar_to_tensor(at::Scalar(number));
+  using Whole = std::conditional_t<std::is_same_v<T, bool>, bool, int64_t>;
+  using Kept = std::conditional_t<std::is_floating_point_v<T>, double, Whole>;
+  at::Tensor made = at::detail::empty_strided_cpu({}, {}, c10::CppTypeToScalarType<Kept>::value);
+  *static_cast<Kept*>(made.mutable_data_ptr()) = number;
   made.unsafeGetTensorImpl()->set_wrapped_number(true);
   return made;
 }
@@ -141,7 +143,7 @@ void lay_out(at::Tensor& tensor, Sizes order) {
   if (dense) return;
   std::vector<int64_t> back(order.size());
   for (size_t k = 0; k < order.size(); ++k) back[order[k]] = (int64_t)k;
-  tensor = at::permute(at::permute(tensor, order).contiguous(), back);
+  tensor = tensor.permute(order).contiguous().permute(back);
 }
 
 at::Tensor stored(char* memory, Sizes sizes, Sizes strides, at::ScalarType dtype) {
