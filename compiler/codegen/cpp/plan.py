@@ -93,7 +93,9 @@ class Plan:
     def _visit_loop(self, loop: Loop) -> None:
         variables = loop_variables(loop.body)
         score = self._score(loop)
-        if score is not None and (not variables or score > self._inner_score(loop)):
+        # Lanes that fill no vector are joined for longer than it takes to fold elements one by one.
+        worth = variables or not (self._is_short(loop) and updated(loop.body))
+        if score is not None and worth and (not variables or score > self._inner_score(loop)):
             found = self._lanes(loop)
             if found is not None:
                 self._strategies[id(loop)] = found
@@ -115,8 +117,11 @@ class Plan:
             scattered += stride not in (0, 1)
         if not contiguous and scattered and not self._costly(loop):
             return None
-        short = isinstance(loop.var.extent, int) and loop.var.extent < self._width // 8
-        return contiguous - _SCATTERED * scattered - _TOO_SHORT * short
+        return contiguous - _SCATTERED * scattered - _TOO_SHORT * self._is_short(loop)
+
+    def _is_short(self, loop: Loop) -> bool:
+        """Whether a loop is known to fill no vector."""
+        return isinstance(loop.var.extent, int) and loop.var.extent < self._width // 8
 
     def _inner_score(self, loop: Loop) -> int:
         """The score of having lanes along the best loops further in instead."""

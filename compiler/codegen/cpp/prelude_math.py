@@ -72,25 +72,28 @@ INTEGERS(u8, u8, false) INTEGERS(i8, u8, true) INTEGERS(i16, u32, true)
 INTEGERS(i32, u32, true) INTEGERS(i64, u64, true)
 INLINE bool op_signbit(bool) { return false; }
 
-template <class A, class B, class C> INLINE auto philox(A seed, B offset, C word, int which) {
-  C c0 = (C)offset & word, c1 = (C)offset >> 32 & word, c2 = c0 - c0, c3 = c2;
-  C k0 = (C)seed & word, k1 = (C)seed >> 32 & word;
-#pragma GCC unroll 1
-  for (int round = 0; round < 10; ++round) {
-    const C left = c0 * 0xD2511F53u, right = c2 * 0xCD9E8D57u;
-    c0 = (right >> 32) ^ c1 ^ k0, c1 = right & word;
-    c2 = (left >> 32) ^ c3 ^ k1, c3 = left & word;
-    k0 = (k0 + 0x9E3779B9u) & word, k1 = (k1 + 0xBB67AE85u) & word;
-  }
-  return which == 0 ? c0 : which == 1 ? c1 : which == 2 ? c2 : c3;
+// Philox 4x32, 10 rounds, in lanes of 64 bits, of which only the lower halves count.
+template <class C> struct Words { C w[4]; };
+INLINE u64 low_product(u64 a, u32 b) { return (u64)(u32)a * b; }
+template <class C> INLINE C low_product(C a, u32 b) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  if constexpr (Count<C> == 8)
+    return (C)__builtin_ia32_pmuludq512_mask((V<i32, 16>)a, (V<i32, 16>)splat<C>(b), V<i64, 8>{}, (u8)-1);
+#endif
+  return (a & 0xFFFFFFFFull) * (u64)b;
 }
-#define PHILOX(W) \
-  INLINE i64 op_philox##W(i64 seed, i64 offset) { return (i64)philox(seed, offset, (u64)0xFFFFFFFFu, W); } \
-  template <class X> INLINE X op_philox##W(X seed, X offset) { \
-    typedef V<u64, Count<X>> C; \
-    return (X)philox(seed, offset, splat<C>(0xFFFFFFFFu), W); \
+template <class C, class K> INLINE Words<C> philox(K seed, C offset) {
+  C c0 = offset, c1 = offset >> 32, c2 = c0 - c0, c3 = c2;
+  K k0 = seed & 0xFFFFFFFFull, k1 = seed >> 32;
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    const C left = low_product(c0, 0xD2511F53u), right = low_product(c2, 0xCD9E8D57u);
+    c0 = (right >> 32) ^ c1 ^ k0, c1 = right;
+    c2 = (left >> 32) ^ c3 ^ k1, c3 = left;
+    k0 = k0 + 0x9E3779B9ull, k1 = k1 + 0xBB67AE85ull;
   }
-PHILOX(0) PHILOX(1) PHILOX(2) PHILOX(3)
+  return {c0 & 0xFFFFFFFFull, c1 & 0xFFFFFFFFull, c2 & 0xFFFFFFFFull, c3 & 0xFFFFFFFFull};
+}
 
 template <class U> INLINE U lowbias32(U x) {
   x = (x ^ x >> 16) * 0x7FEB352Du, x = (x ^ x >> 15) * 0x846CA68Bu;
@@ -302,7 +305,7 @@ template <class X> INLINE X logaddexp(X a, X b) {
 """
 
 
-_EACH1 = "sqrt floor ceil trunc round lgamma " + " ".join(name for name in _VECTOR_LIBRARY if name not in _BINARY)
+_EACH1 = "sqrt floor ceil trunc round " + " ".join(name for name in _VECTOR_LIBRARY if name not in _BINARY)
 _EACH2 = "copysign nextafter lshift rshift pow atan2 hypot"
 
 

@@ -29,6 +29,44 @@ template <class X> INLINE X op_digamma(X x) {
   return x == 0 ? op_copysign(like(x, __builtin_inf()), -x) : r;
 }
 
+// In f64: up to 8 by log(x (x + 1) ...), then Stirling's series; what is negative is reflected. Exact where it is 0.
+template <class X> INLINE X lgamma_series(X x) {
+  const f64 c[7] = {6.41025641025641025641e-3, -1.91752691752691752692e-3, 8.41750841750841750842e-4,
+                    -5.95238095238095238095e-4, 7.93650793650793650794e-4, -2.77777777777777777778e-3,
+                    8.33333333333333333333e-2};
+  const X pi = like(x, 3.14159265358979323846), infinite = like(x, __builtin_inf()), eight = like(x, 8);
+  X at = x < 0 ? 1 - x : x, product = like(x, 1);
+  for (int k = 0; k < 8 && some(at < eight); ++k) {
+    product = at < eight ? product * at : product;
+    at = at < eight ? at + 1 : at;
+  }
+  const X z = 1 / (at * at);
+  X tail = like(x, c[0]);
+  for (int k = 1; k < 7; ++k) tail = tail * z + like(x, c[k]);
+  X r = (at - like(x, 0.5)) * op_log(at) - at + like(x, 0.91893853320467274178) + tail / at - op_log(product);
+  r = (x == 1) | (x == 2) ? X{} : r;
+  if (some(x < 0)) {
+    const X part = x - op_round(x);
+    const X mirrored = op_log(pi / op_abs(op_sin(pi * part))) - r;
+    r = x < 0 ? (part == 0 ? infinite : mirrored) : r;
+  }
+  r = (x == 0) | (op_abs(x) == infinite) ? infinite : r;
+  return x != x ? x : r;
+}
+template <class X> INLINE X op_lgamma(X x) {
+  X r;
+  if constexpr (sizeof(Elem<X>) == 4 && Count<X> > 2) {
+    typedef V<f32, Count<X> / 2> Half;
+    Half part[2];
+    __builtin_memcpy(part, &x, sizeof x);
+    for (int k = 0; k < 2; ++k) part[k] = convert<Half>(lgamma_series(convert<V<f64, Count<X> / 2>>(part[k])));
+    __builtin_memcpy(&r, part, sizeof r);
+  } else {
+    LANES(X) r[l] = op_lgamma((Elem<X>)x[l]);
+  }
+  return r;
+}
+
 // M. Giles, Approximating the erfinv function: polynomials of -log(1 - y**2), or of its root.
 template <class X> INLINE X erfinv_f32(X y) {
   const f64 near[9] = {2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,

@@ -225,6 +225,8 @@ class Values:
         if isinstance(value, Guarded):
             return self._guarded_scalar(value)
         assert isinstance(value, Op), value
+        if value.name.startswith("philox"):
+            return self._random_word(value, 0)
         args = [self.get(arg) for arg in value.args]
         self._check_divisor(value, args, False)
         return operation_text(value, args, None)
@@ -247,9 +249,24 @@ class Values:
         if isinstance(value, Guarded):
             return self._guarded_vector(value, copy)
         assert isinstance(value, Op), value
+        if value.name.startswith("philox"):
+            return self._random_word(value, copy)
         args = [self.vector(arg, copy) for arg in value.args]
         self._check_divisor(value, args, True)
         return operation_text(value, args, self.vectors.lanes)
+
+    def _random_word(self, value: Op, copy: int) -> str:
+        """One of the four words that are drawn together; the seed stays a number where lanes share it."""
+        varies, (seed, offset) = self.varies(value), value.args
+        kind = f"V<{{}}64, {self.vectors.lanes}>" if varies and self.vectors else "{}64"
+        key = (Op("philox0", value.args, value.dtype), "words", copy if varies else None)
+        words = self.writer.find(key)
+        if words is None:
+            unsigned = kind.format("u")
+            by = f"({unsigned}){self.vector(seed, copy)}" if self.varies(seed) else f"(u64){self.get(seed)}"
+            at = self.vector(offset, copy) if varies else self.get(offset)
+            words = self.writer.define(f"Words<{unsigned}>", f"philox<{unsigned}>({by}, ({unsigned}){at})", key)
+        return f"({kind.format('i')}){words}.w[{value.name[-1]}]"
 
     def stride(self, buffer: str, offset: Any) -> Any:
         """How an address grows from lane to lane, None where it does not do so evenly."""

@@ -210,6 +210,21 @@ def adaptive_max_pool_backward(low: Lowering, grad_output: Tensor, x: Tensor, in
     return _scattered(low, grad_output, x, indices, _rank(low))
 
 
+@lowers("aten.max_unpool2d", "aten.max_unpool3d")
+def max_unpool(low: Lowering, x: Tensor, indices: Tensor, _output_size: Sequence[Any], *_geometry: Any) -> Tensor:
+    """Zeros, and each element where its index says it was; the last of several stays."""
+    sizes = promised_sizes(low)
+    rank = int(str(low.current.target).rsplit("unpool", 1)[1][0])
+    if x.sizes != indices.sizes:
+        raise Unlowered("arguments", f"indices of sizes {indices.sizes} for elements of sizes {x.sizes}")
+    out, space = filled(low, sizes, 0, x.dtype), sizes[-rank:]
+    loops = low.loops(x.sizes)
+    at = iterations(loops)
+    place = unraveled(loaded(indices, at, numel(space)), space)
+    low.store(out, loops, (*at[:-rank], *place), x.at(at))
+    return out
+
+
 def _maxima(low: Lowering, x: Tensor, windows: Sequence[Window], sizes: Indices) -> tuple[Tensor, Tensor]:
     """Maxima and positions apart: where the positions are not asked for, theirs is dead."""
     rank, extents = len(windows), [w.width for w in windows]

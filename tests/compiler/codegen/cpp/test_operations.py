@@ -9,6 +9,7 @@ import torch
 from support.kernels import compiled_agrees, flat_buffer, loop_kernel, run_compiled_all
 
 from regraft.compiler.codegen import cpp
+from regraft.compiler.codegen.cpp.kernel_text import kernel_text
 from regraft.compiler.ir.index.index import add, mul
 from regraft.compiler.ir.ops import OPS
 from regraft.compiler.ir.value import Load, Op, compute_dtype
@@ -199,6 +200,43 @@ def test_random_bits_are_philox():
         for target in TARGETS:
             (made,) = run_compiled_all([kernel], [{"seed": seed, "offset": offset}], cpp.target(target))
             assert torch.equal(made["out"], OPS[name].reference(seed, offset)), (name, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_words_that_are_drawn_together(target):
+    """One seed for all lanes and one for each, words of one draw added up: a draw is written once."""
+    size = 37
+    seeds, places = torch.arange(size) * 1234567890123 - 2**40, torch.arange(size) * 987654321987
+    inputs = [flat_buffer("seeds", size, torch.int64), flat_buffer("places", size, torch.int64)]
+
+    def total(i, seed):
+        words = (Op(f"philox{w}", (seed, Load("places", (i,), torch.int64)), torch.int64) for w in (0, 1, 3))
+        return functools.reduce(lambda a, b: Op("add", (a, b), torch.int64), words)
+
+    out = flat_buffer("out", size, torch.int64)
+    one = loop_kernel("one", size, inputs, out, lambda i: total(i, Load("seeds", (5,), torch.int64)))
+    each = loop_kernel("each", size, inputs, out, lambda i: total(i, Load("seeds", (i,), torch.int64)))
+    given = {"seeds": seeds, "places": places}
+    made = run_compiled_all([one, each], [given, given], cpp.target(target))
+    for found, seed in zip(made, (seeds[5].expand(size), seeds), strict=True):
+        expected = sum(OPS[f"philox{w}"].reference(seed, places) for w in (0, 1, 3))
+        assert torch.equal(found["out"], expected)
+    text = kernel_text(one, cpp.target(target)).partition('extern "C"')[0]
+    assert text.count("philox<") <= 2  # of whole vectors, of a tail
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_lgamma_of_both_signs(target):
+    """As near to the exact value as C's function, zeros at 1 and 2 and poles among them."""
+    x = torch.cat([torch.linspace(-30, 40, 20011), torch.logspace(-38, 38, 3001), -torch.logspace(-38, 1, 3001)])
+    x = torch.cat([x, torch.tensor([1.0, 2.0]).nextafter(torch.tensor(9.0)), torch.arange(-9.0, 4.0)])
+    kernel = loop_kernel(
+        "lgamma", len(x), [flat_buffer("x", len(x))], flat_buffer("out", len(x)),
+        lambda i: Op("lgamma", (Load("x", (i,), torch.float32),), torch.float32),
+    )  # fmt: skip
+    (made,) = run_compiled_all([kernel], [{"x": x}], cpp.target(target))
+    exact = torch.lgamma(x.double())
+    torch.testing.assert_close(made["out"], exact.float(), rtol=3e-7, atol=1e-14)
 
 
 def test_hashes_are_the_references():

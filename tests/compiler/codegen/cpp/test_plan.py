@@ -60,6 +60,10 @@ PROGRAMS = {
     "cumulative sum of rows": (lambda x: x.cumsum(-1), [R(64, 256)]),
     "cumulative sum of columns": (lambda x: x.cumsum(0), [R(64, 256)]),
     "max pooling": (lambda x: F.max_pool2d(x, 2), [R(1, 8, 32, 32)]),
+    "pooling into a scatter": (
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        [R(1, 8, 32, 32)],
+    ),
     "rows by index": (lambda x, i: x[i] * 2, [R(64, 256), ROWS]),
     "elements by index": (lambda x, i: x[:, i].exp(), [R(32, 64), ROWS]),
     "rows added by index": (lambda x, i, y: x.index_add(0, i, y), [R(64, 256), ROWS, R(64, 256)]),

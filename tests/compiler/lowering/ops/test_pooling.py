@@ -177,3 +177,19 @@ def test_few_windows_are_summed_without_a_reduction(kernel, count):
     grad = torch.randn_like(aten.avg_pool2d(x, *rest))
     made = agree(lambda g, x: aten.avg_pool2d_backward(g, x, *rest), grad, x)
     assert [len(item.reductions) for item in made.program.items] == [int(count > 9)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_unpooling(dtype):
+    x = image(0, dtype)
+    small, places = functional.max_pool2d(x.float(), 2, return_indices=True)
+    agree(lambda x, i: functional.max_unpool2d(x, i, 2), small.to(dtype), places)
+    agree(lambda x, i: functional.max_unpool2d(x, i, 2, output_size=[9, 8]), small.to(dtype), places)
+    agree(lambda x, i: functional.max_unpool2d(x, torch.zeros_like(i), 2)[..., 1:], small.to(dtype), places)
+
+
+def test_unpooling_in_1_and_3_dims():
+    x = torch.randn(2, 3, 8)
+    agree(lambda x, i: functional.max_unpool1d(x, i, 2), *functional.max_pool1d(x, 2, return_indices=True))
+    x = torch.randn(2, 3, 4, 6, 8)
+    agree(lambda x, i: functional.max_unpool3d(x, i, 2), *functional.max_pool3d(x, 2, return_indices=True))
