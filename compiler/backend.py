@@ -274,6 +274,7 @@ class Compilation:
                 self._compile_graph,
                 prepare=self._stages.prepare,
                 recompute=self._stages.generates(),
+                memory_budget=self.options.memory_budget,
             )
         except PassFailedError:
             raise

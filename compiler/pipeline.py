@@ -38,6 +38,7 @@ from .passes.fold_constant_tables import fold_tables
 from .passes.fold_uniform import fold_uniform
 from .passes.gathered_products import turn_gathered
 from .passes.host_scalars import bring_scalars
+from .passes.loss_in_blocks import loss_in_blocks
 from .passes.max_pool_offsets import keep_places
 from .passes.mm_out_dtype import widen_products
 from .passes.pad_conv_channels import pad_channels
@@ -208,6 +209,7 @@ JOINT = (
     _simple("fold_uniform", fold_uniform, TRAINING),
     _simple("scalars_to_device", move_scalars, TRAINING),
     _simple("sum_by_diagonal", sum_by_diagonal, TRAINING, ON_CUDA, numerics=_DIFFER),
+    _simple("loss_in_blocks", loss_in_blocks, TRAINING, numerics=_DIFFER),
     _simple("recompute_log_softmax", keep_rows, TRAINING),
     _simple("recompute_norms", recompute_norms, TRAINING),
     Pass(
@@ -230,6 +232,7 @@ LOWERED = (
     _SIZES,
     *_CONSTANTS,
     _simple("host_scalars", bring_scalars, ON_CUDA),
+    _simple("loss_in_blocks", loss_in_blocks, INFERENCE, numerics=_DIFFER),
     _simple("cse", share_calls, INFERENCE),  # of a joint graph, autograd's partition does it
     _rules("simplify"),
     Pass(

@@ -34,6 +34,7 @@ def differentiate(
     *,
     prepare: Callable[[fx.GraphModule, Literal["inference", "joint"]], None] = lambda graph, kind: None,
     recompute: bool = False,
+    memory_budget: float = 1.0,
 ) -> Callable[..., Any]:
     """Compile a graph with its derivatives.
 
@@ -47,6 +48,7 @@ def differentiate(
         prepare: may change an inference graph, or a joint graph before it is split, in place.
         recompute: let the backward compute pointwise results again where less is kept then (minimum cut). Pays where
             they are fused into the kernels that read them.
+        memory_budget: with `recompute`: the share of what would be kept then that may be kept.
 
     Returns:
         A callable of the graph's inputs, for Dynamo.
@@ -77,7 +79,7 @@ def differentiate(
         forward=compiler("forward"),
         backward=compiler("backward"),
         joint=prepare_joint,
-        recompute=recompute,
+        recompute=memory_budget if recompute else None,
         decompositions=by_tensors(),
     )
 

@@ -34,8 +34,8 @@ def check_kind(name: str, value: Any, kind: Any) -> None:
         raise OptionError(f"option {name!r} must be True or False, not {value!r}")
     if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise OptionError(f"option {name!r} must be a positive integer, not {value!r}")
-    if kind is float and (not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0):
-        raise OptionError(f"option {name!r} must be a positive number, not {value!r}")
+    if kind is float and (not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= 0):
+        raise OptionError(f"option {name!r} must be a number from 0 on, not {value!r}")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

@@ -120,6 +120,10 @@ class Options:
         template: a configuration template, a set of values with the mode that it implies (`regraft.list_templates`).
             What this machine or program can't do is left out, and the record says why.
         cudagraph_limit: sets of sizes of one graph that are captured; calls with further ones run as they are.
+        memory_budget: for training: how much the forward may keep for the backward, as a share of what it keeps by
+            default; with less, the backward computes more again (0: all that it can). Pointwise results are computed
+            again by default where less is kept then; below 1 products and attentions are, too, the cheapest for their
+            memory first (torch's knapsack over operations).
         kernels: what computes attention, products and convolutions.
         triton: kernels on GPUs.
         cpp: generated C++.
@@ -138,6 +142,7 @@ class Options:
     without: tuple[str, ...] = ()
     template: Template = "none"
     cudagraph_limit: int = 8
+    memory_budget: float = 1.0
     kernels: KernelOptions = KernelOptions()
     triton: TritonOptions = TritonOptions()
     cpp: CppOptions = CppOptions()
@@ -146,6 +151,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, kind in hints(type(self)).items():
             check_kind(name, getattr(self, name), kind)
+        if self.memory_budget > 1:
+            raise OptionError(f"option 'memory_budget' must be a share between 0 and 1, not {self.memory_budget!r}")
         if not isinstance(self.without, tuple) or not all(isinstance(name, str) for name in self.without):
             raise OptionError(f"option 'without' must be names, not {self.without!r}")
         if self.rules is not None and not isinstance(self.rules, tuple):

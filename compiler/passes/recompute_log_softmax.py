@@ -51,7 +51,7 @@ def _fake_rows(x: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Ten
 _library.impl("log_softmax_rows", _rows, "CompositeExplicitAutograd")
 torch.library.register_fake("regraft::log_softmax_rows", _fake_rows, lib=_library)
 _SAME = ("aten.detach", "aten.alias", "aten._to_copy", "aten.view")
-_ROWS = torch.ops.regraft.log_softmax_rows.default
+ROWS = torch.ops.regraft.log_softmax_rows.default
 
 
 def keep_rows(graph_module: fx.GraphModule) -> int:
@@ -78,7 +78,7 @@ def keep_rows(graph_module: fx.GraphModule) -> int:
         for other in _respelled(node, stays):
             mark_recomputed(other, True)
         for part in made:
-            mark_recomputed(part, part.target is not _ROWS and part.target is not operator.getitem)
+            mark_recomputed(part, part.target is not ROWS and part.target is not operator.getitem)
         result.meta["val"] = node.meta["val"]  # the layout that was promised
         editor.replace(node, result)
         editor.erase_dead(node)
@@ -109,11 +109,11 @@ def _is_plain(node: fx.Node) -> bool:
 def _split(editor: Editor, x: Any, dim: Any, dtype: torch.dtype) -> fx.Node:
     """``x - peak - logs``, in the dtype that was promised."""
     within = _COMPUTED[dtype]
-    rows = editor.call(_ROWS, x, dim, within)
+    rows = editor.call(ROWS, x, dim, within)
     peak, logs = (editor.call(operator.getitem, rows, k) for k in range(2))
     wide = x if val(x).dtype == within else editor.call(aten._to_copy.default, x, dtype=within)
     away = editor.call(aten.sub.Tensor, editor.call(aten.sub.Tensor, wide, peak), logs)
     return away if dtype == within else editor.call(aten._to_copy.default, away, dtype=dtype)
 
 
-__all__ = ["keep_rows"]
+__all__ = ["ROWS", "keep_rows"]

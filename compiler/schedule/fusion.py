@@ -24,6 +24,8 @@ from .target import CPU, Target
 
 _ROUNDS = 24
 _LAUNCH = 1 << 20  # bytes that are moved in the time of a launch, about
+_HELD = 16 << 20  # bytes that may wait for a later kernel in any case
+_WORTH_HOLDING = 64  # bytes that may wait for each byte that fusing saves
 _BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial"})  # refusals for the loops that would be shared
 _NEAREST = 6  # groups after one that are tried with it, for each buffer
 
@@ -158,6 +160,9 @@ class Fuser:
         writes = written(one) | written(other)
         if len({self._buffers[name].device for name in writes}) > 1:
             return Refusal("device")
+        held = self._held(one, other)
+        if held > max(_HELD, _WORTH_HOLDING * score):
+            return Refusal("memory")
         telling = sorted(shared, key=lambda n: (n not in writes, -self._weights[n], n))
         found = fusion_of(one, other, telling, self.axes, self._target, in_columns=self._in_columns)
         slow = self._slow(found, one, other, score) if isinstance(found, Fusion) else ""
@@ -181,6 +186,17 @@ class Fuser:
         if any(self._computes_long(m) for m in maps_in_columns(found)):
             return "compute"
         return "across" if walks_across(found) else ""
+
+    def _held(self, one: Group, other: Group) -> int:
+        """Bytes that would no longer be free when calls run, as the earlier of two groups reads them with the later."""
+        first, second = sorted((one, other), key=lambda group: group.last)
+        calls = [2 * key for key, step in self._steps.items() if isinstance(step, Extern)]
+        calls = [place for place in calls if first.last < place < second.last]
+        if not calls:
+            return 0
+        read = touched(first) - written(first) - touched(second)
+        free = {n: max(map(self._place, self._users[n])) for n in read if self._buffers[n].kind == "made"}
+        return sum(self._weights[name] for name, place in free.items() if place < calls[-1])
 
     def _computes_long(self, member: Member) -> bool:
         """Whether computing a map takes more than a quarter of the time that moving its operands and results takes."""

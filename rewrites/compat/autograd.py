@@ -47,23 +47,25 @@ def aot_compile(
     forward: Callable[..., Any],
     backward: Callable[..., Any],
     joint: Callable[[fx.GraphModule], None],
-    recompute: bool,
+    recompute: float | None,
     decompositions: Mapping[Any, Callable[..., Any]],
 ) -> Callable[..., Any]:
     """Functionalize and differentiate by AOTAutograd, and compile each graph with the compiler of its kind.
 
     `joint` may change the graph of forward and backward before it is split; `recompute` splits it by minimum cut,
-    rather than as eager would.
+    and keeps that share, between 0 and 1, of what such a cut keeps; None: as eager would split it.
     """
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch import config
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     _keep_checks()
-    split = min_cut_rematerialization_partition if recompute else default_partition
+    split = default_partition if recompute is None else min_cut_rematerialization_partition
 
     def partition(joint_module: fx.GraphModule, inputs: Any, **more: Any) -> Any:
         joint(joint_module)
-        return split(joint_module, inputs, **more)
+        with config.patch(activation_memory_budget=1.0 if recompute is None else recompute):
+            return split(joint_module, inputs, **more)
 
     compiler = aot_autograd(
         fw_compiler=forward,

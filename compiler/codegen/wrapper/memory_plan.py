@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # Pointwise operators with an in-place form that computes the same bits.
 _UNARY = ("exp", "gelu", "neg", "relu", "sigmoid", "silu", "tanh")
 _BINARY = ("add", "div", "mul", "sub")
+_ADDED_TO = ("addmm", "baddbmm", "add_product")  # a product on top of the first operand
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,12 @@ def _uses_streams(graph: fx.Graph) -> bool:
 def _candidates(node: fx.Node) -> Iterator[Reuse]:
     """In-place over the first operand; over the second by ``out=``, which keeps the operands' order (NaN bits)."""
     namespace, name, overload = compat.operator_path(node.target) or ("", "", "")
-    if namespace != "aten" or name not in _UNARY + _BINARY or overload.endswith("out") or not node.args:
+    known = namespace in ("aten", "regraft") and name in (*_UNARY, *_BINARY, *_ADDED_TO)
+    if not known or overload.endswith("out") or not node.args:
         return
-    in_place = getattr(getattr(torch.ops.aten, f"{name}_"), overload, None)
+    if name in _ADDED_TO and node.args[0] in node.args[1:]:
+        return  # a product reads all of its operands for each element
+    in_place = getattr(getattr(getattr(torch.ops, namespace), f"{name}_"), overload, None)
     if isinstance(node.args[0], fx.Node) and in_place is not None:
         yield Reuse(node.args[0], in_place)
     if overload == "Tensor" and len(node.args) > 1 and isinstance(node.args[1], fx.Node):

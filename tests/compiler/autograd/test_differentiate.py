@@ -297,3 +297,19 @@ def test_a_backward_can_be_run_again_whatever_the_sizes(wrap):
 
     torch._dynamo.reset()
     torch.testing.assert_close(run(torch.compile(attend, backend="regraft")), run(attend), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.5, 0.0])
+def test_a_memory_budget_trades_memory_for_time(budget):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.GELU()))).requires_grad_()
+    x = torch.randn(64, 16)
+    recorder = Recorder(recompute=True, memory_budget=budget)
+    theirs = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+    ours = torch.autograd.grad(torch.compile(model, backend=recorder)(x).sum(), [*model.parameters()])
+    torch.testing.assert_close(ours, theirs)
+    results = recorder.graphs["forward"].graph.output_node().args[0][1:]
+    kept = sum(n.meta["val"].nbytes for n in results if n.op != "placeholder")
+    most = 7 * 64 * 16 * 4  # what products give and read
+    assert kept == {1.0: most, 0.0: 0}.get(budget, kept)
+    assert budget != 0.5 or 0 < kept <= most / 2

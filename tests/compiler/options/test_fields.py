@@ -79,6 +79,9 @@ def test_direct_construction_is_checked_too():
     for limit in (0, True, 1.5):
         with pytest.raises(OptionError, match="positive integer"):
             Options(cudagraph_limit=limit)
+    for share in (-0.1, 1.5, True, "half"):
+        with pytest.raises(OptionError, match="memory_budget"):
+            Options(memory_budget=share)
 
 
 @dataclass

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+import torch
 from support.schedules import Builder, assert_same, layer_norm, op, softmax
 
 from regraft.compiler.ir.index.index import Size
-from regraft.compiler.schedule import schedule, score_fusion
+from regraft.compiler.ir.printer import kernel_text
+from regraft.compiler.schedule import fusion, schedule, score_fusion
 from regraft.compiler.schedule.flat_access import flatten
 from regraft.compiler.schedule.groups import Axes, Group, members_of
 from regraft.compiler.schedule.profit import bytes_of, guess
@@ -95,3 +98,21 @@ def test_one_kernel_a_definition_without_fusion():
     b = Builder()
     program = b.program(layer_norm(b, b.given("x", (2, 8, 16))))
     assert len(schedule(program, fuse=False).kernels) == len(program.items)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_small_sum_does_not_hold_much_memory_until_a_call_has_run(monkeypatch, apart):
+    """Sums of what calls make, and what reads them all at the end: each is computed while its operand is there."""
+    monkeypatch.setattr(fusion, "_HELD", 1000 if apart else 1 << 30)
+    b = Builder()
+    b.given("x", (256,))
+    sums = []
+    for k in range(3):
+        made = b.made(f"c{k}", (256, 256))
+        b.extern(f"c{k}", ["x"], [f"c{k}"])
+        sums.append(b.sum(f"s{k}", (), (256,), lambda o, r, made=made: made.at((*r, *r))))
+    out = b.map("out", (), lambda i: op("add", op("add", sums[0].at(()), sums[1].at(())), sums[2].at(())))
+    rows = torch.outer(torch.arange(256.0), torch.ones(256))
+    found = assert_same(b.program(out), extern=lambda item, tensors: {item.name: rows})
+    assert ("memory" in found.log.refusals) == apart
+    assert ("read c0" in kernel_text(found.steps[-1])) == (not apart)

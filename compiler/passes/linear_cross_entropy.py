@@ -1,0 +1,207 @@
+"""Cross entropies of a linear layer's results, found in a graph after autograd.
+
+    z    = mm(h, w)                     the product; views, slices of rows and casts up in between (`steps`)
+    y    = log_softmax(z.float(), 1)
+    loss = nll_loss_forward(y, target, weight, mean or sum)
+
+    dy   = nll_loss_backward(grad, y, target, ...)
+    dz   = to(log_softmax_backward_data(dy, y), z.dtype)         and what undoes the steps
+    dh, dw, db  =  mm(dz, w.t()), mm(dz.t(), h), sum(dz, 0)      each as far as there is one
+
+Found only where nothing else reads what is between the product and the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.graph import arguments, op_name, shape, val
+
+MEAN, SUM = 1, 2
+VIEWS = ("aten.view", "aten._unsafe_view", "aten.reshape")
+_SAME = ("aten.clone", "aten.detach", "aten.alias")
+_TURNS = ("aten.t", "aten.transpose", "aten.permute")
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The backward of a loss: the gradient that comes in, and the calls that read the gradient of the product.
+
+    Gradients of the weight are of shape [V, H] or, turned, [H, V].
+    """
+
+    incoming: fx.Node
+    rows: list[fx.Node] = field(default_factory=list)
+    weights: list[fx.Node] = field(default_factory=list)
+    turned: list[fx.Node] = field(default_factory=list)
+    biases: list[fx.Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LinearCrossEntropy:
+    """A product, `rows` [T, H] by `weight` [H, V], perhaps with a `bias` [V], and the cross entropy of its results."""
+
+    product: fx.Node
+    rows: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    steps: list[fx.Node]
+    log_softmax: fx.Node
+    loss: fx.Node
+    gradients: Gradients | None
+
+    @property
+    def bytes(self) -> int:
+        """Of the product's results."""
+        made: torch.Tensor = val(self.product)
+        return made.numel() * made.element_size()
+
+
+def find(loss: fx.Node) -> LinearCrossEntropy | None:
+    """The linear layer whose cross entropy `loss` (``nll_loss_forward``) is, if it is one and sizes are known."""
+    logs, target, _, reduction, _ = loss.args
+    if reduction not in (MEAN, SUM) or op_name(logs) != "aten._log_softmax" or val(target).dtype != torch.int64:
+        return None
+    assert isinstance(logs, fx.Node)
+    steps = _steps(logs)
+    product = steps[0].args[0] if steps else logs.args[0]
+    if not isinstance(product, fx.Node) or not _is_plain(product, steps, logs):
+        return None
+    bias, rows, weight = product.args if op_name(product) == "aten.addmm" else (None, *product.args)  # type: ignore[misc]
+    readers = set(_readers(logs)) - {loss}
+    if not readers:
+        return LinearCrossEntropy(product, rows, weight, bias, steps, logs, loss, None)  # type: ignore[arg-type]
+    gradients = _gradients(readers, loss, steps, rows, weight)
+    if gradients is None:
+        return None
+    return LinearCrossEntropy(product, rows, weight, bias, steps, logs, loss, gradients)  # type: ignore[arg-type]
+
+
+def _steps(logs: fx.Node) -> list[fx.Node]:
+    """What leads from a product to the log-softmax, which reads nothing else."""
+    steps: list[fx.Node] = []
+    node: Any = logs.args[0]
+    while op_name(node) in (*VIEWS, *_SAME, "aten._to_copy", "aten.slice"):
+        steps.append(node)
+        node = node.args[0]
+    return steps[::-1]
+
+
+def _is_plain(product: fx.Node, steps: list[fx.Node], logs: fx.Node) -> bool:
+    """Whether rows of the product stay rows of classes up to the log-softmax, and nothing else reads them."""
+    chain = [product, *steps]
+    if op_name(product) not in ("aten.mm", "aten.addmm") or product.kwargs or not val(product).is_floating_point():
+        return False
+    if not all(isinstance(size, int) and size for node in (*chain, logs) for size in shape(node)):
+        return False
+    if any(len(node.users) != 1 or "recompute" in node.meta for node in chain) or "recompute" in logs.meta:
+        return False
+    if (
+        any(shape(node)[-1] != shape(product)[1] for node in steps)
+        or len(shape(logs)) != 2
+        or logs.args[1] not in (1, -1)
+    ):
+        return False
+    if op_name(product) == "aten.addmm" and len(shape(product.args[0])) != 1:  # type: ignore[arg-type]
+        return False
+    return all(_keeps_values(node) for node in steps)
+
+
+def _keeps_values(step: fx.Node) -> bool:
+    before, after = val(step.args[0]), val(step)
+    if op_name(step) == "aten.slice":
+        dim = step.args[1] if len(step.args) > 1 else 0
+        return isinstance(dim, int) and dim % before.dim() != before.dim() - 1
+    return after.is_floating_point() and torch.promote_types(before.dtype, after.dtype) == after.dtype
+
+
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
+    """What reads a value, under whatever name."""
+    for user in node.users:
+        if op_name(user) in ("aten.detach", "aten.alias"):
+            yield from _readers(user)
+        else:
+            yield user
+
+
+# -- the backward -----------------------------------------------------------------------------------------------------
+
+
+def _gradients(readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], rows: Any, weight: Any) -> Gradients | None:
+    """The backward, if it is that of this loss alone."""
+    named = {op_name(reader): reader for reader in readers}
+    ours = ("aten.nll_loss_backward", "aten._log_softmax_backward_data")
+    if len(readers) != 2 or set(named) != set(ours):
+        return None
+    of_loss, of_logs = (named[name] for name in ours)
+    if of_loss.args[2:6] != loss.args[1:5] or of_logs.args[0] is not of_loss or set(of_loss.users) != {of_logs}:
+        return None
+    gradient, undone = _followed(of_logs)
+    if undone != [_slice_of(step) for step in reversed(steps) if op_name(step) == "aten.slice"]:
+        return None
+    found = Gradients(of_loss.args[0])  # type: ignore[arg-type]
+    sorted_out = all(_enter(user, gradient, found, rows, weight) for user in gradient.users)
+    return found if sorted_out and gradient.users and not (found.weights and found.turned) else None
+
+
+def _slice_of(step: fx.Node) -> tuple[Any, ...]:
+    given = arguments(step)
+    return _normalized(shape(step.args[0]), given["dim"], given["start"], given["end"], given["step"])  # type: ignore[arg-type]
+
+
+def _normalized(sizes: Any, dim: Any, start: Any, end: Any, stride: Any) -> tuple[Any, ...]:
+    dim = dim % len(sizes)
+    return (tuple(sizes), dim, range(sizes[dim])[slice(start, end, stride)])
+
+
+def _followed(node: fx.Node) -> tuple[fx.Node, list[tuple[Any, ...]]]:
+    """The gradient of a product's results, from that of the log-softmax's operand, and the slices undone on the way."""
+    undone = []
+    while len(node.users) == 1:
+        (user,) = node.users
+        if op_name(user) == "aten.slice_backward":
+            _, sizes, dim, start, end, stride = user.args
+            undone.append(_normalized(sizes, dim, start, end, stride))
+        elif op_name(user) not in (*VIEWS, *_SAME, "aten._to_copy"):
+            break
+        node = user
+    return node, undone
+
+
+def _enter(user: fx.Node, gradient: fx.Node, found: Gradients, rows: Any, weight: Any) -> bool:
+    """Enter what a reader of the product's gradient computes; False if that is something else."""
+    name, args = op_name(user), user.args
+    if name == "aten.t":
+        return all(_enter_turned(reader, user, found, rows) for reader in user.users)
+    if name == "aten.sum" and list(args[1]) == [0] and not user.kwargs:  # type: ignore[call-overload]
+        found.biases.append(user)
+        return True
+    if name != "aten.mm" or user.kwargs:
+        return False
+    if args[0] is gradient and _turned(args[1]) == _turned(weight, 1):
+        found.rows.append(user)
+        return True
+    if args[1] is gradient and _turned(args[0]) == _turned(rows, 1):
+        found.turned.append(user)
+        return True
+    return False
+
+
+def _enter_turned(reader: fx.Node, turned: fx.Node, found: Gradients, rows: Any) -> bool:
+    if op_name(reader) != "aten.mm" or reader.args[0] is not turned or _turned(reader.args[1]) != _turned(rows):
+        return False
+    found.weights.append(reader)
+    return True
+
+
+def _turned(matrix: Any, times: int = 0) -> tuple[Any, int]:
+    """A matrix, and how often it is transposed, modulo two."""
+    while op_name(matrix) in (*_TURNS, "aten.detach", "aten.alias") and len(shape(matrix)) == 2:
+        times += shape(matrix) != shape(matrix.args[0]) or op_name(matrix) in _TURNS
+        matrix = matrix.args[0]
+    return matrix, times % 2

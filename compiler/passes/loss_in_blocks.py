@@ -1,0 +1,227 @@
+"""A linear layer over a vocabulary with the cross entropy of its results, a block of rows at a time.
+
+    z    = mm(h, w)                               for each block of rows:
+    loss = nll_loss(log_softmax(z), target)         z_b   = mm(h_b, w)
+                                                    loss += nll_loss(log_softmax(z_b), target_b)
+    backward:                               ->      dz_b  = (softmax(z_b) - one_hot(target_b)), in the dtype of z
+    dz = (softmax(z) - one_hot) * grad / n          dh_b  = mm(dz_b, w.t())
+    dh = mm(dz, w.t())                              dw   += mm(dz_b.t(), h_b)
+    dw = mm(dz.t(), h)                            backward: dh * (grad / n), dw * (grad / n)
+
+Neither the logits nor their gradient are in memory whole. The loss is one number: its gradients are known but for a
+factor as soon as a block's logits are, and are taken then. Sums over blocks are kept in single precision. Done on the
+joint graph before it is split, and on inference graphs, which have no gradients. Taking gradients with the loss is the
+way of Liger's kernels (https://arxiv.org/abs/2410.10989).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import op_name, shape, val
+from ...rewrites.sizes import SizeTable
+from ..autograd.joint_graph import backward_nodes, mark_recomputed
+from .linear_cross_entropy import MEAN, SUM, VIEWS, Gradients, LinearCrossEntropy, find
+from .recompute_log_softmax import ROWS
+
+aten = torch.ops.aten
+
+_LARGE = 1 << 29
+"""Bytes of logits from which on they are not made whole."""
+_FEWEST = 1024
+"""Rows of a block at least: products of fewer keep a GPU less busy."""
+_EVEN = 128
+"""A block's rows are a multiple of it, but for the last one's."""
+_HALF = (torch.float16, torch.bfloat16)
+
+_library = torch.library.Library("regraft", "FRAGMENT")
+_library.define("add_product(Tensor sum, Tensor a, Tensor b) -> Tensor")
+_library.define("add_product_(Tensor(a!) sum, Tensor a, Tensor b) -> Tensor(a!)")
+
+
+def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``total + a @ b``, the total of a wider dtype. An operator, as torch 2.11 infers no metadata of ``addmm`` so."""
+    return _add_product_(total.clone(), a, b)
+
+
+def _add_product_(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The same, written over the total."""
+    if total.is_cuda:
+        return aten.addmm.dtype_out(total, a, b, total.dtype, out=total)  # type: ignore[no-any-return]
+    return total.add_(a @ b)
+
+
+_library.impl("add_product", _add_product, "CompositeExplicitAutograd")
+_library.impl("add_product_", _add_product_, "CompositeExplicitAutograd")
+torch.library.register_fake("regraft::add_product", lambda total, a, b: torch.empty_like(total), lib=_library)
+_ADD = torch.ops.regraft.add_product.default
+
+
+def loss_in_blocks(graph_module: fx.GraphModule) -> int:
+    """Compute large linear layers and their cross entropies by blocks of rows, in place; returns how many."""
+    graph = graph_module.graph
+    backward = backward_nodes(graph)
+    losses = graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default)
+    found = [made for node in losses if node not in backward and (made := find(node)) and len(_blocks(made)) > 1]
+    if not found:
+        return 0
+    editor = Editor(graph, SizeTable(graph, {node for node in backward if node.op == "placeholder"}))
+    for one in found:
+        _Writing(editor, one).write()
+    graph_module.recompile()
+    return len(found)
+
+
+def _blocks(found: LinearCrossEntropy) -> list[tuple[int, int]]:
+    """First and last row of each block.
+
+    A block has about as many rows as a row has numbers: its logits are no larger than the weight.
+    """
+    count, depth = shape(found.rows)
+    if found.bytes < _LARGE:
+        return [(0, count)]
+    blocks = math.ceil(count / max(_FEWEST, depth))
+    rows = math.ceil(count / blocks / _EVEN) * _EVEN
+    return [(start, min(start + rows, count)) for start in range(0, count, rows)]
+
+
+class _Writing:
+    """Writes one loss by blocks."""
+
+    def __init__(self, editor: Editor, found: LinearCrossEntropy) -> None:
+        self.call, self.editor, self.found = editor.call, editor, found
+        self.logits: torch.dtype = val(found.product).dtype
+        self.result: torch.dtype = val(found.log_softmax).dtype
+        self.wide = torch.promote_types(torch.promote_types(self.logits, torch.float32), self.result)
+        _, _, self.class_weights, self.reduction, self.ignored = found.loss.args
+        self.losses: list[fx.Node] = []
+        self.weights: list[fx.Node] = []
+        self.of_rows: list[fx.Node] = []
+        self.of_biases: list[fx.Node] = []
+        self.of_weights: fx.Node | None = None
+
+    def write(self) -> None:
+        """Put the blocks where the loss is computed, and what is left of the backward where that was."""
+        with self.editor.at(self.found.loss):
+            targets = self._targets()
+            for start, end in _blocks(self.found):
+                self._write_block(targets, start, end)
+            loss, weight = self._total(self.losses), self._total(self.weights)
+            mean = self.call(aten.div.Tensor, loss, weight) if self.reduction == MEAN else loss
+            results = [self._as(one, self.result) for one in (mean, weight)]
+            rows = self.call(aten.cat.default, self.of_rows) if self.of_rows else None
+            biases = self._total(self.of_biases) if self.of_biases else None
+        self._replace_loss(results)
+        gradients = self.found.gradients
+        if gradients is None:
+            return
+        for kept in (rows, biases, self.of_weights, weight):
+            if kept is not None:
+                mark_recomputed(kept, False)
+        of_weights = [*gradients.weights, *gradients.turned]
+        for readers, unit in ((gradients.rows, rows), (of_weights, self.of_weights), (gradients.biases, biases)):
+            for reader in readers:
+                self._scale(reader, unit, weight, gradients.incoming)
+
+    def _replace_loss(self, results: list[fx.Node]) -> None:
+        for user in list(self.found.loss.users):
+            self.editor.replace(user, results[user.args[1]])  # type: ignore[index]
+            self.editor.erase_dead(user)
+
+    # -- with the loss ------------------------------------------------------------------------------------------------
+
+    def _targets(self) -> fx.Node:
+        """A target for each row of the product: rows that were sliced away are ignored."""
+        value: Any = self.found.loss.args[1]
+        for step in reversed(self.found.steps):
+            before = list(shape(step.args[0])[:-1])  # type: ignore[arg-type]
+            if op_name(step) in VIEWS:
+                value = self.call(aten.view.default, value, before)
+            elif op_name(step) == "aten.slice":
+                device = val(value).device
+                whole = self.call(aten.full.default, before, self.ignored, dtype=torch.int64, device=device)
+                value = self.call(aten.slice_scatter.default, whole, value, *step.args[1:])
+        return value
+
+    def _write_block(self, targets: fx.Node, start: int, end: int) -> None:
+        """Loss and weight of the targets of some rows, and gradients but for the factor that all have."""
+        found, call = self.found, self.call
+        rows = call(aten.slice.Tensor, found.rows, 0, start, end)
+        target = call(aten.slice.Tensor, targets, 0, start, end)
+        logits = call(found.product.target, *(() if found.bias is None else (found.bias,)), rows, found.weight)
+        wide = self._as(logits, self.wide)
+        numbers = call(ROWS, logits, 1, self.wide)
+        peak, logs = (call(operator.getitem, numbers, k) for k in range(2))
+        away = call(aten.sub.Tensor, call(aten.sub.Tensor, wide, peak), logs)
+        sums = call(aten.nll_loss_forward.default, away, target, self.class_weights, SUM, self.ignored)
+        self.losses.append(call(operator.getitem, sums, 0))
+        self.weights.append(call(operator.getitem, sums, 1))
+        if found.gradients is not None:
+            self._multiply(found.gradients, self._as(self._slope(away, target), self.logits), rows)
+
+    def _slope(self, away: fx.Node, target: fx.Node) -> fx.Node:
+        """``(softmax - one_hot(target)) * weight``, 0 where the target is ignored."""
+        call, device = self.call, val(target).device
+        column = call(aten.unsqueeze.default, target, 1)
+        counts = call(aten.ne.Scalar, column, self.ignored)
+        classes = call(aten.arange.default, shape(away)[1], device=device)
+        hit = self._as(call(aten.eq.Tensor, column, call(aten.unsqueeze.default, classes, 0)), self.wide)
+        slope = call(aten.sub.Tensor, call(aten.exp.default, away), hit)
+        weight = self._as(counts, self.wide)
+        if self.class_weights is not None:
+            chosen = call(aten.index.Tensor, self.class_weights, [call(aten.mul.Tensor, column, counts)])
+            weight = call(aten.mul.Tensor, weight, self._as(chosen, self.wide))
+        return call(aten.mul.Tensor, slope, weight)
+
+    def _multiply(self, asked: Gradients, gradient: fx.Node, rows: fx.Node) -> None:
+        """The products that read the gradient of a block's logits; those for the weight are summed up."""
+        call = self.call
+        if asked.rows:
+            self.of_rows.append(call(aten.mm.default, gradient, call(aten.t.default, self.found.weight)))
+        if asked.weights or asked.turned:
+            pair = (rows, gradient) if asked.turned else (gradient, rows)
+            self.of_weights = self._added(call(aten.t.default, pair[0]), pair[1])
+        if asked.biases:
+            self.of_biases.append(call(aten.sum.dim_IntList, gradient, [0], True, dtype=self.wide))
+
+    def _added(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        """``a @ b`` on top of the blocks before, in single precision at least."""
+        call, before = self.call, self.of_weights
+        if self.logits not in _HALF:
+            return call(aten.mm.default, a, b) if before is None else call(aten.addmm.default, before, a, b)
+        if before is not None:
+            return call(_ADD, before, a, b)
+        if val(a).device.type == "cuda":
+            return call(aten.mm.dtype, a, b, self.wide)
+        return self._as(call(aten.mm.default, a, b), self.wide)
+
+    def _total(self, numbers: list[fx.Node]) -> fx.Node:
+        return functools.reduce(lambda a, b: self.call(aten.add.Tensor, a, b), numbers)
+
+    def _as(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return node if val(node).dtype == dtype else self.call(aten._to_copy.default, node, dtype=dtype)
+
+    # -- in the backward ----------------------------------------------------------------------------------------------
+
+    def _scale(self, reader: fx.Node, unit: Any, weight: fx.Node, incoming: fx.Node) -> None:
+        """``unit * grad``, over the weight of all targets where the loss was their mean, in place of `reader`."""
+        with self.editor.at(reader):
+            factor = self._as(incoming, self.wide)
+            if self.reduction == MEAN:  # without targets that count all gradients are 0, not 0 / 0
+                share = self.call(aten.div.Tensor, factor, weight)
+                factor = self.call(aten.where.ScalarSelf, self.call(aten.eq.Scalar, weight, 0), 0.0, share)
+            scaled = self._as(self.call(aten.mul.Tensor, self._as(unit, self.wide), factor), val(reader).dtype)
+            if shape(scaled) != shape(reader):
+                scaled = self.call(aten.view.default, scaled, list(shape(reader)))
+        self.editor.replace(reader, scaled)
+        self.editor.erase_dead(reader)
+
+
+__all__ = ["loss_in_blocks"]

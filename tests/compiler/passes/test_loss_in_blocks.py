@@ -1,0 +1,213 @@
+"""Cross entropies of linear layers by blocks of rows: eager's loss and gradients, and nothing of all logits is kept."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import regraft
+from regraft.compiler.passes import loss_in_blocks as module
+from regraft.compiler.passes.loss_in_blocks import loss_in_blocks
+from regraft.compiler.schedule import fusion
+
+from ...support.joint_pass import JointPass
+
+ROWS, CLASSES, WIDTH = (3, 20), 50, 8
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(module, "_LARGE", 1)
+    monkeypatch.setattr(module, "_FEWEST", 16)
+    monkeypatch.setattr(module, "_EVEN", 16)
+
+
+class Head(torch.nn.Module):
+    """A layer, a linear layer over classes, and a loss of its results."""
+
+    def __init__(self, loss, *, bias=False, turned=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = torch.nn.Linear(WIDTH, WIDTH)
+        self.head = torch.nn.Linear(WIDTH, CLASSES, bias=bias)
+        self.turned = torch.nn.Parameter(torch.randn(WIDTH, CLASSES)) if turned else None
+        self.loss = loss
+
+    def forward(self, x, target):
+        hidden = self.body(x).tanh()
+        return self.loss(self.head(hidden) if self.turned is None else hidden @ self.turned, target)
+
+
+def flat(z):
+    return z.reshape(-1, CLASSES)
+
+
+def padded(target):
+    return F.pad(target, (0, 1), value=-100)[..., 1:].contiguous()
+
+
+WEIGHTS = torch.rand(CLASSES) + 0.5
+LOSSES = {
+    "flat": lambda z, t: F.cross_entropy(flat(z), t.view(-1)),
+    "cast up": lambda z, t: F.cross_entropy(flat(z.float()), t.view(-1)),
+    "shifted logits": lambda z, t: F.cross_entropy(flat(z[:, :-1].contiguous()), t[:, 1:].reshape(-1)),
+    "shifted targets": lambda z, t: F.cross_entropy(flat(z.float()), padded(t).view(-1), reduction="sum") / 7,
+    "every second row": lambda z, t: 3 * F.cross_entropy(flat(z[:, 1::2]), t[:, 1::2].reshape(-1)),
+    "weights, another index": lambda z, t: F.cross_entropy(
+        flat(z), t.clamp(min=3).view(-1), WEIGHTS.to(z.dtype), ignore_index=3
+    ),
+    "in parts": lambda z, t: F.nll_loss(F.log_softmax(flat(z), -1), t.view(-1)),
+}
+
+
+def given(dtype=torch.float32):
+    torch.manual_seed(1)
+    target = torch.randint(0, CLASSES, ROWS)
+    target[0, :5] = -100
+    return torch.randn(*ROWS, WIDTH, dtype=dtype, requires_grad=True), target
+
+
+def results(model, function, x, target, autocast=False):
+    model.zero_grad()
+    x.grad = None
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = function(x, target)
+    (2 * loss).backward()
+    return [loss.detach(), x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def compared(model, x, target, autocast=False):
+    found = JointPass(loss_in_blocks)
+    theirs = results(model, model, x, target, autocast)
+    ours = results(model, torch.compile(model, backend=found, fullgraph=True), x, target, autocast)
+    return found, ours, theirs
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_losses_and_gradients_are_eagers(loss, dtype):
+    if dtype == torch.float64 and loss in ("cast up", "shifted targets"):
+        pytest.skip("rounds")
+    model = Head(LOSSES[loss], bias=loss in ("flat", "shifted logits"), turned=loss == "in parts").to(dtype)
+    found, ours, theirs = compared(model, *given(dtype))
+    assert found.count == 1
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("loss", ["flat", "cast up", "shifted logits"])
+def test_sums_of_16_bits_are_kept_wide(loss):
+    """Errors against float64 no larger than eager's, but for chance."""
+    model, (x, target) = Head(LOSSES[loss], bias=True), given()
+    exact = results(model.double(), model, x.detach().double().requires_grad_(), target)
+    model.float()
+    found, ours, theirs = compared(model, x, target, autocast=True)
+    assert found.count == 1
+
+    def error(values):
+        return [float((a.double() - b).norm() / b.norm()) for a, b in zip(values, exact, strict=True)]
+
+    assert all(mine <= 1.3 * eagers + 1e-4 for mine, eagers in zip(error(ours), error(theirs), strict=True))
+
+
+def test_nothing_of_all_rows_and_classes_is_kept_or_made():
+    found, *_ = compared(Head(LOSSES["flat"]), *given())
+    rows = ROWS[0] * ROWS[1]
+    sizes = [tuple(n.meta["val"].shape) for g in found.graphs.values() for n in g.graph.nodes if "val" in n.meta
+             and isinstance(n.meta["val"], torch.Tensor)]  # fmt: skip
+    assert (16, CLASSES) in sizes
+    assert not [size for size in sizes if CLASSES in size and rows in size]
+
+
+def test_without_targets_that_count_gradients_are_zero():
+    model, (x, target) = Head(LOSSES["flat"]), given()
+    _, ours, theirs = compared(model, x, torch.full_like(target, -100))
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    assert ours[0].isnan()
+    assert not ours[1].any()
+
+
+@pytest.mark.parametrize("frozen", ["rows", "weight"])
+def test_gradients_that_nobody_asks_for_are_not_made(frozen):
+    model, (x, target) = Head(LOSSES["flat"]), given()
+    (model.body if frozen == "rows" else model.head).requires_grad_(False)
+    if frozen == "rows":
+        x.requires_grad_(False)
+    found = JointPass(loss_in_blocks)
+    torch.compile(model, backend=found)(x, target).backward()
+    mine = [p.grad.clone() for p in model.parameters() if p.requires_grad]
+    model.zero_grad()
+    model(x, target).backward()
+    torch.testing.assert_close(mine, [p.grad for p in model.parameters() if p.requires_grad])
+    assert found.count == 1
+
+
+def test_without_gradients():
+    model, (x, target) = Head(LOSSES["shifted targets"]), given()
+    found = JointPass(loss_in_blocks)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend=found)(x, target), model(x, target))
+    assert found.count == 1
+
+
+def test_a_target_out_of_range_is_refused():
+    model, (x, target) = Head(LOSSES["flat"]), given()
+    target[1, 1] = CLASSES
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        torch.compile(model, backend=JointPass(loss_in_blocks))(x, target)
+
+
+def two_losses(z, t):
+    return F.cross_entropy(flat(z), t.view(-1)) + 1e-4 * z.logsumexp(-1).square().mean()
+
+
+@pytest.mark.parametrize(("reason", "loss"), [
+    ("logits are a result", lambda z, t: (F.cross_entropy(flat(z), t.view(-1)), z)),
+    ("a second loss", two_losses),
+    ("a loss for each row", lambda z, t: F.cross_entropy(flat(z), t.view(-1), reduction="none").square().mean()),
+    ("smoothed labels", lambda z, t: F.cross_entropy(flat(z), t.view(-1), label_smoothing=0.1)),
+    ("classes sliced", lambda z, t: F.cross_entropy(z[..., 1:].reshape(-1, CLASSES - 1), t.view(-1) - 1)),
+    ("logits rounded", lambda z, t: F.cross_entropy(flat(z.bfloat16()), t.view(-1))),
+    ("probabilities", lambda z, t: F.cross_entropy(flat(z), flat(torch.ones_like(z) / CLASSES))),
+    ("checkpointed", lambda z, t: checkpoint(lambda z: LOSSES["flat"](z * 1, t), z, use_reentrant=False)),
+])  # fmt: skip
+def test_what_stays_as_it_is(reason, loss):
+    model, (x, target) = Head(loss), given()
+    target = target.clamp(min=1)
+    first = lambda out: out[0] if isinstance(out, tuple) else out  # noqa: E731
+    found = JointPass(loss_in_blocks)
+    compiled = torch.compile(model, backend=found)
+    ours = results(model, lambda *args: first(compiled(*args)), x, target)
+    theirs = results(model, lambda *args: first(model(*args)), x, target)
+    assert found.count == 0, reason
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_few_bytes_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(module, "_LARGE", 1 << 20)
+    assert compared(Head(LOSSES["flat"]), *given())[0].count == 0
+
+
+def test_generated_code_frees_a_block_before_the_next(monkeypatch):
+    """Compiled whole: the sums are written in place, and logits die within their block."""
+    monkeypatch.setattr(fusion, "_HELD", 256)
+    model, (x, target) = Head(LOSSES["shifted targets"]), given()
+    torch.compiler.reset()
+    with regraft.coverage() as cov:
+        compiled = torch.compile(model, backend="regraft", options={"debug": True, "rules": ()})
+        ours = results(model, compiled, x, target)
+    torch.testing.assert_close(ours, results(model, model, x, target))
+    (record,) = cov.graphs
+    forward = record.details["source:forward"]
+    assert forward.count("addmm_.default(") == 3
+    lines = forward.splitlines()
+    blocks = [number for number, line in enumerate(lines) if re.match(r"    k\d+_mul_tensor", line)]
+    assert len(blocks) == 4
+    for here, following in itertools.pairwise(blocks):
+        logits = re.search(r"\((\w+),", lines[here])[1]
+        last = max(number for number, line in enumerate(lines) if re.search(rf"\b{logits}\b", line))
+        assert here <= last < following
