@@ -9,7 +9,6 @@ import typer
 
 from .options import (
     TARGET,
-    Batch,
     Config,
     DType,
     Layers,
@@ -21,7 +20,7 @@ from .options import (
     configured,
     loaded_target,
 )
-from .shared import UsageError, output_console, usage_errors
+from .shared import UsageError, output_console, require_writable, usage_errors
 
 
 def aot(
@@ -35,7 +34,7 @@ def aot(
     tiny: Tiny = False,
     mask: Mask = False,
     dtype: DType = "float32",
-    batch: Batch = 2,
+    batch: Annotated[int | None, typer.Option(min=1, help="Rows. [default: 2 of hf:TYPE]")] = None,
     seq: Seq = None,
     settings: Settings = None,
     config: Config = None,
@@ -53,8 +52,10 @@ def aot(
     with usage_errors():
         if target is None:
             raise UsageError(f"a target is missing: {TARGET}")
+        require_writable(out)
         options = configured(config)
-        made = loaded_target(target, chosen_target(layers, tiny, mask, False, dtype, batch, seq, "cpu", settings))
+        rows = batch or (2 if target.startswith("hf:") else 1)
+        made = loaded_target(target, chosen_target(layers, tiny, mask, False, dtype, rows, seq, "cpu", settings))
         try:
             written = aot_compile(
                 made.model,  # type: ignore[arg-type]

@@ -95,9 +95,22 @@ def configured(text: str | None) -> dict[str, Any]:
             padded = text.strip() + "=" * (-len(text.strip()) % 4)
             given = _json(base64.b64decode(padded, altchars=b"-_" if {"-", "_"} & set(padded) else None).decode())
     if not isinstance(given, dict):
-        raise UsageError(f"--config {text!r}: expected a JSON object, or base64 of one")
+        raise UsageError(f"--config {text!r}: expected a JSON object, or base64 of one{_told(text)}")
     Options.parse(None, given)
     return given
+
+
+def _told(text: str) -> str:
+    """What is wrong with a text that is meant as JSON, or how to say a template in it."""
+    from ...options import list_templates
+
+    if text in list_templates():
+        return f"""; the template of that name is '{{"template": "{text}"}}'"""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f" ({error})" if text.lstrip().startswith("{") else ""
+    return ""
 
 
 def _json(text: str) -> Any:

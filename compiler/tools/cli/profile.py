@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -189,7 +190,9 @@ def _listed(text: str, known: set[str], what: str) -> list[str]:
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in names:
         if name not in known:
-            raise UsageError(f"there is no {what} {name!r}; there are: {', '.join(sorted(known))}")
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise UsageError(f"there is no {what} {name!r}{hint}; there are: {', '.join(sorted(known))}")
     if not names:
         raise UsageError(f"no {what} is given; there are: {', '.join(sorted(known))}")
     return names

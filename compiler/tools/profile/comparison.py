@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -220,11 +221,14 @@ def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 
 def _take_turns(timed: Sequence[Contestant], steps: Mapping[str, Step], progress: Progress) -> None:
-    """Time all by turns, so that a machine that slows down slows all alike."""
+    """Time all by turns, so that a machine that slows down slows all alike, in another order in each round.
+
+    What comes right after one that fills the caches finds its own data gone: for small models that is half their time.
+    """
     start = time.perf_counter()
     for turn in _rounds(start):
         progress(f"timing, round {turn + 1}", 0.5 + 0.5 * turn / MAX_ROUNDS)
-        for one in timed:
+        for one in random.Random(turn).sample(timed, len(timed)):
             one.samples.append(seconds_of(steps[one.name]))
     for one in timed:
         one.seconds = statistics.median(one.samples)

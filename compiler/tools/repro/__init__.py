@@ -103,7 +103,8 @@ def _failing(programs: list[Program], verdict_of: Callable[[Program], Verdict]) 
         verdict = verdict_of(program)
         if not verdict.right:
             return program, verdict
-    raise NothingFailsError(f"each of the {len(programs)} graphs of the model is right when it is compiled by itself")
+    told = "its one graph" if len(programs) == 1 else f"each of its {len(programs)} graphs"
+    raise NothingFailsError(f"nothing to show: {told} is right when compiled by itself")
 
 
 __all__ = ["NotWritableError", "NothingFailsError", "Repro", "repro"]

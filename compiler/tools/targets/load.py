@@ -7,12 +7,13 @@ may take any of the choices (layers, mask, batch, seq) as keyword arguments.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -86,6 +87,8 @@ def load(target: str, choices: Choices | None = None, **given: Any) -> Target:
     kind, colon, rest = target.rpartition(":")
     if not colon or not rest:
         hint = f"; did you mean hf:{target}?" if target.isidentifier() and _is_model_type(target) else ""
+        if target.endswith(".py"):
+            hint = f"; name the function in it that returns (model, inputs): {target}:FUNCTION"
         raise TargetError(f"{target!r} is no target: expected hf:TYPE, path.py:factory or module:factory{hint}")
     require_device(choices.device)
     torch.manual_seed(0)
@@ -188,8 +191,15 @@ def _factory(place: str, name: str) -> Callable[..., Any]:
     factory = getattr(module, name, None)
     if callable(factory):
         return factory
-    callables = sorted(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
-    raise TargetError(f"{place} has no factory {name!r}; it defines {', '.join(callables) or 'none'}")
+    own = {k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__}
+    known = sorted(k for k in own if not k.startswith("_"))
+    raise TargetError(f"{place} has no factory {name!r}; {_nearest(name, known, 'it defines')}")
+
+
+def _nearest(name: str, known: Sequence[str], which: str) -> str:
+    """A hint: names like the one that is not there, or all that there are."""
+    close = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {', '.join(close)}?" if close else f"{which} {', '.join(known) or 'none'}"
 
 
 def _from_file(path: Path) -> Any:
@@ -229,6 +239,7 @@ def _from_factory(
     parameters = inspect.signature(factory).parameters
     offered = {name: getattr(choices, name) for name in ("layers", "mask", "batch", "seq")}
     refused = [name for name in offered if name in choices.changed() and name not in parameters]
+    refused += ["tiny"] * choices.tiny + ["set"] * bool(choices.config)
     if refused:
         raise TargetError(f"{target} takes no {', '.join(refused)}: its factory has no parameter of that name")
     taken = {

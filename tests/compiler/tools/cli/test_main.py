@@ -314,3 +314,32 @@ def test_errors_in_a_file_of_rules_name_the_line(tmp_path):
     path.write_text("import regraft\n\nrules = regraft.RuleSet(1, 2)\n")
     done = CliRunner().invoke(app, ["rules", "--rules", str(path)])
     assert done.exit_code == 2 and f"importing {path} failed at line 3: TypeError" in done.output
+
+
+MISTAKES = [
+    (["report", "{file}"], "name the function in it that returns (model, inputs)"),
+    (["report", "{file}:models"], "did you mean model?"),
+    (["report", "{file}:model", "--set", "profit=always"], "takes no set"),
+    (["report", "{file}:model", "--config", "aten"], '{"template": "aten"}'),
+    (["report", "{file}:model", "--config", "{template: 1}"], "Expecting property name"),
+    (["bench", "{file}:model", "--backends", "inductorr"], "did you mean 'inductor'?"),
+    (["bench", "{file}:model", "--templates", "atn"], "did you mean 'aten'?"),
+    (["aot", "{file}:model", "-o", "/no/such/folder/m.rgx"], "there is no folder /no/such/folder"),
+    (["repro", "{file}:model"], "nothing to show: its one graph is right"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), MISTAKES, ids=[m for _, m in MISTAKES])
+def test_mistakes_get_one_line(command, message, tmp_path):
+    (tmp_path / "mine.py").write_text(FACTORY)
+    done = CliRunner().invoke(app, [part.replace("{file}", str(tmp_path / "mine.py")) for part in command])
+    assert done.exit_code == 2 and message in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+def test_ahead_of_time_takes_factories_without_rows(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("regraft.compiler.aot.compile.aot_compile", lambda *given, **_: asked.append(given) or 1 / 0)
+    (tmp_path / "mine.py").write_text(FACTORY)
+    CliRunner().invoke(app, ["aot", f"{tmp_path / 'mine.py'}:model", "-o", str(tmp_path / "m.rgx")])
+    assert asked and asked[0][1][0].shape == (2, 8)

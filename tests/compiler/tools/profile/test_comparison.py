@@ -72,3 +72,13 @@ def test_what_fails_is_told_and_left_out(monkeypatch):
 
 def test_names():
     assert [Contestant("eager", "").name, Contestant("x", "default").name] == ["eager", "x"]
+
+
+def test_rounds_have_several_orders(monkeypatch):
+    """Whoever is always next after one that fills the caches would be told to be slower."""
+    seen = []
+    monkeypatch.setattr(comparison, "seconds_of", lambda step: seen.append(step) or 1.0)
+    names = ["a", "b", "c"]
+    comparison._take_turns([Contestant(name, "") for name in names], {name: name for name in names}, lambda *_: None)
+    rounds = [tuple(seen[k : k + 3]) for k in range(0, len(seen), 3)]
+    assert all(sorted(one) == names for one in rounds) and len(set(rounds)) > 1

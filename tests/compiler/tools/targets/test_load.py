@@ -164,6 +164,8 @@ def test_factory_gets_the_choices_it_takes(file):
     assert load(f"{file}:single", batch=5).args[0].shape == (5, 4)
     with pytest.raises(TargetError, match="takes no layers, mask"):
         load(f"{file}:single", layers=2, mask=True)
+    with pytest.raises(TargetError, match="takes no tiny, set: its factory"):
+        load(f"{file}:single", tiny=True, config={"hidden_size": 8})
 
 
 @pytest.mark.parametrize(
@@ -172,6 +174,7 @@ def test_factory_gets_the_choices_it_takes(file):
         ("wrong", "expected .model, inputs."),
         ("broken", "no luck"),
         ("none", "it defines broken, named, pair, single, wrong"),
+        ("pairs", "did you mean pair"),
     ],
 )
 def test_wrong_factories(file, name, message):
