@@ -14,19 +14,22 @@ import torch
 
 from ....rewrites import compat
 from ....rewrites.compat import OpOverload
-from ....rewrites.symbolic import hint
+from ....rewrites.symbolic import hint, known_equal
 
 # Calls whose results are contiguous, or as told, whatever runs.
 _ATEN = (
     "mm addmm _addmm_activation bmm baddbmm mv dot linear embedding empty full arange sort topk "
     "_scaled_dot_product_flash_attention_for_cpu"
 )
+_TORCHS = ("aten", "prims", "mkldnn")  # whose rows are rows
 _TRUSTED = frozenset([*(f"aten.{name}" for name in _ATEN.split()), "mkldnn._linear_pointwise"])
 
 
 def is_doubtful(target: Any, result: Any) -> bool:
     """Whether the call of an operator may lay out its result in another way than metadata says."""
-    if not isinstance(target, OpOverload) or not isinstance(result, torch.Tensor) or result.dim() < 2:
+    if not isinstance(target, OpOverload) or not isinstance(result, torch.Tensor):
+        return False
+    if result.dim() < (2 if target.namespace in _TORCHS else 1):
         return False
     if compat.schema(target).is_mutable or any(r.alias_info is not None for r in compat.schema(target).returns):
         return False  # a view, or a value that is there already
@@ -41,13 +44,24 @@ def is_trusted(target: Any) -> bool:
 def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The dims of a tensor from the outermost to the innermost in memory; None where it is not dense.
 
-    Sizes that are symbolic count with their example values; dims of size 1 have no place, and come first.
+    Sizes that are symbolic count with their example values; dims of size 1 have no place, and come first. Of sizes that
+    are known when the program runs only, a tensor is contiguous for all of them or for none.
     """
     sizes, strides = ([hint(n) for n in part] for part in (tensor.shape, tensor.stride()))
     if None in (*sizes, *strides):
-        return None
+        return tuple(range(tensor.dim())) if _is_contiguous(tensor) else None
     order = sorted(range(len(sizes)), key=lambda d: (sizes[d] != 1, -strides[d], -sizes[d]))
     return tuple(order) if is_dense(sizes, strides, tuple(order)) else None
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous whatever its sizes."""
+    step: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not known_equal(stride, step):
+            return False
+        step = step * size
+    return True
 
 
 def is_dense(sizes: Any, strides: Any, order: tuple[int, ...]) -> bool:

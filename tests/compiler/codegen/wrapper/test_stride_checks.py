@@ -42,3 +42,37 @@ def test_a_convolution_that_is_told_to_be_channels_last(dynamic):
     with torch.no_grad():
         compiled = torch.compile(reduced, backend="regraft", dynamic=dynamic, options={"profit": "never"})
         torch.testing.assert_close(compiled(*inputs), reduced(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def _told_otherwise(kind, x):
+    """Rows that lie in another way than the operator's fake says."""
+    found = x.nonzero() if kind == "counted" else x.clone()
+    return {"columns": found.t().contiguous().t(), "row": torch.stack([x[:, 0], x[:, 1]], 1)[:, 1]}.get(kind, found)
+
+
+@torch.library.custom_op("regraft_test::told_otherwise", mutates_args=())
+def told_otherwise(x: torch.Tensor, kind: str) -> torch.Tensor:
+    return _told_otherwise(kind, x)
+
+
+@told_otherwise.register_fake
+def _(x, kind):
+    if kind == "row":
+        return x.new_empty(x.shape[0])
+    if kind == "counted":
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size(), x.dim(), dtype=torch.int64)
+    return x.new_empty(x.shape) if kind == "columns" else x.new_empty(x.shape[::-1]).t()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", ["columns", "rows", "row", "counted"])
+def test_results_of_users_operators_are_read_where_they_lie(kind, dynamic):
+    def program(x):
+        return told_otherwise(x, kind) * 2 + 1, told_otherwise(x, kind).sum(0)
+
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(program, backend="regraft", dynamic=dynamic)
+        for size in ((3, 5), (4, 7)):
+            x = torch.randn(size)
+            torch.testing.assert_close(compiled(x), program(x))
