@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from support.quiet_torch import quieten
+from support.thorough import leave_out_turns
 
 # How long an example takes to draw says how busy the machine is, and nothing of the code.
 settings.register_profile("regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -19,6 +20,12 @@ pytest_plugins = ["support.golden"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the texts under golden/ anew")
+
+
+@pytest.hookimpl(tryfirst=True)  # before rows are chosen by -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not any("[" in argument for argument in config.args):  # who names a row wants it
+        leave_out_turns(items)
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.attentions import INF, LOWEST, SCALE, B, D, H, S, T, additive, attend, keeps, normal, qkv
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
+from support.thorough import takes_turns
 
 BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 
@@ -70,6 +71,7 @@ def test_known_causal(function: Any, training: bool) -> None:
     assert_agrees(function, found.run, given)
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("function", CAUSAL, ids=lambda f: f.__name__)
 def test_causal_dynamic(function: Any, training: bool) -> None:
@@ -252,6 +254,7 @@ def test_a_wider_mask_added_in_place(fill, training):
     assert_agrees(function, found.run, inputs)
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("fill", [-1e9, -5.0, 0.5, -INF])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -305,6 +308,7 @@ def test_no_row_guard_where_no_row_can_die() -> None:
     assert "amax" not in rewritten(LOW_ROWS["lowest from flags"][0], (*qkv(), KEEP)).ops
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("value", [float("nan"), INF, -INF], ids=["nan", "inf", "-inf"])

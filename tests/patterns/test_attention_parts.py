@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.attentions import INF, SCALE, B, D, H, S, T, additive, attend, keeps, normal, qkv
 from support.rewriting import assert_agrees, compiled, rewritten, trained
+from support.thorough import takes_turns
 
 BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 SIZES = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -94,6 +95,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
 }
 
 
+@takes_turns("dynamic")
 @BOTH
 @SIZES
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -216,6 +218,7 @@ def returned_after_dropout(q, k, v, m):
     return p @ v, p
 
 
+@takes_turns("dynamic")
 @BOTH
 @SIZES
 @pytest.mark.parametrize("function", [returned, returned_before_dropout, returned_after_dropout])

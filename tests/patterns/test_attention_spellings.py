@@ -6,8 +6,10 @@ import pytest
 import torch
 from support.attentions import SPELLINGS
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
+from support.thorough import takes_turns
 
 
+@takes_turns("training")
 @pytest.mark.parametrize(
     ("training", "dynamic"), [(False, False), (True, True)], ids=["inference-static", "training-dynamic"]
 )
@@ -17,14 +19,9 @@ def test_matches(name: str, training: bool, dynamic: bool) -> None:
     given = trained(inputs) if training else list(inputs)
     found = rewritten(function, given, dynamic=dynamic)
     assert found.count() == 1, found.record.near_misses
+    assert not found.record.fallbacks
     assert found.kernels == ["math"] or not found.ops & {"softmax", "matmul", "bmm"}
     assert_agrees(function, found.run, given)
-
-
-@pytest.mark.parametrize("name", SPELLINGS)
-def test_no_normal_form_gives_up(name: str) -> None:
-    function, inputs = SPELLINGS[name]
-    assert not rewritten(function, trained(inputs)).record.fallbacks
 
 
 THROUGH_DYNAMO = (
@@ -34,6 +31,7 @@ THROUGH_DYNAMO = (
 )  # fmt: skip
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", THROUGH_DYNAMO)
 def test_compiled(name: str, dynamic: bool) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.attentions import SCALE, B, D, H, S, T, additive, attend, by_hand, keeps, normal, qkv
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
-from support.thorough import thorough
+from support.thorough import takes_turns, thorough
 from torch import nn
 
 P = 0.25
@@ -51,6 +51,7 @@ DROPPED = {
 }
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("rng", ["statistical", "eager"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", DROPPED)

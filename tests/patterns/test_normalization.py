@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.attentions import normal
 from support.rewriting import assert_agrees, compiled, rewritten, trained
+from support.thorough import takes_turns
 
 from regraft.patterns.normalization import layer_norm, rms_norm
 
@@ -95,6 +96,7 @@ def check(function: Callable[..., Any], rule: str, inputs: list[Any], **options:
     return found
 
 
+@takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", RMS_NORMS)
@@ -104,6 +106,7 @@ def test_rms_norm(name: str, training: bool, dynamic: bool) -> None:
     check(RMS_NORMS[name], "rms_norm", trained([X, W, BIAS]) if training else [X, W, BIAS], dynamic=dynamic)
 
 
+@takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", LAYER_NORMS)
@@ -120,6 +123,7 @@ def test_neither(name: str, training: bool) -> None:
     assert_agrees(NEITHER[name], found.run, given)
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["Llama", "Gemma", "T5", "OLMo 2", "no weight"])
@@ -241,6 +245,7 @@ MODELS = {
 }
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, training: bool) -> None:

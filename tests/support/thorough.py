@@ -1,6 +1,8 @@
 """How much slow properties draw and tables hold: little by default, all of it where `REGRAFT_TEST_THOROUGH` is set."""
 
 import os
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,3 +18,41 @@ def examples(few: int, many: int) -> int:
 def thorough(*values: Any) -> Any:
     """A parameter of a test that takes the same path as another one, at a cost: left out of short runs."""
     return pytest.param(*values, marks=pytest.mark.skipif(not THOROUGH, reason="REGRAFT_TEST_THOROUGH is not set"))
+
+
+def takes_turns(parameter: str) -> Any:
+    """A parameter whose values take turns over a test's other rows in short runs: each row runs with one of them.
+
+    For what is known to be independent of the row, so that a table of all pairs says little more::
+
+        @takes_turns("dynamic")                 #            static   dynamic
+        @parametrize("dynamic", [False, True])  #   llama      x
+        @parametrize("name", NORMS)             #   t5                   x
+    """
+    return pytest.mark.takes_turns(parameter)
+
+
+def leave_out_turns(items: Sequence[pytest.Item]) -> None:
+    """Skip the rows whose turn it is not; `items` are all rows of their tests."""
+    rows = defaultdict(list)
+    for item in items:
+        if not THOROUGH and item.get_closest_marker("takes_turns"):
+            rows[item.nodeid.partition("[")[0]].append(item)
+    for same in rows.values():
+        (parameter,) = same[0].get_closest_marker("takes_turns").args
+        numbers: dict[str, int] = defaultdict(int)  # of rows so far, by the parameter's value
+        values = list(dict.fromkeys(str(item.callspec.params[parameter]) for item in same))
+        for item in same:
+            value = str(item.callspec.params[parameter])
+            if values[_turn(numbers[value], len(values))] != value:
+                item.add_marker(pytest.mark.skip(reason="REGRAFT_TEST_THOROUGH is not set: another row has this turn"))
+            numbers[value] += 1
+
+
+def _turn(row: int, values: int) -> int:
+    """Which value a row has: in no step with any parameter of the rows (the sum of the number's digits)."""
+    digits = 0
+    while row:
+        row, digit = divmod(row, values)
+        digits += digit
+    return digits % values

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.rewriting import compiled
+from support.thorough import takes_turns
 from torch import fx
 
 from regraft.compiler.capture import capture
@@ -63,6 +64,7 @@ def attentions(model: torch.nn.Module, inputs: dict[str, Any], *, train: bool, d
     return found
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("family", ["bert", "vit"])
 def test_no_mask(family: str, dynamic: bool) -> None:
@@ -72,6 +74,7 @@ def test_no_mask(family: str, dynamic: bool) -> None:
         assert {tag for tag, _ in attentions(model, inputs, train=True, dynamic=dynamic)} == {"mask:none"}
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_causal(family: str, dynamic: bool) -> None:

@@ -6,11 +6,13 @@ import pytest
 import torch
 from support.freezing import counts, disturbed, frozen, residual_network
 from support.rewriting import compiled
+from support.thorough import takes_turns
 from torch import nn
 
 SIZES = [(2, 3, 32, 32), (1, 3, 33, 47)]
 
 
+@takes_turns("nan")
 @pytest.mark.parametrize("nan", ["eager", "safe"])
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 def test_network(shape: tuple[int, ...], nan: str) -> None:
@@ -86,6 +88,7 @@ GEOMETRIES = {
 }
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_geometries(name: str, dtype: torch.dtype) -> None:

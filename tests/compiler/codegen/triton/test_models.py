@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 import torch
 
 from ....support.offline_gpu import OfflineGpu
+from ....support.thorough import THOROUGH
 from ...templates.test_models import _IMAGE, _TINY, _TOKENS, bert, gpt2, t5
 
 transformers = pytest.importorskip("transformers")
@@ -58,4 +59,5 @@ def test_all_kernels_have_machine_code(make: Callable[[], Any], training: bool, 
     assert kinds == ({"forward", "backward"} if training else {"inference"})
     assert not {call.code for code in offline.code for call in code.kept} & {"failed", "unsupported"}
     assert len(offline.kernels) >= 3
-    offline.build_for(80)
+    if THOROUGH or training == MODELS.index(make) % 2:
+        offline.build_for(80)
