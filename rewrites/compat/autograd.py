@@ -75,7 +75,29 @@ def aot_compile(
         keep_inference_input_mutations=True,
         decompositions=dict(decompositions),
     )
-    return compiler(graph_module, example_inputs)
+    # Gradients of results whose elements share memory cannot lie as these do: each would overwrite its neighbours.
+    apart = {"guess_tangent_strides_as_outputs": False} if _have_shared_elements(graph_module) else {}
+    with config.patch(apart):
+        return compiler(graph_module, example_inputs)
+
+
+def _have_shared_elements(graph_module: fx.GraphModule) -> bool:
+    """Whether elements of a result are in one place in memory, as those of `x.unfold(0, 3, 1)`."""
+    results = graph_module.graph.output_node().all_input_nodes
+    values = [node.meta.get("val", node.meta.get("example_value")) for node in results]
+    return any(isinstance(x, torch.Tensor) and x.layout == torch.strided and _shares_elements(x) for x in values)
+
+
+def _shares_elements(tensor: torch.Tensor) -> bool:
+    strides = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
+    if not all(type(number) is int for pair in strides for number in pair):
+        return False  # of symbolic sizes torch takes the gradient for contiguous
+    end = 1
+    for stride, size in sorted(pair for pair in strides if pair[1] > 1):
+        if stride < end:
+            return True
+        end += stride * (size - 1)
+    return False
 
 
 @functools.cache

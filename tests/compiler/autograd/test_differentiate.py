@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from support.wrapping import Doubled, attend, unwrapped
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+import regraft  # noqa: F401 (registers the backend)
 from regraft.compiler.autograd.differentiate import differentiate
 from regraft.compiler.codegen.wrapper.wrapper import generate
 
@@ -313,3 +315,24 @@ def test_a_memory_budget_trades_memory_for_time(budget):
     most = 7 * 64 * 16 * 4  # what products give and read
     assert kept == {1.0: most, 0.0: 0}.get(budget, kept)
     assert budget != 0.5 or 0 < kept <= most / 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x + 2).unfold(1, 2, 1), lambda x: (x + 2).unfold(0, 3, 2).sin(),
+        lambda x: ((x * 2).as_strided((3, 3), (2, 1)), x + 1), lambda x: (x * 3).expand(2, *x.shape),
+        lambda x: (x.sin().unfold(0, 2, 1).unfold(1, 2, 1), x.cos().t()),
+    ],
+)  # fmt: skip
+def test_gradients_of_results_whose_elements_share_memory(function, dynamic):
+    def gradient(run):
+        x = torch.linspace(-1, 1, 20).reshape(4, 5).requires_grad_()
+        results = [r for r in tree_leaves(run(x)) if r.requires_grad]
+        torch.autograd.backward(results, [torch.arange(float(r.numel())).reshape(r.shape) for r in results])
+        return x.grad
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="regraft", dynamic=dynamic)
+    torch.testing.assert_close(gradient(compiled), gradient(function))
