@@ -53,7 +53,7 @@ from .pipeline import refuse_unknown
 from .runtime.calls import Boxed, as_calls, of_plain_tensors, restored
 from .runtime.cudagraphs.graphs import CudaGraphs, drop_captures
 from .runtime.cudagraphs.host import Split, split_host
-from .runtime.cudagraphs.rules import skip_reason
+from .runtime.cudagraphs.replay import Replay
 from .runtime.frame_stack import with_room
 from .runtime.gc_pause import collected_once
 from .runtime.graph_cache.entry import Entry, recall, save
@@ -123,7 +123,7 @@ class Compilation:
         refuse_unknown(options.without, self.rules)
         self._faults = faults_of(self.record, options)
         self._contained = Containment(self._faults)
-        self._graphs = self._cuda_graphs()
+        self._replay = Replay(self._cuda_graphs(), options.rng, self._not_captured)
         self._contained.attempt(note_interruptions, self.record, gm)
         self._contained.attempt(note_configuration, self.record, options, example_inputs, self.training)
         freezing = options.freezing and not (self.training and options.template == "freezing")
@@ -141,7 +141,6 @@ class Compilation:
         )
         self._gm, self._inputs = gm, len(example_inputs)
         self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
-        self._static: dict[str, frozenset[int]] = {}  # positions of inputs that stay, by kind of the graphs captured
         self._backward: Callable[..., Any] | None = None
         self._plain: Wrapper | None = None  # the wrapper of an inference graph that needs nothing of AOTAutograd
         self._restores = False
@@ -178,7 +177,7 @@ class Compilation:
             self.record = known.record
             publish(known.record)
             self._tell()
-            return known.runner(self._graphs)
+            return known.runner(self._replay.graphs)
         if "cuda" in self._devices and do(triton.can_build, default=False):
             do(triton.start)
         compiled = self._compile()
@@ -200,9 +199,9 @@ class Compilation:
         if not told or self._restores:
             return
         if self._step is not None:
-            save(key, Entry(self.record.name, None, self.record, self._static.get("forward"), self._step))
+            save(key, Entry(self.record.name, None, self.record, self._replay.static.get("forward"), self._step))
         elif self._plain is not None and not self.training:
-            save(key, Entry(self._plain.name, self._plain.parts, self.record, self._static.get("inference")))
+            save(key, Entry(self._plain.name, self._plain.parts, self.record, self._replay.static.get("inference")))
 
     def _cuda_graphs(self) -> CudaGraphs | None:
         """What captures this program's graphs, where that was asked for and makes sense."""
@@ -349,10 +348,11 @@ class Compilation:
         if returned is not None:
             tell_strides(do(strides_of_outputs, graph_module))
         self._note_graph(kind, graph_module)
-        parts = do(split_host, graph_module) if self._graphs is not None else None
+        parts = do(split_host, graph_module) if self._replay.graphs is not None else None
         if parts is not None:
             return protected(self._compiled_apart(graph_module, parts, kind, returned))
-        captured = do(self._captured, graph_module, kind, returned, name="cudagraphs", default=lambda call: call)
+        wrapped = partial(self._replay.wrapped, self.record.name, graph_module, kind, returned)
+        captured = do(wrapped, name="cudagraphs", default=lambda call: call)
         call, wrapper = self._generated(graph_module, kind)
         if wrapper is not None and kind == "inference" and calls_plainly():
             self._plain = wrapper
@@ -364,13 +364,14 @@ class Compilation:
         self, graph_module: fx.GraphModule, parts: Split, kind: GraphKind, returned: int | None
     ) -> Boxed:
         """A graph with tensors on the CPU, too, so that the rest is captured; whole where that may not be."""
-        place = partial(self._captured, parts.device, kind, parts.returned(returned), parts.static)
-        captured = self._contained.do(place, name="cudagraphs")
-        if captured is None or kind not in self._static:
+        name, left = self.record.name, parts.returned(returned)
+        wrapped = partial(self._replay.wrapped, name, parts.device, kind, left, parts.static)
+        captured = self._contained.do(wrapped, name="cudagraphs")
+        if captured is None or kind not in self._replay.static:
             return self._generated(graph_module, kind)[0]
         host, _ = self._generated(parts.host, kind, "host")
         device, _ = self._generated(parts.device, kind)
-        del self._static[kind]  # it cannot be recalled from one wrapper
+        del self._replay.static[kind]  # it cannot be recalled from one wrapper
         self._forward = self._step = None
         return parts.joined(host, captured(device))
 
@@ -403,7 +404,7 @@ class Compilation:
             forward, facts = self._forward
             inputs = self._inputs
             step = step_of(forward.parts, wrapper.parts, facts, graph_module.graph, inputs)
-            self._step = step and replace(step, captured=kind in self._static)
+            self._step = step and replace(step, captured=kind in self._replay.static)
             self._save()
 
     def _compile_bodies(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
@@ -426,41 +427,6 @@ class Compilation:
         wrapper = generate(made, name=f"{self.record.name} {kind} {name}")
         self.record.details[f"source:{kind}:{name}"] = wrapper.source
         return compiled_body(wrapper, made.graph)
-
-    def _captured(
-        self,
-        graph_module: fx.GraphModule,
-        kind: GraphKind,
-        returned: int | None,
-        placed: Callable[[frozenset[int]], frozenset[int]] = lambda static: static,
-    ) -> Callable[[Boxed], Boxed]:
-        """What to wrap a compiled graph in, so that it is replayed as a CUDA graph where that may be.
-
-        Args:
-            graph_module: before kernels are in it.
-            kind: of the graph.
-            returned: how many results of a forward go to the program, where that is known.
-            placed: from the positions of AOTAutograd's inputs whose addresses stay to those of this graph.
-        """
-        graphs = self._graphs
-        self._static.pop(kind, None)
-        if graphs is None or not allowed("cudagraph", f"{self.record.name} {kind}"):
-            return lambda call: call
-        static = placed(places()[0])
-        if kind == "backward":  # what it reads stays where it is while it runs
-            static = frozenset(range(len(graph_module.graph.nodes)))
-        reason = skip_reason(graph_module.graph, static, self.options.rng)
-        if reason is None and kind == "forward" and returned is None:
-            reason = Reason("unknown-outputs", "which outputs the backward keeps is not known")
-        if reason is not None:
-            self._not_captured(reason)
-            return lambda call: call
-        self._static[kind] = static
-        if kind == "inference":
-            return lambda call: graphs.inference(call, static)
-        if kind == "forward":
-            return lambda call: graphs.forward(call, static, returned or 0)
-        return graphs.backward
 
     def _generate_kernels(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
         """Put generated kernels into the graph; where that fails, the calls of ATen stay."""

@@ -13,6 +13,7 @@ import regraft
 from regraft import RuleSet, Sample, T
 from regraft.compiler import backend as backend_module
 from regraft.compiler.backend import Compilation
+from regraft.compiler.runtime.cudagraphs import replay
 from regraft.compiler.runtime.cudagraphs.graphs import drop_captures
 
 
@@ -226,7 +227,7 @@ def test_a_program_on_cuda_is_captured_as_its_parts_allow(monkeypatch, tmp_path)
             return call
 
     monkeypatch.setattr(backend_module, "CudaGraphs", Graphs)
-    monkeypatch.setattr(backend_module, "skip_reason", lambda graph, static, rng: None)
+    monkeypatch.setattr(replay, "skip_reason", lambda graph, static, rng: None)
     monkeypatch.setattr(
         Compilation, "_cuda_graphs", lambda self: Graphs(self.options.cudagraph_limit, self._not_captured)
     )

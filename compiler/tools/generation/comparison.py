@@ -9,19 +9,17 @@ of a backend's logits has its largest at eager's token, it would have generated 
 from __future__ import annotations
 
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ....rewrites.machine import environment
 from ...autotune.benchmark import one_line
-from ..profile.comparison import EAGER, Contestant, Progress, compiled
+from ..profile.comparison import EAGER, Contestant, Progress, Times, compiled
 from ..profile.limits import measured_limits, read_bandwidth
 from ..profile.running import seconds_of, wait
 from ..targets.load import TargetError
@@ -30,8 +28,6 @@ from .decoding import cache_bytes, empty_cache, forward, place_of, prefill_flops
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SCHEMA = "regraft-generate"
-VERSION = 1
 SECONDS = 30.0  # for all timed turns
 MIN_ROUNDS, MAX_ROUNDS = 3, 50
 _FIRST_TOKEN = 5  # the first few have a meaning of their own in many vocabularies
@@ -92,32 +88,19 @@ class Roof:
 
 
 @dataclass(frozen=True)
-class Generation:
-    """The backends' times; JSON of `regraft-generate`, version 1, by `to_json`."""
+class Generation(Times):
+    """Times of tokens: `speed` is that of one after the first.
 
-    name: str
-    plan: Plan
+    Attributes:
+        plan: what was generated.
+        roof: the least time on this machine.
+    """
+
+    schema = "regraft-generate"
+
     contestants: Sequence[Decoder]
+    plan: Plan
     roof: Roof
-    environment: dict[str, str]
-
-    def speed(self, one: Decoder) -> float | None:
-        """How many times as fast as eager a token comes; None where one of them was not timed."""
-        eager = next((c for c in self.contestants if c.backend == EAGER), None)
-        return eager.seconds / one.seconds if eager is not None and eager.seconds and one.seconds else None
-
-    def to_json(self) -> dict[str, Any]:
-        """As data: fields of `Decoder`, with `name` and `speed`."""
-        rows = [asdict(c) | {"name": c.name, "speed": self.speed(c)} for c in self.contestants]
-        return {
-            "schema": SCHEMA, "version": VERSION, "name": self.name, "plan": asdict(self.plan),
-            "environment": self.environment, "roof": asdict(self.roof), "contestants": rows,
-        }  # fmt: skip
-
-    def write(self, path: Path) -> Path:
-        """Write the JSON."""
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        return path
 
     def view(self) -> RenderableType:
         """The comparison for a terminal."""
@@ -163,7 +146,7 @@ def compare_generation(
         progress(f"{name}: timing", (1 + len(decoders)) / (2 + len(decoders)))
         _take_turns(running)
         roof = _roof(model, plan, device)
-    return Generation(name, plan, decoders, roof, environment())
+    return Generation(name, decoders, environment(), plan, roof)
 
 
 class Turn:

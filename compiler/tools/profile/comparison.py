@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -26,8 +26,6 @@ from .running import Step, of_its_own, seconds_of, step_of, tensors_in, undistur
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SCHEMA = "regraft-bench"
-VERSION = 1
 SECONDS = 20.0  # for all timed calls
 MIN_ROUNDS, MAX_ROUNDS = 5, 100
 EAGER = "eager"
@@ -77,19 +75,20 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The backends' times; JSON of `regraft-bench`, version 1, by `to_json`.
+class Times:
+    """The backends' times; JSON of `schema`, version `version`, by `to_json`.
 
     Attributes:
-        name: of the target.
+        name: of what was run.
         contestants: eager first.
-        note: what a reader of the numbers must know.
         environment: versions and devices.
     """
 
+    schema: ClassVar[str]
+    version: ClassVar[int] = 1
+
     name: str
     contestants: Sequence[Contestant]
-    note: str
     environment: dict[str, str]
 
     def speed(self, contestant: Contestant) -> float | None:
@@ -100,17 +99,27 @@ class Comparison:
         return eager.seconds / contestant.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """As data: fields of `Contestant`, with `name` and `speed`."""
+        """As data: all fields, and of a contestant its `name` and `speed`, too."""
         rows = [asdict(c) | {"name": c.name, "speed": self.speed(c)} for c in self.contestants]
-        return {
-            "schema": SCHEMA, "version": VERSION, "name": self.name, "note": self.note,
-            "environment": self.environment, "contestants": rows,
-        }  # fmt: skip
+        return {"schema": self.schema, "version": self.version} | asdict(self) | {"contestants": rows}
 
     def write(self, path: Path) -> Path:
         """Write the JSON."""
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
         return path
+
+
+@dataclass(frozen=True)
+class Comparison(Times):
+    """Times of one call.
+
+    Attributes:
+        note: what a reader of the numbers must know.
+    """
+
+    schema = "regraft-bench"
+
+    note: str
 
     def view(self) -> RenderableType:
         """The comparison for a terminal."""
@@ -158,7 +167,7 @@ def compare(
         timed = [one for one in chosen if one.name in steps]
         _take_turns(timed, steps, progress)
     note = "draws random numbers: values are not compared" if random else ""
-    return Comparison(name, list(chosen), note, environment())
+    return Comparison(name, list(chosen), environment(), note)
 
 
 def compiled(function: Callable[..., Any], one: Contestant) -> Callable[..., Any]:
