@@ -22,6 +22,7 @@ from ...ir.value import Result
 from ..flatten import flatten
 from .cost import GRAIN, work_of, work_of_all
 from .layout import Layout
+from .moves import move_bits
 from .plan import Plan
 from .region import Region
 from .target import Target
@@ -34,7 +35,7 @@ def kernel_text(kernel: Kernel, target: Target) -> str:
 
     Equal kernels, names apart, have equal texts.
     """
-    return _KernelText(flatten(kernel), target).text()
+    return _KernelText(move_bits(flatten(kernel)), target).text()
 
 
 class _KernelText:
