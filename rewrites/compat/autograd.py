@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,8 @@ def aot_compile(
 
     def partition(joint_module: fx.GraphModule, inputs: Any, **more: Any) -> Any:
         joint(joint_module)
+        if recompute is not None:
+            _keep_readings_of_written(joint_module.graph)
         with config.patch(activation_memory_budget=1.0 if recompute is None else recompute):
             return split(joint_module, inputs, **more)
 
@@ -79,6 +82,36 @@ def aot_compile(
     apart = {"guess_tangent_strides_as_outputs": False} if _have_shared_elements(graph_module) else {}
     with config.patch(apart):
         return compiler(graph_module, example_inputs)
+
+
+def _keep_readings_of_written(graph: fx.Graph) -> None:
+    """Have what is computed from an input that the program writes to kept for the backward, never computed again there.
+
+    The write is done by then:
+
+        n += 1; return x * n      backward: grad * (n + 1), n written already
+    """
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    waiting = [write.args[0] for write in writes]
+    seen = {*waiting, *writes}
+    while waiting:
+        for user in waiting.pop().users:
+            if user in seen or user.op != "call_function":
+                continue
+            seen.add(user)
+            if _looks_into(user):
+                waiting.append(user)
+            else:
+                user.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)  # a checkpoint's is eager's, too
+
+
+def _looks_into(node: fx.Node) -> bool:
+    """Whether a call gives views of what it is given."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target is operator.getitem
+    return any(result.alias_info is not None for result in node.target._schema.returns)
 
 
 def _have_shared_elements(graph_module: fx.GraphModule) -> bool:

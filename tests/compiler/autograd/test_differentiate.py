@@ -336,3 +336,46 @@ def test_gradients_of_results_whose_elements_share_memory(function, dynamic):
     torch.compiler.reset()
     compiled = torch.compile(function, backend="regraft", dynamic=dynamic)
     torch.testing.assert_close(gradient(compiled), gradient(function))
+
+
+def _counted(n, x, w):
+    n += 1
+    return x * w * n.sum()
+
+
+WRITES = {
+    "count": _counted,
+    "reset": lambda n, x, w: ((n + 1).sigmoid(), n.zero_())[0] * x * w,
+    "largest": lambda n, x, w: (lambda top: (n.add_(top.values), x * w * n.sigmoid() * top.values)[1])(n.max(0)),
+    "view": lambda n, x, w: (n.view(2, 2)[1].exp(), n[2:].mul_(3))[0].sum() * x * w,
+    "part": lambda n, x, w: (lambda half: (n.mul_(2), half[1] * x.view(2, 2) * w.view(2, 2))[1])((n + 1).split(2)),
+    "mean": lambda n, x, w: x * w / (n.mul_(0.9).add_((x * w).detach(), alpha=0.1).abs() + 1),
+}
+
+
+class Counted(nn.Module):
+    """A program with a buffer that each call writes."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.register_buffer("state", torch.linspace(0.5, 2, 4))
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 4))
+
+    def forward(self, x):
+        return self.function(self.state, x, self.weight)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", WRITES)
+def test_the_backward_computes_nothing_anew_from_what_the_program_has_written(name, dynamic):
+    torch.compiler.reset()
+    eager, own = Counted(WRITES[name]), Counted(WRITES[name])
+    compiled = torch.compile(own, backend="regraft", dynamic=dynamic)
+    for step in range(2):
+        x = torch.linspace(0, step + 1, 4)
+        for model, run in ((eager, eager), (own, compiled)):
+            model.weight.grad = None
+            run(x).sum().backward()
+        torch.testing.assert_close(own.weight.grad, eager.weight.grad)
+        torch.testing.assert_close(own.state, eager.state)
