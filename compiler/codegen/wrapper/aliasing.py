@@ -45,7 +45,9 @@ _FRESH_ATEN = """
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
 """
 FRESH = frozenset(
-    [f"aten.{name}" for name in _FRESH_ATEN.split()] + ["mkldnn._convolution_pointwise", "mkldnn._linear_pointwise"]
+    [f"aten.{name}" for name in _FRESH_ATEN.split()]
+    + ["mkldnn._convolution_pointwise", "mkldnn._linear_pointwise"]
+    + ["regraft.add_product", "regraft.log_softmax_rows"]
 )
 
 

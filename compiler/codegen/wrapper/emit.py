@@ -32,9 +32,12 @@ from .views import Views
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ...ir.program import Buffer
     from .memory_plan import MemoryPlan
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
+_TOGETHER = 8  # single numbers of a kernel from which on they share an allocation
+_ALIGNED = 16  # bytes: generated code takes buffers to begin at multiples of it
 _WIDTH = 116
 _CODE = 72
 _INFIX = {
@@ -162,10 +165,13 @@ class _Body:
     def _kernel(self, node: fx.Node, call: KernelCall) -> None:
         """Memory for the results, then the call."""
         arguments = dict(zip((*call.given, *call.sizes), map(self.spelling.value, node.args), strict=True))
+        together = self._allocate_together(node, call)
         for buffer, result in zip(call.made, results(node), strict=True):
             name = arguments[buffer.name] = self.spelling.locals[result]
             sizes, strides = (_tuple_of(part, arguments) for part in (buffer.sizes, buffer.strides))
             reuse = self._plan.reuses.get(result)
+            if result in together:
+                continue
             if reuse is not None:
                 old = self.spelling.value(reuse.operand)
                 seen = f"{self.spelling.function(_AS_STRIDED)}({old}, {sizes}, {strides})" if reuse.reshaped else old
@@ -176,6 +182,22 @@ class _Body:
         function = self.spelling.object(call.run, call.kernel.name)
         self._emit(f"{function}({', '.join(arguments[n] for n in names)})", node)
         self._delete(self._dying.get(node, []))
+
+    def _allocate_together(self, node: fx.Node, call: KernelCall) -> set[fx.Node]:
+        """Memory for single numbers that only kernels read, at once: a step of an optimizer has two for each tensor."""
+        found: dict[tuple[torch.device, torch.dtype], dict[fx.Node, Buffer]] = {}
+        for buffer, result in zip(call.made, results(node), strict=True):
+            single = all(size == 1 for size in buffer.sizes) and result not in self._plan.reuses
+            if single and all(isinstance(user.target, KernelCall) for user in result.users):
+                found.setdefault((buffer.device, buffer.dtype), {})[result] = buffer
+        groups = [group for group in found.values() if len(group) >= _TOGETHER]
+        for group in groups:
+            buffer = next(iter(group.values()))
+            width = _ALIGNED // buffer.dtype.itemsize
+            made = f"{self.spelling.empty(buffer)}(({len(group)}, {width}), ({width}, 1), {buffer.dtype}).unbind()"
+            for line in _wrapped([self.spelling.locals[result] for result in group], "", f" = {made}"):
+                self._emit(line)
+        return {result for group in groups for result in group}
 
     def _return(self, value: Any) -> None:
         if type(value) is not tuple or not value:

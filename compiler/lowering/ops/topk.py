@@ -29,7 +29,12 @@ _LIBRARY = frozenset({"cpu"})  # devices on which ties are not ours to decide
 
 @lowers("aten.topk.default")
 def topk(
-    low: Lowering, x: Tensor, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True  # noqa: ARG001
+    low: Lowering,
+    x: Tensor,
+    k: Any,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     """The `k` largest or smallest along a dim, and where they stand; NaN is larger than anything.
 
@@ -89,4 +94,3 @@ def _next(low: Lowering, x: Tensor, of: Space, found: list[Tensor], largest: boo
         return where(lost, nan, value), where(lost, minus(place, of.count), place)
 
     return fold(low, of, "argmax" if largest else "argmin", compute, finish, x.dtype, torch.int64)
-

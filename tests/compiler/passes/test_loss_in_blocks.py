@@ -192,20 +192,22 @@ def test_few_bytes_stay_as_they_are(monkeypatch):
     assert compared(Head(LOSSES["flat"]), *given())[0].count == 0
 
 
-def test_generated_code_frees_a_block_before_the_next(monkeypatch):
+@pytest.mark.parametrize(("autocast", "added"), [(False, "addmm_.default("), (True, "add_product_.default(")])
+def test_generated_code_frees_a_block_before_the_next(monkeypatch, autocast, added):
     """Compiled whole: the sums are written in place, and logits die within their block."""
     monkeypatch.setattr(fusion, "_HELD", 256)
     model, (x, target) = Head(LOSSES["shifted targets"]), given()
     torch.compiler.reset()
     with regraft.coverage() as cov:
         compiled = torch.compile(model, backend="regraft", options={"debug": True, "rules": ()})
-        ours = results(model, compiled, x, target)
-    torch.testing.assert_close(ours, results(model, model, x, target))
+        ours = results(model, compiled, x, target, autocast)
+    tolerance = {"rtol": 5e-2, "atol": 5e-3} if autocast else {}
+    torch.testing.assert_close(ours, results(model, model, x, target, autocast), **tolerance)
     (record,) = cov.graphs
     forward = record.details["source:forward"]
-    assert forward.count("addmm_.default(") == 3
+    assert forward.count(added) == 3
     lines = forward.splitlines()
-    blocks = [number for number, line in enumerate(lines) if re.match(r"    k\d+_mul_tensor", line)]
+    blocks = [number for number, line in enumerate(lines) if re.match(r"    k\d+_", line) and "primals_5" in line]
     assert len(blocks) == 4
     for here, following in itertools.pairwise(blocks):
         logits = re.search(r"\((\w+),", lines[here])[1]

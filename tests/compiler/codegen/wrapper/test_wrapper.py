@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import regraft
 from regraft.compiler.autograd.differentiate import differentiate
 from regraft.compiler.codegen.wrapper.emit import module_path
 from regraft.compiler.codegen.wrapper.wrapper import generate
@@ -376,3 +377,19 @@ class TestErrors:
         del wrapper
         gc.collect()
         assert not [f for f in linecache.cache if "unique_name" in f]
+
+
+@pytest.mark.parametrize(("count", "together"), [(12, True), (3, False)])
+def test_single_numbers_that_only_kernels_read_share_an_allocation(count, together):
+    def function(a, *tensors):
+        sums = [t.square().sum() for t in tensors]
+        product = (a * sum(sums)) @ a
+        return [t / s + product[0, 0] for t, s in zip(tensors, sums, strict=True)]
+
+    given = [torch.randn(4, 4), *(torch.randn(70 + k) for k in range(count))]
+    torch.compiler.reset()
+    with regraft.coverage() as cov, torch.no_grad():
+        found = torch.compile(function, backend="regraft", options={"debug": True})(*given)
+    torch.testing.assert_close(found, function(*given))
+    (record,) = cov.graphs
+    assert (".unbind()" in record.details["source:inference"]) == together
