@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import platform
+import shlex
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from .._version import __version__
@@ -22,6 +25,13 @@ def environment() -> dict[str, str]:
         "cpu": cpu_model(),
         "threads": str(torch.get_num_threads()),
     }
+
+
+def origin() -> str:
+    """Command line and day of this process, for the foot of a report: ``"regraft report hf:bert, 2026-11-23"``."""
+    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    words = ["regraft" if program == "__main__.py" else program, *sys.argv[1:]]
+    return f"{shlex.join(words)}, {datetime.now(UTC).date().isoformat()}"
 
 
 @functools.cache

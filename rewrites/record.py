@@ -57,7 +57,7 @@ class Match:
         site: the user's source line of the match's root.
         module: qualified name of the module instance it comes from.
         evidence: measurements behind the decision.
-        settled_by: of a declined match, the template that decided on the same computation later: what counts is that.
+        settled_by: the template that decided on the same computation later, and whose kernel runs: what counts is that.
         root: the root operator with its dtype and sizes.
     """
 
@@ -288,7 +288,17 @@ class GraphRecord:
             self.declined[i] = replace(earlier, settled_by=match.rule)
             match = replace(match, evidence=evidence, module=earlier.module)
             break
+        else:
+            self._replaced(match, sites if applied else (), families)
         (self.applied if applied else self.declined).append(match)
+
+    def _replaced(self, match: Match, sites: Collection[Site | None], families: Collection[str]) -> None:
+        """Note the first match that was applied there before: what it put in, a template has replaced."""
+        for i, earlier in enumerate(self.applied):
+            open_rule = earlier.rule != match.rule and earlier.family in families and not earlier.settled_by
+            if open_rule and earlier.site in sites:
+                self.applied[i] = replace(earlier, settled_by=match.rule)
+                return
 
     def __str__(self) -> str:
         """One line, for logs: ``graph 0/0 (inference): 12 matches applied, 1 declined, 7 kernels, 3 calls``."""

@@ -11,6 +11,8 @@ from .summary import stage_seconds
 STAGES = {
     "recall": "looking for the graph in the cache",
     "capture": "Dynamo's graph to one ATen graph before autograd",
+    "passes": "small passes over whole graphs",
+    "masks": "what is known of attention masks",
     "rewrite-forward": "normal form, matching and splicing, before differentiation",
     "measure": "timing originals and candidates",
     "differentiate": "AOTAutograd: functional form, derivatives",

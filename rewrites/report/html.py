@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..machine import origin
 from . import budget, gains, overview, summary, text
 from .steps import Step, Steps
 
@@ -32,6 +33,7 @@ def render(report: Report) -> str:
     targets = [Target(i, entry, steps.of(entry.graphs), allowance) for i, entry in enumerate(report.entries)]
     return _environment(hues).get_template(PAGE).render(
         title=_title(report),
+        origin=origin(),
         environment_line=" · ".join(f"{name} {value}" for name, value in report.environment.items()),
         many=len(targets) > 1,
         shared=_shared_choices(report),

@@ -67,7 +67,8 @@ def _count(rows: dict[str, RuleRow], graph: GraphRecord) -> None:
 
     for match in graph.applied:
         row(match).applied += 1
-        row(match).candidates[match.candidate] += 1
+        then = f", then {match.settled_by}" if match.settled_by else ""
+        row(match).candidates[match.candidate + then] += 1
     for match in graph.open_declined:
         row(match).declined += 1
     for miss in graph.near_misses:

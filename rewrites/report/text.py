@@ -100,7 +100,13 @@ def matched_line(graphs: Sequence[GraphRecord]) -> str:
 
 
 def _by_family(matches: Iterable[Match]) -> str:
-    return ", ".join(f"{family} {count}" for family, count in Counter(m.family for m in matches).items()) or "none"
+    given = list(matches)
+    later: dict[str, dict[str, None]] = {}
+    for match in given:
+        later.setdefault(match.family, {}).update({match.settled_by: None} if match.settled_by else {})
+    notes = {family: f" (then {', '.join(names)})" if names else "" for family, names in later.items()}
+    counts = Counter(match.family for match in given)
+    return ", ".join(f"{family} {count}{notes[family]}" for family, count in counts.items()) or "none"
 
 
 def counted(number: int, one: str, many: str = "") -> str:

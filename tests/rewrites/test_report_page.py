@@ -180,3 +180,24 @@ def test_an_address_opens_a_part_of_a_model(tmp_path):
 def test_a_broken_script_is_noticed(tmp_path):
     with pytest.raises(AssertionError, match="undefinedThing"):
         loaded(render(many(None)).replace('"use strict";\n(() =>', '"use strict";undefinedThing;\n(() =>'), tmp_path)
+
+
+def test_the_foot_says_what_made_the_page_and_when(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/usr/bin/regraft", "report", "hf:<b>", "--config", "{}"])
+    (foot,) = re.findall(r"<footer>(.*?)</footer>", render(many(RIGHT)))
+    made, _, machine = html.unescape(foot).partition(" on ")
+    assert re.fullmatch(r"Made by regraft report 'hf:<b>' --config '\{\}', \d{4}-\d\d-\d\d", made)
+    assert machine == "torch 2.13 · cpu some <cpu>."
+
+
+def test_compile_time_says_what_the_stages_do_not_count():
+    record = graph(1, seconds={"capture": 1.0, "passes": 0.25, "masks": 0.25})
+    page = render(Report([Entry("m", [record], {}, RIGHT)], ENVIRONMENT))
+    assert "1.5 s in all; the first call took 3 s: the other 1.5 s are Dynamo's" in page
+    assert "small passes over whole graphs" in page and "what is known of attention masks" in page
+    assert "in all; the first call" not in render(Report([Entry("m", [record])], ENVIRONMENT))
+
+
+def test_near_misses_are_counted_alike():
+    page = render(Report([Entry("m", [graph(1, near_misses=[escape(), escape()])], {}, RIGHT)], ENVIRONMENT))
+    assert "2 near misses" in page and "Near misses<b>2</b>" in page

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ....rewrites.machine import origin
 from ....rewrites.report import html as coverage_page
 from . import roofline
 from .table import place
@@ -28,6 +29,7 @@ def render(report: KernelReport) -> str:
     longest = max((row.seconds for row in report.rows), default=0.0)
     return _environment().get_template(PAGE).render(
         report=report,
+        origin=origin(),
         environment_line=" · ".join(f"{name} {value}" for name, value in report.environment.items()),
         bars=[_bar(row, longest) for row in report.rows[:BARS]],
         omitted=max(len(report.rows) - BARS, 0),

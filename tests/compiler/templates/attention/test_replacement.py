@@ -10,6 +10,8 @@ import regraft
 from regraft.rewrites.reason import Site
 from regraft.rewrites.record import Evidence, GraphRecord, Match
 from regraft.rewrites.report.overview import attentions
+from regraft.rewrites.report.summary import rule_rows
+from regraft.rewrites.report.text import matched_line
 
 
 def written_out(q, k, v):
@@ -85,3 +87,16 @@ def test_rules_still_see_what_an_attention_kernel_reads():
         torch.compile(Block().eval(), backend="regraft", options=options)(torch.randn(2, 24, 32))
     applied = [match.rule for graph in cov.graphs for match in graph.applied]
     assert applied.count("attention-template") == 1 and applied.count("linear") == 4
+
+
+def test_what_a_rule_put_in_and_a_template_replaced_is_told():
+    record = GraphRecord("test")
+    record.applied += [replace(declined(n, {"original": 2.0, "math": 1.0}), candidate="math") for n in (7, 7, 9)]
+    template = Match("attention-template", "attention-kernel", "lowered", "generated", site=line(7))
+    record.settle(template, True, {line(7), line(8)}, ("attention",))
+    assert [match.settled_by for match in record.applied] == ["attention-template", "", "", ""]
+    record.settle(template, False, {line(9)}, ("attention",))
+    assert [match.settled_by for match in record.applied[1:]] == ["", "", ""]
+    sdpa = next(row for row in rule_rows([record]) if row.rule == "sdpa")
+    assert sdpa.applied == 3 and sdpa.candidates == {"math, then attention-template": 1, "math": 2}
+    assert "attention 3 (then attention-template), attention-kernel 1 applied" in matched_line([record])
