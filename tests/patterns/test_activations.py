@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.attentions import normal
 from support.rewriting import assert_agrees, compiled, rewritten, trained
+from support.thorough import takes_turns
 
 BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 ROOT = math.sqrt(2.0 / math.pi)
@@ -52,6 +53,7 @@ NOT_GELUS = {
 X = normal(3, 4, 8) * 3
 
 
+@takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", GELUS)
@@ -63,6 +65,7 @@ def test_gelu(name: str, training: bool, dynamic: bool) -> None:
     assert_agrees(GELUS[name], found.run, given)
 
 
+@takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", [*ERF_GELUS, *BLOOMS, *GATES])

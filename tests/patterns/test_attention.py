@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.attentions import SCALE, B, D, H, S, T, additive, attend, keeps, normal, plain, qkv
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
+from support.thorough import takes_turns
 
 BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
@@ -38,6 +39,7 @@ def all_upcast(q, k, v):
 UPCASTS = (plain, softmax_upcast, scores_upcast, operands_upcast, key_upcast_after_transpose, all_upcast)
 
 
+@takes_turns("dtype")
 @HALF
 @BOTH
 @pytest.mark.parametrize("function", UPCASTS, ids=lambda f: f.__name__)

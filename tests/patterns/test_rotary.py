@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.attentions import normal
 from support.rewriting import assert_agrees, compiled, rewritten, trained
+from support.thorough import takes_turns
 
 X, COS, SIN = normal(2, 3, 5, 8), normal(5, 8), normal(5, 8, seed=1)
 TURNS = torch.polar(torch.ones(5, 4), normal(5, 4))
@@ -57,6 +58,7 @@ NOT = {
 }
 
 
+@takes_turns("training")
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_rotary(name: str, training: bool) -> None:

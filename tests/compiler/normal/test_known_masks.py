@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.attentions import attend, qkv
 from support.rewriting import Rewritten, assert_agrees, compiled, rewritten, trained
+from support.thorough import takes_turns
 
 Tensor = torch.Tensor
 LOWEST = torch.finfo(torch.float32).min
@@ -76,6 +77,7 @@ def attention(mask: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda q, k, v, *more: attend(mask(q @ k.transpose(-2, -1) * 0.5, *more), v)
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", NOTHING)
 def test_a_mask_of_nothing(name: str, dynamic: bool) -> None:
@@ -113,6 +115,7 @@ SOMETHING: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", SOMETHING)
 def test_a_mask_of_something(name: str, dynamic: bool) -> None:
@@ -187,6 +190,7 @@ def _told_causal(done: Rewritten) -> list[Any]:
     return [len(n.args) > 4 and n.args[4] for n in calls]
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", [*CAUSAL, *NOT_CAUSAL])
 def test_causal(name: str, dynamic: bool) -> None:

@@ -13,7 +13,7 @@ from support.thorough import examples
 
 programs = st.lists(st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 1 << 10)), min_size=1, max_size=12)
 sizes = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=2, max_size=4)
-relaxed = settings(max_examples=examples(25, 60), deadline=None, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=examples(12, 60), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def _prepared(program: list[tuple[int, int]], shape: list[int]) -> tuple[Any, list[torch.Tensor], torch.Tensor]:
