@@ -13,6 +13,7 @@ from .ops import (
     norms,
     pointwise,
     pooling,
+    products,
     random,
     reductions,
     resampling,
@@ -24,6 +25,6 @@ from .ops import (
 )
 
 MODULES = (
-    activations, copies, creation, foreach, functions, indexing, joining, losses, norms, pointwise, pooling, random,
-    reductions, regions, resampling, scans, scatter, softmax, topk, views,
+    activations, copies, creation, foreach, functions, indexing, joining, losses, norms, pointwise, pooling, products,
+    random, reductions, regions, resampling, scans, scatter, softmax, topk, views,
 )  # fmt: skip
