@@ -93,8 +93,8 @@ class Plan:
     def _visit_loop(self, loop: Loop) -> None:
         variables = loop_variables(loop.body)
         score = self._score(loop)
-        # Lanes that fill no vector are joined for longer than it takes to fold elements one by one.
-        worth = variables or not (self._is_short(loop) and updated(loop.body))
+        # Lanes are joined for longer than it takes to fold two or three elements one by one.
+        worth = variables or not (self._is_short(loop, 2) and updated(loop.body))
         if score is not None and worth and (not variables or score > self._inner_score(loop)):
             found = self._lanes(loop)
             if found is not None:
@@ -119,9 +119,9 @@ class Plan:
             return None
         return contiguous - _SCATTERED * scattered - _TOO_SHORT * self._is_short(loop)
 
-    def _is_short(self, loop: Loop) -> bool:
-        """Whether a loop is known to fill no vector."""
-        return isinstance(loop.var.extent, int) and loop.var.extent < self._width // 8
+    def _is_short(self, loop: Loop, times: int = 1) -> bool:
+        """Whether a loop is known to fill less than half a vector, if run so many times."""
+        return isinstance(loop.var.extent, int) and times * loop.var.extent < self._width // 8
 
     def _inner_score(self, loop: Loop) -> int:
         """The score of having lanes along the best loops further in instead."""

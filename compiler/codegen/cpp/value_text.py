@@ -11,7 +11,7 @@ import torch
 
 from ...ir.accesses import index_values
 from ...ir.dependence import Dependence, Sources
-from ...ir.index.index import Atom, Index, Loaded, Size, Var, atoms, from_terms, sub, terms
+from ...ir.index.index import Atom, Index, Loaded, Size, Var, atoms, evaluate, from_terms, sub, terms
 from ...ir.index.ranges import in_range, wraps
 from ...ir.ops import OPS
 from ...ir.value import Const, Guarded, Load, Number, Op, Result, Value, walk
@@ -20,6 +20,7 @@ from .dtypes import lane_type, literal, scalar_type
 from .index_text import fits_short, index_text, short_text
 from .operations import operation_text
 
+_SAMPLES = 8  # vectors of a loop that are looked at before it is written
 INTEGER_DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
 
@@ -297,17 +298,16 @@ class Values:
         assert self.vectors is not None
         lanes, pointer, span = self.vectors.lanes, self.names.buffers[buffer], self.names.spans.get(buffer)
         own = self._own(offset)
-        if buffer in self.vectors.expanded or not fits_short(own):
+        near = span is not None and fits_short(own) and self._is_regular(own) and self._is_near(own)
+        if buffer in self.vectors.expanded or not near:
             return f"gather{suffix}<{lanes}>({mask}{pointer}, {self.offsets(offset, copy, buffer)})"
         at = self.short_offsets(own, copy)
         shared = self.at(sub(offset, own))
-        if span is None or not self._is_regular(own):
-            return f"gather{suffix}<{lanes}>({mask}{pointer} + {shared}, {at})"
         key = (own, "near", copy, self.mask)
-        near = self.writer.find(key)
-        if near is None:
-            near = self.writer.define(f"Near<{lanes}>", f"near{suffix}<{lanes}>({mask}{at})", key)
-        return f"pick({near}, {pointer} + {shared}, {self.at(span)} - {shared})"
+        found = self.writer.find(key)
+        if found is None:
+            found = self.writer.define(f"Near<{lanes}>", f"near{suffix}<{lanes}>({mask}{at})", key)
+        return f"pick({found}, {pointer} + {shared}, {self.at(span)} - {shared})"
 
     def _own(self, number: Any) -> Any:
         """The terms of an index that differ from lane to lane."""
@@ -318,6 +318,19 @@ class Values:
         """Whether an index follows from positions alone and from constants, not from what a user gives."""
         loaded = (atom.value for atom in atoms(number) if isinstance(atom, Loaded))
         return all(value.buffer in self.names.tables for value in walk(loaded) if isinstance(value, Load))
+
+    def _is_near(self, number: Any) -> bool:
+        """Whether lanes of half of the vectors, at least, lie within two vectors, other variables left at 0."""
+        assert self.vectors is not None
+        var, lanes = self.vectors.var, self.vectors.lanes
+        if any(isinstance(atom, Loaded) for atom in atoms(number)) or not isinstance(var.extent, int):
+            return True  # a table, which the kernel looks at
+        spread = []
+        for first in range(0, var.extent, max(lanes, var.extent // _SAMPLES // lanes * lanes)):
+            lane = range(first, min(first + lanes, var.extent))
+            places = [evaluate(number, lambda atom, i=i: i if atom is var else 0) for i in lane]
+            spread.append(max(places) - min(places) < 2 * lanes)
+        return 2 * sum(spread) >= len(spread)
 
     def _vector_number(self, value: Number, copy: int) -> str:
         assert self.vectors is not None

@@ -53,14 +53,23 @@ def test_of_every_width(dtype):
     compiled_agrees(lambda x: x[:, (torch.arange(64) * 5) % 43], x)
 
 
+FAR = {"one place", "shares", "far apart", "backwards, wrapped around"}  # one of which is read once
+
+
 @pytest.mark.skipif(HOST.name != "avx512", reason="vectors are chosen from with AVX-512 only")
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"one place", "shares"}))  # read once, and lanes of channels
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - FAR))
 def test_are_seen(name):
     text = "".join(
         kernel_text(k, HOST)
         for k in schedule(lower(trace(PROGRAMS[name], torch.randn(5, 43)), strict=True).program, target=CPU).kernels
     )
     assert "Near<" in text
+
+
+@pytest.mark.parametrize("name", sorted(FAR))
+def test_what_is_far_apart_is_gathered(name):
+    plan = schedule(lower(trace(PROGRAMS[name], torch.randn(5, 43)), strict=True).program, target=CPU)
+    assert not any("Near<" in kernel_text(k, cpp.target("avx512")) for k in plan.kernels)
 
 
 def test_what_users_give_is_gathered():
