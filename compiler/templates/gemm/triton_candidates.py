@@ -98,7 +98,9 @@ def _lanes(product: Product, gpu: Gpu) -> Iterator[GemmTile]:
         deepest = max(1 << max(product.depth - 1, 0).bit_length(), 16)
         depth = min(2 * known.depth, LANES_DEEPEST) if bytes_are_read else known.depth // wide
         tile = replace(known, rows=1 << (rows - 1).bit_length(), depth=min(depth, deepest))
-        if fits(product, tile, gpu):
+        # One step of one column each: alone as fast as others, slower where the next kernel's programs wait for room.
+        small = tile.columns == 1 and tile.depth >= product.depth and tile.count(product) > _BESIDE * gpu.processors
+        if fits(product, tile, gpu) and not small:
             yield tile
             yield from _split(product, tile, gpu)
 

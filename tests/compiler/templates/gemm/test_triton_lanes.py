@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from regraft.compiler.templates.common import gpu, triton_call
 from regraft.compiler.templates.common.gpu import AMPERE, HOPPER, Gpu
 from regraft.compiler.templates.common.task import task_of
+from regraft.compiler.templates.gemm.triton_candidates import gemm_tiles
 from regraft.compiler.templates.gemm.triton_fuse import ProductPass, gemm_kernel, renamed
 from regraft.compiler.templates.gemm.triton_source import gemm_triton
 from regraft.compiler.templates.gemm.triton_tiles import GemmTile, fits
@@ -212,3 +213,12 @@ def test_it_is_launched_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         kernel(random(1, 300), random(9, 300).t())
         (launch,) = driver.launches()
         assert launch.early == wanted
+
+
+def test_programs_have_more_than_a_step_of_one_column() -> None:
+    def shapes(columns: int, depth: int) -> set[tuple[int, int]]:
+        product = found_in(on_gpu(F.linear, random(1, depth), random(columns, depth))).product
+        return {(tile.columns, tile.depth) for tile in gemm_tiles(product, HOPPER, 9) if tile.by_lanes}
+
+    assert (1, 2048) not in shapes(2048, 2048)
+    assert (1, 2048) in shapes(2048, 8192)
