@@ -1,0 +1,91 @@
+"""Inputs that overlap in memory: what is compiled for some places is not right for others.
+
+    x, y = t[0:5], t[3:8]      x.add_(1); y + 1      compiled; with t[0:5] and t[4:9] it runs as it was written
+
+Where one of them is written, AOTAutograd makes one tensor of them, and of it the inputs again, at the offsets that it
+has seen. Dynamo guards that they overlap in some way, not in which.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.compat.memory import storage_key
+from ...rewrites.symbolic import hint
+
+_Place = tuple[int, int, int]  # an input, the first that lies in its memory, and the offset there
+
+
+def at_their_places(
+    compiled: Callable[..., Any], program: Callable[..., Any], places: Sequence[_Place]
+) -> Callable[..., Any]:
+    """`compiled`, but `program` for inputs that lie otherwise; where no inputs overlapped, `compiled` itself."""
+    if not places:
+        return compiled
+
+    def run(*inputs: Any) -> Any:
+        met = all(_lies(inputs[k], inputs[first], offset) for k, first, offset in places)
+        return compiled(*inputs) if met else program(*inputs)
+
+    return run
+
+
+def places_of(program: fx.GraphModule, inputs: Sequence[Any]) -> list[_Place]:
+    """Where the inputs lie in each memory in which some of them overlap; none for a program that writes to nothing."""
+    try:
+        shared = _shared(inputs)
+    except (RuntimeError, NotImplementedError):  # tensors without memory of their own
+        return []
+    places = [(k, own[0], hint(inputs[k].storage_offset())) for own in shared for k in own]
+    known = all(offset is not None for _, _, offset in places)
+    return places if known and any(map(_may_write, program.graph.nodes)) else []
+
+
+def _may_write(node: fx.Node) -> bool:
+    """Whether a call of Dynamo's graph may write to what it is given."""
+    if node.op not in ("call_function", "call_method"):
+        return node.op == "call_module"
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
+    if (
+        name.endswith("_")
+        or name == "setitem"
+        or (name.startswith("i") and node.target is getattr(operator, name, None))
+    ):
+        return True
+    return "out" in node.kwargs or True in (*node.args, node.kwargs.get("inplace")) or not _is_torchs(node.target)
+
+
+def _is_torchs(target: Any) -> bool:
+    module = getattr(target, "__module__", None) or "torch"
+    return isinstance(target, str) or module.partition(".")[0] in ("torch", "_operator", "math")
+
+
+def _shared(inputs: Sequence[Any]) -> list[list[int]]:
+    """The inputs of each memory in which some of them overlap."""
+    found: dict[int, list[int]] = {}
+    for number, x in enumerate(inputs):
+        if isinstance(x, torch.Tensor) and x.layout == torch.strided:
+            found.setdefault(storage_key(x), []).append(number)
+    return [own for own in found.values() if any(_overlap(inputs[a], inputs[b]) for a, b in combinations(own, 2))]
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the ranges of memory that two tensors reach over have a part in common."""
+    (first, last), (begin, end) = _range(a), _range(b)
+    return first <= end and begin <= last
+
+
+def _range(x: torch.Tensor) -> tuple[int, int]:
+    first = hint(x.storage_offset()) or 0
+    steps = zip(map(hint, x.shape), map(hint, x.stride()), strict=True)
+    return first, first + sum(max((size or 1) - 1, 0) * (stride or 0) for size, stride in steps)
+
+
+def _lies(x: torch.Tensor, first: torch.Tensor, offset: int) -> bool:
+    return x.storage_offset() == offset and storage_key(x) == storage_key(first)

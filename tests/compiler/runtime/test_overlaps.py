@@ -1,0 +1,40 @@
+"""Inputs that lie in one memory give what eager gives, wherever they lie in later calls."""
+
+import pytest
+import torch
+
+import regraft  # noqa: F401 (registers the backend)
+from regraft.compiler.runtime.overlaps import places_of
+
+PLACES = [(0, 3), (0, 5), (0, 0), (0, 4), (4, 0), (2, 3), (5, 8), (6, 0)]
+FUNCTIONS = {
+    "written first": lambda x, y: (x.add_(1), x * 2, y + 1)[1:],
+    "read, then written": lambda x, y: (x * 2, y.mul_(3), x + y)[::2],
+    "both written": lambda x, y: (x.add_(1), y.mul_(2), x - y)[2:],
+}
+
+
+def _given(a, b):
+    memory = torch.arange(14.0)
+    return memory[a : a + 5], memory[b : b + 5]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("first", [(0, 3), (0, 0), (4, 0)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_inputs_in_one_memory(name, first, dynamic):
+    torch.compiler.reset()
+    function = FUNCTIONS[name]
+    compiled = torch.compile(function, backend="regraft", dynamic=dynamic)
+    for place in [first, *PLACES]:
+        own, eager = _given(*place), _given(*place)
+        torch.testing.assert_close(compiled(*own), function(*eager))
+        torch.testing.assert_close(own, eager)
+
+
+def test_only_inputs_that_overlap_and_may_be_written_are_looked_at():
+    x, y = _given(0, 3)
+    writes = torch.fx.symbolic_trace(lambda x, y: x.add_(y))
+    assert places_of(writes, [x, 3, y, torch.ones(2)]) == [(0, 0, 0), (2, 0, 3)]
+    assert not places_of(writes, [*_given(0, 5), torch.ones(2), None]) and not places_of(writes, [x])
+    assert not places_of(torch.fx.symbolic_trace(lambda x, y: torch.sin(x) + y), [x, y])
