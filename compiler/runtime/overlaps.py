@@ -52,13 +52,11 @@ def _may_write(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return node.op == "call_module"
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
-    if (
-        name.endswith("_")
-        or name == "setitem"
-        or (name.startswith("i") and node.target is getattr(operator, name, None))
-    ):
+    in_place = name.startswith("i") and node.target is getattr(operator, name, None)
+    if name.endswith("_") or name == "setitem" or in_place or "out" in node.kwargs:
         return True
-    return "out" in node.kwargs or True in (*node.args, node.kwargs.get("inplace")) or not _is_torchs(node.target)
+    told = any(argument is True for argument in (*node.args, node.kwargs.get("inplace")))
+    return told or not _is_torchs(node.target)
 
 
 def _is_torchs(target: Any) -> bool:
