@@ -73,8 +73,10 @@ class _Flattening:
 
     def _atom(self, atom: Atom) -> Any:
         """An index read from memory, in 32 bits where it was made of no more."""
-        narrow = _narrowed(self._rewrite(atom.value)) if isinstance(atom, Loaded) else None
-        return Loaded(narrow, self._rewrite.index(atom.size), atom.wrap).index() if narrow is not None else None
+        if not isinstance(atom, Loaded):
+            return None
+        narrow = _narrowed(self._rewrite(atom.value))
+        return None if narrow is None else Loaded(narrow, self._rewrite.index(atom.size), atom.wrap).index()
 
     def _value(self, value: Value) -> Value | None:
         if isinstance(value, Load):
@@ -117,7 +119,7 @@ def _span(value: Value) -> tuple[int, int] | None:
     if isinstance(value, Op) and value.name == "cast" and value.args[0].dtype in _NARROW:
         return _span(value.args[0])
     spans = [_span(arg) for arg in value.args] if isinstance(value, Op) and value.name in _SPANS else [None]
-    if None not in spans:
+    if isinstance(value, Op) and None not in spans:
         low, high = _SPANS[value.name](*spans)
         if value.dtype == torch.int64 or _INT32.min <= low <= high <= _INT32.max:
             return low, high

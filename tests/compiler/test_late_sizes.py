@@ -73,7 +73,8 @@ def test_sizes_that_the_program_makes_known(program):
 def test_gpu_kernels_of_such_sizes():
     calls = [(X, mask, W) for mask in MASKS]
     kept = check(places, calls, "interpreter", rtol=1e-4, atol=1e-5)
-    assert {code for _, code in kept} <= {"symbolic", "data-dependent", "library"}
+    # "refused": rows that a reshape counted are not known to be as many as the indices.
+    assert {code for _, code in kept} <= {"symbolic", "data-dependent", "library", "refused"}
 
 
 def of_sizes(x):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -328,7 +328,7 @@ class Values:
         spread = []
         for first in range(0, var.extent, max(lanes, var.extent // _SAMPLES // lanes * lanes)):
             lane = range(first, min(first + lanes, var.extent))
-            places = [evaluate(number, lambda atom, i=i: i if atom is var else 0) for i in lane]
+            places = [evaluate(number, _at(var, i)) for i in lane]
             spread.append(max(places) - min(places) < 2 * lanes)
         return 2 * sum(spread) >= len(spread)
 
@@ -396,6 +396,11 @@ def may_fail(value: Value) -> bool:
     if isinstance(value, Number):
         return bool(index_values(value.index))
     return isinstance(value, Op) and (value.name in INTEGER_DIVISIONS or OPS[value.name].costly)
+
+
+def _at(var: Var, place: int) -> Callable[[Any], int]:
+    """What atoms are in one iteration of a loop, all others 0."""
+    return lambda atom: place if atom is var else 0
 
 
 def depends_on(dependence: Dependence, sources: Sources) -> Any:

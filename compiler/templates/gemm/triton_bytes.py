@@ -72,6 +72,6 @@ def _bits(value: Value) -> tuple[Value, int, int]:
         number = value.args[-1].number
         if value.name == "bitwise_and":
             return value.args[0], 0, int(number)
-        if value.name == "rshift" and 0 <= number < 8:
-            return value.args[0], int(number), 255 >> number
+        if value.name == "rshift" and 0 <= int(number) < 8:
+            return value.args[0], int(number), 255 >> int(number)
     return value, 0, 255
