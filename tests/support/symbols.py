@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from regraft.compiler.codegen.assemble import assemble
 from regraft.compiler.codegen.wrapper.wrapper import generate
 from regraft.compiler.lowering import lower
+from regraft.compiler.lowering.agreement import hold_sizes
 from regraft.compiler.schedule import CPU, gpu, overwrites, schedule
 
 from .fuzzing import BUILDERS
@@ -78,6 +79,7 @@ def traced(function: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = 
     given = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     leaves = tree_leaves([tuple(g.shape) if torch.is_tensor(g) else g for g in given])
     (shape_env,) = {leaf.node.shape_env for leaf in leaves if not isinstance(leaf, (int, float))}
+    hold_sizes(module)
     return Traced(module, [guard.expr for guard in shape_env.guards], given)
 
 
