@@ -103,9 +103,11 @@ def cublaslt(x: Any, weight: Any, bias: Any, *, activation: str) -> torch.Tensor
 def cublaslt_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     """cuBLASLt: half precision on a CUDA device, with a bias."""
     x, name = match.operands["x"], activation(match, policy)
+    possible = name in _CUDA_ACTIVATIONS and "bias" in match.operands
     if val(x).device.type != "cuda":
-        return Reason("device-unsupported", "cuBLASLt: it is for CUDA devices", (x,), "cuda", str(val(x).device))
-    if name not in _CUDA_ACTIVATIONS or "bias" not in match.operands:
+        code = "device-unsupported" if possible else "kernel-unavailable"  # the former can be tried on the CPU
+        return Reason(code, "cuBLASLt: it is for CUDA devices", (x,), "cuda", str(val(x).device))
+    if not possible:
         return Reason("kernel-unavailable", f"cuBLASLt: {name} of a product is no epilogue of its own here", (x,))
     if dtype(x) not in _CUDA_DTYPES:
         return Reason("kernel-unavailable", f"cuBLASLt: not for {describe(x)}", (x,), "half precision", describe(x))

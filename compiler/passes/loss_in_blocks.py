@@ -37,6 +37,8 @@ _LARGE = 1 << 29
 """Bytes of logits from which on they are not made whole."""
 _FEWEST = 1024
 """Rows of a block at least: products of fewer keep a GPU less busy."""
+_MOST = 16
+"""Blocks at most: each is written out, and compiled."""
 _EVEN = 128
 """A block's rows are a multiple of it, but for the last one's."""
 _HALF = (torch.float16, torch.bfloat16)
@@ -87,7 +89,7 @@ def _blocks(found: LinearCrossEntropy) -> list[tuple[int, int]]:
     count, depth = shape(found.rows)
     if found.bytes < _LARGE:
         return [(0, count)]
-    blocks = math.ceil(count / max(_FEWEST, depth))
+    blocks = min(math.ceil(count / max(_FEWEST, depth)), _MOST)
     rows = math.ceil(count / blocks / _EVEN) * _EVEN
     return [(start, min(start + rows, count)) for start in range(0, count, rows)]
 

@@ -224,10 +224,10 @@ def test_static_caches_of_transformers(monkeypatch: pytest.MonkeyPatch, window: 
 
     def update(k: Any, v: Any) -> Any:
         keys, values = static.update(k, v, 0)
-        return torch.matmul(keys, k.transpose(2, 3)), torch.matmul(values, v.transpose(2, 3))
+        return torch.matmul(keys, first.transpose(2, 3)), torch.matmul(values, first.transpose(2, 3))
 
+    first = torch.ones(1, 2, 3, 4)
     with torch.no_grad():
-        first = torch.ones(1, 2, 3, 4)
         static.update(first, first, 0)
         torch.compile(update, backend="regraft")(first[:, :, :1], first[:, :, :1])
     (program,) = made

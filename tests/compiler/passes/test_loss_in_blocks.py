@@ -192,6 +192,13 @@ def test_few_bytes_stay_as_they_are(monkeypatch):
     assert compared(Head(LOSSES["flat"]), *given())[0].count == 0
 
 
+def test_many_rows_are_few_blocks(monkeypatch):
+    monkeypatch.setattr(module, "_MOST", 2)
+    found, ours, theirs = compared(Head(LOSSES["flat"]), *given())
+    torch.testing.assert_close(ours, theirs)
+    assert len(found.graphs["forward"].graph.find_nodes(op="call_function", target=module.ROWS)) == 2
+
+
 @pytest.mark.parametrize(("autocast", "added"), [(False, "addmm_.default("), (True, "add_product_.default(")])
 def test_generated_code_frees_a_block_before_the_next(monkeypatch, autocast, added):
     """Compiled whole: the sums are written in place, and logits die within their block."""
