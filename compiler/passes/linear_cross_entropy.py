@@ -76,7 +76,7 @@ def find(loss: fx.Node) -> LinearCrossEntropy | None:
     readers = set(_readers(logs)) - {loss}
     if not readers:
         return LinearCrossEntropy(product, rows, weight, bias, steps, logs, loss, None)  # type: ignore[arg-type]
-    gradients = _gradients(readers, loss, steps, rows, weight)
+    gradients = _gradients(readers, loss, steps, product)
     if gradients is None:
         return None
     return LinearCrossEntropy(product, rows, weight, bias, steps, logs, loss, gradients)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 # -- the backward -----------------------------------------------------------------------------------------------------
 
 
-def _gradients(readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], rows: Any, weight: Any) -> Gradients | None:
+def _gradients(readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], product: fx.Node) -> Gradients | None:
     """The backward, if it is that of this loss alone."""
     named = {op_name(reader): reader for reader in readers}
     ours = ("aten.nll_loss_backward", "aten._log_softmax_backward_data")
@@ -144,6 +144,9 @@ def _gradients(readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], rows:
     gradient, undone = _followed(of_logs)
     if undone != [_slice_of(step) for step in reversed(steps) if op_name(step) == "aten.slice"]:
         return None
+    if shape(gradient) != shape(product) or val(gradient).dtype != val(product).dtype:
+        return None
+    rows, weight = product.args[-2:]
     found = Gradients(of_loss.args[0])  # type: ignore[arg-type]
     sorted_out = all(_enter(user, gradient, found, rows, weight) for user in gradient.users)
     return found if sorted_out and gradient.users and not (found.weights and found.turned) else None
@@ -202,6 +205,15 @@ def _enter_turned(reader: fx.Node, turned: fx.Node, found: Gradients, rows: Any)
 def _turned(matrix: Any, times: int = 0) -> tuple[Any, int]:
     """A matrix, and how often it is transposed, modulo two."""
     while op_name(matrix) in (*_TURNS, "aten.detach", "aten.alias") and len(shape(matrix)) == 2:
-        times += shape(matrix) != shape(matrix.args[0]) or op_name(matrix) in _TURNS
+        times += _turns(matrix)
         matrix = matrix.args[0]
     return matrix, times % 2
+
+
+def _turns(view: fx.Node) -> bool:
+    """Whether a view of a matrix swaps its dims."""
+    if op_name(view) == "aten.permute":
+        return [dim % 2 for dim in view.args[1]] == [1, 0]  # type: ignore[union-attr]
+    if op_name(view) == "aten.transpose":
+        return view.args[1] % 2 != view.args[2] % 2  # type: ignore[operator]
+    return op_name(view) == "aten.t"

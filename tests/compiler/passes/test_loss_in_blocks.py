@@ -8,9 +8,11 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import regraft
+from regraft.compiler.passes import linear_cross_entropy
 from regraft.compiler.passes import loss_in_blocks as module
 from regraft.compiler.passes.loss_in_blocks import loss_in_blocks
 from regraft.compiler.schedule import fusion
@@ -190,6 +192,16 @@ def test_what_stays_as_it_is(reason, loss):
 def test_few_bytes_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(module, "_LARGE", 1 << 20)
     assert compared(Head(LOSSES["flat"]), *given())[0].count == 0
+
+
+@pytest.mark.parametrize(("view", "turned"), [
+    (lambda m: m.t(), True), (lambda m: m.transpose(0, -1), True), (lambda m: m.permute(1, 0), True),
+    (lambda m: m.permute(0, 1), False), (lambda m: m.transpose(1, -1), False), (lambda m: m.t().detach().t(), False),
+])  # fmt: skip
+def test_which_views_turn_a_matrix(view, turned):
+    graph = make_fx(view, tracing_mode="fake")(torch.randn(4, 4)).graph
+    (matrix,) = graph.find_nodes(op="placeholder")
+    assert linear_cross_entropy._turned(graph.output_node().args[0]) == (matrix, turned)
 
 
 def test_many_rows_are_few_blocks(monkeypatch):
