@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import sys
 import textwrap
@@ -84,7 +85,8 @@ def test_a_compiler_that_is_missing_is_an_error_where_faults_are(monkeypatch):
 
 def state():
     grad = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
-    return gc.isenabled(), gc.get_freeze_count(), sys.getrecursionlimit(), torch.get_num_threads(), grad
+    frozen = gc.get_freeze_count() > 0  # some of what is frozen may die
+    return gc.isenabled(), frozen, sys.getrecursionlimit(), torch.get_num_threads(), grad
 
 
 def interrupted(stop, k):
@@ -93,7 +95,8 @@ def interrupted(stop, k):
 
     def watch(frame, event, _):
         nonlocal seen
-        if event == "call" and frame.f_globals.get("__name__", "").startswith("regraft."):
+        generator = frame.f_code.co_flags & inspect.CO_GENERATOR  # one that is given up is called, and may not raise
+        if event == "call" and not generator and frame.f_globals.get("__name__", "").startswith("regraft."):
             seen += 1
             if seen == stop:
                 raise KeyboardInterrupt
@@ -123,12 +126,10 @@ def interrupted(stop, k):
 def test_interrupts_go_through_and_leave_nothing_behind():
     interrupted(-1, 1.25)  # what is looked up once is no part of the count
     _, calls = interrupted(-1, 1.5)
-    gc.unfreeze()  # what was frozen before may die here, which changes the count of frozen objects
     before = state()
     for number, part in enumerate((0.02, 0.2, 0.4, 0.6)):
         assert interrupted(int(calls * part), 2.5 + number)[0]
         assert state() == before
-    gc.freeze()
 
 
 _FORKS = textwrap.dedent("""
