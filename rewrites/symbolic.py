@@ -32,7 +32,12 @@ def known_equal(a: Any, b: Any) -> bool:
 
 def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two shapes are known to be equal, size by size."""
-    return len(a) == len(b) and all(map(known_equal, a, b))
+    return len(a) == len(b) and all(map(_same_size, a, b))
+
+
+def _same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal: of two that guards hold to 1, torch does not always see that."""
+    return known_equal(a, b) or (not concrete(a) and not concrete(b) and known_equal(a, 1) and known_equal(b, 1))
 
 
 def hint(value: Any) -> Any:

@@ -12,6 +12,7 @@ from ...rewrites.reason import Reason
 from .autocast import SOURCE_META, wrap_without_autocast
 from .effects import has_effect
 
+aten = torch.ops.aten
 # Dynamo's own working values: real tensors and fakes of another mode, which a compiled graph should not keep alive.
 _WORKING_META = ("example_value", "grapharg")
 
@@ -27,6 +28,7 @@ def finish(recording: fx.GraphModule, gm: fx.GraphModule) -> tuple[fx.GraphModul
     _adopt_placeholders(graph, gm.graph)
     _flatten_output(graph)
     wrap_without_autocast(graph)
+    _detach_factories(graph)
     _drop_dead(graph)
     _complete_metadata(graph)
     captured = compat.lazy_module(_attributes(recording, gm), graph, type(gm).__name__)
@@ -56,6 +58,22 @@ def _flatten_output(graph: fx.Graph) -> None:
     output = graph.output_node()
     value = output.args[0]
     output.args = (tuple(value) if isinstance(value, (tuple, list)) else (value,),)
+
+
+def _detach_factories(graph: fx.Graph) -> None:
+    """``randint_like(x, 10)  ->  randint_like(detach(x), 10)``, of floats: gradients end at either.
+
+    The function in Python is called below autograd, its operator is not, and autograd has no derivative of it.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function" or getattr(node.target, "overloadpacket", None) is not aten.randint_like:
+            continue
+        like = node.args[0]
+        with graph.inserting_before(node):
+            detached = graph.call_function(aten.detach.default, (like,))
+        with torch.no_grad():
+            detached.meta = {**node.meta, "val": like.meta["val"].detach()}
+        node.replace_input_with(like, detached)
 
 
 def _drop_dead(graph: fx.Graph) -> None:

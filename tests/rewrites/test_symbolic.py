@@ -35,6 +35,16 @@ def test_assume_emits_one_guard_and_then_it_is_known(sizes):
     assert len(guards(module)) == 1 and known_equal(a[0], b[0])
 
 
+@pytest.mark.parametrize("blocks", [lambda rows, size: (rows + size - 1) // size, lambda rows, size: rows // size])
+def test_sizes_that_guards_hold_to_one_are_the_same(blocks):
+    many = torch.ones(100 if blocks(3, 100) == 1 else 3)
+    module = capture(lambda a, b, c: a.sum() + b.sum() + c.sum(), X, X, many, dynamic=True)
+    a, b, c = (n.meta["val"].shape[0] for n in module.graph.nodes if n.op == "placeholder")
+    first, second = blocks(a, c), blocks(b, c)
+    assert first == 1 and second == 1  # guards
+    assert same_shape((first, second), (second, first)) and not same_shape((first,), (a,))
+
+
 def test_what_does_not_hold_is_not_assumed(sizes):
     _, a, _ = sizes
     with pytest.raises(AssertionError, match="does not hold on the example"):

@@ -204,6 +204,14 @@ def test_random_numbers_are_eagers(program):
     assert same_as_eager(program, X).codes == []
 
 
+@pytest.mark.parametrize(
+    "like", [torch.empty_like, torch.ones_like, torch.rand_like, torch.randn_like, *(
+        lambda x, args=args: torch.randint_like(x, *args) for args in ((9,), (3, 9)))]
+)  # fmt: skip
+def test_tensors_like_another_have_no_gradient(like):
+    assert same_as_eager(lambda x, w: w * like(w * x).zero_() + like(w).zero_(), X, W).codes == []
+
+
 def test_only_pure_dead_calls_vanish():
     class Program(nn.Module):
         def __init__(self):
