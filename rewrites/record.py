@@ -13,6 +13,9 @@ from typing import Any
 
 from .reason import Reason, Site
 
+ORIGINAL = "original"
+"""The name under which the time of the unrewritten code stands."""
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -32,16 +35,31 @@ class Evidence:
 
     def gain(self, candidate: str) -> float | None:
         """How many times faster than the original `candidate` was measured, or None."""
-        original, chosen = self.times.get("original"), self.times.get(candidate)
+        original, chosen = self.times.get(ORIGINAL), self.times.get(candidate)
         return original / chosen if original and chosen else None
 
 
-def _together(first: Evidence | None, last: Evidence | None) -> Evidence | None:
-    """The measurements of both; where both have a candidate, the later."""
+def _together(earlier: Match, last: Evidence | None, applied: bool) -> Evidence | None:
+    """The measurements of a rule and of a template; where both have a candidate, the later.
+
+    The rule's candidates were timed against the program as it was then, which may have taken another time: the note
+    says which. Why the rule declined is told where the template declined too.
+    """
+    first = earlier.evidence
     if first is None or last is None:
         return last or first
     times, errors = first.times | last.times, first.errors | last.errors
-    return replace(last, times=times, errors=errors, note=last.note or first.note)
+    why = last.note or ("" if applied else first.note)
+    notes = (why, _other_baseline(earlier.rule, first.times, last.times))
+    return replace(last, times=times, errors=errors, note="; ".join(filter(None, notes)))
+
+
+def _other_baseline(rule: str, first: dict[str, float], last: dict[str, float]) -> str:
+    """Which candidates were held against another time of the original; empty where none was."""
+    own = [name for name in first if name not in last]
+    if not own or ORIGINAL not in first or ORIGINAL not in last or first[ORIGINAL] == last[ORIGINAL]:
+        return ""
+    return f"{' and '.join(own)}: timed by {rule} before, where {ORIGINAL} took {1e3 * first[ORIGINAL]:.3g} ms"
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,11 @@ class Match:
     evidence: Evidence | None = None
     settled_by: str = ""
     root: str = ""
+
+    @property
+    def simplifies(self) -> bool:
+        """Whether it only took out what computes nothing: a view to the same shape, a permutation and its inverse."""
+        return self.stage == "simplify"
 
 
 TELLING = 2
@@ -281,7 +304,7 @@ class GraphRecord:
             is_rule = earlier.rule != match.rule and earlier.family in families
             if not is_rule or earlier.site not in sites or earlier.settled_by:
                 continue
-            evidence = _together(earlier.evidence, match.evidence)
+            evidence = _together(earlier, match.evidence, applied)
             if not applied:
                 self.declined[i] = replace(earlier, evidence=evidence)
                 return

@@ -20,9 +20,9 @@ from ...rewrites import compat
 from ...rewrites.compat import memory
 from ...rewrites.machine import cpu_model
 from ...rewrites.profit import Decision, Question
-from ...rewrites.record import Evidence
+from ...rewrites.record import ORIGINAL, Evidence
 from ..options import cache_dir
-from .benchmark import ORIGINAL, Trial, one_line, run_trial
+from .benchmark import Trial, one_line, run_trial
 from .decision_cache import DecisionCache, decision_cache, digest, environment, gpu_model
 from .inputs import TensorSpec, UnmeasurableError, describe, has_symbols, specs, synthesize
 

@@ -20,10 +20,10 @@ import torch
 
 from ...rewrites import compat
 from ...rewrites.compat import memory
+from ...rewrites.record import ORIGINAL
 from .compare import disagreement, relative_error
 from .inputs import Inputs, UnmeasurableError, made_up
 
-ORIGINAL = "original"
 MIN_RUNS = 3
 MAX_RUNS = 100
 HOPELESS = 3.0  # times the original's fastest run: no further turns after the second

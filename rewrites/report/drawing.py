@@ -2,7 +2,8 @@
 
     snapshot  ->  without weights  ->  repetitions folded  ->  laid out  ->  boxes, edges, regions, frames
 
-Weights are left out (each product has some), and the parts of a tuple are drawn as the call that gave it.
+Weights are left out (each product has some), of what is computed from weights alone only the last step is drawn, and
+the parts of a tuple are drawn as the call that gave it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ RESULTS = 6
 """Results of a graph beyond which they are not drawn: a forward graph saves dozens of values for its backward."""
 
 _SOURCES = ("placeholder", "get_attr")
+_WEIGHT = re.compile(r"^l_self_(\w*_)?(parameters|buffers)_")
 _TURNED = ("aten.t", "aten.permute", "aten.transpose", "aten.numpy_T")
 
 
@@ -109,12 +111,24 @@ def _weights(nodes: Sequence[SnapshotNode], users: Sequence[Sequence[int]]) -> s
     for i, node in enumerate(nodes):
         if node.op in _SOURCES or (node.op in _TURNED and given.issuperset(node.inputs)):
             given.add(i)
-    hidden: set[int] = set()
+    of_weights = _of_weights(nodes)
+    hidden = {i for i in of_weights if users[i] and of_weights.issuperset(users[i])}
+    read = given | of_weights
     for i in sorted(given, reverse=True):
         readers = [n for n in users[i] if n not in hidden and nodes[n].op != "output"]
-        if users[i] and all(not given.issuperset(nodes[n].inputs) for n in readers):
+        if users[i] and all(not read.issuperset(nodes[n].inputs) for n in readers):
             hidden.add(i)
     return hidden
+
+
+def _of_weights(nodes: Sequence[SnapshotNode]) -> set[int]:
+    """Weights and what is computed from them alone: ``w * rsqrt(var + eps)`` of a folded normalization is one box."""
+    of_weights: set[int] = set()
+    for i, node in enumerate(nodes):
+        is_weight = node.op in _SOURCES and (node.op == "get_attr" or bool(_WEIGHT.search(node.name)))
+        if is_weight or (node.inputs and node.op != "output" and of_weights.issuperset(node.inputs)):
+            of_weights.add(i)
+    return of_weights
 
 
 def _touched(taken: Snapshot) -> list[bool]:

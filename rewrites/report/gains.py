@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..reason import Site
-from ..record import Evidence, GraphRecord, Match
+from ..record import ORIGINAL, Evidence, GraphRecord, Match
 from .document import Entry
 from .summary import rule_rows
 
-ORIGINAL = "original"
 ROUNDING = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 """The relative distance of neighbouring numbers, by dtype."""
 _DTYPES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,11 @@ def _choices(entry: Entry, shared: str = "") -> str:
     """The choices of a target, unless they are told elsewhere."""
     own = entry.label.removeprefix(entry.name or "coverage").strip()
     return "" if own == shared else own
+
+
+def _each_choice(choices: str) -> list[str]:
+    """``--layers 2 --mask``  ->  ``--layers 2``, ``--mask``: a line may break between them."""
+    return re.split(r" (?=--)", choices)
 
 
 def _title(report: Report) -> str:
@@ -196,6 +202,7 @@ def _environment(hues: dict[str, int]) -> jinja2.Environment:
         fill=lambda count: f"{min(count / 24, 1):.2f}",
         short_file=_short_file,
         choices=_choices,
+        each_choice=_each_choice,
     )
     return env
 

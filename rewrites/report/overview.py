@@ -45,14 +45,16 @@ class Headline:
 
     Args:
         attention: attentions replaced of those found.
-        applied: matches applied; `declined` legal but not worth it; `near_misses`; `fallbacks`.
+        rewrites: matches applied; `simplified`: those that only took out what computes nothing, counted apart;
+            `declined` legal but not worth it; `near_misses`; `fallbacks`.
         right: targets that agree with eager, of `compared` ones.
         speed: median speed over eager of the timed targets; `slowest` and `fastest` of them; None where none was timed.
         compile_seconds: of all first calls together.
     """
 
     attention: Share
-    applied: int
+    rewrites: int
+    simplified: int
     declined: int
     near_misses: int
     fallbacks: int
@@ -72,7 +74,8 @@ def headline(report: Report) -> Headline:
     speeds = [outcome.speed for outcome in outcomes if outcome.speed is not None]
     return Headline(
         attention=attentions(graphs),
-        applied=sum(len(graph.applied) for graph in graphs),
+        rewrites=sum(not match.simplifies for graph in graphs for match in graph.applied),
+        simplified=sum(match.simplifies for graph in graphs for match in graph.applied),
         declined=sum(len(graph.open_declined) for graph in graphs),
         near_misses=sum(len(graph.near_misses) for graph in graphs),
         fallbacks=sum(len(graph.fallbacks) for graph in graphs),
@@ -105,8 +108,9 @@ class Matrix:
 
 
 def matrix(report: Report) -> Matrix:
-    """Targets x rules, the rules with the most matches first."""
+    """Targets x rules, the rules with the most matches first; those that only simplify come last."""
     rules = rule_rows([graph for entry in report.entries for graph in entry.graphs])
+    rules.sort(key=lambda row: row.simplifies)
     rows = []
     for entry in report.entries:
         own = {row.rule: row for row in rule_rows(entry.graphs)}

@@ -25,6 +25,7 @@ class RuleRow:
         gain: median measured speed over the original, of applied matches that were measured; None where none was.
         error: largest relative error that a live comparison showed; None where none was made.
         candidates: how often each replacement was chosen.
+        simplifies: whether its matches only take out what computes nothing.
     """
 
     rule: str
@@ -36,6 +37,7 @@ class RuleRow:
     gain: float | None = None
     error: float | None = None
     candidates: Counter[str] = field(default_factory=Counter)
+    simplifies: bool = False
 
     @property
     def legal(self) -> int:
@@ -67,6 +69,7 @@ def _count(rows: dict[str, RuleRow], graph: GraphRecord) -> None:
 
     for match in graph.applied:
         row(match).applied += 1
+        row(match).simplifies = match.simplifies
         then = f", then {match.settled_by}" if match.settled_by else ""
         row(match).candidates[match.candidate + then] += 1
     for match in graph.open_declined:

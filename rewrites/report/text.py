@@ -89,14 +89,19 @@ def matching_line(graphs: Sequence[GraphRecord]) -> str:
 
 
 def matched_line(graphs: Sequence[GraphRecord]) -> str:
-    """`attention 12, linear 72 applied; linear 2 declined; 4 near misses; 0 fallbacks; 1 graph`."""
-    applied = _by_family(match for graph in graphs for match in graph.applied)
+    """`attention 12, linear 72 applied; linear 2 declined; 4 near misses; 0 fallbacks; 1 graph`.
+
+    Matches that only simplified are told apart: `...; 1 graph; 63 simplifications`.
+    """
+    applied = _by_family(match for graph in graphs for match in graph.applied if not match.simplifies)
+    simplified = sum(match.simplifies for graph in graphs for match in graph.applied)
+    besides = f"; {counted(simplified, 'simplification')}" if simplified else ""
     declined = _by_family(match for graph in graphs for match in graph.open_declined)
     misses = counted(sum(len(graph.near_misses) for graph in graphs), "near miss", "near misses")
     fallbacks = counted(sum(len(graph.fallbacks) for graph in graphs), "fallback")
     faults = sum(fallback.fault for graph in graphs for fallback in graph.fallbacks)
     fallbacks += f" ({counted(faults, 'fault')} of regraft)" if faults else ""
-    return f"{applied} applied; {declined} declined; {misses}; {fallbacks}; {counted(len(graphs), 'graph')}"
+    return f"{applied} applied; {declined} declined; {misses}; {fallbacks}; {counted(len(graphs), 'graph')}{besides}"
 
 
 def _by_family(matches: Iterable[Match]) -> str:

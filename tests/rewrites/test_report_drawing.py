@@ -154,6 +154,21 @@ def test_parts_of_tuples_and_weights_are_not_drawn():
     assert [edge[:2] for edge in made["edges"]] == [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5]]
 
 
+def test_of_what_is_computed_from_weights_the_last_step_is_drawn():
+    weight = "l_self_modules_norm_parameters_weight_"
+    nodes = (
+        SnapshotNode("x", "placeholder"), SnapshotNode(weight, "placeholder"),
+        SnapshotNode("_tensor_constant0", "get_attr"),
+        SnapshotNode("rsqrt", "aten.rsqrt", (2,)), SnapshotNode("mul", "aten.mul", (1, 3), rule="batch_norm"),
+        SnapshotNode("conv", "aten.conv2d", (0, 4)), SnapshotNode("output", "output", (5,)),
+    )  # fmt: skip
+    made, strings = drawn(Snapshot("program", "rewrite-forward", nodes))
+    assert [strings[box[3]] for box in made["boxes"]] == ["x", "mul", "conv2d", "output"]
+    inputs = tuple(SnapshotNode("l_ids_", n.op) if n.op == "placeholder" else n for n in nodes)
+    made, strings = drawn(Snapshot("program", "rewrite-forward", inputs))
+    assert "rsqrt" in [strings[box[3]] for box in made["boxes"]], "read together with an input"
+
+
 def test_large_graphs_stay_small():
     ops = [f"aten.op{i}" for i in range(5000)]
     nodes = [SnapshotNode("x", "placeholder"), *(SnapshotNode(f"n{i}", op, (i,)) for i, op in enumerate(ops))]

@@ -34,7 +34,7 @@ def test_the_headline():
         Entry("c", [], outcome=outcome(error=math.nan)),
     ]
     line = headline(Report(entries, {}))
-    assert (line.applied, line.declined, line.near_misses, line.fallbacks) == (3, 2, 2, 2)
+    assert (line.rewrites, line.declined, line.near_misses, line.fallbacks) == (3, 2, 2, 2)
     assert (line.right, line.compared, line.timed, line.compile_seconds) == (2, 3, 2, 6.0)
     assert line.speed == pytest.approx(1.375) and (line.slowest, line.fastest) == (0.75, 2.0)
     nothing = headline(Report([], {}))

@@ -109,11 +109,15 @@ def test_markup_in_names_stays_text():
 
 @needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
-def test_every_page_loads(tmp_path, width):
+def test_every_page_loads(tmp_path, width, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["regraft", "report", "a/long/path/" * 20])
     script = """
+      const clips = e => getComputedStyle(e).overflowX !== "visible";
+      const clipped = e => e.parentElement !== document.body && (clips(e.parentElement) || clipped(e.parentElement));
       const wide = [...document.querySelectorAll("main *")].filter(e => e.getBoundingClientRect().right > innerWidth);
-      const scrolls = document.documentElement.scrollWidth > innerWidth;
-      TOLD.wide = scrolls ? wide.map(e => e.className || e.tagName).join() : "" """
+      const told = wide.filter(e => !clipped(e)).map(e => `${e.tagName} ${e.getAttribute("class")}`).join();
+      const width = document.documentElement.scrollWidth;
+      TOLD.wide = width > innerWidth ? `${width} of ${innerWidth}: ${told}` : "" """
     for report in (many(RIGHT, WRONG, None), many(None), Report([], {}), hostile(), Report([Entry("t", [])], {})):
         told = loaded(render(report), tmp_path, script, width=width)
         assert not told["wide"], "the page scrolls sideways"
@@ -149,6 +153,32 @@ def test_the_matrix_filters_and_sorts(tmp_path):
 
 
 @needs_browser
+def test_columns_out_of_sight_are_counted(tmp_path):
+    matches = [dataclasses.replace(attention(), rule=f"rule_{i}", family="f") for i in range(30)]
+    report = Report([Entry(f"m{i}", [graph(1, applied=matches)], {}, RIGHT) for i in range(2)], ENVIRONMENT)
+    script = """
+      const further = document.getElementById("further"), matrix = document.querySelector(".matrix");
+      TOLD.before = further.textContent;
+      matrix.scrollLeft = 1e5;
+      matrix.dispatchEvent(new Event("scroll"));
+      TOLD.after = further.textContent"""
+    told = loaded(render(report), tmp_path, script)
+    assert re.fullmatch(r"\d+ more columns →", told["before"]) and told["after"] == ""
+    assert loaded(render(many(RIGHT, RIGHT)), tmp_path, script)["before"] == ""
+
+
+def test_rewrites_are_counted_apart_from_simplifications():
+    small = dataclasses.replace(attention(), rule="identity", family="algebra", stage="simplify")
+    page = render(
+        Report([Entry(f"m{i}", [graph(1, applied=[attention(), *[small] * 9])], {}, RIGHT) for i in (0, 1)], {})
+    )
+    assert "2 models, 2 rewrites" in page and "besides, 18 simplifications" in page
+    assert "attention 1 applied" in page and "9 simplifications" in page
+    columns = re.findall(r'class="upright([^"]*)" aria-sort="none" data-rule="(\w+)"', page)
+    assert columns[-1] == (" simplifies", "identity"), "those columns come last"
+
+
+@needs_browser
 def test_drawings_open_and_answer(tmp_path):
     script = """
       const panes = document.querySelectorAll(".pane svg");
@@ -165,6 +195,46 @@ def test_drawings_open_and_answer(tmp_path):
     assert (told["boxes"], told["regions"], told["made"], told["count"]) == ("9,7", "1", "sdpa", "× 12")
     assert "aten.softmax" in told["inspector"] and SOFTMAX.code in told["inspector"]
     assert told["dimmed"] == "2"
+
+
+@needs_browser
+def test_both_sides_of_a_graph_start_at_the_first_rewrite_and_scroll_together(tmp_path):
+    script = """
+      const [before, after] = document.querySelectorAll(".canvas");
+      const top = (canvas, name) => {
+        const named = box => box.querySelector(".label").textContent === name;
+        const found = [...canvas.querySelectorAll(".box")].filter(named).at(-1);
+        return Math.round(found.getBoundingClientRect().top - canvas.getBoundingClientRect().top);
+      };
+      const moved = (canvas, to) => { canvas.scrollTop = to; canvas.dispatchEvent(new Event("scroll")); };
+      before.style.height = after.style.height = "150px";
+      moved(before, 260);
+      TOLD.down = [top(before, "add"), top(after, "add")].join();
+      moved(after, after.scrollTop);  // its own event, which moves nothing
+      moved(after, 0);
+      TOLD.up = before.scrollTop"""
+    told = loaded(render(Report([Entry("hf:bert", [graph(12)])], ENVIRONMENT)), tmp_path, script)
+    down = [int(y) for y in told["down"].split(",")]
+    assert abs(down[0] - down[1]) < 40 and int(told["up"]) < 40
+
+
+@needs_browser
+def test_names_of_rewrites_do_not_overlap(tmp_path):
+    record = graph(1)
+    before, after = record.snapshots
+    nodes, names = before.regions[0].nodes, ("sdpa", "a_rule_with_a_long_name", "another_rule")
+    record.applied = [dataclasses.replace(attention(), rule=name) for name in names]
+    regions = tuple(dataclasses.replace(before.regions[0], index=i, nodes=nodes[:1]) for i in range(3))
+    record.snapshots = [dataclasses.replace(before, regions=regions), after]
+    script = """
+      const tags = [...document.querySelectorAll(".tag rect")].map(r => r.getBoundingClientRect());
+      TOLD.names = [...document.querySelectorAll(".tag")].map(t => t.textContent).join();
+      const apart = (a, b) => a === b || a.right <= b.left || b.right <= a.left || a.top !== b.top;
+      TOLD.apart = tags.every(a => tags.every(b => apart(a, b)));
+      const drawn = document.querySelector("svg[role]").getBoundingClientRect();
+      TOLD.inside = tags.every(t => t.right <= drawn.right && t.top >= drawn.top)"""
+    told = loaded(render(Report([Entry("m", [record])], ENVIRONMENT)), tmp_path, script)
+    assert sorted(told["names"].split(",")) == sorted(names) and told["apart"] == told["inside"] == "true"
 
 
 @needs_browser

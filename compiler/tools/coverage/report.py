@@ -5,6 +5,8 @@ eager call -> first compiled call, under coverage -> same results? -> the two ta
 
 from __future__ import annotations
 
+import json
+import shlex
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +21,9 @@ from ..targets.load import Target, TargetError
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """The largest relative error against eager in the same dtype that counts as right, by dtype of the model."""
+
+_FLAGS = ("profit", "verify", "rules", "debug")
+"""Options that the command line has flags for; all others are given by its ``--config``."""
 
 SECONDS = 20.0
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
@@ -109,8 +114,10 @@ def _compile(target: Target, plan: Plan) -> Callable[..., Any]:
 
 
 def _choices(target: Target, plan: Plan) -> dict[str, str]:
-    shown = target.choices.changed() | {name: _shown(value) for name, value in plan.options.items()}
-    return shown | ({"dynamic": ""} if plan.dynamic else {})
+    own = {name: _shown(value) for name, value in plan.options.items() if name in _FLAGS}
+    rest = {name: value for name, value in plan.options.items() if name not in _FLAGS}
+    config = {"config": shlex.quote(json.dumps(rest, default=str))} if rest else {}
+    return target.choices.changed() | own | config | ({"dynamic": ""} if plan.dynamic else {})
 
 
 def _shown(value: Any) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ....rewrites.record import Match, NearMiss
     from .explain import Explanation
 
+TOP = "(top level)"
 SHOWN = 6  # kinds of near misses told of, where not all are asked for
 
 _Item = TypeVar("_Item")
@@ -119,8 +120,8 @@ def _modules(same: list[Match] | list[NearMiss]) -> str:
 
 
 def _module(name: str) -> str:
-    """Dynamo's name of a module without what it adds: ``L['self'].layer.0``  ->  ``layer.0``."""
-    return name.removeprefix("L['self']").removeprefix("L['fn']").lstrip(".") or "-"
+    """Dynamo's name without what it adds: ``L['self'].layer.0``  ->  ``layer.0``; the model itself has none."""
+    return name.removeprefix("L['self']").removeprefix("L['fn']").lstrip(".") or TOP
 
 
 def _misses(number: int) -> str:

@@ -1,17 +1,19 @@
 "use strict";
 (() => {
 const { strings, drawings, hues } = JSON.parse(document.getElementById("data").textContent);
-const HEIGHT = 34;
+const HEIGHT = 34, OVER = 16; /* of a box; room above the first row, for names of regions */
 const escaped = text => String(text).replace(/[&<>"]/g, c => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
 /* ---- one target at a time: the address says which ---- */
+const table = document.getElementById("matrix");
 const targets = all(".target"), overview = document.getElementById("overview");
 function route() {
   const wanted = location.hash.length > 1 ? document.getElementById(decodeURIComponent(location.hash.slice(1))) : null;
   const target = wanted?.closest(".target");
   if (overview) {
     overview.hidden = Boolean(target);
+    if (!target && table) countBeyond();
     targets.forEach(t => { t.hidden = t !== target; });
   }
   const shown = overview ? target : targets[0];
@@ -20,7 +22,6 @@ function route() {
 }
 
 /* ---- the matrix: filter and sort ---- */
-const table = document.getElementById("matrix");
 function filterRows() {
   const text = document.getElementById("filter").value.trim().toLowerCase();
   const only = all(".toggle[aria-pressed=true]").map(b => b.dataset.only);
@@ -34,6 +35,13 @@ function filterRows() {
     shown += row.hidden ? 0 : 1;
   }
   document.getElementById("shown").textContent = shown === rows.length ? `${rows.length} models` : `${shown} of ${rows.length} models`;
+}
+/* Columns to the right that are not in sight are counted, and the edge is shaded. */
+function countBeyond() {
+  const box = table.parentElement, end = box.getBoundingClientRect().right;
+  const hidden = all("thead th", table).filter(th => th.getBoundingClientRect().right > end + 8).length;
+  box.parentElement.classList.toggle("more", hidden > 0);
+  document.getElementById("further").textContent = hidden ? `${hidden} more column${hidden > 1 ? "s" : ""} →` : "";
 }
 function sortBy(th) {
   const heads = all("thead th", table), column = heads.indexOf(th);
@@ -52,6 +60,10 @@ if (table) {
   }));
   all("thead th", table).forEach(th => th.querySelector("button").addEventListener("click", () => sortBy(th)));
   filterRows();
+  document.getElementById("further").addEventListener("click", () => table.parentElement.scrollBy({ left: 0.7 * table.parentElement.clientWidth, behavior: "smooth" }));
+  table.parentElement.addEventListener("scroll", countBeyond);
+  addEventListener("resize", countBeyond);
+  countBeyond();
 }
 
 /* ---- drawings ---- */
@@ -82,25 +94,38 @@ function region(drawing, [kind, rule, inside, count]) {
   const paths = drawing.edges.filter(([a, b]) => members.has(a) && members.has(b)).map(([, , ...p]) => wire(p));
   const blob = (pad, width) => boxes.map(b => plate(b, pad, 9 + pad / 2)).join("") +
     paths.map(p => `<path d="${p}" stroke-width="${width}"/>`).join("");
-  const [x, y, w] = boxes.reduce((a, b) => b[1] < a[1] || (b[1] === a[1] && b[0] < a[0]) ? b : a);
-  const label = name + (count > 1 ? ` ×${count}` : "") + (kind === "declined" ? ", declined" : ""), wide = 6.5 * label.length + 12;
-  const tag = `<g class="tag"><rect x="${x - w / 2 - 8}" y="${y - HEIGHT / 2 - 17}" width="${wide}" height="16" rx="5"/>` +
-    `<text x="${x - w / 2 - 2}" y="${y - HEIGHT / 2 - 5.5}">${escaped(label)}</text></g>`;
-  return `<g class="region ${kind} hue" ${style}><g class="rim">${blob(8, 39)}</g><g class="flesh">${blob(6.5, 36)}</g>${tag}</g>`;
+  return `<g class="region ${kind} hue" ${style}><g class="rim">${blob(8, 39)}</g><g class="flesh">${blob(6.5, 36)}</g></g>`;
+}
+/* The names of regions, above the first box of each; where several begin in one row, each starts behind the one before. */
+function tagged(drawing) {
+  const tags = drawing.regions.filter(([kind]) => kind !== "near_misses").map(([kind, rule, inside, count]) => {
+    const [x, y, w] = inside.map(i => drawing.boxes[i]).reduce((a, b) => b[1] < a[1] || (b[1] === a[1] && b[0] < a[0]) ? b : a);
+    const name = strings[rule], label = name + (count > 1 ? ` ×${count}` : "") + (kind === "declined" ? ", declined" : "");
+    return { kind, name, label, x: x - w / 2 - 8, y: y - HEIGHT / 2 - 17, wide: 6.5 * label.length + 12 };
+  }).sort((a, b) => a.y - b.y || a.x - b.x);
+  const ends = {};
+  for (const tag of tags) {
+    tag.x = Math.max(tag.x, ends[tag.y] ?? -Infinity);
+    ends[tag.y] = tag.x + tag.wide + 3;
+  }
+  const text = tags.map(({ kind, name, label, x, y, wide }) =>
+    `<g class="tag ${kind} hue" style="--h:${hue(name)}" data-rule="${escaped(name)}"><rect x="${x}" y="${y}" width="${wide}" height="16" rx="5"/>` +
+    `<text x="${x + 6}" y="${y + 11.5}">${escaped(label)}</text></g>`);
+  return { text: text.join(""), right: Math.max(0, ...Object.values(ends)) };
 }
 function framed(drawing, [top, bottom, count, depth]) {
   const inside = y => y > top && y < bottom;
   const xs = [...drawing.boxes.filter(b => inside(b[1])).flatMap(([x, , w]) => [x - w / 2, x + w / 2]),
     ...drawing.edges.flatMap(([, , ...p]) => p.filter((_, i) => i % 2 === 0 && inside(p[i + 1])))];
   const left = Math.min(...xs) - 54 + 14 * depth, right = Math.max(...xs) + 18 - 6 * depth;
-  const labels = Array.from({ length: Math.ceil((bottom - top) / 420) }, (_, i) =>
-    `<text class="count" x="${left + 9}" y="${top + 24 + 420 * i}">× ${count}</text>`);
+  const labels = [top + 24, ...(bottom - top > 420 ? [bottom - 14] : [])].map(y => `<text class="count" x="${left + 9}" y="${y}">× ${count}</text>`);
   return `<rect class="frame" x="${left}" y="${top + 2 + 3 * depth}" width="${right - left}" height="${bottom - top - 4 - 6 * depth}" rx="12"/>${labels.join("")}`;
 }
 function svg(drawing, made, title) {
   const margin = drawing.frames.length ? 56 : 0, order = { declined: 0, applied: 1, near_misses: 2 };
   const frames = [...drawing.frames].sort((a, b) => a[3] - b[3]).map(frame => framed(drawing, frame));
   const regions = made ? [] : [...drawing.regions].sort((a, b) => order[a[0]] - order[b[0]] || b[2].length - a[2].length).map(r => region(drawing, r));
+  const tags = made ? { text: "", right: 0 } : tagged(drawing), width = Math.max(drawing.width, tags.right) + margin;
   const wires = drawing.edges.map(([a, b, ...points]) => `<path class="wire" data-a="${a}" data-b="${b}" d="${wire(points)}"/>`);
   const boxes = drawing.boxes.map((box, i) => {
     const [x, y, , label, shape, , , , , rule] = box, name = strings[rule];
@@ -111,8 +136,8 @@ function svg(drawing, made, title) {
       (below ? `<text class="shape" x="${x}" y="${y + 11}">${escaped(below.slice(0, 40))}</text>` : "") + "</g>";
   });
   return `<svg tabindex="0" role="application" aria-label="${escaped(title)}: ${drawing.boxes.length} operators; arrow keys move along edges" ` +
-    `viewBox="${-margin} -8 ${drawing.width + margin} ${drawing.height + 16}" data-w="${drawing.width + margin}" data-h="${drawing.height + 16}">` +
-    frames.join("") + regions.join("") + wires.join("") + boxes.join("") + "</svg>";
+    `viewBox="${-margin} ${-OVER} ${width} ${drawing.height + 16 + OVER - 8}" data-w="${width}" data-h="${drawing.height + 8 + OVER}">` +
+    frames.join("") + regions.join("") + wires.join("") + boxes.join("") + tags.text + "</svg>";
 }
 
 function open(card) {
@@ -138,8 +163,10 @@ function open(card) {
 function showStep(card, step) {
   const panes = card.querySelector(".panes");
   panes.classList.toggle("single", step.after === null);
-  panes.replaceChildren(...[["Before", step.before], ["After", step.after]].filter(([, n]) => n !== null)
-    .map(([title, n]) => pane(card, title, drawings[n], title === "After")));
+  const made = [["Before", step.before], ["After", step.after]].filter(([, n]) => n !== null)
+    .map(([title, n]) => pane(card, title, drawings[n], title === "After"));
+  panes.replaceChildren(...made.map(side => side.element));
+  requestAnimationFrame(() => start(made));
   if (step.after === null) panes.querySelector("b").textContent = "As captured";
   const rules = [...step.applied.map(([rule, n]) => [rule, `${escaped(rule)} <b>×${n}</b>`]), ...step.declined.map(([rule, n]) => [rule, `${escaped(rule)} <b>×${n}</b> declined`])];
   const legend = card.querySelector(".legend");
@@ -170,21 +197,13 @@ function pane(card, title, drawing, made) {
     zoom = Math.min(Math.max(to, 0.15), 2.5);
     drawn.setAttribute("width", drawn.dataset.w * zoom);
     drawn.setAttribute("height", drawn.dataset.h * zoom);
+    side.zoom = zoom;
   };
+  const side = { element: made_of, canvas, drawn, drawing, zoom, fit: () => scale(Math.min(1, Math.max(fitted(), 0.86))) };
   const fitted = () => (canvas.clientWidth || 560) / drawn.dataset.w;
   smaller.addEventListener("click", () => scale(zoom / 1.25));
   larger.addEventListener("click", () => scale(zoom * 1.25));
   fit.addEventListener("click", () => scale(fitted()));
-  requestAnimationFrame(() => {
-    scale(Math.min(1, Math.max(fitted(), 0.86)));
-    canvas.scrollLeft = (drawn.dataset.w * zoom - canvas.clientWidth) / 2;
-    const marked = [".region.applied", ".box.made", ".region"].map(kind => all(kind, drawn)).find(found => found.length);
-    if (!marked) return;
-    const there = marked.map(g => g.getBoundingClientRect()).reduce((a, b) => b.top < a.top ? b : a);
-    const here = canvas.getBoundingClientRect();
-    canvas.scrollTop = Math.max(0, there.top - here.top - 60);
-    canvas.scrollLeft += there.left + there.width / 2 - here.left - here.width / 2;
-  });
   const pick = i => {
     all(".picked, .read, .wire.lit", drawn).forEach(e => e.classList.remove("picked", "read"));
     all(".wire", drawn).forEach(w => w.classList.toggle("lit", Number(w.dataset.a) === i || Number(w.dataset.b) === i));
@@ -204,7 +223,67 @@ function pane(card, title, drawing, made) {
     event.preventDefault();
     pick(next).scrollIntoView({ block: "nearest", inline: "nearest" });
   });
-  return made_of;
+  return side;
+}
+/* Two panes side by side: they begin at the first rewrite, and scroll together. */
+function start(sides) {
+  const [before, after] = sides;
+  sides.forEach(side => side.fit());
+  const first = kind => before.drawing.regions.filter(r => r[0] === kind).flatMap(r => r[2]);
+  const marked = [first("applied"), first("declined"), first("near_misses")].find(found => found.length) ?? [];
+  const top = marked.map(i => before.drawing.boxes[i]).reduce((a, b) => a && a[1] <= b[1] ? a : b, null);
+  before.canvas.scrollTop = top ? (top[1] + OVER) * before.zoom - 80 : 0;
+  centre(before, top?.[0]);
+  if (!after) return;
+  const pairs = paired(before.drawing, after.drawing);
+  let led = null; /* the pane that the other moved: its own event moves nothing */
+  const lead = (side, other, way) => {
+    if (led === side) { led = null; return; }
+    const at = 0.3 * side.canvas.clientHeight, y = between(pairs, way, (side.canvas.scrollTop + at) / side.zoom - OVER);
+    const was = other.canvas.scrollTop;
+    other.canvas.scrollTop = (y + OVER) * other.zoom - at;
+    if (other.canvas.scrollTop !== was) led = other;
+  };
+  before.canvas.addEventListener("scroll", () => lead(before, after, 0));
+  after.canvas.addEventListener("scroll", () => lead(after, before, 1));
+  lead(before, after, 0);
+  if (!top) { centre(after); return; }
+  const y = between(pairs, 0, top[1]), near = after.drawing.boxes.filter(b => Math.abs(b[1] - y) < 160);
+  const put_in = near.filter(b => strings[b[9]]);
+  centre(after, (put_in.length ? put_in : near).reduce((a, b) => a && Math.abs(a[1] - y) <= Math.abs(b[1] - y) ? a : b, null)?.[0]);
+}
+function centre({ canvas, drawn, drawing, zoom }, x = drawing.width / 2) {
+  canvas.scrollLeft = (x - drawn.viewBox.baseVal.x) * zoom - canvas.clientWidth / 2;
+}
+/* Heights of equal operators before and after, as a rising list of pairs. */
+function paired(before, after) {
+  const kinds = drawing => {
+    const found = new Map();
+    for (const box of drawing.boxes) {
+      const key = [3, 5, 6, 7, 8].map(i => box[i]).join();
+      found.set(key, [...(found.get(key) ?? []), box[1]]);
+    }
+    return found;
+  };
+  const own = kinds(before), other = kinds(after), pairs = [];
+  for (const [key, ys] of own) {
+    const zs = other.get(key) ?? [];
+    if (ys.length === zs.length) ys.forEach((y, i) => pairs.push([y, zs[i]]));
+  }
+  pairs.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+  const best = pairs.map(() => [1, -1]); /* the longest chain that rises on both sides, by its last pair */
+  pairs.forEach(([y, z], i) => {
+    for (let j = 0; j < i; j++) if (pairs[j][0] < y && pairs[j][1] < z && best[j][0] + 1 > best[i][0]) best[i] = [best[j][0] + 1, j];
+  });
+  const chain = [];
+  let at = best.reduce((a, b, i) => a < 0 || b[0] > best[a][0] ? i : a, -1);
+  for (; at >= 0; at = best[at][1]) chain.unshift(pairs[at]);
+  return [[0, 0], ...chain, [before.height, after.height]];
+}
+function between(pairs, way, y) {
+  const last = Math.max(1, pairs.findIndex(pair => pair[way] >= y)), [a, b] = pairs.at(-1)[way] < y ? pairs.slice(-2) : [pairs[last - 1], pairs[last]];
+  const part = b[way] > a[way] ? (y - a[way]) / (b[way] - a[way]) : 0;
+  return a[1 - way] + part * (b[1 - way] - a[1 - way]);
 }
 function neighbour(drawing, at, key) {
   if (!["ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight"].includes(key)) return null;

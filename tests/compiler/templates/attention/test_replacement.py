@@ -59,6 +59,7 @@ def test_a_template_settles_what_a_rule_declined():
     settled = replace(template, evidence=evidence)
     record.settle(settled, True, {line(7), line(8)}, ("attention",))
     assert record.applied[0].evidence.times == {"original": 1.9, "flash": 3.0, "generated": 1.0}
+    assert record.applied[0].evidence.note == "flash: timed by sdpa before, where original took 2e+03 ms"
     assert [match.settled_by for match in record.declined] == ["attention-template", ""]
     assert len(record.open_declined) == 1
     record.settle(settled, False, {line(9)}, ("attention",))

@@ -81,3 +81,10 @@ def test_progress_is_told():
 def test_training_with_dropout_is_compared_under_eagers_draws():
     outcome = examine(target(train=True), Plan(timed=False)).outcome
     assert outcome.right, (outcome.error, outcome.gradient_error)
+
+
+def test_options_without_a_flag_are_told_as_the_configuration_they_came_in():
+    options = {"profit": "always", "overrides": {"kernels.products": "library"}, "template": "aten"}
+    entry = examine(target(), Plan(backend=honest, options=options, timed=False))
+    config = """'{"overrides": {"kernels.products": "library"}, "template": "aten"}'"""
+    assert entry.label == f"small --config {config} --profit always", "can be typed again"

@@ -100,9 +100,9 @@ def test_everything_can_be_listed():
     near, others = [miss(k) for k in range(9)], [miss(k, 1) for k in range(10, 13)]
     found = Explanation("rule", near_misses=near, others=others, graphs=1)
     told = str(found)
-    assert told.startswith("rule: 0 matched, 9 near misses in 1 graph") and told.count("near miss -") == 6
+    assert told.startswith("rule: 0 matched, 9 near misses in 1 graph") and told.count("near miss (top level)") == 6
     assert "3 further kinds of near miss" in told and "3 places" in told and "--all" in told
-    assert found.text(everything=True).count("near miss -") == 12
+    assert found.text(everything=True).count("near miss (top level)") == 12
     assert not miss(0, 2).is_telling and miss(0, 3).is_telling  # 2 of 18 is chance
 
 
