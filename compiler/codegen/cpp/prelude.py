@@ -37,7 +37,8 @@ template <> struct Integer<8> { typedef i64 type; };
 template <class X> using Bits = V<typename Integer<sizeof(Elem<X>)>::type, Count<X>>;
 template <class X> using Mask = V<i32, Count<X>>;
 
-// Bytes become wide by way of 16 bits, and floats by way of integers as wide: in one step gcc takes lanes one by one.
+// Bytes become wide by way of 16 bits, and floats by way of integers as wide: in one step gcc takes lanes one by one,
+// or halves of vectors.
 template <bool is_signed> struct Short { typedef i16 type; };
 template <> struct Short<false> { typedef u16 type; };
 template <class X, class Y> INLINE X convert(Y y) {
@@ -53,6 +54,15 @@ template <class X, class Y> INLINE X convert(Y y) {
 #endif
     typedef V<typename Short<is_signed>::type, Count<Y>> S;
     return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(y, S), Bits<X>), X);
+#if defined(__AVX512F__) && !defined(__clang__)
+  } else if constexpr (sizeof(Elem<Y>) == 2 && sizeof(Elem<X>) == 4 && Count<Y> == 16) {
+    const V<i16, 16> s = (V<i16, 16>)y;
+    const V<i32, 16> wide = (Elem<Y>)-1 < 0 ? __builtin_ia32_pmovsxwd512_mask(s, V<i32, 16>{}, (u16)-1)
+                                            : __builtin_ia32_pmovzxwd512_mask(s, V<i32, 16>{}, (u16)-1);
+    return sizeof(X) == sizeof wide && (Elem<X>)0.5 == 0 ? (X)wide : __builtin_convertvector(wide, X);
+  } else if constexpr (sizeof(Elem<Y>) == 4 && sizeof(Elem<X>) == 2 && (Elem<Y>)0.5 == 0 && Count<Y> == 16) {
+    return (X)__builtin_ia32_pmovdw512_mask((V<i32, 16>)y, V<i16, 16>{}, (u16)-1);
+#endif
   } else {
     return __builtin_convertvector(y, X);
   }
@@ -132,6 +142,12 @@ template <> struct Codec<Bf16> {
     return (V<f32, N>)(convert<V<u32, N>>(x) << 16);
   }
   template <int N> static INLINE_MEMBER V<u16, N> down_lanes(V<f32, N> x) {
+#if defined(__AVX512BF16__) && defined(MASKS) && !defined(__clang__)
+    // The instruction makes zeros of subnormal numbers.
+    if constexpr (N == 16)
+      if (__builtin_expect(!__builtin_ia32_fpclassps512_mask(x, 0x20, (u16)-1), 1))
+        return (V<u16, 16>)__builtin_ia32_cvtneps2bf16_v16sf(x);
+#endif
     const V<u32, N> b = (V<u32, N>)x, r = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
     return convert<V<u16, N>>(x != x ? splat<V<u32, N>>(0x7fc0) : r);
   }
