@@ -112,7 +112,7 @@ class Loops:
     # -- tiles ----------------------------------------------------------------------------------------------------
 
     def _tiles(self, loop: Loop, tile: Tile, begin: str, end: str) -> None:
-        """Square tiles: transposed loads go through memory on the stack, row by row."""
+        """Square tiles: transposed loads go through registers or memory on the stack, row by row."""
         lanes, block, column = tile.lanes, self._writer.fresh("v"), self._named(tile.inner.var)
         self._out.prepare(tile.inner.var.extent)
         limit, fixed = self._out.at(tile.inner.var.extent), tile.inner.var.extent
@@ -131,30 +131,57 @@ class Loops:
         row = self._named(loop.var)
         with self._writer.block(f"for (i64 {row} = {first}; {row} < {last}; {row} += {tile.lanes})"):
             rows = self._writer.define("i64", f"least<i64>({tile.lanes}, {last} - {row})")
-            self._tile(loop, tile, rows, columns)
+            if not tile.unrolled or columns != f"{tile.lanes}":
+                self._tile(loop, tile, rows, columns)
+                return
+            with self._writer.block(f"if ({rows} == {tile.lanes})"):
+                self._whole_tile(loop, tile)
+            with self._writer.block("else"):
+                self._tile(loop, tile, rows, columns)
+
+    def _whole_tile(self, loop: Loop, tile: Tile) -> None:
+        """A tile that stays in registers: its one load is transposed there, its rows are written one by one."""
+        (load,), lanes, first = tile.loads, tile.lanes, self._out.names.variables[loop.var]
+        kind, address, step = self._turned(load, tile)
+        rows, at = self._writer.fresh(), self._writer.fresh("v")
+        self._writer.line(f"V<Raw<{kind}>, {lanes}> {rows}[{lanes}];")
+        self._writer.line(f"load_rows({rows}, {address}, {step});")
+        self._writer.line(f"#pragma GCC unroll {lanes}")
+        with self._writer.block(f"for (int {at} = 0; {at} < {lanes}; ++{at})"):
+            self._writer.line(f"const i64 {self._named(loop.var)} = {first} + {at};")
+            self._row(tile, {load: f"Codec<{kind}>::up_lanes<{lanes}>({rows}[{at}])"}, None)
+        self._out.names.variables[loop.var] = first
+
+    def _row(self, tile: Tile, turned: dict[Load, str], mask: str | None) -> None:
+        vectors = Vectors(tile.inner.var, tile.lanes, 1, varying_in(tile.inner, frozenset()), tiles=turned)
+        self._with(vectors, mask, lambda: self.block(tile.inner.body))
 
     def _tile(self, loop: Loop, tile: Tile, rows: str, columns: str) -> None:
         lanes, first = tile.lanes, self._out.names.variables[loop.var]
         memory = {load: self._transposed(load, tile, rows, columns) for load in tile.loads}
         row = self._named(loop.var)
         with self._writer.block(f"for (i64 {row} = {first}; {row} < {first} + {rows}; ++{row})"):
-            at = {load: f"{name} + ({row} - {first}) * {lanes}" for load, name in memory.items()}
+            turned = {load: f"load<{lanes}>({name} + ({row} - {first}) * {lanes})" for load, name in memory.items()}
             mask = None
             if columns != f"{lanes}":
                 mask = self._writer.define(f"V<i32, {lanes}>", f"first<{lanes}>({columns})")
-            vectors = Vectors(tile.inner.var, lanes, 1, varying_in(tile.inner, frozenset()), tiles=at)
-            self._with(vectors, mask, lambda: self.block(tile.inner.body))
+            self._row(tile, turned, mask)
         self._out.names.variables[loop.var] = first
 
     def _transposed(self, load: Load, tile: Tile, rows: str, columns: str) -> str:
-        lanes, offset = tile.lanes, load.indices[0]
-        self._out.prepare(offset)
-        step = self._out.at(self._out.dependence.stride(offset, tile.inner.var, lanes))
-        kind, name = f"Bare<decltype(*{self._out.names.buffers[load.buffer]})>::type", self._writer.fresh()
+        lanes, name = tile.lanes, self._writer.fresh()
+        kind, address, step = self._turned(load, tile)
         self._writer.line(f"alignas(64) {kind} {name}[{lanes * lanes}];")
-        address = self._out.address(load.buffer, offset)
         self._writer.line(f"load_tile<{lanes}>({name}, {address}, {step}, {columns}, {rows});")
         return name
+
+    def _turned(self, load: Load, tile: Tile) -> tuple[str, str, str]:
+        """What a load that is transposed reads: type, address of its first element, elements between columns."""
+        offset = load.indices[0]
+        self._out.prepare(offset)
+        step = self._out.at(self._out.dependence.stride(offset, tile.inner.var, tile.lanes))
+        kind = f"Bare<decltype(*{self._out.names.buffers[load.buffer]})>::type"
+        return kind, self._out.address(load.buffer, offset), step
 
     # -- folds ----------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ _TALL = 1024  # iterations of a tiled loop from which on pages of memory matter 
 _TALL_COPIES, _COPIES = 16, 4  # vectors of such a tile side by side, and of a lower one
 _SCATTERED = 2  # contiguous accesses that one scattered access takes as long as
 _TOO_SHORT = 100  # the same for a loop that fills no vector: more than any loop has
+_UNROLLED = 12  # operations of each row of a tile that is written row by row
 _SMALL = 24  # operations of a body of which several copies are no burden
 
 
@@ -49,13 +50,15 @@ class Tile:
     """A loop that is tiled together with the vector loop `inner` right in it: `loads` are contiguous along the outer.
 
     Tiles have `lanes` rows and columns; `copies` of them one below the other come before the next column of tiles, so
-    that every page and cache line of what is read is visited once rather than `copies` times.
+    that every page and cache line of what is read is visited once rather than `copies` times. `unrolled`: row by row in
+    registers, where that is little code.
     """
 
     lanes: int
     inner: Loop
     loads: tuple[Load, ...]
     copies: int
+    unrolled: bool
 
 
 Strategy = Lanes | Tile
@@ -241,7 +244,8 @@ class Plan:
             return False
         high = bounds(loop.var.extent)[1]
         copies = _TALL_COPIES if high is None or high >= _TALL else _COPIES
-        self._strategies[id(loop)] = Tile(found.lanes, inner, tuple(loads), copies)
+        unrolled = len(loads) == 1 and sum(map(_weight, set(values(inner.body)))) <= _UNROLLED
+        self._strategies[id(loop)] = Tile(found.lanes, inner, tuple(loads), copies, unrolled)
         return True
 
     def _transposed(self, load: Load, outer: Var, inner: Var, lanes: int) -> bool:

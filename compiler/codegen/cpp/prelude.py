@@ -385,6 +385,11 @@ template <class X> INLINE void transpose(X* x) {
   if constexpr (Count<X> > 2) swap_blocks<2>(x);
   swap_blocks<1>(x);
 }
+template <class X, int N, class T> INLINE void load_rows(X (&to)[N], const T* from, i64 step) {
+#pragma GCC unroll 16
+  for (int r = 0; r < N; ++r) __builtin_memcpy(to + r, from + r * step, sizeof to[r]);
+  transpose(to);
+}
 template <int N, class T> static __attribute__((noinline)) void load_tile(
     T* to, const T* from, i64 step, i64 rows, i64 columns) {
   if (rows == N && columns == N) {

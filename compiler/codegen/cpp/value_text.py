@@ -53,7 +53,7 @@ class Vectors:
         lanes, copies: how many lanes a vector has, how many vectors there are.
         varying: what differs from lane to lane.
         expanded: scratch buffers with `spread` elements for each of their own, one a lane and copy.
-        tiles: loads that were transposed into memory, and where this row of theirs is.
+        tiles: loads that were transposed, and this row of theirs.
     """
 
     var: Var
@@ -280,7 +280,7 @@ class Values:
         assert self.vectors is not None
         lanes, buffer, offset = self.vectors.lanes, value.buffer, value.indices[0]
         if value in self.vectors.tiles:
-            return f"load<{lanes}>({self.vectors.tiles[value]})"
+            return self.vectors.tiles[value]
         self.prepare(offset, copy)
         stride = self.stride(buffer, offset)
         suffix, mask = ("_if", f"{self.mask}, ") if self.mask else ("", "")
