@@ -19,7 +19,10 @@ from .text import coverage_view, plain
 _SUFFIXES = {"c++": ".cpp", "triton": ".py", "source": ".py"}
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><title>regraft: compilations</title>
-<style>body {{ font: 15px system-ui; margin: 2em }} pre {{ background: #f4f4f4; padding: 1em; overflow: auto }}</style>
+<meta name="viewport" content="width=device-width"><style>
+:root {{ color-scheme: light dark }} body {{ font: 15px system-ui; margin: 2em }}
+pre {{ background: color-mix(in srgb, CanvasText 6%, Canvas); padding: 1em; overflow: auto }}
+</style>
 <h1>Compilations</h1>
 {graphs}
 """

@@ -10,8 +10,9 @@ FLOP/s |        ________ 1 PFLOP/s in bfloat16
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .limits import Limits
 from .report import KernelReport, KernelRow
@@ -20,6 +21,8 @@ from .units import amount
 WIDTH, HEIGHT = 1000, 520
 LEFT, RIGHT, TOP, BOTTOM = 78, 24, 22, 50
 _RADII = (4.0, 26.0)
+_NAMED, _LETTERS, _LETTER = 8, 28, 7.4  # dots that may have names, letters of one, and the width of a letter
+_ROW = 16.0  # between two names of roofs, one above the other
 _SLOWEST = 1e-5  # of the highest speed: what is slower lies at the bottom
 
 
@@ -63,13 +66,29 @@ class Roof:
 
 
 @dataclass(frozen=True)
+class Name:
+    """The name of a dot beside it: its text begins at (x, y), or ends there."""
+
+    text: str
+    x: float
+    y: float
+    at_start: bool
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom, by the width of an average letter."""
+        return _text_box(self.text, self.x, self.y, self.at_start)
+
+
+@dataclass(frozen=True)
 class Roofline:
-    """Everything that is drawn."""
+    """Everything that is drawn; `names` are of the dots that take most time, as far as there is room."""
 
     x: Axis
     y: Axis
     dots: list[Dot]
     roofs: list[Roof]
+    names: list[Name]
 
 
 def roofline(report: KernelReport) -> Roofline | None:
@@ -85,7 +104,35 @@ def roofline(report: KernelReport) -> Roofline | None:
     up = _axis([max(speed(row), fastest * _SLOWEST) for row in rows] + tops, HEIGHT - BOTTOM, TOP)
     longest = max(row.seconds for row in rows)
     dots = [Dot(row, across.at(intensity(row)), up.at(speed(row)), _radius(row.seconds / longest)) for row in rows]
-    return Roofline(across, up, dots, _roofs(limits, across, up))
+    roofs = _roofs(limits, across, up)
+    return Roofline(across, up, dots, roofs, _names(dots, roofs))
+
+
+def _names(dots: Sequence[Dot], roofs: Sequence[Roof]) -> list[Name]:
+    """Names of dots, the slowest kernels first, where they cover no other name and no middle of a dot."""
+    taken = [_text_box(roof.label, roof.x, roof.y, at_start=False) for roof in roofs]
+    named: list[Name] = []
+    for dot in sorted(dots, key=lambda dot: -dot.row.seconds)[:_NAMED]:
+        text = re.sub(r"(\.default)?(_[0-9a-f]{8,})?$", "", dot.row.name.removeprefix("aten."))[:_LETTERS]
+        gap = dot.radius + 4
+        places = (Name(text, dot.x + gap, dot.y + 4, True), Name(text, dot.x - gap, dot.y + 4, False))
+        for name in places:
+            left, top, right, bottom = name.box
+            covers = any(left < d.x < right and top < d.y < bottom for d in dots)
+            if left >= LEFT and right <= WIDTH and not covers and not any(_overlap(name.box, box) for box in taken):
+                named.append(name)
+                taken.append(name.box)
+                break
+    return named
+
+
+def _text_box(text: str, x: float, y: float, at_start: bool) -> tuple[float, float, float, float]:
+    left = x if at_start else x - _LETTER * len(text)
+    return left, y - 12, left + _LETTER * len(text), y + 4
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def work(row: KernelRow) -> int:
@@ -130,7 +177,16 @@ def _roofs(limits: Limits, across: Axis, up: Axis) -> list[Roof]:
             begin = min(max(rate / bandwidth, left), right) if bandwidth else left
             points = _points(across, up, (begin, rate), (right, rate))
             roofs.append(Roof(points, f"{amount(rate, 'FLOP/s')} in {dtype}", across.end, up.at(rate) - 6))
-    return roofs
+    return _apart(roofs)
+
+
+def _apart(roofs: Sequence[Roof]) -> list[Roof]:
+    """Roofs whose names begin in rows of their own: limits of two dtypes may be nearly equal."""
+    placed: list[Roof] = []
+    for roof in sorted(roofs, key=lambda roof: -roof.y):
+        below = [p.y for p in placed if p.x == roof.x and p.y - roof.y < _ROW]
+        placed.append(replace(roof, y=min(below) - _ROW) if below else roof)
+    return placed
 
 
 def _points(across: Axis, up: Axis, *places: tuple[float, float]) -> str:

@@ -1,6 +1,7 @@
 """Kernel reports as text and as a page, from made-up numbers."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,18 @@ def test_bars_are_split_at_the_limit(tmp_path):
     page = REPORT.write(tmp_path / "kernels.html").read_text()
     product = page.split('<b title="mm">')[1].split("</svg>")[0]
     assert 'class="least" width="500.0"' in product and 'x="500.0" width="500.0"' in product
+
+
+def test_names_in_the_roofline_do_not_overlap():
+    rows = [replace(REPORT.rows[0], name=f"kernel_{i}.default", seconds=1e-3 * (20 - i)) for i in range(12)]
+    near = Limits("cuda:0", 4e12, {"float16": 1.00e14, "bfloat16": 1.01e14, "float32": 1.02e14})
+    drawn = roofline(replace(REPORT, rows=rows, limits=near))
+    assert len({roof.y for roof in drawn.roofs}) == 4, "limits that are nearly equal have names in rows of their own"
+    boxes = [name.box for name in drawn.names]
+    assert boxes and drawn.names[0].text == "kernel_0"
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        assert left >= 0 and right <= WIDTH
+        assert not any(left < r and x < right and top < b and y < bottom for x, y, r, b in boxes[:i])
 
 
 def test_roofline_lies_inside_its_frame():
