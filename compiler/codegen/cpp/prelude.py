@@ -41,7 +41,22 @@ template <class X> using Mask = V<i32, Count<X>>;
 // or halves of vectors.
 template <bool is_signed> struct Short { typedef i16 type; };
 template <> struct Short<false> { typedef u16 type; };
+// gcc takes float(int(x)) of scalars for trunc(x), which keeps -0 and what no integer holds; lanes that no instruction
+// converts are scalars to it.
+template <class T> INLINE T whole(T x) {
+#if defined(__GNUC__) && !defined(__clang__)
+  __asm__("" : "+r"(x));
+#endif
+  return x;
+}
 template <class X, class Y> INLINE X convert(Y y) {
+#if !defined(__AVX512DQ__)
+  if constexpr ((Elem<Y>)0.5 != 0 && (Elem<X>)0.5 == 0 && sizeof(Elem<X>) == 8) {
+    X r;
+    LANES(X) r[l] = whole((Elem<X>)y[l]);
+    return r;
+  }
+#endif
   if constexpr (sizeof(Elem<Y>) == 1 && sizeof(Elem<X>) >= 4) {
     constexpr bool is_signed = (Elem<Y>)-1 < 0;
 #if defined(__AVX512F__) && !defined(__clang__)

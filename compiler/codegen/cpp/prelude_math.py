@@ -107,8 +107,9 @@ template <class X> INLINE X op_hash32(X n, X k0, X k1) {
 
 // What is out of range is undefined in C++; this is what x86 makes of eager's conversions.
 template <class To, class From> INLINE To op_cast(From x) {
-  if constexpr ((From)0.5 != 0 && sizeof(To) == 1 && (To)-1 > 0) return (To)(i64)x;
-  else if constexpr ((From)0.5 != 0 && sizeof(To) < 4) return (To)(i32)x;
+  if constexpr ((From)0.5 != 0 && sizeof(To) == 1 && (To)-1 > 0) return (To)whole((i64)x);
+  else if constexpr ((From)0.5 != 0 && sizeof(To) < 4) return (To)whole((i32)x);
+  else if constexpr ((From)0.5 != 0 && (To)0.5 == 0) return whole((To)x);
   else return (To)x;
 }
 INLINE f32 op_round_bfloat16(f32 x) { return Codec<Bf16>::up(Codec<Bf16>::down(x)); }

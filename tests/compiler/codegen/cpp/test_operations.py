@@ -146,6 +146,25 @@ def test_casts_are_eagers(target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("step", [1, 5])
+def test_casts_to_integers_and_back_are_no_truncations(step, target):
+    """gcc makes truncations of them, which keep -0 and what no integer holds."""
+    values = [-0.7, -0.0, 0.2, 3.7, -2.5, 1e5, -1e5, 1e10, 3e19, -3e19, math.inf, math.nan] * 3
+    pairs = list(itertools.product(FLOATS, INTEGERS))
+    kernels, inputs, expected = [], [], []
+    for source, to in pairs:
+        x = torch.tensor(values).to(source).repeat_interleave(step)
+        cast = lambda i, source=source, to=to: Op("cast", (Load("x", (mul(step, i),), source),), to)  # noqa: E731
+        name, kept = f"{source}_{to}_{step}", [flat_buffer("x", len(x), source)]
+        back = lambda i, source=source, cast=cast: Op("cast", (cast(i),), source)  # noqa: E731
+        kernels.append(loop_kernel(name, len(values), kept, flat_buffer("out", len(values), source), back))
+        inputs.append({"x": x})
+        expected.append(x[::step].to(to).to(source))
+    for pair, made, want in zip(pairs, run_compiled_all(kernels, inputs, cpp.target(target)), expected, strict=True):
+        assert torch.equal(made["out"], want) and torch.equal(made["out"].signbit(), want.signbit()), pair
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("half", (torch.bfloat16, torch.float16), ids=str)
 def test_sixteen_bit_floats_round_to_nearest_even(target, half):
     bits = torch.arange(2**16, dtype=torch.int32)
