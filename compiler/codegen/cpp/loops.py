@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ...ir.accesses import loop_variables, roots, statements, stored_buffers, updated, values
 from ...ir.dependence import Sources
@@ -11,9 +13,10 @@ from ...ir.index.index import Var, mul
 from ...ir.kernel import Assign, Fold, Loop, Statement, Update
 from ...ir.program import Reduction
 from ...ir.value import Guarded, Load, Op, Result, Value, operands, walk
-from .plan import Lanes, Plan, Tile
+from .plan import SMALL, Lanes, Plan, Tile, weight_of
 from .reductions import Accumulators
 from .stores import exclusive, write_store
+from .turned import Turned
 from .value_text import Values, Vectors, depends_on, may_fail
 
 # How much goes into one accumulator before that is folded into another: rounding errors stay small. Means of moments
@@ -69,6 +72,10 @@ class Loops:
         self._hoist(loop)
         if isinstance(strategy, Lanes):
             self._lanes(loop, strategy, begin, end, whole)
+            return
+        turned = self._plan.turned(loop) if self._out.vectors is not None and not self._out.mask else None
+        if turned is not None:
+            self._in_rows(loop, turned, begin, end)
             return
         name = self._named(loop.var)
         with self._writer.block(f"for (i64 {name} = {begin}; {name} < {end}; ++{name})"):
@@ -182,6 +189,44 @@ class Loops:
         step = self._out.at(self._out.dependence.stride(offset, tile.inner.var, tile.lanes))
         kind = f"Bare<decltype(*{self._out.names.buffers[load.buffer]})>::type"
         return kind, self._out.address(load.buffer, offset), step
+
+    # -- rows along a loop inside lanes ---------------------------------------------------------------------------
+
+    def _in_rows(self, loop: Loop, turned: Turned, begin: str, end: str) -> None:
+        """As many iterations at a time as there are lanes, and what is left one by one."""
+        around = self._out.vectors
+        assert around is not None
+        lanes, first = around.lanes, self._named(loop.var)
+        with self._writer.block():
+            self._writer.line(f"i64 {first} = {begin};")
+            with self._writer.block(f"for (; {first} + {lanes} <= {end}; {first} += {lanes})"):
+                loads = {load: self._rows(load.buffer, load.indices[0], lanes) for load in turned.loads}
+                stores = {store: self._rows(store.buffer, store.indices[0], lanes) for store in turned.stores}
+                for rows, address, step, _ in loads.values():
+                    self._writer.line(f"load_rows({rows}, {address}, {step});")
+                at = self._writer.fresh("v")
+                small = sum(map(weight_of, values(loop.body))) <= SMALL
+                self._writer.line(f"#pragma GCC unroll {lanes if small else 1}")
+                with self._writer.block(f"for (int {at} = 0; {at} < {lanes}; ++{at})"):
+                    self._writer.line(f"const i64 {self._named(loop.var)} = {first} + {at};")
+                    tiles = {v: f"Codec<{kind}>::up_lanes<{lanes}>({r}[{at}])" for v, (r, _, _, kind) in loads.items()}
+                    kept = {s: (f"{r}[{at}]", kind) for s, (r, _, _, kind) in stores.items()}
+                    self._out.vectors = replace(around, tiles=tiles, rows=kept)
+                    self.block(loop.body)
+                self._out.vectors, self._out.names.variables[loop.var] = around, first
+                for rows, address, step, _ in stores.values():
+                    self._writer.line(f"store_rows({rows}, {address}, {step});")
+            with self._writer.block(f"for (; {first} < {end}; ++{first})"):
+                self.block(loop.body)
+
+    def _rows(self, buffer: str, offset: Any, lanes: int) -> tuple[str, str, str, str]:
+        """Vectors declared for rows of a buffer: their name, where the first lane's row is, its distance, its type."""
+        assert self._out.vectors is not None
+        self._out.prepare(offset)
+        rows, kind = self._writer.fresh(), f"Bare<decltype(*{self._out.names.buffers[buffer]})>::type"
+        step = self._out.at(self._out.dependence.stride(offset, self._out.vectors.var, lanes))
+        self._writer.line(f"V<Raw<{kind}>, {lanes}> {rows}[{lanes}];")
+        return rows, self._out.address(buffer, offset), step, kind
 
     # -- folds ----------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from ...ir.ops import OPS
 from ...ir.value import Guarded, Load, Op, Result, Value, indices_of
 from .dtypes import lane_bytes
 from .target import Target
+from .turned import Turned, is_row, turned_inside
 
 _ACCUMULATORS = 4  # independent vectors of a fold: their latencies overlap
 _TALL = 1024  # iterations of a tiled loop from which on pages of memory matter more than pieces for threads
@@ -29,7 +30,7 @@ _TALL_COPIES, _COPIES = 16, 4  # vectors of such a tile side by side, and of a l
 _SCATTERED = 2  # contiguous accesses that one scattered access takes as long as
 _TOO_SHORT = 100  # the same for a loop that fills no vector: more than any loop has
 _UNROLLED = 12  # operations of each row of a tile that is written row by row
-_SMALL = 24  # operations of a body of which several copies are no burden
+SMALL = 24  # operations of a body of which several copies are no burden
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Plan:
         self._width, self._dependence = target.vector_bytes, dependence
         self._scratch = {b.name for b in kernel.scratch}
         self._strategies: dict[int, Strategy] = {}
+        self._turned: dict[int, Turned] = {}
         self._whole = kernel.body
         if target.vector_bytes:
             for statement in kernel.body:
@@ -79,6 +81,10 @@ class Plan:
     def of(self, loop: Loop) -> Strategy | None:
         """The strategy of a loop of the kernel."""
         return self._strategies.get(id(loop))
+
+    def turned(self, loop: Loop) -> Turned | None:
+        """What a loop inside of one in lanes reads and writes row by row."""
+        return self._turned.get(id(loop))
 
     def spread(self, scratch: str) -> int:
         """How many elements a scratch buffer holds for each of its own: one a lane where it is expanded."""
@@ -101,7 +107,9 @@ class Plan:
         if score is not None and worth and (not variables or score > self._inner_score(loop)):
             found = self._lanes(loop)
             if found is not None:
-                self._strategies[id(loop)] = found
+                rows = turned_inside(loop, found.lanes, self._dependence)
+                self._strategies[id(loop)] = replace(found, copies=1) if rows else found
+                self._turned |= rows
                 return
         for inner in loop.body:
             self._visit(inner)
@@ -113,12 +121,14 @@ class Plan:
         expanded = self._expanded(loop)
         if not self._independent(loop, expanded):
             return None
-        contiguous = scattered = 0
+        rows = {inner.var for inner in statements(loop.body) if isinstance(inner, Loop) and loop.parallel}
+        contiguous = scattered = turned = 0
         for access in accesses(loop.body, loop.var):
             stride = self._dependence.stride(access.offset, loop.var, self._width // 4)
             contiguous += stride == 1 or access.buffer in expanded
             scattered += stride not in (0, 1)
-        if not contiguous and scattered and not self._costly(loop):
+            turned += access.inner in rows and is_row(access.offset, access.inner, loop.var, self._dependence)
+        if not contiguous and scattered > turned and not self._costly(loop):
             return None
         return contiguous - _SCATTERED * scattered - _TOO_SHORT * self._is_short(loop)
 
@@ -183,7 +193,7 @@ class Plan:
         for value in values(loop.body):
             if self._dependence.of(value) & varying:
                 widest = max(widest, lane_bytes(value.dtype))
-                operations += _weight(value)
+                operations += weight_of(value)
         lanes = self._width // widest
         if lanes < 2:
             return None
@@ -193,7 +203,7 @@ class Plan:
         folds = bool(updated(loop.body))
         if not folds or expanded:
             return 1
-        wanted = _ACCUMULATORS if operations <= _SMALL else 2 if operations <= 2 * _SMALL else 1
+        wanted = _ACCUMULATORS if operations <= SMALL else 2 if operations <= 2 * SMALL else 1
         high = bounds(loop.var.extent)[1]
         while wanted > 1 and high is not None and high < wanted * lanes:
             wanted //= 2
@@ -244,7 +254,7 @@ class Plan:
             return False
         high = bounds(loop.var.extent)[1]
         copies = _TALL_COPIES if high is None or high >= _TALL else _COPIES
-        unrolled = len(loads) == 1 and sum(map(_weight, set(values(inner.body)))) <= _UNROLLED
+        unrolled = len(loads) == 1 and sum(map(weight_of, set(values(inner.body)))) <= _UNROLLED
         self._strategies[id(loop)] = Tile(found.lanes, inner, tuple(loads), copies, unrolled)
         return True
 
@@ -273,10 +283,10 @@ def _loops_right_in(body: Iterable[Statement]) -> list[Loop]:
     return found
 
 
-def _weight(value: Value) -> int:
+def weight_of(value: Value) -> int:
     """How much code a value is."""
     if isinstance(value, Guarded) or (isinstance(value, Op) and OPS[value.name].costly):
-        return _SMALL // 3
+        return SMALL // 3
     return 1 + 4 * any(map(index_values, indices_of(value)))
 
 

@@ -405,6 +405,11 @@ template <class X, int N, class T> INLINE void load_rows(X (&to)[N], const T* fr
   for (int r = 0; r < N; ++r) __builtin_memcpy(to + r, from + r * step, sizeof to[r]);
   transpose(to);
 }
+template <class X, int N, class T> INLINE void store_rows(X (&rows)[N], T* to, i64 step) {
+  transpose(rows);
+#pragma GCC unroll 16
+  for (int r = 0; r < N; ++r) __builtin_memcpy(to + r * step, rows + r, sizeof rows[r]);
+}
 template <int N, class T> static __attribute__((noinline)) void load_tile(
     T* to, const T* from, i64 step, i64 rows, i64 columns) {
   if (rows == N && columns == N) {

@@ -38,6 +38,10 @@ def _scalar(values: Values, store: Store, atomic: bool) -> None:
 def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
     assert values.vectors is not None
     value, offset = values.vector(store.value, copy), store.indices[0]
+    if store in values.vectors.rows:
+        place, kind = values.vectors.rows[store]
+        values.writer.line(f"{place} = Codec<{kind}>::down_lanes<{values.vectors.lanes}>({value});")
+        return
     values.prepare(offset, copy)
     stride = values.stride(store.buffer, offset)
     mask, suffix = (f"{values.mask}, ", "_if") if values.mask else ("", "")

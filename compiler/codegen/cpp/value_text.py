@@ -14,6 +14,7 @@ from ...ir.dependence import Dependence, Sources
 from ...ir.index.index import Atom, Index, Loaded, Size, Var, atoms, evaluate, from_terms, sub, terms
 from ...ir.index.ranges import in_range, wraps
 from ...ir.ops import OPS
+from ...ir.program import Store
 from ...ir.value import Const, Guarded, Load, Number, Op, Result, Value, walk
 from ..source_writer import Writer
 from .dtypes import lane_type, literal, scalar_type
@@ -54,6 +55,7 @@ class Vectors:
         varying: what differs from lane to lane.
         expanded: scratch buffers with `spread` elements for each of their own, one a lane and copy.
         tiles: loads that were transposed, and this row of theirs.
+        rows: stores that will be transposed: where this row of theirs is kept, and the type in memory.
     """
 
     var: Var
@@ -63,6 +65,7 @@ class Vectors:
     expanded: frozenset[str] = frozenset()
     spread: int = 1
     tiles: Mapping[Load, str] = field(default_factory=dict)
+    rows: Mapping[Store, tuple[str, str]] = field(default_factory=dict)
 
 
 class Values:

@@ -25,3 +25,21 @@ def test_transpositions_that_are_computed_with(sizes):
     x, row, column = numbers(*sizes), torch.randn(sizes[0]), torch.randn(sizes[1], 1)
     compiled_agrees(lambda x, r, c: (x.t() - r) * c, x, row, column)
     compiled_agrees(lambda x: x.t().to(torch.bfloat16, copy=True).contiguous(), x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64], ids=str)
+def test_scans_of_rows(dtype):
+    for sizes in [(16, 16), (35, 70), (48, 33), (5, 90)]:
+        x = numbers(*sizes).nan_to_num(1.0, 2.0, -2.0).to(dtype)
+        compiled_agrees(lambda x: (x.cumsum(-1), (x * 2).cummax(-1)), x)
+    compiled_agrees(lambda x: x.cumsum(-1), numbers(33, 64).bfloat16())
+
+
+def test_rows_written_by_folds_across():
+    """Columns are folded with lanes along rows, what is made of them goes to the other order."""
+    for images in [(2, 48, 5, 7), (1, 16, 4, 4), (3, 33, 9, 9)]:
+        x, w = torch.randn(images), torch.randn(images[1])
+        norm = lambda x, w: torch.nn.functional.layer_norm(x.permute(0, 2, 3, 1), w.shape, w)  # noqa: E731
+        compiled_agrees(norm, x, w)
+        compiled_agrees(lambda x, w: norm(x, w).bfloat16(), x, w, rtol=2e-2, atol=2e-2)  # noqa: B023
+        compiled_agrees(lambda x: x.permute(0, 2, 3, 1).softmax(-1) > 0.05, x)
