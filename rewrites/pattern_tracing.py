@@ -150,7 +150,25 @@ def _symbolic_roots() -> Iterator[None]:
         yield
 
 
-def with_leading_dim(sample: Sample, name: str = "_leading", *, more: bool = False) -> Sample:
+LEADING = "_leading"
+"""The dim that stands for those that a sample leaves open (``...``) where its pattern is traced."""
+
+
+def without_leading_dims(sample: Sample) -> Sample:
+    """A sample whose leading dims (``...``) are none."""
+    operands = {
+        key: replace(spec, dims=" ".join(d for d in spec.dims.split() if d != _LEADING))
+        if isinstance(spec, T)
+        else spec
+        for key, spec in sample.operands.items()
+    }
+    known = {d for spec in operands.values() if isinstance(spec, T) for d in (*spec.dims.split(), spec.below)}
+    made = Sample(tags=sample.tags, sizes={d: n for d, n in sample.sizes.items() if d in known}, **operands)
+    made.made_from = sample.made_from or sample
+    return made
+
+
+def with_leading_dim(sample: Sample, name: str = LEADING, *, more: bool = False) -> Sample:
     """A sample whose leading dims (``...``) are one; or with one `more` in front of the operands of the most dims."""
     operands, sizes = dict(sample.operands), dict[str, int]()
     for key, spec in sample.operands.items():

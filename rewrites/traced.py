@@ -22,7 +22,16 @@ from .binding import Binding
 from .dims import DimSpec
 from .matcher import Matcher
 from .pattern import HIDDEN, PatternError, Term, Variable
-from .pattern_tracing import Declaration, Traced, most_dims, trace, tracings_in, with_leading_dim
+from .pattern_tracing import (
+    LEADING,
+    Declaration,
+    Traced,
+    most_dims,
+    trace,
+    tracings_in,
+    with_leading_dim,
+    without_leading_dims,
+)
 from .products import with_other_products
 from .reading import Place, Reading, differences, terms
 from .respell import Respelling
@@ -38,7 +47,7 @@ _RECORDED = "recorded"
 class _Form:
     """One spelling: a tracing, the numbers that it shows, and the dtypes that give the same one.
 
-    Where it is `open`, operands of the most dims may have more in front.
+    Where it is `open`, operands of the most dims may have more in front; where it is `bare`, ``...`` may be none.
     """
 
     traced: Traced
@@ -46,6 +55,7 @@ class _Form:
     fixed: dict[str, Any]
     dtypes: set[torch.dtype] = field(default_factory=set)
     open: bool = False
+    bare: bool = False
 
     @property
     def key(self) -> str:
@@ -103,6 +113,7 @@ def _forms(
     for one in forms.values():
         plain = next(t for t in fixed if t.sample is one.traced.sample)
         one.open = not _speaks_of_sizes(one.traced) and _holds_for_more_dims(declaration, plain, form)
+        one.bare = one.open and _holds_without_leading_dims(declaration, plain, form)
     return list(forms.values())
 
 
@@ -115,6 +126,19 @@ def _holds_for_more_dims(declaration: Declaration, traced: Traced, form: Sequenc
     try:
         wider = with_leading_dim(traced.sample, "_more", more=True)
         again = trace(declaration, wider, traced.dtype, form, static=True)
+    except PatternError:
+        return False
+    return again.reading.text == traced.reading.text
+
+
+def _holds_without_leading_dims(declaration: Declaration, traced: Traced, form: Sequence[Respelling]) -> bool:
+    """Whether a pattern has the same spelling where ``...`` stands for no dim at all."""
+    given = traced.sample.made_from or traced.sample
+    bare = without_leading_dims(given)
+    if all(getattr(bare.operands[k], "dims", "") == getattr(o, "dims", "") for k, o in given.operands.items()):
+        return False
+    try:
+        again = trace(declaration, with_leading_dim(bare), traced.dtype, form, static=True)
     except PatternError:
         return False
     return again.reading.text == traced.reading.text
@@ -221,8 +245,11 @@ def _terms(declaration: Declaration, form: _Form) -> tuple[Any, ...]:
     operands: dict[str, Term] = {}
     for name, spec in form.traced.sample.operands.items():
         if isinstance(spec, T):
-            names = tuple(d if d.isdigit() else HIDDEN + d for d in _dims(spec, form.traced))
-            dims = DimSpec(names, form.open and len(names) == most_dims(form.traced.sample))
+            given = _dims(spec, form.traced)
+            kept = [d for d in given if not (form.bare and d == LEADING)]
+            names = tuple(d if d.isdigit() else HIDDEN + d for d in kept)
+            any_leading = form.open and (len(kept) < len(given) or len(given) == most_dims(form.traced.sample))
+            dims = DimSpec(names, any_leading)
             dtypes = frozenset((spec.dtype,) if spec.dtype else form.dtypes)
             operands[name] = Operand(variables[name], dims, dtypes, spec.dtype is None)
     _require_read(declaration, form.traced, operands)
