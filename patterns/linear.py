@@ -25,7 +25,7 @@ from ..rewrites.pattern import choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
-from ..rewrites.symbolic import known, known_equal
+from ..rewrites.symbolic import hint, known, known_equal, product
 from .packing import dense, only_frozen, packed_linear_weight
 
 ACTIVATION = "activation"  # the tag that names the epilogue
@@ -45,6 +45,7 @@ _HIDING_NAN = ("relu",)  # activations that make a number of NaN in oneDNN and i
 _DTYPES = (torch.float32, torch.bfloat16)
 _CUDA_ACTIVATIONS = ("gelu_tanh", "relu")  # what cuBLASLt has as an epilogue
 _CUDA_DTYPES = (torch.float16, torch.bfloat16)
+FEW_ROWS = 16  # up to which a product waits for its weights: generated kernels read them faster, and have epilogues too
 
 
 def activation(match: Binding, policy: Mapping[str, str]) -> str:
@@ -113,6 +114,10 @@ def cublaslt_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None
         return Reason("kernel-unavailable", f"cuBLASLt: not for {describe(x)}", (x,), "half precision", describe(x))
     if not all(known(s >= 1) for s in (*shape(x), *shape(match.operands["weight"]))):
         return Reason("kernel-unavailable", "cuBLASLt: a size may be zero", (x,))
+    rows = hint(product(shape(x)[:-1]))
+    if rows is not None and rows <= FEW_ROWS:
+        message = f"cuBLASLt: {rows} rows wait for the weights, which generated kernels read faster"
+        return Reason("rows-few", message, (x,), f"more than {FEW_ROWS} rows", describe(x))
     if name in _HIDING_NAN and policy.get("nan", "eager") == "eager":
         return Reason("kernel-unavailable", "cuBLASLt: its relu turns NaN into 0 (option nan='safe' allows that)", (x,))
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from support.attentions import normal
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
-from torch import nn
+from torch import fx, nn
+from torch._subclasses import FakeTensorMode
 
 import regraft
 from regraft.compiler.tools.check import refusals
-from regraft.patterns.linear import linear
+from regraft.patterns.linear import cublaslt_applies, linear
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 
@@ -63,6 +65,18 @@ def test_a_weight_whose_rows_overlap_is_not_taken(overlapping: bool) -> None:
         found = lowered(F.linear, (X, weight))
         assert found.count("linear") == (0 if overlapping else 1)
         assert_agrees(F.linear, found.run, (X, weight))
+
+
+@pytest.mark.parametrize(("sizes", "code"), [((1, 1, 16), "rows-few"), ((16, 16), "rows-few"), ((17, 16), None)])
+def test_few_rows_on_a_gpu_are_left_to_generated_kernels(sizes: tuple[int, ...], code: str | None) -> None:
+    nodes = {}
+    with FakeTensorMode():
+        for name, given in (("x", sizes), ("weight", (24, 16)), ("bias", (24,))):
+            nodes[name] = fx.Graph().placeholder(name)
+            nodes[name].meta["val"] = torch.empty(given, dtype=torch.bfloat16, device="cuda")
+    match: Any = SimpleNamespace(operands=nodes, tags=(("activation", "gelu_tanh"),))
+    reason = cublaslt_applies(match, {})
+    assert (reason.code if reason else None) == code
 
 
 def test_product_used_twice() -> None:

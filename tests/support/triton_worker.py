@@ -55,8 +55,44 @@ def _wrapped(function):
 _CHANGE = re.compile(r"(xor|shr|and)[.]b32 four, [$\w]+, (\w+);")
 
 
+def _low_floats(text, numbers):
+    """What assembly makes 16-bit floats `even` of, whose low one each is of one byte: bit by bit, like a GPU."""
+    kind = torch.float16 if "f16.f16" in text.replace("bf16", "") else torch.bfloat16
+    held = {"$6": torch.from_numpy(numbers.astype(np.uint8).astype(np.int32))}
+    held |= {name: torch.zeros_like(held["$6"]) for name in ("zero",)}
+
+    def value(name):
+        return held[name] if name in held else torch.full_like(held["$6"], int(int(name, 0) & 0xFFFF))
+
+    def as_float(name):
+        return (value(name) & 0xFFFF).to(torch.uint16).view(kind).double()
+
+    for name, made, given in re.findall(r"(mov|shr|lop3|fma)[.][\w.]+ (\w+), ([^;]+);", text):
+        given = given.split(", ")
+        if name == "mov":
+            held[made] = value(given[0])
+        elif name == "shr":
+            held[made] = value(given[0]) >> int(given[1])
+        elif name == "lop3":
+            assert given[3] == "0x6a"
+            held[made] = value(given[0]) & value(given[1]) ^ value(given[2])
+        else:
+            exact = as_float(given[0]) * as_float(given[1]) + as_float(given[2])
+            held[made] = exact.to(kind).view(torch.uint16).to(torch.int32)
+    return as_float("even").float().numpy()
+
+
 def _assembly(text, _constraints, args, dtype, **_):
-    """The pieces of assembly that kernels have: the bits of -0.0, and of 2**23 + x of bytes."""
+    """The pieces of assembly that kernels have: the bits of -0.0, of 2**23 + x of bytes, and products of these.
+
+    Where lanes hold elements, nothing here knows: those in another order are as they were, sums are of each element.
+    """
+    if text.startswith("prmt.b32 $0, $2, $3") or "%laneid" in text:
+        return args[0]
+    if "mma.sync" in text:
+        x, w, total = args
+        floats = _low_floats(text, np.array(w.handle.data))
+        return total + x.to(tl.float32) * tl.tensor(interpreter.TensorHandle(floats, tl.float32), _floats_like(w))
     if text == "mov.b32 $0, 0x80000000;" and dtype == tl.int32:
         return args[0] + -(2**31)
     assert "prmt.b32 $3, four, 0x4B000000, 0x7443;" in text and dtype == tl.int32
@@ -66,6 +102,10 @@ def _assembly(text, _constraints, args, dtype, **_):
         by = int(number, 0)
         made = {"xor": lambda: made ^ by & 255, "shr": lambda: made >> by, "and": lambda: made & (by & 255)}[name]()  # noqa: B023
     return made | 0x4B000000
+
+
+def _floats_like(x):
+    return tl.block_type(tl.float32, x.type.shape)
 
 
 def _patch() -> None:

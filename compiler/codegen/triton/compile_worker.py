@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import select
 import sys
 import tempfile
@@ -47,10 +48,28 @@ def compile_job(job: dict[str, Any]) -> dict[str, Any]:
     attrs = {(position,): [["tt.divisibility", 16]] for position in job["aligned"]}
     source = ASTSource(getattr(module, job["function"]), dict(job["signature"]), {}, attrs)
     made = triton.compile(source, target=GPUTarget("cuda", job["capability"], 32), options=job["options"])
+    check_layouts(made.asm["ttgir"])
     Path(job["cubin"]).write_bytes(made.asm["cubin"])
     return {name: getattr(made.metadata, name, None) for name in _METADATA}
 
 
+def check_layouts(text: str) -> None:
+    """Refuse what multiplies by tensor cores where lanes do not hold four neighbours each, and a warp one column.
+
+    Raises:
+        ValueError: `add_products_of_bytes` would sum elements of different columns.
+    """
+    multiplied = re.findall(r"elementwise_inline_asm [^\n]*mma[.]sync[^\n]*-> tensor<[^\n>]*, (#\w+)>", text)
+    if len(multiplied) != len(re.findall(r"elementwise_inline_asm [^\n]*mma[.]sync", text)):
+        raise ValueError("products of bytes in a layout that is not known")
+    for name in set(multiplied):
+        found = re.search(rf"^{name} = #ttg.blocked<(.*)>$", text, re.MULTILINE)
+        shape = _LAYOUT.search(found[1]) if found is not None else None
+        if shape is None or int(shape["each"]) % 4:
+            raise ValueError(f"products of bytes in the layout {found[1] if found else name}")
+
+
+_LAYOUT = re.compile(r"sizePerThread = \[(?P<each>\d+), 1\], threadsPerWarp = \[32, 1\], .* order = \[0, 1\]")
 _NOTHING = """
 import triton
 import triton.language as tl

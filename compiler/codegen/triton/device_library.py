@@ -53,6 +53,37 @@ def bytes_to_floats(x, bits: tl.constexpr, less: tl.constexpr):
 
 
 @triton.jit
+def every_other(x):
+    """Four 16-bit floats of a lane at a time, in the order 0, 2, 1, 3."""
+    change: tl.constexpr = "prmt.b32 $0, $2, $3, 0x5410; prmt.b32 $1, $2, $3, 0x7632;"
+    return tl.inline_asm_elementwise(change, "=r,=r,r,r", [x], x.dtype, is_pure=True, pack=4)
+
+
+@triton.jit
+def add_products_of_bytes(total, x, w, multiply: tl.constexpr):
+    """Products of bytes by tensor cores added to sums over four lanes and four places, for `own_sums` to find.
+
+    `x`, of which `every_other` has come, and the bytes `w` are those of four places of a lane, all of one column, as
+    are its warp's; `multiply` takes them from $4 and $5, and $6, the sums from $7 on.
+    """
+    constraints: tl.constexpr = "=f,=f,=f,=f,r,r,r,f,f,f,f"
+    return tl.inline_asm_elementwise(multiply, constraints, [x, w, total], tl.float32, is_pure=True, pack=4)
+
+
+@triton.jit
+def own_sums(total):
+    """Of what tensor cores have summed, what is of a lane's own column: on the diagonal of 8 x 8; 0 elsewhere."""
+    diagonal: tl.constexpr = (
+        "{ .reg .b32 lane, line, at; .reg .f32 own; .reg .pred here, second; mov.u32 lane, %laneid; "
+        "and.b32 line, lane, 4; setp.ne.u32 second, line, 0; shr.u32 line, lane, 3; and.b32 at, lane, 3; "
+        "setp.eq.u32 here, line, at; selp.f32 own, $5, $4, second; selp.f32 $0, own, 0f00000000, here; "
+        "mov.f32 $1, 0f00000000; mov.f32 $2, 0f00000000; mov.f32 $3, 0f00000000; }"
+    )
+    constraints: tl.constexpr = "=f,=f,=f,=f,f,f,f,f"
+    return tl.inline_asm_elementwise(diagonal, constraints, [total], tl.float32, is_pure=True, pack=4)
+
+
+@triton.jit
 def quotient(x, y):
     """Rounded as IEEE has it."""
     return x / y if x.dtype == tl.float64 else tl.div_rn(x, y)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ..common.gpu import Gpu
 from .description import FEWEST, LANES_ROWS, Product
 from .triton_cost import apart, estimate, estimate_lanes, is_skinny
-from .triton_tiles import LANES_DEEPEST, GemmTile, fits, read_bytes
+from .triton_tiles import LANES_DEEPEST, GemmTile, are_halves, fits, read_bytes
 
 _HOPE = 1.1  # of the estimated time of what there is: with that it may still be faster
 _ALIKE = 1.15  # of the least estimate: tiles without tensor cores that may well be the fastest
@@ -42,6 +42,10 @@ _DEEP_BYTES = (
     (8, 512, 2), (4, 512, 1), (4, 512, 2), (8, 1024, 4), (8, 2048, 8), (4, 2048, 8), (2, 2048, 4), (2, 1024, 4),
     (2, 1024, 2), (2, 512, 1), (1, 2048, 4), (1, 1024, 4),
 )  # fmt: skip
+# The same where tensor cores multiply what lanes hold: of halves of bytes, or for several rows. Bytes of one row wait
+# for memory, not for lanes.
+_CORES_BYTES = ((8, 256, 1), (4, 512, 2), (8, 1024, 4), (2, 1024, 4), (4, 2048, 8), (2, 2048, 8), (1, 1024, 4))
+_MOST_CORES = 2  # of these, before the others
 _MOST_STEPS, _FEWEST_WARPS = 8, 12  # of a lane, and on each multiprocessor
 _WIDE = (
     GemmTile(1, 64, 32, 4, 4), GemmTile(1, 64, 64, 8, 4), GemmTile(1, 128, 16, 4, 4), GemmTile(1, 32, 64, 4, 4),
@@ -76,11 +80,16 @@ def _lanes_of_bytes(product: Product, gpu: Gpu) -> list[GemmTile]:
     deep = product.b.row == 1 or product.b.column != 1
     if product.row.extent > LANES_ROWS or not deep or read_bytes(product.b, product.right) != 1:
         return []
-    rows = 1 << (product.row.extent - 1).bit_length()
-    found = []
-    for columns, depth, warps in _DEEP_BYTES:
+    cores = _CORES_BYTES if are_halves(product) or product.row.extent > 1 else ()
+    return [*_busy(product, gpu, cores, True)[:_MOST_CORES], *_busy(product, gpu, _DEEP_BYTES, False)]
+
+
+def _busy(product: Product, gpu: Gpu, known: Iterable[tuple[int, int, int]], cores: bool) -> list[GemmTile]:
+    """Of tiles as columns, step and warps those that fit, and have warps enough for all multiprocessors."""
+    rows, found = 1 << (product.row.extent - 1).bit_length(), []
+    for columns, depth, warps in known:
         steps = -(-product.depth // depth)
-        tile = GemmTile(rows, columns, depth, warps, steps)
+        tile = GemmTile(rows, columns, depth, warps, steps, cores=cores)
         busy = tile.count(product) * warps >= _FEWEST_WARPS * gpu.processors
         if steps <= _MOST_STEPS and busy and depth <= product.depth and fits(product, tile, gpu):
             found.append(tile)

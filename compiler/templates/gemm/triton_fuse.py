@@ -443,7 +443,7 @@ def gemm_kernel(product: Product, tile: GemmTile, label: str, device: int, gpu: 
         UnsupportedDtypeError: the epilogue computes with a dtype that Triton has no type for.
     """
     source = gemm_triton(product, tile, gpu.processors, label)
-    plain = gemm_triton(product, replace(tile, descriptors=False), gpu.processors, label)
+    plain = gemm_triton(product, replace(tile, descriptors=False, cores=False), gpu.processors, label)
     own = tuple(map(Layout.of, workspaces(product, tile)))
     return template_kernel("gemm", product, source, plain, device, own)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ...codegen.triton import KernelSource
 from ...codegen.triton.source import module_text
 from .description import Product
+from .triton_cores import CoresTriton
 from .triton_lanes import LanesTriton
 from .triton_matmul import GemmTriton
 from .triton_text import GemmLaunch, signature_type
@@ -42,7 +43,7 @@ def joint_triton(members: Sequence[Member], tile: GemmTile, label: str = "") -> 
         tile: one that fits each, with the depth in one part.
         label: what is computed, for the name.
     """
-    kind = LanesTriton if tile.by_lanes else GemmTriton
+    kind = CoresTriton if tile.cores else LanesTriton if tile.by_lanes else GemmTriton
     early = members[0].product.early
     functions: dict[str, str] = {}  # equal ones once
     calls, types = [], dict[int, str]()

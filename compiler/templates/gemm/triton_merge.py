@@ -168,10 +168,11 @@ def _kernel(
         inputs |= dict(zip(read, product.reads, strict=True))
         made.append(Member(product, (*read, count + number)))
     source = joint_triton(made, tile, label)
+    plain = joint_triton(made, replace(tile, cores=False), label) if tile.cores else source
     outputs = tuple(Layout.of(product.out) for product, _ in members)
     given = tuple(Layout.of(inputs[place]) for place in range(count))
     flops = sum(product.flops * (2 if product.other is not None else 1) for product, _ in members)
-    return TritonTemplateKernel(source.launches[0].name, "gemm", source, source, given, outputs, device, flops)
+    return TritonTemplateKernel(source.launches[0].name, "gemm", source, plain, given, outputs, device, flops)
 
 
 def _whole_tile(products: Sequence[Product], tile: GemmTile, gpu: Gpu) -> GemmTile | None:

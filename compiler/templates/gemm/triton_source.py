@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...codegen.triton import KernelSource
 from .description import Product
+from .triton_cores import CoresTriton
 from .triton_lanes import LanesTriton
 from .triton_matmul import GemmTriton, written
 from .triton_split_k import sum_of_parts
@@ -25,5 +26,5 @@ def gemm_triton(product: Product, tile: GemmTile, processors: int, label: str = 
         UnsupportedDtypeError: the epilogue computes with a dtype that Triton has no type for.
     """
     last = sum_of_parts(product, tile, processors) if tile.splits > 1 else None
-    kind = LanesTriton if tile.by_lanes else GemmTriton
+    kind = CoresTriton if tile.cores else LanesTriton if tile.by_lanes else GemmTriton
     return written("gemm", label, kind(product, tile, processors), last)

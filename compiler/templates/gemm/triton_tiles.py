@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ....rewrites.layout import missing
 from ..common.gpu import Gpu
 from .description import FEWEST, FLOAT8, LANES_ROWS, Matrix, Product, Prologue
+from .fits_cores import fits_cores
 
 FEW_SHARED = 1 << 10  # bytes that the system keeps of each program's shared memory
 _DEEPEST = {False: 256, True: 128}  # step, by whether the GPU's own unit copies it
@@ -27,6 +28,7 @@ class GemmTile:
         warps: of a program; `stages`: steps whose operands are on their way at a time (by lanes: the first that many).
         descriptors: programs stay, take one tile after the other, and have the GPU's own unit copy operands (TMA).
         splits: into how many parts the depth is cut; they are summed by programs of their own, then added up.
+        cores: of few rows: tensor cores multiply what each lane holds (see `gemm.triton_cores`).
     """
 
     rows: int
@@ -36,14 +38,16 @@ class GemmTile:
     stages: int
     descriptors: bool = False
     splits: int = 1
+    cores: bool = False
 
     def __str__(self) -> str:
-        kind = f"{'_tma' if self.descriptors else ''}{f'_k{self.splits}' if self.splits > 1 else ''}"
+        kind = f"{'_tma' if self.descriptors else ''}{'_mma' if self.cores else ''}"
+        kind += f"_k{self.splits}" if self.splits > 1 else ""
         return f"{self.rows}x{self.columns}x{self.depth}_{self.warps}w{self.stages}s{kind}"
 
     @property
     def by_lanes(self) -> bool:
-        """Whether lanes multiply and sum for themselves (see `gemm.triton_lanes`)."""
+        """Whether each lane has elements of its own, to multiply and sum them (see `gemm.triton_lanes`)."""
         return self.rows < FEWEST
 
     def count(self, product: Product) -> int:
@@ -69,7 +73,7 @@ def fits(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
     """Whether a kernel with this tile can be made for this GPU."""
     if tile.by_lanes:
         return _fits_lanes(product, tile, gpu)
-    if product.exact:
+    if product.exact or tile.cores:
         return False
     in_range = min(tile.rows, tile.columns, tile.depth) >= 16 and max(tile.rows, tile.columns) <= _LONGEST_SIDE
     in_range = in_range and tile.warps in _WARPS[tile.rows > FEWEST]
@@ -92,13 +96,21 @@ def _fits_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> bool:
         return False
     if tile.warps not in (1, 2, 4, 8) or not 16 <= tile.depth <= LANES_DEEPEST or gpu.capability < _float8(product):
         return False
+    if tile.cores and not fits_cores(product, tile.depth, tile.warps):
+        return False
     each = tile.depth * tile.columns // (32 * tile.warps)
     if product.right is not None and read_bytes(product.b, product.right) == 1:
         both = 1 if product.other is None else 2
-        on_their_way = each * min(tile.stages, product.steps(tile.depth)) // 4
-        if both * (each * rows + on_their_way) > _LANES_HELD:
+        of_bytes = each // 2 if tile.cores and are_halves(product) else each
+        on_their_way = of_bytes * min(tile.stages, product.steps(tile.depth)) // 4
+        if both * (of_bytes * rows + on_their_way) > _LANES_HELD:
             return False
     return each >= 1 and each * rows <= _LANES_HELD and _splits(product, tile)
+
+
+def are_halves(product: Product) -> bool:
+    """Whether a byte that is read holds two elements of the right operand."""
+    return 2 * math.prod(product.b.buffer.sizes) <= product.depth * product.column.extent
 
 
 def shared_bytes(product: Product, tile: GemmTile) -> int:
