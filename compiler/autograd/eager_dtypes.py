@@ -23,6 +23,7 @@ _LIKE: dict[str | None, str] = {
     "self": (
         "huber_loss mish_backward mse_loss_backward smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward"
     ),
+    "target": "binary_cross_entropy_with_logits",
     "mean": "normal",
     None: "threshold_backward",
 }

@@ -13,7 +13,7 @@ sizes with symbols that are equal on the example are held to it by a guard, as t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -55,15 +55,18 @@ _ALIKE = _named("""
     index_reduce: self source
     index_put: self values
 """)
-# Normalizations: parameters of the input's dtype, or of float32 where that has 16 bits.
+# Normalizations: parameters of the input's dtype, or of float32 where that has 16 bits, for some on CPUs only.
 _NORMALIZING = _named("""
     native_layer_norm: input weight bias
     native_group_norm: input weight bias
     native_batch_norm: input weight bias running_mean running_var
     _native_batch_norm_legit: input weight bias running_mean running_var
     _native_batch_norm_legit_no_training: input weight bias running_mean running_var
+    _native_batch_norm_legit_functional: input weight bias running_mean running_var
     _batch_norm_with_update: input weight bias running_mean running_var
+    _batch_norm_with_update_functional: input weight bias running_mean running_var
 """)
+_ALIKE_ON_GPUS = ("native_layer_norm", "native_group_norm")
 # Which dtypes an index may have.
 _INDICES = {
     "index_select": ("index", _WHOLE), "index_add": ("index", _WHOLE), "index_reduce": ("index", _WHOLE),
@@ -93,11 +96,25 @@ _REGIONS = {
     "slice_scatter": torch.ops.aten.slice.Tensor,
     "diagonal_scatter": torch.ops.aten.diagonal.default,
 }
-# What goes with the first tensor, which gives the sizes of the result.
-_INTO_FIRST = _named("""
-    soft_margin_loss: target
-    binary_cross_entropy_with_logits: target weight pos_weight
+# What goes with a tensor that gives the sizes of the result.
+_INTO = {
+    "soft_margin_loss": (("self", ("target",)),),
+    "binary_cross_entropy_with_logits": (("target", ("self", "weight")), ("self", ("pos_weight",))),
+}
+# Tensors of one shape.
+_SHAPED_ALIKE = _named("""
+    _softmax_backward_data: grad_output output
+    _log_softmax_backward_data: grad_output output
+    adaptive_max_pool2d_backward: grad_output indices
+    adaptive_max_pool3d_backward: grad_output indices
+    max_pool2d_with_indices_backward: grad_output indices
+    max_pool3d_with_indices_backward: grad_output indices
 """)
+# Gradients of a part of a tensor, and what gives that part.
+_GRADIENTS_OF_PARTS = {
+    "slice_backward": torch.ops.aten.slice.Tensor, "select_backward": torch.ops.aten.select.int,
+    "diagonal_backward": torch.ops.aten.diagonal.default, "unfold_backward": torch.ops.aten.unfold.default,
+}  # fmt: skip
 _HELD = "sizes_held"
 Equal = Callable[[Any, Any], bool]
 _FLOATS = (float, torch.SymFloat)
@@ -129,7 +146,7 @@ def disagreement(node: fx.Node) -> str | None:
         return None
     packet, given = _packet(node), _given(node)
     sizes = _agreed if _HELD in node.meta else _SIZED.get(packet, _agreed)
-    for look in (_dtypes, _index, _kinds, sizes):
+    for look in (_dtypes, _index, _kinds, sizes, _apart):
         found = look(packet, given)
         if found is not None:
             return found
@@ -157,6 +174,7 @@ def _dtypes(packet: str, given: dict[str, Any]) -> str | None:
         return None
     first, *more = [given[name].dtype for name in names if isinstance(given.get(name), torch.Tensor)]
     widened = packet in _NORMALIZING and first in _HALVES and set(more) == {torch.float32}
+    widened = widened and (packet not in _ALIKE_ON_GPUS or given["input"].device.type == "cpu")
     alike = widened or not set(more) - {first}
     return None if alike else f"eager refuses {', '.join(map(str, [first, *more]))} together"
 
@@ -191,7 +209,7 @@ def _kinds(packet: str, given: dict[str, Any]) -> str | None:
 def _slices(_: str, given: dict[str, Any], equal: Equal = known_equal) -> str | None:
     x, source, index = given["self"], given["source"], given["index"]
     wanted = list(x.shape)
-    if wanted:
+    if -len(wanted) <= given["dim"] < len(wanted):
         wanted[given["dim"]] = index.numel()
     return None if _agree(source.shape, wanted, equal) else f"a source of {list(source.shape)}, not {wanted}"
 
@@ -247,9 +265,14 @@ def _regions(packet: str, given: dict[str, Any], equal: Equal = known_equal) -> 
 
 
 def _broadcast(packet: str, given: dict[str, Any], equal: Equal = known_equal) -> str | None:
-    others = [given[name] for name in _INTO_FIRST[packet] if isinstance(given.get(name), torch.Tensor)]
-    wide = [x for x in others if not _widens(x.shape, given["self"].shape, equal)]
-    return f"eager refuses {list(wide[0].shape)} beside {list(given['self'].shape)}" if wide else None
+    for into, names in _INTO[packet]:
+        others = [given[name].shape for name in names if isinstance(given.get(name), torch.Tensor)]
+        if into == "self" and others and packet == "binary_cross_entropy_with_logits":
+            others.append(given["target"].shape)  # which the weights are multiplied by
+        wide = [sizes for sizes in others if not _widens(sizes, given[into].shape, equal)]
+        if wide:
+            return f"eager refuses {list(wide[0])} beside {list(given[into].shape)}"
+    return None
 
 
 def _widens(sizes: Any, to: Any, equal: Equal) -> bool:
@@ -258,9 +281,58 @@ def _widens(sizes: Any, to: Any, equal: Equal) -> bool:
     return len(sizes) <= len(to) and all(known_equal(size, 1) or equal(size, other) for size, other in ends)
 
 
+def _apart(packet: str, given: dict[str, Any]) -> str | None:
+    """Plain sizes that differ, of what eager compares and metadata does not; of symbols nothing is said."""
+    if packet.startswith(("upsample_", "_upsample_")):
+        sizes = given.get("output_size") or ()
+        return f"no images of sizes {list(sizes)}" if any(isinstance(n, int) and n <= 0 for n in sizes) else None
+    if packet == "_unsafe_masked_index_put_accumulate":
+        return _places(packet, given, _may_be_equal)
+    if packet in _GRADIENTS_OF_PARTS:
+        return _beside_part(packet, given)
+    pairs = _pairs(packet, given)
+    return next((f"sizes {list(a)} for {list(b)}" for a, b in pairs if not _agree(a, b, _may_be_equal)), None)
+
+
+def _may_be_equal(a: Any, b: Any) -> bool:
+    return a == b if isinstance(a, int) and isinstance(b, int) else True
+
+
+def _pairs(packet: str, given: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Sizes, and what they have to be."""
+    shapes = {name: value.shape for name, value in given.items() if isinstance(value, torch.Tensor)}
+    if packet in _SHAPED_ALIKE:
+        first, second = _SHAPED_ALIKE[packet]
+        yield shapes[first], shapes[second]
+    if packet.startswith(("max_pool", "adaptive_max_pool")) and packet.endswith("backward"):
+        rank = 2 if "2d" in packet else 3
+        yield shapes["grad_output"][:-rank], shapes["self"][:-rank]
+    if packet.startswith("nll_loss"):
+        x = list(shapes["self"])
+        yield shapes["target"], [*x[:-1][:1], *x[2:]]
+        if packet.endswith("backward") and given["reduction"] == 0:
+            yield shapes["grad_output"], shapes["target"]
+    if packet in ("native_layer_norm_backward", "native_group_norm"):
+        wanted = given["normalized_shape"] if "normalized_shape" in given else [given["C"]]
+        yield from ((shapes[name], wanted) for name in ("weight", "bias") if name in shapes)
+
+
+def _beside_part(packet: str, given: dict[str, Any]) -> str | None:
+    """Why a gradient, which may be broadcast, is not one of a part of a tensor of these sizes."""
+    gradient, sizes, *places = given.values()
+    if not all(isinstance(n, int) for n in (*sizes, *places)):
+        return None
+    try:
+        with plain_eager():
+            part = _GRADIENTS_OF_PARTS[packet](torch.empty(sizes, device="meta"), *places).shape
+    except (RuntimeError, IndexError) as error:
+        return f"eager refuses the place: {error}"
+    return None if _widens(gradient.shape, part, _may_be_equal) else f"sizes {list(gradient.shape)} for {list(part)}"
+
+
 _SIZED: dict[str, Callable[..., str | None]] = {
     **dict.fromkeys(("index_add", "index_copy", "index_reduce"), _slices), "index_put": _places,
-    "embedding_dense_backward": _rows, **dict.fromkeys(_REGIONS, _regions), **dict.fromkeys(_INTO_FIRST, _broadcast),
+    "embedding_dense_backward": _rows, **dict.fromkeys(_REGIONS, _regions), **dict.fromkeys(_INTO, _broadcast),
 }  # fmt: skip
 
 

@@ -53,7 +53,10 @@ _ON_DEVICES = {
 _OF_ANY_BOOL = ("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar", "aten.dist.default")
 _OF_ONE_DTYPE = ("aten.heaviside.default", "aten.linalg_cross.default")
 # Whose rules for metadata take any dim; those of other operators raise while a program is traced.
-_OF_ANY_DIM = ("aten._softmax.default", "aten._safe_softmax.default", "aten.softmax.int")
+_OF_ANY_DIM = (
+    "aten._softmax.default", "aten._safe_softmax.default", "aten.softmax.int", "aten.cummax.default",
+    "aten.cummin.default", "aten.index_reduce.default",
+)  # fmt: skip
 _SCANS = ("aten.cumsum.default", "aten.cumprod.default")
 _BITS = ("aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not")
 _SHIFTS = ("aten.bitwise_left_shift", "aten.bitwise_right_shift", "aten.__lshift__", "aten.__rshift__")

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import rank, shape
+from ...rewrites.graph import dtype, rank, shape
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import known_equal, product
 from . import builders
@@ -83,6 +83,8 @@ def _parse(node: fx.Node) -> tuple[list[str], str] | None:
     operands = node.args[1]
     equation = node.args[0].replace(" ", "")
     if len(operands) != 2 or equation.count("->") != 1 or not isinstance(equation, str):
+        return None
+    if dtype(operands[0]) != dtype(operands[1]):  # which eager refuses
         return None
     inputs, out = equation.split("->")
     terms = inputs.split(",")

@@ -54,6 +54,9 @@ def _size(node: fx.Node) -> int | None:
     plain = not given.get("scale_grad_by_freq") and not given.get("sparse") and not given.get("include_last_offset")
     if not plain or given.get("mode", _SUM) not in (_SUM, _MEAN) or (padding is not None and padding >= 0):
         return None
+    weights = given.get("per_sample_weights")
+    if weights is not None and val(weights).dtype != val(given["weight"]).dtype:  # which eager refuses
+        return None
     if any(op_name(user) != "getitem" or (user.users and user.args[1] != 0) for user in node.users):
         return None
     indices = val(given["indices"])

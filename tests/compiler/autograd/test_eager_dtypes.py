@@ -23,6 +23,7 @@ CALLS = {
     aten.hardswish_backward.default: (2,), aten.xlogy.Tensor: (2,), aten.tanh_backward.default: (2,),
     aten.sigmoid_backward.default: (2,), aten.softplus_backward.default: (2, 1, 20),
     aten.logit_backward.default: (2,), aten.copysign.Tensor: (2,), aten.where.self: (3,), aten.addcmul.default: (3,),
+    aten.binary_cross_entropy_with_logits.default: (2,),
 }  # fmt: skip
 
 

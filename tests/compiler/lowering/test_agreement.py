@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from support.lowering import agree, trace
 
 from regraft.compiler.lowering import lower
-from regraft.compiler.lowering.agreement import hold_sizes
+from regraft.compiler.lowering.agreement import disagreement, hold_sizes
 
 aten = torch.ops.aten
 X = torch.arange(20.0).reshape(5, 4)
@@ -26,7 +26,9 @@ MIXED = {
     "mse": lambda x, y, i: aten.mse_loss_backward(x[:3], y, y, 1),
     "smooth": lambda x, y, i: aten.smooth_l1_loss_backward(x[:3], y, y, 1, 1.0),
     "norm": lambda x, y, i: F.layer_norm(x, (4,), y[0], y[0]), "groups": lambda x, y, i: F.group_norm(x, 2, y[0], y[0]),
-    "batch": lambda x, y, i: F.batch_norm(x, None, None, y[0], y[0], True), "truth": lambda x, y, i: (x - y[:1]) - True,
+    "batch": lambda x, y, i: F.batch_norm(x, None, None, y[0], y[0], True),
+    "running": lambda x, y, i: F.batch_norm(x, y[0].clone(), y[1].clone(), y[2], y[2], True),
+    "truth": lambda x, y, i: (x - y[:1]) - True,
 }  # fmt: skip
 INDICES = {
     "select": lambda x, i, y: x.index_select(0, i), "add": lambda x, i, y: x.index_add(0, i, y),
@@ -50,6 +52,34 @@ FILLS = {
     "scatter": lambda x, v, i: x.scatter(0, i, v), "pad": lambda x, v, i: F.pad(x, (1, 1), value=v),
     "clamp": lambda x, v, i: x.clamp(max=v),
 }  # fmt: skip
+
+
+MAPS, IMAGE = torch.ones(2, 3, 4, 5), torch.zeros(2, 4, 5, dtype=torch.int64)
+# Each with tensors whose sizes fit; of the last, one is changed.
+SIZED = {
+    "labels": (lambda x, i: aten.nll_loss2d_forward(x, i, None, 1, -100), MAPS, IMAGE),
+    "groups": (lambda x, w: F.group_norm(x, 3, w), MAPS, torch.ones(3)),
+    "shifts of groups": (lambda x, w: F.group_norm(x, 3, None, w), MAPS, torch.ones(3)),
+    "softmax": (lambda x, y: aten._softmax_backward_data(x, y, 1, y.dtype), X, X + 1),
+    "pooled": (
+        lambda x, i: aten.adaptive_max_pool2d_backward(x[..., :4, :5] * 1, x, i), torch.ones(2, 3, 8, 9), MAPS.long()),
+    "slice": (lambda x, g: aten.slice_backward(g, list(x.shape), 0, 1, 4, 1), X, THREE),
+    "row": (lambda x, g: aten.select_backward(g, list(x.shape), 0, 1), X, X[0].clone()),
+    "diagonal": (lambda x, g: aten.diagonal_backward(g, list(x.shape), 0, 0, 1), X, X[0].clone()),
+    "windows": (lambda x, g: aten.unfold_backward(g, list(x.shape), 1, 2, 2), X, torch.ones(5, 2, 2)),
+    "shifts": (lambda x, w: aten.native_layer_norm_backward(
+        x, x, [4], x[:, :1], x[:, :1], w, w, [True, True, True])[2], X, torch.ones(4)),
+}  # fmt: skip
+
+
+def resized(x):
+    """Versions of a tensor with other sizes, none of which is beside it in memory."""
+    yield x[None].clone()
+    yield x.flatten()[0].clone()
+    for dim in range(x.dim()):
+        yield torch.cat([x, x.narrow(dim, 0, 1)], dim)
+        yield x.narrow(dim, 0, 1).clone()
+        yield x.narrow(dim, 1, x.shape[dim] - 1).clone()
 
 
 def refuses(function, *given):
@@ -97,6 +127,53 @@ def test_sizes_of_what_is_written(name, dynamic):
         else:
             assert stays(SIZES[name], *given, dynamic=dynamic), (name, n, m)
     assert not all(fits)
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_that_metadata_does_not_compare(name):
+    function, x, last = SIZED[name]
+    assert not stays(function, x, last)
+    refused = [other for other in resized(last) if name == "pooled" or refuses(function, x, other)]
+    assert refused, "eager reads beside its indices where a pool's differ"
+    for other in refused:
+        assert stays(function, x, other), (name, other.shape)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])  # tracing divides others by zero
+def test_images_without_elements(mode):
+    assert stays(lambda x: F.interpolate(x, size=(0, 3), mode=mode), MAPS)
+    assert not stays(lambda x: F.interpolate(x, size=(1, 3), mode=mode), MAPS)
+
+
+@pytest.mark.parametrize("weights", [(), (4,), (1, 4), (5, 4)])
+def test_logits_that_targets_do_not_hold(weights):
+    """The loss is written over a tensor like the targets."""
+    shapes = ((5, 4), (1, 4), (5, 1), (4,), (2, 5, 4))
+    for shape, other in product(shapes, repeat=2):
+        x, y, w = torch.ones(shape), torch.ones(other), torch.ones(weights) if weights else None
+        graph = torch.fx.Graph()
+        nodes = [graph.placeholder(name) for name in "xyw"]
+        for node, tensor in zip(nodes, (x, y, w), strict=True):
+            node.meta["val"] = tensor
+        given = (*nodes[:2], None, nodes[2] if weights else None, 0)
+        call = graph.call_function(aten.binary_cross_entropy_with_logits.default, given)
+        refused = refuses(lambda x, y, w=w: aten.binary_cross_entropy_with_logits(x, y, None, w, 0), x, y)
+        assert (disagreement(call) is not None) == refused, (shape, other)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", ["native_layer_norm", "native_group_norm", "native_batch_norm"])
+def test_wider_parameters_of_normalizations(name, device):
+    """Of 16 bits, with parameters of 32: kernels for CPUs take them, of those for GPUs the ones of batches only."""
+    graph = torch.fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    x.meta["val"] = torch.empty(2, 4, dtype=torch.bfloat16, device=device)
+    w.meta["val"] = torch.empty(4, device=device)
+    more = {"native_layer_norm": (1e-5,), "native_group_norm": (2, 4, 1, 2, 1e-5)}.get(name)
+    more = more or (None, None, True, 0.1, 1e-5)
+    sizes = ([4],) if name == "native_layer_norm" else ()
+    call = graph.call_function(getattr(aten, name).default, (x, *sizes, w, w, *more))
+    assert (disagreement(call) is None) == (device == "cpu" or name == "native_batch_norm")
 
 
 @pytest.mark.parametrize("name", FILLS)

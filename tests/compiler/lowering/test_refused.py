@@ -38,6 +38,20 @@ def test_dims_out_of_range_raise(function):
         torch.compile(function, backend="regraft", options={"strict": True})(ONES)
 
 
+@pytest.mark.parametrize("dim", [1, -2])
+@pytest.mark.parametrize("function", [
+    lambda x, i, dim: x.cummax(dim)[0] + 1, lambda x, i, dim: x.cummin(dim)[0] + 1,
+    lambda x, i, dim: x.index_reduce(dim, i, x, "prod"), lambda x, i, dim: x.index_add(dim, i, x),
+])  # fmt: skip
+def test_dims_of_a_number_out_of_range_raise(function, dim):
+    given = torch.tensor(2.0), torch.tensor([0]), dim
+    with pytest.raises(IndexError):
+        function(*given)
+    torch._dynamo.reset()
+    with pytest.raises((IndexError, RuntimeError)):
+        torch.compile(function, backend="regraft", options={"strict": True})(*given)
+
+
 @pytest.mark.parametrize("dim", [0, -1])
 def test_dims_of_a_number(dim):
     torch._dynamo.reset()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from regraft.compiler.passes.bags_as_sums import write_out_bags
 from regraft.rewrites.compat import capture_function
-from regraft.rewrites.graph import op_name
+from regraft.rewrites.graph import arguments, op_name
 
 W, I2 = torch.randn(20, 6), torch.randint(0, 20, (5, 4))
 
@@ -47,6 +47,15 @@ def test_written_out(name):
 @pytest.mark.parametrize("name", LEFT)
 def test_left(name):
     module = captured(LEFT[name])
+    assert write_out_bags(module) == 0
+
+
+def test_weights_of_another_dtype_are_left():
+    """Eager refuses them on GPUs."""
+    module = captured(WRITTEN["weighted"])
+    (node,) = (node for node in module.graph.nodes if "embedding_bag" in op_name(node))
+    weights = arguments(node)["per_sample_weights"]
+    weights.meta["val"] = weights.meta["val"].double()
     assert write_out_bags(module) == 0
 
 
