@@ -163,7 +163,8 @@ def require_same_meta(old: fx.Node, new: fx.Node) -> None:
         or a.device != b.device
     ):
         rule = new.meta.get("regraft_rule", "a rewrite")
-        raise RewriteError(f"{rule} replaced {op_name(old)} {_meta(a)} by {op_name(new)} {_meta(b)}")
+        what = f"{rule} replaced {op_name(old)} {_meta(a)} by {op_name(new)} {_meta(b)}"
+        raise RewriteError(f"{what}: a replacement has the shape, dtype and device of what it replaces")
 
 
 def _meta(value: Any) -> str:

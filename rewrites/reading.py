@@ -135,7 +135,9 @@ class _Reader:
             return type(value.node.hint)(expression)
         unknown = expression.free_symbols - self._symbols.keys()
         if unknown:
-            raise PatternError(f"it depends on a size that only a run can tell: {expression}")
+            raise PatternError(
+                f"it depends on a value that only a run can tell ({expression}), as item() and nonzero() give"
+            )
         return Sized(expression, {s: HIDDEN + self._symbols[s] for s in sorted(expression.free_symbols, key=str)})
 
 

@@ -9,6 +9,7 @@ Declaring a rule enables nothing: rules run where a `RuleSet` that holds them is
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
 import textwrap
@@ -80,7 +81,11 @@ class Guard:
         given = {n: binding.operands[n] for n in self.needs if n in binding.operands}
         if self.late:
             given["match"] = binding
-        verdict = self.function(**given)
+        try:
+            verdict = self.function(**given)
+        except Exception as error:
+            error.add_note(f"in guard {self.function.__name__}()")
+            raise
         if verdict is not None and not isinstance(verdict, Reason):
             raise TypeError(f"guard {self.function.__name__} gave {verdict!r}: it must give None (accept) or a Reason")
         return verdict
@@ -217,7 +222,9 @@ def declared(name: str) -> Rule:
         KeyError: no such rule is declared; the message lists those that are.
     """
     if name not in _declared:
-        raise KeyError(f"no rule named {name!r} is declared; there are: {', '.join(sorted(_declared)) or 'none'}")
+        close = difflib.get_close_matches(name, _declared, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise KeyError(f"no rule named {name!r} is declared{hint}; there are: {', '.join(sorted(_declared)) or 'none'}")
     return _declared[name]
 
 
@@ -371,6 +378,11 @@ def _candidates(
     found = (Candidate("replacement", replacement),) if callable(replacement) else tuple(replacement)
     if not found:
         raise PatternError(f"rule {rule!r} has no replacement")
+    strange = [one for one in found if not isinstance(one, Candidate)]
+    if strange:
+        raise PatternError(
+            f"rule {rule!r}: replacement={replacement!r}: a function is wanted, or a list of Candidate(name, function)"
+        )
     for candidate in found:
         _require_signature(rule, candidate, parameters, derived)
     return found
@@ -415,6 +427,11 @@ def _require_given(
         if unknown:
             raise PatternError(f"rule {rule!r}: a sample gives {sorted(unknown)}, which the pattern does not take")
         for name, value in sample.operands.items():
+            if name in numbers and isinstance(value, T) and value.dims:  # of no dims it is a number in a tensor
+                said = (
+                    f"rule {rule!r}: a sample gives {name}={value!r}, but numbers={[*numbers]!r} says that {name} binds"
+                )
+                raise PatternError(f"{said} a number: give its value, or leave {name} out of numbers")
             if name not in numbers and value is not None and not isinstance(value, T):
                 raise PatternError(
                     f"rule {rule!r}: a sample gives {name}={value!r}, but {name} binds tensors: give a T, or declare "

@@ -21,7 +21,8 @@ def verify_rewrite(found: Found, outputs: Sequence[fx.Node]) -> None:
     """
     rule = found.rule.name
     if len(outputs) != len(found.outputs):
-        raise RewriteError(f"{rule}: the replacement returns {len(outputs)} values, the pattern {len(found.outputs)}")
+        count = f"{len(outputs)} value{'' if len(outputs) == 1 else 's'}"
+        raise RewriteError(f"{rule}: the replacement returns {count}, the pattern {len(found.outputs)}")
     for old, new in zip(found.outputs, outputs, strict=True):
         require_same_meta(old, new)
         if old.meta.get("stack_trace") and not new.meta.get("stack_trace") and new not in found.operands():

@@ -135,12 +135,15 @@ class Report:
         """Write the report to `path`, as JSON or HTML by its suffix, and return the path.
 
         Raises:
-            ReportError: another suffix.
+            ReportError: another suffix, or a place that cannot be written to.
         """
         path = Path(path)
         if path.suffix not in (".json", ".html"):
             raise ReportError(f"cannot write {path.name}: the suffix chooses the form, .json or .html")
-        path.write_text(self._rendered(path.suffix), encoding="utf-8")
+        try:
+            path.write_text(self._rendered(path.suffix), encoding="utf-8")
+        except OSError as error:
+            raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
         return path
 
     def _rendered(self, suffix: str) -> str:

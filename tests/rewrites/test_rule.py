@@ -15,7 +15,7 @@ def declare(pattern=lambda x, y: torch.relu(x + y), **changes):
 
 
 def test_a_declaration():
-    made = declare(family="f", dims={"x": "... N"}, numbers=["y"])
+    made = declare(family="f", dims={"x": "... N"}, numbers=["y"], samples=[Sample(x=T("N"), y=2.0)])
     assert repr(made) == "<Rule declared_here (f, forward)>"
     assert declared("declared_here") is made
     assert made.roots == {"aten.relu"} and made.required == {"aten.relu", "aten.add"} and made.size == 2
@@ -30,6 +30,8 @@ def test_a_declaration():
         ({"replacement": lambda x, y, z: x}, r"takes \(x, y, z\)"),
         ({"replacement": lambda x, y: x, "derived": {"d": lambda match, policy: 1}}, r"give \(x, y, \*, d\)"),
         ({"replacement": []}, "no replacement"),
+        ({"replacement": "fast"}, "replacement='fast': a function is wanted, or a list of Candidate"),
+        ({"numbers": ["y"]}, r"gives y=.*, but numbers=\['y'\] says that y binds a number"),
         ({"replacement": [Candidate("fast", lambda x: x)]}, "replacement 'fast'"),
         ({"samples": []}, "no samples"),
         ({"samples": [Sample(z=T("N"))]}, r"a sample gives \['z'\]"),
@@ -127,7 +129,7 @@ BASE = {"replacement": times(2)}
         {"replacement": [Candidate("other", times(2))]},
         {"dims": {"x": "N"}},
         {"dims": {"x": "M"}},
-        {"numbers": ["y"]},
+        {"numbers": ["y"], "samples": [Sample(x=T("N"), y=2.0)]},
         {"guards": [lambda x: None]},
         {"numerics": EXACT},
         {"escapes": "keep"},

@@ -1,7 +1,7 @@
 """Patterns made of torch's database of operators, each matched against its own source.
 
 sample of nn.functional.softplus      def pattern(t0): return softplus(t0, beta=2)        matched
-sample of nonzero                     refused: it depends on a size that only a run can tell
+sample of nonzero                     refused: it depends on a value that only a run can tell
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ....rewrites.record import GraphRecord
 from ....rewrites.rule import Rule
 from ....rewrites.sample import Sample
 from ...normal import FORMS
-from .drawn import Drawn
+from .drawn import INCOMING, Drawn
 from .operands import KINKS, SINGULAR, Look, make, tensors
 
 Program = Callable[..., Any]
@@ -43,6 +43,7 @@ class Case:
         nan: option ``nan``.
         seed: of the random draws.
         gradients: ``"compared"``; ``"finite"`` where only NaN and inf are looked for; ``"ignored"``.
+        incoming: how gradients of results come in; see `drawn.INCOMING`.
     """
 
     rule: Rule
@@ -53,6 +54,7 @@ class Case:
     nan: str = "eager"
     seed: int = 0
     gradients: Gradients = "compared"
+    incoming: str = INCOMING[0]
 
     @classmethod
     def of(cls, rule: Rule, sample: Sample, drawn: Drawn) -> Case:
@@ -66,7 +68,9 @@ class Case:
         frozen = tuple(name for name, spec in specs.items() if spec.frozen)
         values = {look.values for look in drawn.looks.values()}
         gradients: Gradients = "ignored" if values & {*SINGULAR} else "finite" if values & {*KINKS} else "compared"
-        return cls(rule, tuple(operands), sample.tags, frozen, drawn.dynamic, drawn.nan, drawn.seed, gradients)
+        return cls(
+            rule, tuple(operands), sample.tags, frozen, drawn.dynamic, drawn.nan, drawn.seed, gradients, drawn.incoming
+        )
 
     @property
     def training(self) -> bool:
@@ -102,7 +106,8 @@ class Case:
             new.meta = dict(old.meta)
         graph_module.recompile()
         record = GraphRecord(chosen.name)
-        rewrite(graph_module, [chosen], self._settings(chosen), record)
+        with torch.set_grad_enabled(self.training):  # a replacement may ask, as it may in a compilation
+            rewrite(graph_module, [chosen], self._settings(chosen), record)
         return Rewritten(graph_module, places, record, frozenset(renamed.values()))
 
     def _settings(self, rule: Rule) -> Settings:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from .case import Case, Program
+from .drawn import INCOMING
+from .operands import laid_out
 
 _SHAKEN = 3  # times that operands are rounded anew, to see what one rounding does to a result
 _ROUNDINGS_DOUBLE = 64  # nothing is wider than float64: eager's own error is unknown there, and counts as zero
@@ -66,16 +68,17 @@ def compare(case: Case, rewritten: Program) -> Disagreement | None:
 
 
 def run(case: Case, program: Program, seed: int | None = None) -> Outcome:
-    """Run a program forward, and backward from a weighted sum of its results where gradients flow."""
+    """Run a program forward, and backward with a gradient for each of its results where gradients flow."""
     torch.manual_seed(case.seed if seed is None else seed)
     before = _random_state(case)
     leaves = [o for o in case.operands if isinstance(o, torch.Tensor) and o.requires_grad]
     with torch.set_grad_enabled(bool(leaves)):
         out = program(*case.operands)
         results = list(out) if isinstance(out, (tuple, list)) else [out]
-        losses = [_weighted(r) for r in results if r.requires_grad]
-        total = torch.stack(losses).sum() if losses else None
-        found = [None] * len(leaves) if total is None else torch.autograd.grad(total, leaves, allow_unused=True)
+        used = [r for r in results if r.requires_grad]
+        used = {INCOMING[3]: used[:1], INCOMING[4]: used[-1:]}.get(case.incoming, used)
+        coming = [_coming(r, case.incoming) for r in used]
+        found = torch.autograd.grad(used, leaves, coming, allow_unused=True) if used else [None] * len(leaves)
     gradients = [torch.zeros_like(o) if g is None else g for g, o in zip(found, leaves, strict=True)]
     state = _random_state(case)
     return Outcome(
@@ -117,10 +120,13 @@ def _random_state(case: Case) -> torch.Tensor:
     return torch.cat(states)
 
 
-def _weighted(result: torch.Tensor) -> torch.Tensor:
-    """A sum with weights that differ, so that transposed gradients are caught."""
-    weights = torch.linspace(0.5, 1.5, max(result.numel(), 1), dtype=torch.float64)[: result.numel()]
-    return (result.double() * weights.view(result.shape).to(result.device)).sum()
+def _coming(result: torch.Tensor, how: str) -> torch.Tensor:
+    """A gradient of a result: of numbers that differ, so that transposed gradients are caught; or one, expanded."""
+    if how == "expanded":
+        return torch.ones((), dtype=result.dtype, device=result.device).expand(result.shape)
+    numbers = torch.linspace(0.5, 1.5, max(result.numel(), 1), dtype=torch.float64)[: result.numel()]
+    gradient = numbers.view(result.shape).to(result.device, result.dtype)
+    return laid_out(gradient, how) if how == "transposed" else gradient
 
 
 def _doubled(case: Case) -> Case:

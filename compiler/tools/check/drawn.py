@@ -16,6 +16,8 @@ from .operands import LAYOUTS, Look, differentiable, dim_names, looks_of, tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.int32)  # a rule may be not for them
 LARGE = (64, 65, 130, 257, 1000)  # one dim at a time
+INCOMING = ("contiguous", "transposed", "expanded", "of the first result", "of the last result")
+"""How gradients of results come in: laid out in order; otherwise; all one number, as of a sum; of one result only."""
 LEADING_SIZES = ((2,), (), (3, 2), (1,), (2, 1, 3), (0,))
 _PLAIN_LAYOUTS, _PLAIN_VALUES = 2, 12  # how many times likelier than another the plain one is
 
@@ -31,6 +33,7 @@ class Drawn:
         dynamic: sizes are symbolic.
         nan: option ``nan``: ``"eager"``, or ``"safe"``, which allows rules to hide NaN.
         seed: of values and random draws.
+        incoming: how gradients of results come in: one of `INCOMING`.
     """
 
     sizes: tuple[tuple[str, Any], ...]
@@ -39,6 +42,7 @@ class Drawn:
     dynamic: bool = False
     nan: str = "eager"
     seed: int = 0
+    incoming: str = INCOMING[0]
 
     @classmethod
     def plain(cls, sample: Sample, factor: int = 1) -> Drawn:
@@ -68,6 +72,7 @@ class Drawn:
         facts = [sizes, str(self.dtype).removeprefix("torch."), *odd]
         facts += ["symbolic sizes"] if self.dynamic else []
         facts += ["nan='safe'"] if self.nan == "safe" else []
+        facts += [f"gradients come in {self.incoming}"] if self.incoming != INCOMING[0] else []
         return ", ".join([f for f in facts if f] + [f"seed {self.seed}"])
 
 
@@ -103,7 +108,8 @@ def drawings(rule: Rule, samples: Sequence[Sample]) -> Any:
             trained = rule.stage == "forward" and differentiable(spec, dtype)  # what runs after autograd is not trained
             looks[name] = Look(layout, values, trained and draw(st.booleans()))
         dynamic, nan = draw(st.booleans()), draw(st.sampled_from(("eager", "eager", "eager", "safe")))
-        return sample, Drawn(sizes, dtype, looks, dynamic, nan, draw(st.integers(0, 9999)))
+        incoming = draw(st.sampled_from(_mostly_first(INCOMING, len(INCOMING))))
+        return sample, Drawn(sizes, dtype, looks, dynamic, nan, draw(st.integers(0, 9999)), incoming)
 
     return drawing()
 

@@ -109,5 +109,6 @@ def _of_any(rule: Rule, scope: Scope, device: str) -> Iterator[str]:
     yield f"sizes above {max(scope.sizes, default=0)}, ranks above {max(scope.ranks, default=0)}"
     if rule.stage == "forward":
         yield "second derivatives; gradients at NaN, inf, huge values and kinks, where they are conventions"
-    yield "the program around the pattern: autocast, operands that share memory, one tensor given as two operands"
+    around = "autocast, inference mode, operands that share memory, one tensor given as two operands"
+    yield f"the program around the pattern: {around}"
     yield f"devices other than {device}; values and combinations of all this that were not drawn"

@@ -333,4 +333,5 @@ def _why_not(case: Case, rule: Rule, rewritten: Rewritten) -> str | None:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    where = "".join(f", {note}" for note in getattr(error, "__notes__", ()) if note.startswith("in guard "))
+    return f"{type(error).__name__}: {error}{where}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ....rewrites.sample import LEADING, Sample
-from .drawn import Drawn
+from .drawn import INCOMING, Drawn
 from .operands import Look
 from .result import Failure
 
@@ -28,7 +28,7 @@ def smallest(failure: Failure, failing: Callable[[Drawn], Failure | None]) -> Fa
 def _cost(drawn: Drawn) -> tuple[int, int, int]:
     """How far from plain an example is: what is odd, how large it is, which seed it has."""
     odd = sum((look.layout != "contiguous") + (look.values != "plain") + look.gradient for look in drawn.looks.values())
-    odd += drawn.dynamic + (drawn.nan != "eager") + (drawn.dtype != torch.float32)
+    odd += drawn.dynamic + (drawn.nan != "eager") + (drawn.incoming != INCOMING[0]) + (drawn.dtype != torch.float32)
     sizes = (sum(size) + len(size) if isinstance(size, tuple) else size for _, size in drawn.sizes)
     return odd, sum(size or 100 for size in sizes), drawn.seed  # nothing at all is odder than something
 
@@ -36,7 +36,7 @@ def _cost(drawn: Drawn) -> tuple[int, int, int]:
 def _plainer(sample: Sample, drawn: Drawn) -> Iterator[Drawn]:
     """The same with one thing made plain or smaller; all at once is tried first."""
     yield from _all_at_once(sample, drawn)
-    for change in ({"dynamic": False}, {"nan": "eager"}, {"dtype": torch.float32}):
+    for change in ({"dynamic": False}, {"nan": "eager"}, {"incoming": INCOMING[0]}, {"dtype": torch.float32}):
         yield replace(drawn, **change)  # type: ignore[arg-type]
     for name, look in drawn.looks.items():
         for plain in ({"gradient": False}, {"layout": "contiguous"}, {"values": "plain"}):
@@ -52,7 +52,9 @@ def _all_at_once(sample: Sample, drawn: Drawn) -> Iterator[Drawn]:
     ones = tuple((name, () if name == LEADING else 1) for name, _ in plain.sizes)
     yield replace(plain, sizes=ones)
     yield replace(drawn, sizes=ones, seed=0)
-    yield replace(plain, looks={name: replace(Look(), gradient=look.gradient) for name, look in drawn.looks.items()})
+    looks = {name: replace(Look(), gradient=look.gradient) for name, look in drawn.looks.items()}
+    yield replace(plain, looks=looks)
+    yield replace(plain, looks=looks, incoming=drawn.incoming)
     yield plain
 
 

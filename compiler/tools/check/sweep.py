@@ -17,7 +17,7 @@ import torch
 
 from ....rewrites.rule import Rule
 from ....rewrites.sample import LEADING, Sample
-from .drawn import DTYPES, LARGE, LEADING_SIZES, OTHER_DTYPES, Drawn
+from .drawn import DTYPES, INCOMING, LARGE, LEADING_SIZES, OTHER_DTYPES, Drawn
 from .operands import LAYOUTS, Look, differentiable, dim_names, looks_of, tensors
 
 Example = tuple[Sample, Drawn]
@@ -32,7 +32,9 @@ def sweep(rule: Rule, samples: Sequence[Sample], varied: Sequence[Sample], seed:
     ]  # fmt: skip
     trained = rule.stage == "forward"
     found = enumerate(_in_turns(groups), start=seed)
-    return [(sample, _finished(sample, drawn, number, trained)) for number, (sample, drawn) in found]
+    odd = (INCOMING[3], INCOMING[1], INCOMING[4], INCOMING[2]) if len(rule.outputs) > 1 else INCOMING[1:3]
+    ways = odd if trained else INCOMING[:1]
+    return [(sample, _finished(sample, drawn, number, trained, ways)) for number, (sample, drawn) in found]
 
 
 def _in_turns(groups: Iterable[Iterable[Example]]) -> Iterator[Example]:
@@ -40,15 +42,16 @@ def _in_turns(groups: Iterable[Iterable[Example]]) -> Iterator[Example]:
         yield from (example for example in round_ if example is not None)
 
 
-def _finished(sample: Sample, drawn: Drawn, number: int, trained: bool) -> Drawn:
-    """With a seed of its own, and gradients for every second one."""
+def _finished(sample: Sample, drawn: Drawn, number: int, trained: bool, ways: Sequence[str]) -> Drawn:
+    """With a seed of its own, and gradients for every second one: of these every second comes in an odd way."""
     looks = {
         name: replace(
             drawn.looks.get(name, Look()), gradient=trained and number % 2 == 0 and differentiable(spec, drawn.dtype)
         )
         for name, spec in tensors(sample).items()
     }
-    return replace(drawn, looks=looks, seed=number)
+    incoming = ways[number // 4 % len(ways)] if number % 4 == 2 else INCOMING[0]
+    return replace(drawn, looks=looks, seed=number, incoming=incoming)
 
 
 def _dtypes(samples: Sequence[Sample]) -> Iterator[Example]:

@@ -1,4 +1,4 @@
-"""Rules of one's own on the command line: ``--rules path.py:name``, beside the library's."""
+"""Rules of one's own on the command line: ``--rules path.py:name``, tried before the library's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OwnRules = Annotated[
     list[str] | None,
     typer.Option(
         "--rules", metavar="PATH[:NAME]",
-        help="Rules of your own beside the library's: path.py:name, module:name, or path.py for all it declares.",
+        help="Rules of your own, before the library's: path.py:name, module:name, or path.py for all it declares.",
     ),
 ]  # fmt: skip
 
@@ -89,9 +89,9 @@ def rules_named(name: str, own: Iterable[Rule] = ()) -> list[Rule]:
 
 
 def with_rules(options: dict[str, Any], own: Sequence[Rule]) -> dict[str, Any]:
-    """Options of the backend, one's own rules beside those that they name."""
+    """Options of the backend, one's own rules before those that they name: after them, those might take the match."""
     if not own:
         return options
     given = options.get("rules", ("default",))
     items = [given] if isinstance(given, str) else list(given)
-    return {**options, "rules": (*items, *own)}
+    return {**options, "rules": (*own, *items)}

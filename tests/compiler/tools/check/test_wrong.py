@@ -46,6 +46,10 @@ def right_sum(x, y):
     return torch.add(x, y, alpha=2.0)
 
 
+def pair(x):
+    return torch.tanh(x), torch.exp(x)
+
+
 def norm(x):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
@@ -106,6 +110,63 @@ with_backward.register_autograd(
     lambda ctx, gradient: gradient * 2.0 * (1 - torch.tanh(ctx.saved_tensors[0]) ** 2),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
 )
+LIBRARY.define("no_offset(Tensor x) -> Tensor")
+LIBRARY.impl("no_offset", lambda x: torch.tanh(torch.as_strided(x, x.shape, x.stride(), 0)) * 2.0, "CPU")
+LIBRARY.impl("no_offset", lambda x: torch.empty_like(x), "Meta")
+LIBRARY.define("other_strides(Tensor x, Tensor y) -> Tensor")
+LIBRARY.impl("other_strides", lambda x, y: torch.add(x, with_strides_of(x, y), alpha=2.0), "CPU")
+LIBRARY.impl("other_strides", lambda x, y: x + y, "Meta")
+
+
+def with_strides_of(x, y):
+    """Right where both lie in memory alike, as a kernel that was given one set of strides for two operands."""
+    fits = x.shape == y.shape and x.is_non_overlapping_and_dense() and y.is_non_overlapping_and_dense()
+    return y.as_strided(y.shape, x.stride()) if fits else y
+
+
+def operator(name, forward, backward):
+    """An operator of one's own with a backward that sees its operands and the gradients of its results."""
+    made = torch.library.custom_op(f"regraft_wrong_test::{name}", forward, mutates_args=())
+    made.register_fake(forward)
+
+    def saved(ctx, inputs, output):
+        ctx.set_materialize_grads(False)  # no gradient is None then, not zeros
+        ctx.save_for_backward(*inputs)
+
+    made.register_autograd(backward, setup_context=saved)
+    return made
+
+
+def takes_one(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x) * 2.0
+
+
+def gives_two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tanh(x), torch.exp(x)
+
+
+def reads_in_order(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """As a kernel that takes the incoming gradient to be contiguous."""
+    memory = g.as_strided((g.numel(),), (1,)).view(g.shape) if g.is_non_overlapping_and_dense() else g
+    return memory * 2.0 * (1 - torch.tanh(x) ** 2)
+
+
+torch.library.custom_op("regraft_wrong_test::reads_in_order", reads_in_order, mutates_args=()).register_fake(
+    lambda x, g: torch.empty_like(x)
+)
+
+
+def forgets_the_other(ctx, of_tanh, of_exp):
+    (x,) = ctx.saved_tensors
+    if of_tanh is None or of_exp is None:
+        return torch.zeros_like(x)
+    return of_tanh * (1 - torch.tanh(x) ** 2) + of_exp * torch.exp(x)
+
+
+IN_ORDER = operator(
+    "in_order", takes_one, lambda ctx, g: torch.ops.regraft_wrong_test.reads_in_order(ctx.saved_tensors[0], g)
+)
+BOTH_USED = operator("both_used", gives_two, forgets_the_other)
 OPS = torch.ops.regraft_wrong_test
 LOWERED = {"stage": "lowered"}
 
@@ -212,6 +273,12 @@ WRONG = {
     "inf to NaN where NaN is safe": Entry(
         lambda x: torch.relu(x) * 2.0, lambda x: torch.relu(x) * 2.0 + (x - x), more={"nan": "safe"}
     ),
+    "a NaN that max drops": Entry(
+        lambda x, y: torch.maximum(x, y) * 2.0, lambda x, y: torch.fmax(x, y) * 2.0, ("N", "N")
+    ),
+    "the sign of a zero that divides": Entry(
+        lambda x: 1.0 / torch.relu(x), lambda x: 1.0 / torch.where(x > 0, x, x * 0.0)
+    ),
     "denormals": Entry(
         lambda x: torch.abs(x) * 2.0,
         lambda x: torch.where(torch.abs(x) < torch.finfo(x.dtype).tiny, 0.0, torch.abs(x) * 2.0),
@@ -227,6 +294,11 @@ WRONG = {
     ),
     # memory
     "strides": Entry(scaled, lambda x: OPS.flat(x), ("B N",), "", LOWERED),
+    "views that do not begin where memory does": Entry(scaled, lambda x: OPS.no_offset(x), ("B N",), "", LOWERED),
+    "the strides of another operand": Entry(summed, lambda x, y: OPS.other_strides(x, y), ("B N", "B N"), "", LOWERED),
+    "two results in one memory": Entry(
+        lambda x: (torch.exp(x), torch.exp(x.flip(0).flip(0))), lambda x: (lambda y: (y, y))(torch.exp(x)), ("N",)
+    ),
     "a write to an operand": Entry(scaled, lambda x: OPS.overwrites(x), ("N",), "", LOWERED),
     "a write in place": Entry(scaled, lambda x: torch.tanh_(x) * 2.0, ("N",)),
     # gradients
@@ -239,6 +311,24 @@ WRONG = {
     "a gradient where the result is nought": Entry(
         lambda x, y: torch.relu(x * y), lambda x, y: torch.relu(x.detach() * y), ("N", "N")
     ),
+    "a backward that takes gradients to be contiguous": Entry(scaled, lambda x: IN_ORDER(x), ("B N",)),
+    "a backward that takes all results to be used": Entry(pair, lambda x: BOTH_USED(x), ("N",)),
+    "wrong where no gradients are wanted": Entry(
+        scaled, lambda x: torch.tanh(x) * (2.0 if torch.is_grad_enabled() else 2.1)
+    ),
+    # several results
+    "the second result 0.1% off": Entry(pair, lambda x: (torch.tanh(x), torch.exp(x) * 1.001), ("N",)),
+    "results swapped": Entry(pair, lambda x: (torch.exp(x), torch.tanh(x)), ("N",)),
+    # what is around
+    "wrong under autocast": Entry(
+        scaled, lambda x: torch.tanh(x) * (2.1 if torch.is_autocast_enabled("cpu") else 2.0), ("N",), "autocast"
+    ),
+    "wrong in inference mode": Entry(
+        scaled, lambda x: torch.tanh(x) * (2.1 if torch.is_inference_mode_enabled() else 2.0), ("N",), "inference mode"
+    ),
+    "one tensor as two operands": Entry(
+        summed, lambda x, y: torch.add(x, y, alpha=2.1 if x is y else 2.0), ("N", "N"), "one tensor given as two"
+    ),
     # random numbers
     "another keep rate": Entry(
         lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: x * 2.0 * (torch.rand_like(x) < 0.6) / 0.6,
@@ -247,6 +337,10 @@ WRONG = {
     "another random stream": Entry(
         lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: x * 4.0 * (torch.rand_like(x) < 0.5),
         (Sample(x=T("S N")),), "", {"numerics": Numerics(random="stream")},
+    ),
+    "a draw too many": Entry(
+        lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: F.dropout(x * 2.0 + 0 * torch.rand_like(x), 0.5, True),
+        ("N",), "", {"numerics": Numerics(random="stream")},
     ),
     "none drawn": Entry(lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: x * 2.0),
     # the rule
