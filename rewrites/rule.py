@@ -427,7 +427,9 @@ def _require_given(
         if unknown:
             raise PatternError(f"rule {rule!r}: a sample gives {sorted(unknown)}, which the pattern does not take")
         for name, value in sample.operands.items():
-            if name in numbers and isinstance(value, T) and value.dims:  # of no dims it is a number in a tensor
+            if (
+                name in numbers and isinstance(value, T) and {*value.dims.split()} - {"1"}
+            ):  # else one number in a tensor
                 said = (
                     f"rule {rule!r}: a sample gives {name}={value!r}, but numbers={[*numbers]!r} says that {name} binds"
                 )
