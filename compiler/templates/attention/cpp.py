@@ -258,7 +258,7 @@ class AttentionCpp(CppText):
         """`f` in place of a row's products, -inf after the last key."""
         key, lanes = self._a.key, self._t.lanes
         varying = frozenset({key, ("buffer", SCORE.buffer)})
-        self._values.vectors = Vectors(key, lanes, 1, varying, tiles={SCORE: "row + (j - j0)"})
+        self._values.vectors = Vectors(key, lanes, 1, varying, tiles={SCORE: f"load<{lanes}>(row + (j - j0))"})
         self._hoist(self._score, set())
         self._line("i64 j = j0;")
         with self._w.block("for (; j + W <= j0 + keys; j += W)"):

@@ -177,7 +177,7 @@ class GemmCpp(CppText):
         """`f` of a row of the tile, to where the result is."""
         p, lanes = self._p, self._t.lanes
         varying = frozenset({p.column, ("buffer", ELEMENT.buffer)})
-        self._values.vectors = Vectors(p.column, lanes, 1, varying, tiles={ELEMENT: "row + (j - j0)"})
+        self._values.vectors = Vectors(p.column, lanes, 1, varying, tiles={ELEMENT: f"load<{lanes}>(row + (j - j0))"})
         self._hoist(self._value, set())
         self._line("i64 j = j0;")
         with self._w.block("for (; j + W <= stop; j += W)"):
