@@ -166,6 +166,6 @@ def test_a_script_declares_rules_of_ones_own(tmp_path):
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert f"runpy.run_path({str(rules)!r})" in script.read_text()
-    assert "'rules': ('default', 'repro_wrong_sine')" in script.read_text()
+    assert "'rules': ('repro_wrong_sine', 'default')" in script.read_text()
     (found,) = run_fresh([[script]])
     assert "rule repro_wrong_sine" in found.output, found
