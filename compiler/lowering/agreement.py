@@ -286,6 +286,10 @@ def _apart(packet: str, given: dict[str, Any]) -> str | None:
     if packet.startswith(("upsample_", "_upsample_")):
         sizes = given.get("output_size") or ()
         return f"no images of sizes {list(sizes)}" if any(isinstance(n, int) and n <= 0 for n in sizes) else None
+    if packet in ("im2col", "col2im"):
+        least = {"kernel_size": 1, "dilation": 1, "padding": 0, "stride": 1}
+        small = [name for name, n in least.items() if any(isinstance(k, int) and k < n for k in given[name])]
+        return f"eager refuses {small[0]} {list(given[small[0]])}" if small else None
     if packet == "_unsafe_masked_index_put_accumulate":
         return _places(packet, given, _may_be_equal)
     if packet in _GRADIENTS_OF_PARTS:

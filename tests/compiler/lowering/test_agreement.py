@@ -145,6 +145,14 @@ def test_images_without_elements(mode):
     assert not stays(lambda x: F.interpolate(x, size=(1, 3), mode=mode), MAPS)
 
 
+@pytest.mark.parametrize("geometry", [(2, 1, -1, 1), (2, 1, 0, 0), (2, 0, 0, 1), (0, 1, 0, 1), (2, -1, 1, 1)])
+def test_windows_without_extent(geometry):
+    assert stays(lambda x: F.unfold(x, *geometry), MAPS) and refuses(lambda x: F.unfold(x, *geometry), MAPS)
+    columns = torch.ones(2, 12, 12)
+    assert stays(lambda x: F.fold(x, (4, 5), *geometry), columns)
+    assert not stays(lambda x: F.fold(F.unfold(x, 2, 1, 1, 1), (4, 5), 2, 1, 1, 1), MAPS)
+
+
 @pytest.mark.parametrize("weights", [(), (4,), (1, 4), (5, 4)])
 def test_logits_that_targets_do_not_hold(weights):
     """The loss is written over a tensor like the targets."""
