@@ -32,7 +32,7 @@ from .passes.bags_as_sums import write_out_bags
 from .passes.channels_last import Spread, spread_channels_last
 from .passes.constant_sdpa_masks import settle_masks
 from .passes.conv_as_mm import convolutions_as_products, images_as_rows
-from .passes.cse import share_calls
+from .passes.cse import equate_sizes, share_calls
 from .passes.decompose_composites import write_out_composites
 from .passes.fold_constant_tables import fold_tables
 from .passes.fold_uniform import fold_uniform
@@ -205,6 +205,7 @@ DESUGARED = (
 )
 
 JOINT = (
+    _simple("equate_sizes", equate_sizes),
     # Before the graph is split: a known number is written out on both sides, not kept for the backward.
     _simple("fold_uniform", fold_uniform, TRAINING),
     _simple("scalars_to_device", move_scalars, TRAINING),

@@ -7,6 +7,7 @@ Not what a program gets (two results stay two tensors), what is written to, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.effects import storages
-from ...rewrites.graph import is_pure, is_random, is_tensor
+from ...rewrites.graph import is_pure, is_random, is_tensor, val
 from .foldable import mutable
 
 
@@ -41,6 +42,40 @@ def share_calls(graph_module: fx.GraphModule) -> int:
     if gone:
         graph_module.recompile()
     return gone
+
+
+def equate_sizes(graph_module: fx.GraphModule) -> int:
+    """Let data-dependent sizes of equal calls have one name; returns how many lost theirs.
+
+    a = nonzero(m); b = nonzero(m); x.expand(size(a), size(b))    ->    both sizes are u0, in metadata
+
+    Where equal calls become one, in autograd's partition as well, no call would make the other size known.
+    """
+    if sum(bool(node.meta.get("unbacked_bindings")) for node in graph_module.graph.nodes) < 2:
+        return 0
+    first: dict[Any, fx.Node] = {}
+    same: dict[fx.Node, fx.Node] = {}
+    renamed = 0
+    for node in graph_module.graph.nodes:
+        if node.op != "call_function" or not is_pure(node) or is_random(node):
+            continue
+        key = (node.target, *(frozen(fx.node.map_arg(given, _known_as(same))) for given in (node.args, node.kwargs)))
+        known = first.setdefault(key, node)
+        if known is not node:
+            same[node] = known
+            pairs = zip(_sizes(val(node)), _sizes(val(known)), strict=False)
+            renamed += sum(compat.equate_unbacked(size, other) for size, other in pairs)
+    return renamed
+
+
+def _known_as(same: dict[fx.Node, fx.Node]) -> Callable[[fx.Node], fx.Node]:
+    return lambda node: same.get(node, node)
+
+
+def _sizes(value: Any) -> list[Any]:
+    """The sizes of all tensors among results, and the numbers among them."""
+    leaves = compat.tree_leaves(value)
+    return [size for leaf in leaves for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))]
 
 
 def _is_plain(node: fx.Node) -> bool:

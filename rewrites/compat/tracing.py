@@ -144,6 +144,19 @@ def rename_unbacked(fake_mode: Any, node: fx.Node, result: Any) -> None:
         rebind_unbacked(fake_mode.shape_env, node, result)
 
 
+def equate_unbacked(size: Any, other: Any) -> bool:
+    """Give a data-dependent size the name of another one that it is known to be equal to; whether it had its own."""
+    if not isinstance(size, torch.SymInt) or not isinstance(other, torch.SymInt):
+        return False
+    shape_env, name, to = size.node.shape_env, size.node.expr, other.node.expr
+    if name == to or not (name.is_Symbol and to.is_Symbol):
+        return False
+    if not (shape_env.is_unbacked_symint(name) and shape_env.is_unbacked_symint(to)):
+        return False
+    shape_env._rename_unbacked_to(name, to)
+    return True
+
+
 @contextlib.contextmanager
 def forget_new_symbols_on_error(shape_env: Any) -> Iterator[None]:
     """A trace that fails leaves no data-dependent sizes that wait to be bound to a node."""

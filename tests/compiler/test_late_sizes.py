@@ -143,3 +143,25 @@ def test_parts_whose_sizes_are_data(dynamic):
             given = torch.tensor(sizes), X
             torch.testing.assert_close(compiled(*given), program(*given))
     assert not cov.faults
+
+
+def _all_pairs(x):
+    return (x[x[:, 0] > 0][:, None] * x[x[:, 0] > 0][None]).sum((0, 1))
+
+
+def _own_classes(x):
+    twice = [torch.cat([x[x[:, 0] > 0], x]) for _ in range(2)]
+    return F.cross_entropy(twice[0], twice[1].argmax(1))
+
+
+@pytest.mark.parametrize("function", [_all_pairs, _own_classes])
+def test_sizes_of_equal_calls_are_one(function):
+    """Autograd's partition makes one call of two, after which none makes the other size known."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="regraft", dynamic=True, options={"strict": True})
+    with torch._dynamo.config.patch(**IN_GRAPH):
+        for x in (X, X[:5], -X.abs()):
+            x, y = x.clone().requires_grad_(), x.clone().requires_grad_()
+            ours, theirs = compiled(x), function(y)
+            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(*(torch.autograd.grad(z.sum(), w)[0] for z, w in ((ours, x), (theirs, y))))
