@@ -121,11 +121,15 @@ def _random_state(case: Case) -> torch.Tensor:
 
 
 def _coming(result: torch.Tensor, how: str) -> torch.Tensor:
-    """A gradient of a result: of numbers that differ, so that transposed gradients are caught; or one, expanded."""
+    """A gradient of a result: of numbers that differ, so that transposed gradients are caught; or one, expanded.
+
+    All dtypes hold the numbers exactly: where a backward subtracts their mean, a rounding of them is all that is left,
+    and what runs in float64 must be given the same.
+    """
     if how == "expanded":
         return torch.ones((), dtype=result.dtype, device=result.device).expand(result.shape)
     numbers = torch.linspace(0.5, 1.5, max(result.numel(), 1), dtype=torch.float64)[: result.numel()]
-    gradient = numbers.view(result.shape).to(result.device, result.dtype)
+    gradient = numbers.bfloat16().view(result.shape).to(result.device, result.dtype)
     return laid_out(gradient, how) if how == "transposed" else gradient
 
 

@@ -359,6 +359,11 @@ RIGHT = {
     "gelu": Entry(lambda x: x * (torch.erf(x * 0.5**0.5) + 1.0) * 0.5, lambda x: F.gelu(x), more={"nan": "safe"}),
     "silu": Entry(lambda x: x * torch.sigmoid(x), lambda x: F.silu(x)),
     "norm": Entry(norm, lambda x: F.rms_norm(x, (x.shape[-1],), eps=1e-6), ("... N",), more={"dims": {"x": "... N"}}),
+    "a norm whose gradients cancel": Entry(
+        lambda x, b: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + 1e-6) + b,
+        lambda x, b: F.layer_norm(x.float(), (16,), None, None, 1e-6).to(x.dtype) + b,
+        (Sample(x=T("B S 16"), b=T("16")),), more={"nan": "safe", "dims": {"x": "... 16", "b": "16"}},
+    ),
     "addmm": Entry(lambda x, y, z: torch.relu(x @ y + z), lambda x, y, z: torch.relu(torch.addmm(z, x, y)),
                    (Sample(x=T("M K"), y=T("K N"), z=T("N")),), more={"dims": {"x": "M K", "y": "K N", "z": "N"}}),
 }  # fmt: skip
