@@ -105,6 +105,8 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
     target = _functional(node.target)
     if target is None or len(aliases) != 1 or not _is_temporary(node, position, aliases[0]):
         return False
+    if _turns_result(node, aliases[0]):
+        return False
     inplace, node.target = node.target, target
     result = _inferred(node)
     if result is None or _loses_gradient(result, node):
@@ -120,6 +122,12 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
         if position[other] >= position[node]:
             _refresh(other)
     return True
+
+
+def _turns_result(node: fx.Node, aliases: list[fx.Node]) -> bool:
+    """Whether a call gives what the program returns other dims in place: a view out of place is another tensor."""
+    returned = node.graph.output_node().all_input_nodes
+    return torch.Tag.inplace_view in node.target.tags and any(other in returned for other in aliases)  # type: ignore[union-attr]
 
 
 def _loses_gradient(result: torch.Tensor, node: fx.Node) -> bool:
