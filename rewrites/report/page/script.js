@@ -76,6 +76,7 @@ function wire(points, upright) {
   }
   return path;
 }
+const cut = (text, length) => text.length > length ? text.slice(0, length - 1) + "…" : text;
 const plate = ([x, y, w], pad, round) =>
   `<rect x="${x - w / 2 - pad}" y="${y - HEIGHT / 2 - pad}" width="${w + 2 * pad}" height="${HEIGHT + 2 * pad}" rx="${round}"/>`;
 
@@ -132,8 +133,8 @@ function svg(drawing, made, title) {
     const kind = kindOf(box, made), hueOf = kind.includes("made") ? ` hue" style="--h:${hue(name)}` : "";
     const below = strings[shape];
     return `<g class="box ${kind}${hueOf}" data-i="${i}" data-rule="${escaped(name)}">${plate(box, 0, kind === "end" ? 17 : 8)}` +
-      `<text class="label" x="${x}" y="${y + (below ? -2 : 4)}">${escaped(strings[label].slice(0, 32))}</text>` +
-      (below ? `<text class="shape" x="${x}" y="${y + 11}">${escaped(below.slice(0, 40))}</text>` : "") + "</g>";
+      `<text class="label" x="${x}" y="${y + (below ? -2 : 4)}">${escaped(cut(strings[label], 32))}</text>` +
+      (below ? `<text class="shape" x="${x}" y="${y + 11}">${escaped(cut(below, 40))}</text>` : "") + "</g>";
   });
   return `<svg tabindex="0" role="application" aria-label="${escaped(title)}: ${drawing.boxes.length} operators; arrow keys move along edges" ` +
     `viewBox="${-margin} ${-OVER} ${width} ${drawing.height + 16 + OVER - 8}" data-w="${width}" data-h="${drawing.height + 8 + OVER}">` +
@@ -236,13 +237,12 @@ function start(sides) {
   centre(before, top?.[0]);
   if (!after) return;
   const pairs = paired(before.drawing, after.drawing);
-  let led = null; /* the pane that the other moved: its own event moves nothing */
   const lead = (side, other, way) => {
-    if (led === side) { led = null; return; }
+    if (side.put === side.canvas.scrollTop) return; /* where the other moved it: its own event moves nothing */
     const at = 0.3 * side.canvas.clientHeight, y = between(pairs, way, (side.canvas.scrollTop + at) / side.zoom - OVER);
-    const was = other.canvas.scrollTop;
+    side.put = null;
     other.canvas.scrollTop = (y + OVER) * other.zoom - at;
-    if (other.canvas.scrollTop !== was) led = other;
+    other.put = other.canvas.scrollTop;
   };
   before.canvas.addEventListener("scroll", () => lead(before, after, 0));
   after.canvas.addEventListener("scroll", () => lead(after, before, 1));
