@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,15 +47,15 @@ def render(report: Report) -> str:
 
 
 def _shared_choices(report: Report) -> str:
-    """The choices that all targets have in common, as on the command line; empty where they differ."""
-    given = {_choices(entry) for entry in report.entries}
-    return given.pop() if len(given) == 1 else ""
+    """The choices that most targets have in common, as on the command line; empty where there are no such."""
+    given = Counter(_choices(entry) for entry in report.entries)
+    return next((own for own, count in given.items() if 2 * count > len(report.entries)), "")
 
 
 def _choices(entry: Entry, shared: str = "") -> str:
     """The choices of a target, unless they are told elsewhere."""
     own = entry.label.removeprefix(entry.name or "coverage").strip()
-    return "" if own == shared else own
+    return "" if own == shared else own or "no options"
 
 
 def _each_choice(choices: str) -> list[str]:

@@ -168,6 +168,16 @@ def test_columns_out_of_sight_are_counted(tmp_path):
     assert loaded(render(many(RIGHT, RIGHT)), tmp_path, script)["before"] == ""
 
 
+def test_options_of_most_models_are_told_once():
+    choices = [{"mask": "", "tiny": ""}] * 3 + [{"tiny": ""}]
+    page = render(Report([Entry(f"hf:m{i}", [graph(1)], own, RIGHT) for i, own in enumerate(choices)], {}))
+    rows = re.findall(r'<th scope="row".*?</th>', page)
+    assert "With <code>--mask --tiny</code> where a row says nothing else" in page
+    assert [("<small>" in row) for row in rows] == [False, False, False, True] and "--tiny" in rows[3].split("<small>")[
+        1
+    ]
+
+
 def test_rewrites_are_counted_apart_from_simplifications():
     small = dataclasses.replace(attention(), rule="identity", family="algebra", stage="simplify")
     page = render(
