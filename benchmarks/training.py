@@ -2,12 +2,12 @@
 
     python benchmarks/training.py --models opt,unet --kinds infer,train --size small --jobs 6
 
-Models are those of `training_models`, with random weights. Inference runs in bfloat16, training (forward and backward)
-under autocast to it; backends run in the mode ``reduce-overhead``. Each process compiles with empty caches and warms
-up, `--jobs` of them at a time; then, with nothing else running, a model's processes take turns of a few steps. Printed
-for each: median ms of a step, speed over the first backend, seconds of the first call, peak memory of all calls, the
-relative error of the first result against eager's (inference), and why regraft captured no CUDA graph. `--profile N`
-adds the N kernels that took longest.
+Models are those of `training_models`, any type of `transformers` as ``hf:TYPE``, and ``timm:NAME``, with random
+weights. Inference runs in bfloat16, training (forward and backward) under autocast to it; backends run in the mode
+``reduce-overhead``. Each process compiles with empty caches and warms up, `--jobs` of them at a time; then, with
+nothing else running, a model's processes take turns of a few steps. Printed for each: median ms of a step, speed over
+the first backend, seconds of the first call, peak memory of all calls, the relative error of the first result against
+eager's (inference), and why regraft captured no CUDA graph. `--profile N` adds the N kernels that took longest.
 """
 
 from __future__ import annotations
@@ -22,18 +22,34 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from training_models import MODELS
+from training_models import MODELS, built
 
 import regraft
 
 TURNS, STEPS, WARM = 8, 5, 8
 Row = dict[str, Any]
+
+
+def first(result: Any) -> torch.Tensor:
+    """A tensor of what a model gave: itself, its logits, or the first output of a model without a head."""
+    if isinstance(result, torch.Tensor):
+        return result
+    return result.logits if "logits" in result else next(x for x in result.values() if isinstance(x, torch.Tensor))
+
+
+def objective(result: Any) -> torch.Tensor:
+    """The loss that a model gave, or the mean square of its first output."""
+    if not isinstance(result, torch.Tensor) and result.get("loss") is not None:
+        return result.loss
+    value = first(result)
+    return value if value.dim() == 0 else value.float().square().mean()
 
 
 class Runner:
@@ -42,7 +58,7 @@ class Runner:
     def __init__(self, name: str, kind: str, backend: str, size: str, device: str) -> None:
         torch.manual_seed(0)
         self.train, self.device, self.backend = kind == "train", device, backend
-        model, inputs = MODELS[name](size)
+        model, inputs = built(name, size)
         self.model = model.to(device).train(self.train)
         if not self.train and device != "cpu":
             self.model.bfloat16()
@@ -61,9 +77,7 @@ class Runner:
         """The loss in training, else logits."""
         with torch.autocast(self.device, torch.bfloat16, enabled=self.train), torch.set_grad_enabled(self.train):
             result = self.model(**inputs)
-        if isinstance(result, torch.Tensor):
-            return result
-        return result.loss if self.train else result.logits
+        return objective(result) if self.train else first(result)
 
     def step(self) -> torch.Tensor:
         """One step, without an optimizer."""
@@ -178,9 +192,14 @@ def timed(found: dict[str, tuple[Any, Any, Row]], profile: int) -> dict[str, Row
     alive = {backend: pipe for backend, (_, pipe, row) in found.items() if "failed" not in row}
     times: dict[str, list[float]] = {backend: [] for backend in alive}
     for _ in range(TURNS):
-        for backend, pipe in alive.items():
+        for backend, pipe in list(alive.items()):
             pipe.send("times")
-            times[backend] += pipe.recv()
+            reply = pipe.recv()
+            if isinstance(reply, dict):
+                found[backend][2].update(reply)
+                del alive[backend]
+            else:
+                times[backend] += reply
     rows = {backend: dict(row) for backend, (_, _, row) in found.items()}
     for backend, pipe in alive.items():
         rows[backend] = {"ms": statistics.median(times[backend])} | rows[backend]
@@ -191,6 +210,22 @@ def timed(found: dict[str, tuple[Any, Any, Row]], profile: int) -> dict[str, Row
     return rows
 
 
+def shown(name: str, kind: str, rows: dict[str, Row], out: str) -> Iterator[tuple[str, float]]:
+    """Print one model's rows, and write them to a file; gives each backend's speed over the first."""
+    base = next(iter(rows.values())).get("ms")
+    for backend, row in rows.items():
+        lines, refused = row.pop("profile", []), row.pop("refused", {})
+        if base and "ms" in row:
+            row["speed"] = base / row["ms"]
+            yield backend, row["speed"]
+        print(name, kind, backend, *(f"{key} {text(value)}" for key, value in row.items()), flush=True)
+        for line in [*(f"{n} x {message[:200]}" for message, n in refused.items()), *lines]:
+            print("    ", line, flush=True)
+        if out:
+            with Path(out).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"model": name, "kind": kind, "backend": backend} | row) + "\n")
+
+
 def main(  # noqa: PLR0913
     models: Annotated[str, typer.Option(help="Names, by commas.")] = ",".join(MODELS),
     kinds: Annotated[str, typer.Option(help="infer, train")] = "infer,train",
@@ -198,6 +233,7 @@ def main(  # noqa: PLR0913
     size: Annotated[str, typer.Option(help="tiny, small or base")] = "base",
     device: Annotated[str, typer.Option(help="cuda or cpu")] = "cuda",
     jobs: Annotated[int, typer.Option(help="Processes that compile at a time.")] = 2,
+    group: Annotated[int, typer.Option(help="Models and kinds whose processes are alive together.")] = 12,
     seconds: Annotated[float, typer.Option(help="What has not compiled by then is left out.")] = 3600.0,
     profile: Annotated[int, typer.Option(help="Print that many kernels of each.")] = 0,
     out: Annotated[str, typer.Option(help="A file for the rows, as JSON lines.")] = "",
@@ -206,24 +242,14 @@ def main(  # noqa: PLR0913
     end = time.monotonic() + seconds
     names, runs = [(m, k) for m in models.split(",") for k in kinds.split(",")], backends.split(",")
     speeds: dict[tuple[str, str], list[float]] = {}
-    with ThreadPoolExecutor(jobs) as pool:
-        work = [(m, k, b, size, device) for m, k in names for b in runs]
-        made = dict(zip(work, pool.map(lambda w: started(w, end - time.monotonic()), work), strict=True))
-    for name, kind in names:
-        found = {b: made[name, kind, b, size, device] for b in runs}
-        rows = timed(found, profile)
-        base = rows[runs[0]].get("ms")
-        for backend, row in rows.items():
-            lines, refused = row.pop("profile", []), row.pop("refused", {})
-            if base and "ms" in row:
-                row["speed"] = base / row["ms"]
-                speeds.setdefault((kind, backend), []).append(row["speed"])
-            print(name, kind, backend, *(f"{key} {text(value)}" for key, value in row.items()), flush=True)
-            for line in [*(f"{n} x {message[:200]}" for message, n in refused.items()), *lines]:
-                print("    ", line, flush=True)
-            if out:
-                with Path(out).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"model": name, "kind": kind, "backend": backend} | row) + "\n")
+    for part in (names[i : i + group] for i in range(0, len(names), group)):
+        with ThreadPoolExecutor(jobs) as pool:
+            work = [(m, k, b, size, device) for m, k in part for b in runs]
+            made = dict(zip(work, pool.map(lambda w: started(w, end - time.monotonic()), work), strict=True))
+        for name, kind in part:
+            rows = timed({b: made[name, kind, b, size, device] for b in runs}, profile)
+            for backend, speed in shown(name, kind, rows, out):
+                speeds.setdefault((kind, backend), []).append(speed)
     for (kind, backend), ratios in speeds.items():
         print(f"{kind} {backend}: {math.exp(statistics.fmean(map(math.log, ratios))):.2f}x over {len(ratios)} models")
     sys.stdout.flush()

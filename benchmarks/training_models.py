@@ -28,6 +28,41 @@ def model(build: Callable[[str], Built]) -> Callable[[str], Built]:
     return build
 
 
+def built(name: str, size: str) -> Built:
+    """One of `MODELS`, ``hf:TYPE`` (the base model of a type of `transformers`), or ``timm:NAME``."""
+    kind, _, rest = name.partition(":")
+    if kind == "hf":
+        return family(rest, size)
+    if kind == "timm":
+        import timm
+
+        return Named(timm.create_model(rest)), {"x": images(size, 32)}
+    return MODELS[name](size)
+
+
+class Named(nn.Module):
+    """A model of one input, called by keyword."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the model gives."""
+        return self.model(x)
+
+
+def family(kind: str, size: str) -> Built:
+    """The base model of a type of `transformers`: 8 rows of 512 tokens or 8 images, 4 layers a stack."""
+    from regraft.compiler.tools.targets.hugging_face import build
+    from regraft.compiler.tools.targets.load import Choices
+
+    rows, length = of(size, 2, 8, 8), of(size, 16, 512, 512)
+    choices = Choices(layers=of(size, 1, 4, None), tiny=size == "tiny", batch=rows, seq=length)
+    model, _, inputs = build(kind, choices)
+    return model, inputs
+
+
 def of(size: str, *values: Any) -> Any:
     """What a size stands for."""
     return values[SIZES.index(size)]
