@@ -235,6 +235,7 @@ def main(  # noqa: PLR0913
     jobs: Annotated[int, typer.Option(help="Processes that compile at a time.")] = 2,
     group: Annotated[int, typer.Option(help="Models and kinds whose processes are alive together.")] = 12,
     seconds: Annotated[float, typer.Option(help="What has not compiled by then is left out.")] = 3600.0,
+    each: Annotated[float, typer.Option(help="The same, for each process.")] = 3600.0,
     profile: Annotated[int, typer.Option(help="Print that many kernels of each.")] = 0,
     out: Annotated[str, typer.Option(help="A file for the rows, as JSON lines.")] = "",
 ) -> None:
@@ -245,7 +246,7 @@ def main(  # noqa: PLR0913
     for part in (names[i : i + group] for i in range(0, len(names), group)):
         with ThreadPoolExecutor(jobs) as pool:
             work = [(m, k, b, size, device) for m, k in part for b in runs]
-            made = dict(zip(work, pool.map(lambda w: started(w, end - time.monotonic()), work), strict=True))
+            made = dict(zip(work, pool.map(lambda w: started(w, min(each, end - time.monotonic())), work), strict=True))
         for name, kind in part:
             rows = timed({b: made[name, kind, b, size, device] for b in runs}, profile)
             for backend, speed in shown(name, kind, rows, out):
