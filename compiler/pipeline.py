@@ -42,6 +42,7 @@ from .passes.loss_in_blocks import loss_in_blocks
 from .passes.max_pool_offsets import keep_places
 from .passes.mm_out_dtype import widen_products
 from .passes.pad_conv_channels import pad_channels
+from .passes.pad_counted_scatters import pad_counted_scatters
 from .passes.recompute_log_softmax import keep_rows
 from .passes.recompute_norms import recompute_norms
 from .passes.registry import Condition, Context, Pass
@@ -209,6 +210,7 @@ JOINT = (
     # Before the graph is split: a known number is written out on both sides, not kept for the backward.
     _simple("fold_uniform", fold_uniform, TRAINING),
     _simple("scalars_to_device", move_scalars, TRAINING),
+    _simple("pad_counted_scatters", pad_counted_scatters, TRAINING, numerics=_DIFFER),
     _simple("sum_by_diagonal", sum_by_diagonal, TRAINING, ON_CUDA, numerics=_DIFFER),
     _simple("loss_in_blocks", loss_in_blocks, TRAINING, numerics=_DIFFER),
     _simple("recompute_log_softmax", keep_rows, TRAINING),

@@ -5,7 +5,7 @@ Every function here wraps exactly one internal fact of torch and says which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,17 @@ def storage_reference(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def storage_users(key: int) -> int:
-    """How many references there are to memory that lives, by its `storage_key`.
+def storages_users(keys: Iterable[int]) -> Iterable[int]:
+    """How many references there are to each memory that lives, by its `storage_key`.
 
     One for each tensor that looks at it, and Python's own.
     """
-    return torch._C._storage_Use_Count(key)
+    return map(torch._C._storage_Use_Count, keys)
+
+
+def tensors_users(tensors: Iterable[torch.Tensor]) -> Iterable[int]:
+    """How many references there are to each tensor, all of Python's counting as one; autograd's are among them."""
+    return map(torch.Tensor._use_count, tensors)  # type: ignore[attr-defined]
 
 
 def borrowed(x: torch.Tensor) -> torch.Tensor:

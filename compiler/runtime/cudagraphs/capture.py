@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ....rewrites.compat import memory as torch_memory
+from .liveness import Checks, Users
 from .memory import LARGE, Given, flat, in_memory_of, memory, same_memory, size_of
 from .pool import Pool
 
 GIVEN = Given()
-Made = dict[tuple[int, bool], torch.Tensor]  # results of a replay, by what they are of, and whether they are copies
 
 
 class Read(NamedTuple):
@@ -60,116 +60,108 @@ class Capture:
         copies: Callable[[torch.Tensor], bool],
     ) -> None:
         self.stream, self.pool, self.home = 0, pool, pool
-        self._places = [*read.all.items()]
         # In a backward an address is not all that is known of a parameter.
         varying = (*buffers, *read.chained, *(k for k in read.addresses if read.kept and k not in read.kept))
-        self._layouts = [(k, given[k].shape, given[k].stride(), given[k].dtype) for k in varying]
-        self._numbers = [(k, x) for k, x in enumerate(given) if not isinstance(x, torch.Tensor)]
-        self._graph, self._buffers = graph, buffers
+        self._checks = Checks(given, read.all, varying)
+        self._graph, self._buffers = graph, {k: flat(buffer) for k, buffer in buffers.items()}
         places = {id(x): k for k, x in enumerate(given) if isinstance(x, torch.Tensor) and k not in read.kept}
-        self._inputs = [places.get(id(result)) for result in results]
-        self._results = [x if at is None else None for x, at in zip(results, self._inputs, strict=True)]
+        inputs = [places.get(id(result)) for result in results]
         # What looks at a parameter is given as it is, as without a capture.
         steady = {memory(given[k]) for k in read.all if k not in read.kept}
-        own = [isinstance(x, torch.Tensor) and memory(x) not in steady for x in self._results]
+        own = [
+            isinstance(x, torch.Tensor) and at is None and memory(x) not in steady
+            for x, at in zip(results, inputs, strict=True)
+        ]
         count = len(results) if returned is None else returned
         # The program may write to what it is given, and the backward must not see it; nor does the program get what a
         # forward keeps, which its next replay overwrites.
         kept = {memory(x) for x in results[count:]}
-        self._copied = [
+        copied = [
             k < count and mine and (copies(x) or memory(x) in kept)
             for k, (x, mine) in enumerate(zip(results, own, strict=True))
         ]
         # Results that share memory share it when they are copied, too.
-        copied = {id(x): x for x, it in zip(results, self._copied, strict=True) if it}.values()
-        users = Counter(map(memory, copied))
-        self._shared = {memory(x): _bytes(x) for x in copied if users[memory(x)] > 1}
-        self._given = [k for k, at in enumerate(self._inputs[:count]) if at is None and size_of(results[k]) >= LARGE]
-        given_out = [mine and not copied for mine, copied in zip(own, self._copied, strict=True)]
+        once = {id(x): x for x, it in zip(results, copied, strict=True) if it}
+        users = Counter(map(memory, once.values()))
+        self._shared = {memory(x): _bytes(x) for x in once.values() if users[memory(x)] > 1}
+        self._copied = list(once.values())
+        self._copy_at = [(k, id(x)) for k, (x, it) in enumerate(zip(results, copied, strict=True)) if it]
+        self._large = [k for k, at in enumerate(inputs[:count]) if at is None and size_of(results[k]) >= LARGE]
+        given_out = [mine and not it for mine, it in zip(own, copied, strict=True)]
         self.kept = [x for x, out in zip(results[count:], given_out[count:], strict=True) if out]
-        self._pending = _users(self.kept)
         watched = [x for x, out in zip(results[:count], given_out, strict=False) if out]
-        self._held = _users({memory(x): x for x in watched}.values())
+        self._held = Users({memory(x): x for x in watched}.values())
+        self._inputs = [(k, at) for k, at in enumerate(inputs) if at is not None]
+        self._fresh = _places_of((k, results[k]) for k in range(count) if inputs[k] is None and not copied[k])
+        # The program does not see what only the backward reads: the same tensors each time.
+        same = {id(x): x.data if isinstance(x, torch.Tensor) else x for x in results[count:]}
+        self._results = [same[id(x)] if k >= count and inputs[k] is None else None for k, x in enumerate(results)]
+        times = Counter(map(id, self._results))
+        given_again = [same[key] for key in {id(x): x for x in self.kept}]
+        self._pending = Users(self.kept, [(x, times[id(x)]) for x in given_again])
 
     @property
     def gives_nothing(self) -> bool:
         """Whether all results are copied out, so that it can always be replayed."""
-        return not self._held
+        return not self._held.keys
 
     def fits(self, args: Sequence[Any], stream: int) -> bool:
         """Whether inputs lie, or are laid out, as those that it was made for; this is all that a replay checks."""
-        return (
-            stream == self.stream
-            and all(args[k].data_ptr() == address for k, address in self._places)
-            and all(
-                (x := args[k]).shape == shape and x.stride() == stride and x.dtype == dtype
-                for k, shape, stride, dtype in self._layouts
-            )
-            and all(args[k] == number for k, number in self._numbers)
-        )
+        return stream == self.stream and self._checks.hold(args)
 
     def is_pending(self) -> bool:
         """Whether a backward may still come: what the forward keeps for it lives."""
-        return any(torch_memory.storage_users(key) > idle for key, idle in self._pending)
+        return self._pending.are_there()
 
     def is_held(self) -> bool:
         """Whether the program holds a result that lies in the capture's memory."""
-        return any(torch_memory.storage_users(key) > idle for key, idle in self._held)
+        return self._held.are_there()
 
     def replay(self, args: list[Any]) -> tuple[Any, ...]:
         """Run on these inputs; empties the list."""
         for position, buffer in self._buffers.items():
-            flat(buffer).copy_(flat(args[position]))
+            buffer.copy_(flat(args[position]))
         self._graph.replay()
-        made: Made = {}
-        results = [
-            self._result(x, at, copied, args, made)
-            for x, at, copied in zip(self._results, self._inputs, self._copied, strict=True)
-        ]
-        self._copy(made)
+        results = self._results.copy()
+        for k, at in self._inputs:
+            results[k] = args[at]
+        for x, positions in self._fresh:
+            # A tensor of its own, so that it can be told whether it lives.
+            made = x.data if isinstance(x, torch.Tensor) else x
+            for k in positions:
+                results[k] = made
+        if self._copied:
+            copies = self._copies()
+            for k, key in self._copy_at:
+                results[k] = copies[key]
         args.clear()
-        for k in self._given:
+        for k in self._large:
             GIVEN.note(results[k])
         return tuple(results)
 
-    def _result(self, x: Any, at: int | None, copied: bool, args: list[Any], made: Made) -> Any:
-        if at is not None:
-            return args[at]
-        if not isinstance(x, torch.Tensor):
-            return x
-        if (id(x), copied) not in made:
-            # A tensor of its own, so that it can be told whether it lives.
-            made[id(x), copied] = self._copy_of(x, made) if copied else x.data
-        return made[id(x), copied]
+    def _copies(self) -> dict[int, torch.Tensor]:
+        """Copies of the results that are copied out, all in few launches."""
+        shared = {key: torch.empty_like(x) for key, x in self._shared.items()}
+        made = {
+            id(x): in_memory_of(shared[memory(x)], x) if memory(x) in shared else same_memory(x) for x in self._copied
+        }
+        alone = [x for x in self._copied if memory(x) not in shared]
+        targets = [*(flat(made[id(x)]) for x in alone), *shared.values()]
+        torch_memory.copy_all(targets, [*map(flat, alone), *self._shared.values()])
+        return made
 
-    def _copy_of(self, x: torch.Tensor, made: Made) -> torch.Tensor:
-        """Memory for a copy of a result, beside that of results that share its own."""
-        shared = self._shared.get(memory(x))
-        if shared is None:
-            return same_memory(x)
-        key = memory(x), True
-        if key not in made:
-            made[key] = torch.empty_like(shared)
-        return in_memory_of(made[key], x)
 
-    def _copy(self, made: Made) -> None:
-        """Fill the copies among the results, all in few launches."""
-        pairs = {id(x): x for x, copied in zip(self._results, self._copied, strict=True) if copied and x is not None}
-        alone = {key: x for key, x in pairs.items() if memory(x) not in self._shared} if self._shared else pairs
-        sources = alone | self._shared
-        if sources:
-            torch_memory.copy_all([flat(made[key, True]) for key in sources], [flat(x) for x in sources.values()])
+def _places_of(results: Iterable[tuple[int, Any]]) -> list[tuple[Any, list[int]]]:
+    """Each result once, with its positions."""
+    found: dict[int, tuple[Any, list[int]]] = {}
+    for k, x in results:
+        found.setdefault(id(x), (x, []))[1].append(k)
+    return list(found.values())
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
     """All memory behind a tensor."""
     return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
-
-
-def _users(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
-    """Which memory tensors lie in, and how many references there are to it while nobody else has one."""
-    keys = [torch_memory.storage_key(x) for x in tensors]
-    return [(key, torch_memory.storage_users(key)) for key in keys]
 
 
 def looks_at(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> bool:

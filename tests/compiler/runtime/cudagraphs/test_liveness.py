@@ -1,0 +1,79 @@
+"""Whether inputs are where they were, and whether anyone uses a result."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from regraft.compiler.runtime.cudagraphs.liveness import Checks, Users
+
+
+def held_twice():
+    """Memory, and an object that is given out each time, which a template of results holds as well."""
+    memory = [torch.zeros(3), torch.zeros(4)]
+    template = [x.data for x in memory]
+    return memory, template, Users(memory, [(x, 1) for x in template])
+
+
+USES = {
+    "an object": lambda x: x,
+    "a view": lambda x: x[1:],
+    "memory alone": lambda x: x.untyped_storage(),
+    "a graph of autograd's": lambda x: torch.ones(len(x), requires_grad=True) * x,
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_use_is_seen_until_it_ends(name):
+    memory, template, users = held_twice()
+    assert not users.are_there()
+    use = USES[name](template[0])
+    assert users.are_there() or name == "memory alone"
+    del use
+    assert not users.are_there()
+    assert len(memory) == len(template)
+
+
+def test_an_object_may_be_held_several_times_by_us():
+    x = torch.zeros(3)
+    same = x.data
+    template = [same, same]
+    users = Users([x], [(same, 2)])
+    assert users.are_there()  # this function's own
+    del same
+    assert not users.are_there()
+    assert len(template) == 2
+
+
+def test_memory_that_nobody_gives_out_again():
+    x = torch.zeros(3)
+    users = Users([x])
+    assert not users.are_there()
+    seen = x.data
+    assert users.are_there()
+    del seen
+    assert not users.are_there()
+
+
+GIVEN = [torch.zeros(4, 2), torch.zeros(3), 7]
+
+
+@pytest.mark.parametrize(
+    ("args", "hold"),
+    [
+        (GIVEN, True),
+        ([GIVEN[0], torch.ones(3), 7], True),
+        ([GIVEN[0].clone(), GIVEN[1], 7], False),
+        ([GIVEN[0], torch.ones(4), 7], False),
+        ([GIVEN[0], torch.ones(6)[::2], 7], False),
+        ([GIVEN[0], torch.ones(3, dtype=torch.int32), 7], False),
+        ([GIVEN[0], GIVEN[1], 8], False),
+    ],
+)
+def test_inputs_are_checked(args, hold):
+    checks = Checks(GIVEN, {0: GIVEN[0].data_ptr()}, [1])
+    assert checks.hold(args) is hold
+
+
+def test_nothing_to_check():
+    assert Checks([], {}, []).hold([])
