@@ -156,7 +156,7 @@ LEADING = "_leading"
 
 def without_leading_dims(sample: Sample) -> Sample:
     """A sample whose leading dims (``...``) are none."""
-    operands = {
+    operands: dict[str, Any] = {
         key: replace(spec, dims=" ".join(d for d in spec.dims.split() if d != _LEADING))
         if isinstance(spec, T)
         else spec
