@@ -43,9 +43,9 @@ _DEEP_BYTES = (
     (2, 1024, 2), (2, 512, 1), (1, 2048, 4), (1, 1024, 4),
 )  # fmt: skip
 # The same where tensor cores multiply what lanes hold: of halves of bytes, or for several rows. Bytes of one row wait
-# for memory, not for lanes.
+# for memory, not for lanes. Asked about last: alone they take up to a tenth less, but the only whole step of decoding
+# that ran with them took twice the time of one without, and what they are measured by is a kernel alone.
 _CORES_BYTES = ((8, 256, 1), (4, 512, 2), (8, 1024, 4), (2, 1024, 4), (4, 2048, 8), (2, 2048, 8), (1, 1024, 4))
-_MOST_CORES = 2  # of these, before the others
 _MOST_STEPS, _FEWEST_WARPS = 8, 12  # of a lane, and on each multiprocessor
 _WIDE = (
     GemmTile(1, 64, 32, 4, 4), GemmTile(1, 64, 64, 8, 4), GemmTile(1, 128, 16, 4, 4), GemmTile(1, 32, 64, 4, 4),
@@ -81,7 +81,7 @@ def _lanes_of_bytes(product: Product, gpu: Gpu) -> list[GemmTile]:
     if product.row.extent > LANES_ROWS or not deep or read_bytes(product.b, product.right) != 1:
         return []
     cores = _CORES_BYTES if are_halves(product) or product.row.extent > 1 else ()
-    return [*_busy(product, gpu, cores, True)[:_MOST_CORES], *_busy(product, gpu, _DEEP_BYTES, False)]
+    return [*_busy(product, gpu, _DEEP_BYTES, False), *_busy(product, gpu, cores, True)]
 
 
 def _busy(product: Product, gpu: Gpu, known: Iterable[tuple[int, int, int]], cores: bool) -> list[GemmTile]:
