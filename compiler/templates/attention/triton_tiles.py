@@ -79,11 +79,7 @@ _FLOATS = {
     256: (Tile(32, 32, 8, 2), Tile(16, 16, 4, 2)),
 }
 _SMALLEST = Tile(16, 16, 4, 1)
-# Of few queries: programs for each processor (0: one, or two where leads alone are many), keys of a block, warps and
-# stages; the first where leads are not few.
-_SPLIT_FIRST = ((0, 128, 8, 3), (0, 64, 4, 4), (4, 32, 2, 4))
-_FEW_LEADS, _MANY_LEADS = 0.125, 0.5  # for each processor
-# What else there is: keys of a block, warps and stages; and programs for each processor.
+# Of few queries: keys of a block, warps and stages; and programs for each processor.
 _SPLIT_BLOCKS = ((64, 4, 3), (128, 4, 2), (32, 4, 4), (128, 8, 3), (64, 8, 2), (32, 4, 2), (16, 4, 2))
 _SHARES = (2, 4, 1)
 _MOST_ROWS, _LEAST_KEYS, _MOST_SPLITS = 64, 128, 64
@@ -127,12 +123,9 @@ def split_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[SplitTile]:
     if rows > _MOST_ROWS or keys < _LEAST_KEYS:
         return []
     leads = math.prod(var.extent for var in attention.lead)
-    least = 2 if leads > _MANY_LEADS * gpu.processors else 1
-    found: list[SplitTile] = []
-    others = ((share, *block) for share, block in product(_SHARES, _SPLIT_BLOCKS))
-    first = _SPLIT_FIRST if leads > _FEW_LEADS * gpu.processors else _SPLIT_FIRST[1:]
-    for share, block, warps, stages in (*first, *others):
-        splits = min(max(round((share or least) * gpu.processors / leads), 1), -(-keys // block), _MOST_SPLITS)
+    found = []
+    for share, (block, warps, stages) in product(_SHARES, _SPLIT_BLOCKS):
+        splits = min(max(round(share * gpu.processors / leads), 1), -(-keys // block), _MOST_SPLITS)
         tile = SplitTile(rows, block, warps, stages, splits)
         if fits(tile, attention, gpu) and tile not in found:
             found.append(tile)

@@ -228,7 +228,7 @@ def test_tiles_keep_processors_busy() -> None:
     attention = found_in(scored(plain), [q, k, v])[0].attention
     few = replace(attention, lead=attention.lead[1:])
     assert split_tiles(grouped(attention), HOPPER)[0].splits == 2
-    assert 12 <= split_tiles(grouped(few), HOPPER)[0].splits <= 20  # each part costs the launch that adds them up
+    assert 24 <= split_tiles(grouped(few), HOPPER)[0].splits <= 40
     many = replace(attention, row=replace_extent(attention.row, 128))
     assert split_tiles(many, HOPPER) == []
 
