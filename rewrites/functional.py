@@ -126,6 +126,8 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
 
 def _turns_result(node: fx.Node, aliases: list[fx.Node]) -> bool:
     """Whether a call gives what the program returns other dims in place: a view out of place is another tensor."""
+    if node.target is torch.ops.aten.detach_.default:  # its dims stay
+        return False
     returned = node.graph.output_node().all_input_nodes
     return torch.Tag.inplace_view in node.target.tags and any(other in returned for other in aliases)  # type: ignore[union-attr]
 

@@ -22,7 +22,7 @@ from torch import fx
 from regraft.compiler.normal import FORMS
 from regraft.compiler.tools.check.case import Case
 from regraft.compiler.tools.check.compare import compare
-from regraft.compiler.tools.check.drawn import Drawn
+from regraft.compiler.tools.check.drawn import INCOMING, Drawn
 from regraft.compiler.tools.check.operands import LAYOUTS, Look, differentiable, dim_names, make, placed, tensors
 from regraft.patterns import default_rules
 from regraft.patterns.packing import FROZEN
@@ -96,6 +96,7 @@ class Planting:
     almost: tuple[str, int] | None = None
     nan: str = "eager"
     gradients: str = "compared"
+    incoming: str = INCOMING[0]
 
     @property
     def rule(self) -> Any:
