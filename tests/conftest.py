@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from support.quiet_torch import quieten
+from support.quiet_torch import Garbage, quieten
 from support.thorough import leave_out_turns
 
 # How long an example takes to draw says how busy the machine is, and nothing of the code.
 settings.register_profile("regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("regraft")
 
+
+GARBAGE = Garbage()
 
 pytest_plugins = ["support.golden"]
 
@@ -33,8 +35,14 @@ def pytest_collection_finish() -> None:
     quieten()
 
 
+def pytest_runtest_teardown() -> None:
+    GARBAGE.collect()
+
+
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # what is left to libraries when Python ends, some call leaks
+    """Pytest is about to collect ten times, to tell of errors in what is garbage: once is enough."""
+    gc.collect()
+    gc.freeze()
 
 
 def refuse_capture(*args: Any, **kwargs: Any) -> None:

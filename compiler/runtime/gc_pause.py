@@ -30,6 +30,16 @@ def collected_once() -> Iterator[None]:
         yield
     if gc.isenabled():
         gc.collect(1)
-        if gc.get_freeze_count() == 0:
+        if not _is_something_frozen():
             gc.freeze()
             gc.unfreeze()
+
+
+_FROZEN: list[bool] = []
+
+
+def _is_something_frozen() -> bool:
+    """Python counts by walking all that is frozen: a program that has frozen something once is asked no more."""
+    if not _FROZEN and gc.get_freeze_count() > 0:
+        _FROZEN.append(True)
+    return bool(_FROZEN)

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from regraft.compiler.runtime import gc_pause
 from regraft.compiler.runtime.gc_pause import collected_once, uncollected
 
 
@@ -16,7 +17,8 @@ class _Cycle:
 
 
 @pytest.fixture(autouse=True)
-def thawed():
+def thawed(monkeypatch):
+    monkeypatch.setattr(gc_pause, "_FROZEN", [])
     gc.unfreeze()  # the modules, which all tests have frozen
     gc.collect()
     yield
@@ -56,3 +58,14 @@ def test_what_was_frozen_stays_so():
     with collected_once():
         gone = weakref.ref(_Cycle())
     assert gc.get_freeze_count() == before > 0 and gone() is None
+
+
+def test_what_is_frozen_is_counted_once(monkeypatch):
+    """Counting takes as long as there are objects."""
+    counted = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 5)
+    monkeypatch.setattr(gc, "unfreeze", lambda: pytest.fail("thawed"))
+    for _ in range(3):
+        with collected_once():
+            pass
+    assert len(counted) == 1
