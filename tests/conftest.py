@@ -2,11 +2,13 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from support.caches import cache_in
 from support.quiet_torch import Garbage, quieten
 from support.thorough import leave_out_turns
 
@@ -43,6 +45,12 @@ def pytest_unconfigure() -> None:
     """Pytest is about to collect ten times, to tell of errors in what is garbage: once is enough."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with cache_in(tmp_path_factory.mktemp("cache")):
+        yield
 
 
 def refuse_capture(*args: Any, **kwargs: Any) -> None:

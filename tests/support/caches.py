@@ -1,0 +1,35 @@
+"""What tests keep on disk: compiled code for all runs, by the hash of its text; all else for this process alone.
+
+Graphs and measured decisions of other runs would be recalled where a test is to see how they are made. Code is the same
+whoever compiled it, and takes longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from regraft.compiler.codegen import code_cache_dir
+from regraft.compiler.options.environment import cache_dir
+from regraft.compiler.storage import seal
+
+_SHARED = ("code", "triton", "keys")  # code is loaded where it bears this user's seal
+
+
+@contextmanager
+def cache_in(folder: Path) -> Iterator[None]:
+    """The cache is in a folder, but for code, which stays where it is; nothing is shared where a test names another."""
+    own_folder = code_cache_dir.own_folder
+    shared = {kind: own_folder(kind) for kind in _SHARED}
+
+    def own_or_shared(kind: str) -> Path | None:
+        return shared[kind] if kind in shared and cache_dir() == folder else own_folder(kind)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGRAFT_CACHE_DIR", str(folder))
+        for module in (code_cache_dir, seal):
+            patch.setattr(module, "own_folder", own_or_shared)
+        yield
