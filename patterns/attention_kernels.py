@@ -7,6 +7,9 @@ tracing sees.
 A row whose scores are all -inf, or NaN, is NaN in eager code but may be finite in a kernel. Where the mask could empty
 a row, or the kernel hides NaN in query, the result is multiplied by a factor per row that is 1 or NaN: eager's NaN
 stays, in the result and in the gradients.
+
+Kernels add masks where eager code may select: what selection hides from every query is given to them as zeros, since
+inf - inf is NaN. A key that some queries see and others do not has to be finite, or all of them may be NaN.
 """
 
 from __future__ import annotations
@@ -88,7 +91,16 @@ class Attention:
 
     def mask(self) -> torch.Tensor | None:
         """Both masks as one additive mask."""
-        return merge_masks(self.bias, self.keep, self.fill, self.compute)
+        return merge_masks(self.bias, self.keep, self.fill, self.compute, hides_bias=not self.added_last)
+
+    def seen_keys(self) -> torch.Tensor:
+        """The keys, transposed; 0 where selection hides them from every query, whatever they are."""
+        if self.keep is None or self.causal:
+            return self.key_t
+        seen = self.keep
+        if seen.dim() > 1 and not known_equal(seen.shape[-2], 1):
+            seen = seen.any(-2, keepdim=True)
+        return torch.where(seen, self.key_t, 0.0)
 
     def heads(self) -> Heads:
         """The operands of a kernel; no mask where it is known to be causal."""
@@ -99,7 +111,7 @@ class Attention:
             own_bias = self.selected and self.bias is not None and not self.added_last
             empty = self.empty_rows and self.nan != "safe"
             query, mask, dead = opened(query, mask, selected=self.selected, own_bias=own_bias, empty=empty)
-        tensors = (query, self.key_t.transpose(-2, -1).to(self.compute), self.value.to(self.compute))
+        tensors = (query, self.seen_keys().transpose(-2, -1).to(self.compute), self.value.to(self.compute))
         query, key, value = (_four_dims(t, self.batch) for t in tensors)
         mask, dead = (None if x is None else _mask_four_dims(x, self.batch) for x in (mask, dead))
         return Heads(query, key, value, mask, factor, dead)
@@ -131,8 +143,10 @@ def _one_element(scale: Any) -> Any:
     return scale.reshape(()) if isinstance(scale, torch.Tensor) and scale.dim() else scale
 
 
-def merge_masks(bias: Any, keep: Any, fill: Any, dtype: torch.dtype) -> torch.Tensor | None:
-    """One additive mask from an additive and a boolean one.
+def merge_masks(
+    bias: Any, keep: Any, fill: Any, dtype: torch.dtype, *, hides_bias: bool = False
+) -> torch.Tensor | None:
+    """One additive mask from an additive and a boolean one, which may hide the additive one's entries, too.
 
     A finite fill becomes the lowest number, which absorbs any score: a row with nothing to keep stays uniform, as in
     eager code, and elsewhere its weight is zero as before.
@@ -141,6 +155,8 @@ def merge_masks(bias: Any, keep: Any, fill: Any, dtype: torch.dtype) -> torch.Te
         return bias
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     low = fill if fill == -float("inf") else torch.finfo(wide).min
+    if bias is not None and hides_bias:
+        return torch.where(keep, bias.to(torch.promote_types(bias.dtype, wide)), low)
     added = torch.where(keep, torch.zeros((), dtype=wide, device=keep.device), low)
     return added if bias is None else bias + added
 

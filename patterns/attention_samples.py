@@ -11,7 +11,15 @@ from ..rewrites.sample import Sample, T
 
 _QKV = {"query": T("B H S D"), "key_t": T("B H D T"), "value": T("B H T E")}
 _BIAS, _KEEP = T("B 1 S T", values="mask"), T("B 1 S T", values="bool")
+# Kernels add masks: a key that a mask shows to some queries only has to be finite (`Attention.seen_keys`).
+_SEEN_BY_SOME = {"keep": _KEEP, "key_t": T("B H D T", values="finite")}
+_SEEN_IN_ROWS = _SEEN_BY_SOME | {"keep": T("S T", values="bool")}
+_PADDING = T("B 1 1 T", values="bool")
 _SINK = T("B H S 1")
+# Scores that are all -inf leave a row to what is hidden, if that is a number.
+_LOWEST: dict[str, Any] = _SEEN_BY_SOME | {
+    "query": T("B H S D", values="finite"), "fill": torch.finfo(torch.float32).min,
+}  # fmt: skip
 _CAPPED: dict[str, Any] = {"softcap": "yes", "cap": 2.0}
 _PLAIN = {
     "cast": "no",
@@ -43,12 +51,13 @@ SAMPLES: tuple[Sample, ...] = (
     _sample(scale="rows", row_scale=T("", dtype=torch.int64)),
     _sample(scale="number", scale_by=0.25, mask="bias", bias=_BIAS),
     _sample(mask="bias", bias=T("S T")),
-    _sample(scale="number", scale_by=0.25, mask="where", keep=_KEEP, fill=-math.inf),
-    _sample(mask="where", keep=_KEEP, fill=torch.finfo(torch.float32).min),
+    _sample(scale="number", scale_by=0.25, mask="where", **_SEEN_BY_SOME, fill=-math.inf),
+    _sample(mask="where", keep=_PADDING, fill=-math.inf),
+    _sample(mask="where", **_LOWEST),
     _sample(mask="where", keep=_KEEP, fill=T("")),
     _sample(mask="bias_where", keep=_KEEP, fill=T(""), bias=T("H S T"), scale="number", scale_by=0.3),
-    _sample(mask="where_bias", keep=T("S T", values="bool"), fill=-math.inf, bias=T("B 1 1 T", values="mask")),
-    _sample(mask="bias_where", keep=_KEEP, fill=-math.inf, bias=T("H S T")),
+    _sample(mask="where_bias", **_SEEN_IN_ROWS, fill=-math.inf, bias=T("B 1 1 T", values="mask")),
+    _sample(mask="bias_where", **_SEEN_BY_SOME, fill=-math.inf, bias=T("H S T")),
     _sample(query=T("B S D"), key_t=T("B D T"), value=T("B T E"), scale="number", scale_by=0.5),
     _sample(query=T("2 B H S D"), key_t=T("2 B H D T"), value=T("2 B H T E"), mask="bias", bias=T("B 1 S T")),
     _sample(key_t=T("B 1 D T"), value=T("B 1 T E")),
@@ -56,7 +65,7 @@ SAMPLES: tuple[Sample, ...] = (
     _sample(scale="number", scale_by=0.3, **_CAPPED),
     _sample(mask="bias", bias=_BIAS, **_CAPPED),
     _sample(sink="yes", sink_score=_SINK),
-    _sample(scale="number", scale_by=0.3, mask="where", keep=_KEEP, fill=-math.inf, sink="yes", sink_score=_SINK),
+    _sample(scale="number", scale_by=0.3, mask="where", **_SEEN_BY_SOME, fill=-math.inf, sink="yes", sink_score=_SINK),
     _sample(scale="number", scale_by=0.3, softmax="safe"),
     _sample(mask="factor_bias", factor=T("S T", values="positive"), bias=_BIAS),
 )

@@ -22,7 +22,7 @@ LEADING = "..."
 DEFAULT_SIZES: dict[str, Any] = {
     "B": 2, "H": 3, "S": 5, "T": 7, "D": 8, "E": 8, "N": 6, "M": 4, "K": 8, LEADING: (2,)
 }  # fmt: skip
-Values = Literal["normal", "moderate", "mask", "bool", "positive"]
+Values = Literal["normal", "moderate", "finite", "mask", "bool", "positive"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class T:
     Args:
         dims: names or fixed sizes, e.g. ``"B 1 S T"``; empty for a 0-d tensor. ``"... N"`` has any number of leading
             dims, the same for all operands of the sample that have them.
-        values: ``"normal"`` numbers; ``"moderate"`` ones, whose products do not overflow; ``"mask"``: 0 and -inf;
-            ``"bool"``: mostly True; ``"positive"`` numbers.
+        values: ``"normal"`` numbers; ``"moderate"`` ones, whose products do not overflow;
+            ``"finite"`` ones: moderate, and no NaN; ``"mask"``: 0 and -inf; ``"bool"``: mostly True;
+            ``"positive"`` numbers.
         dtype: fixed dtype, or None to follow the test's dtype.
         gradient: whether gradients flow to it in training checks.
         frozen: a weight, whose value candidates may take as known while compiling.

@@ -16,10 +16,12 @@ VALUES = {
         "extreme", "nan", "inf", "-inf",
     ),
     "moderate": ("plain", "constant", "zeros", "ties", "negative", "large", "signed-zeros", "denormal", "nan"),
+    "finite": ("plain", "constant", "zeros", "ties", "negative", "large", "signed-zeros", "denormal"),
     "positive": ("plain", "constant", "large"),
     "mask": ("plain", "masked-row", "lowest", "lowest-row", "open"),
     "bool": ("plain", "masked-row", "open"),
 }  # fmt: skip
+NUMBERS = ("normal", "moderate", "finite")
 SINGULAR = ("huge", "extreme", "nan", "inf", "-inf")  # values at which derivatives are conventions, or overflow
 # Where functions have kinks, and their derivative is any number in between, or saturate, and it is all rounding.
 KINKS = ("signed-zeros", "zeros", "ties", "large-row")
@@ -64,14 +66,14 @@ def looks_of(spec: T, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
     """The kinds of values that may be drawn for a tensor; `dtype` where it fixes none."""
     fixed = spec.dtype is not None and not spec.dtype.is_floating_point
     if fixed or not (dtype.is_floating_point or dtype.is_complex):
-        numbers = not fixed and spec.values in ("normal", "moderate") and dtype != torch.bool
+        numbers = not fixed and spec.values in NUMBERS and dtype != torch.bool
         return VALUES["bool"] if spec.values == "bool" else _INTEGERS if numbers else ("plain",)
     return VALUES[spec.values]
 
 
 def differentiable(spec: T, dtype: torch.dtype = torch.float32) -> bool:
     """Whether gradients may flow to a tensor; `dtype` where it fixes none."""
-    return spec.gradient and spec.values in ("normal", "moderate") and (spec.dtype or dtype).is_floating_point
+    return spec.gradient and spec.values in NUMBERS and (spec.dtype or dtype).is_floating_point
 
 
 def make(spec: T, sizes: Mapping[str, int], dtype: torch.dtype, look: Look, seed: int) -> torch.Tensor:

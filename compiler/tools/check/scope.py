@@ -91,6 +91,9 @@ def _values(rule: Rule, samples: Sequence[Sample], scope: Scope) -> Iterator[str
     moderate = sorted({n for s in samples for n, t in tensors(s).items() if t.values == "moderate"})
     if moderate:
         yield f"huge values and inf in {', '.join(moderate)}, which the samples declare moderate"
+    finite = sorted({n for s in samples for n, t in tensors(s).items() if t.values == "finite"})
+    if finite:
+        yield f"huge values, inf and NaN in {', '.join(finite)}, where samples declare them finite"
     limited = sorted({n for s in samples for n, t in tensors(s).items() if t.values in ("positive", "mask", "bool")})
     if limited:
         yield f"values of {', '.join(limited)} other than the samples declare"
