@@ -169,6 +169,8 @@ def _given(node: fx.Node) -> dict[str, Any]:
 
 
 def _dtypes(packet: str, given: dict[str, Any]) -> str | None:
+    if packet == "binary_cross_entropy_with_logits":
+        return _of_logits(given)
     names = _ALIKE.get(packet) or _NORMALIZING.get(packet)
     if names is None:
         return None
@@ -177,6 +179,15 @@ def _dtypes(packet: str, given: dict[str, Any]) -> str | None:
     widened = widened and (packet not in _ALIKE_ON_GPUS or given["input"].device.type == "cpu")
     alike = widened or not set(more) - {first}
     return None if alike else f"eager refuses {', '.join(map(str, [first, *more]))} together"
+
+
+def _of_logits(given: dict[str, Any]) -> str | None:
+    """The result is made like the target, and has to hold what all operands make; truth values are not subtracted."""
+    dtypes = {name: value.dtype for name, value in given.items() if isinstance(value, torch.Tensor)}
+    if not dtypes["self"].is_floating_point or torch.bool in (dtypes["target"], dtypes.get("pos_weight")):
+        return f"eager refuses {', '.join(map(str, dtypes.values()))} together"
+    made, result = functools.reduce(torch.promote_types, dtypes.values()), dtypes["target"]
+    return None if torch.can_cast(made, result) else f"eager refuses to make {result} of {made}"
 
 
 def _index(packet: str, given: dict[str, Any]) -> str | None:

@@ -12,14 +12,21 @@ from ..ir.ops import OPS
 from ..ir.value import HALVES, Number, Op, Value, compute_dtype
 from .core import Tensor, cast, const
 from .scalars import Scalar, literal
+from .sizes import Unlowered
 
 Operand = Value | Scalar | bool | int | float
 
 
 def op(name: str, *args: Operand) -> Value:
-    """A pointwise operation of `OPS`; numbers and scalars take the dtype of the last operand that is a value."""
+    """A pointwise operation of `OPS`; numbers and scalars take the dtype of the last operand that is a value.
+
+    Raises:
+        Unlowered: it is for floating operands, and these are not. Metadata may have told so; the call alone is kept.
+    """
     dtype = next(a.dtype for a in reversed(args) if isinstance(a, Value))
     operands = tuple(a if isinstance(a, Value) else literal(a, dtype) for a in args)
+    if OPS[name].floating and not dtype.is_floating_point:
+        raise Unlowered("arguments", f"{name} of {dtype}")
     return Op(name, operands, torch.bool if OPS[name].result == "bool" else dtype)
 
 

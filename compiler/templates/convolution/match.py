@@ -30,7 +30,7 @@ from ..common.formula import packet
 from ..gemm.description import Matrix, Product
 from ..gemm.epilogue import Epilogue
 from ..gemm.match import FoundProduct, Matcher, with_largest_epilogue
-from ..gemm.operands import Operands, unfit
+from ..gemm.operands import Operands, mixture, unfit
 from .description import Convolution, Side
 from .triton_depthwise import MOST_UNROLLED, Depthwise
 
@@ -68,8 +68,9 @@ def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
             return reason
     if call.meta["val"].device.type != "cuda":
         return Reason("device", "the template for convolutions is for GPUs", (call,))
-    if x.meta["val"].dtype != weight.meta["val"].dtype:
-        return Reason("dtype", f"{x.name} and {weight.name} differ in dtype", (call,))
+    apart = mixture(call, x, weight, values["bias"])
+    if apart is not None:
+        return apart
     if values["transposed"] or any(values["output_padding"]):
         return Reason("transposed", "a transposed convolution", (call,))
     if call.meta["val"].dim() < 3 or x.meta["val"].dim() != call.meta["val"].dim():

@@ -48,8 +48,9 @@ def operands_of(call: fx.Node) -> Operands | Reason:
         reason = unfit(node, call, _is_for_lanes(x) or None)
         if reason is not None:
             return reason
-    if x.meta["val"].dtype != weight.meta["val"].dtype:
-        return Reason("dtype", f"{x.name} and {weight.name} differ in dtype", (call,))
+    apart = mixture(call, x, weight, bias)
+    if apart is not None:
+        return apart
     x_sizes, sizes, strides = x.meta["val"].shape, tuple(weight.meta["val"].shape), tuple(weight.meta["val"].stride())
     rows, depth = numel(x_sizes[:-1]), x_sizes[-1]
     if packet(call) in (LINEAR, ONEDNN):
@@ -59,6 +60,14 @@ def operands_of(call: fx.Node) -> Operands | Reason:
     if packet(call) == "aten.bmm":
         return Operands(x, weight, bias, (sizes[0], x_sizes[1], sizes[2], depth), strides)
     return Operands(x, weight, bias, (1, rows, sizes[1], depth), (0, *strides))
+
+
+def mixture(call: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> Reason | None:
+    """Operands of several dtypes: eager refuses most of them, and its error is what the call is kept for."""
+    for node in (weight, bias):
+        if node is not None and node.meta["val"].dtype != x.meta["val"].dtype:
+            return Reason("dtype", f"{x.name} and {node.name} differ in dtype", (call,))
+    return None
 
 
 def _is_for_lanes(x: fx.Node) -> bool:

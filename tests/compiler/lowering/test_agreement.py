@@ -1,5 +1,6 @@
 """Calls whose arguments do not agree as eager wants it stay calls, which raise its error; others are generated."""
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -9,6 +10,7 @@ from support.lowering import agree, trace
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.agreement import disagreement, hold_sizes
+from regraft.compiler.lowering.refused import refused
 
 aten = torch.ops.aten
 X = torch.arange(20.0).reshape(5, 4)
@@ -281,3 +283,22 @@ def test_windows_that_rows_share(dynamic):
         return aten.unfold_backward(windows, [x.shape[0], 24], 1, 8, 4) + x
 
     agree(program, torch.randn(3, 24), torch.randn(1, 5, 8), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("place", ["target", "weight", "pos_weight"])
+def test_a_result_like_one_operand_has_to_hold_what_all_make(place):
+    """As calls, which tracing would spell out."""
+    logits = aten.binary_cross_entropy_with_logits.default
+    for a, b in product(DTYPES, repeat=2):
+        given = {"self": torch.ones(3).to(a), "target": torch.ones(3).to(a), place: torch.ones(3).to(b)}
+        graph, nodes = torch.fx.Graph(), {}
+        for name, value in given.items():
+            nodes[name] = graph.placeholder(name)
+            nodes[name].meta["val"] = value
+        call = graph.call_function(
+            logits, tuple(nodes.get(name) for name in ("self", "target", "weight", "pos_weight"))
+        )
+        call.args = (*call.args, 0)
+        eager = partial(lambda names, *x: logits(**dict(zip(names, x, strict=True)), reduction=0), tuple(given))
+        assert bool(refused(call)) or not refuses(eager, *given.values()), (a, b)
+        assert not (a == b == torch.float32 and refused(call))

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from regraft.compiler.ir.index.index import Size
+from regraft.compiler.ir.ops import OPS
 from regraft.compiler.ir.value import Const, Load, Number, Op
 from regraft.compiler.lowering.arithmetic import as_dtype, minus, op, over, plus, size_value, square, times, where
+from regraft.compiler.lowering.sizes import Unlowered
 
 F32 = torch.float32
 A, B = (Load(name, (0,), F32) for name in "ab")
@@ -24,6 +26,14 @@ def test_numbers_take_the_dtype_beside_them():
     assert where(op("lt", A, 0), 0, B) is Op(
         "where", (Op("lt", (A, Const(0.0, F32)), torch.bool), Const(0.0, F32), B), F32
     )
+
+
+def test_functions_of_floats_take_no_integers():
+    """What metadata tells wrongly costs one call its kernel; no code generator is asked for what it does not have."""
+    for name in (name for name, info in OPS.items() if info.floating):
+        for dtype in (torch.bool, torch.uint8, torch.int32, torch.int64):
+            with pytest.raises(Unlowered, match=name):
+                op(name, *[Load("x", (0,), dtype)] * OPS[name].arity)
 
 
 def test_comparisons_are_bool():

@@ -231,6 +231,15 @@ def test_other_devices_and_dtypes_are_left_alone() -> None:
     assert [miss.code for miss in record.near_misses] == ["dtype"]
 
 
+@pytest.mark.parametrize("other", [torch.float16, torch.float32])
+def test_a_bias_of_another_dtype_is_left_to_eagers_error(other: torch.dtype) -> None:
+    for function in (lambda b, x, w: torch.addmm(b, x, w), lambda b, x, w: F.gelu(F.linear(x, w.t(), b))):
+        bias, *matrices = BERT
+        module, record = fuse(function, bias.to(other), *matrices)
+        assert kernels(module) == []
+        assert "dtype" in [miss.code for miss in record.near_misses]
+
+
 @pytest.mark.usefixtures("nothing_compiled")
 def test_loops_that_must_load_the_result_are_counted() -> None:
     def read(b: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
