@@ -12,8 +12,8 @@ from ..rewrites.sample import Sample, T
 _QKV = {"query": T("B H S D"), "key_t": T("B H D T"), "value": T("B H T E")}
 _BIAS, _KEEP = T("B 1 S T", values="mask"), T("B 1 S T", values="bool")
 # Kernels add masks: a key that a mask shows to some queries only has to be finite (`Attention.seen_keys`).
-_SEEN_BY_SOME = {"keep": _KEEP, "key_t": T("B H D T", values="finite")}
-_SEEN_IN_ROWS = _SEEN_BY_SOME | {"keep": T("S T", values="bool")}
+_SEEN_BY_SOME: dict[str, Any] = {"keep": _KEEP, "key_t": T("B H D T", values="finite")}
+_SEEN_IN_ROWS: dict[str, Any] = _SEEN_BY_SOME | {"keep": T("S T", values="bool")}
 _PADDING = T("B 1 1 T", values="bool")
 _SINK = T("B H S 1")
 # Scores that are all -inf leave a row to what is hidden, if that is a number.
