@@ -6,7 +6,9 @@ for h < 96, j < 512, i < 512: y[h, j, i] = x[h, j, i] + t[i, j]    neighbours re
                                                               ->   t of strides (1, 512): they read neighbours
 
 A table that is computed once and read for every head and batch (biases and buckets of relative positions) is written
-across its rows instead. For GPUs, where programs read neighbours together and each line that is touched counts.
+across its rows instead. In which order a reader takes its loops, all else that it touches says: one that touches
+nothing else (moments of windows) takes the order of what it reads. For GPUs, where programs read neighbours together
+and each line that is touched counts.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def in_reading_order(items: Sequence[Item], buffers: Mapping[str, Buffer], outpu
         outputs: names of buffers whose strides are promised.
     """
     kept = {*outputs, *(n for i in items if isinstance(i, Extern) for n in (*i.reads, *i.writes))}
-    votes = _votes([item for item in items if isinstance(item, Definition)])
+    votes = _votes([item for item in items if isinstance(item, Definition)], buffers)
     found = dict(buffers)
     for name, count in votes.items():
         buffer = buffers[name]
@@ -55,19 +57,49 @@ def _is_movable(buffer: Buffer) -> bool:
     )
 
 
-def _votes(items: Iterable[Definition]) -> dict[str, Counter[int]]:
+def _votes(items: Iterable[Definition], buffers: Mapping[str, Buffer]) -> dict[str, Counter[int]]:
     """For each buffer, how many reads go from neighbour to neighbour along each dim."""
     votes: dict[str, Counter[int]] = defaultdict(Counter)
     for item in items:
-        fast = item.reduced[-1] if item.reduced else item.loops[-1] if item.loops else None
         extents = [var.extent for var in (*item.loops, *item.reduced)]
-        if fast is None or not all(isinstance(n, int) for n in extents):
+        if not all(isinstance(n, int) for n in extents):
             continue
+        along = _contiguous(item, buffers)
         for load in dict.fromkeys(loads(item)):
-            moving = [dim for dim, index in enumerate(load.indices) if _mentions(index, fast)]
-            if len(moving) == 1 and _steps_by_one(load.indices[moving[0]], fast):
+            fast = _fast(item, load.buffer, along)
+            moving = [dim for dim, index in enumerate(load.indices) if fast is not None and _mentions(index, fast)]
+            if fast is not None and len(moving) == 1 and _steps_by_one(load.indices[moving[0]], fast):
                 votes[load.buffer][moving[0]] += math.prod(extents)
     return votes
+
+
+def _contiguous(item: Definition, buffers: Mapping[str, Buffer]) -> dict[str, Counter[Var]]:
+    """For each buffer that a definition touches, how many elements it touches side by side along each of its loops."""
+    found: dict[str, Counter[Var]] = defaultdict(Counter)
+    loops = (*item.loops, *item.reduced)
+    touched = [(x.buffer, x.indices) for x in loads(item)] + [(x.buffer, x.indices) for x in item.stores]
+    for name, indices in dict.fromkeys(touched):
+        moving = {var: [d for d, index in enumerate(indices) if _mentions(index, var)] for var in loops}
+        elements = math.prod(var.extent for var, dims in moving.items() if dims)
+        for var, dims in moving.items():
+            if len(dims) == 1 and buffers[name].strides[dims[0]] == 1 and _steps_by_one(indices[dims[0]], var):
+                found[name][var] += elements
+    return found
+
+
+def _fast(item: Definition, name: str, along: Mapping[str, Counter[Var]]) -> Var | None:
+    """The loop along which lies most of what a definition touches beside a buffer.
+
+    None where it touches nothing else along its loops: it may take them in any order, and takes that of the buffer.
+    """
+    others: Counter[Var] = Counter()
+    for other, elements in along.items():
+        if other != name:
+            others.update(elements)
+    most = max(others.values(), default=0)
+    wanted = [var for var in (*item.loops, *item.reduced) if most and others[var] == most]
+    own = [var for var in wanted if name in along and along[name][var]]
+    return (own or wanted)[-1] if wanted else None
 
 
 def _mentions(index: Any, var: Var) -> bool:

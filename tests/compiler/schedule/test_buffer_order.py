@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from support.schedules import Builder, assert_same, op
 
-from regraft.compiler.ir.index.index import mul
+from regraft.compiler.ir.index.index import add, mul
 from regraft.compiler.schedule import CPU, GPU, schedule
 from regraft.compiler.schedule.buffer_order import in_reading_order
 
@@ -64,3 +66,18 @@ def test_reads_that_skip_elements_do_not_count():
     y = b.sum("y", (HEADS, N), (N,), lambda i, r: (op("add", x.at((i[0], *r)), table.at((mul(r[0], 2), i[1]))),))
     program = b.program(y)
     assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (N, 1)
+
+
+def test_readers_of_nothing_else_take_the_order_of_what_they_read():
+    """Moments of windows of an image whose channels lie side by side, written with the channels' loop outside."""
+    b = Builder()
+    q = b.given("q", (69, N))
+    table = b.map("table", (69, N), lambda i: op("log", op("exp", q.at(i))))
+
+    def value(i, r):
+        windows = [table.at((add(r[1], k), r[0])) for k in range(10)]
+        return (functools.reduce(lambda x, y: op("add", x, y), windows),)
+
+    program = b.program(b.sum("y", (1,), (N, 60), value))
+    assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (N, 1)
+    assert_same(program, target=GPU)
