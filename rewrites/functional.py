@@ -4,6 +4,7 @@
     add_(scores, wider)                       ->   to(add(scores, wider), dtype of scores)
     masked_fill_(scores, mask, 0)             ->   masked_fill(scores, mask, 0), laid out as scores
     dropout(x, p, train=False)                ->   x
+    full_like(scores, -inf)                   ->   full([S, S], -inf)          see `unread`
 
 Writes that anyone could observe (to inputs, to what has other aliases in use) stay as they are, and so do those that
 autograd must not see (under `no_grad`, to a tensor that has a history).
@@ -24,11 +25,12 @@ from .effects import storages, unseen
 from .graph import is_random, is_tensor, op_name, val
 from .layout import restore_layout, same_layout
 from .symbolic import same_shape
+from .unread import asks_shape_alone
 
 
 def is_simplified(graph: fx.Graph) -> bool:
-    """Whether there is nothing for the functions below to do."""
-    return not any(_writes_self(node) or _is_inactive_dropout(node) for node in graph.nodes)
+    """Whether there is nothing for the functions below, or for `unread`, to do."""
+    return not any(_writes_self(n) or _is_inactive_dropout(n) or asks_shape_alone(n) for n in graph.nodes)
 
 
 def functionalize_temporaries(graph: fx.Graph) -> int:

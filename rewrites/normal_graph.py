@@ -13,11 +13,13 @@ from .graph import is_pure, op_name, val
 from .mirror import Mirror
 from .reason import site_of
 from .respell import Normalizer, Respelling
+from .unread import free_what_is_not_read
 
 
 def simplified(graph_module: fx.GraphModule) -> int:
     """Make the simplifications that keep every bit of a program; returns how many."""
-    made = functionalize_temporaries(graph_module.graph) + remove_inactive_dropout(graph_module.graph)
+    graph = graph_module.graph
+    made = functionalize_temporaries(graph) + remove_inactive_dropout(graph) + free_what_is_not_read(graph)
     if made:
         graph_module.recompile()
     return made
