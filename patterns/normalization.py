@@ -88,6 +88,7 @@ def _normalized(mean_square: Any, eps: Any, element: Callable[[], Any], weight: 
         "weight",
         last=lambda: optional("downcast", root * element(), cast) * weight,
         first=lambda: root * (element() * weight),
+        scale=lambda: (root * weight) * element(),
         no=lambda: root * element(),
     )
 
@@ -99,7 +100,7 @@ def _sample(**given: Any) -> Sample:
     tags = {k: v for k, v in given.items() if isinstance(v, str) and k != "refused"}
     operands: dict[str, Any] = {"x": T("B S 16"), "eps": 1e-6} | {k: v for k, v in given.items() if k not in tags}
     if tags.get("weight") != "no":
-        operands["weight"] = T("16")
+        operands.setdefault("weight", T("16"))
     return Sample(tags=_PLAIN | tags, **operands)
 
 
@@ -159,6 +160,8 @@ def _layer_norm(x: torch.Tensor, weight: Any, bias: Any, eps: float, compute: to
     ),
     samples=[
         _sample(bias=T("16")),
+        _sample(weight=T("16", values="moderate"), bias=T("16"), shift="folded"),  # inf less inf is NaN in that form
+        _sample(x=T("B 16"), weight="scale", shift="no"),
         _sample(x=T("B 16"), square="product", weight="first", shift="no"),
         _sample(x=T("1 16"), shift="no"),
         _sample(x=_SHORT, weight="no", shift="no", eps=0.01),
@@ -179,5 +182,11 @@ def layer_norm(x: Any, weight: Any, bias: Any, eps: Any) -> Any:
     def centered() -> Any:  # the mean may be computed twice
         return _of_element(x) - torch.mean(_of_row(x), [-1], True)
 
-    weighted = _normalized(torch.mean(_squared(centered), [-1], True), eps, centered, weight)
-    return optional("recast", choose("shift", yes=lambda: weighted + bias, no=weighted), cast)
+    variance = torch.mean(_squared(centered), [-1], True)
+    weighted = _normalized(variance, eps, centered, weight)
+
+    def folded() -> Any:
+        scale = torch.rsqrt(variance + eps) * weight
+        return _of_element(x) * scale + (bias - torch.mean(_of_row(x), [-1], True) * scale)
+
+    return optional("recast", choose("shift", yes=lambda: weighted + bias, folded=folded, no=weighted), cast)

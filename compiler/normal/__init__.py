@@ -19,8 +19,10 @@ from collections.abc import Mapping
 from ...rewrites.respell import Respelling
 from . import (
     casts,
+    composed,
     dropout,
     einsum,
+    gates,
     head_layout,
     linear,
     logic,
@@ -39,6 +41,7 @@ from . import (
 
 VIEWS: tuple[Respelling, ...] = (
     views.identity,
+    views.repeated,
     views.permutation,
     views.regrouping,
     views.only_entry,
@@ -82,8 +85,11 @@ SCORES: tuple[Respelling, ...] = (
     scale.factor_last,
     scale.scale_of_scaled,
     scale.scale_of_sum,
+    scale.scale_of_choice,
+    scale.division_by_rows,
     scale.negation_as_product,
     masks.fill_as_where,
+    masks.written_entries,
     masks.fill_on_the_right,
     masks.choice_of_constants,
     masks.two_masks,
@@ -124,8 +130,8 @@ PRODUCTS: tuple[Respelling, ...] = (
 )
 
 NORMAL_FORM: tuple[Respelling, ...] = (
-    *VIEWS, *LOGIC, *split_attention.JOINS, *SCORES, *masked_rows.ROWS, *slices.SLICES, *statistics.STATISTICS,
-    *PRODUCTS,
+    *VIEWS, *composed.COMPOSED, *LOGIC, *split_attention.JOINS, *SCORES, *masked_rows.ROWS, *slices.SLICES,
+    *statistics.STATISTICS, *gates.GATES, *PRODUCTS,
 )  # fmt: skip
 
 LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.linear_of_rows)

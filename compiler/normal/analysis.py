@@ -5,7 +5,7 @@ Nothing here changes a graph or adds a guard.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -109,7 +109,10 @@ def holds_product(node: Any) -> bool:
 
 
 def is_scaled_product(node: Any) -> bool:
-    """Whether a value is a batched product itself, or a scalar multiple, cast or permutation of one."""
+    """Whether a value is a batched product itself, or a scalar multiple, cast or permutation of one.
+
+    A permutation that the product can take over, as its dims of batch, or both of its operands' in exchange.
+    """
     while isinstance(node, fx.Node) and "opaque" not in node.meta:
         if _is_batched_product(node):
             return True
@@ -117,8 +120,16 @@ def is_scaled_product(node: Any) -> bool:
             len(node.args) > 1 and is_tensor(node.args[1])
         ):
             return False
+        if op_name(node) == "aten.permute" and not _within_product(node.args[1]):
+            return False
         node = node.args[0]
     return False
+
+
+def _within_product(order: Sequence[int]) -> bool:
+    """Whether a permutation keeps the last dim, or exchanges it with the one before it."""
+    n, last_two = len(order), [d % len(order) for d in order[-2:]]
+    return last_two[-1] == n - 1 or last_two == [n - 1, n - 2]
 
 
 def directness(node: Any) -> int:

@@ -212,10 +212,12 @@ def regrouped_and_back(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.permute")
 def transpose_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """permute(add(scores, m), [..., -1, -2])  ->  add(permute(scores), permute(m)), down to the product."""
+    """permute(add(scores, m), [..., -1, 0])  ->  add(permute(scores), permute(m)), down to the product.
+
+    Where another dim becomes the last, as keys do that stand before batch and heads.
+    """
     inner, order = node.args
-    n = rank(node)
-    if not sees(node, inner, *POINTWISE) or list(order[-2:]) != [n - 1, n - 2]:
+    if not sees(node, inner, *POINTWISE) or order[-1] == rank(node) - 1:
         return None
     if not holds_product(inner) or holds_softmax(inner):
         return None

@@ -12,6 +12,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.facts import gets_gradient
 from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape, val
 from ...rewrites.respell import respelling
+from ...rewrites.symbolic import same_shape
 from . import builders
 from .analysis import directness, holds_product, is_bool, is_float, is_literal, like, uniform
 from .logic import are_opposite, negated
@@ -28,6 +29,24 @@ def fill_as_where(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not like(node, scores) or not is_bool(drop) or not _keeps_type(scores, fill):
         return None
     return _where(edit, negated(edit, node, drop), scores, fill)
+
+
+@respelling("aten.index_put")
+def written_entries(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """scores[drop] = v, as index_put(scores, [drop], v)  ->  where(logical_not(drop), scores, v), for one value `v`."""
+    values = arguments(node)
+    x, indices, fill = values["self"], values["indices"], values["values"]
+    masks = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if values["accumulate"] or len(masks) != 1 or not is_bool(masks[0][1]) or not like(node, x):
+        return None
+    (before, drop), known = masks[0], uniform(fill)
+    if rank(fill) != 0 or dtype(fill) != dtype(x) or (known is not None and not _keeps_type(x, known)):
+        return None
+    after = rank(x) - before - rank(drop)
+    if not same_shape(shape(x)[before : before + rank(drop)], shape(drop)):
+        return None
+    whole = builders.reshape(edit, node, drop, [*shape(drop), *[1] * after])
+    return _where(edit, negated(edit, node, whole), x, fill)
 
 
 def _keeps_type(scores: fx.Node, fill: Any) -> bool:

@@ -5,14 +5,29 @@ A factor is a Python number where it is known to be one, else a symbolic number 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape
 from ...rewrites.respell import respelling
+from ...rewrites.symbolic import known_equal
 from . import builders
-from .analysis import CASTS, VIEWS, Factor, factor_of, holds_product, is_float, is_literal, is_scalar, like
+from .analysis import (
+    CASTS,
+    VIEWS,
+    Factor,
+    factor_of,
+    holds_product,
+    is_float,
+    is_literal,
+    is_scalar,
+    is_scaled_product,
+    like,
+    reduction,
+)
 
 aten = torch.ops.aten
 
@@ -127,6 +142,36 @@ def scale_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     if is_literal(factor) and factor == 0:
         return None
     return edit.call(aten.add.Tensor, builders.scaled(edit, scores, factor), builders.scaled(edit, term, factor))
+
+
+@respelling("aten.mul")
+def scale_of_choice(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """mul(where(keep, scores, fill), s)  ->  where(keep, mul(scores, s), fill * s), for numbers `fill` and `s`."""
+    inner, factor = node.args[0], scale_of(node)
+    if not is_literal(factor) or factor == 0 or not sees(node, inner, "aten.where"):
+        return None
+    if inner.target is not aten.where.ScalarOther:
+        return None
+    keep, scores, fill = inner.args
+    if not is_literal(fill) or not holds_product(scores) or not like(inner, scores):
+        return None
+    low = fill * factor
+    if abs(low) > torch.finfo(dtype(node)).max:  # as rounding in the type of the scores has it
+        low = math.copysign(math.inf, low)
+    return edit.call(aten.where.ScalarOther, keep, builders.scaled(edit, scores, factor), low)
+
+
+@respelling("aten.div")
+def division_by_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """div(scores, t)  ->  mul(scores, reciprocal(t)), for a temperature that is constant along the keys."""
+    x, divisor = node.args[:2]
+    if arguments(node).get("rounding_mode") or not is_float(divisor) or is_scalar(divisor) or not like(node, x):
+        return None
+    if not is_scaled_product(x) or not known_equal(shape(divisor)[-1], 1) or dtype(divisor) != dtype(x):
+        return None
+    if reduction(node, divisor, "aten.sum") is not None:  # exponents over their sum are a softmax
+        return None
+    return edit.call(aten.mul.Tensor, x, edit.call(aten.reciprocal.default, divisor))
 
 
 @respelling("aten.neg")

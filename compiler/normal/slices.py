@@ -13,19 +13,22 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
-from ...rewrites.symbolic import hint, known, known_equal
+from ...rewrites.symbolic import hint, known, known_equal, same_shape
+from . import builders
 from .analysis import holds_softmax
+from .reshape_groups import regroup
 
 aten = torch.ops.aten
 
+_CUTS = ("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.tensor_split")
 _END = torch.iinfo(torch.int64).max  # what x[n:] has for the end
 
 
 @respelling("getitem")
 def piece(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """getitem(chunk(x, 2, -1), 0), also of split and split_with_sizes  ->  slice(x, dim, start, end)."""
+    """getitem(chunk(x, 2, -1), 0), also of split, split_with_sizes and tensor_split  ->  slice(x, dim, start, end)."""
     call, index = node.args
-    if not sees(node, call, "aten.chunk", "aten.split", "aten.split_with_sizes") or not isinstance(index, int):
+    if not sees(node, call, *_CUTS) or not isinstance(index, int):
         return None
     x, dim = call.args[0], arguments(call).get("dim", 0)
     if not is_tensor(x) or not isinstance(dim, int) or holds_softmax(x):  # parts of probabilities: see parts.py
@@ -52,8 +55,61 @@ def to_the_end(node: fx.Node, edit: Editor) -> fx.Node | None:
     return edit.call(aten.slice.Tensor, x, dim % rank(x), start, _END, *([step] if step != 1 else []))
 
 
+@respelling("aten.narrow")
+def narrowed(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """narrow(x, -1, 4, 4)  ->  slice(x, 2, 4, 8)."""
+    x, dim, start, length = node.args[:4]
+    if node.target is not aten.narrow.default or not all(isinstance(n, int) for n in (dim, start, length)) or start < 0:
+        return None
+    dim %= rank(x)
+    return edit.call(aten.slice.Tensor, x, dim, start, _end(start + length, shape(x)[dim]))
+
+
+@respelling("getitem")
+def unbound(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """getitem(unbind(reshape(x, [..., n, 2]), -1), 0)  ->  slice(x, dim, 0, END, 2), as `one_of_regrouped` has it."""
+    call, index = node.args
+    if not sees(node, call, "aten.unbind") or not isinstance(index, int):
+        return None
+    return _picked(node, edit, call.args[0], arguments(call).get("dim", 0), index)
+
+
+@respelling("aten.select")
+def one_of_regrouped(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """select(reshape(x, [..., n, 2]), -1, i)  ->  slice(x, d, i, END, 2); of [..., 2, n]: slice(x, d, i * n, END)."""
+    if node.target is not aten.select.int:
+        return None
+    return _picked(node, edit, *node.args)
+
+
+def _picked(node: fx.Node, edit: Editor, view: Any, dim: Any, index: Any) -> fx.Node | None:
+    """Entry `index` of the dim `dim` of a view that split the last dim of a tensor in two, as a slice of that."""
+    if not sees(node, view, "aten.reshape", "aten.view", "aten.unflatten") or not isinstance(dim, int):
+        return None
+    n, (*lead, outer, inner) = rank(view), shape(view)
+    dim %= n
+    if dim < n - 2 or not all(isinstance(s, int) for s in (outer, inner, index)) or holds_softmax(view):
+        return None
+    if not any(same_shape(shape(node), [*lead, half]) for half in (outer, inner)) or _splits_more(view):
+        return None
+    x = builders.reshape(edit, node, view.args[0], [*lead, outer * inner])
+    if dim == n - 1:
+        start, step = index % inner, inner
+        end = _END
+    else:
+        start, step = (index % outer) * inner, 1
+        end = _end(start + inner, shape(x)[-1])
+    return edit.call(aten.slice.Tensor, x, rank(x) - 1, start, end, *([step] if step != 1 else []))
+
+
+def _splits_more(view: fx.Node) -> bool:
+    """Whether a view does more than to split dims, the last one's rest apart: heads and pairs of what a layer gives."""
+    groups = regroup(shape(view.args[0]), shape(view))
+    return groups is None or not all(g.is_split for g in groups) or len(groups[-1].new) < 2
+
+
 def _end(end: Any, size: Any) -> Any:
     return _END if known_equal(end, size) else end
 
 
-SLICES: tuple[Respelling, ...] = (piece, to_the_end)
+SLICES: tuple[Respelling, ...] = (piece, narrowed, unbound, one_of_regrouped, to_the_end)

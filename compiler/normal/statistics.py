@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape, val
+from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
+from ...rewrites.symbolic import known_equal, product, same_shape
 from .analysis import is_float, is_literal, like
 from .scale import scale_of
 
@@ -59,16 +61,80 @@ def division_by_root(node: fx.Node, edit: Editor) -> fx.Node | None:
 def sum_as_mean(node: fx.Node, edit: Editor) -> fx.Node | None:
     """mul(sum(x, [-1], True), 1 / n)  ->  mean(x, [-1], True), for `n` entries."""
     total, factor = node.args[0], scale_of(node)
-    if not is_literal(factor) or not sees(node, total, "aten.sum") or not like(node, total):
+    if not sees(node, total, "aten.sum") or not like(node, total):
         return None
     values = arguments(total)
     x, dims = values["self"], values.get("dim")
     if not dims or rank(x) == 0 or values.get("dtype") not in (None, dtype(x)) or not is_float(x):
         return None
-    sizes = [shape(x)[d] for d in dims]
-    if not all(isinstance(s, int) for s in sizes) or not math.isclose(factor * math.prod(sizes), 1):
+    if not _is_inverse(factor, product(shape(x)[d] for d in dims)):
         return None
     return edit.call(aten.mean.dim, x, dims, values["keepdim"])
+
+
+def _is_inverse(factor: Any, count: Any) -> bool:
+    """Whether a factor is one over a number of entries; of a symbol, as dividing by it is spelled."""
+    if is_literal(factor):
+        return isinstance(count, int) and math.isclose(factor * count, 1)
+    if not isinstance(factor, fx.Node) or factor.target is not operator.truediv or factor.args[0] != 1.0:
+        return False
+    return known_equal(val(factor.args[1]), count)
+
+
+_REDUCTIONS = ("aten.mean", "aten.sum")
+_OF_EACH = ("aten.rsqrt", "aten.sqrt", "aten.reciprocal", "aten.add", "aten.mul", "aten.pow")
+
+
+@respelling("aten.reshape")
+def kept_dims(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """reshape(mean(x, [-1]), [..., 1])  ->  mean(x, [-1], True); also of rsqrt(mean(x, [-1]) + eps), and of sums."""
+    inner = node.args[0]
+    if sees(node, inner, *_REDUCTIONS):
+        return _with_dims(node, edit, inner)
+    path = [inner]
+    while sees(node, path[-1], *_OF_EACH) and not any(is_tensor(a) for a in path[-1].args[1:]):
+        path.append(path[-1].args[0])
+    if len(path) < 2 or not sees(node, path[-1], *_REDUCTIONS):
+        return None
+    result = _with_dims(node, edit, path[-1])
+    for call in reversed(path[:-1]):
+        result = None if result is None else edit.call(call.target, result, *call.args[1:], **call.kwargs)
+    return result
+
+
+def _with_dims(node: fx.Node, edit: Editor, call: fx.Node) -> fx.Node | None:
+    """A reduction that keeps its dims as ones, where that has the shape of `node`."""
+    values = arguments(call)
+    x, dims = values["self"], _dims(values)
+    if dims is None or values.get("keepdim") or values.get("dtype") not in (None, dtype(x)) or not is_float(x):
+        return None
+    gone = {d % rank(x) for d in dims}
+    if not same_shape(shape(node), [1 if d in gone else s for d, s in enumerate(shape(x))]):
+        return None
+    return edit.call(call.target, x, dims, True)
+
+
+@respelling("aten.pow", "aten.mul")
+def squared_root(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """pow(norm(x, 2, [-1], True), 2)  ->  sum(pow(x, 2), [-1], True);  pow(std(x), 2)  ->  var(x); also y * y."""
+    y, other = node.args
+    if not (other is y if op_name(node) == "aten.mul" else other == 2) or not like(node, y) or not is_float(y):
+        return None
+    if sees(node, y, "aten.std") or (sees(node, y, "getitem") and sees(node, y.args[0], "aten.std_mean")):
+        call = y.args[0] if op_name(y) == "getitem" else y
+        return _variance(node, edit, call) if op_name(y) == "aten.std" or y.args[1] == 0 else None
+    if sees(node, y, "aten.abs") and is_float(y.args[0]):
+        return edit.call(aten.pow.Tensor_Scalar, y.args[0], 2)
+    if not sees(node, y, "aten.linalg_vector_norm", "aten.norm", "aten.linalg_norm"):
+        return None
+    values = arguments(y)
+    x, dims = next(iter(values.values())), _dims(values)
+    order = values.get("ord", values.get("p"))
+    if dims is None or order not in (2, None) or not is_float(x) or dtype(x) != dtype(node) or rank(x) == 0:
+        return None
+    if op_name(y) == "aten.linalg_norm" and len(dims) != 1:
+        return None
+    return edit.call(aten.sum.dim_IntList, edit.call(aten.pow.Tensor_Scalar, x, 2), dims, bool(values.get("keepdim")))
 
 
 @respelling("aten.var")
@@ -81,7 +147,9 @@ def variance(node: fx.Node, edit: Editor) -> fx.Node | None:
 def variance_and_mean(node: fx.Node, edit: Editor) -> fx.Node | None:
     """getitem(var_mean(x, [-1], correction=0), 1)  ->  mean(x, [-1]); at 0, the variance as `variance` has it."""
     both, index = node.args
-    if not sees(node, both, "aten.var_mean") or not is_tensor(node):
+    if not sees(node, both, "aten.var_mean", "aten.std_mean") or not is_tensor(node):
+        return None
+    if index == 0 and op_name(both) == "aten.std_mean":
         return None
     if index == 0:
         return _variance(node, edit, both)
@@ -110,5 +178,6 @@ def _dims(values: dict[str, Any]) -> list[int] | None:
 
 
 STATISTICS: tuple[Respelling, ...] = (
-    power_as_root, reciprocal_root, division_by_root, sum_as_mean, variance, variance_and_mean,
+    power_as_root, reciprocal_root, division_by_root, sum_as_mean, variance, variance_and_mean, kept_dims,
+    squared_root,
 )  # fmt: skip

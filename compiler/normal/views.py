@@ -95,6 +95,21 @@ def _is_settled(node: fx.Node) -> bool:
     return not any(isinstance(s, int) and s < 0 for s in node.args[1])
 
 
+@respelling("aten.reshape", "aten.permute", "aten.expand", "aten.slice", "aten.to")
+def repeated(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """reshape(x, sizes) written twice  ->  the first of the two; also permute, expand, slice, and casts."""
+    x = node.args[0]
+    if not is_tensor(x) or len(x.users) < 2:
+        return None
+    return next((other for other in x.users if other < node and _is_same_call(node, other)), None)
+
+
+def _is_same_call(node: fx.Node, other: fx.Node) -> bool:
+    if "opaque" in other.meta or other.meta.get("region") != node.meta.get("region"):
+        return False
+    return other.target is node.target and other.args == node.args and other.kwargs == node.kwargs
+
+
 @respelling("aten.select", "aten.squeeze_copy")
 def only_entry(node: fx.Node, edit: Editor) -> fx.Node | None:
     """select(x, d, 0) of a dimension of size 1  ->  reshape(x, sizes without d)."""

@@ -19,11 +19,24 @@ GELUS = {
     "cube as product": lambda x: 0.5 * x * (1.0 + torch.tanh(ROOT * (x + 0.044715 * x * x * x))),
     "integer power": lambda x: x * 0.5 * (torch.tanh((x + x**3 * 0.044715) * ROOT) + 1),
     "other order": lambda x: (1 + torch.tanh((x + 0.044715 * x.pow(3)) * ROOT)) * (0.5 * x),
+    "square times x": lambda x: 0.5 * x * (1 + torch.tanh(ROOT * (x + 0.044715 * x**2 * x))),
+    "factored, a square": lambda x: 0.5 * x * (1 + torch.tanh(ROOT * x * (1 + 0.044715 * x**2))),
+    "multiplied out": lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608028654 * x + 0.035677408136300125 * x**3)),
+    "sum of halves": lambda x: 0.5 * (x + x * torch.tanh(ROOT * (x + 0.044715 * x**3))),
+    "logistic": lambda x: x * torch.sigmoid(2 * ROOT * (x + 0.044715 * x**3)),
+    "root in float32": lambda x: (
+        0.5 * x * (1 + torch.tanh(torch.sqrt(torch.tensor(2 / math.pi)) * (x + 0.044715 * x**3)))
+    ),
 }
 ERF_GELUS = {
     "BERT": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
     "gate": lambda x: x * (0.5 * (1.0 + torch.erf(x * 0.70710678))),
     "halved last": lambda x: x * (torch.erf(x / 1.4142135623730951) + 1) / 2,
+    "sum of halves": lambda x: 0.5 * x + 0.5 * x * torch.erf(x / math.sqrt(2.0)),
+    "half and half": lambda x: x * (0.5 + 0.5 * torch.erf(x * 0.7071067811865476)),
+    "normal distribution": lambda x: x * torch.special.ndtr(x),
+    "complement": lambda x: x * 0.5 * torch.erfc(-x / math.sqrt(2.0)),
+    "root in float32": lambda x: 0.5 * x * (1 + torch.erf(x / torch.sqrt(torch.tensor(2.0)))),
 }
 BLOOMS = {
     "factored": lambda x: x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x))),
@@ -32,6 +45,9 @@ GATES = {
     "silu": (lambda x: x * torch.sigmoid(x), "silu"),
     "gate": (lambda x: x * (torch.sigmoid(x) * x), "silu"),
     "mish": (lambda x: x * torch.tanh(torch.nn.functional.softplus(x)), "mish"),
+    "other name": (lambda x: torch.multiply(x, torch.special.expit(x)), "silu"),
+    "among factors": (lambda x: x.flip(0) * x * torch.sigmoid(x), "silu"),
+    "gelu among factors": (lambda x: (0.5 * x.flip(0) * x) * (1 + torch.erf(x / math.sqrt(2.0))), "gelu"),
 }
 NOT_GATES = {
     "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),

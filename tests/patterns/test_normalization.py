@@ -50,6 +50,16 @@ RMS_NORMS: dict[str, Callable[..., Any]] = {
     "power": lambda x, w, b: w * x * (mean(x**2) + EPS) ** -0.5,
     "product and sum": lambda x, w, b: w * (x * (1 / ((x * x).sum(-1, keepdim=True) / 8 + EPS).sqrt())),
     "no weight": lambda x, w, b: x * torch.rsqrt(mean(x.pow(2)) + EPS),
+    "weight on the root": lambda x, w, b: (torch.rsqrt(mean(x.pow(2)) + EPS) * w) * x,
+    "dim put back": lambda x, w, b: x * torch.rsqrt(x.pow(2).mean(-1) + EPS).unsqueeze(-1) * w,
+    "dim put back first": lambda x, w, b: x * torch.rsqrt(x.pow(2).mean(-1)[..., None] + EPS) * w,
+    "sum over size": lambda x, w, b: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) / x.shape[-1] + EPS) * w,
+    "square of a norm": lambda x, w, b: x / torch.sqrt(x.norm(dim=-1, keepdim=True) ** 2 / x.shape[-1] + EPS) * w,
+    "square of a vector norm": lambda x, w, b: (
+        x * torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + EPS) * w
+    ),
+    "square of an amount": lambda x, w, b: x * torch.rsqrt(mean(x.abs() ** 2) + EPS) * w,
+    "expanded": lambda x, w, b: x / torch.sqrt(mean(x.pow(2)) + EPS).expand_as(x) * w,
 }
 
 
@@ -68,12 +78,30 @@ def by_both(x, w, b):
     return (x - average) * torch.rsqrt(variance + EPS) * w + b
 
 
+def variance(x: Any) -> Any:
+    return x.var(-1, correction=0, keepdim=True)
+
+
+def scale_and_shift(x, w, b):
+    scale = torch.rsqrt(variance(x) + EPS) * w
+    return x * scale + (b - mean(x) * scale)
+
+
 LAYER_NORMS: dict[str, Callable[..., Any]] = {
     "textbook": textbook,
     "Cohere": cohere,
     "var_mean": by_both,
     "bias alone": lambda x, w, b: (x - mean(x)) * torch.rsqrt(mean((x - mean(x)) ** 2) + EPS) + b,
     "plain": lambda x, w, b: (x - mean(x)) * torch.rsqrt(mean((x - mean(x)) ** 2) + EPS),
+    "deviation squared": lambda x, w, b: (
+        (x - mean(x)) / torch.sqrt(x.std(-1, unbiased=False, keepdim=True) ** 2 + EPS) * w + b
+    ),
+    "dims put back": lambda x, w, b: (
+        (x - x.mean(-1)[..., None]) / torch.sqrt(x.var(-1, unbiased=False)[..., None] + EPS) * w + b
+    ),
+    "weight on the root": lambda x, w, b: (x - mean(x)) * (w * torch.rsqrt(variance(x) + EPS)) + b,
+    "scale and shift": scale_and_shift,
+    "addcmul": lambda x, w, b: torch.addcmul(b, w, (x - mean(x)) * torch.rsqrt(variance(x) + EPS)),
 }
 NEITHER: dict[str, Callable[..., Any]] = {
     "deviation and eps": lambda x, w, b: w * (x - mean(x)) / (x.std(-1, unbiased=False, keepdim=True) + EPS) + b,

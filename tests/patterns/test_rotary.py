@@ -33,7 +33,23 @@ def neighbours(x: Any) -> Any:
     return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
 
 
-ROTATIONS = {f.__name__: f for f in (halves, chunks, pieces, neighbours)}
+def unbound(x: Any) -> Any:
+    a, b = x.reshape(*x.shape[:-1], 2, 4).unbind(-2)
+    return torch.cat((-b, a), dim=-1)
+
+
+def narrowed(x: Any) -> Any:
+    return torch.cat((-x.narrow(-1, 4, 4), x.narrow(-1, 0, 4)), dim=-1)
+
+
+def pairs_unbound(x: Any) -> Any:
+    """What `rearrange(x, "... (d r) -> ... d r", r=2)` is."""
+    a, b = x.unflatten(-1, (4, 2)).unbind(-1)
+    return torch.stack((-b, a), dim=-1).flatten(-2)
+
+
+ROTATIONS = {f.__name__: f for f in (halves, chunks, pieces, neighbours, unbound, narrowed, pairs_unbound)}
+SIDE_BY_SIDE = ("neighbours", "pairs_unbound")
 
 
 def turned(rotate: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -64,7 +80,7 @@ NOT = {
 def test_rotary(name: str, training: bool) -> None:
     given = [*trained([X]), COS, SIN] if training else [X, COS, SIN]
     found = rewritten(turned(ROTATIONS[name]), given)
-    refused = name == "neighbours" and training
+    refused = name in SIDE_BY_SIDE and training
     assert found.count("rotary") == (not refused), found.record.near_misses
     assert ("gradient-costs-more" in found.codes) == ("neg" in found.ops) == refused
     assert_agrees(turned(ROTATIONS[name]), found.run, given)

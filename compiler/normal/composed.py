@@ -1,0 +1,177 @@
+"""Operators that are others put together, or other names of them: rules see what they are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, dtype, op_name, rank, sees, shape, val
+from ...rewrites.respell import Respelling, respelling
+from ...rewrites.symbolic import known_equal
+from . import builders
+from .analysis import holds_product, is_float, is_literal
+
+aten = torch.ops.aten
+
+_NAMES = {
+    "aten.special_expit": aten.sigmoid, "aten.special_erf": aten.erf, "aten.special_erfc": aten.erfc,
+    "aten.special_exp2": aten.exp2, "aten.special_expm1": aten.expm1, "aten.special_log1p": aten.log1p,
+    "aten.special_logsumexp": aten.logsumexp, "aten.multiply": aten.mul, "aten.subtract": aten.sub,
+    "aten.divide": aten.div, "aten.true_divide": aten.div, "aten.concat": aten.cat, "aten.concatenate": aten.cat,
+    "aten.absolute": aten.abs, "aten.negative": aten.neg,
+}  # fmt: skip
+
+
+@respelling(*_NAMES)
+def other_name(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """multiply(x, y), special.expit(x), concat([x, y]), absolute(x)  ->  mul, sigmoid, cat, abs."""
+    target = getattr(_NAMES[op_name(node)], compat.overload_name(node.target), None)
+    return None if target is None else edit.call(target, *node.args, **node.kwargs)
+
+
+@respelling("aten.addcmul", "aten.addcdiv")
+def product_added(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """addcmul(x, a, b, value=v)  ->  add(x, mul(mul(a, b), v)); addcdiv likewise."""
+    values = arguments(node)
+    x, a, b, factor = values["self"], values["tensor1"], values["tensor2"], values.get("value", 1)
+    if not all(is_float(t) and dtype(t) == dtype(node) for t in (x, a, b)):
+        return None
+    joined = edit.call(aten.mul.Tensor if op_name(node) == "aten.addcmul" else aten.div.Tensor, a, b)
+    return edit.call(aten.add.Tensor, x, builders.scaled(edit, joined, factor))
+
+
+@respelling("aten.exp2")
+def power_of_two(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """exp2(x)  ->  exp(mul(x, log(2)))."""
+    x = node.args[0]
+    return edit.call(aten.exp.default, builders.scaled(edit, x, math.log(2.0))) if is_float(x) else None
+
+
+@respelling("aten.inner")
+def inner_product(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """inner(x, w)  ->  matmul(x, permute(w, [1, 0])), for a matrix `w`."""
+    x, w = node.args
+    if min(rank(x), rank(w)) < 2 or rank(w) != 2:
+        return None
+    return edit.call(aten.matmul.default, x, builders.swap_last(edit, node, w))
+
+
+@respelling("aten.tensordot")
+def tensor_product(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """tensordot(a, b, [1, 2], [0, 1])  ->  einsum("abc,bcd->ad", a, b)."""
+    if node.target is not aten.tensordot.default:
+        return None
+    a, b, dims_a, dims_b = node.args
+    if len(dims_a) != len(dims_b) or not dims_a or dtype(a) != dtype(b):
+        return None
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    first, second = [next(letters) for _ in shape(a)], [next(letters) for _ in shape(b)]
+    for i, j in zip(dims_a, dims_b, strict=True):
+        second[j] = first[i]
+    summed = {first[i] for i in dims_a}
+    out = [c for c in (*first, *second) if c not in summed]
+    return _einsum(edit, [first, second], out, [a, b])
+
+
+@respelling("aten.sum")
+def sum_of_products(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """sum(mul(q[B, S, 1, D], k[B, 1, T, D]), [-1])  ->  einsum("bsd,btd->bst", q, k).
+
+    Where each operand is broadcast along a dim of the other: a product of matrices, every summand of it in memory.
+    """
+    inner, values = node.args[0], arguments(node)
+    dims = values.get("dim")
+    if not sees(node, inner, "aten.mul") or not dims or values.get("dtype") not in (None, dtype(node)):
+        return None
+    a, b = inner.args[:2]
+    if not all(is_float(t) and dtype(t) == dtype(node) and rank(t) == rank(inner) for t in (a, b)):
+        return None
+    summed = {d % rank(inner) for d in dims}
+    own = [[not known_equal(size, 1) for size in shape(t)] for t in (a, b)]
+    if any(not (own[0][d] and own[1][d]) for d in summed) or not _outer(own[0], own[1]):
+        return None
+    letters = "abcdefghijklmnopqrstuvwxyz"[: rank(inner)]
+    parts = []
+    for t, has in zip((a, b), own, strict=True):
+        flat = builders.reshape(edit, node, t, [s for s, here in zip(shape(t), has, strict=True) if here])
+        parts.append(([c for c, here in zip(letters, has, strict=True) if here], flat))
+    kept = [c for d, c in enumerate(letters) if d not in summed and (own[0][d] or own[1][d])]
+    result = _einsum(edit, [letters for letters, _ in parts], kept, [x for _, x in parts])
+    return builders.reshape(edit, node, result, shape(node))
+
+
+def _outer(a: Sequence[bool], b: Sequence[bool]) -> bool:
+    """Whether each of two operands has a dim that the other lacks."""
+    return any(x and not y for x, y in zip(a, b, strict=True)) and any(y and not x for x, y in zip(a, b, strict=True))
+
+
+@respelling("aten.einsum")
+def two_at_a_time(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """einsum("bqd,de,bke->bqk", q, w, k)  ->  einsum("bqe,bke->bqk", einsum("bqd,de->bqe", q, w), k)."""
+    parsed = _terms(node)
+    if parsed is None or len(parsed[0]) < 3 or arguments(node).get("path") is not None:
+        return None
+    terms, out = parsed
+    operands = list(node.args[1])  # type: ignore[arg-type]
+    needed = {c for term in terms[2:] for c in term} | set(out)
+    kept = [c for c in dict.fromkeys(terms[0] + terms[1]) if c in needed]
+    first = _einsum(edit, terms[:2], kept, operands[:2])
+    return _einsum(edit, ["".join(kept), *terms[2:]], out, [first, *operands[2:]])
+
+
+@respelling("aten.einsum")
+def einsum_as_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """einsum("bst->bs", x)  ->  sum(x, [2])."""
+    parsed = _terms(node)
+    if parsed is None or len(parsed[0]) != 1:
+        return None
+    (term,), out = parsed
+    (x,) = node.args[1]  # type: ignore[misc]
+    summed = [d for d, c in enumerate(term) if c not in out]
+    if not summed or not is_float(x):
+        return None
+    left = [c for c in term if c in out]
+    return builders.permute(edit, node, edit.call(aten.sum.dim_IntList, x, summed), [left.index(c) for c in out])
+
+
+def _terms(node: fx.Node) -> tuple[list[str], str] | None:
+    """The letters of the operands and of the result of an einsum without ellipses, repeated letters and diagonals."""
+    equation = node.args[0].replace(" ", "")  # type: ignore[union-attr]
+    if equation.count("->") != 1 or "." in equation:
+        return None
+    inputs, out = equation.split("->")
+    terms = inputs.split(",")
+    if any(len(set(t)) < len(t) for t in (*terms, out)) or len(terms) != len(node.args[1]):  # type: ignore[arg-type]
+        return None
+    return terms, out
+
+
+def _einsum(edit: Editor, terms: Sequence[Any], out: Sequence[str], operands: Sequence[fx.Node]) -> fx.Node:
+    equation = ",".join("".join(t) for t in terms) + "->" + "".join(out)
+    return edit.call(aten.einsum.default, equation, list(operands))
+
+
+@respelling("aten.pad", "aten.constant_pad_nd")
+def columns_padded(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """pad(scores, [0, 1])  ->  cat([scores, zeros([..., 1])], -1)."""
+    values = arguments(node)
+    x, widths, number = values["self"], values["pad"], values.get("value") or 0.0
+    if values.get("mode", "constant") != "constant" or not is_float(x) or len(widths) != 2 or not holds_product(x):
+        return None
+    if sorted(widths) != [0, 1] or not is_literal(number):
+        return None
+    unit = edit.call(aten.full.default, [], number, dtype=dtype(x), device=val(x).device)
+    column = builders.expand(edit, node, unit, [*shape(x)[:-1], 1])
+    return edit.call(aten.cat.default, [x, column] if widths[1] else [column, x], -1)
+
+
+COMPOSED: tuple[Respelling, ...] = (
+    other_name, product_added, power_of_two, inner_product, tensor_product, sum_of_products, two_at_a_time,
+    einsum_as_sum, columns_padded,
+)  # fmt: skip

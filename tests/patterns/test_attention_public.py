@@ -1,0 +1,20 @@
+"""Attention as public code spells it is one attention, with eager's values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+from support.public_attentions import PUBLIC
+from support.rewriting import assert_agrees, rewritten, trained
+from support.thorough import takes_turns, thorough
+
+
+@takes_turns("training")
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dynamic", [False, thorough(True)], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", PUBLIC)
+def test_is_found(name: str, training: bool, dynamic: bool) -> None:
+    function, inputs = PUBLIC[name]
+    given = trained(inputs) if training else list(inputs)
+    found = rewritten(function, given, dynamic=dynamic)
+    assert found.count() == 1, found.record.near_misses
+    assert_agrees(function, found.run, given)
