@@ -36,6 +36,7 @@ from . import operators
 from .arithmetic import op
 from .call import DTYPES, Opaque, lower_call
 from .core import TABLE_SPAN, Lowering, Tensor, cast, whole
+from .dead_copies import drop_dead_copies
 from .in_place import write_in_place
 from .scalars import Scalar
 from .sizes import Unlowered, number
@@ -108,7 +109,8 @@ class _Walk:
             self._low.origin = self._low.current = node
             getattr(self, f"_{node.op}")(node)
         written = self._lowered.written = write_in_place(self._lowered.program)
-        self._lowered.views = {view: written.get(name, name) for view, name in self._lowered.views.items()}
+        moved = {**drop_dead_copies(self._lowered.program), **written}
+        self._lowered.views = {view: moved.get(name, name) for view, name in self._lowered.views.items()}
         return self._lowered
 
     # -- what is there from the start --------------------------------------------------------------------------------

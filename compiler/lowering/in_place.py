@@ -12,14 +12,12 @@ nothing but the input itself outlives the program.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...rewrites.compat import OpOverload, aliasing_arguments
-from ..ir.index.index import Var
-from ..ir.program import Buffer, Definition, Extern, Item, Program
-from ..ir.value import Load
+from ..ir.program import Definition, Extern, Item, Program
 from ..schedule.dependences import effects
 from .core import Renamed
+from .dead_copies import copied_whole
 
 
 @dataclass(frozen=True)
@@ -65,25 +63,8 @@ def write_in_place(program: Program) -> dict[str, str]:
 
 def _copy(place: int, item: Item, program: Program) -> _Copy | None:
     """The copy that an item is, all strides alike."""
-    if not isinstance(item, Definition) or item.reductions or len(item.stores) != 1:
-        return None
-    (store,) = item.stores
-    if not isinstance(store.value, Load) or store.mode is not None:
-        return None
-    made, given = (program.buffers[name] for name in (store.buffer, store.value.buffer))
-    if _layout(made) != _layout(given) or tuple(loop.extent for loop in item.loops) != made.sizes:
-        return None
-    is_whole = _at_loops(store.indices, item.loops) and _at_loops(store.value.indices, item.loops)
-    return _Copy(place, made.name, given.name) if is_whole and made is not given else None
-
-
-def _layout(buffer: Buffer) -> tuple[Any, ...]:
-    return buffer.sizes, buffer.strides, buffer.dtype, buffer.device, buffer.scalar
-
-
-def _at_loops(indices: tuple[Any, ...], loops: tuple[Var, ...]) -> bool:
-    """Whether each index is its loop's variable, or 0 where that is all it can be."""
-    return all(at == loop.index() or (loop.extent == 1 and at == 0) for at, loop in zip(indices, loops, strict=True))
+    found = copied_whole(item, program.buffers)
+    return None if found is None else _Copy(place, *found)
 
 
 def _chain(back: _Copy, copies: dict[int, _Copy], writers: dict[str, list[int]]) -> list[_Copy]:

@@ -1,22 +1,28 @@
 """Writes to regions that are known in advance: slices, diagonals, windows; and gradients of views.
 
 slice_scatter(x, src, 0, 2, 5)    ->   out = x; out[2 + i] = src[i]             the copy goes where `x` is dead
+slice_scatter(x, slice_scatter(x[2:5], src, ...), 0, 2, 5)   ->   out = x; out[2:5][...] = src        a part of a part
 slice_backward(grad, 0, 2, 5)     ->   out[i] = grad[i - 2] if 2 <= i < 5 else 0
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
-from ..ir.index.index import add, mul, quotient, remainder
+from ..ir.index.index import Var, add, mul, quotient, remainder
+from ..ir.program import Definition
 from ..ir.value import Value
+from ..schedule.dependences import effects
 from .core import Indices, Lowering, Tensor, Unlowered, lowers
 from .ops.copies import copied
 from .ops.elementwise import element as broadcast_at
 from .ops.views import clamped, from_front, place_of, promised_sizes, wrapped
 from .positions import compared, guarded, iterations, scalar, swapped, within
 from .windows import Sliding, summed
+
+_Place: TypeAlias = Callable[[Indices], Indices]
+_Change: TypeAlias = tuple[tuple[Var, ...], Indices, Value]
 
 
 @lowers("aten.slice_scatter")
@@ -107,12 +113,51 @@ def unfold_backward(
     return summed(low, input_sizes, [window.covers], term, lambda _, total: total, grad_in.dtype)
 
 
-def _written(low: Lowering, x: Tensor, src: Tensor, place: Any) -> Tensor:
+def _written(low: Lowering, x: Tensor, src: Tensor, place: _Place) -> Tensor:
     """A copy of `x` with `src` stored at ``place(indices of src)``."""
-    out, loops = copied(low, x), low.loops(src.sizes)
-    at = iterations(loops)
-    low.store(out, loops, place(at), src.at(at))
+    parts = _changes(low, x, src, place)
+    out = copied(low, x)
+    if parts is None:
+        loops = low.loops(src.sizes)
+        at = iterations(loops)
+        low.store(out, loops, place(at), src.at(at))
+        return out
+    for loops, at, value in parts:
+        low.store(out, loops, place(at), value)
     return out
+
+
+def _changes(low: Lowering, x: Tensor, src: Tensor, place: _Place) -> list[_Change] | None:
+    """What is stored to `src`, which else is what `x` has in its place: loops, indices, values; None where it is not.
+
+    src[i] = x[2 + i];  src[7*i] = y[i]   ->   [(i, 7*i, y[i])]
+    """
+    if not src.is_whole or not x.is_whole or src.dtype != x.dtype:
+        return None
+    start = next((n for n, item in enumerate(low.items) if src.buffer.name in effects(item).writes), len(low.items))
+    first = low.items[start] if start < len(low.items) else None
+    if not isinstance(first, Definition) or first.reductions or len(first.stores) != 1:
+        return None
+    at = iterations(first.loops)
+    (store,) = first.stores
+    if tuple(v.extent for v in first.loops) != src.sizes or store.indices != at or store.value != x.at(place(at)):
+        return None
+    found: list[_Change] = []
+    read = {x.buffer.name}
+    for item in low.items[start + 1 :]:
+        known = effects(item)
+        if known.writes & read:
+            return None
+        if src.buffer.name not in known.writes:
+            continue
+        if not isinstance(item, Definition) or item.reductions or len(item.stores) != 1:
+            return None
+        (store,) = item.stores
+        if store.mode is not None or src.buffer.name in known.reads:
+            return None
+        read |= known.reads
+        found.append((item.loops, store.indices, store.value))
+    return found
 
 
 def _on_diagonal(at: Indices, offset: int, a: int, b: int) -> Indices:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ...rewrites.switches import allowed
+from ..ir.index.bounds import bounds
 from ..ir.index.index import Loaded, Var, atoms, terms
 from ..ir.ops import OPS
 from ..ir.program import Buffer, Definition, Extern, Item
@@ -209,19 +210,19 @@ class _Inliner:
         return bool(changed) and not self._in_place(item, sources, reader, changed)
 
     def _in_place(self, item: Definition, sources: list[Load], reader: int, changed: set[str]) -> bool:
-        """Whether each iteration of the reader only reads, of what it overwrites, the element that it then writes."""
+        """Whether the reader only reads, of what it overwrites, elements that it leaves alone or writes right then."""
         target = self._items[reader]
         if not isinstance(target, Definition) or target.reductions or len(target.stores) != 1:
             return False
         store = target.stores[0]
-        if not _at_places_of_their_own(store.indices, target.loops):
-            return False
+        is_own = _at_places_of_their_own(store.indices, target.loops)
         by_load = [load for load in self._loads_of(reader) if load.buffer == item.stores[0].buffer]
         for load in by_load:
             pairs = zip(item.stores[0].indices, load.indices, strict=True)
             by = {v: at for index, at in pairs if (v := _variable(index)) is not None}
             moved = [substitute(source, by) for source in sources if source.buffer in changed]
-            if any(s.indices != store.indices for s in moved):  # type: ignore[attr-defined]
+            places: list[tuple[Any, ...]] = [s.indices for s in moved]  # type: ignore[attr-defined]
+            if not all((is_own and at == store.indices) or _are_apart(at, store.indices) for at in places):
                 return False
         return True
 
@@ -350,6 +351,18 @@ def _at_places_of_their_own(indices: Iterable[Any], loops: Iterable[Var]) -> boo
     """Whether no two iterations of loops meet at one element: each loop moves along a dim of its own."""
     moving = {found[0] for index in indices if len(found := tuple(variables_of(index))) == 1 and _is_affine(index)}
     return moving >= {loop for loop in loops if loop.extent != 1}
+
+
+def _are_apart(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    """Whether no iteration of one's loops meets any of the other's: in one dim, all indices are below the other's.
+
+    x[i, j + 56], x[k, l] with l < 2   ->   True
+    """
+    for a, b in zip(one, other, strict=True):
+        for (_, high), (low, _) in ((bounds(a), bounds(b)), (bounds(b), bounds(a))):
+            if high is not None and low is not None and high < low:
+                return True
+    return False
 
 
 def _is_affine(index: Any) -> bool:
