@@ -18,6 +18,7 @@ from .reductions import Accumulators
 from .stores import exclusive, write_store
 from .turned import Turned
 from .value_text import Values, Vectors, depends_on, may_fail
+from .woven import woven
 
 # How much goes into one accumulator before that is folded into another: rounding errors stay small. Means of moments
 # are rounded at each step, and so are the squares of what is left. Products round as often in any order.
@@ -105,9 +106,8 @@ class Loops:
                     self._in_lanes(loop, strategy, 1, mask)
 
     def _in_lanes(self, loop: Loop, strategy: Lanes, copies: int, mask: str | None) -> None:
-        vectors = Vectors(
-            loop.var, strategy.lanes, copies, varying_in(loop, strategy.expanded), strategy.expanded, strategy.lanes
-        )
+        varying, together = varying_in(loop, strategy.expanded), woven(loop.body, loop.var, self._out.dependence)
+        vectors = Vectors(loop.var, strategy.lanes, copies, varying, strategy.expanded, strategy.lanes, woven=together)
         self._with(vectors, mask, lambda: self.block(loop.body))
 
     def _with(self, vectors: Vectors, mask: str | None, write: Callable[[], None]) -> None:

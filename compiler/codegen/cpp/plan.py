@@ -23,6 +23,7 @@ from ...ir.value import Guarded, Load, Op, Result, Value, indices_of
 from .dtypes import lane_bytes
 from .target import Target
 from .turned import Turned, is_row, turned_inside
+from .woven import in_turns
 
 _ACCUMULATORS = 4  # independent vectors of a fold: their latencies overlap
 _TALL = 1024  # iterations of a tiled loop from which on pages of memory matter more than pieces for threads
@@ -123,10 +124,15 @@ class Plan:
             return None
         rows = {inner.var for inner in statements(loop.body) if isinstance(inner, Loop) and loop.parallel}
         contiguous = scattered = turned = 0
-        for access in accesses(loop.body, loop.var):
+        found = list(accesses(loop.body, loop.var))
+        near = set().union(
+            *(in_turns([a for a in found if a.stored == s], loop.var, self._dependence) for s in (False, True))
+        )
+        for access in found:
             stride = self._dependence.stride(access.offset, loop.var, self._width // 4)
-            contiguous += stride == 1 or access.buffer in expanded
-            scattered += stride not in (0, 1)
+            in_turn = (access.buffer, access.offset) in near
+            contiguous += stride == 1 or access.buffer in expanded or in_turn
+            scattered += stride not in (0, 1) and not in_turn
             turned += access.inner in rows and is_row(access.offset, access.inner, loop.var, self._dependence)
         if not contiguous and scattered > turned and not self._costly(loop):
             return None

@@ -340,7 +340,11 @@ template <int STEP, class X, class P> INLINE X every(const P* p) {
   }
   return r;
 }
+#if defined(MASKS)
+#define EVERY(X, P, STEP) ((sizeof(P) == 4 || sizeof(P) == 2) && Count<X> >= 8 && __builtin_constant_p(STEP))
+#else
 #define EVERY(X, P, STEP) (sizeof(P) == 4 && Count<X> >= 8 && __builtin_constant_p(STEP))
+#endif
 #else
 template <int STEP, class X, class P> INLINE X every(const P*) { return X{}; }
 #define EVERY(X, P, STEP) false
@@ -374,6 +378,33 @@ template <class T, class X> INLINE void scatter(T* p, V<i64, Count<X>> at, X x) 
 template <class T, class X> INLINE void scatter_if(Mask<X> m, T* p, V<i64, Count<X>> at, X x) {
   auto r = Codec<T>::template down_lanes<Count<X>>(x);
   ALONE; LANES(X) if (m[l]) ((Raw<T>*)p)[at[l]] = r[l];
+}
+// x0[0], x1[0], ..., x0[1], x1[1], ...: lanes in turns, as whole vectors.
+template <int STEP, class T, class X> INLINE void weave_rows(T* p, const X* x) {
+  constexpr int N = Count<X>;
+#pragma GCC unroll 4
+  for (int k = 0; k < STEP; ++k) {
+    X r = x[0];
+#if defined(__clang__)
+    for (int l = 0; l < N; ++l) r[l] = x[(k * N + l) % STEP][(k * N + l) / STEP];
+#else
+#pragma GCC unroll 4
+    for (int s = 1; s < STEP; ++s) {
+      Bits<X> from;
+      for (int l = 0; l < N; ++l) {
+        const int turn = (k * N + l) % STEP, at = (k * N + l) / STEP;
+        from[l] = turn == s ? N + at : s == 1 ? at : l;
+      }
+      r = __builtin_shuffle(r, x[s], from);
+    }
+#endif
+    __builtin_memcpy((Raw<T>*)p + k * N, &r, sizeof r);
+  }
+}
+template <class T, class X, class... More> INLINE void weave(T* p, X x, More... more) {
+  constexpr int N = Count<X>;
+  const V<Raw<T>, N> rows[] = {Codec<T>::template down_lanes<N>(x), Codec<T>::template down_lanes<N>(more)...};
+  weave_rows<1 + sizeof...(More)>(p, rows);
 }
 
 // A tile of N rows (contiguous in the source) and N columns, written transposed: to[column * N + row].

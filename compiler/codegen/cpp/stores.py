@@ -12,7 +12,10 @@ from .value_text import Values, depends_on
 def write_store(values: Values, store: Store, atomic: bool) -> None:
     """Write one store for every lane there is; what is known about the buffer's old content is forgotten."""
     vectors, offset = values.vectors, store.indices[0]
-    if vectors is None or not (store.mode or _moves(values, store)):
+    if vectors is not None and store in vectors.woven and not values.mask:
+        for copy in range(vectors.copies):
+            _weave(values, vectors.woven[store], copy)
+    elif vectors is None or not (store.mode or _moves(values, store)):
         _scalar(values, store, atomic)
     else:
         for copy in range(vectors.copies):
@@ -55,6 +58,16 @@ def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
     else:
         pointer = values.names.buffers[store.buffer]
         values.writer.line(f"scatter{suffix}({mask}{pointer}, {values.offsets(offset, copy, store.buffer)}, {value});")
+
+
+def _weave(values: Values, stores: tuple[Store, ...], copy: int) -> None:
+    """Stores that take turns in memory, as whole vectors."""
+    if not stores:
+        return
+    lanes = [values.vector(store.value, copy) for store in stores]
+    first = stores[0]
+    values.prepare(first.indices[0], copy)
+    values.writer.line(f"weave({values.address(first.buffer, first.indices[0], copy)}, {', '.join(lanes)});")
 
 
 def _combine(values: Values, store: Store, copy: int, value: str, atomic: bool) -> None:

@@ -56,6 +56,7 @@ class Vectors:
         expanded: scratch buffers with `spread` elements for each of their own, one a lane and copy.
         tiles: loads that were transposed, and this row of theirs.
         rows: stores that will be transposed: where this row of theirs is kept, and the type in memory.
+        woven: stores that are made together, where the last of them stands; those that come before it have none.
     """
 
     var: Var
@@ -66,6 +67,7 @@ class Vectors:
     spread: int = 1
     tiles: Mapping[Load, str] = field(default_factory=dict)
     rows: Mapping[Store, tuple[str, str]] = field(default_factory=dict)
+    woven: Mapping[Store, tuple[Store, ...]] = field(default_factory=dict)
 
 
 class Values:

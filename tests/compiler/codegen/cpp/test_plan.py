@@ -1,8 +1,9 @@
 """Which loop has lanes in C++, how many, and how memory is read and written then: `golden/plan.txt`, for a look at it.
 
 loop < 768 parallel: 16 lanes, 4 vectors at a time
-load, store; strided 2: every second element; gather, scatter: anywhere; load_tile, load_rows, store_rows: transposed;
-get, put: one by one; lanes_add, plain_add: added to memory, side by side and one after the other
+load, store; strided 2: every second element; weave: stores that take turns; gather, scatter: anywhere;
+load_tile, load_rows, store_rows: transposed; get, put: one by one; lanes_add, plain_add: added to memory, side by side
+and one after the other
 """
 
 import re
@@ -24,7 +25,7 @@ from regraft.compiler.schedule import CPU, schedule
 R = torch.randn
 ROWS = torch.arange(64) * 7 % 64
 MEMORY = (
-    r"\b(load_tile|load_rows|store_rows|load|store|strided|gather|near|pick|scatter|get|put|(?:lanes|plain|atomic)_[a-z]+)"
+    r"\b(load_tile|load_rows|store_rows|load|store|weave|strided|gather|near|pick|scatter|get|put|(?:lanes|plain|atomic)_[a-z]+)"
     r"(?:_if)?(?:<\d+>)?\("
 )
 

@@ -1,0 +1,88 @@
+"""Accesses that take turns in memory: pairs of real and imaginary parts, of sines and cosines, pixels of three colors.
+
+y[2*i] = a; y[2*i + 1] = b        ->   lanes of a and b woven, stored as two whole vectors
+x[3*i], x[3*i + 1], x[3*i + 2]    ->   every third lane of three whole vectors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...ir.accesses import Access, loaded_buffers
+from ...ir.dependence import Dependence
+from ...ir.index.index import Var, sub
+from ...ir.kernel import Assign, Statement
+from ...ir.program import Store
+
+_MOST = 4  # accesses that take turns: more take more shuffles than lanes one by one
+_ANYWHERE = 1 << 40  # a stride that holds for so many lanes holds for any offset
+
+
+def in_turns(found: Sequence[Access], var: Var, dependence: Dependence) -> set[tuple[str, Any]]:
+    """Buffers and offsets of accesses, all loads or all stores, that together miss no element along `var`."""
+    rows: dict[tuple[str, int], list[tuple[Any, set[int]]]] = {}
+    whole: set[tuple[str, Any]] = set()
+    for access in dict.fromkeys((a.buffer, a.offset) for a in found):
+        step = dependence.stride(access[1], var, _ANYWHERE)
+        if not isinstance(step, int) or not 2 <= step <= _MOST:
+            continue
+        same = rows.setdefault((access[0], step), [])
+        for first, turns in same:
+            away = sub(access[1], first)
+            if isinstance(away, int):
+                turns.add(away % step)
+                break
+        else:
+            same.append((access[1], {0}))
+    for (buffer, step), groups in rows.items():
+        starts = [first for first, turns in groups if len(turns) == step]
+        whole |= {
+            (buffer, a.offset) for a in found if a.buffer == buffer for s in starts if isinstance(sub(a.offset, s), int)
+        }
+    return whole
+
+
+def woven(body: Sequence[Statement], var: Var, dependence: Dependence) -> dict[Store, tuple[Store, ...]]:
+    """Stores of a body that are made together, where the last of them stands; the others' groups are empty.
+
+    Between the first and the last of a group nothing is written that the group reads, and nothing reads what it writes.
+    """
+    found: dict[Store, tuple[Store, ...]] = {}
+    for places in _by_buffer(body).values():
+        stores = [s.store for s in (body[p] for p in places) if isinstance(s, Assign)]
+        group = _complete(stores, var, dependence)
+        between = body[places[0] : places[-1] + 1]
+        if group is None or not all(isinstance(s, Assign) for s in between):
+            continue
+        written = {s.store.buffer for s in between if isinstance(s, Assign)}
+        if stores[0].buffer in loaded_buffers(body) or written & loaded_buffers(Assign(s) for s in stores):
+            continue
+        found |= dict.fromkeys(stores[:-1], ()) | {stores[-1]: group}
+    return found
+
+
+def _by_buffer(body: Sequence[Statement]) -> Mapping[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for place, statement in enumerate(body):
+        if isinstance(statement, Assign):
+            places.setdefault(statement.store.buffer, []).append(place)
+    return places
+
+
+def _complete(stores: Iterable[Store], var: Var, dependence: Dependence) -> tuple[Store, ...] | None:
+    """Stores in the order of memory, if there are as many as elements from one iteration to the next."""
+    by_turn: dict[Any, Store] = {}
+    steps: set[Any] = set()
+    first = None
+    for store in stores:
+        offset = store.indices[0]
+        first = offset if first is None else first
+        steps.add(dependence.stride(offset, var, _ANYWHERE) if store.mode is None else None)
+        by_turn[sub(offset, first)] = store
+    step = steps.pop() if len(steps) == 1 else None
+    if not isinstance(step, int) or not 2 <= step <= _MOST or not all(isinstance(turn, int) for turn in by_turn):
+        return None
+    least = min(by_turn)
+    wanted = [least + k for k in range(step)]
+    return tuple(by_turn[turn] for turn in wanted) if sorted(by_turn) == wanted and len({*by_turn}) == step else None
