@@ -40,7 +40,8 @@ def elementwise(
         opmath: Python numbers are used as they are; by default they round to the promoted dtype, as tensors do.
         dtype: of the result, where that is not the promoted one.
         decides: a small error of an operand may become a large one, by default in what gives truth values: operands of
-            16 bits are rounded as eager has them, also where they are taken on from what computes them.
+            16 bits are rounded as eager has them, also where they are taken on from what computes them. So are those
+            that others promote.
     """
     decides = kind == "always_bool" if decides is None else decides
     common = promoted(operands[:1] if kind == "first" else operands)
@@ -61,7 +62,7 @@ def _operand(operand: Any, indices: tuple[Any, ...], common: torch.dtype, opmath
     computed = compute_dtype(common)
     if isinstance(operand, Tensor):
         value = element(operand, indices)
-        value = cast(rounded(value, operand.dtype) if decides else value, computed)
+        value = cast(rounded(value, operand.dtype) if decides else widened(value, operand.dtype, common), computed)
         return value if _fits(operand.dtype, common) else rounded(value, common)
     value = literal(operand, computed)
     if opmath or isinstance(operand, bool) or common == computed:
@@ -74,6 +75,14 @@ def _operand(operand: Any, indices: tuple[Any, ...], common: torch.dtype, opmath
 def rounded(value: Value, dtype: torch.dtype) -> Value:
     """`value` as a tensor of `dtype` would hold it: rounded to 16 bits where that is what it has."""
     return Op(f"round_{str(dtype).removeprefix('torch.')}", (value,), value.dtype) if dtype in HALVES else value
+
+
+def widened(value: Value, dtype: torch.dtype, common: torch.dtype) -> Value:
+    """An element of a tensor of `dtype` as `common`'s computation takes it: a half meets wider numbers as eager has it.
+
+    x + (w + 1), w of 16 bits     before: x + (w + 1)      after, x of 32: x + round_bfloat16(w + 1)
+    """
+    return rounded(value, dtype) if dtype != common else value
 
 
 def at_most(a: Value, limit: Operand) -> Value:

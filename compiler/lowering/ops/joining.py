@@ -32,6 +32,7 @@ from ..positions import (
     within,
 )
 from ..windows import Place
+from .elementwise import widened
 from .views import promised_sizes, wrapped
 
 Source = Callable[[Indices], Value]
@@ -68,7 +69,7 @@ def _inserted(sizes: Sequence[Any], d: int, size: Any) -> Indices:
 def _place(low: Lowering, into: Tensor, x: Tensor, d: int, offset: Any) -> None:
     loops = low.loops(x.sizes)
     at = iterations(loops)
-    low.store(into, loops, swapped(at, d, add(at[d], offset)), x.at(at))
+    low.store(into, loops, swapped(at, d, add(at[d], offset)), widened(x.at(at), x.dtype, into.dtype))
 
 
 @lowers("aten.repeat")

@@ -18,7 +18,7 @@ from ...ir.value import Guarded, Number, Value, compute_dtype
 from ..arithmetic import minus, negated, op, over, plus, size_value, square, times, where
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, const, lowers
 from ..spaces import Space, fold, promised, stored, total
-from .elementwise import broadcast, element
+from .elementwise import broadcast, element, widened
 from .reductions import average
 
 NONE, MEAN, SUM = range(3)
@@ -31,7 +31,7 @@ Formula = Callable[[Value, Value], Value]
 
 def _read(x: Tensor, i: Indices, dtype: torch.dtype) -> Value:
     """An element of an operand, which may be broadcast."""
-    return cast(element(x, i), compute_dtype(dtype))
+    return cast(widened(element(x, i), x.dtype, dtype), compute_dtype(dtype))
 
 
 def _space(*tensors: Tensor | None) -> Space:

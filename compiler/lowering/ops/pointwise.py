@@ -19,7 +19,7 @@ from ..core import Lowering, Tensor, cast, const, lowers
 from ..scalars import Scalar, exact, literal
 from ..sizes import Unlowered
 from .copies import copied
-from .elementwise import Kind, at_least, at_most, broadcast, element, elementwise, promoted, rounded
+from .elementwise import Kind, at_least, at_most, broadcast, element, elementwise, promoted, rounded, widened
 
 # -- tables: operators that are one operation -----------------------------------------------------------------------
 
@@ -356,10 +356,12 @@ def _chosen(
 ) -> Tensor:
     """``compute(condition, *operands)``, operands converted to `dtype`, the condition to bool."""
     computed = compute_dtype(dtype)
+    dtypes = [o.dtype if isinstance(o, Tensor) else dtype for o in operands]
 
     def converted(*values: Value) -> Value:
         flag, *rest = values
-        return compute(cast(flag, torch.bool), *(rounded(cast(v, computed), dtype) for v in rest))
+        taken = (cast(widened(v, own, dtype), computed) for v, own in zip(rest, dtypes, strict=True))
+        return compute(cast(flag, torch.bool), *(rounded(v, dtype) for v in taken))
 
     return raw(low, [condition, *operands], converted, dtype)
 
