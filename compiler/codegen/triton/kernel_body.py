@@ -23,7 +23,19 @@ from .dtypes import type_name
 from .hoist import loaded_ahead
 from .iteration_space import are_apart, extent_of, is_indirect, number_of
 from .plan import Blocks, is_independent, is_scan, nest_of
-from .reductions import added, carriers, components_added, counted, elements, folded, initial, joined, neutral, scanned
+from .reductions import (
+    added,
+    begun,
+    carriers,
+    components_added,
+    counted,
+    elements,
+    folded,
+    initial,
+    joined,
+    neutral,
+    scanned,
+)
 from .values import Axis, Values
 from .writer import TritonWriter, factor
 
@@ -224,7 +236,7 @@ class BodyWriter:
         if state.started:
             self._out.line(f"{listed} = {joined(state.reduction, state.names, partial)}")
         else:
-            self._out.line(f"{listed} = {', '.join(partial)}")
+            self._out.line(f"{listed} = {', '.join(begun(state.reduction, partial))}")
         state.started = True
 
     def _update(self, reduction: Reduction) -> None:
@@ -413,6 +425,8 @@ class BodyWriter:
         self._out.line(f"{', '.join(so_far)} = {scanned(state.reduction, partial)}")
         if state.started:
             self._out.line(f"{', '.join(so_far)} = {joined(state.reduction, state.names, so_far)}")
+        else:
+            self._out.line(f"{', '.join(so_far)} = {', '.join(begun(state.reduction, so_far))}")
         self._forget_results(state.reduction)
         held = _State(state.reduction, so_far, "")
         self._publish(state.reduction, held.results())

@@ -108,3 +108,10 @@ def scanned(reduction: Reduction, lanes: Sequence[str]) -> str:
     """One call that gives every lane the result up to it."""
     given = lanes[0] if len(lanes) == 1 else f"({', '.join(lanes)})"
     return f"tl.associative_scan({given}, 1, join_{algebra_of(reduction.reducer)})"
+
+
+def begun(reduction: Reduction, partial: Sequence[str]) -> list[str]:
+    """The first partial result joined to nothing: a sum begins with 0.0, as eager's, which negative zeros show."""
+    if reduction.reducer in ("sum", "logaddexp") and carriers(reduction)[0].is_floating_point:
+        return [f"{name} + 0.0" for name in partial]
+    return list(partial)
