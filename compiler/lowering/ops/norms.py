@@ -24,6 +24,8 @@ from ..spaces import Space, asked, fold, promised, stored, total
 from .elementwise import rounded
 from .reductions import average, moments
 
+_FEW = 64  # channels of a group up to which each channel may add up those of its group for itself
+
 Move = Callable[[Indices], Indices]
 Element = Callable[[Indices], Value]
 Outputs = tuple[Tensor | None, ...]
@@ -137,7 +139,42 @@ def group_norm(
     """Normalizes groups of channels of each sample; gives mean and reciprocal deviation too."""
     *sizes, groups, eps = sizes_groups_eps
     _require_shape(x, sizes)
-    return _layer(low, x, _groups(x, groups), eps, weight, bias)
+    rows = _groups(x, groups)
+    if low.device.type == "cpu" and _is_spread(x, rows.space):
+        mean, rstd = _statistics_by_channel(low, x, rows, eps)
+        channels = Rows(_by_channel(x), rows.columns, lambda i: i[:2])
+        made = _normalized(low, x, channels, mean, rstd.at, weight, bias)
+        first = lambda of: low.pointwise(lambda i: of.at(rows.join((*i, 0))), rows.space.outer, of.dtype)  # noqa: E731
+        return made, stored(low, first(mean), 1), stored(low, first(rstd), 2)
+    return _layer(low, x, rows, eps, weight, bias)
+
+
+def _is_spread(x: Tensor, groups: Space) -> bool:
+    """Whether groups of few channels are short pieces of memory, one for each position: channels last."""
+    sizes, strides, share = x.buffer.sizes, x.buffer.strides, groups.sizes[2]
+    if not x.is_whole or not all(isinstance(n, int) for n in (*sizes, *strides)):
+        return False
+    return strides[1] == 1 and 1 < share <= _FEW and groups.count > share and 0 not in sizes
+
+
+def _by_channel(x: Tensor) -> Space:
+    return Space(x.sizes, tuple(range(2, len(x.sizes))))
+
+
+def _statistics_by_channel(low: Lowering, x: Tensor, rows: Rows, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and reciprocal deviation for each channel of groups: of vectors of all channels, summed over positions."""
+    dtype, of = compute_dtype(x.dtype), _by_channel(x)
+    share = rows.space.sizes[2]
+    group = Space((*x.sizes[:2], share), (2,))
+    count, root = size_value(rows.space.count, dtype), _reciprocal_root(rows.space, eps)
+
+    def joined(element: Element, finish: Callable[[Value], Value]) -> Tensor:
+        (sums,) = fold(low, of, "sum", element, lambda _, s: (s,), dtype)
+        others = lambda i: sums.at(rows.join((*rows.row(i), i[2])))  # noqa: E731
+        return fold(low, group, "sum", others, lambda _, s: (finish(s),), dtype)[0]
+
+    mean = joined(x.at, lambda s: over(s, count))
+    return mean, joined(lambda i: square(minus(x.at(i), mean.at(i[:2]))), root)
 
 
 def _require_shape(x: Tensor, sizes: Any) -> None:

@@ -10,6 +10,7 @@ from support.lowering import agree, agree_on_call, run, trace
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from regraft.compiler.ir.program import Definition
 from regraft.compiler.ir.value import Op, walk
 from regraft.compiler.lowering import lower
 
@@ -256,6 +257,19 @@ def test_group_norm_backward(mask, groups):
         return wanted(aten.native_group_norm_backward(*args, 4, 6, 6, groups, mask), mask)
 
     agree(function, dy, x, mean, rstd, weight, **close(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("channels", "groups"), [(12, 4), (12, 1), (6, 6), (80, 4), (130, 2)])
+def test_group_norm_of_channels_last(channels, groups, dtype):
+    x, weight, bias = numbers(3, (2, channels, 9, 10), (channels,), (channels,), dtype=dtype)
+    x = (x + 2).to(memory_format=torch.channels_last)
+    args = (2, channels, 90, groups, 1e-5)
+    made = agree(lambda *a: aten.native_group_norm(*a, *args), x, weight, bias, **close(dtype))
+    folds = [item for item in made.program.items if isinstance(item, Definition) and item.reductions]
+    along = any(tuple(v.extent for v in item.loops) == (2, channels) for item in folds)
+    assert along == (channels // groups <= 64)
+    agree(lambda x: aten.native_group_norm(x, None, None, *args)[0], x, **close(dtype))
 
 
 def test_group_norm_of_symbolic_sizes():
