@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +18,7 @@ from .operands import LAYOUTS, Look, differentiable, dim_names, looks_of, tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.int32)  # a rule may be not for them
 LARGE = (64, 65, 130, 257, 1000)  # one dim at a time
+MOST = 1 << 20  # elements that all operands may be broadcast to: beyond, a large dim is the smallest of these
 INCOMING = ("contiguous", "transposed", "expanded", "of the first result", "of the last result")
 """How gradients of results come in: laid out in order; otherwise; all one number, as of a sum; of one result only."""
 LEADING_SIZES = ((2,), (), (3, 2), (1,), (2, 1, 3), (0,))
@@ -100,6 +103,8 @@ def drawings(rule: Rule, samples: Sequence[Sample]) -> Any:
         names = dim_names(sample)
         large = draw(st.sampled_from((*((None,) * max(1, len(names))), *names)))
         sizes = tuple((n, draw(st.sampled_from(sizes_of(sample, n, large=n == large)))) for n in names)
+        if large is not None and _broadcast(sample, dict(sizes)) > MOST:  # it may be in several places
+            sizes = tuple((n, LARGE[0] if n == large and isinstance(s, int) else s) for n, s in sizes)
         dtype = draw(st.sampled_from((*DTYPES * 4, *OTHER_DTYPES)))
         looks = {}
         for name, spec in tensors(sample).items():
@@ -123,6 +128,12 @@ def sizes_of(sample: Sample, name: str, *, large: bool = False) -> tuple[Any, ..
         return (known[0], known[-1], known[len(known) // 2], known[len(known) // 3], 1, known[-1] + 1)
     own = sample.sizes[name]
     return LARGE if large else (1, 2, own, own, own, own, 3, 16, 17, 0)
+
+
+def _broadcast(sample: Sample, sizes: Mapping[str, Any]) -> int:
+    """How many elements a result has that all operands of a sample are broadcast to."""
+    shapes = [reversed(spec.shape(sizes)) for spec in tensors(sample).values()]
+    return math.prod(map(max, zip_longest(*shapes, fillvalue=1)))
 
 
 def _times(factor: int, size: Any) -> Any:

@@ -8,22 +8,30 @@ import pytest
 import torch
 
 from regraft import Sample, T, register_pattern
-from regraft.compiler.tools.check.drawn import DTYPES, OTHER_DTYPES, Drawn, drawings, hypothesis, sizes_of
+from regraft.compiler.tools.check.drawn import (
+    DTYPES,
+    MOST,
+    OTHER_DTYPES,
+    Drawn,
+    drawings,
+    hypothesis,
+    sizes_of,
+)
 from regraft.compiler.tools.check.operands import LAYOUTS, VALUES, Look, differentiable, laid_out, looks_of, make
 
 SAMPLE = Sample(x=T("B N"), y=T("B N"))
 SIZES = {"B": 4, "N": 6, "C": 3}
 
 
-def drawn(stage: str, count: int = 600) -> list[Drawn]:
-    rule = register_pattern(f"drawn_{stage}", replacement=lambda x, y: x, samples=[SAMPLE], stage=stage)(
+def drawn(stage: str, count: int = 600, sample: Sample = SAMPLE) -> list[Drawn]:
+    rule = register_pattern(f"drawn_{stage}", replacement=lambda x, y: x, samples=[sample], stage=stage)(
         lambda x, y: x + y * 2.0
     )
     library, found = hypothesis(), []
 
     @library.settings(max_examples=count, database=None, phases=(library.Phase.generate,))
     @library.seed(0)
-    @library.given(drawings(rule, [SAMPLE]))
+    @library.given(drawings(rule, [sample]))
     def collect(drawing):
         found.append(drawing[1])
 
@@ -41,6 +49,13 @@ def test_everything_is_drawn():
     assert {size for d in found for _, size in d.sizes} >= {0, 1, 2, 16, 17, 64, 1000}
     assert {d.dtype for d in found} == {*DTYPES, *OTHER_DTYPES}
     assert {(d.dynamic, d.nan) for d in found} == set(product((True, False), ("eager", "safe")))
+
+
+def test_a_large_dim_that_stands_in_two_places_makes_no_square():
+    """`x * y` of a thousand rows each would have 16 million numbers."""
+    found = [dict(d.sizes) for d in drawn("forward", 300, Sample(x=T("P 1 N"), y=T("P N"), sizes={"P": 2}))]
+    assert max(d["P"] ** 2 * d["N"] for d in found) <= MOST
+    assert {64, 257} <= {d["P"] for d in found} and 1000 in {d["N"] for d in found}
 
 
 def test_after_autograd_nothing_is_trained():
