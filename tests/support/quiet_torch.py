@@ -2,8 +2,9 @@
 
 A fifth of the time of tests that compile: Dynamo evicts the processor's caches to time its guards once, for a log;
 pytest listens to the logger of `TORCH_TRACE`, so that each graph is written as text; the garbage collector walks
-all modules over and over; and each `torch.manual_seed` writes the stack as text, once for each kind of device that has
-not been used yet (2 ms in all, from inside a test).
+all modules over and over; each `torch.manual_seed` writes the stack as text, once for each kind of device that has
+not been used yet (2 ms in all, from inside a test); and `make_fx` has calls of modules pass through a tracer that does
+nothing with them, at which Python looks at every class below `torch.nn.Module`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch._dynamo.guards
+from torch.fx import _symbolic_trace
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
 _STACKS = types.SimpleNamespace(format_stack=list)
 
@@ -25,6 +28,8 @@ def quieten() -> None:
     torch._dynamo.guards.profile_guard_manager = _not_timed
     trace = logging.getLogger("torch.__trace")
     trace.addHandler = _unless_of_pytest(trace.addHandler)
+    patcher = _symbolic_trace._Patcher
+    patcher.patch_method = _unless_nothing_looks(patcher.patch_method)
     torch.cuda.traceback = torch.xpu.traceback = _STACKS  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
@@ -33,10 +38,10 @@ def quieten() -> None:
 
 
 class Garbage:
-    """Graphs that are garbage, and not collected yet: each slows down the tracing of others.
+    """Graphs that are garbage, and not collected yet: each takes memory, and slows down the tracing of others.
 
-    A `GraphModule` is a class of its own, and whenever torch traces, it changes methods of `torch.nn.Module` and back,
-    at which Python looks at every class below. Nor is so much memory at hand that none would have to be collected.
+    A `GraphModule` is a class of its own, and where torch traces modules, it changes methods of `torch.nn.Module` and
+    back, at which Python looks at every class below.
     """
 
     def __init__(self, most: int = 200) -> None:
@@ -64,3 +69,18 @@ def _unless_of_pytest(add: Callable[[logging.Handler], None]) -> Callable[[loggi
             add(handler)
 
     return add_handler
+
+
+def _unless_nothing_looks(patch: Callable[..., None]) -> Callable[..., None]:
+    """`_Patcher.patch_method`, but for those of modules where `make_fx` traces: `PythonKeyTracer` calls them as is."""
+
+    def patch_method(self: Any, cls: type, name: str, new: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        if cls is not torch.nn.Module or type(_tracer_of(new)) is not PythonKeyTracer:
+            patch(self, cls, name, new, *args, **kwargs)
+
+    return patch_method
+
+
+def _tracer_of(wrapper: Callable[..., Any]) -> Any:
+    cells = dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True))
+    return cells["self"].cell_contents if "self" in cells else None
