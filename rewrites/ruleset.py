@@ -64,13 +64,23 @@ def _items(other: Any) -> Iterable[Any]:
     return (other,) if isinstance(other, (Rule, str)) else other
 
 
+def plugin_names() -> dict[str, str]:
+    """The names under which installed packages offer rules, each with its package; nothing is imported."""
+    dists = {name: getattr(e, "dist", None) for name, e in _offers().items()}
+    return {name: "" if dist is None else f"{dist.name} {dist.version}" for name, dist in dists.items()}
+
+
+def _offers() -> dict[str, Any]:
+    return {e.name: e for e in entry_points(group=PLUGIN_GROUP)}
+
+
 def plugin_rules(name: str) -> RuleSet:
     """The rule set that an installed package offers under the entry point `name` of group ``regraft.rules``.
 
     Raises:
         KeyError: no installed package offers it.
     """
-    found = {e.name: e for e in entry_points(group=PLUGIN_GROUP)}
+    found = _offers()
     if name not in found:
         raise KeyError(f"no installed package offers rules named {name!r}; there are: {', '.join(found) or 'none'}")
     offered = found[name].load()

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...patterns import default_rules
 from ...rewrites.rule import Rule, declared
-from ...rewrites.ruleset import RuleSet, plugin_rules
+from ...rewrites.ruleset import RuleSet, plugin_names, plugin_rules
 from .checks import OptionError
 
 
@@ -47,4 +47,5 @@ def _resolve(item: Any) -> RuleSet:
         try:
             return plugin_rules(item)
         except KeyError:
-            raise OptionError(f"option 'rules': {unknown.args[0]}; nor does a plugin offer it") from None
+            offered = ", ".join(plugin_names()) or "nothing"
+            raise OptionError(f"option 'rules': {unknown.args[0]}; installed packages offer {offered}") from None

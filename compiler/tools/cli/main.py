@@ -39,7 +39,7 @@ from .options import (
     configured,
     loaded_target,
 )
-from .own_rules import OwnRules, known_rules, own_rules, rules_named, with_rules
+from .own_rules import OwnRules, known_rules, own_rules, rules_named, with_offered, with_rules
 from .profile import bench, kernels
 from .repro import repro
 from .settings import modes, options, templates
@@ -191,6 +191,7 @@ def explain(
     with usage_errors():
         mine = own_rules(own)
         chosen = _explained(rule, target, mine)
+        mine = with_offered(mine, chosen)
         loaded = loaded_target(target, chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings))
         options = with_rules({**configured(config), "profit": profit}, mine)
         with shown_progress() as progress:
@@ -277,6 +278,8 @@ def rules(
     own: OwnRules = None,
 ) -> None:
     """List the default rules with their contracts, and the passes that rewrite whole graphs."""
+    from ....rewrites.ruleset import plugin_names
+
     if fallbacks:
         _show_fallbacks(as_json)
         return
@@ -289,6 +292,10 @@ def rules(
     else:
         console = output_console()
         console.print(_rule_table(facts, contracts=console.width >= CONTRACTS_FROM))
+        for name, package in plugin_names().items():
+            console.print(
+                f" {package} offers rules as {name!r}: --rules {name}, options={{'rules': ({name!r}, 'default')}}"
+            )
 
 
 def _chosen_facts(names: Sequence[str] | None, own: Sequence[Rule]) -> list[dict[str, Any]]:
@@ -299,7 +306,8 @@ def _chosen_facts(names: Sequence[str] | None, own: Sequence[Rule]) -> list[dict
     known = {fact[key] for fact in facts for key in ("name", "family")}
     for name in names or ():
         if name not in known:
-            rules_named(name, own)  # the error says what there is
+            offered = [_facts(rule) for rule in rules_named(name, own)]  # or an error that says what there is
+            facts, names = facts + offered, [*names, *(fact["name"] for fact in offered)]  # type: ignore[misc]
     return [fact for fact in facts if not names or fact["name"] in names or fact["family"] in names]
 
 

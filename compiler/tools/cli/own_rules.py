@@ -1,7 +1,8 @@
-"""Rules of one's own on the command line: ``--rules path.py:name``, tried before the library's."""
+"""Rules of one's own on the command line: ``--rules path.py:name`` or a plugin's name, tried before the library's."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,8 @@ OwnRules = Annotated[
     list[str] | None,
     typer.Option(
         "--rules", metavar="PATH[:NAME]",
-        help="Rules of your own, before the library's: path.py:name, module:name, or path.py for all it declares.",
+        help="Rules of your own, before the library's: path.py:name, module:name, path.py for all it declares, or the "
+        "name under which an installed package offers them.",
     ),
 ]  # fmt: skip
 
@@ -36,8 +38,11 @@ def own_rules(places: Sequence[str] | None) -> list[Rule]:
 
 
 def _at(place: str) -> list[Rule]:
+    from ....rewrites.ruleset import plugin_names
     from ..targets.load import module_at
 
+    if place in plugin_names():
+        return _offered(place)
     where, colon, name = place.rpartition(":")
     if not colon or name.endswith(".py"):
         where, name = place, ""
@@ -58,6 +63,34 @@ def _at(place: str) -> list[Rule]:
     raise UsageError(f"--rules {place}: {where} has no rule {name!r}; it has {', '.join(known) or 'none'}")
 
 
+def _offered(name: str) -> list[Rule]:
+    """The rules that an installed package offers under a name."""
+    from ....rewrites.ruleset import plugin_names, plugin_rules
+
+    try:
+        return list(plugin_rules(name))
+    except Exception as error:
+        package = plugin_names()[name]
+        raise UsageError(f"rules {name!r} of {package} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def plugin_rules_named(name: str) -> list[Rule]:
+    """What installed packages offer under the name of an offer, a rule or a family.
+
+    Raises:
+        UsageError: the offer of that name cannot be loaded. Others that cannot are passed over.
+    """
+    from ....rewrites.ruleset import plugin_names
+
+    if name in plugin_names():
+        return _offered(name)
+    found: dict[str, Rule] = {}
+    for offer in plugin_names():
+        with contextlib.suppress(UsageError):
+            found |= {rule.name: rule for rule in _offered(offer) if name in (rule.name, rule.family)}
+    return list(found.values())
+
+
 def _rules_in(value: Any) -> list[Rule]:
     from ....rewrites.rule import Rule
     from ....rewrites.ruleset import RuleSet
@@ -73,19 +106,27 @@ def known_rules(own: Iterable[Rule] = ()) -> list[Rule]:
 
 
 def rules_named(name: str, own: Iterable[Rule] = ()) -> list[Rule]:
-    """The rule of that name, or the rules of a family.
+    """The rule of that name, or the rules of a family, also of installed packages, or all that one offers.
 
     Raises:
         UsageError: there is none.
     """
+    from ....rewrites.ruleset import plugin_names
+
     known = known_rules(own)
-    found = [rule for rule in known if name in (rule.name, rule.family)]
+    found = [rule for rule in known if name in (rule.name, rule.family)] or plugin_rules_named(name)
     if found:
         return found
-    names = [*(rule.name for rule in known), *dict.fromkeys(rule.family for rule in known)]
+    names = [*(rule.name for rule in known), *dict.fromkeys(rule.family for rule in known), *plugin_names()]
     close = difflib.get_close_matches(name, names, n=3)
     hint = f"; did you mean {', '.join(close)}?" if close else f"; there are: {', '.join(names) or 'none'}"
     raise UsageError(f"there is no rule {name!r}{hint}")
+
+
+def with_offered(own: Sequence[Rule], chosen: Iterable[Rule]) -> list[Rule]:
+    """One's own rules, and those chosen that an installed package offers: they run where they are asked for."""
+    known = {rule.name for rule in known_rules(own)}
+    return [*own, *(rule for rule in chosen if rule.name not in known)]
 
 
 def with_rules(options: dict[str, Any], own: Sequence[Rule]) -> dict[str, Any]:
