@@ -76,7 +76,7 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     """
     result = of_eagers_dtype(target, args, kwargs, result)
     rule = _rule(target) if isinstance(target, OpOverload) else None
-    if rule is not None and _is_row(target, args, kwargs):
+    if rule is not None and _is_as_told(target, args, kwargs):
         return result
     if rule is None and _shares_places(result) and _makes_memory(target):
         rule = _apart
@@ -103,9 +103,12 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     return type(result)(map(lay, result)) if type(result) in (tuple, list) else lay(result)
 
 
-def _is_row(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call rolls its elements as one row, by no dims: that makes rows, as torch has it."""
-    return compat.packet_name(target) == "roll" and not (args[2] if len(args) > 2 else kwargs.get("dims"))
+def _is_as_told(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a rule is not for this call: elements rolled as one row, by no dims; angles of real numbers."""
+    name = compat.packet_name(target)
+    if name == "angle":
+        return not _operands(target, args, kwargs)[0].is_complex()
+    return name == "roll" and not (args[2] if len(args) > 2 else kwargs.get("dims"))
 
 
 def _shares_places(result: Any) -> bool:
@@ -296,6 +299,10 @@ def _contiguous(_: Sequence[Layout], result: Layout) -> Decision:
     return Order(_rows(len(result.sizes)))
 
 
+def _contiguous_anywhere(operands: Sequence[Layout], result: Layout) -> Decision:
+    return _contiguous(operands, result)
+
+
 def _image(operands: Sequence[Layout], result: Layout, of: int) -> Decision:
     """Channels last or contiguous, as operand `of` is; what is no image is contiguous."""
     rank = len(result.sizes)
@@ -320,6 +327,7 @@ _DENSE_ROWS = (  # memory that is made contiguous, whatever the input's
     "pow.Scalar "
     "smooth_l1_loss_backward"
 )
+_DENSE_ROWS_ANYWHERE = "angle"  # of complex numbers, which are made on the way
 _IMAGES = (  # the input's layout of images is kept
     "channel_shuffle max_unpool2d reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d "
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
@@ -338,11 +346,14 @@ _NAMES: dict[Rule, str] = {
     iterated: _ITERATED,
     **{functools.partial(_iterated_in, order=order): names for order, names in _ITERATED_IN.items()},
     _contiguous: _DENSE_ROWS,
+    _contiguous_anywhere: _DENSE_ROWS_ANYWHERE,
     functools.partial(_image, of=0): _IMAGES,
     functools.partial(_image, of=1): _SECOND_IMAGES,
     **{functools.partial(_like, of=k): names for k, names in _LIKE.items()},
 }
-_ANYWHERE = [rule for rule, names in _NAMES.items() if names in (_ITERATED, *_ITERATED_IN.values())]
+_ANYWHERE = [
+    rule for rule, names in _NAMES.items() if names in (_ITERATED, _DENSE_ROWS_ANYWHERE, *_ITERATED_IN.values())
+]
 RULES: dict[str, Rule] = {f"aten.{name}": rule for rule, names in _NAMES.items() for name in names.split()}
 
 

@@ -43,6 +43,7 @@ CALLS = {
     "native_batch_norm_backward": ((A, B, SCALE, SCALE, SCALE, SCALE, SCALE, True, 1e-5, [True] * 3), PAIRS),
     "logical_not": ((A,), WHOLE),
     "neg": ((A,), WHOLE),
+    "angle": ((A,), WHOLE),
     "mul.Scalar": ((A, 2.0), WHOLE),
     "pow.Scalar": ((2.0, A), WHOLE),
     "hardswish_backward": ((A, B), WHOLE),
@@ -135,6 +136,13 @@ def test_elements_rolled_as_one_row_are_contiguous():
     assert ours == real
 
 
+@pytest.mark.parametrize("name", ["abs", "angle", "sgn", "isfinite"])
+def test_functions_of_complex_numbers(name):
+    x = torch.randn(2, 3, 4, dtype=torch.complex64).transpose(0, 2)
+    real, _, ours = strides(getattr(aten, name).default, [x], new_fake_mode(None))
+    assert ours == real
+
+
 @pytest.mark.parametrize("name", sorted(name.removeprefix("aten.") for name in RULES))
 def test_every_rule_is_tried(name):
     assert name in CALLS or any(call.startswith(f"{name}.") for call in CALLS)
@@ -147,6 +155,7 @@ PROGRAMS = {
     "shuffled": lambda x, y: torch.nn.functional.channel_shuffle(x, 2) * 2,
     "glu": lambda x, y: torch.nn.functional.glu(x[:1], 1) + 1,
     "norm": lambda x, y: torch.nn.functional.batch_norm(x[0].transpose(1, 2), None, None, training=True),
+    "angle": lambda x, y: torch.complex(x.transpose(1, 3), x.transpose(1, 3)).angle(),
     "one": lambda x, y: x[:1].transpose(0, 3) * 3.0,
 }
 
