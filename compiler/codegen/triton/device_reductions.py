@@ -113,6 +113,20 @@ def fold_welford(means, m2s, counts):
 
 
 @triton.jit
+def fold_counted_welford(means, m2s, counts, number):
+    """The same where it is known that all lanes come to so many elements.
+
+    A sum of what no load has to do with, Triton 3.6 has every thread make from all lanes: 200 us for a row of 8192.
+    """
+    whole = tl.cast(number, means.dtype)
+    mean = tl.sum(means * (counts / tl.maximum(whole, 1.0)), 1, keep_dims=True)
+    delta = tl.where(counts == 0, 0.0, means - mean)
+    m2 = tl.sum(m2s + delta * delta * counts, 1, keep_dims=True)
+    n = tl.full(mean.shape, whole, means.dtype)
+    return tl.where((m2 != m2) & (n > 1), m2, mean), m2, n
+
+
+@triton.jit
 def add_welford(mean, m2, x, share):
     """One more element, which is this share of all so far: the same in every lane, so that no lane divides."""
     delta = x - mean

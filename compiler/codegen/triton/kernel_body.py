@@ -304,7 +304,7 @@ class BodyWriter:
             self._forget_axes(loops, key)
             self._axes[key] = self.bound(name, loops, block, extent)
         self._values.columns = self._axes[key]
-        self._lane_body(body, None)
+        self._lane_body(body, None, self._values.at(extent))
 
     def _forget_axes(self, loops: tuple[Var, ...], but: Any) -> None:
         """One loop variable means one thing: other axes over it are not to be found again."""
@@ -341,7 +341,7 @@ class BodyWriter:
             own, text = lanes[state.reduction.name], self._values.at(extent)
             for line in counted(state.reduction, own, self._lanes_shape(block), text, block):
                 self._out.line(line)
-            self._reduce(state, own)
+            self._reduce(state, own, text)
 
     def _one_block(
         self,
@@ -379,14 +379,18 @@ class BodyWriter:
         rows = self._values.rows.length if self._values.rows else "1"
         return f"[{rows}, {block}]"
 
-    def _reduce(self, state: _State, lanes: Sequence[str]) -> None:
+    def _reduce(self, state: _State, lanes: Sequence[str], number: str) -> None:
+        """Join what lanes with so many elements in all come to."""
         partial = [self._out.fresh() for _ in lanes]
-        self._out.line(f"{', '.join(partial)} = {folded(state.reduction, lanes)}")
+        self._out.line(f"{', '.join(partial)} = {folded(state.reduction, lanes, number)}")
         self._join(state, partial)
         self._publish(state.reduction, state.results())
 
-    def _lane_body(self, body: tuple[Statement, ...], lanes: _Accumulators | None) -> None:
-        """Statements of a loop whose iterations are lanes; `lanes` are the accumulators where it comes in blocks."""
+    def _lane_body(self, body: tuple[Statement, ...], lanes: _Accumulators | None, number: str = "") -> None:
+        """Statements of a loop whose iterations are lanes.
+
+        `lanes` are the accumulators where it comes in blocks; where it does not, it has `number` iterations.
+        """
         scan = is_scan(body)
         for statement in body:
             if not isinstance(statement, Update) or statement.reduction.name not in self._states:
@@ -398,7 +402,7 @@ class BodyWriter:
             if scan:
                 self._scan(state, partial)
             elif lanes is None:
-                self._reduce(state, partial)
+                self._reduce(state, partial, number)
             else:
                 inside = self._values.columns.mask if self._values.columns else None
                 self._out.line(added(reduction, lanes.names[reduction.name], partial, lanes.share(reduction), inside))

@@ -37,6 +37,7 @@ _ROW_LOADS = 3  # loads once a row that are worth narrower ones of elements
 _TILE = (64, 64)  # of a transposition
 _PERSISTENT = 8192  # elements of a row that registers hold
 _LOOPED = 2048  # elements of a row's block where the row is longer
+_HELD = 96  # numbers that a lane loads at once, and has registers for; of rows that are gone through once
 _COLUMN = (64, 64)  # rows (contiguous in memory) and columns of a block of a reduction across
 _FEW = 64  # columns that a lane folds all by itself, so that lanes need not meet
 _ACROSS = 2048  # elements of such a block where there are fewer columns, at least
@@ -51,6 +52,7 @@ _ELEMENTS_A_WARP = 256
 _MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
 _STAGES, _FEW_LOADS = 3, 2  # of such folds: steps on their way, where that takes little shared memory
 _WARPS = 16
+_THREADS = 32  # of a warp
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,8 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
             columns = min(longest, _VECTOR)
             sizes = [(_POINTWISE, columns, columns), *sizes]
     else:
-        block = longest if longest <= _PERSISTENT else _LOOPED
+        spills = len(inner) == 1 and len(loaded) * longest > _HELD * _THREADS * _warps(longest)
+        block = longest if longest <= (_LOOPED if spills else _PERSISTENT) else _LOOPED
         rows = _fitting(max(1, _POINTWISE // block), total, 1)
         sizes = [(rows, block, 1), (rows, block, 2), (2 * rows, block, 2), (max(rows // 2, 1), block, 1)]
         if (narrow or _folds(body, _PLACES)) and longest <= block and _programs(total, rows) >= _MANY:

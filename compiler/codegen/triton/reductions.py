@@ -96,8 +96,10 @@ def counted(reduction: Reduction, state: Sequence[str], shape: str, extent: str,
     return [f"{state[2]} = tl.broadcast_to(({number}).to({type_name(carriers(reduction)[2])}), {shape})"]
 
 
-def folded(reduction: Reduction, lanes: Sequence[str]) -> str:
-    """One call that reduces lanes along the tile's second axis."""
+def folded(reduction: Reduction, lanes: Sequence[str], number: str = "") -> str:
+    """One call that reduces lanes along the tile's second axis; `number`: of how many elements, where it is known."""
+    if reduction.reducer == "welford" and number:
+        return f"fold_counted_welford({', '.join([*lanes, number])})"
     if algebra_of(reduction.reducer) in _FOLDED_APART:
         return f"fold_{algebra_of(reduction.reducer)}({', '.join(lanes)})"
     given = lanes[0] if len(lanes) == 1 else f"({', '.join(lanes)})"

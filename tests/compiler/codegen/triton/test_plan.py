@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from support.lowering import trace
 from support.schedules import SMALL_GPU
-from support.triton_kernels import compile_for, compiles, interpreted_agrees, run_interpreted
+from support.triton_kernels import compile_for, compiled, compiles, interpreted_agrees, run_interpreted, spilled
 
 from regraft.compiler.codegen.triton import candidates, kernel_source, launches, plan, source
 from regraft.compiler.ir.interpreter import run_kernel
@@ -168,6 +168,15 @@ def test_so_do_those_of_reductions(along):
         text = kernel_source(made, [one]).text
         assert str(one.blocks.column_block) in text
         close(run_interpreted(made, {"x": x}, plans=[one]), expected, F32)
+
+
+def test_rows_of_which_lanes_would_load_too_much_come_in_blocks():
+    """Sums of windows: nine loads an element, of 16 elements a lane."""
+    (kernel,) = kernels(lambda x: F.avg_pool2d(x, 3, 1, 1).sum((1, 2, 3)), S(512, 32, 14, 14))
+    (made,) = launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
+    assert sizes(made.blocks) == (1, 2048, 8)
+    assert sizes(launch(lambda x: x.sum((1, 2, 3)), S(512, 32, 14, 14)).blocks) == (1, 8192, 16)
+    assert not any(map(spilled, compiled(kernel_source(kernel, [made]), 90)))
 
 
 SPLIT = [

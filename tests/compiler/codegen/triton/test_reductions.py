@@ -76,5 +76,24 @@ def test_symbolic_sizes(along):
 
 def test_folds_over_everything():
     for reducer in ("sum", "max", "argmax", "welford", "softmax"):
-        made, x = whole(3001, reducer), {"x": torch.randn(3001)}
+        made, x = whole(3001, reducer), {"x": elements(F32, 3001)}
         close(run_interpreted(made, x), run_kernel(made, x), F32)
+
+
+@BOTH
+@pytest.mark.parametrize("size", [77, 8192, 9000, None], ids=["part", "full", "blocks", "symbolic"])
+def test_moments_of_elements_know_how_many_there_are(size, along):
+    """A sum of counts depends on no load, and Triton 3.6 has every thread make such a sum from all lanes."""
+    rows, columns = (19, size) if size else (Size("rows", 0, None).index(), Size("columns", 0, None).index())
+    made = fold_kernel("welford", F32, rows, columns, along, dynamic=size is None)
+    source = kernel_source(made)
+    assert "= fold_counted_welford(" in source.text
+    assert " fold_welford(" not in source.text
+    if size is None:
+        for columns in (0, 1, 77):
+            x, sizes = {"x": elements(F32, 3 * columns)}, {"rows": 3, "columns": columns}
+            close(run_interpreted(made, x, sizes), run_kernel(made, x, sizes), F32)
+
+
+def test_moments_of_states_count():
+    assert "= fold_welford(" in kernel_source(fold_kernel("welford_states", F32, 19, 77, False)).text
