@@ -7,8 +7,10 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.effects import storages, written
-from ...rewrites.graph import is_pure, op_name, val
+from ...rewrites.graph import arguments, is_pure, op_name, val
 
+_ZEROS = ("aten.zeros", "aten.new_zeros", "aten.zeros_like")
+_FULL = ("aten.full", "aten.new_full", "aten.full_like")
 _UNINITIALISED = ("aten.empty", "aten.new_empty")
 
 
@@ -18,6 +20,12 @@ def is_foldable(node: fx.Node) -> bool:
     plain = isinstance(node.target, compat.OpOverload) or op_name(node) == "getitem"
     filled = not op_name(node).startswith(_UNINITIALISED)
     return plain and filled and is_pure(node) and bool(tensors_of(node)) and all(type(s) is int for s in sizes)
+
+
+def is_zeros(node: fx.Node) -> bool:
+    """Whether a call makes a tensor of zeros."""
+    name = op_name(node)
+    return name in _ZEROS or (name in _FULL and arguments(node)["fill_value"] == 0)
 
 
 def mutable(graph: fx.Graph) -> set[fx.Node]:

@@ -23,13 +23,12 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, op_name, rank, shape, val
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known, known_equal, same_shape
+from .foldable import is_zeros
 
 aten = torch.ops.aten
 
 _SAME = ("aten.clone", "aten.detach", "aten.alias", "aten.lift_fresh_copy")
 _REGROUPED = ("aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze")
-_ZEROS = ("aten.zeros", "aten.new_zeros", "aten.zeros_like")
-_FULL = ("aten.full", "aten.new_full", "aten.full_like")
 
 
 @dataclass(frozen=True)
@@ -135,14 +134,14 @@ def _moved(count: Count, node: fx.Node, sign: int) -> Count | None:
 def _index_add(given: Mapping[str, Any]) -> Scatter | None:
     zeros, index = given["self"], given["index"]
     count = counted(index)
-    if count is None or given["alpha"] != 1 or rank(index) != 1 or not _is_zero(zeros):
+    if count is None or given["alpha"] != 1 or rank(index) != 1 or not is_zeros(zeros):
         return None
     return Scatter(given["source"], given["dim"] % rank(zeros), count.start, shape(index)[0])
 
 
 def _index_put(given: Mapping[str, Any]) -> Scatter | None:
     indices = [(dim, index) for dim, index in enumerate(given["indices"]) if index is not None]
-    if len(indices) != 1 or not _is_zero(given["self"]):
+    if len(indices) != 1 or not is_zeros(given["self"]):
         return None
     ((dim, index),) = indices
     count = counted(index)
@@ -152,7 +151,7 @@ def _index_put(given: Mapping[str, Any]) -> Scatter | None:
 def _scatter_add(given: Mapping[str, Any]) -> Scatter | None:
     zeros, index, source = given["self"], given["index"], given["src"]
     count = counted(index)
-    if count is None or not _is_zero(zeros) or count.dim != given["dim"] % rank(zeros):
+    if count is None or not is_zeros(zeros) or count.dim != given["dim"] % rank(zeros):
         return None
     if not same_shape(shape(index), shape(source)):
         return None
@@ -175,11 +174,6 @@ _SCATTERS: dict[str, Any] = {
     "aten.index_add": _index_add, "aten.index_put": _index_put, "aten._unsafe_index_put": _index_put,
     "aten.scatter_add": _scatter_add, "aten.embedding_dense_backward": _embedding,
 }  # fmt: skip
-
-
-def _is_zero(node: Any) -> bool:
-    name = op_name(node)
-    return name in _ZEROS or (name in _FULL and arguments(node)["fill_value"] == 0)
 
 
 def _fits(node: fx.Node, found: Scatter) -> bool:

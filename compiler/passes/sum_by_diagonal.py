@@ -22,7 +22,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import op_name, val
 from ...rewrites.sizes import SizeTable
 from .fold_constant_tables import compute
-from .foldable import is_foldable
+from .foldable import is_foldable, is_zeros
 
 aten = torch.ops.aten
 
@@ -93,11 +93,8 @@ def _is_candidate(node: fx.Node, base: Any) -> bool:
         return False
     out, given, index = shapes
     rank = len(out)
-    starts = op_name(zeros) in ("aten.full", "aten.zeros", "aten.new_zeros", "aten.zeros_like")
-    empty = op_name(zeros) != "aten.full" or zeros.args[1] == 0
     return (
-        starts
-        and empty
+        is_zeros(zeros)
         and dim in (-1, rank - 1)
         and rank >= 2
         and out[:-1] == given[:-1] == val(node.args[2]).shape[:-1]

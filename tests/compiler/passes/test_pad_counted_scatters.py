@@ -81,12 +81,25 @@ def test_others_stay(name):
     torch.testing.assert_close(module(g), build(g))
 
 
-def test_places_out_of_range_stay_an_error():
-    with pytest.raises(Exception):  # noqa: B017 (torch's own, or that of tracing)
-        build, g = (lambda g: aten.index_add(zeros(3, 3), 1, torch.arange(4), g)), torch.randn(3, 4)
-        module = make_fx(build, tracing_mode="fake")(g)
-        assert pad_counted_scatters(module) == 0
+OUT_OF_RANGE = {
+    "index_add": lambda g: aten.index_add(zeros(3, 3), 1, torch.arange(4), g),
+    "index_put": lambda g: aten.index_put(zeros(3, 3), [None, torch.arange(4)], g, True),
+    "scatter_add": lambda g: aten.scatter_add(zeros(3, 3), 1, torch.arange(4).expand(3, 4), g),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_places_out_of_range_stay_an_error(name):
+    module, g = gradient(OUT_OF_RANGE[name], (3, 4))
+    assert pad_counted_scatters(module) == 0
+    with pytest.raises((RuntimeError, IndexError), match="index 3 is out of bounds"):
         module(g)
+
+
+def test_rows_out_of_range_are_left_to_eager():
+    """Which reads beside its memory."""
+    module, _ = gradient(lambda g: aten.embedding_dense_backward(g, torch.arange(4), 3, -1, False), (4, 5))
+    assert pad_counted_scatters(module) == 0
 
 
 def relative_shift(x, keys):

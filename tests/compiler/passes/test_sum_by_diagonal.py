@@ -53,6 +53,18 @@ def calls(module, name):
     return sum(op_name(node) == name for node in module.graph.nodes)
 
 
+@pytest.mark.parametrize("make", [
+    lambda g: torch.zeros(3, 12, 30), lambda g: g.new_zeros(3, 12, 30), lambda g: g.new_full((3, 12, 30), 0.0),
+    lambda g: torch.full_like(torch.ones(3, 12, 30), 0.0),
+])  # fmt: skip
+def test_zeros_however_they_are_made(make):
+    def gradient(g):
+        return aten.scatter_add.default(make(g), -1, (distances(12, 9) + 9).expand(3, 12, 9), g)
+
+    module = traced(gradient, torch.randn(3, 12, 9))
+    assert sum_by_diagonal(module) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", INDICES)
 def test_as_eager(name, dtype):

@@ -18,7 +18,6 @@ def held_twice():
 USES = {
     "an object": lambda x: x,
     "a view": lambda x: x[1:],
-    "memory alone": lambda x: x.untyped_storage(),
     "a graph of autograd's": lambda x: torch.ones(len(x), requires_grad=True) * x,
 }
 
@@ -28,10 +27,20 @@ def test_a_use_is_seen_until_it_ends(name):
     memory, template, users = held_twice()
     assert not users.are_there()
     use = USES[name](template[0])
-    assert users.are_there() or name == "memory alone"
+    assert users.are_there()
     del use
     assert not users.are_there()
     assert len(memory) == len(template)
+
+
+def test_memory_alone_is_no_use_until_a_tensor_is_made_of_it():
+    _, template, users = held_twice()
+    memory = template[0].untyped_storage()
+    assert not users.are_there()
+    over = torch.empty(0).set_(memory)
+    assert users.are_there()
+    del over
+    assert not users.are_there()
 
 
 def test_an_object_may_be_held_several_times_by_us():
