@@ -153,6 +153,10 @@ def _sample(biases: Mapping[str, T], *, frozen: bool, **changes: Any) -> Sample:
     ],
     guards=(rows, trained_apart, one_bias_each, nearby),
     numerics=Numerics(slack=4.0),
+    advice={
+        "operators-missing": "write products of one input as F.linear(x, w): x @ w.T and addmm are left as they are",
+        "weight-trained": "it is for inference: turn gradients of the weights off",
+    },
 )  # fmt: skip
 def merged_linear(x: Any, later: Any, later_bias: Any, weight: Any, bias: Any) -> Any:
     """linear(x, later, later_bias) and, before it, linear(x, weight, bias); biases are optional."""

@@ -61,12 +61,16 @@ class Binding:
 
 @dataclass
 class Failure:
-    """The deepest point that matching reached at one root; `others` would have done there as well."""
+    """The deepest point that matching reached at one root; `others` would have done there as well.
+
+    It is `weak` where an alternative was not there: what another one met, equally deep, tells more.
+    """
 
     depth: int
     first: Reason
     site: fx.Node
     others: list[str] = field(default_factory=list)
+    weak: bool = False
 
     @property
     def reason(self) -> Reason:

@@ -99,15 +99,15 @@ class Matcher:
             yield from self._spelled(term, value, binding, user)
             return
         for label, option in term.options:
-            if taken is None and isinstance(option, Call) and id(option) not in binding.nodes:
+            if taken not in (None, label):
+                continue
+            if isinstance(option, Call) and id(option) not in binding.nodes:
                 if sees(user, value, option.op):  # most alternatives are another operator: those cost no binding
-                    yield from self._enter(option, value, binding.tagged(term.tag, label))
+                    yield from self._enter(option, value, binding if taken else binding.tagged(term.tag, label))
                 else:
-                    self._unseen(option, value, binding, user)
-            elif taken is None:
-                yield from self._unify(option, value, binding.tagged(term.tag, label), user)
-            elif label == taken:
-                yield from self._unify(option, value, binding, user)
+                    self._unseen(option, value, binding, user, weak=True)
+            else:
+                yield from self._unify(option, value, binding if taken else binding.tagged(term.tag, label), user)
 
     def _spelled(self, term: Spellings, value: Any, binding: Binding, user: fx.Node | None) -> Iterator[Binding]:
         """The pattern's spellings in turn, each with what holds for it."""
@@ -229,20 +229,21 @@ class Matcher:
                 return reason
         return None
 
-    def _unseen(self, term: Call, value: Any, binding: Binding, user: fx.Node | None) -> None:
+    def _unseen(self, term: Call, value: Any, binding: Binding, user: fx.Node | None, weak: bool = False) -> None:
         opaque = value.meta.get("opaque") if isinstance(value, fx.Node) and op_name(value) == term.op else None
         if opaque is not None:
             self._fail(binding, opaque, user)
         else:
-            self._mismatch(binding, term.op.removeprefix("aten."), value, user)
+            self._mismatch(binding, term.op.removeprefix("aten."), value, user, weak)
 
-    def _mismatch(self, binding: Binding, expected: str, value: Any, user: fx.Node | None) -> None:
+    def _mismatch(self, binding: Binding, expected: str, value: Any, user: fx.Node | None, weak: bool = False) -> None:
         failure, depth = self.failure, len(binding.nodes)
         if user is None or (failure is not None and depth < failure.depth):
             return
         nodes = tuple(n for n in (value, user) if isinstance(n, fx.Node))
-        if failure is None or depth > failure.depth:
-            self._fail(binding, differs(expected, describe(value), nodes), user)
+        stronger = failure is not None and failure.weak and not weak and not isinstance(value, fx.Node)
+        if failure is None or depth > failure.depth or stronger:
+            self.failure = Failure(depth, differs(expected, describe(value), nodes), user, weak=weak)
         elif failure.first.code == "pattern-differs" and failure.first.nodes == nodes and isinstance(value, fx.Node):
             failure.others += [expected] if expected not in failure.others else []
 

@@ -306,6 +306,19 @@ def test_the_deepest_failure_is_kept():
     assert reason.site.file == "user.py" and reason.site.line == 1, "the softmax is to blame"
 
 
+def test_an_argument_says_more_than_a_part_that_may_be_missing():
+    """Both fail equally deep: the exponent may be missing, so the dim is what differs."""
+
+    def pattern(x):
+        def wide(value):
+            return choose("wide", yes=lambda: torch.exp(value), no=value)
+
+        return torch.tanh(wide(x).softmax(-1)) - wide(x)
+
+    found, reason = matches(pattern, lambda a, b: torch.tanh(a.softmax(0)) - a)
+    assert not found and (reason.expected, reason.found) == ("dim=-1", "0")
+
+
 def test_depth_counts_operators():
     one = rule(lambda x: torch.tanh(torch.exp(x.softmax(-1))), lambda x: x)
     matcher = Matcher(one)
