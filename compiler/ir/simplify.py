@@ -25,7 +25,7 @@ from .index.index import Index, Loaded
 from .ops import OPS
 from .value import Const, Guarded, Load, Number, Op, Rewriter, Value
 
-_ROUNDINGS = {"round_bfloat16": torch.bfloat16, "round_float16": torch.float16}
+ROUNDINGS = {"round_bfloat16": torch.bfloat16, "round_float16": torch.float16}
 _KEEPS_ROUNDED = {"neg", "abs", "maximum", "minimum", "where", "sign", "floor", "ceil", "trunc", "round"}
 
 
@@ -63,7 +63,7 @@ class Simplifier(Rewriter):
             return _chosen(value.condition, value.value, value.other) or value
         if not isinstance(value, Op):
             return value
-        rounding = _ROUNDINGS.get(value.name)
+        rounding = ROUNDINGS.get(value.name)
         if rounding is not None and rounding in self._rounded.get(value.args[0], ()):
             return value.args[0]
         return _operation(value)
@@ -78,10 +78,10 @@ class Simplifier(Rewriter):
             return self._rounded.get(value.value, frozenset()) & self._rounded.get(value.other, frozenset())
         if not isinstance(value, Op):
             return frozenset()
-        if value.name in _ROUNDINGS:
-            return frozenset({_ROUNDINGS[value.name]})
+        if value.name in ROUNDINGS:
+            return frozenset({ROUNDINGS[value.name]})
         if value.name == "cast" and value.dtype == torch.float32 and value.args[0].dtype == torch.bool:
-            return frozenset(_ROUNDINGS.values())
+            return frozenset(ROUNDINGS.values())
         if value.name in _KEEPS_ROUNDED and value.dtype == torch.float32:
             args = value.args[1:] if value.name == "where" else value.args
             return frozenset.intersection(*(self._rounded.get(arg, frozenset()) for arg in args))
@@ -185,7 +185,7 @@ def _const_roundings(value: Const) -> frozenset[torch.dtype]:
     if value.dtype != torch.float32:
         return frozenset()
     exact = torch.tensor(value.number, dtype=torch.float32)
-    return frozenset(d for d in _ROUNDINGS.values() if torch.equal(exact.to(d).to(torch.float32), exact))
+    return frozenset(d for d in ROUNDINGS.values() if torch.equal(exact.to(d).to(torch.float32), exact))
 
 
 # -- identities of two operands ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 from ..ir.index.index import Index, Loaded, Size, Var, add, atoms, mul, rebuild
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Param, Statement, Update
 from ..ir.program import Buffer, Reduction, Store
+from ..ir.simplify import ROUNDINGS
 from ..ir.value import Const, Load, Op, Result, Rewriter, Value, indices_of, walk
 from .affine import proportional
 from .contraction import Path, contractions, forward_of, touches_of
@@ -46,6 +47,7 @@ class _Writer:
         touches = touches_of(self._trees)
         self._local_buffers, self._contracted = local, contractions(touches, buffers, local, target)
         self._forwards = {name: forward_of(found) for name, found in touches.items()}
+        self._stored = {store.buffer for member in group.members for store in member.definition.stores}
         self._leaves = list(leaves(self._trees))
         self._numbers = {member: number for number, (_, member) in enumerate(self._leaves)}
         self._paths = {member: path for path, member in self._leaves}
@@ -99,7 +101,16 @@ class _Writer:
     def _rewriter(self, member: Member) -> Rewriter:
         by = {v: rebuild(n, self._variables.get) for v, n in member.where.items()}  # type: ignore[arg-type]
         path = self._paths[member]
-        return Rewriter(value=lambda value: self._local_load(value, path), atom=by.get)  # type: ignore[arg-type]
+        return Rewriter(value=lambda value: self._replaced(value, path), atom=by.get)  # type: ignore[arg-type]
+
+    def _replaced(self, value: Value, path: Path) -> Value | None:
+        """What stands for a value in the kernel; None for itself."""
+        if isinstance(value, Op) and isinstance(value.args[0], Load):
+            held = value.args[0].buffer
+            # Memory holds 16 bits; what the kernel stores itself it may hand on as it was computed.
+            if held not in self._stored and ROUNDINGS.get(value.name) == self._buffers[held].dtype:
+                return value.args[0]
+        return self._local_load(value, path)
 
     def _local_load(self, value: Value, path: Path) -> Value | None:
         if not isinstance(value, Load):

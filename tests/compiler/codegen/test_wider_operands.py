@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.lowering import trace
 from support.symbols import check
+
+from regraft.compiler.ir.accesses import values
+from regraft.compiler.ir.value import Op
+from regraft.compiler.lowering import lower
+from regraft.compiler.schedule import CPU, GPU, schedule
 
 # Of something wide and the result of a computation in 16 bits.
 MEETINGS: dict[str, Callable[[Any, Any], Any]] = {
@@ -50,3 +56,15 @@ def test_wider_operands(half: torch.dtype, device: str, wide: torch.dtype) -> No
     torch.manual_seed(0)
     given = torch.randn(4, 6).to(wide), torch.randn(4, 6).to(half)
     check(every, [given], device, dynamic=False, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("function", "roundings"),
+    [(lambda x, h: x + h, 0), (lambda x, h: x + h @ h.mT, 0), (lambda x, h: x + h * h, 1)],
+    ids=["given", "of a call", "computed"],
+)
+def test_what_memory_holds_is_not_rounded_again(function, roundings, target):
+    program = lower(trace(function, torch.randn(4, 4), torch.randn(4, 4).bfloat16()), strict=True).program
+    found = {v for k in schedule(program, target=target).kernels for v in values(k.body) if isinstance(v, Op)}
+    assert sum(v.name == "round_bfloat16" for v in found) == roundings
