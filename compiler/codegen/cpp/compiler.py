@@ -172,29 +172,33 @@ def _name(source: Source, compiler: Compiler) -> str:
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
     """The library at `path`, None where there is none; what can't be believed or loaded is deleted."""
-    if not path.exists():
-        return None
-    with contextlib.suppress(OSError):
+    try:
         loaded = _opened(path)
-        if loaded is not None:
-            return loaded
-    discard(path)
-    return None
+    except FileNotFoundError:  # also where it was deleted meanwhile, and another process may make it again
+        return None
+    except OSError:
+        loaded = None
+    if loaded is None:
+        discard(path)
+    return loaded
 
 
 def _opened(path: Path) -> ctypes.CDLL | None:
-    """The library at `path`; None for one that this user's regraft did not write, or that was replaced meanwhile.
+    """The library at `path`; None for one that this user's regraft did not write, or that is replaced all the time.
 
     Raises:
         OSError: it cannot be read or loaded.
     """
-    with path.open("rb") as file:
-        if seal.opened(_entry(path), file.read()) is None or not _is_at(file.fileno(), path):
-            return None
-        loaded = ctypes.CDLL(str(path))
-    note_use(path)
-    _note(path)
-    return loaded
+    for _ in range(_ATTEMPTS):  # another process may replace it meanwhile, by as good a one
+        with path.open("rb") as file:
+            if seal.opened(_entry(path), file.read()) is None:
+                return None
+            if _is_at(file.fileno(), path):
+                loaded = ctypes.CDLL(str(path))
+                note_use(path)
+                _note(path)
+                return loaded
+    return None
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

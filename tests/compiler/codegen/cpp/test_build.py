@@ -250,6 +250,26 @@ def test_what_is_loaded_is_what_was_looked_at(tmp_path):
         assert (done.code, done.output.split()) == (0, ["42"]), (argument, done.errors)
 
 
+def test_a_library_that_another_process_replaced_by_as_good_a_one_is_loaded(own_cache, monkeypatch):
+    """It is neither deleted nor compiled again: processes that did so would do it to each other."""
+    source = compiler.Source('extern "C" int answer() { return 42; }')
+    compiler.compile_all([source])
+    (library,) = own_cache.rglob("*.so")
+    opened, replaced = compiler.seal.opened, []
+
+    def replacing(name, data):
+        if not replaced:
+            replaced.append(name)
+            library.unlink()
+            library.write_bytes(data)
+        return opened(name, data)
+
+    monkeypatch.setattr(compiler.seal, "opened", replacing)
+    monkeypatch.setattr(compiler, "_run", lambda *_: pytest.fail("compiled again"))
+    assert compiler.compile_all([source])[0][0].answer() == 42
+    assert replaced and library.exists()
+
+
 def test_a_missing_compiler_has_its_own_error(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(cpp.CompilerMissing, match="no-such-compiler"):
