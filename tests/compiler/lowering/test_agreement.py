@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.lowering import agree, trace
+from support.thorough import THOROUGH
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.agreement import disagreement, hold_sizes
@@ -122,7 +123,7 @@ def test_dtypes_of_indices(name):
 def test_sizes_of_what_is_written(name, dynamic):
     """A kernel would read or write beside the tensors."""
     fits = []
-    for n, m in product((1, 2, 3, 4, 9), repeat=2):
+    for n, m in product((1, 2, 3, 4, 9), (1, 2, 3, 4, 9) if THOROUGH else (1, 2, 4, 9)):
         given = X, ROWS, torch.ones(n, m)
         if not refuses(SIZES[name], *given):
             fits.append(stays(SIZES[name], *given))
