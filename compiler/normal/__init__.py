@@ -69,6 +69,7 @@ SCORES: tuple[Respelling, ...] = (
     casts.cast_there_and_back,
     casts.softmax_in_own_type,
     casts.sum_in_own_type,
+    casts.choice_in_own_type,
     casts.cast_below_views,
     softmax.softmax_name,
     softmax.safe_softmax,

@@ -10,7 +10,7 @@ from ...rewrites.graph import dtype, is_tensor, sees, shape, val
 from ...rewrites.respell import respelling
 from ...rewrites.symbolic import same_shape
 from . import builders
-from .analysis import holds_product, holds_softmax, is_float
+from .analysis import holds_product, holds_softmax, is_float, is_literal
 
 aten = torch.ops.aten
 
@@ -69,6 +69,26 @@ def sum_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
         if dtype(scores) == dtype(node) and same_shape(shape(scores), shape(node)) and dtype(term) == dtype(total):
             return edit.call(aten.add.Tensor, scores, edit.call(aten.to.dtype, term, dtype(node)))
     return None
+
+
+@respelling("aten.to")
+def choice_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """to(where(keep, to(scores, wider), fill), scores' dtype)  ->  where(keep, scores, fill), too low a fill -inf."""
+    choice = node.args[0]
+    if node.target is not aten.to.dtype or not sees(node, choice, "aten.where"):
+        return None
+    if choice.target is not aten.where.ScalarOther:
+        return None
+    keep, wide, fill = choice.args
+    if not sees(node, wide, "aten.to") or not is_tensor(wide.args[0]) or not is_literal(fill):
+        return None
+    scores = wide.args[0]
+    if dtype(scores) != dtype(node) or not builders.widens(dtype(scores), dtype(wide)) or not holds_product(scores):
+        return None
+    if not same_shape(shape(scores), shape(node)):
+        return None
+    rounded = torch.tensor(fill, dtype=torch.float64).to(dtype(node)).item()
+    return edit.call(aten.where.ScalarOther, keep, scores, rounded)
 
 
 @respelling("aten.to")

@@ -40,7 +40,7 @@ def product_added(node: fx.Node, edit: Editor) -> fx.Node | None:
     """addcmul(x, a, b, value=v)  ->  add(x, mul(mul(a, b), v)); addcdiv likewise."""
     values = arguments(node)
     x, a, b, factor = values["self"], values["tensor1"], values["tensor2"], values.get("value", 1)
-    if not all(is_float(t) and dtype(t) == dtype(node) for t in (x, a, b)):
+    if not all(is_float(t) and (dtype(t) == dtype(node) or rank(t) == 0) for t in (x, a, b)) or dtype(a) != dtype(node):
         return None
     joined = edit.call(aten.mul.Tensor if op_name(node) == "aten.addcmul" else aten.div.Tensor, a, b)
     return edit.call(aten.add.Tensor, x, builders.scaled(edit, joined, factor))

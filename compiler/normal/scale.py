@@ -64,14 +64,28 @@ def _both_scalars(x: fx.Node, other: object) -> bool:
 
 @respelling("aten.mul")
 def scale_of_scaled(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """mul(mul(x, a), b)  ->  mul(x, a * b)."""
+    """mul(mul(x, a), b)  ->  mul(x, a * b);  mul(to(mul(scores, a), wider), b)  ->  mul(to(scores, wider), a * b)."""
     inner, outer = node.args[0], scale_of(node)
-    if outer is None or not sees(node, inner, "aten.mul"):
+    if outer is None:
+        return None
+    if sees(node, inner, "aten.to"):
+        return _scaled_below_cast(node, edit, inner, outer)
+    if not sees(node, inner, "aten.mul"):
         return None
     factor = scale_of(inner)
     if factor is None or not _combine(factor, outer):
         return None
     return builders.scaled(edit, inner.args[0], builders.times(edit, factor, outer))
+
+
+def _scaled_below_cast(node: fx.Node, edit: Editor, cast: fx.Node, outer: Factor) -> fx.Node | None:
+    scaled = cast.args[0]
+    if not sees(node, scaled, "aten.mul") or not holds_product(scaled) or not is_literal(outer):
+        return None
+    factor = scale_of(scaled)
+    if not is_literal(factor) or not builders.widens(dtype(scaled), dtype(cast)):
+        return None
+    return builders.scaled(edit, builders.cast(edit, node, scaled.args[0], dtype(cast)), factor * outer)
 
 
 def _combine(a: Factor, b: Factor) -> bool:

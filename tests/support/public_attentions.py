@@ -36,14 +36,18 @@ def informer(q, k, v):
     return torch.einsum("bhls,bshd->blhd", torch.softmax(1.0 / math.sqrt(D) * scores, -1), v)
 
 
+def widened(x):
+    return x.float() if x.dtype.itemsize == 2 else x
+
+
 def chatglm(q, k, v, drop):
     s, b, h, d = q.shape
     t, coefficient = k.shape[0], 3.0
     q, k = q.view(s, b * h, -1), k.view(t, b * h, -1)
     empty = torch.zeros(1, 1, 1, dtype=q.dtype)
     scores = torch.baddbmm(empty, (q / (math.sqrt(d) * coefficient)).transpose(0, 1), k.permute(1, 2, 0), beta=0.0)
-    scores = (scores.view(b, h, s, t) * coefficient).masked_fill(drop, -10000.0)
-    weights = F.softmax(scores, -1).view(b * h, s, t)
+    scores = (widened(scores.view(b, h, s, t)) * coefficient).masked_fill(drop, -10000.0)
+    weights = F.softmax(scores, -1).type_as(v).view(b * h, s, t)
     return (
         torch.bmm(weights, v.view(t, b * h, -1).transpose(0, 1)).view(b, h, s, d).permute(2, 0, 1, 3).reshape(s, b, -1)
     )
@@ -51,7 +55,7 @@ def chatglm(q, k, v, drop):
 
 def transformer_xl(q, k, v, u, w, r, drop):
     scores = (torch.einsum("ibnd,jbnd->ijbn", q + u, k) + torch.einsum("ibnd,jnd->ijbn", q + w, r)) * SCALE
-    scores = scores.float().masked_fill(drop[:, :, None, None], -1e30).type_as(scores)
+    scores = widened(scores).masked_fill(drop[:, :, None, None], -1e30).type_as(scores)
     return torch.einsum("ijbn,jbnd->ibnd", F.softmax(scores, dim=1), v)
 
 
