@@ -3,9 +3,9 @@
     slopes = pow(2.0, -(arange(8) + 1));  bias = slopes[:, None, None] * distance
         ->  bias = constant[:, None, None] * distance
 
-Only what costs more to compute than to read, is small, and is nobody's but the program's. Tables of indices say what
-numbers they hold (metadata `TABLE_SPAN`), so that kernels need not check them, and are kept in 32 bits where nothing
-but indexing reads them.
+Only what costs more to compute than to read (as whole numbers made of floats do), is small, and is nobody's but the
+program's. Tables of indices say what numbers they hold (metadata `TABLE_SPAN`), so that kernels need not check them,
+and are kept in 32 bits where nothing but indexing reads them.
 """
 
 from __future__ import annotations
@@ -97,12 +97,22 @@ def _frontier(graph: fx.Graph, facts: dict[fx.Node, Fact]) -> list[fx.Node]:
     for node, fact in facts.items():
         if not isinstance(fact, Table) or node.op != "call_function":
             continue
-        if not is_cheap(node) or any(n in costly for n in node.all_input_nodes):
+        if not is_cheap(node) or _rounds(node) or any(n in costly for n in node.all_input_nodes):
             costly.add(node)
         read = any(not isinstance(facts.get(user), Table) for user in node.users)
         if node in costly and read and not storages(node) & returned:
             found.append(node)
     return found
+
+
+def _rounds(node: fx.Node) -> bool:
+    """Whether floats become whole numbers: as an index, each takes 64 bits and is checked, where a table says its span.
+
+    x[int((arange(112) + 0.0) * 0.5)]   ->   x[constant]
+    """
+    if not is_tensor(node) or val(node).dtype.is_floating_point or val(node).dtype == torch.bool:
+        return False
+    return any(is_tensor(n) and val(n).dtype.is_floating_point for n in node.all_input_nodes)
 
 
 def compute(node: fx.Node, *, limit: int = MAX_BYTES, on_device: bool = False) -> torch.Tensor | None:

@@ -135,3 +135,18 @@ def test_tables_of_indices_say_what_they_hold() -> None:
         run, cov = compiled(function)
         with cov, torch.no_grad():
             torch.testing.assert_close(run(x), function(x))
+
+
+def test_positions_that_are_rounded_are_tables() -> None:
+    """As nearest interpolation has them: else each index is computed in 64 bits and checked, element by element."""
+
+    def nearest(x: torch.Tensor) -> torch.Tensor:
+        places = ((torch.arange(8).float() + 0.0) * 0.5).long()
+        return x[:, places[:, None], places]
+
+    x = torch.randn(2, 4, 4)
+    module, _ = capture_function(nearest, [x], dynamic=False)
+    functionalize_temporaries(module.graph)
+    assert fold_tables(module) == 2
+    assert {node.meta[TABLE_SPAN] for node in module.graph.find_nodes(op="get_attr")} == {(0, 3)}
+    torch.testing.assert_close(module(x), nearest(x), rtol=0, atol=0)
