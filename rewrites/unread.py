@@ -31,6 +31,8 @@ def asks_shape_alone(node: fx.Node) -> bool:
     if op_name(node) not in _NUMBERS or not node.args or not _is_computed(node.args[0]) or not is_tensor(node):
         return False
     made, values = val(node), arguments(node)
+    if isinstance(values.get("fill_value"), fx.Node):  # a number that changes stays with the tensor that it goes into
+        return False
     if made.layout != torch.strided or values.get("pin_memory") or not _is_dense(made):
         return False
     return all(hint(size) is not None for size in made.shape)  # what is known when run is counted from what is asked

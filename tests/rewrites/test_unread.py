@@ -41,3 +41,12 @@ def test_symbolic_sizes():
     for rows in (3, 5):
         x = torch.randn(2, rows, 4)
         assert torch.equal(run(x), torch.full((2, rows, rows), 2.0).triu(1))
+
+
+def test_numbers_that_change_stay_where_they_are():
+    """A number of the program's own, which a later pass makes a tensor of, so that others need no compilation."""
+    module = capture(lambda a: torch.full_like(a.exp(), 2.0), X)
+    (made,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.full_like.default)
+    with module.graph.inserting_before(made):
+        made.update_arg(1, module.graph.placeholder("number"))
+    assert free_what_is_not_read(module.graph) == 0

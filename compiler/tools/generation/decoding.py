@@ -63,6 +63,8 @@ def place_of(model: Any, first: int, count: int, device: torch.device) -> torch.
 
 def _parameters(model: Any) -> frozenset[str]:
     forward = getattr(model, "_orig_mod", model).forward
+    if torch.compiler.is_compiling():  # Dynamo looks once, and warns of caches
+        return frozenset(inspect.signature(forward).parameters)
     return _names_of(getattr(forward, "__func__", forward))
 
 
