@@ -167,7 +167,7 @@ function showStep(card, step) {
   const made = [["Before", step.before], ["After", step.after]].filter(([, n]) => n !== null)
     .map(([title, n]) => pane(card, title, drawings[n], title === "After"));
   panes.replaceChildren(...made.map(side => side.element));
-  requestAnimationFrame(() => start(made));
+  setTimeout(() => start(made)); /* not in a frame: a page that nobody looks at draws none */
   if (step.after === null) panes.querySelector("b").textContent = "As captured";
   const rules = [...step.applied.map(([rule, n]) => [rule, `${escaped(rule)} <b>×${n}</b>`]), ...step.declined.map(([rule, n]) => [rule, `${escaped(rule)} <b>×${n}</b> declined`])];
   const legend = card.querySelector(".legend");
