@@ -18,15 +18,18 @@ from .groups import Axes, Group, Member, extent_of, members_of
 from .inlining import cost_of
 from .legality import Fusion, Refusal, fusion_of, makes_serial, maps_in_columns, walks_across
 from .log import FusionLog
+from .loop_tree import Tree, tree_of
 from .profit import bytes_of, guess, score_fusion, touched, written
 from .rows import apart_by_rows
 from .target import CPU, Target
+from .walk import time_of, walks
 
 _ROUNDS = 24
 _LAUNCH = 1 << 20  # bytes that are moved in the time of a launch, about
 _HELD = 16 << 20  # bytes that may wait for a later kernel in any case
 _WORTH_HOLDING = 64  # bytes that may wait for each byte that fusing saves
-_BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial"})  # refusals for the loops that would be shared
+_BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial", "walk"})  # refusals for shared loops
+_APART = 4 << 20  # bytes that are moved in the time that another launch and its reads from caches take
 _NEAREST = 6  # groups after one that are tried with it, for each buffer
 
 Step = Group | Extern
@@ -179,13 +182,28 @@ class Fuser:
     def _slow(self, found: Fusion, one: Group, other: Group, score: int) -> str:
         """Why a legal fusion would take longer than the two apart; "" where it would not."""
         traffic = sum(self._weights[name] for name in touched(one) | touched(other))
-        if not self._target.serial or traffic <= _LAUNCH:
+        if not self._target.serial:
+            return ""
+        if self._walks_long(found, one, other):
+            return "walk"
+        if traffic <= _LAUNCH:
             return ""
         if makes_serial(found, one, other) and score * self._target.serial < traffic:
             return "serial"
         if any(self._computes_long(m) for m in maps_in_columns(found)):
             return "compute"
         return "across" if walks_across(found) else ""
+
+    def _walks_long(self, found: Fusion, one: Group, other: Group) -> bool:
+        """Whether programs would go through so much, step by step, that two launches take less."""
+        trees = tree_of(Group(found.members, found.chain, one.key), self._target)
+        if not walks(trees):
+            return False
+        together, *apart = (time_of(t, self._weights, self._target) for t in (trees, *map(self._trees, (one, other))))
+        return together > sum(apart) + _APART
+
+    def _trees(self, group: Group) -> tuple[Tree, ...]:
+        return tree_of(group, self._target)
 
     def _held(self, one: Group, other: Group) -> int:
         """Bytes that would no longer be free when calls run, as the earlier of two groups reads them with the later."""

@@ -26,6 +26,7 @@ class Target:
         chunk: what is left of a reduction for one program, at least.
         operations: how many of them take as long as moving one byte; 0: values of several operations are kept.
         choices: whether choosing between two values costs no more than computing them.
+        elements: that each of the `busy` programs has at once; 0: programs are no blocks of lanes.
         serial: how many times the traffic that a fusion saves there may be, where it makes several loops of one of the
             two serial; 0: as much as there is.
         shared: bytes of traffic up to which a kernel may share its launch with others that do not need it; 0: none may.
@@ -45,6 +46,7 @@ class Target:
     chunk: int = 1
     operations: int = 0
     choices: bool = False
+    elements: int = 0
     serial: int = 0
     shared: int = 0
     atomic: bool = False
@@ -53,7 +55,7 @@ class Target:
 CPU = Target("cpu", busy=64, small=1 << 14, share=0, packs=True, scratch=1 << 16, scratch_bytes=1 << 20)
 _MULTIPROCESSOR = Target(
     "gpu", busy=2, small=0, share=1 << 14, packs=False, scratch=1 << 14, scratch_bytes=1 << 18, programs=4, lanes=64,
-    chunk=1 << 12, operations=8, choices=True, serial=8, shared=256 << 20, atomic=True,
+    chunk=1 << 12, operations=8, choices=True, elements=1 << 10, serial=8, shared=256 << 20, atomic=True,
 )  # fmt: skip
 
 

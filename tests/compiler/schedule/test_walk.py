@@ -1,0 +1,40 @@
+"""Programs that walk through loops with few neighbours in each step: on GPUs, two kernels take less time."""
+
+from __future__ import annotations
+
+import pytest
+from support.schedules import SMALL_GPU, Builder, assert_same, op
+
+from regraft.compiler.schedule import CPU, GPU, schedule
+
+NARROW, WIDE, MANY = (1536, 49, 32), (1536, 49, 512), (1 << 15, 49, 32)
+
+
+def divided_then_turned(windows, rows, columns):
+    """y = x / the sum of its row; z = y with rows and columns of each window exchanged: both could share windows."""
+    b = Builder()
+    x = b.given("x", (windows, rows, columns))
+    s = b.sum("s", (windows, rows), (columns,), lambda i, r: x.at((*i, *r)))
+    y = b.map("y", (windows, rows, columns), lambda i: op("div", x.at(i), s.at(i[:2])))
+    z = b.map("z", (windows, columns, rows), lambda i: op("neg", y.at((i[0], i[2], i[1]))))
+    return b.program(y, z)
+
+
+def scheduled(sizes, target=GPU):
+    return schedule(divided_then_turned(*sizes), target=target)
+
+
+@pytest.mark.parametrize("sizes, kernels", [(NARROW, 2), (WIDE, 1), (MANY, 2)])
+def test_narrow_rows_are_left_to_kernels_in_which_all_of_them_run_side_by_side(sizes, kernels):
+    found = scheduled(sizes)
+    assert len(found.kernels) == kernels
+    assert ("walk" in found.log.refusals) == (kernels == 2)
+
+
+def test_processors_have_no_lanes_to_lose():
+    assert "walk" not in scheduled(NARROW, CPU).log.refusals
+
+
+@pytest.mark.parametrize("target", [GPU, SMALL_GPU])
+def test_values(target):
+    assert_same(divided_then_turned(3, 5, 4), target=target)
