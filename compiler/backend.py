@@ -357,7 +357,7 @@ class Compilation:
         wrapped = partial(self._replay.wrapped, self.record.name, graph_module, kind, returned)
         captured = do(wrapped, name="cudagraphs", default=lambda call: call)
         call, wrapper = self._generated(graph_module, kind)
-        if wrapper is not None and kind == "inference" and calls_plainly():
+        if wrapper is not None and kind == "inference" and calls_plainly() and self._takes_inputs(graph_module):
             self._plain = wrapper
         if wrapper is not None and self.training:
             do(self._note_step, graph_module, kind, wrapper)
@@ -395,14 +395,17 @@ class Compilation:
             return wrapper.call, wrapper
         return self._observe(self.record.name, kind, graph_module, wrapper), wrapper
 
+    def _takes_inputs(self, graph_module: fx.GraphModule) -> bool:
+        """Whether a graph has the program's inputs alone: AOTAutograd hands over what the program holds by itself."""
+        return len(graph_module.graph.find_nodes(op="placeholder")) == self._inputs
+
     def _note_step(self, graph_module: fx.GraphModule, kind: GraphKind, wrapper: Wrapper) -> None:
         """Keep what a training step needs to run without AOTAutograd, where it can."""
         results = graph_module.graph.output_node().args[0]
         if kind == "forward" and isinstance(results, (tuple, list)):
             facts = step_facts(len(results))
-            inputs = len(graph_module.graph.find_nodes(op="placeholder"))
             self._step = None
-            self._forward = None if facts is None or inputs != self._inputs else (wrapper, facts)
+            self._forward = None if facts is None or not self._takes_inputs(graph_module) else (wrapper, facts)
         elif kind == "backward" and self._forward is not None:
             forward, facts = self._forward
             inputs = self._inputs

@@ -20,7 +20,7 @@ from torch import fx
 from ..rewrites.graph import describe, is_pure, is_tensor, op_name
 from ..rewrites.reason import Reason
 
-FROZEN = "frozen"  # mark in a placeholder's metadata: its value is known while compiling
+FROZEN = "frozen"  # mark in the metadata of an input or a constant: what follows from it is folded while compiling
 PACKED = "packed"  # mark in a call's metadata: it gives a linear layer's weight in the layout of a generated kernel
 _LITTLE = 64 << 10  # bytes of a constant that may be larger than what it follows from
 _GROWN = 1.25  # more bytes than that many times those of the weights behind it: 8 bits in 16 take 2, 4 bits in 8 too
@@ -41,9 +41,11 @@ def _cone(node: Any) -> list[fx.Node] | None:
     found, todo = {node: None}, [node]
     while todo:
         current = todo.pop()
-        if not is_tensor(current) or (current.op == "placeholder" and FROZEN not in current.meta):
+        if not is_tensor(current):
             return None
         if current.op in ("placeholder", "get_attr"):
+            if FROZEN not in current.meta:
+                return None
             continue
         if not is_pure(current) or not current.all_input_nodes:
             return None

@@ -232,20 +232,32 @@ def _is_dense(value: torch.Tensor) -> bool:
 def restore_layout(graph: fx.Graph, source: fx.Node, like: torch.Tensor) -> fx.Node:
     """A copy of `source` in the layout of `like`, inserted at the graph's current place.
 
-    The order of the strides is enough: what rules replace is dense.
+    The order of the strides is enough, since what rules replace is dense; entries that share memory go on sharing it
+    where their number is known, and lie apart in the order of the dims elsewhere.
 
         x, like with strides of dims (0, 2, 1)   ->   permute(contiguous(permute(x, [0, 2, 1])), [0, 2, 1])
+        x, like expanded along dim 1 to 4        ->   expand(the same of x[:, :1], [-1, 4, -1])
     """
     strides = [hint(s) or 0 for s in _strides(like)]
-    order = sorted(range(like.dim()), key=lambda d: -strides[d])
+    order = _memory_order(strides)
     back = [order.index(d) for d in range(like.dim())]
+    shared = [d for d, n in enumerate(like.shape) if strides[d] == 0 and isinstance(n, int) and n > 1]
+    sizes = [like.shape[d] if d in shared else -1 for d in range(like.dim())]
+    steps: list[tuple[Any, tuple[Any, ...]]] = [(aten.slice.Tensor, (d, 0, 1)) for d in shared]
+    steps += [(aten.permute.default, (order,)), (aten.contiguous.default, ()), (aten.permute.default, (back,))]
+    steps += [(aten.expand.default, (sizes,))] if shared else []
     node = source
-    for target, args in (
-        (aten.permute.default, (order,)),
-        (aten.contiguous.default, ()),
-        (aten.permute.default, (back,)),
-    ):
+    for target, args in steps:
         node = graph.call_function(target, (node, *args))
         node.meta = {k: v for k, v in source.meta.items() if k not in ("val", "regraft_layout")}
         node.meta["val"] = infer(node)
     return node if is_tensor(node) else source
+
+
+def _memory_order(strides: list[int]) -> list[int]:
+    """The dims from the outermost to the innermost; one whose entries share memory stands right before those after it.
+
+    strides (96, 0, 8, 1)   ->   dims 0, 1, 2, 3: were it the innermost, rows would have a step of its size.
+    """
+    place = [step or max(strides[d + 1 :], default=0) for d, step in enumerate(strides)]
+    return sorted(range(len(strides)), key=lambda d: (-place[d], strides[d] != 0, d))

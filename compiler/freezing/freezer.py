@@ -48,12 +48,14 @@ class Freezer:
         for position in self._state:
             if placeholders[position] not in mutated:
                 placeholders[position].meta[FROZEN] = True
+        _mark_constants(graph_module)
 
     def begin(self, graph_module: fx.GraphModule) -> None:
         """Mark the weights of AOTAutograd's inference graph for the rules, in place."""
         self._weights = weight_nodes(graph_module, self._state, self._owner)
         for node in self._weights:
             node.meta[FROZEN] = True
+        _mark_constants(graph_module)
         self.counts = {"weights": len(self._weights)}
 
     def finish(self, graph_module: fx.GraphModule) -> Callable[[Boxed], Boxed]:
@@ -67,6 +69,12 @@ class Freezer:
         self.counts |= {"constants": len(folded.constants), "bytes": folded.nbytes}
         guard = Guard(folded)
         return lambda call: guarded(call, guard)
+
+
+def _mark_constants(graph_module: fx.GraphModule) -> None:
+    """The program's own constants are folded with its weights, and without these not at all."""
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        node.meta[FROZEN] = True
 
 
 def _packing(node: fx.Node) -> str | None:

@@ -10,7 +10,7 @@ output                     ->   the buffers that must hold their values at the e
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -190,6 +190,7 @@ class _Walk:
         made = set(self._low.made_since(mark))
         parts = value if isinstance(value, tuple) else (value,)
         parts = tuple(self._owned(part, made) for part in parts)
+        parts = tuple(map(self._as_told, parts, _told(node, len(parts)), [made] * len(parts)))
         wanted = [node.name] if not isinstance(value, tuple) else _item_names(node, len(parts))
         names: dict[str, str] = {}
         for part, name in zip(parts, wanted, strict=True):
@@ -204,6 +205,22 @@ class _Walk:
         if tensor is None or tensor.buffer.name not in made or tensor.is_whole:
             return tensor
         return self._low.pointwise(tensor.at, tensor.sizes, tensor.dtype)
+
+    def _as_told(self, tensor: Tensor | None, told: Any, made: set[str]) -> Tensor | None:
+        """A result in memory of its own, laid out as metadata says: other calls and views go by that.
+
+        Lowerings lay out what they make as the node, which of several results says nothing.
+        """
+        if tensor is None or tensor.buffer.name not in made or not isinstance(told, torch.Tensor):
+            return tensor
+        try:
+            sizes, strides = (tuple(map(number, part)) for part in (told.shape, told.stride()))
+        except Unlowered:
+            return tensor  # sizes that no kernel can be given: nothing relies on such strides
+        if sizes != tuple(tensor.buffer.sizes) or strides == tuple(tensor.buffer.strides):
+            return tensor
+        self._low.buffers[tensor.buffer.name] = replace(tensor.buffer, strides=strides)
+        return whole(self._low.buffers[tensor.buffer.name])
 
     def _renamed(self, tensor: Tensor | None, names: dict[str, str]) -> Tensor | None:
         new = None if tensor is None else names.get(tensor.buffer.name)
@@ -386,6 +403,13 @@ def _aliases(node: fx.Node, values: dict[fx.Node, Any]) -> Iterator[str]:
 
 def _nodes(args: Any) -> list[fx.Node]:
     return [leaf for leaf in tree_leaves(args) if isinstance(leaf, fx.Node)]
+
+
+def _told(node: fx.Node, count: int) -> Sequence[Any]:
+    """The metadata of each of a node's results."""
+    known = node.meta.get("val")
+    parts = known if isinstance(known, (tuple, list)) else (known,)
+    return parts if len(parts) == count else [None] * count
 
 
 def _item_names(node: fx.Node, count: int) -> list[str | None]:

@@ -86,6 +86,8 @@ def _picked(node: fx.Node, edit: Editor, view: Any, dim: Any, index: Any) -> fx.
     """Entry `index` of the dim `dim` of a view that split the last dim of a tensor in two, as a slice of that."""
     if not sees(node, view, "aten.reshape", "aten.view", "aten.unflatten") or not isinstance(dim, int):
         return None
+    if rank(view) < 2:
+        return None  # flattened: nothing is split
     n, (*lead, outer, inner) = rank(view), shape(view)
     dim %= n
     if dim < n - 2 or not all(isinstance(s, int) for s in (outer, inner, index)) or holds_softmax(view):

@@ -155,3 +155,28 @@ def test_measured() -> None:
         torch.testing.assert_close(run(X), model(X), rtol=1e-4, atol=1e-5)
     settled = [m for m in (*coverage.applied, *coverage.declined) if m.rule == "merged_linear"]
     assert settled and all({"original", "merged_frozen"} <= set(m.evidence.times) for m in settled)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kernels", ["measured", "library"])
+def test_heads_that_share_a_key_after_a_merged_product(kernels: str, dynamic: bool) -> None:
+    """Slices of one product lie in another way than products: kernels that trust strides read copies."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = nn.Linear(32, 32), nn.Linear(32, 8), nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = self.q(x).unflatten(-1, (4, 8)).transpose(1, 2)
+            scores = torch.einsum("bhid,bjd->bhij", q, self.k(x)) * 0.35
+            hidden = torch.ones(scores.shape[-2:]).bool().triu(1)
+            return torch.einsum("bhij,bjd->bhid", scores.masked_fill(hidden, -1e30).softmax(-1), self.v(x))
+
+    model = Shared()
+    torch.compiler.reset()
+    options = {"profit": "always", "kernels.attention": kernels}
+    run = torch.compile(model, backend="regraft", dynamic=dynamic, options=options)
+    with torch.no_grad():
+        for x in (normal(2, 24, 32), normal(3, 17, 32)):
+            torch.testing.assert_close(run(x), model(x))

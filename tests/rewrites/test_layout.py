@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.engine import X, applied, capture, ops, rule
 
-from regraft.rewrites.layout import missing, restore_layout, same_layout
+from regraft.rewrites.layout import _memory_order, missing, restore_layout, same_layout
 from regraft.rewrites.verifier import verify_graph
 
 A = torch.randn(2, 3, 4)
@@ -151,3 +151,37 @@ def test_a_write_reaches_every_reader():
 def test_what_is_missing_to_an_aligned_row():
     assert [missing(n, 2) for n in (8, 9, 15, 16, 0)] == [0, 7, 1, 0, 0]
     assert [missing(n, 4, 128) for n in (4, 5, 33)] == [0, 27, 31]  # what begins at 16 bytes stays
+
+
+EXPANDED = [
+    ((1, 3, 4, 5), (0, 1, 2, 3)),
+    ((1, 3, 4, 5), (0, 2, 1, 3)),
+    ((4, 5, 1, 2), (1, 0, 2, 3)),
+    ((4, 1, 5), (0, 1, 2)),
+    ((4, 5, 1), (0, 1, 2)),
+    ((1, 1, 6), (0, 1, 2)),
+]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("sizes, order", EXPANDED)
+def test_entries_that_share_memory_go_on_sharing_it(sizes, order, dynamic):
+    """Kernels trust the strides of rows: a dim expanded from one entry is none of them."""
+    back = sorted(range(len(sizes)), key=order.__getitem__)
+    wide = [7 if n == 1 else n for n in sizes]
+    like = torch.empty([sizes[d] for d in order]).permute(back).expand(wide)
+    module = capture(lambda a: torch.exp(a).expand(wide), torch.randn(sizes), dynamic=dynamic)
+    last = module.graph.output_node().all_input_nodes[0]
+    with module.graph.inserting_before(module.graph.output_node()):
+        new = restore_layout(module.graph, last, like)
+    module.graph.output_node().replace_input_with(last, new)
+    module.recompile()
+    x = torch.randn(sizes)
+    found = module(x)
+    found = found[0] if isinstance(found, (list, tuple)) else found
+    assert found.stride() == like.stride() and torch.equal(found, torch.exp(x).expand(wide))
+
+
+def test_memory_order():
+    assert _memory_order([96, 0, 8, 1]) == [0, 1, 2, 3] and _memory_order([8, 0, 0, 1]) == [0, 1, 2, 3]
+    assert _memory_order([8, 1, 0]) == [0, 1, 2] and _memory_order([4, 96, 0, 1]) == [1, 0, 2, 3]

@@ -22,7 +22,9 @@ _ATEN = (
     "_scaled_dot_product_flash_attention_for_cpu"
 )
 _TORCHS = ("aten", "prims", "mkldnn")  # whose rows are rows
-_TRUSTED = frozenset([*(f"aten.{name}" for name in _ATEN.split()), "mkldnn._linear_pointwise"])
+# Weights in layouts of oneDNN's own have no strides to look at.
+_MKLDNN = "_linear_pointwise _reorder_linear_weight _reorder_convolution_weight"
+_TRUSTED = frozenset([*(f"aten.{name}" for name in _ATEN.split()), *(f"mkldnn.{name}" for name in _MKLDNN.split())])
 
 
 def is_doubtful(target: Any, result: Any) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from support.freezing import frozen, normalized
 from torch import nn
 
@@ -104,3 +107,30 @@ def test_default_is_off() -> None:
     with regraft.coverage() as cov, torch.no_grad():
         torch.compile(model, backend="regraft", options={"profit": "always"})(x)
     assert "freezing" not in cov.graphs[0].details
+
+
+KERNELS: dict[str, Callable[..., torch.Tensor]] = {
+    "linear": lambda x, c: F.linear(x, c.expand(8, 8)),
+    "matmul": lambda x, c: (x @ x.mT @ x) @ (c.diag() + 1),
+    "convolution": lambda x, c: F.conv2d(x[None, None], c.cumsum(0)[:4].reshape(1, 1, 2, 2).expand(8, 1, 2, 2)),
+    "convolution1d": lambda x, c: F.conv1d(x[None], c.expand(8, 8)[..., None]),
+    "transposed": lambda x, c: F.conv_transpose2d(x[None, None], c.reshape(1, 2, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize("profit", ["always", "measured"])
+@pytest.mark.parametrize("kind", KERNELS)
+def test_weights_that_the_program_makes_of_numbers(kind: str, profit: str, freezing: bool) -> None:
+    """Weights that are no inputs: packed while compiling, or not at all."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return KERNELS[kind](x, torch.arange(8.0).pow(0.5))
+
+    x = torch.randn(8, 8)
+    torch.compiler.reset()
+    with torch.no_grad(), regraft.coverage() as cov:
+        run = torch.compile(function, backend="regraft", options={"profit": profit, "freezing": freezing})
+        torch.testing.assert_close(run(x), function(x), rtol=1e-4, atol=1e-4)
+    kept = [k.operator for g in cov.graphs for c in g.code for k in c.kept]
+    assert not cov.faults and (freezing or not [name for name in kept if "_reorder" in name])

@@ -265,3 +265,40 @@ def test_an_input_whose_signs_are_turned_where_it_is_read():
     x = torch.randn(5, dtype=torch.complex64).conj().imag
     assert x.is_neg()
     torch.testing.assert_close(torch.compile(lambda x: x * 2 + 1, backend="regraft")(x), x * 2 + 1)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, y: torch.ops.aten._prelu_kernel_backward(x.t(), y.t(), y.new_full((1, 1), 0.2)),
+    lambda x, y: torch.ops.aten.log_sigmoid_forward(x.t()),
+    lambda x, y: torch.ops.aten.native_dropout(x.t(), 0.0, False),
+    lambda x, y: torch._foreach_add([x.t(), y], [y.t(), x]),
+    lambda x, y: torch.ops.aten.native_layer_norm(x.t(), [3], None, None, 1e-5),
+    lambda x, y: torch.max(x.t()[None], 0),
+    lambda x, y: torch.cummax(x.t(), 0),
+], ids=["prelu", "log_sigmoid", "dropout", "foreach", "layer_norm", "max", "cummax"])  # fmt: skip
+def test_each_of_several_results_lies_as_it_was_told(function):
+    """Calls that read one of several results go by its strides in metadata."""
+    gm = trace(function, X, X)
+    made = lower(gm)
+    told = {n.name: n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)}
+    found = {name: b for name, b in made.program.buffers.items() if name in told and b.kind == "made"}
+    assert found
+    for name, buffer in found.items():
+        assert tuple(buffer.strides) == told[name].stride(), name
+
+
+@pytest.mark.parametrize(
+    "act", [torch.nn.PReLU(), torch.nn.LogSigmoid(), torch.nn.ReLU()], ids=lambda m: type(m).__name__
+)
+def test_a_call_reads_a_gradient_of_turned_images(act):
+    layer = torch.nn.Conv1d(4, 6, 3)
+    x = torch.randn(1, 4, 9, requires_grad=True)
+
+    def gradients(function):
+        return torch.autograd.grad(function(x).sin().sum(), [x, *layer.parameters()])
+
+    def step(x):
+        return act(layer(x).transpose(1, 2))
+
+    torch.compiler.reset()
+    torch.testing.assert_close(gradients(torch.compile(step, backend="regraft")), gradients(step))

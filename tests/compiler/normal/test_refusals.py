@@ -171,3 +171,13 @@ def test_a_fill_that_would_change_the_type_stays_a_fill(fill: Any, kind: torch.d
     module = traced(lambda x, m, f: x.masked_fill(m, f), x, drop, fill)
     got = module_of(normalized(module))(x, drop, fill)
     assert got.dtype == kind and torch.equal(got, x.masked_fill(drop, fill))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_entries_of_what_was_flattened(dynamic: bool) -> None:
+    """No dim was split: there are no halves to take."""
+    form(
+        lambda x: (x.reshape(-1)[1], x.t().reshape(-1).unbind()[0], x.sum().view(1)[0]),
+        torch.randn(2, 3),
+        dynamic=dynamic,
+    )

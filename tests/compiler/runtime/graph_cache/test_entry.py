@@ -113,3 +113,35 @@ def test_a_folder_that_cannot_be_written_costs_only_the_cache(monkeypatch, tmp_p
     with torch.no_grad():
         x = torch.randn(3)
         torch.testing.assert_close(torch.compile(lambda x: x.exp(), backend="regraft")(x), x.exp())
+
+
+class Own(torch.optim.Optimizer):
+    """Breaks the graph while it walks its parameters, which Dynamo makes parts of the graph then, not inputs."""
+
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            torch._dynamo.graph_break()
+            p.data.add_(p.grad, alpha=-0.1)
+
+
+def test_what_the_program_holds_by_itself_is_read_at_every_call():
+    """AOTAutograd hands it over beside the arguments, and it may change: no graph is kept that has it for good."""
+
+    def three_steps(compiled):
+        held = [torch.ones(4, 3, requires_grad=True), torch.ones(3, requires_grad=True)]
+        optimizer = Own(held, {})
+
+        def step(x):
+            for p in held:
+                p.grad = p.detach() * 0.5 + x.sum()
+            optimizer.step()
+            return [p.detach().clone() for p in held]
+
+        run = torch.compile(step, backend="regraft") if compiled else step
+        with torch.no_grad():
+            return [run(torch.full((2,), 0.1 * k)) for k in range(3)]
+
+    wanted = three_steps(False)
+    for _ in range(2):
+        torch.compiler.reset()
+        torch.testing.assert_close(three_steps(True), wanted)
