@@ -204,6 +204,8 @@ def regrouped_and_back(node: fx.Node, edit: Editor) -> fx.Node | None:
             continue
         if not same_shape(shape(view), shape(inner)):
             continue
+        if _is_scores(other) and same_shape(shape(other), shape(inner)):
+            continue  # `merge_below_elementwise` has brought these together, and would again
         whole = builders.expand(edit, node, other, shape(inner))
         args = [view.args[0], builders.reshape(edit, node, whole, shape(node))]
         return edit.call(inner.target, *(args if position == 0 else args[::-1]), **inner.kwargs)

@@ -150,8 +150,8 @@ class _Body:
         if self._views.strided(node) is not None:
             return
         value = result.meta.get("val")
-        if result.target is operator.getitem and isinstance(result.args[0], fx.Node):
-            node = result.args[0]
+        while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            node = node.args[0]
         if node in self._plan.reuses or not is_doubtful(node.target, value):
             return
         order, name = order_of(value), self.spelling.locals[result]
@@ -269,10 +269,14 @@ def _unpacked(node: fx.Node) -> list[fx.Node]:
 
     getitem = f(x)[1]          where one output is used
     getitem, getitem_1 = f(x)  where all are
+
+    A list among the outputs is bound, and its items follow by statements of their own.
     """
     if isinstance(node.target, KernelCall):
         return results(node) if len(node.target.made) > 1 else []
     users = list(node.users)
+    if node.target is operator.getitem:
+        return []
     if not users or not all(_is_item_of(user, node) and user.users for user in users):
         return []
     if len(users) == 1:

@@ -181,3 +181,16 @@ def test_entries_of_what_was_flattened(dynamic: bool) -> None:
         torch.randn(2, 3),
         dynamic=dynamic,
     )
+
+
+def test_two_products_that_are_added_are_brought_together_once() -> None:
+    """Windows of an attention put back into a picture, and a convolution's result added: no view goes back and forth."""
+
+    def function(q, v, x, w):
+        rows = (q @ q.mT).softmax(-1) @ v  # (batch * windows, heads, size * size, features)
+        picture = rows.view(2, 1, 1, 2, 4, 4, 8).permute(0, 3, 6, 1, 4, 2, 5).reshape(2, 16, 4, 4)
+        return picture + torch.conv2d(x, w)
+
+    form(
+        function, torch.randn(2, 2, 16, 8), torch.randn(2, 2, 16, 8), torch.randn(2, 3, 4, 4), torch.randn(16, 3, 1, 1)
+    )

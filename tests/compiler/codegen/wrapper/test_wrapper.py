@@ -393,3 +393,30 @@ def test_single_numbers_that_only_kernels_read_share_an_allocation(count, togeth
     torch.testing.assert_close(found, function(*given))
     (record,) = cov.graphs
     assert (".unbind()" in record.details["source:inference"]) == together
+
+
+@torch.library.custom_op("regraft_test::lists", mutates_args=())
+def lists(x: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
+    return [x * 1, x * 2], [x * 3], 2
+
+
+@lists.register_fake
+def _(x):
+    return [x.clone(), x.clone()], [x.clone()], 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("read", [
+    lambda a, b, n: (a[0] + 1, a[1]),
+    lambda a, b, n: (a[1], b[0] * n),
+    lambda a, b, n: (b[0], b[0] + 1),
+    lambda a, b, n: (a, b),
+], ids=["of one", "of both", "twice", "whole"])  # fmt: skip
+def test_results_that_are_lists(read, dynamic):
+    def function(x):
+        return read(*torch.ops.regraft_test.lists(x + 1))
+
+    torch.compiler.reset()
+    run = torch.compile(function, backend="regraft", dynamic=dynamic)
+    for x in (torch.randn(4), torch.randn(6)):
+        torch.testing.assert_close(run(x), function(x))
