@@ -83,18 +83,27 @@ def one_of_regrouped(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _picked(node: fx.Node, edit: Editor, view: Any, dim: Any, index: Any) -> fx.Node | None:
-    """Entry `index` of the dim `dim` of a view that split the last dim of a tensor in two, as a slice of that."""
+    """Entry `index` of the dim `dim` of a view that split the last dim of a tensor in two, as a slice of that.
+
+    Dims before these two may be in another order: heads that were put before rows after the split.
+    """
+    order = None
+    if sees(node, view, "aten.permute"):
+        view, order = view.args[0], [d % rank(view) for d in view.args[1]]
     if not sees(node, view, "aten.reshape", "aten.view", "aten.unflatten") or not isinstance(dim, int):
         return None
-    if rank(view) < 2:
-        return None  # flattened: nothing is split
+    if rank(view) < 2 or (order is not None and order[-2:] != [rank(view) - 2, rank(view) - 1]):
+        return None  # flattened: nothing is split; or turned
     n, (*lead, outer, inner) = rank(view), shape(view)
     dim %= n
     if dim < n - 2 or not all(isinstance(s, int) for s in (outer, inner, index)) or holds_softmax(view):
         return None
-    if not any(same_shape(shape(node), [*lead, half]) for half in (outer, inner)) or _splits_more(view):
+    before = lead if order is None else [lead[d] for d in order[:-2]]
+    if not any(same_shape(shape(node), [*before, half]) for half in (outer, inner)) or _splits_more(view):
         return None
     x = builders.reshape(edit, node, view.args[0], [*lead, outer * inner])
+    if order is not None:
+        x = builders.permute(edit, node, x, order[:-1])
     if dim == n - 1:
         start, step = index % inner, inner
         end = _END

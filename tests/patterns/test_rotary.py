@@ -102,6 +102,20 @@ def test_symbolic_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
+def test_heads_of_one_projection(name: str) -> None:
+    """Heads are split and put before rows, then pairs are split: a view of a permutation."""
+
+    def function(rows, cos, sin):
+        heads = rows.unflatten(-1, (X.shape[1], X.shape[3])).transpose(1, 2)
+        return turned(ROTATIONS[name])(heads, cos, sin)
+
+    given = [X.transpose(1, 2).flatten(2), COS, SIN]
+    found = rewritten(function, given)
+    assert found.count("rotary") == 1, found.record.near_misses
+    assert_agrees(function, found.run, given)
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
 def test_symbolic_head(name: str) -> None:
     found = rewritten(turned(ROTATIONS[name]), [X, COS, SIN], dynamic=True)
     assert found.count("rotary") == 0 and found.codes & {"kernel-unavailable", "pattern-differs"}
