@@ -20,6 +20,7 @@ from ...rewrites import compat
 from ...rewrites.compat import autograd
 from .changing_numbers import by_tensors
 from .eager_strides import corrected
+from .whole_resampling import keep_whole
 
 GraphKind = Literal["inference", "forward", "backward"]
 CompileGraph = Callable[[fx.GraphModule, Sequence[Any], GraphKind], Callable[[list[Any]], Any]]
@@ -54,6 +55,7 @@ def differentiate(
         A callable of the graph's inputs, for Dynamo.
     """
     _drop_everything(graph_module)
+    keep_whole(graph_module)
     _pack_rules(graph_module)
     mode = compat.fake_mode_of(example_inputs)
     if mode is not None:

@@ -97,6 +97,13 @@ def not_recorded() -> Iterator[None]:
         yield
 
 
+def kernels_of_torch() -> contextlib.AbstractContextManager[Any]:
+    """Call the kernels that operators have in C++, autograd's among them, where tracing has others in Python."""
+    from torch._dispatch.python import no_python_dispatcher
+
+    return no_python_dispatcher()
+
+
 def functorch_active() -> bool:
     """Whether a `torch.func` transform (vmap, grad, jvp) is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None

@@ -5,11 +5,12 @@
                                        out[i] = x[j] * (1 - (s - j)) + x[min(j + 1, 3)] * (s - j)
 
 Where an output lies is computed in eager's steps and dtype, so that the same elements are taken. Gradients are
-scattered, but for nearest neighbours at whole multiples of the size, which are gathered.
+gathered axis by axis where the sizes are known (`readers`), else scattered.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,8 @@ from ...ir.index.index import Index, Loaded, add, least, most, mul, quotient
 from ...ir.value import Number, Value, compute_dtype
 from ..arithmetic import minus, op, over, plus, size_value, times, where
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, const, lowers
-from ..positions import compared, filled, iterations
+from ..positions import compared, filled, guarded, iterations, within
+from ..readers import MOST_OUTPUTS, Readers, readers
 from ..windows import summed
 from .copies import copied
 
@@ -41,6 +43,12 @@ class Axis(Protocol):
 
     def tap(self, o: Any, k: Any, /) -> tuple[Any, Value | None]:
         """Element `k` of output `o`, and its weight (None: 1)."""
+
+    def readers(self) -> Readers | None:
+        """Which outputs read an element, where that is known."""
+
+    def weight(self, o: Any, i: Any, /) -> Value:
+        """How much of element `i` is in output `o`."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,23 @@ class Scale:
             return times(self.step, cast(at, self.dtype))
         return minus(times(self.step, plus(cast(at, self.dtype), 0.5)), 0.5)
 
+    def readers(self, left: int, right: int) -> Readers | None:
+        """Which outputs read an element, where an output reads from `left` before its place to `right` after it."""
+        if not self.is_static or self.out > MOST_OUTPUTS or not self.out:
+            return None
+        # Positions are rounded: what might be read is among the readers, with the weight that it then has.
+        spare = 8 * self.size * torch.finfo(self.dtype).eps
+        return readers([self._reads(o, left, right, spare) for o in range(self.out)], self.size)
+
+    def _reads(self, o: int, left: int, right: int, spare: float) -> tuple[int, int]:
+        """The range of the elements at which output `o` has a weight: those less than `left` or `right` away."""
+        step = (self.size - 1) / (self.out - 1) if self.align_corners and self.out > 1 else 0.0
+        step = step if self.align_corners else 1 / self.factor if self.factor else self.size / self.out
+        place = step * o if self.align_corners else step * (o + 0.5) - 0.5
+        start, stop = math.floor(place - left - spare) + 1, math.ceil(place + right + spare)
+        # What lies outside is read at the nearest end.
+        return min(start, self.size - 1), max(stop, 1)
+
     def element(self, position: Value) -> Any:
         """The index nearest to an integral position that is in range."""
         within = op("maximum", op("minimum", position, size_value(add(self.size, -1), torch.int64)), 0)
@@ -114,6 +139,16 @@ class Nearest:
         position = times(self.at.step, plus(position, 0.5) if self.exact else position)
         # Eager rounds to float32 before it takes the floor, whatever it computed in.
         return self.at.element(cast(op("floor", cast(position, torch.float32)), torch.int64)), None
+
+    def readers(self) -> Readers | None:
+        """Which outputs read an element, where that is known."""
+        if not self.at.is_static or self.at.out > MOST_OUTPUTS or not self.at.out:
+            return None
+        return readers([(i, i + 1) for i in self.elements(self.at.dtype)], self.at.size)
+
+    def weight(self, o: Any, i: Any) -> Value:
+        """How much of element `i` is in output `o`."""
+        return _weight(self, o, i)
 
     @property
     def factor(self) -> int | None:
@@ -161,6 +196,16 @@ class Linear:
         index = least(add(first, k), add(self.at.size, -1))
         return index, _chosen([minus(const(1, self.at.dtype), weight), weight], k)
 
+    def readers(self) -> Readers | None:
+        """Which outputs read an element, where that is known."""
+        return self.at.readers(1, 1)
+
+    def weight(self, o: Any, i: Any) -> Value:
+        """How much of element `i` is in output `o`: what their distance leaves of 1."""
+        place = op("maximum", op("minimum", self.at.place(o), size_value(add(self.at.size, -1), self.at.dtype)), 0)
+        apart = op("abs", minus(place, size_value(i, self.at.dtype)))
+        return op("maximum", minus(const(1, self.at.dtype), apart), 0)
+
 
 @dataclass(frozen=True)
 class Cubic:
@@ -177,6 +222,25 @@ class Cubic:
         rest = minus(const(1, self.at.dtype), t)
         weights = [_outer(plus(t, 1)), _inner(t), _inner(rest), _outer(plus(rest, 1))]
         return self.at.element(plus(first, size_value(add(k, -1), torch.int64))), _chosen(weights, k)
+
+    def readers(self) -> Readers | None:
+        """Which outputs read an element, where that is known."""
+        return self.at.readers(2, 2)
+
+    def weight(self, o: Any, i: Any) -> Value:
+        """How much of element `i` is in output `o`."""
+        return _weight(self, o, i)
+
+
+def _weight(axis: Axis, o: Any, i: Any) -> Value:
+    """The weights of the taps of output `o` that are element `i`, together."""
+    one = const(1, torch.float32)
+    parts = []
+    for k in range(axis.taps):
+        index, weight = axis.tap(o, k)
+        weight = one if weight is None else weight
+        parts.append(where(compared("eq", index, i), weight, const(0, weight.dtype)))
+    return plus(*parts)
 
 
 def _unit(value: Value) -> Value:
@@ -267,7 +331,7 @@ def linear_backward(
 ) -> Tensor:
     """Gradients shared out by weight."""
     axes = _axes(grad_output.dtype, input_size, output_size, scales, align_corners, _linear)
-    return _scattered(low, grad_output, axes, input_size)
+    return _gradient(low, grad_output, axes, input_size)
 
 
 @lowers("aten.upsample_bicubic2d_backward")
@@ -287,7 +351,7 @@ def cubic_backward(
     axes = _axes(grad_output.dtype, input_size, output_size, scales, align_corners, Cubic)
     if not any(axis.at.is_consistent or _known_unlike(axis.at.out, axis.at.size) for axis in axes):
         raise Unlowered("arguments", f"cubic convolution scaled by {scales} to {output_size}")
-    return _scattered(low, grad_output, axes, input_size)
+    return _gradient(low, grad_output, axes, input_size)
 
 
 def _nearest(at: Scale) -> Axis:
@@ -371,13 +435,42 @@ def _interpolated(x: Tensor, place: Indices, rest: Indices, axes: Sequence[Axis]
 def _nearest_backward(low: Lowering, grad: Tensor, axes: Sequence[Any], sizes: Sequence[Any]) -> Tensor:
     factors = [axis.factor for axis in axes]
     if None in factors:
-        return _scattered(low, grad, axes, sizes)
+        return _gradient(low, grad, axes, sizes)
 
     def term(at: Indices, r: Indices) -> Value:
         place = [add(mul(i, f), k) for i, f, k in zip(at[2:], factors, r, strict=True)]
         return grad.at((*at[:2], *place))
 
     return summed(low, tuple(sizes), factors, term, lambda _, total: total, grad.dtype)
+
+
+def _gradient(low: Lowering, grad: Tensor, axes: Sequence[Axis], sizes: Sequence[Any]) -> Tensor:
+    """Axis by axis, what the outputs that read an element have of it; scattered where those are not known.
+
+    By axes since an element of an image is read by as many outputs as those of both its axes multiplied.
+    """
+    rows = [axis.readers() for axis in axes]
+    if None in rows:
+        return _scattered(low, grad, axes, sizes)
+    kind, dtype = compute_dtype(grad.dtype), grad.dtype
+    for dim, (axis, row) in enumerate(zip(axes, rows, strict=True), 2):
+        assert row is not None
+        grad = _gathered(low, grad, dim, axis, row, dtype if dim == len(axes) + 1 else kind)
+    return grad
+
+
+def _gathered(low: Lowering, grad: Tensor, dim: int, axis: Axis, row: Readers, dtype: torch.dtype) -> Tensor:
+    """``out[i] = sum of weight(o, i) * grad[o]`` over the outputs that read element `i`, along `dim`."""
+
+    def term(at: Indices, r: Indices) -> Value:
+        o = add(row.first(at[dim]), r[0])
+        weight = cast(axis.weight(o, at[dim]), grad_kind)
+        part = times(grad.at((*at[:dim], o, *at[dim + 1 :])), weight)
+        return guarded(within(o, axis.at.out), part, const(0, grad_kind))
+
+    grad_kind = compute_dtype(grad.dtype)
+    sizes = (*grad.sizes[:dim], axis.at.size, *grad.sizes[dim + 1 :])
+    return summed(low, sizes, [row.count], term, lambda _, total: total, dtype)
 
 
 def _scattered(low: Lowering, grad: Tensor, axes: Sequence[Axis], sizes: Sequence[Any]) -> Tensor:

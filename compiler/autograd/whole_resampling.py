@@ -1,0 +1,61 @@
+"""Resampling that autograd differentiates as one operator, as eager does.
+
+    y = upsample_bilinear2d(x)      backward of torch's spelling: 4 index_put of grad * weights
+                                    backward here: upsample_bilinear2d_backward
+
+For tracing torch spells these operators as indexing, whose gradient scatters the terms one by one; the operator's own
+gradient is gathered (`lowering/ops/resampling.py`), or one call of eager's kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+
+aten = torch.ops.aten
+_NAMES = (
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d"
+)
+# What eager calls for `vec`: sizes of the result, and a scale for each dim.
+_VEC = {getattr(aten, name).vec: getattr(aten, name).default for name in _NAMES.split()}
+
+
+def keep_whole(graph_module: fx.GraphModule) -> int:
+    """Have calls of known sizes differentiated as one operator, in place; returns how many."""
+    found = [(node, _outs(node)) for node in graph_module.graph.nodes if node.target in _VEC]
+    calls = [(node, outs) for node, outs in found if outs is not None]
+    for node, outs in calls:
+        scales = node.args[-1] or [None] * len(outs)
+        node.target, node.args = _WHOLE[node.target], (node.args[0], outs, *node.args[2:-1], *scales)
+    if calls:
+        graph_module.recompile()
+    return len(calls)
+
+
+def _outs(node: fx.Node) -> list[int] | None:
+    """The sizes of the result, where they and those of the input are known."""
+    x, result = node.args[0].meta.get("val"), node.meta.get("val")
+    if node.kwargs or not isinstance(x, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return None
+    # Of the gradients of weighted means torch has metadata for known sizes only.
+    rows = () if "nearest" in compat.packet_name(node.target) else x.shape[:2]
+    sizes = (*rows, *x.shape[2:], *result.shape[2:])
+    return list(result.shape[2:]) if all(isinstance(size, int) for size in sizes) else None
+
+
+def _whole(target: Any) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with compat.kernels_of_torch():
+            return target(*args)
+
+    call.__name__ = call.__qualname__ = compat.packet_name(target)  # nodes are named after it
+    return call
+
+
+_WHOLE = {vec: _whole(target) for vec, target in _VEC.items()}

@@ -1,0 +1,113 @@
+"""Resampling is differentiated as one operator: values and gradients are eager's, and nothing is scattered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regraft
+
+MODES = {
+    "nearest": 2,
+    "nearest-exact": 2,
+    "bilinear": 2,
+    "bicubic": 2,
+    "linear": 1,
+    "trilinear": 3,
+}
+SIZES = [{"scale_factor": 2}, {"scale_factor": 1.5}, {"scale_factor": 0.5}, {"size": 9}, {"size": 1}]
+
+
+def image(dims, dtype=torch.float32):
+    x = torch.randn(2, 3, *[7, 5, 6][:dims], generator=torch.Generator().manual_seed(0))
+    return x.to(dtype).requires_grad_()
+
+
+def hold(function, x, rtol=1e-4, atol=1e-4, **options):
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="regraft", **options)
+    with regraft.coverage() as report:
+        got, want = compiled(x), function(x)
+        weights = torch.randn_like(want)  # laid out as tracing takes gradients to be
+        (gradient,) = torch.autograd.grad((got * weights).sum(), x)
+        (expected,) = torch.autograd.grad((want * weights).sum(), x)
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+    torch.testing.assert_close(gradient, expected, rtol=rtol, atol=atol)
+    assert gradient.stride() == expected.stride()
+    return report
+
+
+@pytest.mark.parametrize("to", SIZES, ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients(mode, to):
+    hold(lambda x: F.interpolate(x * 2, mode=mode, **to).sin(), image(MODES[mode]))
+
+
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "bicubic", "trilinear"])
+def test_gradients_with_corners_aligned(mode):
+    for to in SIZES:
+        hold(lambda x, to=to: F.interpolate(x * 2, mode=mode, align_corners=True, **to), image(MODES[mode]))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dtypes(mode, dtype):
+    near = {"rtol": 5e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}
+    hold(lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode), image(2, dtype), **near)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_channels_last(mode):
+    x = image(2).detach().to(memory_format=torch.channels_last).requires_grad_()
+    hold(lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode), x)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_dynamic_sizes(mode):
+    def function(x):
+        return F.interpolate(x * 2, scale_factor=2, mode=mode).sin()
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="regraft", dynamic=True)
+    for sizes in [(2, 3, 7, 5), (4, 3, 7, 5), (3, 2, 6, 9)]:
+        x = torch.randn(sizes, requires_grad=True)
+        (got,) = torch.autograd.grad(compiled(x).sum(), x)
+        (want,) = torch.autograd.grad(function(x).sum(), x)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_symbolic_rows_of_known_images(mode):
+    def function(x):
+        return F.interpolate(x * 2, scale_factor=2, mode=mode).sin()
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="regraft", options={"strict": True})
+    for rows in (2, 3, 5):
+        x = torch.randn(rows, 3, 7, 5, requires_grad=True)
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        (got,) = torch.autograd.grad(compiled(x).sum(), x)
+        (want,) = torch.autograd.grad(function(x).sum(), x)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_scattered(mode, monkeypatch):
+    from regraft.compiler.autograd import differentiate
+
+    graphs, aot = [], differentiate.autograd.aot_compile
+
+    def kept(*args, backward, **more):
+        def compile_backward(graph, inputs):
+            graphs.append({node.target for node in graph.graph.nodes})
+            return backward(graph, inputs)
+
+        return aot(*args, backward=compile_backward, **more)
+
+    monkeypatch.setattr(differentiate.autograd, "aot_compile", kept)
+    hold(lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode), image(MODES[mode]))
+    (targets,) = graphs
+    names = {str(target) for target in targets}
+    assert any("upsample" in name and "backward" in name for name in names), names
+    assert not any("index_put" in name for name in names), names
