@@ -352,3 +352,13 @@ def test_bytes_of_numbers_out_of_range():
     x = torch.tensor((edges + [-v for v in edges] + [math.nan]) * 3)
     for target in TARGETS:
         compiled_agrees(lambda x: x.to(torch.uint8), x, target=cpp.target(target))
+
+
+def test_exponentials_at_the_ends_of_their_range():
+    below = torch.tensor([-87.0, -88.5, -103.2, -103.9, -104.0, -104.1, -1e9, -3.4e38, -float("inf")])
+    x = torch.cat([below, -below, torch.tensor([float("nan"), 0.0, 1.0])]).repeat(3)
+    torch.compiler.reset()
+    with torch.no_grad():
+        got = torch.compile(torch.exp, backend="regraft")(x)
+    torch.testing.assert_close(got, x.exp(), rtol=1e-6, atol=2e-45, equal_nan=True)
+    assert (got[x < -104.0] == 0).all()
