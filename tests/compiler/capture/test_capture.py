@@ -189,6 +189,14 @@ def test_numpy_is_recorded_as_operators():
     assert backend.codes == []
 
 
+@pytest.mark.parametrize("name", ["power", "mod", "equal", "abs", "degrees", "rint", "conjugate", "sqrt"])
+def test_numpy_by_other_names(name):
+    """What NumPy calls otherwise than torch's own functions are called that stand for it."""
+    arguments = [2.0] if name in ("power", "mod", "equal") else []
+    backend = same_as_eager(lambda x: x + np.real(getattr(np, name)(np.float64(x.shape[0]), *arguments)).item(), X)
+    assert backend.codes == []
+
+
 @pytest.mark.parametrize(
     "program",
     [
