@@ -94,7 +94,7 @@ def _is_plain(target: Any, args: Sequence[Any]) -> bool:
     name = getattr(target, "__name__", "")
     if isinstance(target, compat.TENSOR_METHODS):
         return not _is_stateful(name)
-    if compat.is_data_call(target) or compat.is_numpy_call(target):
+    if compat.is_data_call(target) or compat.is_numpy_call(target) or compat.asks_for_transforms(target):
         return True
     module = _module(target)
     return (module in _MODULES or module.startswith("torch.fx.")) and not _is_stateful(name)

@@ -38,6 +38,11 @@ def is_numpy_call(target: Any) -> bool:
     )
 
 
+def asks_for_transforms(target: Any) -> bool:
+    """Whether a call only asks whether a transform of `torch.func` is active: libraries do, and Dynamo records it."""
+    return target is torch._C._are_functorch_transforms_active
+
+
 def compile_lock() -> contextlib.AbstractContextManager[Any]:
     """Dynamo's lock, which it holds while it compiles: other threads wait for their turn."""
     from torch._dynamo import convert_frame

@@ -189,6 +189,12 @@ def test_numpy_is_recorded_as_operators():
     assert backend.codes == []
 
 
+def test_a_question_whether_transforms_are_active():
+    """Libraries ask before they look at values (kornia); Dynamo answers, and records that it was asked."""
+    asked = torch._C._are_functorch_transforms_active
+    assert same_as_eager(lambda x: x + 1 if asked() else x.sin(), X).codes == []
+
+
 @pytest.mark.parametrize("name", ["power", "mod", "equal", "abs", "degrees", "rint", "conjugate", "sqrt"])
 def test_numpy_by_other_names(name):
     """What NumPy calls otherwise than torch's own functions are called that stand for it."""

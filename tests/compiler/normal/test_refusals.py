@@ -184,7 +184,7 @@ def test_entries_of_what_was_flattened(dynamic: bool) -> None:
 
 
 def test_two_products_that_are_added_are_brought_together_once() -> None:
-    """Windows of an attention put back into a picture, and a convolution's result added: no view goes back and forth."""
+    """Windows of an attention put back into a picture, and a convolution added: no view goes back and forth."""
 
     def function(q, v, x, w):
         rows = (q @ q.mT).softmax(-1) @ v  # (batch * windows, heads, size * size, features)
