@@ -19,6 +19,7 @@ from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, terms
 from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ...ir.ops import OPS
+from ...ir.reducers import REDUCERS
 from ...ir.value import Guarded, Load, Op, Result, Value, indices_of
 from .dtypes import lane_bytes
 from .target import Target
@@ -152,6 +153,10 @@ class Plan:
         return total
 
     def _costly(self, loop: Loop) -> bool:
+        """Whether lanes pay though nothing is contiguous: functions, and folds that keep a place beside a number."""
+        folds = (r for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions)
+        if any(len(REDUCERS[r.reducer].components) > 1 for r in folds):
+            return True
         return any(isinstance(v, Op) and OPS[v.name].costly for v in values(loop.body))
 
     def _expanded(self, loop: Loop) -> frozenset[str]:
@@ -182,9 +187,16 @@ class Plan:
     def _apart(self, loop: Loop, name: str, inside: Sequence[Any]) -> bool:
         touching = [a for a in inside if a.buffer == name]
         offsets = {a.offset for a in touching}
-        strides = {self._dependence.stride(o, loop.var, self._width // 4) for o in offsets}
+        # Where it goes may be what the iteration has folded: `out[place of the greatest] = greatest`.
+        folded = frozenset(
+            ("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions
+        )
+        strides = {self._dependence.stride(o, loop.var, self._width // 4, folded) for o in offsets}
         if len(touching) == 1 and touching[0].stored:
-            # A single store keeps the order of its lanes, wherever they go.
+            # A single store keeps the order of its lanes, wherever they go; loops in between would change turns.
+            in_order = touching[0].mode is not None or loop.parallel or touching[0].inner == loop.var
+            if None in strides and not in_order:
+                return False
             return strides != {0} or touching[0].mode is not None or loop.parallel
         if len(offsets) == 1 and strides <= {1} and not loop_variables(loop.body):
             return True

@@ -514,7 +514,8 @@ template <class X> INLINE int outside_if(Mask<X> m, X at, i64 size) {
   OF(add, a + b) OF(mul, a * b) OF(max, op_maximum(a, b)) OF(min, op_minimum(a, b)) OF(or, a | b) OF(and, a & b)
 #define COMBINE(NAME, EXPR) \
   template <class T, class X> INLINE void plain_##NAME(T* p, X b) { const X a = get(p); put(p, (X)(EXPR)); } \
-  template <class T, class X> INLINE void atomic_##NAME(T* p, X b) { \
+  template <class T, class X> INLINE void atomic_##NAME(const Call* call, T* p, X b) { \
+    if (!call->region) return plain_##NAME(p, b);  /* one thread runs all of it */ \
     Raw<T> old, made; \
     __atomic_load((Raw<T>*)p, &old, __ATOMIC_RELAXED); \
     do { const X a = Codec<T>::up(old); made = Codec<T>::down((X)(EXPR)); } \

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ...ir.accesses import index_values
-from ...ir.index.index import Var, terms
+from typing import Any
+
+from ...ir.index.index import Loaded, Var, terms
 from ...ir.program import Store
 from .dtypes import scalar_type
 from .value_text import Values, depends_on
@@ -34,8 +35,8 @@ def _moves(values: Values, store: Store) -> bool:
 def _scalar(values: Values, store: Store, atomic: bool) -> None:
     value = values.get(store.value)
     values.prepare(store.indices[0])
-    how = "put" if store.mode is None else f"{'atomic' if atomic else 'plain'}_{store.mode}"
-    values.writer.line(f"{how}({values.address(store.buffer, store.indices[0])}, {value});")
+    how = "put(" if store.mode is None else _combined(store, atomic)
+    values.writer.line(f"{how}{values.address(store.buffer, store.indices[0])}, {value});")
 
 
 def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
@@ -73,37 +74,44 @@ def _weave(values: Values, stores: tuple[Store, ...], copy: int) -> None:
 def _combine(values: Values, store: Store, copy: int, value: str, atomic: bool) -> None:
     """Lane by lane, in order: lanes may meet in one place."""
     assert values.vectors is not None
-    how, offsets = (
-        f"{'atomic' if atomic else 'plain'}_{store.mode}",
-        values.offsets(store.indices[0], copy, store.buffer),
-    )
+    how, offsets = _combined(store, atomic), values.offsets(store.indices[0], copy, store.buffer)
     kind = scalar_type(store.value.dtype)
     guard = f"if ({values.mask}[l]) " if values.mask else ""
     pointer = values.names.buffers[store.buffer]
     values.writer.line(
-        f"for (int l = 0; l < {values.vectors.lanes}; ++l) {guard}{how}({pointer} + {offsets}[l], ({kind}){value}[l]);"
+        f"for (int l = 0; l < {values.vectors.lanes}; ++l) {guard}{how}{pointer} + {offsets}[l], ({kind}){value}[l]);"
     )
+
+
+def _combined(store: Store, atomic: bool) -> str:
+    return f"atomic_{store.mode}(call, " if atomic else f"plain_{store.mode}("
 
 
 def exclusive(store: Store, parallel: frozenset[Var]) -> bool:
     """Whether no two iterations of parallel loops store to one element: offsets are digits of a number.
 
     {i, j} parallel: 64*i + j with j < 64   ->   True          ids[i]   ->   False
+    {i} parallel: 64*i + ids[i, j] with ids < 64   ->   True: what is read is within its size, or the kernel has ended
     """
-    offset = store.indices[0]
-    if index_values(offset):
-        return False
     digits = []
-    for monomial, coefficient in terms(offset):
+    for monomial, coefficient in terms(store.indices[0]):
         if not monomial:
             continue
-        if len(monomial) > 1 or not isinstance(monomial[0], Var) or not isinstance(monomial[0].extent, int):
+        extent = _extent(monomial[0])
+        if len(monomial) > 1 or not isinstance(extent, int):
             return False
-        digits.append((abs(coefficient), monomial[0]))
-    digits.sort(key=lambda d: d[0])
+        digits.append((abs(coefficient), extent, monomial[0]))
+    digits.sort(key=lambda d: d[:2])
     reach = 0
-    for coefficient, var in digits:
+    for coefficient, extent, _ in digits:
         if coefficient <= reach:
             return False
-        reach += coefficient * (var.extent - 1)
-    return parallel <= {var for _, var in digits}
+        reach += coefficient * (extent - 1)
+    return parallel <= {atom for _, _, atom in digits}
+
+
+def _extent(atom: Any) -> Any:
+    """How many values a digit has, from 0 on; None where that is not known."""
+    if isinstance(atom, Var):
+        return atom.extent
+    return atom.size if isinstance(atom, Loaded) else None

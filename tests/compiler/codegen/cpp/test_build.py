@@ -12,7 +12,8 @@ from regraft.compiler.codegen import cpp
 from regraft.compiler.codegen.cpp import binding, compiler
 from regraft.compiler.codegen.cpp.build import _SPLIT
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
-from regraft.compiler.ir.index.index import Loaded, Size, Var
+from regraft.compiler.ir.index.index import Loaded, Size, Var, mul
+from regraft.compiler.ir.index.index import add as plus
 from regraft.compiler.ir.kernel import Assign, Loop, Param
 from regraft.compiler.ir.program import Buffer, Store
 from regraft.compiler.ir.value import Const, Guarded, Load, Number, Op
@@ -294,3 +295,32 @@ def test_dtypes_without_a_c_type_are_refused():
     )  # fmt: skip
     with pytest.raises(cpp.UnsupportedDtype, match="complex64"):
         cpp.build([made])
+
+
+@pytest.mark.parametrize("size", [1, 6, 64])
+def test_additions_within_rows_that_threads_share_are_not_atomic(size):
+    rows, columns, threads = 3000, 40, torch.get_num_threads()
+    i, j = Var("i", rows), Var("j", columns)
+    place = Loaded(Load("ids", (plus(mul(i.index(), columns), j.index()),), I64), size, True).index()
+    at = plus(mul(i.index(), size), place)
+    body = [Loop(i, (Loop(j, (Assign(Store("out", (at,), Const(1.0, F32), "add")),)),), True)]
+    made = kernel("count", [flat_buffer("ids", rows * columns, I64)], [], body)
+    made = replace(made, params=(*made.params, Param(flat_buffer("out", rows * size), "update")))
+    assert "atomic_add(call" not in text(made)
+    ids = torch.randint(-size, size, (rows, columns))
+    try:
+        torch.set_num_threads(2)
+        out = run_compiled(made, {"ids": ids.view(-1), "out": torch.zeros(rows * size)})["out"]
+    finally:
+        torch.set_num_threads(threads)
+    expected = torch.zeros(rows, size).scatter_add(1, ids % size, torch.ones(rows, columns))
+    torch.testing.assert_close(out.view(rows, size), expected, rtol=0, atol=0)
+
+
+def test_neighbouring_rows_of_overlapping_digits_stay_atomic():
+    i, rows = Var("i", 100), flat_buffer("ids", 100, I64)
+    place = Loaded(Load("ids", (i.index(),), I64), 7, False).index()
+    body = [Loop(i, (Assign(Store("out", (plus(mul(i.index(), 5), place),), Const(1.0, F32), "add")),), True)]
+    made = kernel("count", [rows], [], body)
+    made = replace(made, params=(*made.params, Param(flat_buffer("out", 600), "update")))
+    assert "atomic_add(call" in text(made)

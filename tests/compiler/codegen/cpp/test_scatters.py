@@ -1,0 +1,51 @@
+"""Stores at places that iterations find themselves, in lanes: results and the order of stores are eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+
+def same(function, *inputs):
+    torch.compiler.reset()
+    with torch.no_grad():
+        got, want = torch.compile(function, backend="regraft")(*inputs), function(*inputs)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 8, 8), (1, 2, 10, 70), (3, 1, 2, 2), (2, 5, 14, 36)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_unpooling_after_pooling(sizes, dtype):
+    x = torch.randn(sizes).to(dtype)
+    same(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), x)
+
+
+def test_unpooling_of_ties_nans_and_windows_that_overlap():
+    x = torch.randint(0, 3, (2, 3, 17, 33)).float()
+    x[0, 0, 3, 4] = float("nan")
+    same(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=x.shape), x)
+    same(lambda x: F.max_unpool2d(*F.max_pool2d(x, 3, 1, 1, return_indices=True), 3, 1, 1, output_size=x.shape), x)
+
+
+def test_places_of_the_greatest_are_written():
+    x = torch.randn(40, 64, 6)
+
+    def function(x):
+        greatest, place = x.max(-1)
+        return torch.zeros_like(x).scatter(-1, place[..., None], greatest[..., None])
+
+    same(function, x)
+
+
+def test_gradients_of_gather_with_many_entries_in_one_place():
+    x = torch.randn(64, 33, requires_grad=True)
+    ids = torch.randint(0, 33, (64, 200)) // 4
+    torch.compiler.reset()
+
+    def function(x):
+        return x.gather(1, ids).square().sum()
+
+    (got,) = torch.autograd.grad(torch.compile(function, backend="regraft")(x), x)
+    (want,) = torch.autograd.grad(function(x), x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
