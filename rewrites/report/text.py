@@ -43,7 +43,7 @@ SHOWN = 8
 def plain(renderable: RenderableType, width: int = 120) -> str:
     """The renderable as text without colours, `width` columns wide."""
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None, force_terminal=False).print(renderable)
+    Console(file=out, width=width, color_system=None, force_terminal=False, emoji=False).print(renderable)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 

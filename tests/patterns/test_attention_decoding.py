@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import pytest
 import torch
 
 import regraft
+from regraft.compiler.tools.generation.decoding import CACHE_NAMES
 
 transformers = pytest.importorskip("transformers")
 
@@ -38,6 +40,10 @@ def fixed(model: Any) -> Any:
     return transformers.StaticCache(config=model.config, max_cache_len=16)
 
 
+def cache_name(model: Any) -> str:
+    return next(name for name in CACHE_NAMES if name in inspect.signature(model.forward).parameters)
+
+
 def decoded(forward: Any, model: Any, cache: Any) -> list[torch.Tensor]:
     """Logits of the prompt, left-padded in one row, and of a few tokens after it."""
     torch.manual_seed(0)
@@ -46,7 +52,7 @@ def decoded(forward: Any, model: Any, cache: Any) -> list[torch.Tensor]:
     mask[0, :2] = 0
     logits = []
     for _ in range(STEPS + 1):
-        out = forward(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
+        out = forward(input_ids=tokens, attention_mask=mask, use_cache=True, **{cache_name(model): cache})
         logits.append(out.logits)
         tokens = out.logits[:, -1:].argmax(-1)
         mask = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], -1)

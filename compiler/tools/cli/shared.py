@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-errors = Console(stderr=True)
+errors = Console(stderr=True, emoji=False)  # "hf:llama:" is no picture of a llama
 
 
 class UsageError(ValueError):
@@ -47,8 +47,8 @@ def shown_progress() -> Iterator[Callable[[str, float], None]]:
 
 def output_console() -> Console:
     """Standard output; a file or pipe has no width of its own, and tables want more than rich's 80 columns."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=120)
+    console = Console(emoji=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=120, emoji=False)
 
 
 @contextlib.contextmanager

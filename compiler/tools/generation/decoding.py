@@ -15,7 +15,8 @@ import torch
 
 from ..targets.load import TargetError
 
-NEEDED = ("input_ids", "past_key_values", "use_cache")
+NEEDED = ("input_ids", "use_cache")
+CACHE_NAMES = ("cache", "past_key_values")  # since transformers 5.24, and before it
 
 
 def require_decoder(model: Any, name: str) -> None:
@@ -28,8 +29,10 @@ def require_decoder(model: Any, name: str) -> None:
         raise TargetError(f"{name} is no torch.nn.Module: generation needs a model of `transformers`")
     taken = inspect.signature(model.forward).parameters
     missing = [one for one in NEEDED if one not in taken]
+    if not any(one in taken for one in CACHE_NAMES):
+        missing.append(" or ".join(CACHE_NAMES))
     if missing:
-        raise TargetError(f"{name}: generation needs a forward that takes {', '.join(missing)}, which its has not")
+        raise TargetError(f"{name}: generation needs a forward that takes {', '.join(missing)}; this one does not")
     if not isinstance(getattr(getattr(model, "config", None), "vocab_size", None), int):
         raise TargetError(f"{name}: generation needs a decoder with `config.vocab_size`, which it has not")
     if getattr(model.config, "is_encoder_decoder", False):
@@ -49,10 +52,13 @@ def empty_cache(model: Any, length: int, batch: int) -> Any:
 
 def forward(model: Any, tokens: torch.Tensor, cache: Any, place: torch.Tensor | None) -> torch.Tensor:
     """Logits of the last token: batch x 1 x vocabulary."""
-    more: dict[str, Any] = {} if place is None else {"cache_position": place}
-    if "logits_to_keep" in _parameters(model):
+    taken = _parameters(model)
+    more: dict[str, Any] = {next(one for one in CACHE_NAMES if one in taken): cache}
+    if place is not None:
+        more["cache_position"] = place
+    if "logits_to_keep" in taken:
         more["logits_to_keep"] = 1
-    logits: torch.Tensor = model(input_ids=tokens, past_key_values=cache, use_cache=True, **more).logits
+    logits: torch.Tensor = model(input_ids=tokens, use_cache=True, **more).logits
     return logits[:, -1:]
 
 

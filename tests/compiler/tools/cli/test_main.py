@@ -343,3 +343,16 @@ def test_ahead_of_time_takes_factories_without_rows(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(FACTORY)
     CliRunner().invoke(app, ["aot", f"{tmp_path / 'mine.py'}:model", "-o", str(tmp_path / "m.rgx")])
     assert asked and asked[0][1][0].shape == (2, 8)
+
+
+def test_targets_in_messages_are_no_pictures(capsys):
+    from rich.table import Table
+
+    from regraft.compiler.tools.cli import shared
+    from regraft.rewrites.report.text import plain
+
+    table = Table()
+    table.add_row("hf:llama: a row")
+    assert "hf:llama: a row" in plain(table)
+    shared.output_console().print("hf:llama: is what it is", table)
+    assert capsys.readouterr().out.count("hf:llama:") == 2

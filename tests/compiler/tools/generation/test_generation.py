@@ -1,6 +1,7 @@
 """Text generation held against eager: what is counted, what is compared, what is refused."""
 
 import json
+import types
 
 import pytest
 import torch
@@ -107,6 +108,25 @@ def test_models_without_a_cache_are_refused():
         decoding.require_decoder(torch.nn.Linear(2, 2), "mine")
     with pytest.raises(TargetError, match=r"no torch\.nn\.Module"):
         decoding.require_decoder(len, "mine")
+
+
+@pytest.mark.parametrize("name", decoding.CACHE_NAMES)
+def test_a_cache_goes_in_by_either_name(name):
+    """transformers 5.24 calls `cache` what earlier versions call `past_key_values`."""
+
+    class Stands(torch.nn.Module):
+        config = types.SimpleNamespace(vocab_size=4)
+
+        def answer(self, given):
+            assert given == "a cache"
+            return types.SimpleNamespace(logits=torch.zeros(1, 2, 4))
+
+    namespace: dict = {}
+    exec(f"def forward(self, input_ids, use_cache, {name}=None): return self.answer({name})", namespace)
+    Stands.forward = namespace["forward"]
+    model = Stands()
+    decoding.require_decoder(model, "mine")
+    assert decoding.forward(model, torch.zeros(1, 2), "a cache", None).shape == (1, 1, 4)
 
 
 def test_positions_reach_as_far_as_the_text():
