@@ -140,21 +140,21 @@ def group_norm(
     *sizes, groups, eps = sizes_groups_eps
     _require_shape(x, sizes)
     rows = _groups(x, groups)
-    if low.device.type == "cpu" and _is_spread(x, rows.space):
-        mean, rstd = _statistics_by_channel(low, x, rows, eps)
-        channels = Rows(_by_channel(x), rows.columns, lambda i: i[:2])
-        made = _normalized(low, x, channels, mean, rstd.at, weight, bias)
-        first = lambda of: low.pointwise(lambda i: of.at(rows.join((*i, 0))), rows.space.outer, of.dtype)  # noqa: E731
-        return made, stored(low, first(mean), 1), stored(low, first(rstd), 2)
-    return _layer(low, x, rows, eps, weight, bias)
+    if not _is_spread(x, rows.space):
+        return _layer(low, x, rows, eps, weight, bias)
+    mean, rstd = _statistics_by_channel(low, x, rows, eps)
+    channels = Rows(_by_channel(x), rows.columns, lambda i: i[:2])
+    made = _normalized(low, x, channels, mean, rstd.at, weight, bias)
+    first = lambda of: low.pointwise(lambda i: of.at(rows.join((*i, 0))), rows.space.outer, of.dtype)  # noqa: E731
+    return made, stored(low, first(mean), 1), stored(low, first(rstd), 2)
 
 
 def _is_spread(x: Tensor, groups: Space) -> bool:
     """Whether groups of few channels are short pieces of memory, one for each position: channels last."""
-    sizes, strides, share = x.buffer.sizes, x.buffer.strides, groups.sizes[2]
+    sizes, strides, count, share = x.buffer.sizes, x.buffer.strides, *groups.sizes[1:3]
     if not x.is_whole or not all(isinstance(n, int) for n in (*sizes, *strides)):
         return False
-    return strides[1] == 1 and 1 < share <= _FEW and groups.count > share and 0 not in sizes
+    return strides[1] == 1 and count > 1 and 1 < share <= _FEW and groups.count > share and 0 not in sizes
 
 
 def _by_channel(x: Tensor) -> Space:
@@ -162,19 +162,26 @@ def _by_channel(x: Tensor) -> Space:
 
 
 def _statistics_by_channel(low: Lowering, x: Tensor, rows: Rows, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and reciprocal deviation for each channel of groups: of vectors of all channels, summed over positions."""
-    dtype, of = compute_dtype(x.dtype), _by_channel(x)
+    """Mean and reciprocal deviation of a channel's group, for each channel: joined from the moments of each channel.
+
+    Neighbours in memory are other channels, so that the moments are sums of vectors.
+    """
+    dtype, of, root = compute_dtype(x.dtype), _by_channel(x), _reciprocal_root(rows.space, eps)
     share = rows.space.sizes[2]
     group = Space((*x.sizes[:2], share), (2,))
-    count, root = size_value(rows.space.count, dtype), _reciprocal_root(rows.space, eps)
+    centers, squares = moments(low, x, of, lambda squares: (squares,))
 
-    def joined(element: Element, finish: Callable[[Value], Value]) -> Tensor:
-        (sums,) = fold(low, of, "sum", element, lambda _, s: (s,), dtype)
-        others = lambda i: sums.at(rows.join((*rows.row(i), i[2])))  # noqa: E731
-        return fold(low, group, "sum", others, lambda _, s: (finish(s),), dtype)[0]
+    def joined(element: Callable[[Indices, Indices], Value], finish: Callable[[Value], Value]) -> Tensor:
+        other = lambda i: rows.join((*rows.row(i), i[2]))  # noqa: E731
+        return fold(low, group, "sum", lambda i: element(i[:2], other(i)), lambda _, s: (finish(s),), dtype)[0]
 
-    mean = joined(x.at, lambda s: over(s, count))
-    return mean, joined(lambda i: square(minus(x.at(i), mean.at(i[:2]))), root)
+    mean = joined(lambda _, other: centers.at(other), lambda s: over(s, size_value(share, dtype)))
+
+    def deviation(channel: Indices, other: Indices) -> Value:
+        apart = square(minus(centers.at(other), mean.at(channel)))
+        return plus(squares.at(other), times(apart, size_value(of.count, dtype)))
+
+    return mean, joined(deviation, root)
 
 
 def _require_shape(x: Tensor, sizes: Any) -> None:
@@ -354,10 +361,35 @@ def rms_norm_backward(
 
 @lowers("aten.native_group_norm_backward")
 def group_norm_backward(low: Lowering, dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *more: Any) -> Outputs:
-    """Gradients of input, weight and bias."""
+    """Gradients of input, weight and bias: all are made of two sums for each channel of each sample."""
     weight, *sizes, groups, _ = more
     _require_shape(x, sizes)
-    return _chosen(low, *_gradients(low, _groups(x, groups), dy, x, mean, rstd, weight))
+    rows, of, dtype = _groups(x, groups), _by_channel(x), compute_dtype(x.dtype)
+    normal = _centered(x, rows, mean, rstd.at)
+    plain = total(low, of, lambda i: cast(dy.at(i), dtype), dtype)
+    tilted = total(low, of, lambda i: times(cast(dy.at(i), dtype), normal(i)), dtype)
+    samples = Space(plain.sizes, (0,))
+
+    def of_group(sums: Tensor) -> Tensor:
+        group = Space(rows.space.sizes[:3], (2,))
+        count = size_value(rows.space.count, dtype)
+        channel = lambda i: rows.join(i)[:2]  # noqa: E731
+        element = lambda i: _scaled(sums.at(channel(i)), channel(i)[1:], weight)  # noqa: E731
+        return fold(low, group, "sum", element, lambda _, s: (over(s, count),), dtype)[0]
+
+    def dx() -> Tensor:
+        shift, tilt = of_group(plain), of_group(tilted)
+
+        def compute(i: Indices) -> Value:
+            row, g = rows.row(i), _scaled(cast(dy.at(i), dtype), rows.columns.result(i), weight)
+            rest = minus(minus(g, shift.at(row)), times(normal(i), tilt.at(row)))
+            return times(cast(rstd.at(row), dtype), rest)
+
+        return low.pointwise(compute, x.sizes, promised(low, 0), output=0)
+
+    dw = lambda: total(low, samples, tilted.at, dtype, output=1)  # noqa: E731
+    db = lambda: total(low, samples, plain.at, dtype, output=2)  # noqa: E731
+    return _chosen(low, dx, lambda: stored(low, dw(), 1), lambda: stored(low, db(), 2))
 
 
 @lowers("aten.native_batch_norm_backward")

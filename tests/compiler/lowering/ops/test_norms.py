@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.ir.program import Definition
-from regraft.compiler.ir.value import Op, walk
+from regraft.compiler.ir.value import Load, Op, walk
 from regraft.compiler.lowering import lower
 
 aten = torch.ops.aten
@@ -268,8 +268,51 @@ def test_group_norm_of_channels_last(channels, groups, dtype):
     made = agree(lambda *a: aten.native_group_norm(*a, *args), x, weight, bias, **close(dtype))
     folds = [item for item in made.program.items if isinstance(item, Definition) and item.reductions]
     along = any(tuple(v.extent for v in item.loops) == (2, channels) for item in folds)
-    assert along == (channels // groups <= 64)
+    assert along == (groups > 1 and channels // groups <= 64)
     agree(lambda x: aten.native_group_norm(x, None, None, *args)[0], x, **close(dtype))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("channels", "groups"), [(12, 4), (12, 1), (6, 6)])
+def test_gradients_of_group_norm_are_made_of_two_sums_a_channel(channels, groups, weighted, last):
+    dy, x, weight = numbers(5, *[(2, channels, 5, 6)] * 2, (channels,))
+    if last:
+        dy, x = (t.to(memory_format=torch.channels_last) for t in (dy, x))
+    mean, rstd = statistics(x.reshape(2, groups, -1), [2], keepdim=False)
+
+    def function(dy, x, mean, rstd, *weight):
+        given, mask = (weight[0], MASKS[0]) if weight else (None, MASKS[1])
+        return wanted(aten.native_group_norm_backward(dy, x, mean, rstd, given, 2, channels, 30, groups, mask), mask)
+
+    made = agree(function, dy, x, mean, rstd, *[weight] * weighted, **close(x.dtype))
+    folds = [item for item in made.program.items if isinstance(item, Definition) and item.reductions]
+    sizes = made.program.buffers
+    whole = [item for item in folds if any(len(sizes[load.buffer].sizes) == 4 for load in loads_of(item))]
+    assert {tuple(v.extent for v in item.loops) for item in whole} == {(2, channels)}
+
+
+def loads_of(item):
+    return [v for v in walk([v for r in item.reductions for v in r.values]) if isinstance(v, Load)]
+
+
+def test_groups_of_channels_last_are_read_along_all_channels_on_gpus():
+    """A group's channels at one position are a few bytes of a sector that the GPU reads whole."""
+
+    def forward(x, mean, rstd):
+        return aten.native_group_norm(x, None, None, 2, 12, 64, 3, 1e-5)
+
+    def backward(x, mean, rstd):
+        return aten.native_group_norm_backward(x, x, mean, rstd, None, 2, 12, 64, 3, MASKS[1])[0]
+
+    for function in (forward, backward):
+        with FakeTensorMode():
+            x = torch.empty(2, 12, 8, 8, device="cuda").to(memory_format=torch.channels_last)
+            module = make_fx(function)(x, torch.empty(2, 3, device="cuda"), torch.empty(2, 3, device="cuda"))
+        items = lower(module, strict=True).program.items
+        folds = [i for i in items if isinstance(i, Definition) and any(v.extent == 8 for v in i.reduced)]
+        assert folds, "sums over positions"
+        assert {tuple(v.extent for v in item.loops) for item in folds} == {(2, 12)}
 
 
 def test_group_norm_of_symbolic_sizes():
