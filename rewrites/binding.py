@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +64,8 @@ class Binding:
 class Failure:
     """The deepest point that matching reached at one root; `others` would have done there as well.
 
-    It is `weak` where an alternative was not there: what another one met, equally deep, tells more.
+    It is `weak` where an alternative was not there: what another one met, equally deep, tells more. `met` holds the
+    nodes that had matched; None where all of the pattern had.
     """
 
     depth: int
@@ -71,6 +73,7 @@ class Failure:
     site: fx.Node
     others: list[str] = field(default_factory=list)
     weak: bool = False
+    met: Mapping[int, fx.Node] | None = None
 
     @property
     def reason(self) -> Reason:

@@ -500,6 +500,7 @@ def _near_miss(rule: Rule, node: fx.Node, failure: Failure, taken_by: str) -> Ne
     return NearMiss(
         rule.name, rule.family, reason.code, reason.message, reason.expected, reason.found, failure.depth, rule.size,
         reason.site or site_of(failure.site), site_of(node), module_of(node), describe(node), taken_by,
+        failure.met is None or any(op_name(n) in rule.marks for n in failure.met.values()),
     )  # fmt: skip
 
 

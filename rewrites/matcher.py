@@ -243,7 +243,7 @@ class Matcher:
         nodes = tuple(n for n in (value, user) if isinstance(n, fx.Node))
         stronger = failure is not None and failure.weak and not weak and not isinstance(value, fx.Node)
         if failure is None or depth > failure.depth or stronger:
-            self.failure = Failure(depth, differs(expected, describe(value), nodes), user, weak=weak)
+            self.failure = Failure(depth, differs(expected, describe(value), nodes), user, [], weak, binding.nodes)
         elif failure.first.code == "pattern-differs" and failure.first.nodes == nodes and isinstance(value, fx.Node):
             failure.others += [expected] if expected not in failure.others else []
 
@@ -253,7 +253,7 @@ class Matcher:
         tie = self.failure is not None and depth == self.failure.depth
         guard_over_shape = tie and self.failure.first.code == "pattern-differs" != reason.code  # type: ignore[union-attr]
         if site is not None and (better or guard_over_shape):
-            self.failure = Failure(depth, reason, site)
+            self.failure = Failure(depth, reason, site, met=binding.nodes)
 
 
 def _is_number_of(term: Variable, value: Any) -> bool:

@@ -112,6 +112,7 @@ class NearMiss:
         root: that of the root operator, which is `operator`, with its dtype and sizes.
         module: qualified name of the module instance that the root comes from.
         taken_by: the rule that replaced the root later.
+        marked: whether an operator had matched that tells the pattern from other arithmetic (`Rule.marks`).
     """
 
     rule: str
@@ -127,11 +128,12 @@ class NearMiss:
     module: str = ""
     operator: str = ""
     taken_by: str = ""
+    marked: bool = True
 
     @property
     def is_telling(self) -> bool:
-        """Whether so much matched that the author may have meant this place: two operators of many are chance."""
-        return self.depth >= max(TELLING, self.size / 8)
+        """Whether so much matched that the author may have meant this place: two of many, or sums alone, are chance."""
+        return self.marked and self.depth >= max(TELLING, self.size / 8)
 
 
 @dataclass(frozen=True)

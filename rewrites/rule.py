@@ -22,7 +22,7 @@ import torch
 
 from .binding import Binding
 from .dims import DimSpec
-from .pattern import PatternError, Variable, record_function, required_ops, root_ops, size, subterms, tags_of
+from .pattern import Call, PatternError, Variable, record_function, required_ops, root_ops, size, subterms, tags_of
 from .pattern_tracing import Declaration
 from .reason import Reason
 from .sample import Sample, T
@@ -60,6 +60,12 @@ class Numerics:
 
 EXACT = Numerics(exact=True)
 ROUNDING = Numerics()
+
+PLAIN = frozenset(
+    f"aten.{name}"
+    for name in ("add", "sub", "mul", "div", "neg", "to", "reshape", "permute", "expand", "slice", "select", "getitem")
+)
+"""Operators of any program: that a pattern has some of them tells nothing."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,12 @@ class Rule:
     def required(self) -> frozenset[str]:
         """The operators that every match contains."""
         return frozenset().union(*(required_ops(o) for o in self.outputs))
+
+    @cached_property
+    def marks(self) -> frozenset[str]:
+        """The operators that tell the pattern from any other: all but arithmetic, casts and views, if it has others."""
+        own = frozenset(term.op for term in subterms(self.outputs) if isinstance(term, Call))
+        return own - PLAIN or own
 
     @cached_property
     def size(self) -> int:

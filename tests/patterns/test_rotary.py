@@ -182,3 +182,25 @@ def test_rotated_used_elsewhere() -> None:
     found = rewritten(function, [X, COS, SIN])
     assert found.count("rotary") == 0 and "inner-value-escapes" in found.codes
     assert_agrees(function, found.run, [X, COS, SIN])
+
+
+STILL = {
+    "a gate added to what it gates": lambda x, cos, sin: x + cos * x.tanh(),
+    "two scaled values": lambda x, cos, sin: x * cos + x.tanh() * sin,
+    "a scaled branch": lambda x, cos, sin: x + (x.softmax(-1) @ sin.mT @ cos) * sin,
+    "a mean of two": lambda x, cos, sin: x * 0.25 + cos * 0.75,
+    "parts of two values": lambda x, cos, sin: x[..., :4] * cos[:, 4:] + x[..., 4:] * sin[:, :4],
+}
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_sums_of_products_are_no_near_miss(name: str) -> None:
+    """Where nothing is put beside something that was negated, nobody meant a rotation: not even a near one."""
+    found = rewritten(STILL[name], [X, COS, SIN])
+    assert not [miss for miss in found.record.near_misses if miss.rule == "rotary"]
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_other_turns_are_near_misses(name: str) -> None:
+    found = rewritten(turned(NOT[name]), [X, COS, SIN])
+    assert [miss for miss in found.record.near_misses if miss.rule == "rotary"]

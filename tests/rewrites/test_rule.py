@@ -148,3 +148,14 @@ def test_digest_sees_partial_arguments():
 
     digests = {declare(replacement=functools.partial(scaled, n=n)).digest for n in (2, 3)}
     assert len(digests) == 2
+
+
+def test_marks_are_what_tells_a_pattern_from_arithmetic():
+    def gated(x, y):
+        return torch.sigmoid(x * 2.0) * y + x.permute(1, 0)
+
+    def plain(x, y):
+        return x * y + x
+
+    assert rule(gated, lambda x, y: x).marks == {"aten.sigmoid"}
+    assert rule(plain, lambda x, y: x).marks == {"aten.mul", "aten.add"}, "it has nothing else"
