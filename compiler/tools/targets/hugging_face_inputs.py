@@ -30,6 +30,9 @@ REGIONS = 36
 FRAMES = 4
 """Frames of a video, and images of a grid along one side, where the model does not say."""
 
+GRID = 4
+"""Patches along each side of an image that is given as rows of patches."""
+
 Inputs = dict[str, torch.Tensor]
 
 
@@ -129,7 +132,8 @@ def _texts(asked: _Asked) -> list[torch.Tensor]:
 
 def _embeddings(asked: _Asked) -> list[torch.Tensor]:
     width = asked.setting("d_model", "hidden_size", "n_embd", "embed_dim")
-    return [torch.randn(asked.batch, asked.length, width)] if isinstance(width, int) else []
+    rows = [torch.randn(asked.batch, asked.length, width)] if isinstance(width, int) else []
+    return [*rows, *_patches(asked)]
 
 
 def _image_size(asked: _Asked) -> tuple[int, int, int]:
@@ -141,7 +145,16 @@ def _image_size(asked: _Asked) -> tuple[int, int, int]:
 def _images(asked: _Asked) -> list[torch.Tensor]:
     sizes, frames = _image_size(asked), asked.setting("num_frames")
     image = torch.randn(asked.batch, *sizes)
-    return [image] if frames is None else [torch.randn(asked.batch, frames, *sizes), image]
+    return [*([] if frames is None else [torch.randn(asked.batch, frames, *sizes)]), image, *_patches(asked)]
+
+
+def _patches(asked: _Asked) -> list[torch.Tensor]:
+    """The patches of all images, one after the other, each as a row or as a small image."""
+    side, frames = asked.setting("patch_size"), asked.setting("temporal_patch_size", default=1)
+    if not isinstance(side, int) or not isinstance(frames, int):
+        return []
+    patches, channels = asked.batch * GRID**2, _image_size(asked)[0]
+    return [torch.randn(patches, channels * frames * side**2), torch.randn(patches, channels, side, side)]
 
 
 def _videos(asked: _Asked) -> list[torch.Tensor]:
@@ -192,7 +205,7 @@ _MAIN_INPUTS: Mapping[str, Callable[[_Asked], list[torch.Tensor]]] = {
 
 
 def _image(asked: _Asked) -> Inputs:
-    return {"pixel_values": _images(asked)[-1]}
+    return {"pixel_values": torch.randn(asked.batch, *_image_size(asked))}
 
 
 def _clip(asked: _Asked) -> Inputs:
@@ -242,12 +255,19 @@ def _steps(asked: _Asked) -> Inputs:
     }
 
 
+def _grid(asked: _Asked) -> Inputs:
+    """Where the patches of each image are: (frames, rows, columns)."""
+    if asked.main is None or len(asked.main) != asked.batch * GRID**2:
+        return {}
+    return {"grid_thw": torch.tensor([[1, GRID, GRID]] * asked.batch)}
+
+
 def _points(asked: _Asked) -> Inputs:
     return {"input_points": torch.rand(asked.batch, 1, 2, 2) * _image_size(asked)[-1]}
 
 
 _COMPANIONS: tuple[Callable[[_Asked], Inputs], ...] = (
-    _image, _clip, _text, _sound, _boxes, _page, _regions, _encoded, _steps, _points,
+    _image, _clip, _text, _sound, _boxes, _page, _regions, _encoded, _steps, _points, _grid,
 )  # fmt: skip
 
 

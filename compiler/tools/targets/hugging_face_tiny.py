@@ -14,6 +14,9 @@ from typing import Any
 
 WIDTH, HEADS, VOCABULARY, PICTURE, PATCH, POSITIONS = 64, 4, 1000, 64, 8, 2048
 
+STEPS_AHEAD = 8
+"""Steps that a time series is forecast for, where the configuration does not say."""
+
 _LIMITS: dict[str, int] = {
     **dict.fromkeys(
         ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "hidden_dim", "width", "embedding_size",
@@ -68,11 +71,21 @@ def _limited(value: Any, limit: int) -> Any:
     return value
 
 
-def left_to_tokenizers(own: Mapping[str, Any]) -> dict[str, int]:
-    """What a configuration leaves open until a tokenizer is there: ``vocab_size=None`` cannot be built."""
-    if own.get("vocab_size", 0) is not None:
-        return {}
-    return {"vocab_size": VOCABULARY} | {n: 3 for n in ("pad_token_id", "mask_token_id") if own.get(n, 0) is None}
+def left_open(own: Mapping[str, Any]) -> dict[str, int]:
+    """What a configuration leaves open, and models cannot be built without.
+
+    The vocabulary, until a tokenizer is there; how far a forecast reaches; how many heads keys have, where that is as
+    many as queries have.
+    """
+    settings: dict[str, int] = {}
+    if own.get("vocab_size", 0) is None:
+        settings |= {"vocab_size": VOCABULARY}
+        settings |= {n: 3 for n in ("pad_token_id", "mask_token_id") if own.get(n, 0) is None}
+    if own.get("prediction_length", 0) is None:
+        settings |= {"prediction_length": STEPS_AHEAD}
+    if own.get("num_key_value_heads", 0) is None and isinstance(own.get("num_attention_heads"), int):
+        settings |= {"num_key_value_heads": own["num_attention_heads"]}
+    return settings
 
 
 def _tokens(own: Mapping[str, Any]) -> dict[str, int]:

@@ -207,8 +207,18 @@ def test_companions_of_the_main_input():
 
 
 def test_a_time_series():
-    target = load("hf:informer", **SMALL, config={"prediction_length": 8})
+    target = load("hf:informer", **SMALL)
     assert {"past_values", "past_time_features", "past_observed_mask"} < set(target.kwargs) and run(target) is not None
+
+
+def test_patches_and_the_grid_that_they_lie_on():
+    target = load("hf:qwen3_vl_vision", **SMALL, batch=2)
+    assert set(target.kwargs) == {"hidden_states", "grid_thw"} and target.kwargs["grid_thw"].shape == (2, 3)
+    assert len(target.kwargs["hidden_states"]) == target.kwargs["grid_thw"].prod(-1).sum() and run(target) is not None
+
+
+def test_as_many_heads_for_keys_as_for_queries_where_nothing_is_said():
+    assert run(load("hf:nemotron", **SMALL)) is not None
 
 
 def test_a_part_of_a_model_without_an_auto_class():
