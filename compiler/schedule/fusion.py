@@ -19,6 +19,7 @@ from .inlining import cost_of
 from .legality import Fusion, Refusal, fusion_of, makes_serial, maps_in_columns, walks_across
 from .log import FusionLog
 from .loop_tree import Tree, tree_of
+from .pieces import wasted_bytes
 from .profit import bytes_of, guess, score_fusion, touched, written
 from .rows import apart_by_rows
 from .target import CPU, Target
@@ -28,7 +29,7 @@ _ROUNDS = 24
 _LAUNCH = 1 << 20  # bytes that are moved in the time of a launch, about
 _HELD = 16 << 20  # bytes that may wait for a later kernel in any case
 _WORTH_HOLDING = 64  # bytes that may wait for each byte that fusing saves
-_BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial", "walk"})  # refusals for shared loops
+_BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial", "walk", "pieces"})  # refusals for shared loops
 _APART = 4 << 20  # bytes that are moved in the time that another launch and its reads from caches take
 _NEAREST = 6  # groups after one that are tried with it, for each buffer
 
@@ -192,7 +193,17 @@ class Fuser:
             return "serial"
         if any(self._computes_long(m) for m in maps_in_columns(found)):
             return "compute"
+        if self._wastes(found, one, other) > score:
+            return "pieces"
         return "across" if walks_across(found) else ""
+
+    def _wastes(self, found: Fusion, one: Group, other: Group) -> int:
+        """Bytes that memory would move for nothing, beyond what it does for the two apart."""
+        together, *apart = (
+            wasted_bytes(members, chain, self._buffers, self._target)
+            for members, chain in ((found.members, found.chain), *((g.members, g.chain) for g in (one, other)))
+        )
+        return together - sum(apart)
 
     def _walks_long(self, found: Fusion, one: Group, other: Group) -> bool:
         """Whether programs would go through so much, step by step, that two launches take less."""

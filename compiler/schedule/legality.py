@@ -36,6 +36,7 @@ MESSAGES = {
     "parallelism": "the loops that they can share have too few iterations to keep threads busy",
     "serial": "several loops of one would no longer run side by side, and little memory traffic would be saved",
     "walk": "programs would go through loops step by step, with few lanes at work in each step",
+    "pieces": "programs would touch short pieces of memory, whose neighbours in a sector other programs touch",
     "memory": "much that the first reads last would stay in memory until the second runs",
     "across": "a fold would compute results that lie side by side one after the other, walking across its operands",
     "compute": "a fold of columns has few programs, which a map inside of it would keep computing for too long",
