@@ -1,6 +1,6 @@
 """Scaled dot-product attention: one pattern for every spelling.
 
-    scores = query @ key_t [* scale] [tanh(.) * cap] [+ bias] [where(keep, ., fill)] [beside a sink]
+    scores = query @ key_t [* scale] [tanh(. [+ inner]) * cap] [+ bias] [where(keep, ., fill)] [beside a sink]
     softmax(scores, -1) [dropout] @ value              ->      one attention kernel
 
 What normal form cannot erase is an optional part or an alternative here. Which kernel runs is measured.
@@ -76,6 +76,16 @@ def _masked(scores: Any, factor: Any, bias: Any, keep: Any, fill: Any) -> Any:
     )
 
 
+def _capped(scores: Any, inner: Any, cap: Any) -> Any:
+    """Scores, perhaps with a cap on them, and a bias within that."""
+    return choose(
+        "softcap",
+        no=scores,
+        yes=lambda: torch.tanh(scores) * cap,
+        biased=lambda: torch.tanh(scores + inner) * cap,
+    )
+
+
 def _softmax(masked: Any, sink: Any) -> Any:
     """Softmax, perhaps with one more score whose weight is dropped."""
     columns = optional("sink", masked, lambda m: torch.cat([m, sink], -1))
@@ -89,14 +99,13 @@ def _softmax(masked: Any, sink: Any) -> Any:
 
 
 def _weights(  # noqa: PLR0913 - the parts of an attention
-    query: Any, key_t: Any, scale: Any, row_scale: Any, cap: Any, factor: Any, bias: Any, keep: Any, fill: Any,
-    sink: Any, p: Any,
+    query: Any, key_t: Any, scale: Any, row_scale: Any, inner: Any, cap: Any, factor: Any, bias: Any, keep: Any,
+    fill: Any, sink: Any, p: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """The weights of an attention before dropout, and as they meet value."""
     scores = optional("cast", query @ key_t, cast)
-    scores = choose("scale", no=scores, number=lambda: scores * scale, rows=lambda: scores * row_scale)
-    scores = optional("softcap", scores, lambda s: torch.tanh(s) * cap)
-    scores = optional("upcast", scores, cast)
+    scaled = choose("scale", no=scores, number=lambda: scores * scale, rows=lambda: scores * row_scale)
+    scores = optional("upcast", _capped(scaled, inner, cap), cast)
     weights = _softmax(_masked(scores, factor, bias, keep, fill), sink)
     whole = optional("downcast", weights, cast)
     dropped = optional("dropout", whole, lambda w: torch.nn.functional.dropout(w, p, True))
@@ -112,11 +121,11 @@ def _weights(  # noqa: PLR0913 - the parts of an attention
     **_DECLARED,
 )
 def sdpa(  # noqa: PLR0913 - the parts of an attention
-    query: Any, key_t: Any, value: Any, scale: Any, row_scale: Any, cap: Any, factor: Any, bias: Any, keep: Any,
-    fill: Any, sink: Any, p: Any,
+    query: Any, key_t: Any, value: Any, scale: Any, row_scale: Any, inner: Any, cap: Any, factor: Any, bias: Any,
+    keep: Any, fill: Any, sink: Any, p: Any,
 ) -> Any:  # fmt: skip
     """softmax(query @ key_t * scale + mask) @ value, with every part but the products optional."""
-    _, weights = _weights(query, key_t, scale, row_scale, cap, factor, bias, keep, fill, sink, p)
+    _, weights = _weights(query, key_t, scale, row_scale, inner, cap, factor, bias, keep, fill, sink, p)
     return weights @ value
 
 
@@ -129,9 +138,9 @@ def sdpa(  # noqa: PLR0913 - the parts of an attention
     **_DECLARED,
 )
 def sdpa_with_weights(  # noqa: PLR0913 - the parts of an attention
-    query: Any, key_t: Any, value: Any, scale: Any, row_scale: Any, cap: Any, factor: Any, bias: Any, keep: Any,
-    fill: Any, sink: Any, p: Any,
+    query: Any, key_t: Any, value: Any, scale: Any, row_scale: Any, inner: Any, cap: Any, factor: Any, bias: Any,
+    keep: Any, fill: Any, sink: Any, p: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """`sdpa` whose weights are used elsewhere too, as they meet value or as they were before dropout."""
-    whole, weights = _weights(query, key_t, scale, row_scale, cap, factor, bias, keep, fill, sink, p)
+    whole, weights = _weights(query, key_t, scale, row_scale, inner, cap, factor, bias, keep, fill, sink, p)
     return weights @ value, choose("weights", dropped=weights, whole=whole)

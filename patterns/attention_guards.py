@@ -26,12 +26,13 @@ def floating(query: Any, key_t: Any, value: Any) -> Reason | None:
     return None
 
 
-def masks_fit(
-    query: Any, key_t: Any, bias: Any = None, keep: Any = None, row_scale: Any = None, factor: Any = None
-) -> Reason | None:
+def masks_fit(  # noqa: PLR0913 - the parts of an attention
+    query: Any, key_t: Any, bias: Any = None, keep: Any = None, row_scale: Any = None, factor: Any = None,
+    inner: Any = None,
+) -> Reason | None:  # fmt: skip
     """A mask broadcasts to the scores, and does not enlarge them."""
     rows, columns = shape(query)[-2], shape(key_t)[-1]
-    for mask in (bias, keep, row_scale, factor):
+    for mask in (bias, keep, row_scale, factor, inner):
         if not is_tensor(mask):
             continue
         for size, full in zip(reversed(shape(mask)), (columns, rows), strict=False):

@@ -55,6 +55,7 @@ class Attention:
     value: Any
     scale: Any
     row_scale: Any
+    inner: Any
     cap: Any
     factor: Any
     bias: Any
@@ -75,7 +76,9 @@ class Attention:
     @property
     def batch(self) -> Any:
         """The leading dims of the result."""
-        inputs = (self.query, self.key_t, self.value, self.bias, self.keep, self.row_scale, self.factor, self.sink)
+        inputs = (
+            self.query, self.key_t, self.value, self.bias, self.keep, self.row_scale, self.inner, self.factor, self.sink,
+        )  # fmt: skip
         return torch.broadcast_shapes(*(t.shape[:-2] for t in inputs if t is not None))
 
     def scaled_query(self) -> tuple[torch.Tensor, float]:
@@ -279,7 +282,7 @@ def _weights(attention: Attention, dtype: torch.dtype | None = None) -> tuple[to
     scores = torch.matmul(query, attention.key_t.to(attention.compute))
     scores = scores if factor == 1.0 else scores * factor
     if attention.cap is not None:
-        scores = torch.tanh(scores) * attention.cap
+        scores = torch.tanh(scores if attention.inner is None else scores + attention.inner) * attention.cap
     scores = _masked(attention, scores)
     scores = scores if dtype is None else scores.to(torch.promote_types(scores.dtype, dtype))
     weights = _softmax(scores, attention.sink)

@@ -64,6 +64,7 @@ SAMPLES: tuple[Sample, ...] = (
     _sample(scale="number", scale_by=0.25, dropout="yes", p=0.2),
     _sample(scale="number", scale_by=0.3, **_CAPPED),
     _sample(mask="bias", bias=_BIAS, **_CAPPED),
+    _sample(mask="where", **_SEEN_BY_SOME, fill=-math.inf, **_CAPPED | {"softcap": "biased", "inner": T("H S T")}),
     _sample(sink="yes", sink_score=_SINK),
     _sample(scale="number", scale_by=0.3, mask="where", **_SEEN_BY_SOME, fill=-math.inf, sink="yes", sink_score=_SINK),
     _sample(scale="number", scale_by=0.3, softmax="safe"),

@@ -125,6 +125,7 @@ PRODUCTS: tuple[Respelling, ...] = (
     head_layout.split_above_product,
     head_layout.split_above_elementwise,
     head_layout.merge_below_product,
+    head_layout.permute_below_product,
     head_layout.merge_below_elementwise,
     head_layout.permute_below_elementwise,
     head_layout.transpose_above_elementwise,

@@ -155,6 +155,24 @@ def merge_below_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     return builders.reshape(edit, node, inner, shape(node))
 
 
+@respelling("aten.matmul")
+def permute_below_product(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """matmul(permute(p, order), v)  ->  permute(matmul(p, permute(v, back)), order), for probabilities `p`.
+
+    Where only dims of the batch change places: blocks and heads, as block-wise attention writes them for `bmm`.
+    """
+    a, b = node.args
+    n = rank(node)
+    if not sees(node, a, "aten.permute") or rank(a) != n or rank(b) != n or not holds_softmax(a):
+        return None
+    order = a.args[1]
+    if list(order[-2:]) != [n - 2, n - 1] or not same_shape(shape(a)[:-2], shape(node)[:-2]):
+        return None
+    back = [order.index(d) for d in range(n)]
+    inner = edit.call(aten.matmul.default, a.args[0], builders.permute(edit, node, b, back))
+    return builders.permute(edit, node, inner, order)
+
+
 def _merges_alike(node: fx.Node, a: fx.Node, b: fx.Node) -> bool:
     return (
         sees(node, b, "aten.reshape")

@@ -41,6 +41,25 @@ def masked_softcap(q, k, v, m):
     return torch.softmax(torch.tanh(q @ k.mT / 5.0) * 5.0 + m, -1, dtype=torch.float32).to(q.dtype) @ v
 
 
+def bias_within_softcap(q, k, v, b):
+    return attend(torch.tanh((q @ k.mT * SCALE + b) / 5.0) * 5.0, v)
+
+
+def product_within_softcap(q, k, v, r, m):
+    """As the sound encoders of Gemma have it: positions relative to the query are capped with the scores."""
+    positions = torch.nn.functional.pad(q @ r.mT, (0, 1))[..., :T]
+    scores = torch.tanh((q @ k.mT + positions) / 5.0) * 5.0
+    return attend(scores.masked_fill(m < 0, -1e9), v)
+
+
+def blocks_before_heads(q, k, v, b):
+    """Scores of blocks by heads, of which `bmm` gets blocks first."""
+    weights = torch.softmax(q @ k.mT * SCALE + b, -1)
+    weights = weights.permute(0, 2, 1, 3, 4).reshape(-1, *weights.shape[-2:])
+    out = torch.bmm(weights, v.permute(0, 2, 1, 3, 4).reshape(-1, *v.shape[-2:]))
+    return out.reshape(v.shape[0], v.shape[2], v.shape[1], *out.shape[-2:]).transpose(1, 2)
+
+
 def head_mask(q, k, v, h):
     return (torch.softmax(q @ k.mT * SCALE, -1) * h.view(1, -1, 1, 1)) @ v
 
@@ -79,6 +98,8 @@ BLOCKS = (
 BANDS = (*(normal(B, H, n, D, seed=n) for n in (S, 3, 4, 5)), normal(S, 4))
 NARROW = (normal(B, H, S, 4), normal(B, H, T, 4))
 
+IN_BLOCKS = (normal(B, H, 3, S, D), normal(B, H, 3, T, D), normal(B, H, 3, T, D))
+
 # name -> function, inputs, a tag of the match ("" for what normal form makes plain)
 PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "sink": (sink, (*qkv(), normal(H)), "sink"),
@@ -86,6 +107,13 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "sink and mask": (masked_sink, (*qkv(), normal(H), additive(keeps(S, T))), "sink"),
     "softcap": (softcap, qkv(), "softcap"),
     "softcap and mask": (masked_softcap, (*qkv(), additive(keeps(S, T))), "softcap"),
+    "bias within the softcap": (bias_within_softcap, (*qkv(), normal(H, S, T)), "softcap:biased"),
+    "product within the softcap": (
+        product_within_softcap,
+        (*qkv(), normal(B, H, T, D), additive(keeps(S, T))),
+        "softcap:biased",
+    ),
+    "blocks before heads": (blocks_before_heads, (*IN_BLOCKS, normal(S, T)), ""),
     "head mask": (head_mask, (*qkv(), normal(H)), ""),
     "multiplied mask": (multiplied, (*qkv(), torch.ones(S, T).tril()), "mask:factor_bias"),
     "two products": (two_products, (*qkv(), *NARROW), ""),
@@ -296,3 +324,31 @@ def test_lookalikes_stay_right(name: str) -> None:
     found = rewritten(function, inputs)
     assert found.count() == count, found.record.applied
     assert_agrees(function, found.run, inputs)
+
+
+# -- what looks like it, and is none
+
+
+def wider_bias_within_softcap(q, k, v, b):
+    """The bias gives scores another row of heads than queries and keys have."""
+    return attend(torch.tanh((q[:, :, :1] @ k.mT + b) / 5.0) * 5.0, v)
+
+
+def keys_before_blocks(q, k, v, b):
+    """Weights of which rows and blocks change places, not blocks and heads."""
+    weights = torch.softmax(q @ k.mT * SCALE + b, -1).permute(0, 1, 3, 2, 4)
+    return weights.reshape(-1, *weights.shape[-2:]) @ v[:, :, :1].expand(-1, -1, S, -1, -1).reshape(-1, T, D)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "count"),
+    [
+        (wider_bias_within_softcap, (*qkv(), normal(H, S, T)), 0),
+        (keys_before_blocks, (*IN_BLOCKS, normal(S, T)), 0),
+    ],
+    ids=["wider bias", "rows and blocks"],
+)
+def test_near_misses(function: Any, inputs: Any, count: int) -> None:
+    found = rewritten(function, inputs)
+    assert found.count() == count
+    assert_agrees(function, found.run, list(inputs))
