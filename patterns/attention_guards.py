@@ -26,7 +26,7 @@ def floating(query: Any, key_t: Any, value: Any) -> Reason | None:
     return None
 
 
-def masks_fit(  # noqa: PLR0913 - the parts of an attention
+def masks_fit(
     query: Any, key_t: Any, bias: Any = None, keep: Any = None, row_scale: Any = None, factor: Any = None,
     inner: Any = None,
 ) -> Reason | None:  # fmt: skip

@@ -76,9 +76,8 @@ class Attention:
     @property
     def batch(self) -> Any:
         """The leading dims of the result."""
-        inputs = (
-            self.query, self.key_t, self.value, self.bias, self.keep, self.row_scale, self.inner, self.factor, self.sink,
-        )  # fmt: skip
+        heads, masks = (self.query, self.key_t, self.value), (self.inner, self.bias, self.keep, self.factor)
+        inputs = (*heads, *masks, self.row_scale, self.sink)
         return torch.broadcast_shapes(*(t.shape[:-2] for t in inputs if t is not None))
 
     def scaled_query(self) -> tuple[torch.Tensor, float]:
