@@ -23,7 +23,7 @@ from ..rewrites.binding import Binding
 from ..rewrites.effects import wants_gradient
 from ..rewrites.facts import Choice, fact_of
 from ..rewrites.graph import arguments, is_tensor, op_name
-from .masks import FROM_CONSTANTS, MOVES, evaluate, is_causal_match, is_flag, keeps_diagonal
+from .masks import FROM_CONSTANTS, MOVES, asked, evaluate, is_causal_match, is_flag, keeps_diagonal
 
 _ABSORBING = -1e6  # float32 scores lose their digits in the sum with lower numbers
 _LOW = -16.0  # beside lower numbers, the logarithm of a sum does
@@ -107,9 +107,11 @@ def lowest_top(bias: Any) -> float:
         fact = fact_of(bias)
         return float(fact.yes) if isinstance(fact, Choice) else -math.inf
     known = evaluate(bias)
-    if known is None:
-        return _Least(math.inf).of(bias)
-    tops = known.amax(-1) if known.numel() else known
+    return _Least(math.inf).of(bias) if known is None else asked(_least_finite_top, known)
+
+
+def _least_finite_top(mask: torch.Tensor) -> float:
+    tops = mask.amax(-1) if mask.numel() else mask
     tops = tops[tops.isfinite()].double()
     return float(tops.min()) if tops.numel() else 0.0
 

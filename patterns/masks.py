@@ -5,17 +5,19 @@ Of masks built from sizes, also symbolic ones, `rewrites/facts` knows what they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
-from ..rewrites import compat
 from ..rewrites.binding import Binding
 from ..rewrites.facts import Choice, Positions, ends, fact_of, nonnegative
+from ..rewrites.facts.evaluate import plainly
 from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, rank, shape, val
 from ..rewrites.symbolic import SYMBOLIC, known_equal
+
+Answer = TypeVar("Answer")
 
 _MOST_ELEMENTS = 1 << 22
 
@@ -26,12 +28,18 @@ def evaluate(node: Any) -> torch.Tensor | None:
     if cone is None:
         return None
     values: dict[fx.Node, Any] = {}
-    with compat.no_dispatch_modes():
+    with plainly():
         for n in cone:
             args, kwargs = fx.node.map_arg((n.args, dict(n.kwargs)), values.__getitem__)
             values[n] = n.target(*args, **kwargs)
     result = values[node]
     return result if isinstance(result, torch.Tensor) else None
+
+
+def asked(question: Callable[..., Answer], *values: Any) -> Answer:
+    """The answer to a question about values that `evaluate` found: they are no fake tensors, and nothing records it."""
+    with plainly():
+        return question(*values)
 
 
 def _cone(node: Any) -> list[fx.Node] | None:
@@ -78,11 +86,14 @@ def is_causal(mask: Any) -> bool:
     value = evaluate(mask)
     if value is None or value.dim() < 2 or value.shape[-1] != value.shape[-2]:
         return False
+    return asked(_keeps_lower_triangle, value.cpu())
+
+
+def _keeps_lower_triangle(value: torch.Tensor) -> bool:
     rows = value.shape[-1]
     lower = torch.ones(rows, rows, dtype=torch.bool).tril()
     if value.dtype == torch.bool:
-        return bool((value.cpu() == lower).all())
-    value = value.cpu()
+        return bool((value == lower).all())
     kept, masked = value[lower.expand_as(value)], value[~lower.expand_as(value)]
     return bool((kept == 0).all()) and bool((masked <= -1e4).all())
 
@@ -114,7 +125,7 @@ def may_empty_rows(bias: Any, keep: Any, fill: Any) -> bool:
         return False
     known = [evaluate(m) for m in (bias, keep) if m is not None]
     if all(value is not None for value in known):
-        return _empties_rows(bias, keep, fill)
+        return asked(_empties_rows, None if bias is None else known[0], None if keep is None else known[-1], fill)
     if keep is not None and (bias is not None or fill == -float("inf")):
         return True
     return bias is not None and not _is_finite(bias)
@@ -137,10 +148,10 @@ def _holds_on_diagonal(condition: Positions, sizes: Sequence[Any]) -> bool:
     return limits is not None and nonnegative(limits[0])
 
 
-def _empties_rows(bias: Any, keep: Any, fill: Any) -> bool:
-    total: Any = 0.0 if bias is None else evaluate(bias)
+def _empties_rows(bias: torch.Tensor | None, keep: torch.Tensor | None, fill: Any) -> bool:
+    total: Any = 0.0 if bias is None else bias
     if keep is not None:
-        total = total + torch.where(evaluate(keep), 0.0, float(fill))  # type: ignore[arg-type]
+        total = total + torch.where(keep, 0.0, float(fill))
     return bool(torch.as_tensor(total).amax(-1).eq(-float("inf")).any()) if total.numel() else False
 
 

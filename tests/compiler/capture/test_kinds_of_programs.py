@@ -6,6 +6,7 @@ A table: kind -> how many attentions are replaced before kernels are generated, 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,17 @@ def running(q, k, v):
     return scan(lambda carry, x: (attend(carry, x, x), carry.sin()), q[0], k, dim=0)
 
 
+def every_third(hide: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Attention under a mask that depends on nothing, in a program that is rewritten after AOTAutograd traced it."""
+
+    def program(q, k, v):
+        places = torch.arange(q.shape[-2])
+        scores = unseen(q) @ k.mT
+        return hide(scores, (places[:, None] + places) % 3 > 0).softmax(-1) @ v
+
+    return program
+
+
 @dataclass(frozen=True)
 class Kind:
     """A program, how many attentions rules replace in it, and the class of its inputs."""
@@ -95,6 +107,16 @@ KINDS = {
         lambda q, k, v: attend(q, k, v) + torch.func.grad(lambda x: x.sin().sum())(q), reason="functorch-transform"
     ),
     "opaque call": Kind(lambda q, k, v: attend(unseen(q), k, v), reason="opaque-call"),
+    "opaque call, known bias": Kind(
+        every_third(lambda s, keep: s + torch.where(keep, 0.0, -1e9)), reason="opaque-call"
+    ),
+    "opaque call, known mask": Kind(every_third(lambda s, keep: s.masked_fill(~keep, -math.inf)), reason="opaque-call"),
+    "opaque call, both": Kind(
+        every_third(lambda s, keep: (s + keep * 0.5).masked_fill(~keep, -math.inf)), reason="opaque-call"
+    ),
+    "opaque call, causal": Kind(
+        every_third(lambda s, keep: s + torch.full_like(s[0, 0], -1e9).triu(1)), reason="opaque-call"
+    ),
     "wrapper": Kind(attend, of=Doubled, replaced=2, reason="tensor-subclass"),
     "wrapper made inside": Kind(lambda q, k, v: attend(*map(Doubled, (q, k, v))).second, reason="opaque-call"),
     "plain subclass": Kind(attend, of=lambda x: x.clone().as_subclass(Named)),
