@@ -12,6 +12,7 @@ import pytest
 import sympy
 import torch
 from support.aot_models import Mixed, bert, bert_inputs, convolutional, mixed_inputs
+from support.kept_objects import object_of, objects_kept
 from torch.utils._sympy.functions import FloorDiv, Max, Min
 
 import regraft
@@ -38,6 +39,12 @@ def equal(found, expected, atol=1e-5):
 
 def without_gradients(value):
     return torch.utils._pytree.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, value)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _objects():
+    with objects_kept():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +150,10 @@ def test_the_example_in_cpp_runs_an_artifact(perceptron, tmp_path):
         Path(aot.__file__).parent / "include",
     ]
     libraries = [f"-L{torch_folder / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", "-ldl"]
-    command = ["g++", "-std=c++20", "-O0", "-w", *(f"-I{i}" for i in include), EXAMPLE, *libraries]
-    subprocess.run([*command, f"-Wl,-rpath,{torch_folder / 'lib'}", "-o", tmp_path / "run"], check=True)
+    flags = ["-std=c++20", "-O0", "-w", *(f"-I{i}" for i in include)]
+    compiled = object_of(EXAMPLE, flags, [include[-1] / "regraft_aot.h"])
+    link = ["g++", compiled, *libraries, f"-Wl,-rpath,{torch_folder / 'lib'}", "-o", tmp_path / "run"]
+    subprocess.run(link, check=True)
     done = subprocess.run([tmp_path / "run", path, "3", "16"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     equal(torch.tensor([float(line) for line in done.stdout.split()]).view(3, 4), model(torch.ones(3, 16)).detach())
