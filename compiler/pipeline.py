@@ -27,29 +27,29 @@ from .capture.checkpoints import inline_bodies
 from .codegen.generate import begin_kernels
 from .lowering.agreement import hold_sizes
 from .options.checks import check_name
-from .passes.align_rows import space_rows
-from .passes.bags_as_sums import write_out_bags
+from .passes.align_rows import align_rows
+from .passes.bags_as_sums import write_bags_as_sums
 from .passes.channels_last import Spread, spread_channels_last
-from .passes.constant_sdpa_masks import settle_masks
-from .passes.conv_as_mm import convolutions_as_products, images_as_rows
-from .passes.cse import equate_sizes, share_calls
-from .passes.decompose_composites import write_out_composites
-from .passes.fold_constant_tables import fold_tables
+from .passes.constant_sdpa_masks import simplify_sdpa_masks
+from .passes.conv_as_mm import convolutions_as_matmuls, images_as_rows
+from .passes.cse import eliminate_common_subexpressions, equate_sizes
+from .passes.decompose_composites import decompose_composites
+from .passes.fold_constant_tables import fold_constant_tables
 from .passes.fold_uniform import fold_uniform
-from .passes.gathered_products import turn_gathered
-from .passes.host_scalars import bring_scalars
+from .passes.gathered_products import transpose_gathered_products
+from .passes.host_scalars import copy_host_scalars
 from .passes.loss_in_blocks import loss_in_blocks
-from .passes.max_pool_offsets import keep_places
-from .passes.mm_out_dtype import widen_products
-from .passes.pad_conv_channels import pad_channels
+from .passes.max_pool_offsets import save_max_pool_offsets
+from .passes.mm_out_dtype import use_mm_out_dtype
+from .passes.pad_conv_channels import pad_conv_channels
 from .passes.pad_counted_scatters import pad_counted_scatters
-from .passes.recompute_log_softmax import keep_rows
+from .passes.recompute_log_softmax import recompute_log_softmax
 from .passes.recompute_norms import recompute_norms
 from .passes.registry import Condition, Context, Pass
-from .passes.results_apart import keep_apart
-from .passes.scalars_to_device import move_scalars
-from .passes.sdpa_backward_layout import lay_out_gradients
-from .passes.split_conv_bias import split_biases, sum_bias_gradients
+from .passes.results_apart import keep_results_apart
+from .passes.scalars_to_device import move_scalars_to_device
+from .passes.sdpa_backward_layout import lay_out_sdpa_gradients
+from .passes.split_conv_bias import split_conv_biases, sum_conv_bias_gradients
 from .passes.sum_by_diagonal import sum_by_diagonal
 from .templates import fuse_attention, fuse_attention_training, fuse_gemm, fuse_on_gpu
 from .templates.common.task import Task, task_of
@@ -103,8 +103,8 @@ def _begin_freezing(graph: fx.GraphModule, context: Context) -> None:
     context.freezer.begin(graph)
 
 
-def _settle_masks(graph: fx.GraphModule, context: Context) -> dict[str, int]:
-    return settle_masks(graph, keep_stream=context.options.rng == "eager")
+def _simplify_sdpa_masks(graph: fx.GraphModule, context: Context) -> dict[str, int]:
+    return simplify_sdpa_masks(graph, keep_stream=context.options.rng == "eager")
 
 
 def _channels_last(graph: fx.GraphModule, context: Context) -> int:
@@ -184,8 +184,8 @@ _ON_CPUS = (
 )
 _CONSTANTS = (
     _simple("fold_uniform", fold_uniform),
-    _simple("fold_constant_tables", fold_tables),
-    _simple("scalars_to_device", move_scalars),
+    _simple("fold_constant_tables", fold_constant_tables),
+    _simple("scalars_to_device", move_scalars_to_device),
 )
 _IMAGES = (INFERENCE, LAYOUTS, CONVOLUTIONS, MEASURED)
 
@@ -195,36 +195,36 @@ CAPTURED = (
         doc="checkpoint(f, x)  ->  f(x), where nothing is kept for a backward.",
     ),
     Pass("mark_weights", _mark_weights, (FROZEN,), doc="Tell the rules which inputs are weights."),
-    _simple("bags_as_sums", write_out_bags, ON_CUDA, numerics=_DIFFER),
-    Pass("constant_sdpa_masks", _settle_masks, source=settle_masks, seconds="masks"),
+    _simple("bags_as_sums", write_bags_as_sums, ON_CUDA, numerics=_DIFFER),
+    Pass("constant_sdpa_masks", _simplify_sdpa_masks, source=simplify_sdpa_masks, seconds="masks"),
 )  # fmt: skip
 PROGRAM_RULES = (_rules("forward"),)
 
 DESUGARED = (
     *PROGRAM_RULES,
-    _simple("decompose_composites", write_out_composites),
+    _simple("decompose_composites", decompose_composites),
 )
 
 JOINT = (
     _simple("equate_sizes", equate_sizes),
     # Before the graph is split: a known number is written out on both sides, not kept for the backward.
     _simple("fold_uniform", fold_uniform, TRAINING),
-    _simple("scalars_to_device", move_scalars, TRAINING),
+    _simple("scalars_to_device", move_scalars_to_device, TRAINING),
     _simple("pad_counted_scatters", pad_counted_scatters, TRAINING, numerics=_DIFFER),
     _simple("sum_by_diagonal", sum_by_diagonal, TRAINING, ON_CUDA, numerics=_DIFFER),
     _simple("loss_in_blocks", loss_in_blocks, TRAINING, numerics=_DIFFER),
-    _simple("recompute_log_softmax", keep_rows, TRAINING),
+    _simple("recompute_log_softmax", recompute_log_softmax, TRAINING),
     _simple("recompute_norms", recompute_norms, TRAINING),
     Pass(
         "channels_last", _channels_last, (TRAINING,), source=spread_channels_last, family="layout",
         candidates=("channels_last",), numerics=_DIFFER, seconds="layout",
     ),
-    _simple("split_conv_bias", split_biases, TRAINING, CONVOLUTIONS, MEASURED),
-    _simple("sum_conv_bias_gradients", sum_bias_gradients, TRAINING, CONVOLUTIONS, MEASURED),
-    _simple("max_pool_offsets", keep_places, TRAINING),
+    _simple("split_conv_bias", split_conv_biases, TRAINING, CONVOLUTIONS, MEASURED),
+    _simple("sum_conv_bias_gradients", sum_conv_bias_gradients, TRAINING, CONVOLUTIONS, MEASURED),
+    _simple("max_pool_offsets", save_max_pool_offsets, TRAINING),
     Pass("seed_dropout", _seed, (SEEDED,), source=seed_calls),
     _attention(_fuse_attention_training, TRAINING, ON_CUDA),
-    _simple("results_apart", keep_apart, TRAINING),
+    _simple("results_apart", keep_results_apart, TRAINING),
 )  # fmt: skip
 
 _SIZES = _simple(
@@ -234,9 +234,9 @@ _SIZES = _simple(
 LOWERED = (
     _SIZES,
     *_CONSTANTS,
-    _simple("host_scalars", bring_scalars, ON_CUDA),
+    _simple("host_scalars", copy_host_scalars, ON_CUDA),
     _simple("loss_in_blocks", loss_in_blocks, INFERENCE, numerics=_DIFFER),
-    _simple("cse", share_calls, INFERENCE),  # of a joint graph, autograd's partition does it
+    _simple("cse", eliminate_common_subexpressions, INFERENCE),  # of a joint graph, autograd's partition does it
     _rules("simplify"),
     Pass(
         "freeze", _begin_freezing, (INFERENCE, FROZEN), doc="Tell the rules which values are weights.",
@@ -246,18 +246,18 @@ LOWERED = (
         "channels_last", _channels_last, (INFERENCE, LAYOUTS), source=spread_channels_last, family="layout",
         candidates=("channels_last",), numerics=_DIFFER, seconds="layout",
     ),
-    _simple("conv_as_mm", convolutions_as_products, *_IMAGES, seconds="layout"),
-    _simple("split_conv_bias", split_biases, *_IMAGES, seconds="layout"),
+    _simple("conv_as_mm", convolutions_as_matmuls, *_IMAGES, seconds="layout"),
+    _simple("split_conv_bias", split_conv_biases, *_IMAGES, seconds="layout"),
     _simple("images_as_rows", images_as_rows, *_IMAGES, seconds="layout"),
-    _simple("pad_conv_channels", pad_channels, *_IMAGES, seconds="layout"),
-    _simple("pad_conv_channels", pad_channels, FORWARD, LAYOUTS, MEASURED),
-    _simple("align_rows", space_rows, LAYOUTS),
+    _simple("pad_conv_channels", pad_conv_channels, *_IMAGES, seconds="layout"),
+    _simple("pad_conv_channels", pad_conv_channels, FORWARD, LAYOUTS, MEASURED),
+    _simple("align_rows", align_rows, LAYOUTS),
     # Before single products of attentions are padded.
     _attention(_fuse_attention, INFERENCE, drawn=True),
     _rules("lowered"),
-    _simple("sdpa_backward_layout", lay_out_gradients),
-    _simple("mm_out_dtype", widen_products, LAYOUTS),
-    _simple("gathered_products", turn_gathered, INFERENCE, ON_CUDA, numerics=_DIFFER),
+    _simple("sdpa_backward_layout", lay_out_sdpa_gradients),
+    _simple("mm_out_dtype", use_mm_out_dtype, LAYOUTS),
+    _simple("gathered_products", transpose_gathered_products, INFERENCE, ON_CUDA, numerics=_DIFFER),
     Pass(
         "gpu-templates", _fuse_on_gpu, (ON_CUDA,), seconds="templates", drawn=True, family="linear-kernel",
         candidates=("generated",), numerics=_DIFFER, doc=_ON_GPUS,
@@ -271,7 +271,7 @@ LOWERED = (
 BODY = (
     _SIZES,
     *_CONSTANTS,
-    _simple("cse", share_calls),
+    _simple("cse", eliminate_common_subexpressions),
     _rules("simplify"),
     _attention(_fuse_attention),
     _rules("lowered"),

@@ -1,6 +1,6 @@
 """Faults of ours: what fails is left out and told in three lines; its traceback goes to a file.
 
-    regraft: pass share_calls failed on graph 0/0 (inference): KeyError: 'add_3'
+    regraft: pass cse failed on graph 0/0 (inference): KeyError: 'add_3'
       the graph goes on without it: results are right, it may run slower
       traceback: ~/.cache/regraft/faults/3f2a91c07b55.txt (options={"strict": True} raises it instead)
 
@@ -59,7 +59,7 @@ class Faults:
         """Run a block that the program can do without.
 
         Args:
-            what: what the block is, with its name: ``"pass share_calls"``.
+            what: what the block is, with its name: ``"pass cse"``.
             outcome: what happens where it fails: ``"calls stay as they are"``.
             stage: as reports show it; the code of its fallback is ``"<stage>-failed"``.
             undo: takes back what the block did before it failed.

@@ -43,7 +43,7 @@ _VIEWS = (
 )
 
 
-def space_rows(graph_module: fx.GraphModule) -> int:
+def align_rows(graph_module: fx.GraphModule) -> int:
     """Space the rows of matrices that are computed for products on a GPU, in place; returns of how many.
 
     Args:

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 _SUM, _MEAN = 0, 1
 
 
-def write_out_bags(graph_module: fx.GraphModule) -> int:
+def write_bags_as_sums(graph_module: fx.GraphModule) -> int:
     """Write out bags of one size, in place; returns how many.
 
     Args:

@@ -31,7 +31,7 @@ aten = torch.ops.aten
 _SETTINGS = ("dropout_p", "is_causal")
 
 
-def settle_masks(graph_module: fx.GraphModule, *, keep_stream: bool = False) -> dict[str, int]:
+def simplify_sdpa_masks(graph_module: fx.GraphModule, *, keep_stream: bool = False) -> dict[str, int]:
     """Change the masks of attention calls in place; returns how many of each kind.
 
     Args:

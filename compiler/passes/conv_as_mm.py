@@ -33,7 +33,7 @@ _NORM = "aten._native_batch_norm_legit_no_training"
 _GPUS = ("cuda",)
 
 
-def convolutions_as_products(
+def convolutions_as_matmuls(
     graph_module: fx.GraphModule,
     devices: Collection[str] = _GPUS,
     dtypes: Collection[torch.dtype] = _DTYPES,

@@ -19,7 +19,7 @@ from ...rewrites.graph import is_pure, is_random, is_tensor, val
 from .foldable import mutable
 
 
-def share_calls(graph_module: fx.GraphModule) -> int:
+def eliminate_common_subexpressions(graph_module: fx.GraphModule) -> int:
     """Let equal calls of a functional graph be one, in place; returns how many went.
 
     Args:

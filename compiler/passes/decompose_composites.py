@@ -19,7 +19,7 @@ from ...rewrites.tracing import record
 _PROVENANCE = ("stack_trace", "nn_module_stack", "regraft_rule", "custom")
 
 
-def write_out_composites(graph_module: fx.GraphModule) -> int:
+def decompose_composites(graph_module: fx.GraphModule) -> int:
     """Replace the calls of composite operators by what they are made of, in place; returns how many."""
     calls = [node for node in graph_module.graph.nodes if _is_composite(node)]
     written = sum(_write_out(node) for node in calls)

@@ -25,7 +25,7 @@ _INT32 = torch.iinfo(torch.int32)
 _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor}
 
 
-def fold_tables(graph_module: fx.GraphModule) -> int:
+def fold_constant_tables(graph_module: fx.GraphModule) -> int:
     """Replace small tensors that follow from no input by constants of the module, in place; returns how many.
 
     Args:

@@ -21,7 +21,7 @@ _TURNED = (0, 2, 1)
 _WHOLE = (torch.int32, torch.int64)
 
 
-def turn_gathered(graph_module: fx.GraphModule) -> int:
+def transpose_gathered_products(graph_module: fx.GraphModule) -> int:
     """Turn such products, in place; returns how many."""
     graph = graph_module.graph
     editor = Editor(graph, SizeTable(graph))

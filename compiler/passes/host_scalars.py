@@ -25,7 +25,7 @@ aten = torch.ops.aten
 Kind = tuple[torch.dtype, torch.device]
 
 
-def bring_scalars(graph_module: fx.GraphModule) -> int:
+def copy_host_scalars(graph_module: fx.GraphModule) -> int:
     """Have calls on a GPU read copies there of numbers on the CPU, in place; returns how many numbers there are.
 
     Args:

@@ -31,7 +31,7 @@ _FORWARD, _BACKWARD = aten.max_pool2d_with_indices.default, aten.max_pool2d_with
 _SAME = ("aten.detach", "aten.alias")
 
 
-def keep_places(graph_module: fx.GraphModule) -> int:
+def save_max_pool_offsets(graph_module: fx.GraphModule) -> int:
     """Have the backward of a joint graph need places within windows; gives for how many poolings.
 
     Poolings of symbolic sizes, with windows that reach further than 16 bits tell, whose indices the program sees, or

@@ -24,7 +24,7 @@ _LIBRARIES = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolu
 _VIEWS = ("aten.slice", "aten.permute", "aten.t", "aten.transpose", "aten.view")
 
 
-def widen_products(graph_module: fx.GraphModule) -> int:
+def use_mm_out_dtype(graph_module: fx.GraphModule) -> int:
     """Let products give single precision where that is what their readers make of them, in place; returns how many."""
     graph = graph_module.graph
     editor = Editor(graph, SizeTable(graph))

@@ -28,7 +28,7 @@ _ALIGNED = 4  # channels: 8 bytes, which the GPU copies to shared memory at once
 _FEWEST, _MOST = 3, 16  # of fewer, zeros would be most of what is read; more are read in steps of their own
 
 
-def pad_channels(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
+def pad_conv_channels(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
     """Give images of few channels some of zeros where convolutions read them, in place; returns for how many."""
     graph, padded = graph_module.graph, 0
     editor = Editor(graph, SizeTable(graph))
@@ -70,4 +70,4 @@ def _padded(editor: Editor, node: Any, more: int) -> fx.Node:
     return editor.call(aten.clone.default, wide, memory_format=torch.channels_last)
 
 
-__all__ = ["pad_channels"]
+__all__ = ["pad_conv_channels"]

@@ -54,7 +54,7 @@ _SAME = ("aten.detach", "aten.alias", "aten._to_copy", "aten.view")
 ROWS = torch.ops.regraft.log_softmax_rows.default
 
 
-def keep_rows(graph_module: fx.GraphModule) -> int:
+def recompute_log_softmax(graph_module: fx.GraphModule) -> int:
     """Have the backward of a joint graph need rows' numbers instead of log-softmax's results; gives how many.
 
     What the backward does not read, what the graph returns, and what is checkpointed by the user, stays.
@@ -116,4 +116,4 @@ def _split(editor: Editor, x: Any, dim: Any, dtype: torch.dtype) -> fx.Node:
     return away if dtype == within else editor.call(aten._to_copy.default, away, dtype=dtype)
 
 
-__all__ = ["ROWS", "keep_rows"]
+__all__ = ["ROWS", "recompute_log_softmax"]

@@ -17,7 +17,7 @@ from ...rewrites.effects import storages
 from .cse import frozen
 
 
-def keep_apart(graph_module: fx.GraphModule) -> int:
+def keep_results_apart(graph_module: fx.GraphModule) -> int:
     """Copy what equal calls of several results give to the program, all but the first; returns how many copies.
 
     Args:

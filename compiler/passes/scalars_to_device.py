@@ -22,7 +22,7 @@ from .foldable import mutable
 aten = torch.ops.aten
 
 
-def move_scalars(graph_module: fx.GraphModule) -> int:
+def move_scalars_to_device(graph_module: fx.GraphModule) -> int:
     """Put known numbers on the CPU that calls on another device read on that device, in place; returns how many.
 
     Args:

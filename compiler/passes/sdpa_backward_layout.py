@@ -17,7 +17,7 @@ from ...rewrites.layout import restore_layout, same_layout
 _BACKWARD = "aten._scaled_dot_product_cudnn_attention_backward"
 
 
-def lay_out_gradients(graph_module: fx.GraphModule) -> int:
+def lay_out_sdpa_gradients(graph_module: fx.GraphModule) -> int:
     """Give every such call its gradient in the strides of its result, in place; returns how many were copied."""
     graph, copied = graph_module.graph, 0
     for node in graph.nodes:

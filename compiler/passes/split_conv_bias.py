@@ -24,7 +24,7 @@ _GPUS = ("cuda",)
 _BIAS = 2  # the place of its gradient among the results
 
 
-def split_biases(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
+def split_conv_biases(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
     """Add the biases of convolutions by calls of their own, in place; returns how many."""
     graph, split = graph_module.graph, 0
     editor = Editor(graph, SizeTable(graph))
@@ -46,7 +46,7 @@ def split_biases(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS)
     return split
 
 
-def sum_bias_gradients(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
+def sum_conv_bias_gradients(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
     """Compute the gradients of biases as sums, which join what computes the tangents, in place; returns how many.
 
     ATen sums too, and rounds once, as these do.

@@ -7,8 +7,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import regraft
-from regraft.compiler.passes import align_rows
-from regraft.compiler.passes.align_rows import space_rows
+from regraft.compiler.passes import align_rows as align_rows_module
+from regraft.compiler.passes.align_rows import align_rows
 from regraft.rewrites.graph import op_name, val
 
 aten = torch.ops.aten
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def _like_a_gpu(monkeypatch):
     torch.compiler.reset()
-    monkeypatch.setattr(align_rows, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(align_rows_module, "_DEVICES", ("cpu",))
 
 
 def graph_of(function, *inputs):
@@ -41,7 +41,7 @@ def test_products_read_spaced_rows():
     inputs = halves((16, 1003), (1003, 8), (16, 8))
     module = graph_of(both, *inputs)
     expected = module(*inputs)
-    assert space_rows(module) == 1
+    assert align_rows(module) == 1
     module.graph.lint()
     first, weight, second, _ = read_by(module, "aten.mm")
     assert (first.shape, first.stride(), weight.shape) == ((16, 1008), (1008, 1), (1008, 8))
@@ -62,10 +62,10 @@ def test_the_second_operand():
     inputs = halves((16, 1003), (8, 1003))
     module = graph_of(function, *inputs)
     expected = module(*inputs)
-    assert space_rows(module) == 1 and [x.shape[-1] for x in read_by(module, "aten.mm")] == [1008, 16]
+    assert align_rows(module) == 1 and [x.shape[-1] for x in read_by(module, "aten.mm")] == [1008, 16]
     torch.testing.assert_close(module(*inputs), expected)
     columns = graph_of(lambda x, w: torch.mm(w, torch.relu(x)), *halves((16, 1003), (8, 16)))
-    assert space_rows(columns) == 1 and read_by(columns, "aten.mm")[1].shape == (16, 1003)
+    assert align_rows(columns) == 1 and read_by(columns, "aten.mm")[1].shape == (16, 1003)
 
 
 def test_views_between_are_adapted():
@@ -75,7 +75,7 @@ def test_views_between_are_adapted():
     inputs = halves((2, 8, 1003), (1003, 8))
     module = graph_of(function, *inputs)
     expected = module(*inputs)
-    assert space_rows(module) == 1 and read_by(module, "aten.mm")[0].stride() == (1008, 1)
+    assert align_rows(module) == 1 and read_by(module, "aten.mm")[0].stride() == (1008, 1)
     torch.testing.assert_close(module(*inputs), expected)
 
 
@@ -92,7 +92,7 @@ UNTOUCHED = {
 @pytest.mark.parametrize("name", UNTOUCHED)
 def test_others_stay(name):
     function, shapes = UNTOUCHED[name]
-    assert space_rows(graph_of(function, *halves(*shapes))) == 0
+    assert align_rows(graph_of(function, *halves(*shapes))) == 0
 
 
 class Classifier(torch.nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regraft.compiler.passes.bags_as_sums import write_out_bags
+from regraft.compiler.passes.bags_as_sums import write_bags_as_sums
 from regraft.rewrites.compat import capture_function
 from regraft.rewrites.graph import arguments, op_name
 
@@ -35,7 +35,7 @@ def captured(function, w=W):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_written_out(name):
     module = captured(WRITTEN[name])
-    assert write_out_bags(module) == 1
+    assert write_bags_as_sums(module) == 1
     module.graph.lint()
     assert not any("embedding_bag" in op_name(node) for node in module.graph.nodes)
     w, v = W.clone().requires_grad_(), W.clone().requires_grad_()
@@ -47,7 +47,7 @@ def test_written_out(name):
 @pytest.mark.parametrize("name", LEFT)
 def test_left(name):
     module = captured(LEFT[name])
-    assert write_out_bags(module) == 0
+    assert write_bags_as_sums(module) == 0
 
 
 def test_weights_of_another_dtype_are_left():
@@ -56,12 +56,12 @@ def test_weights_of_another_dtype_are_left():
     (node,) = (node for node in module.graph.nodes if "embedding_bag" in op_name(node))
     weights = arguments(node)["per_sample_weights"]
     weights.meta["val"] = weights.meta["val"].double()
-    assert write_out_bags(module) == 0
+    assert write_bags_as_sums(module) == 0
 
 
 def test_weights_of_16_bits_are_added_in_32():
     w = W.bfloat16()
     module = captured(WRITTEN["sum"], w)
-    write_out_bags(module)
+    write_bags_as_sums(module)
     assert module(w, I2).dtype == torch.bfloat16
     torch.testing.assert_close(module(w, I2), WRITTEN["sum"](w, I2), rtol=2**-6, atol=2**-6)

@@ -16,9 +16,9 @@ from torch import fx, nn
 
 from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.passes.channels_last import spread_channels_last
-from regraft.compiler.passes.conv_as_mm import convolutions_as_products
+from regraft.compiler.passes.conv_as_mm import convolutions_as_matmuls
 from regraft.compiler.passes.conv_layout_cost import MOST_ASKED
-from regraft.compiler.passes.split_conv_bias import split_biases
+from regraft.compiler.passes.split_conv_bias import split_conv_biases
 from regraft.compiler.templates.gemm.match import FoundProduct, match_gemm
 from regraft.rewrites.profit import Decision, Never, Question
 from regraft.rewrites.record import Evidence, GraphRecord
@@ -115,7 +115,7 @@ def test_only_convolutions_and_products_stay_calls() -> None:
     """Norms, biases, activations, sums, pooling and copies of weights are kernels."""
     graph = inference_graph(*network())
     spread(graph, Asked())
-    assert convolutions_as_products(graph) == 1 and split_biases(graph) == 4
+    assert convolutions_as_matmuls(graph) == 1 and split_conv_biases(graph) == 4
     graph.graph.lint()
     made = generate_kernels(graph, "inference", verify=True)
     kept = {call.operator: (call.code, call.count) for call in made.code.kept}
@@ -135,7 +135,7 @@ def test_the_kernel_of_a_product_can_compute_the_block_around_it() -> None:
 
     graph = inference_graph(disturbed(Block()).bfloat16(), torch.randn(2, 3, 8, 8).bfloat16())
     spread(graph, Asked())
-    assert convolutions_as_products(graph) == 1
+    assert convolutions_as_matmuls(graph) == 1
     (product,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)
     found = match_gemm(product)
     assert isinstance(found, FoundProduct) and found.output.target is torch.ops.aten.relu.default

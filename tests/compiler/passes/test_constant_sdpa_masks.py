@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import regraft
-from regraft.compiler.passes.constant_sdpa_masks import settle_masks
+from regraft.compiler.passes.constant_sdpa_masks import simplify_sdpa_masks
 from regraft.rewrites.graph import arguments, op_name
 
 aten = torch.ops.aten
@@ -93,10 +93,10 @@ def masks_of(module):
 
 def test_on_cuda_rows_are_contiguous():
     module = on_cuda(lambda bias: bias.permute(2, 0, 1).unsqueeze(0))
-    assert settle_masks(module) == {"rows": 1}
+    assert simplify_sdpa_masks(module) == {"rows": 1}
     (mask,) = masks_of(module)
     assert mask.target is aten.contiguous.default and mask.meta["val"].stride(-1) == 1
-    assert settle_masks(module) == {}
+    assert simplify_sdpa_masks(module) == {}
 
 
 def test_layers_share_one_copy():
@@ -109,12 +109,12 @@ def test_layers_share_one_copy():
         half = [torch.empty(2, 3, 6, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
         bias = torch.empty(6, 6, 3, device="cuda", dtype=torch.bfloat16)
         module = make_fx(function, pre_dispatch=True)(*half, bias)
-    assert settle_masks(module) == {"rows": 2}
+    assert simplify_sdpa_masks(module) == {"rows": 2}
     first, second = masks_of(module)
     assert first is second
 
 
 def test_random_streams_are_kept():
     module = on_cuda(lambda bias: bias.permute(2, 0, 1).unsqueeze(0), p=0.5)
-    assert settle_masks(module, keep_stream=True) == {}
-    assert settle_masks(module) == {"rows": 1}
+    assert simplify_sdpa_masks(module, keep_stream=True) == {}
+    assert simplify_sdpa_masks(module) == {"rows": 1}

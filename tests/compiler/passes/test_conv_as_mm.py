@@ -17,8 +17,8 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from regraft.compiler.passes.conv_as_mm import convolutions_as_products, images_as_rows
-from regraft.compiler.passes.split_conv_bias import split_biases
+from regraft.compiler.passes.conv_as_mm import convolutions_as_matmuls, images_as_rows
+from regraft.compiler.passes.split_conv_bias import split_conv_biases
 
 CPU = {"devices": ("cpu",)}
 ALL = {**CPU, "aligned": 1, "dtypes": (torch.float32, torch.bfloat16, torch.float64)}
@@ -77,7 +77,7 @@ def test_product_and_what_follows(bias: bool) -> None:
 
     inputs = images(2, 4, 5, 6), torch.randn(8, 4, 1, 1), torch.randn(8), images(2, 8, 5, 6), torch.randn(8, 1, 1)
     module = graph_of(function, *inputs)
-    assert convolutions_as_products(module, **ALL) == 1
+    assert convolutions_as_matmuls(module, **ALL) == 1
     names = ops(module)
     assert "convolution" not in names and names[-2:] == ["view", "permute"] and names.count("permute") == 4
     assert_same(module, inputs, (function(*inputs),))
@@ -91,7 +91,7 @@ def test_norms_and_residual_blocks() -> None:
     )  # fmt: skip
     model, x = disturbed(bottleneck), images(2, 8, 6, 6)
     module, inputs = of_model(model, x)
-    assert convolutions_as_products(module, **ALL) == 3 and split_biases(module, **CPU) == 1
+    assert convolutions_as_matmuls(module, **ALL) == 3 and split_conv_biases(module, **CPU) == 1
     with torch.no_grad():
         assert_same(module, inputs, (model(x),), rtol=1e-4, atol=1e-5)
 
@@ -102,7 +102,7 @@ def test_rows_that_were_images_are_used_as_they_are() -> None:
 
     inputs = images(2, 4, 5, 5), torch.randn(8, 4, 1, 1), torch.randn(4, 8, 1, 1)
     module = graph_of(function, *inputs)
-    assert convolutions_as_products(module, **ALL) == 2
+    assert convolutions_as_matmuls(module, **ALL) == 2
     assert ops(module).count("view") == 2  # at the ends
     assert_same(module, inputs, (function(*inputs),), rtol=1e-4, atol=1e-5)
 
@@ -128,7 +128,7 @@ def test_chain_ends_where_a_value_is_used_twice() -> None:
 
     inputs = images(2, 4, 5, 5), torch.randn(8, 4, 1, 1)
     module = graph_of(function, *inputs)
-    assert convolutions_as_products(module, **ALL) == 1
+    assert convolutions_as_matmuls(module, **ALL) == 1
     assert_same(module, inputs, function(*inputs))
 
 
@@ -137,7 +137,7 @@ def test_operands_that_differ_between_pixels_end_the_chain(shape: tuple[int, ...
     inputs = images(2, 4, 5, 6), torch.randn(8, 4, 1, 1), torch.randn(shape)
     function = lambda x, w, other: torch.conv2d(x, w) * other  # noqa: E731
     module = graph_of(function, *inputs)
-    assert convolutions_as_products(module, **ALL) == 1
+    assert convolutions_as_matmuls(module, **ALL) == 1
     assert ops(module)[-2:] == ["permute", "mul"]
     assert_same(module, inputs, (function(*inputs),))
 
@@ -147,7 +147,7 @@ def test_operands_by_channel_join_it(shape: tuple[int, ...]) -> None:
     inputs = images(2, 4, 5, 6, dtype=torch.bfloat16), torch.randn(8, 4, 1, 1).bfloat16(), torch.randn(shape)
     function = lambda x, w, other: torch.conv2d(x, w) * other  # noqa: E731
     module = graph_of(function, *inputs)
-    assert convolutions_as_products(module, **ALL) == 1 and ops(module)[-1] == "permute"
+    assert convolutions_as_matmuls(module, **ALL) == 1 and ops(module)[-1] == "permute"
     assert_same(module, inputs, (function(*inputs),))
 
 
@@ -163,7 +163,7 @@ def test_patches(bias: bool, memory_format: torch.memory_format) -> None:
     x, w = torch.randn(2, 3, 8, 6).to(memory_format=memory_format), torch.randn(16, 3, 4, 2)
     inputs = x, w.contiguous(memory_format=memory_format), torch.randn(16)
     module = graph_of(function, *inputs)
-    assert convolutions_as_products(module, **ALL) == 1 and "convolution" not in ops(module)
+    assert convolutions_as_matmuls(module, **ALL) == 1 and "convolution" not in ops(module)
     assert_same(module, inputs, (function(*inputs),), rtol=1e-4, atol=1e-5)
 
 
@@ -186,15 +186,15 @@ def test_others_stay(name: str) -> None:
     x, w, geometry = KEPT[name]
     function = lambda x, w: torch.conv2d(x, w, **geometry)  # noqa: E731
     module = graph_of(function, x, w)
-    assert convolutions_as_products(module, **ALL) == 0
-    assert convolutions_as_products(graph_of(function, x, w)) == 0  # on a CPU
+    assert convolutions_as_matmuls(module, **ALL) == 0
+    assert convolutions_as_matmuls(graph_of(function, x, w)) == 0  # on a CPU
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [(torch.float16, 8), (torch.float32, 8), (torch.bfloat16, 12)], ids=str)
 def test_left_to_the_library(dtype: torch.dtype, channels: int) -> None:
     """Sums in other precision than a convolution's, or rows that are not aligned."""
     x, w = images(2, 8, 5, 5, dtype=dtype), torch.randn(channels, 8, 1, 1).to(dtype)
-    assert convolutions_as_products(graph_of(torch.conv2d, x, w), **CPU) == 0
+    assert convolutions_as_matmuls(graph_of(torch.conv2d, x, w), **CPU) == 0
 
 
 @pytest.mark.parametrize("space", [(1, 1), (1, 7), (4, 1)], ids=str)
@@ -204,7 +204,7 @@ def test_strides_of_single_pixels_are_those_promised(space: tuple[int, int]) -> 
         inputs = images(2, 4, *space), torch.randn(channels, 4, 1, 1)
         module = graph_of(function, *inputs)
         promised = module.graph.output_node().args[0].meta["val"].stride()
-        convolutions_as_products(module, **ALL)
+        convolutions_as_matmuls(module, **ALL)
         torch.testing.assert_close(module(*inputs), function(*inputs))
         assert module.graph.output_node().args[0].meta["val"].stride() == promised
 
@@ -213,15 +213,15 @@ def test_symbolic_sizes() -> None:
     function = lambda x, w, b: torch.relu(torch.conv2d(x, w, b))  # noqa: E731
     inputs = images(2, 4, 5, 6), torch.randn(8, 4, 1, 1), torch.randn(8)
     module = graph_of(function, *inputs, dynamic=True)
-    assert convolutions_as_products(module, **ALL) == 1
+    assert convolutions_as_matmuls(module, **ALL) == 1
     assert_same(module, inputs, (function(*inputs),))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_error_is_no_worse_than_eagers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In half precision, compiled: what joins the rows is rounded less often than in eager."""
-    replace_pass(monkeypatch, "conv_as_mm", partial(convolutions_as_products, **ALL))
-    replace_pass(monkeypatch, "split_conv_bias", partial(split_biases, **CPU))
+    replace_pass(monkeypatch, "conv_as_mm", partial(convolutions_as_matmuls, **ALL))
+    replace_pass(monkeypatch, "split_conv_bias", partial(split_conv_biases, **CPU))
     replace_pass(monkeypatch, "images_as_rows", partial(images_as_rows, **CPU))
     torch.manual_seed(seed)
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3)]
@@ -244,7 +244,7 @@ def test_biases_of_their_own(transposed: bool) -> None:
     function = lambda x, w, b: torch.relu(convolve(x, w, b))  # noqa: E731
     inputs = images(2, 4, 5, 6), torch.randn(4, 4, 3, 3), torch.randn(4)
     module = graph_of(function, *inputs)
-    assert split_biases(module, **CPU) == 1 and split_biases(module, **CPU) == 0
+    assert split_conv_biases(module, **CPU) == 1 and split_conv_biases(module, **CPU) == 0
     assert ops(module) == ["convolution", "view", "add", "relu"]
     assert_same(module, inputs, (function(*inputs),))
-    assert split_biases(graph_of(function, *inputs)) == 0  # on a CPU
+    assert split_conv_biases(graph_of(function, *inputs)) == 0  # on a CPU

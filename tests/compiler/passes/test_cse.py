@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regraft.compiler.passes.cse import share_calls
+from regraft.compiler.passes.cse import eliminate_common_subexpressions
 from regraft.rewrites.graph import op_name
 
 aten = torch.ops.aten
@@ -22,7 +22,7 @@ def names(module):
 def shared(function, *inputs):
     module = graph_of(function, *inputs)
     expected = module(*inputs)
-    gone = share_calls(module)
+    gone = eliminate_common_subexpressions(module)
     module.graph.lint()
     torch.testing.assert_close(module(*inputs), expected)
     return module, gone
@@ -59,7 +59,7 @@ def test_two_results_stay_two_tensors():
 
 def test_random_numbers_are_drawn_each_time():
     module = graph_of(lambda x: (aten.rand_like(x).sum(), aten.rand_like(x).sum()), X)
-    assert share_calls(module) == 0
+    assert eliminate_common_subexpressions(module) == 0
 
 
 def test_what_is_written_to_stays():
@@ -68,4 +68,4 @@ def test_what_is_written_to_stays():
         aten.add_(a, 1.0)
         return a.sum(), b.sum()
 
-    assert share_calls(graph_of(function, X)) == 0
+    assert eliminate_common_subexpressions(graph_of(function, X)) == 0

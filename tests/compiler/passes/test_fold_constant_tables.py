@@ -7,7 +7,7 @@ import torch
 from support.rewriting import compiled
 
 from regraft.compiler.lowering.core import TABLE_SPAN
-from regraft.compiler.passes.fold_constant_tables import fold_tables
+from regraft.compiler.passes.fold_constant_tables import fold_constant_tables
 from regraft.rewrites.compat import capture_function
 from regraft.rewrites.functional import functionalize_temporaries
 
@@ -35,7 +35,7 @@ def test_folded(name: str) -> None:
     x = torch.randn(4, 4)
     module, _ = capture_function(FOLDED[name], [x], dynamic=False)
     functionalize_temporaries(module.graph)
-    assert fold_tables(module) == 1
+    assert fold_constant_tables(module) == 1
     module.graph.lint()
     assert "_folded0" in {n.target for n in module.graph.find_nodes(op="get_attr")}
     assert torch.equal(module(x), FOLDED[name](x))
@@ -57,7 +57,7 @@ def test_strides_are_as_promised(name: str) -> None:
         torch.testing.assert_close(run(x), STRIDED[name](x))
     module, _ = capture_function(STRIDED[name], [x], dynamic=False)
     functionalize_temporaries(module.graph)
-    fold_tables(module)
+    fold_constant_tables(module)
     (constant,) = module.graph.find_nodes(op="get_attr")
     assert getattr(module, constant.target).stride() == constant.meta["val"].stride()
 
@@ -65,7 +65,7 @@ def test_strides_are_as_promised(name: str) -> None:
 @pytest.mark.parametrize("name", LEFT)
 def test_left_alone(name: str) -> None:
     module, _ = capture_function(LEFT[name], [torch.randn(4, 4)], dynamic=False)
-    assert fold_tables(module) == 0
+    assert fold_constant_tables(module) == 0
 
 
 def test_a_table_next_to_symbolic_sizes() -> None:
@@ -127,7 +127,7 @@ def test_tables_of_indices_say_what_they_hold() -> None:
         x = torch.randn(4, 4)
         module, _ = capture_function(function, [x], dynamic=False)
         functionalize_temporaries(module.graph)
-        assert fold_tables(module) == 1
+        assert fold_constant_tables(module) == 1
         (constant,) = module.graph.find_nodes(op="get_attr")
         assert constant.meta[TABLE_SPAN] == span
         assert getattr(module, constant.target).dtype == constant.meta["val"].dtype == dtype
@@ -147,6 +147,6 @@ def test_positions_that_are_rounded_are_tables() -> None:
     x = torch.randn(2, 4, 4)
     module, _ = capture_function(nearest, [x], dynamic=False)
     functionalize_temporaries(module.graph)
-    assert fold_tables(module) == 2
+    assert fold_constant_tables(module) == 2
     assert {node.meta[TABLE_SPAN] for node in module.graph.find_nodes(op="get_attr")} == {(0, 3)}
     torch.testing.assert_close(module(x), nearest(x), rtol=0, atol=0)

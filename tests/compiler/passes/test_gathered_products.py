@@ -13,7 +13,7 @@ from support.template_oracle import run_pass, with_fake_hopper
 from support.triton_gemm import Interpreted, Values, found_in, interpreted, near, on_gpu
 from support.triton_kernels import compiled
 
-from regraft.compiler.passes.gathered_products import turn_gathered
+from regraft.compiler.passes.gathered_products import transpose_gathered_products
 from regraft.compiler.templates import TritonTemplateKernel
 from regraft.compiler.templates.gemm import triton_fuse
 from regraft.compiler.templates.gemm.triton_cost import has_few_rows, is_gathered
@@ -45,7 +45,7 @@ def rows(x: torch.Tensor, w: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def turned(function: Any, *inputs: torch.Tensor) -> torch.fx.GraphModule:
     module = on_gpu(function, *inputs)
     wanted = module.graph.output_node().args[0].meta["val"]
-    assert turn_gathered(module) == (0 if function is rows else 1)
+    assert transpose_gathered_products(module) == (0 if function is rows else 1)
     module.graph.lint()
     made = module.graph.output_node().args[0].meta["val"]
     assert (made.shape, made.stride(), made.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
@@ -89,4 +89,4 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_stays(name: str) -> None:
-    assert turn_gathered(on_gpu(OTHERS[name], X, W, IDS)) == 0
+    assert transpose_gathered_products(on_gpu(OTHERS[name], X, W, IDS)) == 0

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regraft.compiler.passes.host_scalars import bring_scalars
+from regraft.compiler.passes.host_scalars import copy_host_scalars
 from regraft.rewrites.graph import op_name, val
 
 aten = torch.ops.aten
@@ -40,11 +40,11 @@ def corrected(x, step):
 def test_all_numbers_come_at_once():
     module = graph_of(corrected, "cuda", "cpu")
     assert mixed(module) == ["aten.div", "aten.add"]
-    assert bring_scalars(module) == 2
+    assert copy_host_scalars(module) == 2
     module.graph.lint()
     assert not mixed(module)
     (copy,) = module.graph.find_nodes(op="call_function", target=aten._to_copy.default)
-    assert val(copy).shape == (2,) and val(copy).device.type == "cuda" and bring_scalars(module) == 0
+    assert val(copy).shape == (2,) and val(copy).device.type == "cuda" and copy_host_scalars(module) == 0
 
 
 def test_lists_of_tensors():
@@ -52,13 +52,13 @@ def test_lists_of_tensors():
         return aten._foreach_mul.Tensor([a, b], n)
 
     module = graph_of(step, "cuda", "cuda", "cpu")
-    assert bring_scalars(module) == 1 and not mixed(module)
+    assert copy_host_scalars(module) == 1 and not mixed(module)
 
 
 def test_values_are_the_same(monkeypatch):
     """Run with every device the CPU."""
     module = graph_of(corrected, "cuda", "cpu")
-    bring_scalars(module)
+    copy_host_scalars(module)
     for node in module.graph.nodes:
         if "device" in node.kwargs:
             node.update_kwarg("device", torch.device("cpu"))
@@ -80,10 +80,10 @@ def seen_by_the_gpu(x, n):
 @pytest.mark.parametrize("function", [drawn_between, seen_by_the_gpu])
 def test_what_cannot_come_before_stays(function):
     module = graph_of(function, "cuda", "cpu")
-    assert bring_scalars(module) == 1 and len(mixed(module)) == 1
+    assert copy_host_scalars(module) == 1 and len(mixed(module)) == 1
     module.graph.lint()
 
 
 def test_vectors_and_cpus_are_left():
-    assert bring_scalars(graph_of(lambda n, m: aten.mul.Tensor(n, m), "cpu", "cpu")) == 0
-    assert bring_scalars(graph_of(lambda x, y: aten.mul.Tensor(x, y), "cuda", "cuda")) == 0
+    assert copy_host_scalars(graph_of(lambda n, m: aten.mul.Tensor(n, m), "cpu", "cpu")) == 0
+    assert copy_host_scalars(graph_of(lambda x, y: aten.mul.Tensor(x, y), "cuda", "cuda")) == 0

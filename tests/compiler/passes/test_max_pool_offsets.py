@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from regraft.compiler.passes.max_pool_offsets import keep_places
+from regraft.compiler.passes.max_pool_offsets import save_max_pool_offsets
 
 from ...support.joint_pass import JointPass
 
@@ -22,7 +22,7 @@ def gradients(function, x):
 
 
 def agrees(function, x):
-    kept = JointPass(keep_places)
+    kept = JointPass(save_max_pool_offsets)
     theirs = gradients(function, x)
     ours = gradients(torch.compile(function, backend=kept, fullgraph=True, dynamic=False), x)
     torch.testing.assert_close(ours, theirs, equal_nan=True)

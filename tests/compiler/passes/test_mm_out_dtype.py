@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regraft.compiler.passes.mm_out_dtype import widen_products
+from regraft.compiler.passes.mm_out_dtype import use_mm_out_dtype
 from regraft.rewrites.graph import op_name, val
 
 aten = torch.ops.aten
@@ -36,7 +36,7 @@ WIDENED = {
 def test_casts_of_products(name, dtype):
     module = graph_of(WIDENED[name], (8, 16), (16, 4), dtype=dtype)
     before = val(module.graph.output_node().args[0])
-    assert widen_products(module) == 1
+    assert use_mm_out_dtype(module) == 1
     module.graph.lint()
     after = val(module.graph.output_node().args[0])
     assert (after.shape, after.dtype, after.stride()) == (before.shape, torch.float32, before.stride())
@@ -46,7 +46,7 @@ def test_casts_of_products(name, dtype):
 
 def test_casts_that_a_library_reads():
     module = graph_of(lambda a, b: aten.mm(single(aten.mm(a, b)).t(), single(a)).exp(), (8, 16), (16, 4))
-    assert widen_products(module) == 1
+    assert use_mm_out_dtype(module) == 1
 
 
 OTHERS = {
@@ -63,4 +63,4 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_stay(name):
     function, settings = OTHERS[name]
-    assert widen_products(graph_of(function, (8, 16), (16, 4), **settings)) == 0
+    assert use_mm_out_dtype(graph_of(function, (8, 16), (16, 4), **settings)) == 0

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from regraft.compiler.codegen.generate import generate_kernels
-from regraft.compiler.passes.pad_conv_channels import pad_channels
+from regraft.compiler.passes.pad_conv_channels import pad_conv_channels
 
 aten = torch.ops.aten
 CPU, LAST, BF16 = ("cpu",), torch.channels_last, torch.bfloat16
@@ -40,7 +40,7 @@ def stem(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def test_channels_of_zeros_change_nothing(channels: int) -> None:
     inputs = images(2, channels, 16, 16), images(8, channels, 7, 7)
     module = traced(stem, *inputs)
-    assert pad_channels(module, CPU) == 1
+    assert pad_conv_channels(module, CPU) == 1
     (call,) = module.graph.find_nodes(op="call_function", target=aten.convolution.default)
     assert [n.meta["val"].shape[1] % 4 for n in call.args[:2]] == [0, 0]
     assert all(n.meta["val"].is_contiguous(memory_format=LAST) for n in (*call.args[:2], call))
@@ -52,7 +52,7 @@ def test_channels_of_zeros_change_nothing(channels: int) -> None:
 
 def test_the_copies_that_lay_out_images_are_not_made_before() -> None:
     module = traced(stem, images(2, 3, 16, 16), images(8, 3, 7, 7))
-    pad_channels(module, CPU)
+    pad_conv_channels(module, CPU)
     clones = module.graph.find_nodes(op="call_function", target=aten.clone.default)
     assert [clone.args[0].target for clone in clones] == [aten.constant_pad_nd.default] * 2
     made = generate_kernels(module, "inference", verify=True)
@@ -65,12 +65,12 @@ def test_images_that_are_laid_out_already() -> None:
 
     inputs = [t.to(memory_format=LAST) for t in (images(2, 3, 16, 16), images(8, 3, 3, 3))]
     module = traced(plain, *inputs)
-    assert pad_channels(module, CPU) == 1
+    assert pad_conv_channels(module, CPU) == 1
     torch.testing.assert_close(module(*inputs), plain(*inputs), atol=0.05, rtol=0.02)
 
 
 def test_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_pass(monkeypatch, "pad_conv_channels", partial(pad_channels, devices=CPU))
+    replace_pass(monkeypatch, "pad_conv_channels", partial(pad_conv_channels, devices=CPU))
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), nn.Conv2d(8, 4, 3)).to(BF16, memory_format=LAST)
     twin, x = copy.deepcopy(model), images(2, 3, 9, 9).to(memory_format=LAST)
     run, cov = compiled(model)
@@ -98,10 +98,10 @@ def test_training(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_others_stay(x: torch.Tensor, w: torch.Tensor, options: dict[str, Any]) -> None:
     module = traced(lambda x, w: F.conv2d(x, w, **options), x.to(memory_format=LAST), w.to(memory_format=LAST))
     before = str(module.graph)
-    assert pad_channels(module, CPU) == 0
+    assert pad_conv_channels(module, CPU) == 0
     assert str(module.graph) == before
 
 
 def test_other_layouts_and_devices_stay() -> None:
     module = traced(stem, images(2, 3, 16, 16), images(8, 3, 7, 7))
-    assert pad_channels(module) == 0
+    assert pad_conv_channels(module) == 0

@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.backend import Compilation
 from regraft.compiler.options import Options
-from regraft.compiler.passes.scalars_to_device import move_scalars
+from regraft.compiler.passes.scalars_to_device import move_scalars_to_device
 from regraft.rewrites.graph import op_name, val
 
 aten = torch.ops.aten
@@ -30,20 +30,20 @@ def devices_read_by(module, name):
 def test_a_known_number_moves_to_the_tensor():
     module = graph_of(lambda x: aten.div.Tensor(x, aten.sqrt(number(64.0))), "cuda")
     before = val(module.graph.output_node().args[0])
-    assert move_scalars(module) == 1
+    assert move_scalars_to_device(module) == 1
     module.graph.lint()
     assert devices_read_by(module, "aten.div") == ["cuda", "cuda"]
     assert val(module.graph.output_node().args[0]).dtype == before.dtype
     (made,) = (n for n in module.graph.nodes if op_name(n) == "aten.full")  # what it was made from is gone
-    assert made.args[1] == 8.0 and move_scalars(module) == 0
+    assert made.args[1] == 8.0 and move_scalars_to_device(module) == 0
 
 
 def test_inputs_are_not_known():
-    assert move_scalars(graph_of(lambda x, n: aten.div.Tensor(x, aten.sum(n)), "cuda", "cpu")) == 0
+    assert move_scalars_to_device(graph_of(lambda x, n: aten.div.Tensor(x, aten.sum(n)), "cuda", "cpu")) == 0
 
 
 def test_on_cpus_nothing_moves():
-    assert move_scalars(graph_of(lambda x: aten.div.Tensor(x, number(2.0)), "cpu")) == 0
+    assert move_scalars_to_device(graph_of(lambda x: aten.div.Tensor(x, number(2.0)), "cpu")) == 0
 
 
 def test_a_number_is_not_kept_for_the_backward():

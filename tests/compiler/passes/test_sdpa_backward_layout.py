@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regraft.compiler.passes.sdpa_backward_layout import lay_out_gradients
+from regraft.compiler.passes.sdpa_backward_layout import lay_out_sdpa_gradients
 from regraft.rewrites.graph import op_name, val
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ def graph_of(turned):
 @pytest.mark.parametrize("turned", [True, False])
 def test_the_gradient_lies_as_the_result_does(turned):
     module = graph_of(turned)
-    assert lay_out_gradients(module) == (0 if turned else 1)
+    assert lay_out_sdpa_gradients(module) == (0 if turned else 1)
     module.graph.lint()
     (call,) = (node for node in module.graph.nodes if op_name(node).endswith("cudnn_attention_backward"))
-    assert val(call.args[0]).stride() == val(call.args[4]).stride() and lay_out_gradients(module) == 0
+    assert val(call.args[0]).stride() == val(call.args[4]).stride() and lay_out_sdpa_gradients(module) == 0

@@ -13,7 +13,7 @@ from support.rewriting import compiled
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regraft.compiler.passes.split_conv_bias import split_biases, sum_bias_gradients
+from regraft.compiler.passes.split_conv_bias import split_conv_biases, sum_conv_bias_gradients
 from regraft.rewrites.graph import op_name
 
 aten = torch.ops.aten
@@ -33,8 +33,8 @@ def backward(mask: list[bool], **how: Any) -> tuple[torch.fx.GraphModule, list[t
 def test_the_gradient_of_a_bias_is_a_sum(mask: list[bool]) -> None:
     module, inputs = backward(mask)
     expected = module(*inputs)
-    assert sum_bias_gradients(module) == 0  # on a CPU
-    assert sum_bias_gradients(module, **CPU) == 1 and sum_bias_gradients(module, **CPU) == 0
+    assert sum_conv_bias_gradients(module) == 0  # on a CPU
+    assert sum_conv_bias_gradients(module, **CPU) == 1 and sum_conv_bias_gradients(module, **CPU) == 0
     calls = [node for node in module.graph.nodes if op_name(node) == "aten.convolution_backward"]
     assert [call.args[-1] for call in calls] == ([[*mask[:2], False]] if any(mask[:2]) else [])
     module.graph.lint()
@@ -44,13 +44,13 @@ def test_the_gradient_of_a_bias_is_a_sum(mask: list[bool]) -> None:
 
 def test_without_a_bias_nothing_is_summed() -> None:
     module, _ = backward([True, True, False])
-    assert sum_bias_gradients(module, **CPU) == 0
+    assert sum_conv_bias_gradients(module, **CPU) == 0
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_training(layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_pass(monkeypatch, "split_conv_bias", partial(split_biases, **CPU))
-    replace_pass(monkeypatch, "sum_conv_bias_gradients", partial(sum_bias_gradients, **CPU))
+    replace_pass(monkeypatch, "split_conv_bias", partial(split_conv_biases, **CPU))
+    replace_pass(monkeypatch, "sum_conv_bias_gradients", partial(sum_conv_bias_gradients, **CPU))
     monkeypatch.setattr(
         "regraft.compiler.passes.channels_last._is_candidate",
         lambda node, training: op_name(node) == "aten.convolution",

@@ -8,7 +8,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regraft.compiler.passes.host_scalars import bring_scalars
+from regraft.compiler.passes.host_scalars import copy_host_scalars
 from regraft.compiler.runtime.cudagraphs.host import split_host
 from regraft.compiler.runtime.cudagraphs.rules import skip_reason
 
@@ -52,7 +52,7 @@ def stepped(x, step, moment):
 
 def test_both_parts_together_are_the_graph():
     module = graph_of(stepped, "cuda", "cpu", "cuda")
-    bring_scalars(module)
+    copy_host_scalars(module)
     parts = split_host(module)
     assert parts.host_inputs == (1,) and parts.device_inputs == (0, 2) and parts.from_host == (False, True)
     assert skip_reason(parts.device.graph, frozenset({1}), "statistical") is None
