@@ -144,7 +144,7 @@ def _fuse_body_on_gpu(graph: fx.GraphModule, context: Context) -> None:
 
 
 def _fuse(graph: fx.GraphModule, context: Context, training: bool) -> None:
-    task = _task(graph, context, training=training, meanwhile=_begun_ahead(graph))
+    task = _task(graph, context, training=training, while_compiling=_begun_ahead(graph))
     if task is not None:
         fuse_on_gpu(task, context.do, context.options.kernels)
 

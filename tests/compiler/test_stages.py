@@ -13,9 +13,9 @@ def test_products_of_every_graph_on_cuda_may_become_templates(monkeypatch, train
     """Which graphs are looked at, and what is left of a fault there: as if the inputs were on a GPU."""
     asked = []
 
-    def task(graph, oracle, record, *, meanwhile=None, **settings):
+    def task(graph, oracle, record, *, while_compiling=None, **settings):
         asked.append(settings)
-        return None if meanwhile is None else settings
+        return None if while_compiling is None else settings
 
     def fuse_on_gpu(task, do):
         raise RuntimeError("planted")

@@ -1,7 +1,7 @@
 """The product of queries and keys, as it is called: alone, or in one call with a bias and factors.
 
 %s = mm(%a, %b), bmm(%a, %b)                               raw product: the call's own value
-%s = baddbmm(%bias, %a, %b, beta=0.5, alpha=0.125)         raw product * 0.125 + %bias * 0.5, which `Region` computes
+%s = baddbmm(%bias, %a, %b, beta=0.5, alpha=0.125)         raw product * 0.125 + %bias * 0.5, which `Formulas` computes
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds attention in a graph after autograd: two products with a softmax between them, and anything pointwise.
 
-    %s  = aten.bmm(%q, %k)          scores (or baddbmm, see `bmm`): used inside the region only
+    %s  = aten.bmm(%q, %k)          scores (or baddbmm, see `bmm`): used inside the attention only
     ...                             pointwise on scores: scale, bias, masks, softcap, sinks        ->  f
     %p  = aten._softmax(%x, -1)     probabilities: used by the product only
     %o  = aten.bmm(%p, %v)          and views, transposes, clones of it that bring heads together
@@ -26,7 +26,7 @@ from ...ir.value import Load, Rewriter, Value, walk
 from ...lowering.core import cast
 from ...lowering.positions import numel, raveled, unraveled
 from ...lowering.sizes import Unlowered
-from ..common.formula import Region, is_move, packet, plain_load, unrounded
+from ..common.formula import Formulas, is_move, packet, plain_load, unrounded
 from .bias_cost import worth_computing
 from .bmm import PRODUCTS, computed, is_batched, is_product, operands, raw_name
 from .description import SCORE, Attention, Operand, address, operand
@@ -176,7 +176,7 @@ def _products_above(softmax: fx.Node) -> Iterator[fx.Node]:
 
 
 class _Widening:
-    """As `inside` of a `Region`: casts of what has 16 bits to single precision are read through."""
+    """As `inside` of a `Formulas`: casts of what has 16 bits to single precision are read through."""
 
     def __contains__(self, node: object) -> bool:
         if not isinstance(node, fx.Node) or packet(node) not in CASTS:
@@ -193,9 +193,9 @@ class _Matcher:
         maybe = worth_computing(beside)
         inside = {*computed(product), *self._inside}
         shifted = shiftable(softmax.args[0])
-        self._region = Region(inside, through_copies=False, maybe=maybe, shiftable=shifted)
-        self._source, self._narrow = Region(), Region(_Widening())
-        self._weights = Region({*down[:-1], *drawn(down[:-1])})
+        self._formulas = Formulas(inside, through_copies=False, maybe=maybe, shiftable=shifted)
+        self._source, self._narrow = Formulas(), Formulas(_Widening())
+        self._weights = Formulas({*down[:-1], *drawn(down[:-1])})
         sizes = tuple(int(size) for size in softmax.meta["val"].shape)
         self._lead = tuple(Var(f"g{d}", size) for d, size in enumerate(sizes[:-2]))
         self._heads = tuple(map(at, self._lead))
@@ -220,7 +220,7 @@ class _Matcher:
             self._lead, row, key, self._depth, self._width, q, k, v, out, score, buffers, sink,
             SOFTMAXES[packet(self._softmax)], keep, kept,
         )  # fmt: skip
-        leaves = self._region.leaves | self._source.leaves | self._narrow.leaves | self._weights.leaves
+        leaves = self._formulas.leaves | self._source.leaves | self._narrow.leaves | self._weights.leaves
         inputs = tuple(leaves[buffer.name] for buffer in attention.reads)
         return Found(attention, inputs, nodes_between(inputs, output), output)
 
@@ -258,7 +258,7 @@ class _Matcher:
 
     def _scores(self) -> tuple[Value, Value | None]:
         """The score function, and the sink where the softmax has one more column than there are keys."""
-        x = self._region.value(self._softmax.args[0])  # type: ignore[arg-type]
+        x = self._formulas.value(self._softmax.args[0])  # type: ignore[arg-type]
         columns, keys = int(self._softmax.meta["val"].shape[-1]), self._key.extent
         if columns - keys not in (0, 1):
             raise _RefusedError(Reason("columns", f"{columns} scores for {keys} keys", (self._softmax,)))
@@ -303,25 +303,25 @@ class _Matcher:
         return found
 
     def _placed(
-        self, region: Region, node: Any, inner: tuple[Var, Var], row: Var, column: Var, *, dtype: torch.dtype
+        self, formulas: Formulas, node: Any, inner: tuple[Var, Var], row: Var, column: Var, *, dtype: torch.dtype
     ) -> Operand | None:
         """Where the matrices of a product's operand lie, in memory of a dtype; None where they don't."""
         product = self._down[-1] if node is self._down[-1].args[1] else self._product
         places = self._flat(tuple(map(at, inner)), product)
-        for tensor in (region.value(node), region.leaf(node)):
+        for tensor in (formulas.value(node), formulas.leaf(node)):
             load = plain_load(tensor.at(places))
-            source = None if load is None else region.leaves.get(load.buffer)
+            source = None if load is None else formulas.leaves.get(load.buffer)
             if load is None or source is None or source.meta["val"].dtype != dtype:
                 continue
-            buffer = region.leaf(source).buffer
+            buffer = formulas.leaf(source).buffer
             found = operand(buffer, address(buffer, load.indices), row, column)
             if found is not None:
                 return found
         return None
 
     def _buffer(self, load: Load) -> Buffer:
-        leaves = self._weights.leaves | self._region.leaves
-        return self._region.leaf(leaves[load.buffer]).buffer
+        leaves = self._weights.leaves | self._formulas.leaves
+        return self._formulas.leaf(leaves[load.buffer]).buffer
 
     def _out(self, second: fx.Node, column: Var) -> tuple[fx.Node, Operand]:
         """Where the result goes: the product's own memory, or that of a copy which brings heads together."""

@@ -19,7 +19,7 @@ from ...ir.value import Const, Load, Number, Op, Value
 from ...lowering.core import Tensor
 from ...lowering.ops.elementwise import element
 from ...lowering.sizes import Unlowered
-from ..common.formula import Region, packet, plain_load, unrounded
+from ..common.formula import Formulas, packet, plain_load, unrounded
 from .bias_cost import worth_computing
 from .description import SCORE, Attention, Operand, address, operand
 from .mask_fill import surely_hidden
@@ -64,12 +64,12 @@ def given_mask(call: fx.Node) -> Any:
 class _Sdpa:
     def __init__(self, call: fx.Node, output: fx.Node, keep: fx.Node | None) -> None:
         self._call, self._output, self._keep = call, output, keep
-        self._drawn = Region({keep})
+        self._drawn = Formulas({keep})
         q, k, v = call.args[:3]
         self._given = given_mask(call)
         maybe = () if self._given is None else worth_computing([self._given])
         shifted = set() if self._given is None else shiftable(self._given)
-        self._region, self._mask = Region(), Region(through_copies=False, maybe=maybe, shiftable=shifted)
+        self._formulas, self._mask = Formulas(), Formulas(through_copies=False, maybe=maybe, shiftable=shifted)
         if not all(isinstance(n, int) and n for x in (q, k, v) for n in x.meta["val"].shape):  # type: ignore[union-attr]
             raise Unlowered("symbolic", "sizes: static ones above 0 needed")
         self._q, self._k, self._v = q, k, v
@@ -85,7 +85,7 @@ class _Sdpa:
         kept = 1.0 if keep is None else 1.0 / (1.0 - argument(self._call, "dropout_p"))
         drawn = [] if keep is None else [(self._drawn, load) for load in loads(keep)]
         read = [(self._mask, load) for load in loads(score)] + drawn
-        buffers = tuple(dict.fromkeys(region.leaf(region.leaves[load.buffer]).buffer for region, load in read))
+        buffers = tuple(dict.fromkeys(formulas.leaf(formulas.leaves[load.buffer]).buffer for formulas, load in read))
         result = made(self._output)
         where = address(result, (*self._heads, at(self._row), at(self._column)))
         out = operand(result, where, self._row, self._column)
@@ -96,19 +96,19 @@ class _Sdpa:
             self._operand(self._v, self._key, self._column), out, score, buffers, None, True,
             keep, kept,
         )  # fmt: skip
-        leaves = self._region.leaves | self._mask.leaves | self._drawn.leaves
+        leaves = self._formulas.leaves | self._mask.leaves | self._drawn.leaves
         inputs = tuple(leaves[buffer.name] for buffer in attention.reads)
         return Found(attention, inputs, nodes_between(inputs, self._output), self._output)
 
     def _leaf(self, load: Load) -> Tensor:
-        return self._region.leaf(self._region.leaves[load.buffer])
+        return self._formulas.leaf(self._formulas.leaves[load.buffer])
 
     def _operand(self, node: Any, row: Var, column: Var) -> Operand:
         batch, heads = (int(size) for size in node.meta["val"].shape[:2])
         if batch != self._lead[0].extent or not heads or self._lead[1].extent % heads:
             raise Unlowered("arguments", f"{node.name} has {batch} x {heads} heads")
         shared = self._lead[1].extent // heads  # queries' heads that follow each other
-        for tensor in (self._region.value(node), self._region.leaf(node)):
+        for tensor in (self._formulas.value(node), self._formulas.leaf(node)):
             load = plain_load(tensor.at((self._heads[0], self._heads[1] // shared, at(row), at(column))))
             if load is None or self._leaf(load).dtype != node.meta["val"].dtype:
                 continue

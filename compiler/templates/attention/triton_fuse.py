@@ -23,8 +23,8 @@ from ....rewrites.profit import SWITCHED_OFF, Decision, Question
 from ....rewrites.reason import Reason
 from ....rewrites.switches import allowed
 from ...codegen.triton import TritonFailed, TritonMissing, UnsupportedDtypeError
-from ..common.baseline import Unfused
-from ..common.contest import Contest
+from ..common.baseline import Baseline
+from ..common.compiled_candidates import CompiledCandidates
 from ..common.cpp_call import Layout
 from ..common.formula import packet
 from ..common.order import is_written_by_kernel
@@ -63,7 +63,7 @@ class AttentionPass:
         self._splits = _MORE_SPLIT_TILES if task.thorough else _SPLIT_TILES
         self._made: dict[Any, TritonTemplateKernel] = {}
         self._known: dict[_Key, tuple[Decision, _Kernels]] = {}
-        self._begun: dict[_Key, Contest] = {}
+        self._begun: dict[_Key, CompiledCandidates] = {}
         self._found = self._look()
 
     def _look(self) -> dict[fx.Node, Found]:
@@ -73,7 +73,7 @@ class AttentionPass:
             one = matched(node) if is_on(node, "cuda") else None
             if isinstance(one, Reason):
                 self.task.record.near_misses.append(near_miss(node, one))
-            elif one is not None and (self.task.asks_about_all or has_to_offer(one) or self._has_few_queries(one)):
+            elif one is not None and (self.task.measures_all or is_promising(one) or self._has_few_queries(one)):
                 every[node] = one
         return every
 
@@ -84,12 +84,12 @@ class AttentionPass:
 
     def begin(self) -> set[fx.Node]:
         """Have kernels compiled that will be asked about, in other processes; gives the nodes that they may replace."""
-        for found in () if self.task.takes_all else self._found.values():
+        for found in () if self.task.is_forced else self._found.values():
             with suppress(UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing):
                 kernels, kept = self._kernels(found), kept_on_the_way(found)
                 key = _key(found, kernels, kept)
                 if key not in self._begun:
-                    self._begun[key] = self._contest(found, kernels, kept)
+                    self._begun[key] = self._compiled(found, kernels, kept)
                     self._begun[key].begin()
         return {node for found in self._found.values() for node in found.nodes}
 
@@ -134,10 +134,10 @@ class AttentionPass:
             if self._left <= 0 and not self.task.generated:
                 return unmeasured(kernels, excluded(found, nodes_after(found, (*found.inputs, *kept)))), kernels
             start = time.perf_counter()
-            contest = self._begun.pop(key, None) or self._contest(found, kernels, kept)
-            question = _question(found, kernels, kept, key, contest)
+            compiled = self._begun.pop(key, None) or self._compiled(found, kernels, kept)
+            question = _question(found, kernels, kept, key, compiled)
             self._known[key] = self.task.oracle.decide(question), kernels
-            self._left -= time.perf_counter() - start - contest.seconds
+            self._left -= time.perf_counter() - start - compiled.seconds
         return self._known[key]
 
     def _won(self, key: _Key) -> tuple[Decision, _Kernels] | None:
@@ -147,11 +147,11 @@ class AttentionPass:
                 return known
         return None
 
-    def _contest(self, found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> Contest:
+    def _compiled(self, found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> CompiledCandidates:
         inputs = (*found.inputs, *kept)
         nodes = nodes_after(found, inputs)
-        unfused = Unfused(nodes, inputs, [found.output])
-        return Contest(unfused, kernels.values(), self.task.meanwhile, excluded(found, nodes))
+        baseline = Baseline(nodes, inputs, [found.output])
+        return CompiledCandidates(baseline, kernels.values(), self.task.while_compiling, excluded(found, nodes))
 
     def _kernels(self, found: Found) -> _Kernels:
         """A kernel for each tile, by the tile's name."""
@@ -186,27 +186,29 @@ def attention_kernel(attention: Attention, tile: Tile, device: int, early: bool 
     )  # fmt: skip
 
 
-def has_to_offer(found: Found) -> bool:
+def is_promising(found: Found) -> bool:
     """Whether there is what libraries' kernels do not do as well: anything beside a causal mask."""
     return all(given_mask(node) is not None for node in found.nodes if packet(node) in SDPA)
 
 
-def may_have_to_offer(node: fx.Node) -> bool:
+def may_be_promising(node: fx.Node) -> bool:
     """The same of a node that has not been looked at: whether an attention that ends or is made here may have."""
     return packet(node) in SOFTMAXES or (packet(node) in SDPA and given_mask(node) is not None)
 
 
-def _question(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: _Key, contest: Contest) -> Question:
+def _question(
+    found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...], key: _Key, compiled: CompiledCandidates
+) -> Question:
     candidates = {name: Among(kernel, len(found.inputs)) if kept else kernel for name, kernel in kernels.items()}
     return Question(
         rule=RULE,
         key=" ".join([key[0], *key[1]]),
         inputs=[node.meta["val"] for node in (*found.inputs, *kept)],
-        original=contest.unfused,
+        original=compiled.baseline,
         candidates=candidates,
-        prepare=contest.prepare,
+        prepare=compiled.prepare,
         arrange=arranged(found, kept) if kept else None,
-        excluded=contest.excluded,
+        excluded=compiled.excluded,
     )
 
 

@@ -12,7 +12,7 @@ from ....rewrites.splice import subgraph
 from ....rewrites.switches import pausing
 
 
-class Unfused:
+class Baseline:
     """Nodes of a graph as a function of tensors, compiled at the first call, or by `build`.
 
     Args:

@@ -77,7 +77,7 @@ def _never() -> Value:
     raise AssertionError("a computed tensor without its formula")
 
 
-class Formulas(Lowering):
+class FormulaLowering(Lowering):
     """A lowering that makes `Computed` tensors, and refuses what is not pointwise."""
 
     def pointwise(
@@ -96,7 +96,7 @@ class Formulas(Lowering):
         raise Unlowered("arguments", f"{self.current.target} is not pointwise")
 
 
-class Region:
+class Formulas:
     """Values of nodes in terms of leaves.
 
     Nodes of `inside` are computed, and causal masks and the like where they follow from positions; moves are read
@@ -119,7 +119,7 @@ class Region:
     ) -> None:
         self._inside, self._through_copies, self._maybe = inside, through_copies, maybe
         self._shiftable = shiftable
-        self._low = Formulas()
+        self._low = FormulaLowering()
         self._values: dict[fx.Node, Any] = {}
         self._positional: dict[fx.Node, bool] = {}
         self.leaves: dict[str, fx.Node] = {}

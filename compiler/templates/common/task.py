@@ -30,7 +30,7 @@ class Task:
         thorough: ask about whatever kernels can compute, with more tiles: time does not matter.
         training: a forward or backward graph.
         generated: the fastest generated kernel is taken wherever there is one; what it replaces is not measured.
-        meanwhile: called while kernels compile in other processes, if that takes long.
+        while_compiling: called while kernels compile in other processes, if that takes long.
     """
 
     graph: fx.Graph
@@ -40,24 +40,24 @@ class Task:
     gpu: Gpu
     thorough: bool
     training: bool
-    meanwhile: Callable[[], None]
+    while_compiling: Callable[[], None]
     generated: bool = False
 
     @property
-    def takes_all(self) -> bool:
+    def is_forced(self) -> bool:
         """Whether nothing is measured: all that is legal is taken, or none of it."""
         return isinstance(self.oracle, (Always, Never))
 
     @property
-    def asks_about_all(self) -> bool:
+    def measures_all(self) -> bool:
         """Whether an estimate that a kernel has little to offer leaves it out."""
-        return self.thorough or self.generated or self.takes_all
+        return self.thorough or self.generated or self.is_forced
 
     def of(self, kernels: str) -> Task | None:
         """The task for one kind of kernels, as option ``kernels.<kind>`` has it; None where libraries compute these."""
         if kernels == "library":
             return None
-        if kernels != "generated" or self.takes_all:
+        if kernels != "generated" or self.is_forced:
             return self
         return replace(self, oracle=_Generated(self.oracle), generated=True)
 
@@ -81,7 +81,7 @@ def task_of(
     *,
     thorough: bool = False,
     training: bool = False,
-    meanwhile: Callable[[], None] = nothing,
+    while_compiling: Callable[[], None] = nothing,
     tma: Tma = "measured",
 ) -> Task | None:
     """The task for a graph (see `Task`); None where it does not lie on one GPU that kernels are made for."""
@@ -89,4 +89,4 @@ def task_of(
     if found is None:
         return None
     index, gpu = found
-    return Task(graph, oracle, record, index, replace(gpu, tma=tma), thorough, training, meanwhile)
+    return Task(graph, oracle, record, index, replace(gpu, tma=tma), thorough, training, while_compiling)

@@ -108,7 +108,7 @@ class _Epilogue(Epilogue):
 class _Matcher(Matcher):
     """Puts a convolution and nodes after it into a description."""
 
-    region = _Epilogue
+    epilogue = _Epilogue
     columns = 1
 
     def _indices(self, node: fx.Node) -> tuple[Any, ...]:

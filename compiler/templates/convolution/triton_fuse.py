@@ -102,14 +102,14 @@ class ConvolutionPass(ProductPass):
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a convolution at all: cuDNN does those without an epilogue as well, of many channels."""
-        if self.task.asks_about_all:
+        if self.task.measures_all:
             return True
         if is_slow(found.product):
             return True
         # Of single precision the library may well compute all digits, though the user's settings ask for fewer.
         return not self.task.training and computes(found) and found.product.a.buffer.dtype.itemsize == 2
 
-    def hopeless(self, found: FoundProduct) -> str | None:
+    def cannot_win(self, found: FoundProduct) -> str | None:
         """Why a kernel cannot pay, by an estimate; None where it may."""
         slow = is_slow(found.product)
         if found.product.multiplications * (_SLOW if slow else 1) < _SMALL:

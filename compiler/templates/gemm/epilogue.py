@@ -23,7 +23,7 @@ from ...lowering.call import find
 from ...lowering.core import LOWERINGS, Indices, Tensor, cast
 from ...lowering.ops.elementwise import element
 from ...lowering.sizes import Unlowered
-from ..common.formula import COPIES, Formulas, Region, is_move, packet
+from ..common.formula import COPIES, FormulaLowering, Formulas, is_move, packet
 from .description import ELEMENT
 from .operands import ONEDNN, Operands
 
@@ -120,7 +120,7 @@ def _is_opaque(node: fx.Node) -> bool:
 # -- formulas ---------------------------------------------------------------------------------------------------------
 
 
-class Epilogue(Region):
+class Epilogue(Formulas):
     """Values of nodes in terms of the product's elements and leaves."""
 
     def __init__(self, call: fx.Node, operands: Operands, inside: Sequence[fx.Node]) -> None:
@@ -138,7 +138,7 @@ class Epilogue(Region):
 
     def _finished(self) -> Tensor:
         """The product with what the call itself does to its elements."""
-        low, call = Formulas(), self._call
+        low, call = FormulaLowering(), self._call
         low.origin = low.current = call
         low.device = call.meta["val"].device
         sizes = tuple(call.meta["val"].shape)
@@ -167,7 +167,7 @@ def _scaled(value: Value, factor: Any) -> Value:
     return Op("mul", (value, Const(float(factor), torch.float32)), torch.float32)
 
 
-def _post_op(low: Formulas, call: fx.Node, made: Tensor) -> Tensor:
+def _post_op(low: FormulaLowering, call: fx.Node, made: Tensor) -> Tensor:
     name, algorithm = call.args[3], call.args[5]
     if name == "none":
         return made

@@ -33,7 +33,7 @@ from .description import CPU_FEW_ROWS, Matrix, Product
 from .match import FoundProduct, has_prologue, match_gemm
 from .operands import LINEAR, ONEDNN
 from .packing import LastPacked, packed_node, packed_sizes
-from .replacement import FAMILY, RULE, Unfused, erase_dead_calls
+from .replacement import FAMILY, RULE, ProductBaseline, erase_dead_calls
 from .splice import anchor_of
 
 CANDIDATE, FEW_ROWS = "generated", "generated_few_rows"
@@ -84,7 +84,7 @@ class _Fusion:
                         self._record.near_misses.append(near_miss(RULE, FAMILY, node, found))
                     continue
                 nodes[node] = None
-                if self._hopeless(found) is None:
+                if self._cannot_win(found) is None:
                     mine = {kernel.name: kernel for kernel in self._kernels(found).values()}
                     kernels |= mine
                     work.update(dict.fromkeys(mine, found.product.multiplications))
@@ -120,12 +120,12 @@ class _Fusion:
         kernels = self._kernels(found)
         if not kernels:
             return False
-        hopeless = self._hopeless(found)
+        declined = self._cannot_win(found)
         if all(kernel.name in self._left_out for kernel in kernels.values()):
-            hopeless = Decision(None, Evidence(note="estimate: others of this graph promise more"))
+            declined = Decision(None, Evidence(note="estimate: others of this graph promise more"))
         if anchor_of(self._graph, found) is None:
-            hopeless = Decision(None, Evidence(note="memory is written to between the product and what it reads"))
-        decision = hopeless or self._oracle.decide(_question(found, kernels))
+            declined = Decision(None, Evidence(note="memory is written to between the product and what it reads"))
+        decision = declined or self._oracle.decide(_question(found, kernels))
         if decision.chosen is not None and not allowed("template", RULE, [*found.nodes, found.output]):
             decision = SWITCHED_OFF
         kernel = kernels.get(decision.chosen or "")
@@ -157,7 +157,7 @@ class _Fusion:
     def _refuse(self, found: FoundProduct, code: str, message: str) -> None:
         self._record.near_misses.append(near_miss(RULE, FAMILY, found.output, Reason(code, message)))
 
-    def _hopeless(self, found: FoundProduct) -> Decision | None:
+    def _cannot_win(self, found: FoundProduct) -> Decision | None:
         """No candidate where an estimate says so already, unless options ask for what is legal."""
         product = found.product
         if isinstance(self._oracle, (Always, Never)):
@@ -260,6 +260,6 @@ def _question(found: FoundProduct, kernels: Mapping[str, TemplateKernel]) -> Que
         rule=RULE,
         key=" ".join([*names, *(str(node.target) for node in found.nodes)]),
         inputs=[node.meta["val"] for node in found.inputs],
-        original=Unfused(found),
+        original=ProductBaseline(found),
         candidates=candidates,
     )

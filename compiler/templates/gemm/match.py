@@ -117,7 +117,7 @@ class Matcher:
     What multiplies in another way has other indices, operands and a description of its own.
     """
 
-    region: type[Epilogue] = Epilogue
+    epilogue: type[Epilogue] = Epilogue
     columns = -1  # which dim of the result they are
 
     def __init__(
@@ -132,7 +132,7 @@ class Matcher:
     ) -> None:
         self._call, self._operands, self._output, self._keep = call, operands, output, keep
         self._packed = packed and operands.sizes[0] == 1 and is_frozen(operands.weight)
-        self._region = self.region(call, operands, nodes)
+        self._formulas = self.epilogue(call, operands, nodes)
         batch, rows, columns, self._depth = operands.sizes
         self._batch, self._row, self._column = Var("g", batch), Var("i", rows), Var("j", columns)
         self._step, self._sides = Var("k", self._depth), sides
@@ -150,10 +150,10 @@ class Matcher:
         right = self._right() if sides[1] is None else sides[1].matrix
         out, *more = (result for result in results if isinstance(result, Result))
         computed = [side for side in sides if side is not None]
-        leaves = {name: node for side in computed for name, node in side.leaves.items()} | self._region.leaves
+        leaves = {name: node for side in computed for name, node in side.leaves.items()} | self._formulas.leaves
         for operand in (left, right):
             leaves.pop(operand.buffer.name, None)
-        buffers = tuple(self._region.leaf(node).buffer for node in leaves.values())
+        buffers = tuple(self._formulas.leaf(node).buffer for node in leaves.values())
         product = self._product(
             self._batch, self._row, self._column, self._depth, left, right, out.buffer, out.place, out.value,
             buffers, self._packed, tuple(more), self._step, *(None if side is None else side.prologue for side in sides)
@@ -198,7 +198,7 @@ class Matcher:
 
     def _value(self, node: fx.Node) -> Value | None:
         """`f` of a node; None where it looks at other elements of the product than its own."""
-        value = self._region.value(node).at(self._indices(node))
+        value = self._formulas.value(node).at(self._indices(node))
         own, moved = self._indices(self._call), []
 
         def raw(part: Value) -> Value | None:

@@ -27,7 +27,7 @@ from ...lowering.core import Indices, cast
 from ...lowering.sizes import Unlowered
 from ...passes.gathered_products import gathers_matrices
 from ..attention.description import address
-from ..common.formula import Region, is_move, packet
+from ..common.formula import Formulas, is_move, packet
 from .description import FLOAT8, Matrix, Prologue
 
 _BYTES = (torch.int8, torch.uint8, torch.bool)
@@ -69,16 +69,18 @@ def prologue_of(
     inside = _chain(operand, call)
     if not _is_worth(inside):
         return None
-    region = _Operand(inside, through_copies=False)
+    formulas = _Operand(inside, through_copies=False)
     try:
-        value = cast(region.value(operand).at(indices), compute_dtype(operand.meta["val"].dtype))
+        value = cast(formulas.value(operand).at(indices), compute_dtype(operand.meta["val"].dtype))
     except Unlowered:
         return None
     value = Rewriter(_exact)(value)
     if any(part.dtype in FLOAT8 for part in walk([value])):
         return None
     buffers = {
-        part.buffer: region.leaf(region.leaves[part.buffer]).buffer for part in walk([value]) if isinstance(part, Load)
+        part.buffer: formulas.leaf(formulas.leaves[part.buffer]).buffer
+        for part in walk([value])
+        if isinstance(part, Load)
     }
     device = call.meta["val"].device
     if not buffers or any(b.device != device or 0 in b.sizes for b in buffers.values()):
@@ -87,7 +89,7 @@ def prologue_of(
     if sum(math.prod(b.sizes) >= size for b in buffers.values()) > _LARGE_PARTS:
         return None
     main = max(buffers.values(), key=lambda b: math.prod(b.sizes))
-    leaves = {name: region.leaves[name] for name in buffers}
+    leaves = {name: formulas.leaves[name] for name in buffers}
     prologue = Prologue(value, operand.meta["val"].dtype, tuple(buffers.values()))
     return FoundPrologue(prologue, _matrix(value, main, loops), leaves[main.name], leaves, tuple(inside))
 
@@ -128,7 +130,7 @@ def _computes_elements(node: fx.Node) -> bool:
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
-class _Operand(Region):
+class _Operand(Formulas):
     """Values of nodes before a product; 8-bit floats are known as what they are cast to."""
 
     def _is_seen_through(self, node: fx.Node) -> bool:

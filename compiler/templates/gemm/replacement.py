@@ -10,7 +10,7 @@ from torch import fx
 
 from ....patterns.packing import packed_linear_weight
 from ....rewrites.graph import erase_dead, is_pure
-from ..common.baseline import Unfused as Nodes
+from ..common.baseline import Baseline
 from ..common.formula import packet
 from .match import FoundProduct
 from .operands import REORDER
@@ -18,7 +18,7 @@ from .operands import REORDER
 RULE, FAMILY = "linear-template", "linear-kernel"
 
 
-class Unfused(Nodes):
+class ProductBaseline(Baseline):
     """The nodes that a kernel would replace, as they run without it: the library's product, then a generated kernel.
 
     It gives the product itself beside the result where the kernel gives that too.

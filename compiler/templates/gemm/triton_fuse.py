@@ -30,7 +30,7 @@ from ....rewrites.switches import allowed
 from ...codegen.triton import KernelSource, TritonFailed, TritonMissing, UnsupportedDtypeError
 from ...ir.program import Buffer
 from ...ir.value import Load, Rewriter, Value
-from ..common.contest import Contest
+from ..common.compiled_candidates import CompiledCandidates
 from ..common.cpp_call import Layout
 from ..common.formula import is_move, packet
 from ..common.gpu import Gpu
@@ -40,7 +40,7 @@ from ..common.triton_call import TritonTemplateKernel
 from .description import Product, Prologue, Result
 from .epilogue import is_read_by_loops
 from .match import FoundProduct, has_prologue, match_gemm
-from .replacement import FAMILY, RULE, Unfused
+from .replacement import FAMILY, RULE, ProductBaseline
 from .splice import anchor_of, replace_product
 from .still import Still
 from .triton_candidates import gemm_tiles, neighbours, promises
@@ -89,7 +89,7 @@ class ProductPass:
         self._asked: set[str] = set()
         self._tiles: dict[str, GemmTile] = {}
         self._tiles_of = functools.cache(lambda kind: self.tiles(kind[0]))  # layers are alike
-        self._begun: dict[tuple[fx.Node, str], Contest] = {}  # by what they are about and what is asked
+        self._begun: dict[tuple[fx.Node, str], CompiledCandidates] = {}  # by what they are about and what is asked
         self._still = Still(task.graph)
         self._parts: dict[str, Part] = {}  # what the kernels are, by name
         self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
@@ -101,7 +101,7 @@ class ProductPass:
         Args:
             taken: nodes that other kernels may be put in place of before it comes to that.
         """
-        if self.task.takes_all:
+        if self.task.is_forced:
             return
         nodes = self._look(taken, self._begin)
         self._nodes = None if taken else nodes
@@ -138,9 +138,9 @@ class ProductPass:
         """The kernel with a tile."""
         return gemm_kernel(product, tile, label, self.task.device, self.task.gpu)
 
-    def hopeless(self, found: FoundProduct) -> str | None:
+    def cannot_win(self, found: FoundProduct) -> str | None:
         """Why a kernel cannot pay, by an estimate; None where it may."""
-        return hopeless(found, self.task.gpu, self.task.thorough)
+        return cannot_win(found, self.task.gpu, self.task.thorough)
 
     def work(self, product: Product) -> int:
         """By what those are chosen that are asked about, where there are many."""
@@ -176,7 +176,7 @@ class ProductPass:
             if found is None:
                 continue
             nodes.append(node)
-            if self.task.takes_all or self._why_not(found) is not None:
+            if self.task.is_forced or self._why_not(found) is not None:
                 continue
             kind, mine = _kind(found), {item for item in found.nodes if not is_move(item)}
             first.setdefault(kind, found)
@@ -202,9 +202,9 @@ class ProductPass:
         kind = _kind(found)
         with contextlib.suppress(UnsupportedDtypeError, TritonMissing):
             kernels = self._kernels(kind, self._tiles_of(kind))
-            contest = Contest(Unfused(found), kernels.values(), self.task.meanwhile)
-            contest.begin()
-            self._begun[found.output, _key(found, kernels)] = contest
+            compiled = CompiledCandidates(ProductBaseline(found), kernels.values(), self.task.while_compiling)
+            compiled.begin()
+            self._begun[found.output, _key(found, kernels)] = compiled
 
     def found(self, plain: FoundProduct | Reason | None, node: fx.Node) -> Iterator[FoundProduct]:
         """What a kernel could compute of a product, the most first: with operands that are computed, and without."""
@@ -227,22 +227,22 @@ class ProductPass:
 
     def _sides(self, product: Product) -> str:
         """Which operands may be computed on the way in: by default those whose elements one program reads alone."""
-        if self.task.thorough or self.task.takes_all:
+        if self.task.thorough or self.task.is_forced:
             return "ab"
         few_rows, few_columns = product.row.extent <= FEW, product.column.extent <= FEW
         return "" if self.task.training else "b" * few_rows + "a" * few_columns
 
     def _pays(self, computed: FoundProduct, plain: FoundProduct) -> bool:
-        if self.task.takes_all:
+        if self.task.is_forced:
             return True
         known = self.task.thorough or is_skinny(computed.product)
         return known and promises(computed.product, plain.product, self.task.gpu)
 
     def considers(self, found: FoundProduct) -> bool:
         """Whether to look at a product at all."""
-        if self.task.asks_about_all:
+        if self.task.measures_all:
             return True
-        return not is_aligned(found.product) if self.task.training else has_to_offer(found)
+        return not is_aligned(found.product) if self.task.training else is_promising(found)
 
     def run(self, found: FoundProduct) -> bool:
         """Decide on one product; whether it was replaced."""
@@ -279,7 +279,7 @@ class ProductPass:
 
     def _why_not(self, found: FoundProduct) -> str | None:
         """Why not to ask about a product, by an estimate; None where it is asked about."""
-        return None if self.task.takes_all or self.task.generated else self.hopeless(found)
+        return None if self.task.is_forced or self.task.generated else self.cannot_win(found)
 
     def _decline(self, found: FoundProduct, note: str) -> bool:
         self.task.record.declined.append(self._recorded(found, Decision(None, Evidence(note=note))))
@@ -302,7 +302,7 @@ class ProductPass:
         """The oracle's decision, and the kernel that it chose if any."""
         decision = self._ask(found, kernels)
         self._asked.add(_key(found, kernels))
-        for _ in range(_ROUNDS if self.task.thorough and not self.task.takes_all else 0):
+        for _ in range(_ROUNDS if self.task.thorough and not self.task.is_forced else 0):
             if decision.chosen is None:
                 break
             tile = self._tiles[decision.chosen]
@@ -335,20 +335,20 @@ class ProductPass:
 
     def _ask(self, found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel]) -> Decision:
         start, key = time.perf_counter(), _key(found, kernels)
-        contest = self._begun.pop((found.output, key), None)
-        contest = contest or Contest(Unfused(found), kernels.values(), self.task.meanwhile)
+        compiled = self._begun.pop((found.output, key), None)
+        compiled = compiled or CompiledCandidates(ProductBaseline(found), kernels.values(), self.task.while_compiling)
         question = Question(
             rule=self.rule,
             key=key,
             inputs=[node.meta["val"] for node in found.inputs],
-            original=contest.unfused,
+            original=compiled.baseline,
             candidates={name: _Reread(k) if rereads(found) else k for name, k in kernels.items()},
-            prepare=contest.prepare,
+            prepare=compiled.prepare,
             cold=is_skinny(found.product),
             precision=_AS_PRECISE if found.product.dtype == torch.float32 else None,
         )
         decision = self.task.oracle.decide(question)
-        self._left -= time.perf_counter() - start - contest.seconds
+        self._left -= time.perf_counter() - start - compiled.seconds
         return decision
 
 
@@ -376,7 +376,7 @@ class _Reread:
         return made
 
 
-def hopeless(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
+def cannot_win(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
     """Why a kernel cannot pay, by an estimate; None where it may."""
     product = found.product
     if is_skinny(product):
@@ -389,7 +389,7 @@ def hopeless(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
     return None if gain >= _WORTH else f"the epilogue would save {gain:.0%} of the product's time"
 
 
-def has_to_offer(found: FoundProduct) -> bool:
+def is_promising(found: FoundProduct) -> bool:
     """Whether there is what a library's call does not do as well: an epilogue, rows that are not aligned, few rows."""
     return computes(found) or bool(found.before) or not is_aligned(found.product) or is_skinny(found.product)
 

@@ -18,7 +18,7 @@ from .....rewrites.compat import OpOverload, is_mutable
 from .....rewrites.reason import Reason
 from ....ir.index.index import Var
 from ....lowering.sizes import Unlowered
-from ...common.formula import Region, packet, plain_load
+from ...common.formula import Formulas, packet, plain_load
 from ..description import Attention, Operand, address, operand
 from ..gradient_layout import Places
 from ..match import Found, at, made
@@ -69,13 +69,13 @@ def read_operand(node: fx.Node, places: tuple[Any, ...], row: Var, column: Var) 
         row: the variable of the matrices' rows.
         column: the variable of their columns.
     """
-    region = Region()
-    for tensor in (region.value(node), region.leaf(node)):
+    formulas = Formulas()
+    for tensor in (formulas.value(node), formulas.leaf(node)):
         load = plain_load(tensor.at(places))
-        source = None if load is None else region.leaves.get(load.buffer)
+        source = None if load is None else formulas.leaves.get(load.buffer)
         if load is None or source is None or source.meta["val"].dtype != node.meta["val"].dtype:
             continue
-        buffer = region.leaf(source).buffer
+        buffer = formulas.leaf(source).buffer
         found = operand(buffer, address(buffer, load.indices), row, column)
         if found is not None:
             return source, found

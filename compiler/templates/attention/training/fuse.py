@@ -24,8 +24,8 @@ from .....rewrites.switches import allowed
 from ....autograd.joint_graph import backward_nodes
 from ....codegen.triton import TritonFailed, TritonMissing, UnsupportedDtypeError
 from ....lowering.sizes import Unlowered
-from ...common.baseline import Unfused
-from ...common.contest import Contest
+from ...common.baseline import Baseline
+from ...common.compiled_candidates import CompiledCandidates
 from ...common.formula import is_move, packet
 from ...common.task import Task
 from ..benchmark_inputs import arranged
@@ -34,7 +34,7 @@ from ..footprint import excluded, unmeasured
 from ..match import Found
 from ..replacement import RULE, near_miss, record_decision
 from ..sdpa import SDPA
-from ..triton_fuse import has_to_offer, may_have_to_offer
+from ..triton_fuse import is_promising, may_be_promising
 from ..triton_text import UnsupportedAttentionError
 from ..triton_tiles import BackwardTile, Tile, backward_tiles, tiles
 from .build import PairReplacer, TrainingKernels, training_kernels
@@ -59,7 +59,7 @@ def fuse_attention_training(task: Task, *, seeds: bool) -> int:
         How many were replaced.
     """
     graph = task.graph
-    if not backward_nodes(graph) or not (_takes_every(task) or any(map(may_have_to_offer, graph.nodes))):
+    if not backward_nodes(graph) or not (_takes_every(task) or any(map(may_be_promising, graph.nodes))):
         return 0
     forward = Forward(graph, seeds=seeds)
     fusion = _Fusion(task, forward.backward)
@@ -73,7 +73,7 @@ def fuse_attention_training(task: Task, *, seeds: bool) -> int:
 
 def _takes_every(task: Task) -> bool:
     """Whether attentions are asked about that libraries compute as well, too."""
-    return task.asks_about_all
+    return task.measures_all
 
 
 class _Fusion:
@@ -90,7 +90,7 @@ class _Fusion:
         if isinstance(found, Reason):
             return self._missed(node, found)
         found = replace(found, inputs=tuple(self._moved.get(x, x) for x in found.inputs))
-        if not (_takes_every(self._task) or has_to_offer(found)):
+        if not (_takes_every(self._task) or is_promising(found)):
             return False
         try:
             pair = pair_sdpa(node, found) if packet(node) in SDPA else pair_spelled_out(found, self._backward)
@@ -127,20 +127,20 @@ class _Fusion:
             start = time.perf_counter()
             every = [kernel for some in kernels.values() for kernel in some.all]
             outputs = [pair.found.output, *pair.results.values()]
-            unfused = Unfused(nodes, inputs, outputs)
-            contest = Contest(unfused, every, self._task.meanwhile, excluded(pair.found, nodes))
+            baseline = Baseline(nodes, inputs, outputs)
+            compiled = CompiledCandidates(baseline, every, self._task.while_compiling, excluded(pair.found, nodes))
             question = Question(
                 rule=RULE,
                 key=f"training {key}",
                 inputs=[node.meta["val"] for node in inputs],
-                original=contest.unfused,
+                original=compiled.baseline,
                 candidates=kernels,
-                prepare=contest.prepare,
+                prepare=compiled.prepare,
                 arrange=_arranged(pair, kept),
-                excluded=contest.excluded,
+                excluded=compiled.excluded,
             )
             self._known[key] = self._task.oracle.decide(question), kernels
-            self._left -= time.perf_counter() - start - contest.seconds
+            self._left -= time.perf_counter() - start - compiled.seconds
         return self._known[key]
 
     def _kernels(self, pair: Pair) -> _Kernels:

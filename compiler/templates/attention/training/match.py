@@ -25,7 +25,7 @@ from ....ir.index.index import Var
 from ....ir.value import Const, Load, Value
 from ....lowering.positions import numel, raveled
 from ....lowering.sizes import Unlowered
-from ...common.formula import Region, is_move, packet, plain_load
+from ...common.formula import Formulas, is_move, packet, plain_load
 from ..bmm import PRODUCTS, computed, factor, is_product, operands, raw_name
 from ..description import SCORE, Operand
 from ..dropout import DROPPING, drawn, dropped
@@ -57,7 +57,7 @@ _Place = tuple[str, tuple[Any, ...]]
 
 
 class _Casts:
-    """As `inside` of a `Region`: casts are read through."""
+    """As `inside` of a `Formulas`: casts are read through."""
 
     def __contains__(self, node: object) -> bool:
         return isinstance(node, fx.Node) and packet(node) in CASTS
@@ -147,13 +147,13 @@ class _Matcher:
         if product is None or product not in self._backward:
             raise RefusedError("weights-gradient", f"{ds.name} gets no product's result", ds)
         between = [node for node in above if node is not product and self._is_dropping(node)]
-        region = Region({*between, *drawn(between)})  # type: ignore[type-var]
+        formulas = Formulas({*between, *drawn(between)})  # type: ignore[type-var]
         wanted = self._flat(product, self._row, self._key)
 
         def is_product(load: Load) -> bool:
             return load.buffer == product.name and load.indices == wanted
 
-        value = region.value(top).at((*self._heads, at(self._row), at(self._key)))  # type: ignore[arg-type]
+        value = formulas.value(top).at((*self._heads, at(self._row), at(self._key)))  # type: ignore[arg-type]
         found = dropped(value, is_product)
         same = found is not None and found[0] is self._a.keep
         if not same or not math.isclose(found[1], self._a.kept, rel_tol=1e-6):  # type: ignore[index]
@@ -242,7 +242,7 @@ class _Matcher:
         """An operand in terms of the gradient of `f`'s values and what `f` reads; None where these are elsewhere."""
         scores = set(filter(self._is_pointwise, self._below([self._first], self._is_pointwise)))
         inside = {*(chain - {ds}), *computed(self._first), *scores}
-        region = Region(inside, shiftable=shiftable(self._softmax.args[0]))
+        formulas = Formulas(inside, shiftable=shiftable(self._softmax.args[0]))
         places = self._flat(node, rows, columns)
         wanted = (*self._heads, at(self._row), at(self._key))
         raw = self._flat(self._first, self._row, self._key)
@@ -258,7 +258,7 @@ class _Matcher:
             elsewhere.append(given and load.indices != wanted)
             return Load(ds.name, wanted, torch.float32) if given else None
 
-        value = renamed(region.value(node).at(places), same)
+        value = renamed(formulas.value(node).at(places), same)
         return None if any(elsewhere) else value
 
     # -- places ---------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class _Matcher:
     def _place(self, node: Any, rows: Var, columns: Var) -> _Place | None:
         """Which element of which memory a product's operand has at rows and columns, casts and copies left out."""
         try:
-            load = plain_load(Region(_Casts()).value(node).at(self._flat(node, rows, columns)))
+            load = plain_load(Formulas(_Casts()).value(node).at(self._flat(node, rows, columns)))
         except (Unlowered, RefusedError):
             return None
         return None if load is None else (load.buffer, load.indices)

@@ -19,8 +19,8 @@ from regraft.compiler.templates.attention import footprint
 from regraft.compiler.templates.attention import triton_fuse as attention_triton_fuse
 from regraft.compiler.templates.attention.fuse import fuse_attention
 from regraft.compiler.templates.attention.triton_fuse import AttentionPass
-from regraft.compiler.templates.common import contest
-from regraft.compiler.templates.common.baseline import Unfused
+from regraft.compiler.templates.common import compiled_candidates
+from regraft.compiler.templates.common.baseline import Baseline
 from regraft.compiler.templates.common.task import task_of
 from regraft.rewrites.profit import Always, Never
 from regraft.rewrites.record import GraphRecord
@@ -337,8 +337,8 @@ def test_what_will_be_asked_about_is_begun_once(monkeypatch: pytest.MonkeyPatch)
         return attend(capped)(once.contiguous(), k, v), attend(capped)(q * 2, k, v)
 
     begun: list[str] = []
-    monkeypatch.setattr(contest, "begin_units", lambda units: begun.extend(unit.function for unit in units))
-    monkeypatch.setattr(Unfused, "begin", lambda self: begun.append("unfused"))
+    monkeypatch.setattr(compiled_candidates, "begin_units", lambda units: begun.extend(unit.function for unit in units))
+    monkeypatch.setattr(Baseline, "begin", lambda self: begun.append("baseline"))
     module = on_gpu(layers, *qkv(n=20))
     nodes, oracle = set(module.graph.nodes), Fastest(original=0.5)
     task = task_of(module.graph, oracle, GraphRecord("test"))
@@ -348,7 +348,7 @@ def test_what_will_be_asked_about_is_begun_once(monkeypatch: pytest.MonkeyPatch)
     assert not oracle.questions and taken and taken <= nodes
     attentions.run_all()
     asked = [[kernel.name for kernel in question.candidates.values()] for question in oracle.questions]
-    assert begun == [name for names in asked for name in (*names, "unfused")]
+    assert begun == [name for names in asked for name in (*names, "baseline")]
 
 
 def test_a_score_without_a_formula_is_a_near_miss() -> None:

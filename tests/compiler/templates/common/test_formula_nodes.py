@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.ir.evaluator import Evaluator
-from regraft.compiler.templates.common.formula import Region
+from regraft.compiler.templates.common.formula import Formulas
 from regraft.compiler.templates.common.formula_nodes import mask_formula
 
 
@@ -48,9 +48,9 @@ def test_formulas_are_what_eager_computes(function: Callable[[torch.Tensor], tor
 
 
 def test_they_are_no_leaves() -> None:
-    node, region = last(packed), Region()
-    region.value(node).at((0, 0, 1, 2))
-    assert not region.leaves
+    node, formulas = last(packed), Formulas()
+    formulas.value(node).at((0, 0, 1, 2))
+    assert not formulas.leaves
 
 
 @pytest.mark.parametrize(

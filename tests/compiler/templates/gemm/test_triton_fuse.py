@@ -21,8 +21,8 @@ from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.codegen.triton import TritonFailed
 from regraft.compiler.codegen.wrapper.wrapper import generate
 from regraft.compiler.templates import TritonTemplateKernel
-from regraft.compiler.templates.common import contest, triton_call
-from regraft.compiler.templates.common.contest import Contest
+from regraft.compiler.templates.common import compiled_candidates, triton_call
+from regraft.compiler.templates.common.compiled_candidates import CompiledCandidates
 from regraft.compiler.templates.common.task import task_of
 from regraft.compiler.templates.gemm import triton_fuse as gemm_triton_fuse
 from regraft.compiler.templates.gemm.triton_fuse import ProductPass
@@ -393,22 +393,24 @@ def test_of_many_products_the_most_rewarding_are_asked_about() -> None:
 
 def test_kernels_are_waited_for_when_something_is_measured_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[str] = []
-    monkeypatch.setattr(contest, "compile_units", lambda units: waited.extend(unit.function for unit in units))
-    monkeypatch.setattr(gemm_triton_fuse.Unfused, "build", lambda self: waited.append("unfused"))
+    monkeypatch.setattr(
+        compiled_candidates, "compile_units", lambda units: waited.extend(unit.function for unit in units)
+    )
+    monkeypatch.setattr(gemm_triton_fuse.ProductBaseline, "build", lambda self: waited.append("baseline"))
     oracle = Fastest()
     fuse(gelu, *BERT, oracle=oracle)
     assert waited == []
     (question,) = oracle.questions
     assert question.prepare is not None
     question.prepare()
-    assert sorted(waited) == sorted(["unfused", *(kernel.name for kernel in question.candidates.values())])
+    assert sorted(waited) == sorted(["baseline", *(kernel.name for kernel in question.candidates.values())])
 
 
 def begun(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *inputs: torch.Tensor, taken: Any = ()) -> Any:
     """What was begun to be compiled for a graph, and what is asked about then."""
     names: list[str] = []
-    monkeypatch.setattr(contest, "begin_units", lambda units: names.extend(unit.function for unit in units))
-    monkeypatch.setattr(gemm_triton_fuse.Unfused, "begin", lambda self: None)
+    monkeypatch.setattr(compiled_candidates, "begin_units", lambda units: names.extend(unit.function for unit in units))
+    monkeypatch.setattr(gemm_triton_fuse.ProductBaseline, "begin", lambda self: None)
     module, oracle = on_gpu(function, *inputs), Fastest(original=0.1)
     task = task_of(module.graph, oracle, GraphRecord("test"))
     assert task is not None
@@ -449,16 +451,16 @@ def test_what_others_may_replace_is_asked_about_where_they_did_not(monkeypatch: 
     assert before == [] and len(asked) == 1
 
 
-def test_what_waits_for_kernels_does_something_else_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_for_kernels_does_something_else_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[str]()
 
     class Nodes:
         def build(self) -> None:
             told.append("build")
 
-    monkeypatch.setattr(contest, "begin_units", lambda units: told.append("begin"))
-    monkeypatch.setattr(contest, "compile_units", lambda units: told.append("wait"))
+    monkeypatch.setattr(compiled_candidates, "begin_units", lambda units: told.append("begin"))
+    monkeypatch.setattr(compiled_candidates, "compile_units", lambda units: told.append("wait"))
     for busy in (True, False):
-        monkeypatch.setattr(contest, "are_under_way", lambda units, busy=busy: busy)
-        Contest(Nodes(), [], lambda: told.append("more")).prepare()  # type: ignore[arg-type]
+        monkeypatch.setattr(compiled_candidates, "are_under_way", lambda units, busy=busy: busy)
+        CompiledCandidates(Nodes(), [], lambda: told.append("more")).prepare()  # type: ignore[arg-type]
     assert told == ["begin", "build", "more", "wait", "begin", "build", "wait"]

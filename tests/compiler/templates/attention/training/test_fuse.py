@@ -416,8 +416,8 @@ class Remembering(Fastest):
         self.originals: list[Any] = []
 
     def decide(self, question: Any) -> Any:
-        unfused = question.original
-        self.originals.append(subgraph(unfused._nodes, unfused._inputs, unfused._outputs))
+        baseline = question.original
+        self.originals.append(subgraph(baseline._nodes, baseline._inputs, baseline._outputs))
         return super().decide(question)
 
 

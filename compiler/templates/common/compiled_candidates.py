@@ -11,45 +11,45 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...codegen.triton.compiler import are_under_way, begin_units, compile_units
-from .baseline import Unfused
+from .baseline import Baseline
 from .triton_call import TritonTemplateKernel
 
 
-class Contest:
+class CompiledCandidates:
     """Both sides of a question, compiled side by side; `seconds` is what waiting for that took.
 
     Args:
-        unfused: the nodes as they would run otherwise.
+        baseline: the nodes as they would run otherwise.
         kernels: what competes with them.
-        meanwhile: called as well, where kernels take longer.
+        while_compiling: called as well, where kernels take longer.
         excluded: why the nodes must not run, or nothing: then they are not compiled either.
     """
 
     def __init__(
         self,
-        unfused: Unfused,
+        baseline: Baseline,
         kernels: Iterable[TritonTemplateKernel],
-        meanwhile: Callable[[], None],
+        while_compiling: Callable[[], None],
         excluded: str = "",
     ) -> None:
-        self.unfused, self.excluded = unfused, excluded
-        self._kernels, self._meanwhile = list(kernels), meanwhile
+        self.baseline, self.excluded = baseline, excluded
+        self._kernels, self._while_compiling = list(kernels), while_compiling
         self.seconds = 0.0
 
     def begin(self) -> None:
         """Have everything compiled, without waiting for it."""
         begin_units(self._units())
         if not self.excluded:
-            self.unfused.begin()
+            self.baseline.begin()
 
     def prepare(self) -> None:
         """Have everything compiled; what fails to compile says so when it is built."""
         start, units = time.perf_counter(), self._units()
         begin_units(units)
         if not self.excluded:
-            self.unfused.build()
+            self.baseline.build()
         if are_under_way(units):
-            self._meanwhile()
+            self._while_compiling()
         compile_units(units)
         self.seconds += time.perf_counter() - start
 
