@@ -1,4 +1,4 @@
-"""Rows of matrices that begin at aligned addresses, where a generated kernel writes what products read.
+"""Aligns the rows of matrices that a generated kernel writes and a matrix product reads.
 
     y = where(...)                  sizes [8192, 30522]: rows of 61044 bytes
 
@@ -8,8 +8,8 @@
     mm(y, w)         ->  mm(wide, constant_pad_nd(w, [0, 0, 0, 6]))          the zeros add nothing
     mm(y.t(), x)     ->  slice(mm(wide.t(), x), 0, 0, 30522)                 rows of zeros are left out
 
-Tensor cores load rows that begin at multiples of 16 bytes, of sizes that are such multiples; for others, libraries have
-slower kernels (twice to three times as slow on Hopper). What is added costs a percent at most, so nothing is measured.
+Tensor cores load rows whose start and size are multiples of 16 bytes. For other rows, libraries use kernels that are
+two to three times as slow on Hopper. The padding adds at most one percent, so that nothing is measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..lowering.core import LOWERINGS
 aten = torch.ops.aten
 
 _DEVICES = ("cuda",)
-MOST = 1.01  # times as large as it was may a matrix become
+MOST = 1.01  # largest ratio of a matrix's size after padding to its size before
 _DTYPES = (torch.float16, torch.bfloat16)
 _VIEWS = (
     "aten.view",
@@ -44,7 +44,7 @@ _VIEWS = (
 
 
 def align_rows(graph_module: fx.GraphModule) -> int:
-    """Space the rows of matrices that are computed for products on a GPU, in place; returns of how many.
+    """Pad the rows of matrices that are computed for products on a GPU, in place; returns the number of matrices.
 
     Args:
         graph_module: a functional graph (writes to inputs at its end apart), before its kernels are generated.
@@ -60,7 +60,7 @@ def align_rows(graph_module: fx.GraphModule) -> int:
 
 
 def _gap(node: fx.Node) -> int:
-    """How many elements are to follow each row of a matrix that a generated kernel writes; 0 where none should."""
+    """The number of elements to add to each row that a generated kernel writes; 0 if none should be added."""
     if not is_tensor(node) or not _is_written_by_us(node) or rank(node) < 2 or dtype(node) not in _DTYPES:
         return 0
     value = val(node)
@@ -72,14 +72,14 @@ def _gap(node: fx.Node) -> int:
 
 
 def _is_written_by_us(node: fx.Node) -> bool:
-    """Whether a generated kernel makes the value, in memory of its own."""
+    """Whether a generated kernel computes the value, in memory of its own."""
     if not isinstance(node.target, compat.OpOverload) or op_name(node) not in LOWERINGS:
         return False
     return not any(result.alias_info is not None for result in compat.schema(node.target).returns)
 
 
 def _is_multiplied(node: fx.Node) -> bool:
-    """Whether a product reads a matrix, perhaps through views, and nothing that trusts its strides does."""
+    """Whether a product reads a matrix, perhaps through views, and no reader relies on its strides."""
     users = list(_readers(node))
     return any(op_name(u) == "aten.mm" for u in users) and not any(u.op == "output" or is_kernel(u) for u in users)
 
@@ -107,13 +107,13 @@ def _space(editor: Editor, node: fx.Node, gap: int) -> None:
 
 
 def _widen(editor: Editor, product: fx.Node, node: fx.Node, wide: fx.Node, gap: int) -> None:
-    """The product of the wide matrix in place of that of `node`, where zeros change nothing of its result."""
+    """The product of the padded matrix, in place of the product `node`, if the zeros do not change its result."""
     with editor.at(product):
         left, right = (_seen(editor, operand, node, wide) for operand in product.args)
         if (left is None) == (right is None):
             return
         (first, along), (second, beside) = left or (product.args[0], None), right or (product.args[1], None)
-        if beside == 1:  # its columns are the result's, whose rows would no longer be dense
+        if beside == 1:  # padded columns would be columns of the result, whose rows must stay dense
             return
         if along == 1:
             second = editor.call(aten.constant_pad_nd.default, second, [0, 0, 0, gap])
@@ -127,7 +127,7 @@ def _widen(editor: Editor, product: fx.Node, node: fx.Node, wide: fx.Node, gap: 
 
 
 def _seen(editor: Editor, operand: Any, node: fx.Node, wide: fx.Node) -> tuple[fx.Node, int] | None:
-    """What an operand, a view of `node`, is of `wide`, and which of its two dims is the longer one."""
+    """The view of `wide` that matches `operand`, a view of `node`, and which of its two dims is the padded one."""
     if operand is node:
         return wide, rank(node) - 1
     if not isinstance(operand, fx.Node) or op_name(operand) not in _VIEWS:
@@ -149,13 +149,13 @@ def _seen(editor: Editor, operand: Any, node: fx.Node, wide: fx.Node) -> tuple[f
 
 
 def strides_of_outputs(graph_module: fx.GraphModule) -> list[tuple[int, ...] | None]:
-    """The strides of a graph's outputs, for the compiler of a graph that reads them; None where it need not know."""
+    """The strides of a graph's outputs, for compiling a graph that reads them; None if they are as recorded."""
     outputs = graph_module.graph.output_node().args[0]
     return [tuple(val(x).stride()) if has_known_strides(x) else None for x in outputs]  # type: ignore[union-attr]
 
 
 def take_strides(graph_module: fx.GraphModule, inputs: Any) -> None:
-    """Give a graph's placeholders the strides of its inputs, where a forward has laid out what it keeps otherwise."""
+    """Set the strides of a graph's placeholders to those of its inputs, which the forward may have changed."""
     graph = graph_module.graph
     changed = []
     for node, given in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):

@@ -1,9 +1,9 @@
-"""Bags of embeddings that all have one size: rows looked up and added, by generated kernels forward and backward.
+"""Embedding bags of equal size, written as a lookup and a sum, which generated kernels compute.
 
     embedding_bag(w, flat, arange(0, n * k, k))[0]   ->   sum(embedding(w, view(flat, [n, k])), 1)
 
-`F.embedding_bag` makes such offsets of an input of two dims. The operator itself stays a call of ATen's, whose gradient
-sorts the indices of each table by some ten launches.
+`F.embedding_bag` creates such offsets for an input of two dims. Any other call stays ATen's operator, whose gradient
+sorts the indices of each table with about ten kernel launches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUM, _MEAN = 0, 1
 
 
 def write_bags_as_sums(graph_module: fx.GraphModule) -> int:
-    """Write out bags of one size, in place; returns how many.
+    """Replace embedding bags of equal size by sums, in place; returns the number of bags.
 
     Args:
         graph_module: a program as it was captured, before autograd.
@@ -38,7 +38,7 @@ def write_bags_as_sums(graph_module: fx.GraphModule) -> int:
             with editor.at(node):
                 total = _total(editor, arguments(node), size)
             for result in list(node.users):
-                if result.users:  # the first: see `_size`
+                if result.users:  # `_size` has checked that only the first result is used
                     editor.replace(result, total)
                 editor.erase_dead(result)
             made += 1
@@ -48,14 +48,14 @@ def write_bags_as_sums(graph_module: fx.GraphModule) -> int:
 
 
 def _size(node: fx.Node) -> int | None:
-    """How many indices each bag has; None where that differs, or something else is asked for than dense sums."""
+    """The number of indices in each bag; None if bags differ in size, or if the call asks for more than dense sums."""
     given = arguments(node)
     padding = given.get("padding_idx")
     plain = not given.get("scale_grad_by_freq") and not given.get("sparse") and not given.get("include_last_offset")
     if not plain or given.get("mode", _SUM) not in (_SUM, _MEAN) or (padding is not None and padding >= 0):
         return None
     weights = given.get("per_sample_weights")
-    if weights is not None and val(weights).dtype != val(given["weight"]).dtype:  # which eager refuses
+    if weights is not None and val(weights).dtype != val(given["weight"]).dtype:  # eager raises an error
         return None
     if any(op_name(user) != "getitem" or (user.users and user.args[1] != 0) for user in node.users):
         return None
@@ -64,7 +64,7 @@ def _size(node: fx.Node) -> int | None:
 
 
 def _step(offsets: Any, count: Any) -> int | None:
-    """The step of ``arange(0, count, step)``, where it divides `count`."""
+    """The step of ``arange(0, count, step)``, if it divides `count`."""
     if not isinstance(offsets, fx.Node) or offsets.target is not aten.arange.start_step or type(count) is not int:
         return None
     start, stop, step = (*offsets.args, 1)[:3]

@@ -1,11 +1,11 @@
-"""Channels-last for networks of convolutions, decided once for all of them.
+"""Decides once for all convolutions of a graph whether they run in channels-last.
 
-    conv(conv(x))   ->   conv(conv(clone(x, channels_last)))       and what follows keeps that layout, to the outputs
+    conv(conv(x))   ->   conv(conv(clone(x, channels_last)))       later nodes keep that layout, up to the outputs
 
-One convolution alone would pay for converting its input and its result; in a network only the ends convert. So each
-kind of convolution is measured with both layouts, inputs ready made, and what counts is the sum over the network, with
-the conversions at its ends (`layout_ends`). On GPUs most kinds need no measurement (`seconds_saved`), and the weights
-are laid out with the inputs.
+A single convolution would have to convert its input and its result; in a network only the two ends convert. Each kind
+of convolution is therefore measured in both layouts, on inputs that are already converted. The decision compares the
+sums over the network, including the conversions at its ends (`layout_ends`). On GPUs most kinds need no measurement
+(`seconds_saved`), and weights are converted together with the inputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .layout_ends import has_channels_last, seconds_of_ends
 aten = torch.ops.aten
 
 RULE, FAMILY, CANDIDATE = "channels_last", "layout", "channels_last"
-MIN_SAVED = 0.03  # of the time of all convolutions: less is noise
+MIN_SAVED = 0.03  # smallest share of the time of all convolutions to save: less is noise
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _DTYPES = (torch.float32, torch.bfloat16)
 _BACKWARD = "aten.convolution_backward"
@@ -44,10 +44,10 @@ class Spread:
     """The outcome of the pass.
 
     Args:
-        convolutions: in the graph, that can be laid out either way.
-        chosen: whether they now run on channels-last.
-        conversions: copies put in for that.
-        seconds: of all convolutions as they were, and on channels-last; zeros where nothing was measured.
+        convolutions: the number of convolutions in the graph that can run in either layout.
+        chosen: whether they now run in channels-last.
+        conversions: the number of copies that were inserted.
+        seconds: the time of all convolutions as they were, and in channels-last; zeros if nothing was measured.
     """
 
     convolutions: int
@@ -64,11 +64,11 @@ def spread_channels_last(
     training: bool = False,
     keep_stream: bool = False,
 ) -> Spread:
-    """Let the convolutions of a functional graph run on channels-last where that is faster, in place.
+    """Let the convolutions of a functional graph run in channels-last if that is faster, in place.
 
-    In a graph of forward and backward (`training`, for GPUs only), so do their gradients. Outputs keep their strides.
-    The decision is one match of `RULE` in `record`, with the summed times as its evidence. `keep_stream`: random
-    numbers must be eager's own.
+    In a graph of forward and backward (`training`, on GPUs only), their gradients run in channels-last too. Outputs
+    keep their strides. The decision is one match of `RULE` in `record`, with the summed times as its evidence. With
+    `keep_stream`, random numbers must be the same as eager's.
     """
     found = [node for node in graph_module.graph.nodes if _is_candidate(node, training)]
     if not found or all(has_channels_last(_input(node)) for node in found):
@@ -98,7 +98,7 @@ def _input(node: fx.Node) -> fx.Node:
 
 
 def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float, float], Evidence]:
-    """Ask for each kind of convolution once, and sum up."""
+    """Ask the oracle once for each kind of convolution, and add up the times."""
     kinds = {_kind(node): node for node in found}
     count = Counter(map(_kind, found))
     certain = {} if isinstance(oracle, (Always, Never)) else _certain(kinds)
@@ -125,13 +125,13 @@ def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float
 
 
 def _certain(kinds: Mapping[str, fx.Node]) -> dict[str, float]:
-    """The kinds that need no measurement, and the seconds that channels-last saves for one of them."""
+    """The kinds that need no measurement, with the seconds that channels-last saves for one convolution of each."""
     told = {kind: seconds_saved(node) for kind, node in kinds.items()}
     return {kind: seconds for kind, seconds in told.items() if seconds is not None}
 
 
 def _asked(kinds: Mapping[str, fx.Node], certain: Mapping[str, float], count: Mapping[str, int]) -> list[str]:
-    """The kinds to measure: all on a CPU, where layouts differ most; on GPUs the largest."""
+    """The kinds to measure: on a CPU all of them, since layouts differ most there; on GPUs the largest."""
     open_kinds = [kind for kind in kinds if kind not in certain]
     if not any(is_on_cuda(kinds[kind]) for kind in open_kinds):
         return open_kinds
@@ -144,7 +144,7 @@ def _match(found: Sequence[fx.Node], chosen: bool, evidence: Evidence) -> Match:
 
 
 def _kind(node: fx.Node) -> str:
-    """What the time of a convolution depends on."""
+    """The properties of a convolution that determine its time."""
     values = arguments(node)
     x, weight = (val(values[n]) for n in ("input", "weight"))
     facts = [tuple(x.shape), tuple(weight.shape), x.dtype, is_frozen(values["weight"]), values["bias"] is None]
@@ -170,7 +170,7 @@ def _original(geometry: Sequence[Any]) -> Callable[..., Any]:
 
 
 def _plain(geometry: Sequence[Any]) -> Callable[..., Any]:
-    """The convolution on an input that is converted at the first run, and kept; on GPUs its weight too."""
+    """The convolution on an input that is converted at the first run and then reused; on GPUs its weight likewise."""
     ready = _Ready()
 
     def run(x: Any, weight: Any, bias: Any) -> Any:
@@ -196,7 +196,7 @@ def _packed(geometry: Sequence[Any]) -> Callable[..., Any]:
 
 
 class _Ready:
-    """Tensors in channels-last, each converted once."""
+    """Converts each tensor to channels-last once."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, torch.Tensor]] = {}
@@ -210,7 +210,7 @@ class _Ready:
 
 
 def _convert(graph: fx.Graph, found: Sequence[fx.Node], keep_stream: bool) -> int:
-    """Convert what the first convolutions read, and let the layout spread from there; returns the number of copies."""
+    """Convert the inputs of the first convolutions and let the layout spread; returns the number of copies."""
     editor = Editor(graph, SizeTable(graph))
     converted: dict[fx.Node, fx.Node] = {}
     for node in (*found, *_gradients(graph, found)):
@@ -226,21 +226,21 @@ def _convert(graph: fx.Graph, found: Sequence[fx.Node], keep_stream: bool) -> in
 
 
 def _gradients(graph: fx.Graph, found: Sequence[fx.Node]) -> list[fx.Node]:
-    """In a graph of forward and backward, the gradients of what is laid out."""
+    """The gradients that belong to the converted nodes, in a graph of forward and backward."""
     weights = {node.args[1] for node in found}
     calls = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
     return [node for node in calls if node.args[2] in weights]
 
 
 def _laid_out_with(node: fx.Node) -> list[Any]:
-    """What a convolution reads in channels-last: oneDNN lays out weights by itself, in a way of its own."""
+    """The operands that a convolution reads in channels-last: oneDNN lays out weights in its own format."""
     if op_name(node) == _BACKWARD:
         return list(node.args[:3])
     return list(node.args[:2]) if is_on_cuda(node) else [_input(node)]
 
 
 def _infer_again(graph: fx.Graph, node: fx.Node, keep_stream: bool) -> None:
-    """Tell what follows a convolution how its result lies in memory now."""
+    """Update the strides recorded for everything that follows a converted convolution."""
     old, new = val(node), infer(node)
     node.meta["val"] = new
     if same_layout(old, new):

@@ -1,12 +1,12 @@
-"""Masks of `scaled_dot_product_attention` calls that the program wrote itself, brought into a form that kernels take.
+"""Simplifies the masks of `scaled_dot_product_attention` calls, so that fused kernels accept them.
 
     sdpa(q, k, v, mask)   where mask is known to keep everything           ->  sdpa(q, k, v)
     sdpa(q, k, v, mask)   where mask is known to be causal                 ->  sdpa(q, k, v, is_causal=True)
     sdpa(q, k, v, mask)   on CUDA, where entries of a row lie apart        ->  sdpa(q, k, v, mask.contiguous())
 
-Torch chooses a kernel for such a call while it is traced, and none of its fused ones takes a mask whose rows are
-spread in memory (a position bias that was permuted, a mask that was expanded along its rows): what remains is the
-math path, in single precision. A copy of the mask is a small part of what that path reads.
+Torch chooses the kernel of such a call during tracing. None of its fused kernels accepts a mask whose rows are not
+contiguous, such as a permuted position bias or a mask expanded along its rows. It then uses the math path, in single
+precision. Copying the mask costs little compared with that path.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SETTINGS = ("dropout_p", "is_causal")
 
 
 def simplify_sdpa_masks(graph_module: fx.GraphModule, *, keep_stream: bool = False) -> dict[str, int]:
-    """Change the masks of attention calls in place; returns how many of each kind.
+    """Change the masks of attention calls in place; returns the number of changes of each kind.
 
     Args:
         graph_module: as captured, before autograd.
-        keep_stream: leave calls that draw random numbers: another kernel draws others.
+        keep_stream: leave calls that draw random numbers alone, because another kernel draws other numbers.
     """
     graph = graph_module.graph
     calls = [node for node in graph.nodes if op_name(node) == "aten.scaled_dot_product_attention" and _masked(node)]
@@ -72,7 +72,7 @@ def simplify_sdpa_masks(graph_module: fx.GraphModule, *, keep_stream: bool = Fal
 
 
 def keeps_everything(mask: Any, fact: Any) -> bool:
-    """Whether a mask, boolean or additive, is known to leave all scores as they are, and there is a score."""
+    """Whether a boolean or additive mask is known to leave all scores unchanged, and there is at least one score."""
     if not isinstance(fact, Uniform) or not known(shape(mask)[-1] >= 1):
         return False
     return fact.number is True if val(mask).dtype == torch.bool else fact.number == 0
@@ -85,12 +85,12 @@ def _masked(node: fx.Node) -> bool:
 
 
 def _is_square(given: dict[str, Any]) -> bool:
-    """Whether there are as many queries as keys: `is_causal` counts both from the start."""
+    """Whether there are as many queries as keys: `is_causal` aligns the mask with the first query and the first key."""
     return known_equal(shape(given["query"])[-2], shape(given["key"])[-2])
 
 
 def _replace(editor: Editor, call: fx.Node, given: dict[str, Any]) -> None:
-    """The call with other arguments; what reads its result gets to know where that lies otherwise."""
+    """The call with other arguments; readers of its result get its new strides."""
     inputs = [given.pop(name) for name in ("query", "key", "value", "attn_mask", *_SETTINGS)]
     with editor.at(call):
         new = editor.call(call.target, *inputs, **{k: v for k, v in given.items() if v is not None})

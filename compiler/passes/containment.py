@@ -2,8 +2,8 @@
 
     a, b, c       b raises       ->       a, c       and a fallback that names b
 
-Passes change graphs in place, so that one that fails may leave half of a change. Nothing is copied for that case: the
-work starts again from what it started from.
+Passes change graphs in place, so that a failing pass may leave a graph half changed. No copy is kept for that case: the
+compilation starts again from its original input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LISTS = ("applied", "declined", "near_misses", "fallbacks", "passes", "code", "
 
 
 class PassFailedError(Exception):
-    """A pass has raised its `__cause__`; whoever runs the work leaves it out."""
+    """A pass has raised the error in `__cause__`; the caller starts again without that pass."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"pass {name} failed")
@@ -28,10 +28,10 @@ class PassFailedError(Exception):
 
 
 class Containment:
-    """Runs passes of one compilation.
+    """Runs the passes of one compilation, and leaves out those that fail.
 
     Args:
-        faults: what is told of passes that fail, and says which errors go through.
+        faults: is told about passes that fail, and decides which errors are raised.
     """
 
     def __init__(self, faults: Faults) -> None:
@@ -39,14 +39,14 @@ class Containment:
         self._left_out: set[str] = set()
 
     def do(self, function: Callable[..., Any], *args: Any, name: str = "", default: Any = None, **kwargs: Any) -> Any:
-        """The result of a pass, or `default` where it is left out.
+        """The result of a pass, or `default` if the pass is left out.
 
         Args:
-            function: the pass, called with what else is given.
-            args: its arguments, as are `kwargs`.
-            name: what it is known by; by default the function's own name.
-            default: what stands for its result.
-            kwargs: its arguments.
+            function: the pass.
+            args: its positional arguments.
+            name: the name of the pass in reports; by default the name of the function.
+            default: the result if the pass is left out.
+            kwargs: its arguments by name.
         """
         name = name or _name_of(function)
         if name in self._left_out:
@@ -68,8 +68,8 @@ class Containment:
         """The result of `work`, which starts again without each pass that fails.
 
         Args:
-            work: calls passes by `do`.
-            undo: puts back what `work` changes, but for the record.
+            work: calls passes through `do`.
+            undo: restores everything that `work` changes, except for the record.
         """
         record = self.faults.record
         while True:
@@ -85,7 +85,7 @@ class Containment:
                 self._leave_out(failure)
 
     def attempt(self, function: Callable[..., Any], *args: Any, default: Any = None) -> Any:
-        """The result of a pass that needs nothing undone, or `default`."""
+        """The result of a pass that leaves nothing to undo when it fails, or `default`."""
         return self.run(lambda: self.do(function, *args, default=default))
 
     def _leave_out(self, failure: PassFailedError) -> None:
@@ -96,7 +96,7 @@ class Containment:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """The name of a function, of what a partial one calls, or of an object's class."""
+    """The name of a function, of the function in a partial, or of an object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))

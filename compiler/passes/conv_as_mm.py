@@ -1,10 +1,10 @@
-"""Convolutions on a GPU as what they are made of: products of matrices, and elementwise work that joins other loops.
+"""Computes convolutions on a GPU as matrix products, and the pointwise operations that follow on the rows.
 
     relu(norm(convolution(x, w)))   ->  images(relu(norm(mm(rows(x), w))))  kernel of one element, channels-last
 
-The channels of all pixels of channels-last images are the rows of a matrix. A convolution that looks at one pixel at a
-time (or, of few channels, at one patch) is a product of it, and so that the kernel of the product can compute them too,
-the norm, the activation and the sum that follow work on rows as well.
+In channels-last images, the channels of each pixel are a row of a matrix. A convolution whose window is one pixel (or,
+for few channels, one patch) is a product of that matrix. The norm, the activation and the sum that follow are computed
+on rows too, so that the kernel of the product can include them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ...rewrites.symbolic import known_equal, same_shape
 
 aten = torch.ops.aten
 
-# Single precision has other settings in products than in convolutions, and float16 may overflow where a library adds up
-# the parts of a product in 16 bits.
+# In single precision, products have other settings than convolutions. In float16, a library may overflow when it adds
+# partial products in 16 bits.
 _DTYPES = (torch.bfloat16,)
-_ALIGNED = 8  # channels of a pixel that are loaded at once
+_ALIGNED = 8  # number of channels of a pixel that one load reads
 _NORM = "aten._native_batch_norm_legit_no_training"
 _GPUS = ("cuda",)
 
@@ -39,16 +39,16 @@ def convolutions_as_matmuls(
     dtypes: Collection[torch.dtype] = _DTYPES,
     aligned: int = _ALIGNED,
 ) -> int:
-    """Compute convolutions that look at one pixel at a time as products of matrices, in place.
+    """Replace convolutions with windows of one pixel by matrix products, in place.
 
     Args:
         graph_module: a functional graph.
-        devices: types of devices, others are left alone.
-        dtypes: of the images.
-        aligned: channels must be a multiple of this, before and after.
+        devices: the types of devices whose convolutions are replaced.
+        dtypes: the dtypes of images.
+        aligned: the numbers of input and output channels must be multiples of this.
 
     Returns:
-        How many convolutions are gone.
+        The number of convolutions that were replaced.
     """
     graph, made = graph_module.graph, 0
     editor = Editor(graph, SizeTable(graph))
@@ -66,7 +66,7 @@ def convolutions_as_matmuls(
 
 
 def images_as_rows(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
-    """Compute on rows what follows rows that are turned into images, in place; returns how often.
+    """Move pointwise operations from images to the rows that they view, in place; returns how often.
 
     add(permute(view(mm), [0, 3, 1, 2]), x)   ->   permute(view(add(mm, rows(x))), [0, 3, 1, 2])
     """
@@ -81,13 +81,13 @@ def images_as_rows(graph_module: fx.GraphModule, devices: Collection[str] = _GPU
 
 
 def _turns_rows(node: fx.Node) -> bool:
-    """Whether a permutation moves the channels of pixels, last in memory, to the second dim."""
+    """Whether a permutation moves the channels of pixels from the last dim, as in memory, to the second dim."""
     turned = rank(node) in (4, 5) and list(node.args[1]) == _channels_second(rank(node))  # type: ignore[arg-type]
     return turned and _are_as_made(node)
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a convolution is of one group, without padding and dilation, on channels-last."""
+    """Whether a convolution has one group, no padding and no dilation, and reads channels-last images."""
     values = arguments(node)
     if rank(node) not in (4, 5) or values["transposed"] or values["groups"] != 1 or any(values["padding"]):
         return False
@@ -96,7 +96,7 @@ def _is_plain(node: fx.Node) -> bool:
 
 
 def _is_product(node: fx.Node, aligned: int) -> bool:
-    """Whether a convolution multiplies each pixel's channels with one matrix."""
+    """Whether a convolution multiplies the channels of each pixel with one matrix."""
     values = arguments(node)
     channels, kernel = shape(values["weight"])[:2], shape(values["weight"])[2:]
     if not all(known_equal(k, 1) for k in (*kernel, *values["stride"])):
@@ -105,9 +105,9 @@ def _is_product(node: fx.Node, aligned: int) -> bool:
 
 
 def _is_of_patches(node: fx.Node) -> bool:
-    """Whether a convolution cuts images of few channels into patches that do not overlap, and multiplies each.
+    """Whether a convolution cuts images of few channels into patches that do not overlap, and multiplies each patch.
 
-    Channels that are not aligned a library would have to pad; patches of them are.
+    A library would have to pad channels that are not aligned; the rows of patches are aligned.
     """
     values = arguments(node)
     _, channels, *kernel = shape(values["weight"])
@@ -120,11 +120,11 @@ def _is_of_patches(node: fx.Node) -> bool:
 
 
 def are_rows(node: fx.Node, *, single: bool = True) -> bool:
-    """Whether images lie in memory as the rows of a matrix, one for each pixel, without gaps.
+    """Whether images lie in memory as the rows of a matrix, one row for each pixel, without gaps.
 
     Args:
         node: the images.
-        single: strides of dims of size 1 may be any.
+        single: accept any strides of dims of size 1.
     """
     value, step = val(node), 1
     for dim in reversed(_channels_last(value.dim())):
@@ -136,7 +136,7 @@ def are_rows(node: fx.Node, *, single: bool = True) -> bool:
 
 
 def _are_as_made(node: fx.Node) -> bool:
-    """Whether images have the strides of those that a product makes."""
+    """Whether images have the strides of those that a product creates."""
     return are_rows(node, single=False)
 
 
@@ -149,14 +149,14 @@ def _channels_second(dims: int) -> list[int]:
 
 
 class _Images:
-    """Images, and what follows them elementwise, on rows."""
+    """Moves images, and the pointwise operations that follow them, to rows."""
 
     def __init__(self, node: fx.Node, editor: Editor) -> None:
         self._node, self.editor = node, editor
         self._sizes = shape(node)
 
     def replace(self, made: Callable[[_Images, fx.Node], fx.Node]) -> None:
-        """Have `made` give the rows, put what follows behind them, and turn the last into images."""
+        """Let `made` compute the rows, append the operations that follow, and turn the last result into images."""
         images, readers = self._node, list(_chain(self._node))
         with self.editor.at(images):
             rows = made(self, images)
@@ -170,7 +170,7 @@ class _Images:
         self.editor.erase_dead(images)
 
     def rows_of(self, images: Any) -> fx.Node:
-        """Images as rows; where they were made of rows, these."""
+        """Images as rows; if they were made from rows, those rows."""
         rows = _made_of(images)
         if rows is not None:
             return rows
@@ -183,7 +183,7 @@ class _Images:
         return self.editor.call(aten.permute.default, apart, _channels_second(len(self._sizes)))
 
     def _on_rows(self, reader: fx.Node, images: fx.Node, rows: fx.Node) -> fx.Node:
-        """What a reader of the images gives, of rows."""
+        """The result of a reader of the images, computed on rows."""
         call = reader.args[0] if op_name(reader) == "getitem" else reader
         operands = {n: rows if n is images else self._operand(n, images) for n in call.all_input_nodes}
         args, kwargs = fx.node.map_arg((call.args, call.kwargs), operands.__getitem__)
@@ -195,11 +195,11 @@ class _Images:
             return node
         if same_shape(shape(node), shape(images)):
             return self.rows_of(node)
-        return self.editor.call(aten.view.default, node, [-1])  # one number for each channel, or for all
+        return self.editor.call(aten.view.default, node, [-1])  # one number for each channel, or one for all channels
 
 
 def _multiplied(images: _Images, convolution: fx.Node) -> fx.Node:
-    """The rows of a convolution's result, as a product."""
+    """The rows of a convolution's result, computed by a product."""
     x, weight, bias = convolution.args[:3]
     call, matrix = images.editor.call, weight
     for _ in shape(convolution)[2:]:
@@ -211,7 +211,7 @@ def _multiplied(images: _Images, convolution: fx.Node) -> fx.Node:
 
 
 def _multiplied_patches(images: _Images, convolution: fx.Node) -> fx.Node:
-    """The rows of a convolution's result, as a product of patches, each a row."""
+    """The rows of a convolution's result, computed by a product whose rows are patches."""
     x, weight, bias = (_as_given(n) for n in convolution.args[:3])
     call, (columns, *kernel) = images.editor.call, [shape(weight)[0], *shape(weight)[2:]]
     batch, channels, *space = shape(x)
@@ -229,12 +229,12 @@ def _multiplied_patches(images: _Images, convolution: fx.Node) -> fx.Node:
 
 
 def _as_given(node: Any) -> Any:
-    """A tensor as it was before it was laid out for a convolution."""
+    """The tensor before it was converted to the layout of a convolution."""
     return node.args[0] if op_name(node) == "aten.clone" and "memory_format" in node.kwargs else node
 
 
 def _turned(images: _Images, permutation: fx.Node) -> fx.Node:
-    """The rows that a permutation makes images of."""
+    """The rows that a permutation turns into images."""
     rows = _made_of(permutation)
     if rows is not None:
         return rows
@@ -242,7 +242,7 @@ def _turned(images: _Images, permutation: fx.Node) -> fx.Node:
 
 
 def _made_of(images: fx.Node) -> fx.Node | None:
-    """The rows that images are a view of."""
+    """The rows of which images are a view."""
     if op_name(images) != "aten.permute" or list(images.args[1]) != _channels_second(rank(images)):  # type: ignore[arg-type]
         return None
     apart: Any = images.args[0]
@@ -252,7 +252,7 @@ def _made_of(images: fx.Node) -> fx.Node | None:
 
 
 def _chain(node: fx.Node) -> Iterator[fx.Node]:
-    """What follows elementwise, one result after the other, each the only reader of the one before."""
+    """The pointwise operations that follow, each the only reader of the one before."""
     while True:
         reader = _reader(node)
         if reader is None:
@@ -262,7 +262,7 @@ def _chain(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _reader(images: fx.Node) -> fx.Node | None:
-    """The only reader of images, where it could work on rows as well."""
+    """The only reader of images, if it can work on rows as well."""
     if len(images.users) != 1:
         return None
     (reader,) = images.users
@@ -277,7 +277,7 @@ def _reader(images: fx.Node) -> fx.Node | None:
 
 
 def _only_result(norm: fx.Node) -> fx.Node | None:
-    """The normalized images, where nobody reads the statistics."""
+    """The normalized images, if nothing reads the statistics."""
     (item, *others) = norm.users or (None,)
     if item is None or others or op_name(item) != "getitem" or item.args[1] != 0:
         return None
@@ -285,7 +285,7 @@ def _only_result(norm: fx.Node) -> fx.Node | None:
 
 
 def _fits(node: fx.Node, images: fx.Node) -> bool:
-    """Whether an operand means the same of rows: images in rows, one number for each channel, or a number."""
+    """Whether an operand means the same on rows: images as rows, one number for each channel, or a single number."""
     if not is_tensor(node):
         return True
     if same_shape(shape(node), shape(images)):

@@ -1,9 +1,9 @@
-"""Which layout convolutions on a GPU want, without measuring: tensor cores read channels side by side.
+"""Estimates which layout convolutions on a GPU need, without measuring: tensor cores read channels side by side.
 
     NCHW:  nchwToNhwc(x), convolution, nhwcToNchw(y)        NHWC:  convolution
 
-In half precision cuDNN computes in NHWC only, so that each convolution on NCHW moves its input and its result once
-more. Convolutions in groups (channels apart from each other) and in single precision have kernels for both layouts.
+In half precision cuDNN computes in NHWC only, so that each convolution on NCHW copies its input and its result once
+more. Grouped convolutions and convolutions in single precision have kernels for both layouts.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import fx
 from ...rewrites.graph import arguments, dtype, val
 from ...rewrites.symbolic import hint
 
-MOST_ASKED = 4  # kinds that are measured where measuring must decide: the largest say enough
+MOST_ASKED = 4  # most kinds that are measured: the largest ones determine the outcome
 _HALVES = (torch.float16, torch.bfloat16)
-_BANDWIDTH = 2e12  # bytes a second: of a large GPU; a smaller one saves more
+_BANDWIDTH = 2e12  # bytes per second of a large GPU; smaller GPUs save more
 
 
 def is_on_cuda(node: fx.Node) -> bool:
-    """Whether cuDNN computes a convolution, in a dtype for which it knows channels-last."""
+    """Whether cuDNN computes a convolution, in a dtype for which it supports channels-last."""
     if val(node).device.type != "cuda" or dtype(node) not in (*_HALVES, torch.float32):
         return False
     return torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled
 
 
 def seconds_saved(node: fx.Node) -> float | None:
-    """Seconds that channels-last saves one convolution; None where only measuring tells."""
+    """The seconds that channels-last saves for one convolution; None if a measurement is needed."""
     if not is_on_cuda(node) or dtype(node) not in _HALVES or arguments(node)["groups"] != 1:
         return None
     moved = work(node)
@@ -38,10 +38,10 @@ def seconds_saved(node: fx.Node) -> float | None:
 
 
 def work(node: fx.Node) -> int:
-    """Elements that a convolution reads and makes; symbolic sizes count with their examples."""
+    """The number of elements that a convolution reads and writes; symbolic sizes count with their example values."""
     return elements(node.args[0]) + elements(node)
 
 
 def elements(node: Any) -> int:
-    """Elements of a tensor; symbolic sizes count with their examples."""
+    """The number of elements of a tensor; symbolic sizes count with their example values."""
     return math.prod(int(hint(size) or 1) for size in val(node).shape)

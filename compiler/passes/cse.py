@@ -1,8 +1,8 @@
-"""Equal calls are made once: layers that each write the same thing down, as masks and positions are.
+"""Common subexpression elimination: equal calls are computed once, such as masks that each layer computes.
 
     m1 = clone(mask); a = sdpa(q, k, v, m1);  m2 = clone(mask); b = sdpa(q2, k2, v2, m2)    ->    both read m1
 
-Not what a program gets (two results stay two tensors), what is written to, and what draws random numbers.
+Left alone are results of the program (two results stay two tensors), tensors that are written to, and random numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .foldable import mutable
 
 
 def eliminate_common_subexpressions(graph_module: fx.GraphModule) -> int:
-    """Let equal calls of a functional graph be one, in place; returns how many went.
+    """Merge equal calls of a functional graph, in place; returns the number of calls removed.
 
     Args:
         graph_module: after autograd; writes to inputs may stand at its end.
@@ -45,11 +45,11 @@ def eliminate_common_subexpressions(graph_module: fx.GraphModule) -> int:
 
 
 def equate_sizes(graph_module: fx.GraphModule) -> int:
-    """Let data-dependent sizes of equal calls have one name; returns how many lost theirs.
+    """Give the data-dependent sizes of equal calls one name; returns the number of names removed.
 
     a = nonzero(m); b = nonzero(m); x.expand(size(a), size(b))    ->    both sizes are u0, in metadata
 
-    Where equal calls become one, in autograd's partition as well, no call would make the other size known.
+    When equal calls are merged, here or in autograd's partition, no call would define the second size any more.
     """
     if sum(bool(node.meta.get("unbacked_bindings")) for node in graph_module.graph.nodes) < 2:
         return 0
@@ -73,20 +73,20 @@ def _known_as(same: dict[fx.Node, fx.Node]) -> Callable[[fx.Node], fx.Node]:
 
 
 def _sizes(value: Any) -> list[Any]:
-    """The sizes of all tensors among results, and the numbers among them."""
+    """The sizes of all tensors among results, and the numbers among the results."""
     leaves = compat.tree_leaves(value)
     return [size for leaf in leaves for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))]
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a call gives one tensor, the same whenever it is made."""
+    """Whether a call returns one tensor, and the same values each time."""
     if node.op != "call_function" or not isinstance(node.target, compat.OpOverload) or not is_tensor(node):
         return False
     return node.target.namespace == "aten" and is_pure(node) and not is_random(node) and "recompute" not in node.meta
 
 
 def frozen(value: Any) -> Any:
-    """Arguments as a key: of numbers, their type counts, and NaN is no other than itself."""
+    """Arguments as a dictionary key: numbers of different types differ, and NaN equals only itself."""
     if isinstance(value, (list, tuple)):
         return tuple(map(frozen, value))
     if isinstance(value, dict):

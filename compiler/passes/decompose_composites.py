@@ -1,9 +1,9 @@
-"""Composite operators that rules put into a graph after autograd, written out as AOTAutograd would have done.
+"""Decomposes composite operators that rules insert after autograd, as AOTAutograd would have done.
 
     %y = aten.linear(%x, %w, %b)      ->      %t = aten.t(%w);  %y = aten.addmm(%b, %x, %t)
 
 Programs that cannot be captured before autograd (transforms of `torch.func`, tensor subclasses) meet the rules only
-once AOTAutograd has desugared them. What rules write is ATen before autograd; the later stages know what is below it.
+after AOTAutograd has desugared them. Rules insert operators from above autograd; later stages know only those below it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROVENANCE = ("stack_trace", "nn_module_stack", "regraft_rule", "custom")
 
 
 def decompose_composites(graph_module: fx.GraphModule) -> int:
-    """Replace the calls of composite operators by what they are made of, in place; returns how many."""
+    """Replace calls of composite operators by their decompositions, in place; returns the number of calls."""
     calls = [node for node in graph_module.graph.nodes if _is_composite(node)]
     written = sum(_write_out(node) for node in calls)
     if written:
@@ -56,14 +56,14 @@ def _write_out(node: fx.Node) -> bool:
 
 
 def _told_apart(fakes: list[Any]) -> list[Any]:
-    """The same metadata in objects of their own: tracing tells inputs apart by identity."""
+    """The same metadata in new objects: tracing distinguishes inputs by identity."""
     return [value.detach() if isinstance(value, torch.Tensor) else value for value in fakes]
 
 
 def _put_in_place(node: fx.Node, traced: fx.GraphModule, inputs: list[fx.Node]) -> bool:
-    """Copy the nodes of `traced` before `node`, which goes."""
+    """Copy the nodes of `traced` before `node`, and remove `node`."""
     if any(inner.op == "get_attr" for inner in traced.graph.nodes):
-        return False  # a constant that tracing made: the call stays
+        return False  # tracing created a constant: the call stays
     places: dict[fx.Node, Any] = dict(zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True))
     with node.graph.inserting_before(node):
         for inner in traced.graph.nodes:

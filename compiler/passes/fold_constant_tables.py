@@ -1,11 +1,11 @@
-"""Small tensors that a program computes from constants alone: computed once, while compiling.
+"""Computes small tensors that depend on constants alone while compiling.
 
     slopes = pow(2.0, -(arange(8) + 1));  bias = slopes[:, None, None] * distance
         ->  bias = constant[:, None, None] * distance
 
-Only what costs more to compute than to read (as whole numbers made of floats do), is small, and is nobody's but the
-program's. Tables of indices say what numbers they hold (metadata `TABLE_SPAN`), so that kernels need not check them,
-and are kept in 32 bits where nothing but indexing reads them.
+Only tensors are folded that are small, that are no results of the program, and that cost more to compute than to read,
+as integers computed from floats do. The range of a table of indices is recorded (metadata `TABLE_SPAN`), so that
+kernels need not check indices. A table that is only used as an index is stored in 32 bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor}
 
 
 def fold_constant_tables(graph_module: fx.GraphModule) -> int:
-    """Replace small tensors that follow from no input by constants of the module, in place; returns how many.
+    """Replace small tensors that depend on no input by constants of the module, in place; returns their number.
 
     Args:
         graph_module: a functional graph (writes to inputs at its end apart).
@@ -54,7 +54,7 @@ def fold_constant_tables(graph_module: fx.GraphModule) -> int:
 
 
 def _describe(module: fx.GraphModule, constant: fx.Node, table: torch.Tensor) -> None:
-    """Say what whole numbers a table holds; keep it in 32 bits where it is an index alone."""
+    """Record the range of a table of integers; store it in 32 bits if it is only used as an index."""
     if table.dtype not in (torch.int32, torch.int64) or not table.numel():
         return
     with compat.plain_eager():
@@ -67,14 +67,14 @@ def _describe(module: fx.GraphModule, constant: fx.Node, table: torch.Tensor) ->
 
 
 def _only_indexes(node: fx.Node) -> bool:
-    """Whether calls read a table as an index alone."""
+    """Whether all readers of a table use it as an index only."""
     return all(user.target in _INDEXING and user.args[0] is not node for user in node.users)
 
 
 def _laid_out(node: fx.Node) -> torch.Tensor | None:
-    """The value of a table in the strides that its readers were promised; None where entries share memory.
+    """The value of a table with the strides that its readers expect; None if elements share memory.
 
-    A slice of a larger table keeps the larger one's strides, an expanded one its zeros.
+    A slice keeps the strides of the larger table, and an expanded table keeps its strides of 0.
     """
     value, promised = compute(node), val(node)
     if value is None:
@@ -90,7 +90,7 @@ def _laid_out(node: fx.Node) -> torch.Tensor | None:
 
 
 def _frontier(graph: fx.Graph, facts: dict[fx.Node, Fact]) -> list[fx.Node]:
-    """The tables that calls on other values read, and that it pays to read."""
+    """The tables that calls outside of the folded part read, and that are worth storing."""
     returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
     costly: set[fx.Node] = set()
     found = []
@@ -106,7 +106,7 @@ def _frontier(graph: fx.Graph, facts: dict[fx.Node, Fact]) -> list[fx.Node]:
 
 
 def _rounds(node: fx.Node) -> bool:
-    """Whether floats become whole numbers: as an index, each takes 64 bits and is checked, where a table says its span.
+    """Whether floats become integers: computed indices are checked at run time, tables have a known range.
 
     x[int((arange(112) + 0.0) * 0.5)]   ->   x[constant]
     """
@@ -116,12 +116,12 @@ def _rounds(node: fx.Node) -> bool:
 
 
 def compute(node: fx.Node, *, limit: int = MAX_BYTES, on_device: bool = False) -> torch.Tensor | None:
-    """The value of a tensor that follows from constants alone, by eager itself; else None.
+    """The value of a tensor that depends on constants alone, computed by eager; else None.
 
     Args:
-        node: computes it.
-        limit: bytes of the largest tensor on the way.
-        on_device: on whatever device the program has it; by default only what is on the CPU is computed.
+        node: the node that computes the tensor.
+        limit: the most bytes of any intermediate tensor.
+        on_device: compute on the program's device; by default only tensors on the CPU are computed.
     """
     cone = _cone(node, limit, on_device)
     if cone is None:
@@ -135,13 +135,13 @@ def compute(node: fx.Node, *, limit: int = MAX_BYTES, on_device: bool = False) -
             try:
                 values[n] = n.target(*args, **kwargs)  # type: ignore[operator]
             except (RuntimeError, IndexError, ValueError):
-                return None  # the run's business
+                return None  # the error belongs to the run
         value = values[node]
         return value.clone(memory_format=torch.preserve_format) if isinstance(value, torch.Tensor) else None
 
 
 def _cone(node: fx.Node, limit: int, on_device: bool) -> list[fx.Node] | None:
-    """The calls that a tensor is computed by, in order; None where one is not small, or reads what is not constant."""
+    """The calls that compute a tensor, in order; None if one is too large or reads something that is not constant."""
     found: set[fx.Node] = set()
     todo = [node]
     while todo:

@@ -1,9 +1,9 @@
-"""Tensors made from sizes and constants alone whose elements are all equal: masks that mask nothing.
+"""Replaces tensors whose elements are all equal, and that depend on sizes and constants alone, by `full`.
 
     position = arange(s);  keep = position[None] <= position[:, None] + s;  where(keep, scores, -inf)
         ->  where(full([s, s], True), scores, -inf)
 
-What `full` makes is known to all later stages, so that adding, multiplying or selecting by it goes away there.
+All later stages know the value of `full`, and remove additions, products and selections that it makes redundant.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _VIEWS = ("aten.expand", "aten.view", "aten.permute", "aten.unsqueeze", "aten.sq
 
 
 def fold_uniform(graph_module: fx.GraphModule) -> int:
-    """Replace computed tensors that hold one number everywhere by `full`, in place; returns how many.
+    """Replace computed tensors whose elements are all equal by `full`, in place; returns their number.
 
-    Only what has the same bits in eager: NaN, of which there are many, stays, as does what eager might round otherwise.
+    The result must have the same bits as in eager. NaN has many bit patterns and is left alone, as are values that
+    eager may round differently.
 
     Args:
         graph_module: a functional graph (writes to inputs at its end apart).
@@ -45,7 +46,7 @@ def fold_uniform(graph_module: fx.GraphModule) -> int:
 
 
 def _wanted(facts: dict[fx.Node, Fact]) -> list[tuple[fx.Node, Uniform]]:
-    """Calls of one number everywhere that calls on other values read, perhaps through views."""
+    """Calls with equal elements that other calls read, perhaps through views."""
     read: set[fx.Node] = set()
     for node in reversed(facts):
         if isinstance(facts[node], Uniform) and any(_reads(user, facts, read) for user in node.users):
@@ -76,7 +77,7 @@ def _fold(node: fx.Node, fact: Uniform, editor: Editor) -> bool:
 
 
 def _computed(node: fx.Node) -> bool | int | float | None:
-    """The number itself, as eager computes it on tensors of the same sizes."""
+    """The value of the elements, computed by eager on tensors of the same sizes."""
     value = compute(node)
     fact = None if value is None else summary(value)
     return fact.number if isinstance(fact, Uniform) else None

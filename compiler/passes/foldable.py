@@ -1,4 +1,4 @@
-"""Which calls may be computed while compiling, and which constants the program itself changes."""
+"""Which calls may be evaluated while compiling, and which tensors a program writes to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNINITIALISED = ("aten.empty", "aten.new_empty")
 
 
 def is_foldable(node: fx.Node) -> bool:
-    """Whether a call may be evaluated while compiling: pure, of tensors of constant size that it fills."""
+    """Whether a call may be evaluated while compiling: it is pure, and its sizes are constant."""
     sizes = [s for v in tensors_of(node) for s in v.shape]
     plain = isinstance(node.target, compat.OpOverload) or op_name(node) == "getitem"
     filled = not op_name(node).startswith(_UNINITIALISED)
@@ -23,13 +23,13 @@ def is_foldable(node: fx.Node) -> bool:
 
 
 def is_zeros(node: fx.Node) -> bool:
-    """Whether a call makes a tensor of zeros."""
+    """Whether a call creates a tensor of zeros."""
     name = op_name(node)
     return name in _ZEROS or (name in _FULL and arguments(node)["fill_value"] == 0)
 
 
 def mutable(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose memory some call writes to."""
+    """The nodes whose memory a call writes to."""
     memory = {s for node in graph.nodes for target in written(node) for s in storages(target)}
     return {node for node in graph.nodes if memory and storages(node) & memory}
 

@@ -1,9 +1,9 @@
-"""Products of matrices that are chosen at run time with a column each, as products with a row each.
+"""Turns products of gathered matrices with one column each into products with one row each.
 
     bmm(w[ids], x)    x: (n, depth, 1), on a GPU     ->     view(bmm(permute(x), permute(w[ids])))
 
-That is how experts multiply the tokens of a step. Kernels of products with few rows read weights where they lie, chosen
-ones too (see `templates.gemm.prologue`), and know rows only.
+Mixtures of experts multiply the tokens of a decoding step in this way. Kernels for products with few rows read weights
+in place, also weights that an index selects (see `templates.gemm.prologue`), but they support rows only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WHOLE = (torch.int32, torch.int64)
 
 
 def transpose_gathered_products(graph_module: fx.GraphModule) -> int:
-    """Turn such products, in place; returns how many."""
+    """Transpose products of gathered matrices with one column, in place; returns the number of products."""
     graph = graph_module.graph
     editor = Editor(graph, SizeTable(graph))
     products = [node for node in graph.nodes if node.target is aten.bmm.default and _is_of_columns(node)]
@@ -48,7 +48,7 @@ def _is_of_columns(node: fx.Node) -> bool:
 
 
 def gathers_matrices(node: fx.Node) -> bool:
-    """Whether a node is a stack of matrices, each chosen by an index along the first dim of a larger stack."""
+    """Whether a node is a stack of matrices that an index selects from a larger stack."""
     if op_name(node) not in ("aten.index", "aten.index_select") or not is_tensor(node) or not is_tensor(node.args[0]):
         return False
     if op_name(node) == "aten.index_select":

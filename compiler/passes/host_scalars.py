@@ -1,12 +1,13 @@
-"""Numbers that are computed on the CPU, for calls on a GPU: brought there together, once a run.
+"""Copies numbers that are computed on the CPU and read by calls on a GPU to that GPU, all in one copy.
 
     c = 1 - 0.9 ** step         (CPU)                  c = 1 - 0.9 ** step;  d = sqrt(c)
     y = x / c                   (GPU)           ->     on_gpu = to_copy(stack([c, d]), cuda)
     d = sqrt(c)                 (CPU)                  y = x / on_gpu[0]
     z = y + d                   (GPU)                  z = y + on_gpu[1]
 
-A tensor of no dims may take part in calls on another device; no kernel of ours reads memory of the CPU, so that such a
-call stayed one of ATen's, and the graph could not be captured. An optimizer's steps and rates are of this kind.
+PyTorch allows a tensor without dims in calls on another device. Generated kernels cannot read CPU memory, so that such
+a call would stay a call of ATen, and the graph could not be captured. Optimizers keep step counts and learning rates
+so.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Kind = tuple[torch.dtype, torch.device]
 
 
 def copy_host_scalars(graph_module: fx.GraphModule) -> int:
-    """Have calls on a GPU read copies there of numbers on the CPU, in place; returns how many numbers there are.
+    """Let calls on a GPU read copies of numbers that are on the CPU, in place; returns the number of numbers.
 
     Args:
         graph_module: a functional graph (writes to inputs at its end apart).
@@ -43,7 +44,7 @@ def copy_host_scalars(graph_module: fx.GraphModule) -> int:
 
 
 def _reads(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, torch.device]]:
-    """Calls on a GPU, the numbers on the CPU that they read, and the GPU."""
+    """Calls on a GPU, the numbers on the CPU that each reads, and the GPU."""
     for node in graph.nodes:
         device = _device(node)
         if device is not None:
@@ -54,7 +55,7 @@ def _reads(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, torch.device]]:
 
 
 def _device(node: fx.Node) -> torch.device | None:
-    """The GPU that a call computes on elementwise; None for other calls."""
+    """The GPU on which a call computes elementwise; None for other calls."""
     name = op_name(node)
     if torch.Tag.pointwise not in getattr(node.target, "tags", ()) and not name.startswith("aten._foreach_"):
         return None
@@ -66,7 +67,7 @@ def _device(node: fx.Node) -> torch.device | None:
 def _bring(
     graph: fx.Graph, order: dict[fx.Node, int], device: torch.device, readers: dict[fx.Node, list[fx.Node]]
 ) -> int:
-    """Bring numbers of one dtype to one GPU, before the first call that reads one; returns how many."""
+    """Copy numbers of one dtype to one GPU, before the first call that reads one; returns the number of numbers."""
     first = min((node for nodes in readers.values() for node in nodes), key=order.__getitem__)
     later: set[fx.Node] = set()
     chosen = []
@@ -89,7 +90,7 @@ def _bring(
 
 
 def _after(scalar: fx.Node, first: fx.Node, order: dict[fx.Node, int]) -> set[fx.Node] | None:
-    """What computes a number, as far as it stands after a call; None where that cannot come before the call."""
+    """The nodes that compute a number and stand after a call; None if they cannot be moved before the call."""
     found: set[fx.Node] = set()
     todo = [scalar]
     while todo:

@@ -1,10 +1,11 @@
-"""The cost of channels-last where a network of convolutions begins and ends, on a CPU.
+"""The cost of converting to and from channels-last at the ends of a network of convolutions, on a CPU.
 
     before    x  ->  conv  ->  relu  ->  conv  ->  flatten
     after     x  ->  convert  ->  conv  ->  relu  ->  conv  ->  convert  ->  flatten
 
-Each end is a copy in another order. Where a kernel makes the tensor anyway, it writes in that order, which costs what
-such a copy takes longer than a plain one. Copies are measured, the largest ones, and the others by their elements.
+Each end is a copy that changes the order of elements. If a generated kernel computes the tensor anyway, it writes in
+the new order; the cost is then the difference between such a copy and a plain copy. The largest copies are measured,
+and the others are estimated from their number of elements.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from ...rewrites.profit import Oracle, Question
 from ...rewrites.symbolic import hint
 from .conv_layout_cost import elements
 
-_MEASURED = 3  # ends whose copies are measured
+_MEASURED = 3  # number of ends whose copies are measured
 _MERGING = frozenset({"aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten"})
-_REORDERING = frozenset({"aten.permute", "aten.transpose"})  # what follows may want either layout
+_REORDERING = frozenset({"aten.permute", "aten.transpose"})  # readers may work with either layout
 _LIBRARY = frozenset({"aten.convolution"})  # results that no generated kernel writes
 
 
 def seconds_of_ends(
     found: Sequence[fx.Node], oracle: Oracle, rule: str, convert: Callable[[torch.Tensor], torch.Tensor]
 ) -> float:
-    """Seconds that conversions before, after and between these convolutions take; 0.0 where nothing is measured.
+    """The seconds that conversions before, between and after these convolutions take; 0.0 if nothing is measured.
 
     Args:
-        found: convolutions that are to run on channels-last, in the order of their graph.
+        found: the convolutions that are to run in channels-last, in graph order.
         oracle: measures copies.
-        rule: the name that it is asked under.
-        convert: a tensor into channels-last.
+        rule: the name of the rule in questions to the oracle.
+        convert: converts a tensor to channels-last.
     """
     ends = sorted(_ends(found), key=elements, reverse=True)
     total = rate = 0.0
@@ -54,7 +55,7 @@ def _ends(found: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def _reached(found: Sequence[fx.Node]) -> dict[fx.Node, None]:
-    """The convolutions and all images that are computed from theirs: they have their layout."""
+    """The convolutions and all images computed from their results, which have their layout."""
     flow: dict[fx.Node, None] = {}
     convolutions = set(found)
     for node in found[0].graph.nodes if found else ():
@@ -68,13 +69,13 @@ def _keeps_layout(node: fx.Node) -> bool:
 
 
 def _leaves(node: fx.Node) -> bool:
-    """Whether something reads a tensor that must have eager's strides: the program, or a view that merges dims."""
+    """Whether a reader needs eager's strides: the program's results, or a view that merges dims."""
     is_read = any(user.op == "output" or op_name(user) in _MERGING for user in node.users)
     return is_read and not has_channels_last(node)
 
 
 def has_channels_last(node: fx.Node) -> bool:
-    """Whether a tensor has its channels side by side; where both layouts are one, it has."""
+    """Whether the channels of a tensor are contiguous; also true if both layouts are the same."""
     value = val(node)
     order = (0, *range(2, value.dim()), 1)
     strides = [hint(value.stride(d)) for d in order if hint(value.shape[d]) != 1]

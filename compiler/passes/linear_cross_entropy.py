@@ -1,4 +1,4 @@
-"""Cross entropies of a linear layer's results, found in a graph after autograd.
+"""Finds the cross entropy of a linear layer's results in a graph after autograd.
 
     z    = mm(h, w)                     the product; views, slices of rows and casts up in between (`steps`)
     y    = log_softmax(z.float(), 1)
@@ -8,7 +8,7 @@
     dz   = to(log_softmax_backward_data(dy, y), z.dtype)         and what undoes the steps
     dh, dw, db  =  mm(dz, w.t()), mm(dz.t(), h), sum(dz, 0)      each as far as there is one
 
-Found only where nothing else reads what is between the product and the loss.
+The values between the product and the loss must have no other reader.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TURNS = ("aten.t", "aten.transpose", "aten.permute")
 class Gradients:
     """The backward of a loss: the gradient that comes in, and the calls that read the gradient of the product.
 
-    Gradients of the weight are of shape [V, H] or, turned, [H, V].
+    Gradients of the weight have shape [V, H] or, transposed, [H, V].
     """
 
     incoming: fx.Node
@@ -57,13 +57,13 @@ class LinearCrossEntropy:
 
     @property
     def bytes(self) -> int:
-        """Of the product's results."""
+        """The size of the product's results in bytes."""
         made: torch.Tensor = val(self.product)
         return made.numel() * made.element_size()
 
 
 def find(loss: fx.Node) -> LinearCrossEntropy | None:
-    """The linear layer whose cross entropy `loss` (``nll_loss_forward``) is, if it is one and sizes are known."""
+    """The linear layer whose results `loss` (``nll_loss_forward``) reads, if there is one of known sizes."""
     logs, target, _, reduction, _ = loss.args
     if reduction not in (MEAN, SUM) or op_name(logs) != "aten._log_softmax" or val(target).dtype != torch.int64:
         return None
@@ -83,7 +83,7 @@ def find(loss: fx.Node) -> LinearCrossEntropy | None:
 
 
 def _steps(logs: fx.Node) -> list[fx.Node]:
-    """What leads from a product to the log-softmax, which reads nothing else."""
+    """The calls between a product and the log-softmax, which must be their only reader."""
     steps: list[fx.Node] = []
     node: Any = logs.args[0]
     while op_name(node) in (*VIEWS, *_SAME, "aten._to_copy", "aten.slice"):
@@ -93,7 +93,7 @@ def _steps(logs: fx.Node) -> list[fx.Node]:
 
 
 def _is_plain(product: fx.Node, steps: list[fx.Node], logs: fx.Node) -> bool:
-    """Whether rows of the product stay rows of classes up to the log-softmax, and nothing else reads them."""
+    """Whether each row of the product is one row of the log-softmax, and nothing else reads the values in between."""
     chain = [product, *steps]
     if op_name(product) not in ("aten.mm", "aten.addmm") or product.kwargs or not val(product).is_floating_point():
         return False
@@ -121,7 +121,7 @@ def _keeps_values(step: fx.Node) -> bool:
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """What reads a value, under whatever name."""
+    """The readers of a value, also under its other names."""
     for user in node.users:
         if op_name(user) in ("aten.detach", "aten.alias"):
             yield from _readers(user)
@@ -133,7 +133,7 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _gradients(readers: set[fx.Node], loss: fx.Node, steps: list[fx.Node], product: fx.Node) -> Gradients | None:
-    """The backward, if it is that of this loss alone."""
+    """The backward, if it is the backward of this loss alone."""
     named = {op_name(reader): reader for reader in readers}
     ours = ("aten.nll_loss_backward", "aten._log_softmax_backward_data")
     if len(readers) != 2 or set(named) != set(ours):
@@ -163,7 +163,7 @@ def _normalized(sizes: Any, dim: Any, start: Any, end: Any, stride: Any) -> tupl
 
 
 def _followed(node: fx.Node) -> tuple[fx.Node, list[tuple[Any, ...]]]:
-    """The gradient of a product's results, from that of the log-softmax's operand, and the slices undone on the way."""
+    """The gradient of the product's results, from that of the log-softmax's operand, and the slices that it undoes."""
     undone = []
     while len(node.users) == 1:
         (user,) = node.users
@@ -177,7 +177,7 @@ def _followed(node: fx.Node) -> tuple[fx.Node, list[tuple[Any, ...]]]:
 
 
 def _enter(user: fx.Node, gradient: fx.Node, found: Gradients, rows: Any, weight: Any) -> bool:
-    """Enter what a reader of the product's gradient computes; False if that is something else."""
+    """Record the call of one reader of the product's gradient; False if it computes something else."""
     name, args = op_name(user), user.args
     if name == "aten.t":
         return all(_enter_turned(reader, user, found, rows) for reader in user.users)
@@ -203,7 +203,7 @@ def _enter_turned(reader: fx.Node, turned: fx.Node, found: Gradients, rows: Any)
 
 
 def _turned(matrix: Any, times: int = 0) -> tuple[Any, int]:
-    """A matrix, and how often it is transposed, modulo two."""
+    """A matrix without its transpositions, and the number of these modulo two."""
     while op_name(matrix) in (*_TURNS, "aten.detach", "aten.alias") and len(shape(matrix)) == 2:
         times += _turns(matrix)
         matrix = matrix.args[0]

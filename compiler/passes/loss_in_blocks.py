@@ -1,4 +1,4 @@
-"""A linear layer over a vocabulary with the cross entropy of its results, a block of rows at a time.
+"""Computes a linear layer over a vocabulary together with its cross entropy, one block of rows at a time.
 
     z    = mm(h, w)                               for each block of rows:
     loss = nll_loss(log_softmax(z), target)         z_b   = mm(h_b, w)
@@ -8,10 +8,10 @@
     dh = mm(dz, w.t())                              dw   += mm(dz_b.t(), h_b)
     dw = mm(dz.t(), h)                            backward: dh * (grad / n), dw * (grad / n)
 
-Neither the logits nor their gradient are in memory whole. The loss is one number: its gradients are known but for a
-factor as soon as a block's logits are, and are taken then. Sums over blocks are kept in single precision. Done on the
-joint graph before it is split, and on inference graphs, which have no gradients. Taking gradients with the loss is the
-way of Liger's kernels (https://arxiv.org/abs/2410.10989).
+Neither the logits nor their gradient are stored as a whole. The loss is one number: as soon as a block's logits are
+known, so are its gradients, but for a common factor. They are computed at that point. Sums over blocks are in single
+precision. The pass runs on the joint graph before it is split, and on inference graphs, which have no gradients.
+Liger's kernels (https://arxiv.org/abs/2410.10989) compute gradients together with the loss in the same way.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _library.define("add_product_(Tensor(a!) sum, Tensor a, Tensor b) -> Tensor(a!)"
 
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``total + a @ b``, the total of a wider dtype. An operator, as torch 2.11 infers no metadata of ``addmm`` so."""
+    """``total + a @ b`` with a total of a wider dtype: torch 2.11 infers no metadata of such an ``addmm``."""
     return _add_product_(total.clone(), a, b)
 
 
 def _add_product_(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The same, written over the total."""
+    """The same, writing to the total."""
     if total.is_cuda:
         return aten.addmm.dtype_out(total, a, b, total.dtype, out=total)  # type: ignore[no-any-return]
     return total.add_(a @ b)
@@ -67,7 +67,7 @@ _ADD = torch.ops.regraft.add_product.default
 
 
 def loss_in_blocks(graph_module: fx.GraphModule) -> int:
-    """Compute large linear layers and their cross entropies by blocks of rows, in place; returns how many."""
+    """Compute large linear layers and their cross entropies by blocks of rows, in place; returns their number."""
     graph = graph_module.graph
     backward = backward_nodes(graph)
     losses = graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default)
@@ -82,9 +82,9 @@ def loss_in_blocks(graph_module: fx.GraphModule) -> int:
 
 
 def _blocks(found: LinearCrossEntropy) -> list[tuple[int, int]]:
-    """First and last row of each block.
+    """The first and the last row of each block.
 
-    A block has about as many rows as a row has numbers: its logits are no larger than the weight.
+    A block has about as many rows as a row has elements, so that its logits are no larger than the weight.
     """
     count, depth = shape(found.rows)
     if found.bytes < _LARGE:
@@ -110,7 +110,7 @@ class _Writing:
         self.of_weights: fx.Node | None = None
 
     def write(self) -> None:
-        """Put the blocks where the loss is computed, and what is left of the backward where that was."""
+        """Put the blocks where the loss was computed, and the rest of the backward where the backward was."""
         with self.editor.at(self.found.loss):
             targets = self._targets()
             for start, end in _blocks(self.found):
@@ -140,7 +140,7 @@ class _Writing:
     # -- with the loss ------------------------------------------------------------------------------------------------
 
     def _targets(self) -> fx.Node:
-        """A target for each row of the product: rows that were sliced away are ignored."""
+        """A target for each row of the product: rows that were sliced off get the ignored target."""
         value: Any = self.found.loss.args[1]
         for step in reversed(self.found.steps):
             before = list(shape(step.args[0])[:-1])  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ class _Writing:
         return value
 
     def _write_block(self, targets: fx.Node, start: int, end: int) -> None:
-        """Loss and weight of the targets of some rows, and gradients but for the factor that all have."""
+        """The loss and weight of the targets of some rows, and their gradients but for the common factor."""
         found, call = self.found, self.call
         rows = call(aten.slice.Tensor, found.rows, 0, start, end)
         target = call(aten.slice.Tensor, targets, 0, start, end)
@@ -169,7 +169,7 @@ class _Writing:
             self._multiply(found.gradients, self._as(self._slope(away, target), self.logits), rows)
 
     def _slope(self, away: fx.Node, target: fx.Node) -> fx.Node:
-        """``(softmax - one_hot(target)) * weight``, 0 where the target is ignored."""
+        """``(softmax - one_hot(target)) * weight``; 0 for rows whose target is ignored."""
         call, device = self.call, val(target).device
         column = call(aten.unsqueeze.default, target, 1)
         counts = call(aten.ne.Scalar, column, self.ignored)
@@ -183,7 +183,7 @@ class _Writing:
         return call(aten.mul.Tensor, slope, weight)
 
     def _multiply(self, asked: Gradients, gradient: fx.Node, rows: fx.Node) -> None:
-        """The products that read the gradient of a block's logits; those for the weight are summed up."""
+        """The products that read the gradient of a block's logits; those for the weight are accumulated."""
         call = self.call
         if asked.rows:
             self.of_rows.append(call(aten.mm.default, gradient, call(aten.t.default, self.found.weight)))
@@ -194,7 +194,7 @@ class _Writing:
             self.of_biases.append(call(aten.sum.dim_IntList, gradient, [0], True, dtype=self.wide))
 
     def _added(self, a: fx.Node, b: fx.Node) -> fx.Node:
-        """``a @ b`` on top of the blocks before, in single precision at least."""
+        """``a @ b`` added to the sum of earlier blocks, at least in single precision."""
         call, before = self.call, self.of_weights
         if self.logits not in _HALF:
             return call(aten.mm.default, a, b) if before is None else call(aten.addmm.default, before, a, b)
@@ -213,10 +213,10 @@ class _Writing:
     # -- in the backward ----------------------------------------------------------------------------------------------
 
     def _scale(self, reader: fx.Node, unit: Any, weight: fx.Node, incoming: fx.Node) -> None:
-        """``unit * grad``, over the weight of all targets where the loss was their mean, in place of `reader`."""
+        """``unit * grad``, divided by the weight of all targets for mean losses, in place of `reader`."""
         with self.editor.at(reader):
             factor = self._as(incoming, self.wide)
-            if self.reduction == MEAN:  # without targets that count all gradients are 0, not 0 / 0
+            if self.reduction == MEAN:  # if all targets are ignored, gradients are 0, not 0 / 0
                 share = self.call(aten.div.Tensor, factor, weight)
                 factor = self.call(aten.where.ScalarSelf, self.call(aten.eq.Scalar, weight, 0), 0.0, share)
             scaled = self._as(self.call(aten.mul.Tensor, self._as(unit, self.wide), factor), val(reader).dtype)

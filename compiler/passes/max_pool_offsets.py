@@ -1,4 +1,4 @@
-"""The backward of max pooling keeps places within windows, of 16 bits, not its input, nor a rectifier's result.
+"""Saves 16-bit offsets within windows for the backward of max pooling, instead of its input or a ReLU's result.
 
     y = relu(x)                                           y = relu(x)
     out, at = max_pool2d_with_indices(y)                  out, at = max_pool2d_with_indices(y)
@@ -7,8 +7,9 @@
     e = threshold_backward(d, y, 0)                       e = max_pool2d_with_indices_backward(g', like y,
                                                                                                near + first)
 
-Done on the joint graph, before it is split. Of `y` sizes and strides are needed, not its memory. An element gets
-gradients only from windows whose maximum it is: where the rectifier stops them, the window's result says so as well.
+The pass runs on the joint graph, before it is split. The backward needs the sizes and strides of `y`, not its memory.
+An element receives gradients only from windows whose maximum it is, so that the window's result tells as well as the
+element itself whether the ReLU stops the gradient.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _SAME = ("aten.detach", "aten.alias")
 
 
 def save_max_pool_offsets(graph_module: fx.GraphModule) -> int:
-    """Have the backward of a joint graph need places within windows; gives for how many poolings.
+    """Let the backward of max pooling in a joint graph read offsets within windows; returns the number of poolings.
 
-    Poolings of symbolic sizes, with windows that reach further than 16 bits tell, whose indices the program sees, or
-    that the user checkpoints, stay.
+    Left alone are poolings with symbolic sizes, with offsets of more than 16 bits, with indices that the program
+    returns, and poolings that the user checkpoints.
     """
     graph = graph_module.graph
     found = [node for node in graph.find_nodes(op="call_function", target=_BACKWARD) if _is_plain(node)]
@@ -50,7 +51,7 @@ def save_max_pool_offsets(graph_module: fx.GraphModule) -> int:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a pooling's gradient is alone in reading the indices, and the places are small static numbers."""
+    """Whether only the pooling's gradient reads the indices, and offsets are small and static."""
     _, x, *geometry, indices = node.args
     pool = indices.args[0] if isinstance(indices, fx.Node) and indices.target is operator.getitem else None
     if not isinstance(pool, fx.Node) or pool.target is not _FORWARD or pool.args[0] is not x or len(indices.users) != 1:
@@ -62,13 +63,13 @@ def _is_plain(node: fx.Node) -> bool:
 
 
 def _reach(width: int, geometry: Sequence[Any]) -> int:
-    """How far the last place of a window is from its first, in an image of rows of this width."""
+    """The offset of a window's last element from its first, in an image with rows of this width."""
     (rows, columns), (down, right) = _pair(geometry[0]), _pair(geometry[3])
     return (rows - 1) * down * width + (columns - 1) * right
 
 
 def _pair(numbers: Sequence[int], otherwise: Sequence[int] = ()) -> tuple[int, int]:
-    """A number for rows and one for columns; one alone stands for both."""
+    """A number for rows and a number for columns; a single number stands for both."""
     numbers = tuple(numbers) or _pair(otherwise)
     return (numbers[0], numbers[-1])
 
@@ -86,7 +87,7 @@ def _respell(editor: Editor, node: fx.Node) -> None:
             grad = editor.call(aten.threshold_backward.default, grad, out, stops.args[2])
         wide = editor.call(aten._to_copy.default, near, dtype=torch.int64)
         places = editor.call(aten.add.Tensor, wide, _first(editor, near, x, geometry))
-        like = val(x)  # nobody reads its memory; it says how the gradient lies
+        like = val(x)  # only its sizes and strides are used, for the gradient
         unread = editor.call(aten.empty_strided.default, list(like.shape), list(like.stride()),
                              dtype=like.dtype, device=like.device)  # fmt: skip
         mark_recomputed(unread, True)
@@ -96,7 +97,7 @@ def _respell(editor: Editor, node: fx.Node) -> None:
 
 
 def _rectifier(node: fx.Node) -> fx.Node | None:
-    """What alone reads this gradient of a pooling, and stops it where the pooling's input is not positive."""
+    """The only reader of this gradient of a pooling, if it is the gradient of a ReLU of the pooling's input."""
     user = next(iter(node.users)) if len(node.users) == 1 else None
     if user is None or user.target is not aten.threshold_backward.default or user.args[0] is not node:
         return None
@@ -106,14 +107,14 @@ def _rectifier(node: fx.Node) -> fx.Node | None:
 
 
 def _source(node: Any) -> Any:
-    """The value behind other names for it."""
+    """The value without its other names."""
     while isinstance(node, fx.Node) and op_name(node) in _SAME:
         node = node.args[0]
     return node
 
 
 def _first(editor: Editor, indices: fx.Node, x: fx.Node, geometry: Sequence[Any]) -> fx.Node:
-    """Where the windows begin in the flattened image, before it perhaps: ``[rows, columns]``, int64."""
+    """The first position of each window in the flattened image, which may be negative: ``[rows, columns]``, int64."""
     kernel, stride, padding, *_ = geometry
     width, (rows, columns) = val(x).shape[-1], val(indices).shape[-2:]
     (down, right), (above, before) = _pair(stride, kernel), _pair(padding)

@@ -1,10 +1,10 @@
-"""Products in half precision that must lie in memory in single precision: written so at once.
+"""Lets matrix products in half precision write their result in single precision.
 
     return to(mm(a, b), float32)     a, b in bfloat16 or float16, on a GPU     ->     return mm(a, b, out_dtype=float32)
 
-Libraries accumulate in single precision anyway. What goes away is a rounding, and a pass over the result: gradients of
-weights under autocast are the usual case. Where generated kernels alone read the cast, they make it on their way, and
-the product stays in half precision: half the bytes to write, to read and to hold.
+Libraries accumulate in single precision anyway. The change saves a rounding and a pass over the result; gradients of
+weights under autocast are the usual case. If only generated kernels read the cast, they convert while reading, and the
+product stays in half precision, which halves the bytes to write, to read and to store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VIEWS = ("aten.slice", "aten.permute", "aten.t", "aten.transpose", "aten.view")
 
 
 def use_mm_out_dtype(graph_module: fx.GraphModule) -> int:
-    """Let products give single precision where that is what their readers make of them, in place; returns how many."""
+    """Let products write single precision if all readers convert to it, in place; returns the number of products."""
     graph = graph_module.graph
     editor = Editor(graph, SizeTable(graph))
     casts = [node for node in graph.nodes if _is_cast(node)]
@@ -49,7 +49,7 @@ def _is_cast(node: fx.Node) -> bool:
 
 
 def _is_written(cast: fx.Node) -> bool:
-    """Whether a cast is a result of the graph, or what a library reads, perhaps by a view."""
+    """Whether a cast is a result of the graph, or read by a library call, perhaps through a view."""
     return any(
         user.op == "output" or op_name(user) in _LIBRARIES or (op_name(user) in _VIEWS and _is_written(user))
         for user in cast.users

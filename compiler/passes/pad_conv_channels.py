@@ -1,10 +1,10 @@
-"""Images of few channels for convolutions on a GPU: with channels of zeros, so that pixels begin at aligned addresses.
+"""Pads images of few channels with channels of zeros for convolutions on a GPU, so that pixels are aligned.
 
 convolution(clone(x), clone(w))   ->   convolution(clone(pad(x)), clone(pad(w)))       3 channels become 4
 
-The first layer of a network reads colors, 6 bytes a pixel: two bytes at a time. Of 8 bytes a pixel a kernel of our own
-loads all at once (0.12 ms instead of 0.20 for the first layer of ResNet, 64 images, H200; cuDNN takes 0.45 either way).
-What is added joins the copy that lays out the images; zeros times zeros change no sum.
+The first layer of a network reads three colors, 6 bytes per pixel, two bytes at a time. With 8 bytes per pixel, a
+generated kernel loads a pixel at once (0.12 ms instead of 0.20 for the first layer of ResNet, 64 images, H200; cuDNN
+takes 0.45 ms either way). The copy that converts the layout also writes the zeros. Products with zeros change no sum.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ aten = torch.ops.aten
 
 _GPUS = ("cuda",)
 _DTYPES = (torch.float16, torch.bfloat16)
-_ALIGNED = 4  # channels: 8 bytes, which the GPU copies to shared memory at once
-_FEWEST, _MOST = 3, 16  # of fewer, zeros would be most of what is read; more are read in steps of their own
+_ALIGNED = 4  # channels, of 8 bytes: the GPU copies them to shared memory at once
+_FEWEST, _MOST = 3, 16  # with fewer channels, most reads would be zeros; more channels need several loads anyway
 
 
 def pad_conv_channels(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
-    """Give images of few channels some of zeros where convolutions read them, in place; returns for how many."""
+    """Pad images of few channels where convolutions read them, in place; returns the number of convolutions."""
     graph, padded = graph_module.graph, 0
     editor = Editor(graph, SizeTable(graph))
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
@@ -64,7 +64,7 @@ def _is_candidate(node: fx.Node) -> bool:
 
 
 def _padded(editor: Editor, node: Any, more: int) -> fx.Node:
-    """A tensor with more channels, of zeros, laid out as it was wanted."""
+    """A tensor with additional channels of zeros, in the layout that was asked for."""
     given = node.args[0] if op_name(node) == "aten.clone" and "memory_format" in node.kwargs else node
     wide = editor.call(aten.constant_pad_nd.default, given, [0, 0, 0, 0, 0, more])
     return editor.call(aten.clone.default, wide, memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""Gradients of gathers at counted places: paddings, where the index only counts.
+"""Replaces the gradients of gathers at consecutive positions, which scatter and add, by padding.
 
     index = arange(s, s + n)                         g of n entries along dim d
 
@@ -6,8 +6,8 @@
     index_put(zeros, [.., index, ..], g, True)   ->  the same; also of scatter_add, with the index expanded
     embedding_dense_backward(g, index, ...)      ->  the same of g's sum over batches
 
-The gradient is read where it is made, without atomics, zeros or an index in memory. A place that is out of range is
-an error of the program, so that only ranges that are known to fit are replaced.
+The padding reads the gradient directly, without atomics and without zeros or an index in memory. A position out of
+range is an error of the program, so that a sum is only replaced if its range is known to fit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REGROUPED = ("aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze"
 
 @dataclass(frozen=True)
 class Count:
-    """An index with ``index[.., i, ..] == start + i`` along `dim`, whatever the other dims."""
+    """An index with ``index[.., i, ..] == start + i`` along `dim`, for all positions in other dims."""
 
     start: Any
     dim: int
@@ -45,10 +45,10 @@ class Scatter:
 
     Args:
         source: the tensor that is added.
-        dim: along which it lies at counted places.
-        start: the first of these.
-        size: how many there are.
-        batch: dims of the source that are added up before, if it is an embedding's gradient.
+        dim: the dim with consecutive positions.
+        start: the first position.
+        size: the number of positions.
+        batch: dims of the source to sum over first, for the gradient of an embedding.
     """
 
     source: fx.Node
@@ -59,7 +59,7 @@ class Scatter:
 
 
 def pad_counted_scatters(graph_module: fx.GraphModule) -> int:
-    """Replace scattered sums at counted places by paddings, in place; returns how many.
+    """Replace scattered sums at consecutive positions by padding, in place; returns the number of sums.
 
     Args:
         graph_module: a functional graph (writes to inputs at its end apart).
@@ -82,7 +82,7 @@ def pad_counted_scatters(graph_module: fx.GraphModule) -> int:
 
 
 def counted(node: Any) -> Count | None:
-    """The count that an index is, seen through views, casts and sums with numbers; None where it is none."""
+    """An index as a `Count`, seen through views, casts and sums with numbers; None if it is none."""
     if not isinstance(node, fx.Node) or node.op != "call_function" or not isinstance(val(node), torch.Tensor):
         return None
     if val(node).dtype not in (torch.int64, torch.int32):
@@ -177,12 +177,12 @@ _SCATTERS: dict[str, Any] = {
 
 
 def _fits(node: fx.Node, found: Scatter) -> bool:
-    """Whether all places are known to be there, and the sizes and dtypes to be those of a padding."""
+    """Whether all positions are known to be in range, and sizes and dtypes are those of a padding."""
     given = [n for d, n in enumerate(shape(found.source)) if d not in found.batch]
     wanted, dim = shape(node), found.dim
     if len(given) != len(wanted) or val(found.source).dtype != val(node).dtype or val(node).dtype == torch.bool:
         return False
-    if not known_equal(given[dim], found.size):  # a single value for all places
+    if not known_equal(given[dim], found.size):  # a single value for all positions
         return False
     others = [known_equal(a, b) for d, (a, b) in enumerate(zip(given, wanted, strict=True)) if d != dim]
     return all(others) and known(found.start >= 0) and known(found.start + found.size <= wanted[dim])

@@ -1,4 +1,4 @@
-"""The backward of log-softmax from its input and two numbers a row, rather than from its result.
+"""Computes the backward of log-softmax from its input and two numbers per row, instead of from its result.
 
     y = _log_softmax(x, 1, True)                peak, logs = regraft.log_softmax_rows(x, 1, float32)
     loss = nll_loss_forward(y, target)    ->    y          = to(x, float32) - peak - logs
@@ -6,8 +6,9 @@
 
     backward: reads y, float32                  backward: reads x, of 16 bits; computes y within what reads it
 
-Done on the joint graph, before it is split: what the forward keeps is what the logits' product made anyway, and no
-pass writes the result over a vocabulary. `x - peak` comes first, as in eager, which is exact for large x.
+The pass runs on the joint graph, before it is split. The forward then saves the logits, which exist anyway, and no
+kernel writes the log-softmax over the vocabulary. `x - peak` is computed first, as in eager, which is exact for large
+x.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _COMPUTED = {torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.
 
 
 def _rows(x: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest element of each row, and the logarithm of the sum of ``exp(x - largest)``; the dim stays, of size 1.
+    """The largest element of each row, and the log of the sum of ``exp(x - largest)``; dim is kept, of size 1.
 
-    Where no kernel is, this runs.
+    This function runs if no kernel was generated.
     """
     x = x.to(dtype)
     peak = x.amax(dim, keepdim=True)
@@ -55,9 +56,9 @@ ROWS = torch.ops.regraft.log_softmax_rows.default
 
 
 def recompute_log_softmax(graph_module: fx.GraphModule) -> int:
-    """Have the backward of a joint graph need rows' numbers instead of log-softmax's results; gives how many.
+    """Let the backward of a joint graph read two numbers per row, not log-softmax's result; returns how often.
 
-    What the backward does not read, what the graph returns, and what is checkpointed by the user, stays.
+    Left alone are results that the backward does not read, results of the graph, and nodes that the user checkpoints.
     """
     graph = graph_module.graph
     backward = backward_nodes(graph)
@@ -79,19 +80,19 @@ def recompute_log_softmax(graph_module: fx.GraphModule) -> int:
             mark_recomputed(other, True)
         for part in made:
             mark_recomputed(part, part.target is not ROWS and part.target is not operator.getitem)
-        result.meta["val"] = node.meta["val"]  # the layout that was promised
+        result.meta["val"] = node.meta["val"]  # the recorded layout
         editor.replace(node, result)
         editor.erase_dead(node)
     return len(found)
 
 
 def _is_read(node: fx.Node, backward: set[fx.Node]) -> bool:
-    """Whether the backward reads a value, perhaps in another dtype: autocast's loss takes single precision."""
+    """Whether the backward reads a value, perhaps in another dtype: under autocast the loss reads single precision."""
     return any(user in backward or (op_name(user) in _SAME and _is_read(user, backward)) for user in node.users)
 
 
 def _respelled(node: fx.Node, stays: set[fx.Node]) -> Iterator[fx.Node]:
-    """The same value under other names and in other dtypes, as far as nothing else holds it."""
+    """The same value under other names and in other dtypes, as long as nothing else needs to store it."""
     for user in node.users:
         if user not in stays and op_name(user) in _SAME and "recompute" not in user.meta:
             yield user
@@ -107,7 +108,7 @@ def _is_plain(node: fx.Node) -> bool:
 
 
 def _split(editor: Editor, x: Any, dim: Any, dtype: torch.dtype) -> fx.Node:
-    """``x - peak - logs``, in the dtype that was promised."""
+    """``x - peak - logs``, in the dtype that was recorded."""
     within = _COMPUTED[dtype]
     rows = editor.call(ROWS, x, dim, within)
     peak, logs = (editor.call(operator.getitem, rows, k) for k in range(2))

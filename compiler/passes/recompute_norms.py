@@ -1,12 +1,12 @@
-"""Activations behind batch and group norm: their backward computes the norm's result again from its input.
+"""Recomputes the results of batch and group norm in the backward, from the input that is saved anyway.
 
     y, mean, rstd = native_group_norm(x, w, b, ...)          forward keeps x, mean, rstd, y     ->     x, mean, rstd
     z = silu(y)
     dy = silu_backward(dz, y)                   ->           dy = silu_backward(dz, (x - mean) * rstd * w + b)
     dx = native_group_norm_backward(dy, x, mean, rstd, ...)
 
-The norm's own backward needs `x` and the statistics anyway, and is fused with the activation's: the kernel reads one
-tensor less, and a third of what such layers keep is not kept. Done on the joint graph, before it is split.
+The norm's own backward needs `x` and the statistics anyway, and is fused with the activation's backward. The kernel
+reads one tensor less, and such layers save a third less memory. The pass runs on the joint graph, before it is split.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _GROUP = aten.native_group_norm.default
 
 
 def recompute_norms(graph_module: fx.GraphModule) -> int:
-    """Have the backward of a joint graph compute norms' results again where it reads them, in place; gives how many.
+    """Let the backward of a joint graph recompute the results of norms, in place; returns the number of norms.
 
-    What the graph returns, what the user checkpointed, and what a call other than a pointwise one reads, stays.
+    Left alone are results of the graph, nodes that the user checkpoints, and results that a call reads which is not
+    pointwise.
     """
     graph = graph_module.graph
     backward = backward_nodes(graph)
@@ -57,7 +58,7 @@ def recompute_norms(graph_module: fx.GraphModule) -> int:
 
 
 def _parts(node: fx.Node) -> dict[int, fx.Node]:
-    """The results of a call by their numbers."""
+    """The results of a call by their index."""
     return {user.args[1]: user for user in node.users if user.target is operator.getitem}  # type: ignore[misc]
 
 
@@ -65,7 +66,9 @@ def _is_plain(node: fx.Node, result: Any, readers: list[fx.Node], backward: set[
     x, parts = node.args[0], _parts(node)
     if not {0, 1, 2} <= parts.keys() or "recompute" in node.meta or "recompute" in result.meta:
         return False
-    if node.target == _BATCH[0] and node.args[5] is not True:  # by running statistics, which are not kept so
+    if (
+        node.target == _BATCH[0] and node.args[5] is not True
+    ):  # it uses running statistics, which the forward does not save
         return False
     kept = any(user in backward for user in x.users)  # type: ignore[union-attr]
     statistics = all(val(parts[k]).dtype == _wide(val(x).dtype) for k in (1, 2))
@@ -78,7 +81,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _again(editor: Editor, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """The norm's result, from its input and statistics, in the order in which kernels compute it."""
+    """The norm's result from its input and statistics, in the order in which kernels compute it."""
     call, (x, weight, bias, *_), parts = editor.call, node.args, _parts(node)
     wide, (batch, channels, *rest) = _wide(val(x).dtype), val(x).shape
     ones = [1] * len(rest)

@@ -1,4 +1,4 @@
-"""Passes over whole graphs as data: what the pipeline runs, and what reports and the command line show of it."""
+"""Passes over whole graphs as data, for the pipeline, for reports and for the command line."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ..options import Options
 
 @dataclass
 class Context:
-    """The context of a pass: all that it is told beside the graph.
+    """The context of a pass: all that it knows besides the graph.
 
     Args:
-        kind: of the graph: ``"program"`` (as captured), ``"body"``, ``"joint"``, ``"inference"``, ``"forward"`` or
+        kind: the kind of graph: ``"program"`` (as captured), ``"body"``, ``"joint"``, ``"inference"``, ``"forward"`` or
             ``"backward"``.
-        options: of the compilation.
-        oracle: who decides what is worth it.
-        record: of the compilation.
-        devices: types of the devices of the program's inputs.
-        training: gradients flow through the program.
-        layouts: layouts of tensors may change.
-        measured: the oracle may be asked; False where nothing is to be rewritten.
-        do: runs a part of a pass that may fail alone (see `containment`).
-        rewrite: runs the rules of a stage on a graph; returns how many matched.
-        freezer: knows the weights, where they may be taken as constants.
-        convolutions: how many convolutions of the graph may be laid out either way; told by `channels_last`.
+        options: the options of the compilation.
+        oracle: decides whether a change is worth it.
+        record: the record of the compilation.
+        devices: the types of the devices of the program's inputs.
+        training: whether gradients flow through the program.
+        layouts: whether layouts of tensors may change.
+        measured: whether the oracle may be asked; False if nothing is to be rewritten.
+        do: runs a part of a pass that may fail by itself (see `containment`).
+        rewrite: runs the rules of a stage on a graph; returns the number of matches.
+        freezer: knows the weights, if they may be treated as constants.
+        convolutions: the number of convolutions that can run in either layout; set by `channels_last`.
     """
 
     kind: str
@@ -50,13 +50,13 @@ class Context:
 
     @property
     def max_autotune(self) -> bool:
-        """Whether compile time does not matter."""
+        """Whether compile time is unimportant."""
         return self.options.autotune.thorough
 
 
 @dataclass(frozen=True)
 class Condition:
-    """When a pass runs: in words, and as a question to the context."""
+    """A condition under which a pass runs: its text, and its test of the context."""
 
     text: str
     holds: Callable[[Context], bool]
@@ -67,15 +67,15 @@ class Pass:
     """A pass over a whole graph.
 
     Args:
-        name: as reports show it; a pass that fails is left out by this name.
-        run: changes a graph in place, given the context too; returns how many changes it made, in all or by kind.
-        when: conditions, all of which must hold.
-        doc: what it does, as `before -> after`; by default the text at the head of the module of `source`.
-        source: the function that does it.
-        seconds: the entry of compile time that it counts as.
-        drawn: reports draw the graph before and after it.
-        family: what reports sum its matches under, for a pass that records matches like a rule's.
-        candidates: what it may choose beside the original.
+        name: the name in reports, also used to leave out the pass.
+        run: changes a graph in place, given the context; returns the number of changes, in all or by kind.
+        when: the conditions, all of which must hold.
+        doc: a description, as `before -> after`; by default the docstring of the module of `source`.
+        source: the function that does the work.
+        seconds: the entry of compile time under which the pass is counted.
+        drawn: whether reports draw the graph before and after the pass.
+        family: the family under which reports add up its matches, if it records matches as rules do.
+        candidates: the alternatives to the original among which it chooses.
         numerics: its contract about rounding.
         nan: its contract about NaN.
     """
@@ -95,15 +95,15 @@ class Pass:
 
     @property
     def made_of_steps(self) -> bool:
-        """Whether it is rules or templates, each match of which can be left out."""
+        """Whether the pass consists of rules or templates, whose matches can be left out one by one."""
         return self.seconds in ("", "templates")
 
     def runs(self, context: Context) -> bool:
-        """Whether its conditions hold."""
+        """Whether all conditions hold."""
         return all(condition.holds(context) for condition in self.when)
 
     def facts(self, stage: str) -> dict[str, Any]:
-        """The pass as plain data, with the fields that a rule has and the conditions under which it runs."""
+        """The pass as plain data, with the same fields as a rule, and its conditions."""
         return {
             "name": self.name, "family": self.family, "stage": stage, "doc": self.doc or module_text(self.source),
             "candidates": list(self.candidates), "numerics": self.numerics, "nan": self.nan, "tags": self.tags,
@@ -112,12 +112,12 @@ class Pass:
 
 
 def module_text(function: Callable[..., Any] | None) -> str:
-    """The docstring of the module that a function is from."""
+    """The docstring of the module that defines a function."""
     return inspect.getdoc(sys.modules[function.__module__]) or "" if function is not None else ""
 
 
 def changes(made: Any) -> dict[str, int]:
-    """The changes that a pass returned, by kind; those without a kind are ``"changes"``."""
+    """The changes that a pass returned, by kind; changes without a kind are counted as ``"changes"``."""
     if isinstance(made, Mapping):
         return {str(kind): int(count) for kind, count in made.items() if count}
     return {"changes": int(made)} if made else {}

@@ -1,9 +1,9 @@
-"""Two results stay two tensors, where autograd's partition would make one of the equal calls that they come from.
+"""Keeps two results of a program in two tensors where autograd's partition would merge the equal calls behind them.
 
     a, _ = sort(x); b, _ = sort(x); return a, b    ->    return a, clone(b)
 
-The partition shares equal calls. It leaves out what a program gets, but does not see that of a call with several
-results: a write to one tensor that a program got would show in the other.
+The partition merges equal calls, except those whose result the program returns. It overlooks calls with several
+results: writing to one returned tensor would then change the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .cse import frozen
 
 
 def keep_results_apart(graph_module: fx.GraphModule) -> int:
-    """Copy what equal calls of several results give to the program, all but the first; returns how many copies.
+    """Copy results of the program that come from equal calls, all but the first; returns the number of copies.
 
     Args:
         graph_module: the joint graph, changed in place.
@@ -44,7 +44,7 @@ def keep_results_apart(graph_module: fx.GraphModule) -> int:
 
 
 def _copied(graph: fx.Graph, part: fx.Node) -> bool:
-    """Read a copy instead of one result of a call, which has its metadata: views of it are views of the copy."""
+    """Read a copy instead of one result of a call; the copy has the same metadata, so that views of it stay views."""
     if not isinstance(part.meta.get("val"), torch.Tensor):
         return False
     with graph.inserting_after(part):

@@ -1,9 +1,9 @@
-"""Numbers that the program keeps as tensors on the CPU, beside tensors on a GPU.
+"""Moves numbers that a program keeps as tensors on the CPU to the GPU whose calls read them.
 
     div(x, full([], 8.0, device=cpu))     x on a GPU     ->     div(x, full([], 8.0, device=cuda))
 
-A tensor of no dims takes part in a call on another device as a number would. As a value of the GPU's it is known to
-kernels, and the graph can be captured.
+PyTorch treats a tensor without dims as a number in a call on another device. Once it is on the GPU, kernels know its
+value, and the graph can be captured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def move_scalars_to_device(graph_module: fx.GraphModule) -> int:
-    """Put known numbers on the CPU that calls on another device read on that device, in place; returns how many.
+    """Move known numbers from the CPU to the device whose calls read them, in place; returns how many.
 
     Args:
         graph_module: a functional graph (writes to inputs at its end apart).
@@ -50,7 +50,7 @@ def move_scalars_to_device(graph_module: fx.GraphModule) -> int:
 
 
 def _is_elsewhere(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a pointwise call on an accelerator reads a number that lies on the CPU."""
+    """Whether a pointwise call on an accelerator reads a number that is on the CPU."""
     if not is_tensor(node) or not is_tensor(operand) or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return False
     scalar = val(operand)

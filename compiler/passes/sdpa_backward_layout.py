@@ -1,10 +1,10 @@
-"""The gradient that cuDNN's attention starts from, always laid out as the result was.
+"""Gives the gradient that cuDNN's attention backward reads the same strides as the result of the forward.
 
     cudnn_attention_backward(grad, q, k, v, out, ...)   ->   cudnn_attention_backward(grad in out's strides, q, ...)
 
-Torch keeps cuDNN's plans by the sizes and strides of q, k and v alone (seen in 2.11): a plan that was made for a
-gradient in one layout is run on gradients in any other, and reads them in the wrong order. No error is raised. So all
-calls that regraft makes, those that are measured included, agree on one layout.
+Torch caches cuDNN's plans by the sizes and strides of q, k and v alone (seen in 2.11). A plan that was made for a
+gradient in one layout also runs on gradients in another layout, reads them in the wrong order, and raises no error. All
+calls that regraft makes, including those that it measures, therefore use one layout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BACKWARD = "aten._scaled_dot_product_cudnn_attention_backward"
 
 
 def lay_out_sdpa_gradients(graph_module: fx.GraphModule) -> int:
-    """Give every such call its gradient in the strides of its result, in place; returns how many were copied."""
+    """Give each such call its gradient in the strides of its result, in place; returns the number of copies."""
     graph, copied = graph_module.graph, 0
     for node in graph.nodes:
         if op_name(node) != _BACKWARD or not all(is_tensor(node.args[k]) for k in (0, 4)):

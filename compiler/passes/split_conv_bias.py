@@ -1,4 +1,4 @@
-"""Biases of convolutions on a GPU by calls of their own: ATen runs kernels for them that nothing joins.
+"""Computes the biases of convolutions on a GPU in calls of their own, which generated kernels can fuse.
 
 convolution(x, w, bias)                           ->  add(convolution(x, w), bias)
 convolution_backward(g, x, w, ..., [_, _, True])  ->  convolution_backward(g, x, w, ..., [_, _, False]), sum(g)
@@ -21,18 +21,20 @@ from .conv_as_mm import are_rows
 aten = torch.ops.aten
 
 _GPUS = ("cuda",)
-_BIAS = 2  # the place of its gradient among the results
+_BIAS = 2  # index of the bias gradient among the results
 
 
 def split_conv_biases(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
-    """Add the biases of convolutions by calls of their own, in place; returns how many."""
+    """Add the biases of convolutions in separate calls, in place; returns the number of convolutions."""
     graph, split = graph_module.graph, 0
     editor = Editor(graph, SizeTable(graph))
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         x, weight, bias, *geometry = node.args
         if bias is None or val(node).device.type not in devices or not dtype(node).is_floating_point:
             continue
-        if arguments(node)["groups"] != 1 and not are_rows(x):  # ATen's kernel for one channel a group adds it itself
+        if arguments(node)["groups"] != 1 and not are_rows(
+            x
+        ):  # ATen's kernel for depthwise convolutions adds the bias itself
             continue
         with editor.at(node):
             bare = editor.call(aten.convolution.default, x, weight, None, *geometry)
@@ -47,9 +49,9 @@ def split_conv_biases(graph_module: fx.GraphModule, devices: Collection[str] = _
 
 
 def sum_conv_bias_gradients(graph_module: fx.GraphModule, devices: Collection[str] = _GPUS) -> int:
-    """Compute the gradients of biases as sums, which join what computes the tangents, in place; returns how many.
+    """Compute the gradients of biases as sums, which fuse with earlier kernels, in place; returns their number.
 
-    ATen sums too, and rounds once, as these do.
+    ATen computes the same sums, with the same single rounding.
     """
     graph, made = graph_module.graph, 0
     editor = Editor(graph, SizeTable(graph))

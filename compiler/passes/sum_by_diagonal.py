@@ -1,12 +1,12 @@
-"""Gradients of gathers along diagonals, as in attention by relative positions: sums without atomics.
+"""Computes the gradients of gathers along diagonals, as in attention with relative positions, without atomics.
 
     index[i, j] = f(j - i), known while compiling;  f(d) == p exactly where a[p] <= d < b[p]
 
     scatter_add(zeros, -1, index, g)   ->   out[i, p] = g[i, i + a[p]] + ... + g[i, i + b[p] - 1]
 
-An element of the result reads the few elements of a row that were gathered from it; what many were gathered from (the
-ends, where distances are clamped) is a sum over the row with a mask. The index is computed once, by eager itself on the
-device of the program, and both the gather and its gradient read that.
+Each element of the result adds the few elements of a row that were gathered from it. Elements from which many were
+gathered (the ends, if distances are clamped) are masked sums over the row. The index is computed once, by eager on the
+program's device, and both the gather and its gradient read it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .foldable import is_foldable, is_zeros
 aten = torch.ops.aten
 
 _NAME = "_diagonals"
-_MAX_BYTES = 1 << 25  # of an index: 2048 x 2048 positions
-_FEW = 8  # terms of an element's sum that are written out
-_LONG = 4  # elements that more is gathered from
+_MAX_BYTES = 1 << 25  # largest index: 2048 x 2048 positions
+_FEW = 8  # most terms of an element's sum that are written out
+_LONG = 4  # most elements with more terms
 
 
 @dataclass(frozen=True)
 class Diagonals:
-    """For each place `p`, the distances `start[p] <= j - i < stop[p]` that are gathered from it.
+    """For each position `p`, the distances ``start[p] <= j - i < stop[p]`` that gather from it.
 
     Args:
-        width: most distances of one place, the `long` places apart.
-        long: places with many distances, and these.
-        line: a sign and an offset with ``start[p] == sign * p + offset``, if places have one distance each, or none.
+        width: the most distances of one position, not counting `long`.
+        long: positions with many distances, each with its distances.
+        line: a sign and an offset with ``start[p] == sign * p + offset``, if each position has at most one distance.
     """
 
     start: torch.Tensor
@@ -50,7 +50,7 @@ class Diagonals:
 
 
 def sum_by_diagonal(graph_module: fx.GraphModule) -> int:
-    """Replace scattered sums by diagonal, in place; returns how many.
+    """Replace scattered sums along diagonals by sums of slices, in place; returns the number of sums.
 
     Args:
         graph_module: a functional graph (writes to inputs at its end apart).
@@ -80,7 +80,7 @@ def sum_by_diagonal(graph_module: fx.GraphModule) -> int:
 
 
 def _unexpanded(index: Any) -> fx.Node:
-    """What an index is expanded from, over batches."""
+    """The index before it was expanded over batches."""
     while isinstance(index, fx.Node) and op_name(index) == "aten.expand":
         index = index.args[0]
     return index
@@ -118,13 +118,13 @@ def _known(base: fx.Node, places: int) -> tuple[torch.Tensor, Diagonals] | None:
 
 
 def diagonals_of(index: torch.Tensor, places: int) -> Diagonals | None:
-    """The diagonals of an index of rank 2; None where it is none of diagonals alone, or leaves the range."""
+    """The diagonals of an index of rank 2; None if it does not consist of diagonals, or is out of range."""
     rows, columns = index.shape
     if not rows or not columns or not torch.equal(index[1:, 1:], index[:-1, :-1]):
         return None
     by_distance = torch.cat([index[:, 0].flip(0), index[0, 1:]])
     if int(by_distance.min()) < 0 or int(by_distance.max()) >= places:
-        return None  # an error of the program's
+        return None  # an error of the program
     found, counts = torch.unique_consecutive(by_distance, return_counts=True)
     if len(found.unique()) != len(found):
         return None
@@ -153,7 +153,7 @@ def _line(start: torch.Tensor, used: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _summed(editor: Editor, module: fx.GraphModule, node: fx.Node, diagonals: Diagonals) -> fx.Node:
-    """The sums, in place of a scattered sum."""
+    """The sums that replace a scattered sum."""
     call, wanted, (_, _, _, source) = editor.call, val(node), node.args
     device, (*batch, rows, places) = wanted.device, wanted.shape
     columns = val(source).shape[-1]
@@ -190,7 +190,7 @@ def _summed(editor: Editor, module: fx.GraphModule, node: fx.Node, diagonals: Di
 def _bounds(
     editor: Editor, module: fx.GraphModule, diagonals: Diagonals, place: fx.Node, device: torch.device
 ) -> tuple[fx.Node, fx.Node | None]:
-    """The first distance of every place, and that after the last where it needs to be known."""
+    """The first distance of every position, and the end of its distances where that is needed."""
     if diagonals.line is not None:
         sign, offset = diagonals.line
         return editor.call(aten.add.Tensor, editor.call(aten.mul.Tensor, place, sign), offset), None
@@ -199,7 +199,7 @@ def _bounds(
 
 
 def _constant(module: fx.GraphModule, editor: Editor, value: torch.Tensor, device: torch.device) -> fx.Node:
-    """A read of a constant of the module, made where it has none of these numbers."""
+    """A node that reads a constant of the module; the constant is added if there is none with these numbers."""
     names = [name for name, _ in module.named_buffers() if name.startswith(_NAME)]
     with compat.plain_eager():
         value = value.to(device)
@@ -214,7 +214,7 @@ def _constant(module: fx.GraphModule, editor: Editor, value: torch.Tensor, devic
 
 
 def _hold(module: fx.GraphModule, editor: Editor, base: fx.Node, table: torch.Tensor) -> None:
-    """Let what still reads an index read the constant."""
+    """Let the remaining readers of an index read the constant."""
     if not base.users:
         editor.erase_dead(base)
         return
