@@ -83,7 +83,7 @@ def _simple(name: str, function: Callable[[fx.GraphModule], Any], *when: Conditi
 
 def _rules(stage: str) -> Pass:
     """The rules of a stage; `regraft rules` lists them."""
-    doc = f"The rules of stage {stage!r}, each where it is legal and worth it."
+    doc = f"The rules of stage {stage!r}, each applied if it is legal and profitable."
     return Pass(f"rewrite-{stage}", lambda graph, c: c.rewrite(graph, stage), doc=doc, seconds="")
 
 
@@ -151,7 +151,7 @@ def _fuse(graph: fx.GraphModule, context: Context, training: bool) -> None:
 
 def _fuse_gemm(graph: fx.GraphModule, context: Context) -> int:
     frozen = context.freezer is not None
-    # Beside the libraries that torch carries, plain weights gain too little to be worth the time to compile for them.
+    # For weights that are not frozen, kernels gain too little over torch's libraries to justify compile time.
     few_rows = not frozen and not context.max_autotune
     return fuse_gemm(graph, context.oracle, context.record, packed=frozen, few_rows=few_rows)
 
@@ -162,11 +162,11 @@ def _task(graph: fx.GraphModule, context: Context, **how: Any) -> Task | None:
 
 
 def _begun_ahead(graph: fx.GraphModule) -> Callable[[], None]:
-    """What begins to compile a graph's kernels, once: most are the same when templates are in it."""
+    """A function that starts compiling a graph's kernels, once; most kernels stay the same after templates."""
 
     @functools.cache
     def begin() -> None:
-        with suppress(Exception):  # whatever is wrong is found again, where it is told
+        with suppress(Exception):  # the error is raised again when kernels are generated
             begin_kernels(graph)
 
     return begin
@@ -207,7 +207,7 @@ DESUGARED = (
 
 JOINT = (
     _simple("equate_sizes", equate_sizes),
-    # Before the graph is split: a known number is written out on both sides, not kept for the backward.
+    # Before the graph is split, so that the backward computes known numbers again instead of saving them.
     _simple("fold_uniform", fold_uniform, TRAINING),
     _simple("scalars_to_device", move_scalars_to_device, TRAINING),
     _simple("pad_counted_scatters", pad_counted_scatters, TRAINING, numerics=_DIFFER),
@@ -236,7 +236,7 @@ LOWERED = (
     *_CONSTANTS,
     _simple("host_scalars", copy_host_scalars, ON_CUDA),
     _simple("loss_in_blocks", loss_in_blocks, INFERENCE, numerics=_DIFFER),
-    _simple("cse", eliminate_common_subexpressions, INFERENCE),  # of a joint graph, autograd's partition does it
+    _simple("cse", eliminate_common_subexpressions, INFERENCE),  # autograd's partition does this for joint graphs
     _rules("simplify"),
     Pass(
         "freeze", _begin_freezing, (INFERENCE, FROZEN), doc="Tell the rules which values are weights.",
@@ -252,7 +252,7 @@ LOWERED = (
     _simple("pad_conv_channels", pad_conv_channels, *_IMAGES, seconds="layout"),
     _simple("pad_conv_channels", pad_conv_channels, FORWARD, LAYOUTS, MEASURED),
     _simple("align_rows", align_rows, LAYOUTS),
-    # Before single products of attentions are padded.
+    # Before rules pad single products of an attention.
     _attention(_fuse_attention, INFERENCE, drawn=True),
     _rules("lowered"),
     _simple("sdpa_backward_layout", lay_out_sdpa_gradients),
@@ -288,16 +288,16 @@ PIPELINE = {
 
 
 def names_of_steps() -> list[str]:
-    """The names of all passes, and of templates' kernels."""
+    """The names of all passes and templates."""
     passes = {one.name for listed in PIPELINE.values() for one in listed} - {"gpu-templates"}
     return sorted({*passes, "attention-template", "linear-template", "convolution-template"})
 
 
 def refuse_unknown(names: Iterable[str], rules: Iterable[Rule]) -> None:
-    """See that option ``without`` names what there is: rules, passes, templates, kinds, or (with a dot) operators.
+    """Check the names in option ``without``: rules, passes, templates, kinds, or (with a dot) operators.
 
     Raises:
-        OptionError: a name is none of these; the nearest is told.
+        OptionError: a name is unknown; the message suggests the nearest name.
     """
     for name in names:
         if "." not in name:
@@ -306,7 +306,7 @@ def refuse_unknown(names: Iterable[str], rules: Iterable[Rule]) -> None:
 
 
 def pass_facts() -> list[dict[str, Any]]:
-    """Every pass once a stage, as plain data; passes of bodies are those of whole graphs."""
+    """All passes as plain data, once per stage; bodies use the passes of whole graphs."""
     stages = [(stage, one) for stage, passes in PIPELINE.items() if stage != "body" for one in passes]
     known = {(stage, one.name): one.facts(stage) for stage, one in reversed(stages)}
     return [fact for name, fact in reversed(known.items()) if not name[1].startswith("rewrite-")]

@@ -1,4 +1,4 @@
-"""The baseline of a template: nodes of a graph as they would run without it, library calls and generated kernels."""
+"""The baseline of a template: the nodes that it would replace, as library calls and generated kernels."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ....rewrites.switches import pausing
 
 
 class Baseline:
-    """Nodes of a graph as a function of tensors, compiled at the first call, or by `build`.
+    """Nodes of a graph as a function of tensors, compiled at the first call or by `build`.
 
     Args:
-        nodes: what to run, in the order of the graph.
-        inputs: what they read, in the order of the arguments.
-        outputs: what to give.
+        nodes: the nodes to run, in graph order.
+        inputs: the nodes whose values are arguments, in order.
+        outputs: the nodes whose values are returned.
     """
 
     def __init__(self, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
@@ -32,15 +32,15 @@ class Baseline:
         return (self._run or self.build())(*tensors)
 
     def begin(self) -> None:
-        """Have kernels compiled in other processes for what no library call does; the graph may change from now on."""
+        """Start compiling kernels in other processes; the graph may change from now on."""
         from ...codegen.generate import begin_kernels
 
         self._program = self._taken()
-        with contextlib.suppress(Exception):  # whatever is wrong is found again by `build`
+        with contextlib.suppress(Exception):  # `build` raises the same error again
             self._planned = begin_kernels(self._program)
 
     def build(self) -> Callable[..., Any]:
-        """Generate and compile kernels for what no library call does."""
+        """Generate and compile kernels for all nodes that are not library calls."""
         from ...codegen.generate import NotGeneratedError, generate_kernels
 
         program = self._program or self._taken()
@@ -60,4 +60,4 @@ class Baseline:
         return program
 
     def _adapt(self, graph: fx.Graph) -> None:
-        """Change the graph before it runs: nothing here."""
+        """Change the graph before it runs: subclasses may, this class does not."""

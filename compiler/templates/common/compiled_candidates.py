@@ -1,7 +1,7 @@
-"""The measurement behind one question of a template: nodes as they would run otherwise, and kernels in their place.
+"""Compiles the baseline and the candidate kernels of one question side by side.
 
-begin      machine code of both is made in other processes; the graph may change meanwhile
-prepare    wait for it, when it is about to be measured
+begin      start compiling both in other processes; the graph may change afterwards
+prepare    wait for the compilers, before measuring
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .triton_call import TritonTemplateKernel
 
 
 class CompiledCandidates:
-    """Both sides of a question, compiled side by side; `seconds` is what waiting for that took.
+    """The baseline and the candidates of a question; `seconds` is the time spent waiting for compilers.
 
     Args:
-        baseline: the nodes as they would run otherwise.
-        kernels: what competes with them.
-        while_compiling: called as well, where kernels take longer.
-        excluded: why the nodes must not run, or nothing: then they are not compiled either.
+        baseline: the nodes that the kernels would replace.
+        kernels: the candidates.
+        while_compiling: is called while kernels are still compiling.
+        excluded: why the baseline must not run, in which case it is not compiled; empty if it may run.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class CompiledCandidates:
         self.seconds = 0.0
 
     def begin(self) -> None:
-        """Have everything compiled, without waiting for it."""
+        """Start compiling everything, without waiting."""
         begin_units(self._units())
         if not self.excluded:
             self.baseline.begin()
 
     def prepare(self) -> None:
-        """Have everything compiled; what fails to compile says so when it is built."""
+        """Wait until everything is compiled; a failure is raised when the kernel is built."""
         start, units = time.perf_counter(), self._units()
         begin_units(units)
         if not self.excluded:

@@ -1,4 +1,4 @@
-"""A template's kernel as something to call: compiled when first needed, allocating its result."""
+"""A template's C++ kernel as a callable: it is compiled when first needed, and allocates its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _empty = empty_strided(torch.device("cpu"))
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes, strides and dtype of a tensor that a kernel was generated for."""
+    """Sizes, strides and dtype of a tensor for which a kernel was generated."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -34,23 +34,23 @@ class Layout:
 
     @classmethod
     def of(cls, buffer: Buffer) -> Layout:
-        """That of a buffer."""
+        """The layout of a buffer."""
         return cls(buffer.sizes, buffer.strides, buffer.dtype)
 
 
 @dataclass(eq=False)
 class TemplateKernel(TemplateCall):
-    """A generated kernel as the target of a `call_function` node: takes the tensors it reads, gives a new one.
+    """A generated kernel as the target of a `call_function` node: takes its inputs, returns a new tensor.
 
-    Pickles as its source: whoever loads it finds the library on disk or compiles it again, at the first call.
+    Pickles as its source: after loading, the first call finds the library on disk or compiles it again.
 
     Args:
-        name: readable, and unique to the source.
-        template: what it was made from, e.g. ``"attention"``.
-        source: its C++, to follow the preludes of `cpp` and `micro_kernel`; the function to call has that name.
-        inputs: layouts it was generated for; tensors that come in others are copied into these first.
+        name: a readable name, unique to the source; also the name of the function to call.
+        template: the name of the template, e.g. ``"attention"``.
+        source: C++ that follows the preludes of `cpp` and `micro_kernel`.
+        inputs: the layouts for which the kernel was generated; tensors in other layouts are copied first.
         output: the layout of the result.
-        flops: multiplications and additions of its products.
+        flops: the number of multiplications and additions of its products.
     """
 
     name: str
@@ -84,7 +84,7 @@ class TemplateKernel(TemplateCall):
         return made
 
     def build(self) -> Callable[..., None]:
-        """Compile (or find compiled) and load the kernel: a function of what it reads and of the result.
+        """Compile the kernel, or find it on disk, and load it: a function of the inputs and the result.
 
         Raises:
             CompilerMissing, CompileFailed: there is no compiler, or it refuses the source.
@@ -96,7 +96,7 @@ class TemplateKernel(TemplateCall):
         return self._run
 
     def unit(self) -> Source:
-        """The C++ that holds the kernel's function."""
+        """The C++ source that contains the kernel's function."""
         return source_of([PRELUDE, self.source], host_target())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,13 +107,13 @@ class TemplateKernel(TemplateCall):
 def template_kernel(
     template: str, source: str, inputs: tuple[Layout, ...], output: Layout, flops: int
 ) -> TemplateKernel:
-    """The kernel of a source, in which ``KERNEL`` stands for its name; equal sources have the same kernel."""
+    """The kernel of a source in which ``KERNEL`` stands for its name; equal sources give the same kernel."""
     name = f"{template}_{hashlib.blake2b(source.encode(), digest_size=6).hexdigest()}"
     return TemplateKernel(name, template, source.replace("KERNEL", name), inputs, output, flops)
 
 
 def lanes() -> int:
-    """Floats in a vector of this machine; at least 4, which compilers make of narrower registers."""
+    """The number of floats in a vector of this machine; at least 4, which compilers split if registers are narrower."""
     return max(host_target().vector_bytes // 4, 4)
 
 

@@ -1,10 +1,10 @@
-"""The functions of a C++ template kernel: what one thread does, and the entry that hands units to threads."""
+"""The functions of a C++ template kernel: the work of one thread, and the entry point that starts threads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-GRAIN = 200_000  # multiplications that are worth a thread: some microseconds
+GRAIN = 200_000  # fewest multiplications that justify a thread: some microseconds
 
 
 def with_entry(lines: Iterable[str], units: int, work: str) -> str:
@@ -12,8 +12,8 @@ def with_entry(lines: Iterable[str], units: int, work: str) -> str:
 
     Args:
         lines: C++ that runs units `begin` to `end`.
-        units: how many there are.
-        work: multiplications of all of them, in C++; no thread is woken for fewer than `GRAIN`.
+        units: the number of units.
+        work: the number of multiplications of all units, in C++; a thread gets at least `GRAIN` of them.
     """
     return "\n".join([
         "static void KERNEL_0(const Call* call, i64 begin, i64 end) {", *lines, "}",

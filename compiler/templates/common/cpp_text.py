@@ -1,4 +1,4 @@
-"""Writing a template's C++ kernel: names of its buffers and variables, constants, and formulas of the loop IR."""
+"""Writes the C++ of a template's kernel: names of buffers and variables, constants, and formulas of the loop IR."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ...ir.program import Buffer
 
 
 class CppText:
-    """The text of a kernel in the making.
+    """The text of a kernel while it is being written.
 
     Args:
-        buffers: those that it reads and writes, in the order of its parameters: `p0`, `p1`, ...
-        variables: names of the loop IR's variables in C++.
+        buffers: the buffers that it reads and writes, in the order of its parameters `p0`, `p1`, ...
+        variables: the C++ names of the loop IR's variables.
     """
 
     def __init__(self, buffers: Sequence[Buffer], variables: Mapping[Var, str]) -> None:

@@ -1,4 +1,4 @@
-"""Values of graph nodes as formulas: lowering without loops, for what is computed inside a template.
+"""Values of graph nodes as formulas: lowering without loops, for values computed inside a template.
 
 %s = aten.mul(%bmm, 0.125); %m = aten.add(%s, %mask)   ->   m.at((b, h, i, j)) = bmm[...] * 0.125 + mask[...]
 """
@@ -28,14 +28,14 @@ from .formula_nodes import mask_formula
 
 assert operators.MODULES
 
-# Operators that move elements and compute nothing: read through, also where they would copy.
+# Operators that only move elements. Formulas see through them, even if the operator copies.
 _MOVES = """
     view _unsafe_view reshape _reshape_alias permute transpose t unsqueeze squeeze expand slice select
     split split_with_sizes unbind clone alias detach contiguous
 """
 MOVES = frozenset(f"aten.{name}" for name in _MOVES.split())
 
-# What is computed of positions and numbers alone, by little arithmetic, takes less time than reading it would.
+# A few operations on positions and numbers take less time than reading their result from memory.
 _MADE = "arange full scalar_tensor zeros ones new_full new_zeros new_ones full_like zeros_like ones_like"
 NUMBERS = frozenset(f"aten.{name}" for name in _MADE.split())
 _ARITHMETIC = """
@@ -48,14 +48,14 @@ COPIES = ("aten.clone", "aten.contiguous", "aten.reshape")
 
 
 def packet(node: fx.Node) -> str:
-    """``"aten.view"`` of a call of ``aten.view.default``; empty for anything but a call of an operator."""
+    """``"aten.view"`` for a call of ``aten.view.default``; empty for any node that does not call an operator."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return ""
     return str(node.target).rsplit(".", 1)[0]
 
 
 def is_move(node: fx.Node) -> bool:
-    """Whether a node only moves elements (or takes one of the results of one that does)."""
+    """Whether a node only moves elements, or selects a result of a node that does."""
     if node.op == "call_function" and node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and is_move(source)
@@ -64,12 +64,12 @@ def is_move(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Computed(Tensor):
-    """A tensor that is nowhere: `compute` gives an element where it is asked for."""
+    """A tensor without memory: `compute` computes an element when it is read."""
 
     compute: Callable[[Indices], Value] = lambda _: _never()
 
     def at(self, indices: Sequence[Any]) -> Value:
-        """The element at `indices`, in the dtype that is computed in."""
+        """The element at `indices`, in the dtype of the computation."""
         return cast(self.compute(self.where(tuple(indices))), compute_dtype(self.dtype))
 
 
@@ -78,35 +78,35 @@ def _never() -> Value:
 
 
 class FormulaLowering(Lowering):
-    """A lowering that makes `Computed` tensors, and refuses what is not pointwise."""
+    """A lowering that returns `Computed` tensors, and refuses operators that are not pointwise."""
 
     def pointwise(
         self, compute: Callable[[Indices], Value], sizes: Sequence[Any], dtype: torch.dtype, **_: Any
     ) -> Tensor:
-        """A tensor whose elements are computed where they are used."""
+        """A tensor whose elements are computed when they are read."""
         stand_in = whole(Buffer(self.name(self._node_name()), dtype, tuple(sizes), (0,) * len(sizes), self.device))
         return Computed(stand_in.buffer, tuple(sizes), stand_in.where, dtype, compute)
 
     def define(self, *_: Any, **__: Any) -> None:
-        """Refuse: what has loops of its own is no formula."""
+        """Refuse a value that needs loops of its own."""
         raise Unlowered("arguments", f"{self.current.target} is not pointwise")
 
     def buffer(self, *_: Any, **__: Any) -> Buffer:
-        """Refuse: a formula has no memory."""
+        """Refuse a value that needs memory."""
         raise Unlowered("arguments", f"{self.current.target} is not pointwise")
 
 
 class Formulas:
-    """Values of nodes in terms of leaves.
+    """Values of nodes as formulas of leaves.
 
-    Nodes of `inside` are computed, and causal masks and the like where they follow from positions; moves are read
-    through. All others are leaves: buffers of the node's name.
+    Nodes of `inside` are computed, as are causal masks and other values that follow from positions. Formulas see
+    through moves. All other nodes are leaves: buffers with the node's name.
 
     Args:
         inside: the nodes to compute.
-        through_copies: whether moves that copy are read through too: the copy goes, at the price of its strides.
-        maybe: nodes to compute where they have a formula.
-        shiftable: nodes that a softmax reads in such a way that a number for each row may be added to their value.
+        through_copies: whether to see through moves that copy: this saves the copy, but loses its strides.
+        maybe: nodes to compute if they have a formula.
+        shiftable: nodes to which a constant per row may be added, since a softmax over rows is their only reader.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Formulas:
         """The value of a node: a `Tensor`, or a tuple of them.
 
         Raises:
-            Unlowered: it has none: a symbolic size, an operator that is not pointwise.
+            Unlowered: it has no formula, because of a symbolic size or an operator that is not pointwise.
         """
         if node not in self._values:
             self._values[node] = self._made(node)
@@ -147,7 +147,7 @@ class Formulas:
         return self.leaf(node)
 
     def _is_positional(self, node: fx.Node, depth: int = 40) -> bool:
-        """Whether a node is computed of positions and numbers alone, in not too many steps."""
+        """Whether a node is computed from positions and numbers alone, in few steps."""
         if node not in self._positional:
             inner = packet(node) in _POSITIONAL and depth > 0
             made = inner and all(self._is_positional(source, depth - 1) for source in node.all_input_nodes)
@@ -160,7 +160,7 @@ class Formulas:
         return is_move(node) and (self._through_copies or packet(node) not in COPIES)
 
     def leaf(self, node: fx.Node) -> Tensor:
-        """A node as a buffer of its own."""
+        """A node as a buffer."""
         meta = node.meta.get("val")
         if not isinstance(meta, torch.Tensor):
             raise Unlowered("opaque", f"{node.name} is no tensor")
@@ -181,14 +181,14 @@ class Formulas:
         return lower_call(self._low, node, values)
 
     def _begin(self, node: fx.Node) -> None:
-        """What is computed next is this node's value."""
+        """Start computing the value of this node."""
         self._low.origin = self._low.current = node
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
             self._low.device = val.device
 
     def _shifted(self, node: fx.Node) -> Tensor | None:
-        """``x - max(x)`` over the softmax's dim is x to a softmax."""
+        """The operand of ``x - max(x)`` over the softmax's dim, which has the same softmax."""
         if node not in self._shiftable:
             return None
         if packet(node) != "aten.sub" or len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], fx.Node):
@@ -203,7 +203,7 @@ class Formulas:
         return self.value(x) if last in ([-1], [rank - 1]) and peak.args[2] is True else None  # type: ignore[arg-type]
 
     def _biased(self, node: fx.Node) -> Tensor | None:
-        """A product with a bias, in terms of the product alone, which is a buffer that no node has: `raw_product`."""
+        """A product with a bias, as a formula of the product alone, whose buffer belongs to no node (`raw_product`)."""
         if not is_biased_product(node):
             return None
         beta, alpha = product_factors(node)
@@ -212,12 +212,12 @@ class Formulas:
         sizes = tuple(map(number, meta.shape))
         raw = whole(Buffer(raw_product(node), meta.dtype, sizes, contiguous(sizes), meta.device, "input"))
         self._begin(node)
-        if bias is None:  # eager does not read it then
+        if bias is None:  # eager does not read the bias in this case
             return elementwise(self._low, [raw], lambda x: op("mul", x, alpha))
         return elementwise(self._low, [raw, bias], lambda x, y: op("add", op("mul", x, alpha), op("mul", y, beta)))
 
     def _widened(self, node: fx.Node) -> Tensor | None:
-        """Scores with one more column: its element is taken from whichever part it is of, once the index is known."""
+        """Scores with one more column: each element comes from one of the two parts, depending on its index."""
         if packet(node) != "aten.cat" or len(node.args) != 2 or node.args[1] not in (-1, _rank(node) - 1):
             return None
         parts = [self.value(part) for part in node.args[0]]  # type: ignore[union-attr]
@@ -234,7 +234,7 @@ class Formulas:
 
 
 def is_biased_product(node: Any) -> bool:
-    """Whether a node is ``baddbmm`` of floating tensors whose factors are finite numbers, that of the product not 0."""
+    """Whether a node is ``baddbmm`` of floating-point tensors, with finite factors and that of the product not 0."""
     if not isinstance(node, fx.Node) or node.target is not torch.ops.aten.baddbmm.default:
         return False
     factors = product_factors(node)
@@ -249,19 +249,19 @@ def product_factors(node: fx.Node) -> tuple[Any, Any]:
 
 
 def raw_product(node: fx.Node) -> str:
-    """The name under which formulas read the product alone of a product with a bias: not one that a node may have."""
+    """The name of the product without its bias in formulas, which cannot be the name of a node."""
     return f"{node.name} product"
 
 
 def plain_load(value: Value) -> Load | None:
-    """The load that a value is, roundings and casts between floating dtypes left out."""
+    """The load that a value is, but for roundings and casts between floating-point dtypes."""
     while isinstance(value, Op) and (value.name.startswith("round_") or _is_float_cast(value)):
         value = value.args[0]
     return value if isinstance(value, Load) else None
 
 
 def unrounded(value: Value) -> Value:
-    """`value` without the roundings to 16 bits in between."""
+    """`value` without intermediate roundings to 16 bits."""
     return Rewriter(lambda v: v.args[0] if isinstance(v, Op) and v.name.startswith("round_") else None)(value)
 
 

@@ -1,9 +1,9 @@
-"""Masks that follow from positions, however they are spelled, as comparisons of indices.
+"""Masks that depend on positions alone, in whatever form, as comparisons of indices.
 
     position = expand(arange(512)); packed = cumsum(diff(position) != 1)
     packed[b, i] == packed[b, j] & position[b, j] <= position[b, i]         ->   i - j >= 0
 
-What `rewrites.facts` knows of a mask is written down, so that no kernel reads it.
+The facts that `rewrites.facts` derives about a mask become a formula, so that no kernel reads the mask from memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ...ir.value import Number, Value
 from ...lowering.arithmetic import op
 from ...lowering.core import const
 
-_MOST = 200  # nodes that a mask may be made of
-_REMEMBERED = "_regraft_facts"  # of a graph's nodes: in the graph, for metadata is copied to nodes of other values
+_MOST = 200  # most nodes that compute a mask
+_REMEMBERED = "_regraft_facts"  # the cache is in the graph: metadata of nodes is copied to nodes with other values
 
 
 def mask_formula(node: fx.Node) -> Callable[[tuple[Any, ...]], Value] | None:
-    """An element of a boolean tensor from its indices; None where it is not known."""
+    """A function from indices to an element of a boolean tensor; None if its value is not known."""
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor) or val.dtype != torch.bool or node.op != "call_function":
         return None
@@ -42,7 +42,7 @@ def _is_static(place: Positions) -> bool:
 
 
 def _chosen(fact: Choice, at: tuple[Any, ...]) -> Value:
-    """`yes` where all conditions hold."""
+    """`yes` if all conditions hold."""
     holds: Value = const(True, torch.bool)
     for number, place in enumerate(fact.conditions):
         index = place.offset + sum(step * one for step, one in zip(place.steps, at, strict=True))
@@ -58,7 +58,7 @@ def _number(index: Any) -> Value:
 
 
 def _fact(node: fx.Node) -> Fact | None:
-    """What is known of a node, from what is known of those that it is made of; remembered."""
+    """The fact known about a node, from those about its operands; cached."""
     known: dict[fx.Node, Fact | None] = vars(node.graph).setdefault(_REMEMBERED, {})
     stack, count = [node], 0
     while stack:

@@ -1,4 +1,4 @@
-"""The GPU that kernels are made for, and what it has room for."""
+"""The GPU for which kernels are generated, and its limits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ...options.fields import Tma
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU that tiles must fit.
+    """The properties of a GPU that limit tiles.
 
     Args:
         capability: 90 for Hopper, 80 and 86 for Ampere.
-        shared_bytes: of one program (``shared_memory_per_block_optin`` of its properties).
-        processors: how many programs it runs at a time, at least.
-        tma: tiles that its own unit copies: beside others (``"measured"``), wherever operands allow it (``"always"``)
-            or nowhere (``"never"``). GPUs without that unit have them only where it is ``"always"``: Triton then
-            writes loads in their place.
+        shared_bytes: shared memory of one program (``shared_memory_per_block_optin``).
+        processors: the number of multiprocessors, each of which runs at least one program.
+        tma: whether the tensor memory accelerator copies tiles: as candidates beside others (``"measured"``),
+            wherever operands allow it (``"always"``), or not at all (``"never"``). On GPUs without it, Triton
+            replaces these copies by loads, and only ``"always"`` uses them.
     """
 
     capability: int
@@ -33,7 +33,7 @@ class Gpu:
 
     @property
     def copies_tiles(self) -> bool:
-        """Whether kernels may be written for the unit that copies tiles."""
+        """Whether kernels may use the tensor memory accelerator."""
         return self.tma != "never" and (self.capability >= 90 or self.tma == "always")
 
 
@@ -41,7 +41,7 @@ HOPPER, AMPERE, SMALLER = Gpu(90, 227 << 10, 132), Gpu(80, 163 << 10, 108), Gpu(
 
 
 def device_of(graph: fx.Graph) -> tuple[int, Gpu] | None:
-    """The one GPU of a graph, with its index; None where there is none that the kernels are for."""
+    """The only GPU of a graph, with its index; None if there is no GPU, several, or one without support."""
     if not can_build() or torch.version.hip is not None:
         return None
     values = [node.meta.get("val") for node in graph.nodes]

@@ -5,8 +5,8 @@
     A is row-major and read one element at a time, broadcast over lanes; B is packed in panels of a few vectors, so that
     a step of `depth` reads one contiguous piece of it; C stays in registers for all of `depth`.
 
-A tile holds `rows * vectors` accumulators. Two vectors a panel reach the peak of the FMA units with 8 rows as with 12
-(tried on AVX-512), so rows are free to be chosen such that little of the last strip is wasted.
+A tile holds `rows * vectors` accumulators. With two vectors per panel, 8 rows reach the peak of the FMA units as 12
+rows do (measured with AVX-512), so that the number of rows can be chosen to waste little of the last strip.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 PANEL = 2  # vectors
-_REGISTERS = {16: 24, 8: 12, 4: 12}  # accumulators by lanes: what is left of 32 or 16 registers
+_REGISTERS = {16: 24, 8: 12, 4: 12}  # accumulators by lanes, out of 32 or 16 registers
 
 
 @dataclass(frozen=True)
 class Panels:
-    """How many panels of how many vectors cover a width: `count` of `PANEL`, then one of `last` (0: none)."""
+    """The panels of vectors that cover a width: `count` panels of `PANEL` vectors, then one of `last` (0: none)."""
 
     count: int
     last: int
 
     @property
     def vectors(self) -> int:
-        """Vectors in all."""
+        """The number of vectors."""
         return self.count * PANEL + self.last
 
     def __iter__(self) -> Iterator[tuple[str, str, int]]:
-        """C++ of each loop over panels: the number of its first vector, of how many there are, and their width."""
+        """For each loop over panels, in C++: the index of its first vector, the number of panels, and their width."""
         if self.count:
             yield f"for (i64 p = 0; p < {self.count * PANEL}; p += {PANEL})", "p", PANEL
         if self.last:
@@ -39,7 +39,7 @@ class Panels:
 
 
 def strip_rows(rows: int, lanes: int) -> int:
-    """Rows of a register tile: the number that leaves the least of the last strip unused, larger ones first.
+    """Rows of a register tile: the number that wastes the fewest rows of the last strip, larger numbers first.
 
     128  ->  8 (of 16 strips)        197  ->  11 (18 strips, one row unused)        3  ->  3
     """
@@ -49,7 +49,7 @@ def strip_rows(rows: int, lanes: int) -> int:
 
 
 def panels(width: int, rows: int, lanes: int) -> Panels:
-    """The panels of a matrix `width` elements wide, for tiles of `rows`; an odd vector joins a neighbour if it fits."""
+    """The panels of a matrix of `width` columns, for tiles of `rows`; an odd vector joins its neighbor if it fits."""
     vectors = -(-width // lanes)
     count, last = divmod(vectors, PANEL)
     if last and count and rows * (PANEL + last) <= _REGISTERS[lanes]:

@@ -14,15 +14,15 @@ from ....rewrites.record import Match, NearMiss
 def decided(
     rule: str, family: str, nodes: Sequence[fx.Node], output: fx.Node, decision: Decision, stage: str = "lowered"
 ) -> Match:
-    """The decision on nodes that a kernel would replace.
+    """The record of a decision about nodes that a kernel would replace.
 
     Args:
-        rule: name of the template's pass.
-        family: of it.
-        nodes: what the kernel replaces.
-        output: whose source line the record shows.
-        decision: what was decided.
-        stage: of the pipeline.
+        rule: the name of the template's pass.
+        family: its family in reports.
+        nodes: the nodes that the kernel replaces.
+        output: the node whose source line the record shows.
+        decision: the decision of the oracle.
+        stage: the stage of the pipeline.
     """
     return Match(
         rule=rule,
@@ -36,14 +36,14 @@ def decided(
 
 
 def near_miss(rule: str, family: str, node: fx.Node, reason: Reason, size: int = 2) -> NearMiss:
-    """A node that the template of a pass does not compute, and why.
+    """The record of a node that a template does not compute, with the reason.
 
     Args:
-        rule: name of the template's pass.
-        family: of it.
-        node: where matching began.
-        reason: why it does not go on.
-        size: operations of the smallest match, of which this one is there.
+        rule: the name of the template's pass.
+        family: its family in reports.
+        node: the node at which matching began.
+        reason: why matching stopped.
+        size: the number of operations of the smallest match, one of which was found.
     """
     site = reason.site or site_of(node)
     return NearMiss(

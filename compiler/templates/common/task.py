@@ -1,4 +1,4 @@
-"""The task of every pass over the templates of a graph on a GPU."""
+"""The arguments that all passes over the templates of a GPU graph share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """A graph to put kernels into, and how.
+    """A graph in which to put kernels, with the settings for doing so.
 
     Args:
-        graph: after autograd, or a joint one; changed in place.
-        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
-        record: gets what was applied and declined, and near misses with their reasons.
+        graph: a graph after autograd, or a joint graph; changed in place.
+        oracle: decides whether a kernel is faster than the nodes that it would replace.
+        record: receives applied and declined matches, and near misses with their reasons.
         device: the index of the graph's GPU.
-        gpu: what it has room for.
-        thorough: ask about whatever kernels can compute, with more tiles: time does not matter.
-        training: a forward or backward graph.
-        generated: the fastest generated kernel is taken wherever there is one; what it replaces is not measured.
-        while_compiling: called while kernels compile in other processes, if that takes long.
+        gpu: the limits of the GPU.
+        thorough: try every node that kernels can compute, with more tiles, whatever time it takes.
+        training: whether the graph is a forward or backward graph.
+        generated: take the fastest generated kernel without measuring the nodes that it replaces.
+        while_compiling: is called while kernels compile in other processes, if that takes long.
     """
 
     graph: fx.Graph
@@ -45,16 +45,16 @@ class Task:
 
     @property
     def is_forced(self) -> bool:
-        """Whether nothing is measured: all that is legal is taken, or none of it."""
+        """Whether the oracle takes every legal kernel or none, so that nothing is measured."""
         return isinstance(self.oracle, (Always, Never))
 
     @property
     def measures_all(self) -> bool:
-        """Whether an estimate that a kernel has little to offer leaves it out."""
+        """Whether kernels are tried even if an estimate says that they gain little."""
         return self.thorough or self.generated or self.is_forced
 
     def of(self, kernels: str) -> Task | None:
-        """The task for one kind of kernels, as option ``kernels.<kind>`` has it; None where libraries compute these."""
+        """The task for one kind of kernels under option ``kernels.<kind>``; None if libraries compute this kind."""
         if kernels == "library":
             return None
         if kernels != "generated" or self.is_forced:
@@ -63,7 +63,7 @@ class Task:
 
 
 class _Generated:
-    """An oracle that is asked which kernel is fastest, not whether any is faster than what it replaces."""
+    """An oracle that chooses the fastest kernel without comparing it to the nodes that it replaces."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
@@ -84,7 +84,7 @@ def task_of(
     while_compiling: Callable[[], None] = nothing,
     tma: Tma = "measured",
 ) -> Task | None:
-    """The task for a graph (see `Task`); None where it does not lie on one GPU that kernels are made for."""
+    """The task for a graph (see `Task`); None unless the graph is on one supported GPU."""
     found = device_of(graph)
     if found is None:
         return None

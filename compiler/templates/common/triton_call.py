@@ -1,4 +1,4 @@
-"""A template's kernel on a GPU as something to call: compiled when first needed, allocating its results."""
+"""A template's Triton kernel as a callable: it is compiled when first needed, and allocates its results."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from ...codegen.triton.driver import driver
 from ...codegen.triton.launch import Convention, launcher
 from .cpp_call import Layout
 
-_Plain = dict[str, Sequence[Callable[..., None]]]  # launches for tensors at any address, once they are needed
+_Plain = dict[str, Sequence[Callable[..., None]]]  # launches for unaligned tensors, compiled when needed
 
 
 @dataclass(eq=False)
 class TritonTemplateKernel(TemplateCall):
-    """A generated kernel as the target of a `call_function` node: takes the tensors it reads, gives new ones.
+    """A generated kernel as the target of a `call_function` node: takes its inputs, returns new tensors.
 
-    It is launched on the current stream, and returns before it has run. Pickles as its source: whoever loads it finds
-    the machine code on disk or compiles it again, at the first call.
+    It is launched on the current stream, and the call returns before it has run. Pickles as its source: after loading,
+    the first call finds the machine code on disk or compiles it again.
 
     Args:
-        name: readable, and unique to the source.
-        template: what it was made from, e.g. ``"gemm"``.
-        source: its Triton: inputs, then outputs, then workspaces; each launch takes all of them, or those that its
-            ``places`` say.
-        plain: for tensors that are not aligned to 16 bytes: the same, relying on nothing of that kind.
-        inputs: layouts it was generated for; tensors that come in others are copied into these first.
-        outputs: the layouts of the results; one of them is given as it is, several as a tuple.
+        name: a readable name, unique to the source.
+        template: the name of the template, e.g. ``"gemm"``.
+        source: Triton code whose parameters are inputs, outputs and workspaces; each launch takes all of them, or
+            those in its ``places``.
+        plain: the same for tensors that are not aligned to 16 bytes.
+        inputs: the layouts for which the kernel was generated; tensors in other layouts are copied first.
+        outputs: the layouts of the results; a single result is returned by itself, several as a tuple.
         device: the index of its GPU.
-        flops: multiplications and additions of its products.
-        workspaces: memory that one launch leaves to the next.
-        zeros: positions of results that the kernel does not write everywhere: elsewhere they hold zeros.
+        flops: the number of multiplications and additions of its products.
+        workspaces: memory that one launch passes to the next.
+        zeros: indices of results that the kernel writes in part; the rest of these results is filled with zeros.
     """
 
     name: str
@@ -61,11 +61,11 @@ class TritonTemplateKernel(TemplateCall):
 
     @property
     def early(self) -> bool:
-        """Whether it may begin before kernels before it have ended, and waits for them by itself."""
+        """Whether it may start before earlier kernels have ended, and waits for them by itself."""
         return self.source.launches[0].early
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """Run the kernel on the tensors it reads.
+        """Launch the kernel on its inputs.
 
         Raises:
             TritonMissing, TritonFailed: see `build`.
@@ -86,7 +86,7 @@ class TritonTemplateKernel(TemplateCall):
         return made[0] if len(made) == 1 else tuple(made)
 
     def build(self) -> Callable[..., None]:
-        """Compile (or find compiled) and load the kernel: a function of what it reads and of the results.
+        """Compile the kernel, or find it on disk, and load it: a function of its inputs and results.
 
         Raises:
             TritonMissing, TritonFailed: there is no Triton, or it or the driver refuses the source.
@@ -97,12 +97,12 @@ class TritonTemplateKernel(TemplateCall):
 
     @property
     def units(self) -> list[Unit]:
-        """The functions to compile, for tensors that are aligned."""
+        """The functions to compile for aligned tensors."""
         return self._units(self.source, self._kinds)
 
     @property
     def _kinds(self) -> str:
-        """Of all memory: single elements may lie anywhere, nothing is won by their alignment."""
+        """The kinds of all buffers: single elements need no alignment."""
         return "".join("t" if x.sizes in ((), (1,)) else "a" for x in (*self.inputs, *self.outputs, *self.workspaces))
 
     def _units(self, source: KernelSource, kinds: str) -> list[Unit]:
@@ -117,7 +117,7 @@ class TritonTemplateKernel(TemplateCall):
         return made
 
     def _places(self, launch: LaunchText) -> Sequence[int]:
-        """Which memory a launch takes."""
+        """The indices of the buffers that a launch takes."""
         return getattr(launch, "places", ()) or range(len(self._kinds))
 
     def _loaded(
@@ -127,7 +127,7 @@ class TritonTemplateKernel(TemplateCall):
         kinds: str,
         known: _Plain | None,
     ) -> Callable[..., None]:
-        """All launches as one function of inputs and outputs; without `known` tensors may lie anywhere."""
+        """All launches as one function of inputs and outputs; without `known`, tensors may be unaligned."""
         starts = self._starts(source, cubins, kinds, known)
         if len(starts) == 1 and not self.workspaces:
             return starts[0]
@@ -160,7 +160,7 @@ class TritonTemplateKernel(TemplateCall):
     def _start(
         self, launch: LaunchText, cubin: Cubin, kinds: str, otherwise: Callable[..., None]
     ) -> Callable[..., None]:
-        """One launch, as a function of all memory."""
+        """One launch as a function of all buffers."""
         places, count, extra = tuple(self._places(launch)), len(kinds), 1 if cubin.scratch else 0
         order = (*places, *range(count, count + extra))
         taken = "".join(kinds[place] for place in places) + "t" * extra
@@ -176,7 +176,7 @@ class TritonTemplateKernel(TemplateCall):
         return run
 
     def run_plain(self, known: _Plain, number: int, *tensors: torch.Tensor) -> None:
-        """Run a launch on tensors that are not aligned; what was compiled for that is kept in `known`."""
+        """Launch on tensors that are not aligned; the functions compiled for them are cached in `known`."""
         if "starts" not in known:
             kinds = "t" * len(self._kinds)
             known["starts"] = self._starts(self.plain, compile_units(self._units(self.plain, kinds)), kinds, None)
