@@ -2,8 +2,8 @@
 
     capture -> rewrite "forward" -> differentiate -> rewrite "lowered" -> generate kernels -> wrapper
 
-What is done to the graphs before kernels is in `pipeline`, run by `stages`. Every stage prints as text and runs. What
-happened in it goes to one `GraphRecord`, published to `regraft.coverage()`.
+`pipeline` lists the passes that change graphs before kernels are generated, and `stages` runs them. The result of every
+stage can be printed and executed. One `GraphRecord` receives all results, and is published to `regraft.coverage()`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ logger = logging.getLogger("regraft")
 
 Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
 """Told of each compiled graph: name of the program, kind, the graph, its wrapper; gives what is called in its place."""
-# What a forward and its backward must agree on: a graph for which one of these fails runs as it is.
+# A forward and its backward must agree on these: if one of them fails, the graph runs as it is.
 _AGREEMENTS = ("take_strides", "mark_returned", "strides_of_outputs")
-_OF_DYNAMO = ("recompiled", "graph_break")  # what details tell of this compilation, not of the graph
+_OF_DYNAMO = ("recompiled", "graph_break")  # details of this compilation, not of the graph
 
 
 @with_room
@@ -79,10 +79,10 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one graph of Dynamo's.
+    """Compile one graph from Dynamo.
 
     Args:
-        gm: the graph; it is left as it is.
+        gm: the graph; it is not changed.
         example_inputs: its inputs.
         mode: as for `torch.compile`.
         options: see `Options`.
@@ -100,7 +100,7 @@ def backend(
 class Compilation:
     """The compilation of one graph: its options, rules, oracle and record.
 
-    What is observed is neither recalled nor replayed as a CUDA graph: every call runs the wrapper.
+    If `observe` is given, the program is neither loaded from the cache nor replayed as a CUDA graph.
     """
 
     def __init__(
@@ -143,26 +143,26 @@ class Compilation:
             explained=explained,
         )
         self._gm, self._inputs = gm, len(example_inputs)
-        self._nested = 0.0  # seconds that graphs took which were compiled while differentiating
+        self._nested = 0.0  # seconds of graphs that were compiled while differentiating
         self._backward: Callable[..., Any] | None = None
-        self._plain: Wrapper | None = None  # the wrapper of an inference graph that needs nothing of AOTAutograd
+        self._plain: Wrapper | None = None  # the wrapper of an inference graph that runs without AOTAutograd
         self._restores = False
-        self._unsaved: str | None = None  # the key under which to keep what is compiled
+        self._unsaved: str | None = None  # the key under which to save the compiled program
         self._forward: tuple[Wrapper, StepFacts] | None = None  # the same in training
         self._step: Step | None = None
 
     @property
     def folded(self) -> Folded | None:
-        """The constants that weights were folded to, once the graph is compiled; None where nothing was frozen."""
+        """The constants to which weights were folded, once the graph is compiled; None if nothing was frozen."""
         return self._stages.folded
 
     def run(self) -> Callable[..., Any]:
-        """The graph as compiled before, or through all stages; the record is published when all has succeeded."""
+        """The compiled graph, from the cache or through all stages; the record is published on success."""
         try:
             with left_out(self.options.without):
                 return self._contained.run(self._run)
         finally:
-            # The backward, which may yet be compiled, holds this object: parameters would live as long as it.
+            # A backward that is not compiled yet refers to this object, which must not keep parameters alive.
             del self._gm, self._example_inputs
 
     def _run(self) -> Callable[..., Any]:
@@ -190,9 +190,9 @@ class Compilation:
         return of_plain_tensors(compiled, renamed) if renamed else compiled
 
     def _save(self) -> None:
-        """Keep what was compiled, where it runs without AOTAutograd and as it was meant to.
+        """Save the compiled program, if it runs without AOTAutograd and without fallbacks.
 
-        Of a training step this is known when its backward has been compiled, maybe at its first run.
+        For a training step, this is known once its backward is compiled, perhaps at its first run.
         """
         key = self._unsaved
         if key is None or (self.training and self._step is None):
@@ -207,10 +207,10 @@ class Compilation:
             save(key, Entry(self._plain.name, self._plain.parts, self.record, self._replay.static.get("inference")))
 
     def _cuda_graphs(self) -> CudaGraphs | None:
-        """What captures this program's graphs, where that was asked for and makes sense."""
+        """The object that captures this program's CUDA graphs, if they were asked for and make sense."""
         if not self.options.triton.cudagraphs or self._observe is not None:
             return None
-        if not self._devices:  # nothing worth it: at most a mask or a draw, between two breaks of the graph
+        if not self._devices:  # no inputs: at most a mask or random numbers between two graph breaks
             return None
         if "cuda" not in self._devices:
             message = f"CUDA graphs need inputs on a CUDA device, here: {', '.join(sorted(self._devices))}"
@@ -222,17 +222,17 @@ class Compilation:
         self.record.fallbacks.append(Fallback.of("cudagraphs", reason))
 
     def _key(self) -> str | None:
-        """The key of this compilation in the cache of graphs, if it has one."""
+        """The key of this compilation in the graph cache, if it may be cached."""
         if self.options.verify != "off" or self.options.debug or self._observe is not None:
             return None
-        # The record and the code hold weights; or it is to be told anew.
+        # Records and code contain weights; explanations and searches need a new compilation.
         if self.options.freezing or self._explained or searching():
             return None
         key = graph_key(self._gm, self._example_inputs, self.options)
         return key if isinstance(key, str) else None
 
     def _compile(self) -> Callable[..., Any]:
-        """All stages, one after the other."""
+        """Run all stages in order."""
         with self.record.timed("capture"):
             captured = None
             if allowed("capture", self.record.name):
@@ -250,14 +250,14 @@ class Compilation:
         self._note_graph("captured", captured.graph_module)
         with self.record.timed("differentiate"):
             compiled = self._differentiate(captured)
-        self.record.seconds["differentiate"] -= self._nested  # a backward compiled later, when first run, is not in it
+        self.record.seconds["differentiate"] -= self._nested  # excludes a backward that is compiled at its first run
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
         self._tell()
         self._restores = captured.restore is not None
         return compiled if captured.restore is None else restored(compiled, captured.restore)
 
     def _tell(self) -> None:
-        """Log what was generated, and write it into a folder, where somebody asks for that."""
+        """Log the generated code, and write it to a folder, if either was asked for."""
         logger.info("regraft: compiled %s", self.record)
         self._contained.attempt(log_code, self.record.name, self.record.details, self._logged)
         if self._folder is not None:
@@ -268,7 +268,7 @@ class Compilation:
         return Captured(flat, self._example_inputs, Reason("capture-failed", "the program was not captured"), restore)
 
     def _differentiate(self, captured: Captured) -> Callable[..., Any]:
-        """The program with its derivatives; as Dynamo handed it over, where what we made of it does not compile."""
+        """The program with its derivatives; Dynamo's own graph if the rewritten program does not compile."""
         try:
             return differentiate(
                 captured.graph_module,
@@ -288,16 +288,16 @@ class Compilation:
             self.record.applied.clear()
             self._stages.disable_rewrites()
             compiled = differentiate(flat_outputs(self._gm)[0], captured.example_inputs, self._compile_graph)
-            # What fails as it was written, too, is no fault of ours, and is raised.
+            # If the program as written fails too, its error is raised: it is not caused by a rewrite.
             outcome = "the program runs as it was written"
             self._faults.tell("compiling the rewritten program", outcome, error, stage="differentiate")
             return compiled
 
     def _undifferentiated(self, captured: Captured, error: Exception) -> Callable[..., Any]:
-        """Dynamo's graph itself, where AOTAutograd can't compile it as it was written.
+        """Dynamo's graph itself, if AOTAutograd cannot compile the program as written.
 
-        Compiled for each combination of sizes, where they are not known yet: torch may have failed for that alone. What
-        is wrong with the program itself is raised when it runs.
+        If sizes are symbolic, the graph is compiled for each combination of sizes, since torch may have failed because
+        of symbols. Errors of the program itself are raised when it runs.
         """
         self.record.applied.clear()
         message = f"AOTAutograd raised {type(error).__name__} on the program as it was written: {str(error)[:300]}"
@@ -312,10 +312,10 @@ class Compilation:
     ) -> Callable[..., Any]:
         """Compile one graph after differentiation.
 
-        A backward may be compiled when it is first run, by several threads at once: the first does it for all.
+        A backward may be compiled at its first run, perhaps by several threads: the first one compiles it for all.
         """
         if kind != "backward":
-            self._backward = None  # of another attempt
+            self._backward = None  # it belongs to an earlier attempt
             return self._compile_one(graph_module, inputs, kind)
         with compile_lock(), left_out(self.options.without):
             if self._backward is None:
@@ -324,9 +324,9 @@ class Compilation:
             return self._backward
 
     def _compile_one(self, graph_module: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind) -> Callable[..., Any]:
-        """The call of one graph; its seconds are not those of differentiating."""
+        """Compile one graph; its time is not counted as time for differentiating."""
         start = time.perf_counter()
-        if kind == "backward":  # what it is part of has been compiled: only the backward can start again
+        if kind == "backward":  # the forward is compiled already: only the backward can start again
             backup = Backup(graph_module)
             backup.take()
             call = self._contained.run(lambda: self._compiled(graph_module, inputs, kind), backup.restore)
@@ -366,7 +366,7 @@ class Compilation:
     def _compiled_apart(
         self, graph_module: fx.GraphModule, parts: Split, kind: GraphKind, returned: int | None
     ) -> Boxed:
-        """A graph with tensors on the CPU, too, so that the rest is captured; whole where that may not be."""
+        """A graph whose part on the CPU is split off, so that a CUDA graph can capture the rest."""
         name, left = self.record.name, parts.returned(returned)
         wrapped = partial(self._replay.wrapped, name, parts.device, kind, left, parts.static)
         captured = self._contained.do(wrapped, name="cudagraphs")
@@ -374,12 +374,12 @@ class Compilation:
             return self._generated(graph_module, kind)[0]
         host, _ = self._generated(parts.host, kind, "host")
         device, _ = self._generated(parts.device, kind)
-        del self._replay.static[kind]  # it cannot be recalled from one wrapper
+        del self._replay.static[kind]  # the cache can only restore a single wrapper
         self._forward = self._step = None
         return parts.joined(host, captured(device))
 
     def _generated(self, graph_module: fx.GraphModule, kind: GraphKind, part: str = "") -> tuple[Boxed, Wrapper | None]:
-        """Kernels, and the wrapper that calls them, for a graph or the part of one that runs on the host."""
+        """Kernels and the wrapper that calls them, for a graph or for its part on the host."""
         do, label = self._contained.do, f"{kind}:{part}" if part else kind
         with self.record.timed("kernels"):
             do(self._generate_kernels, graph_module, kind, name="kernels")
@@ -396,11 +396,11 @@ class Compilation:
         return self._observe(self.record.name, kind, graph_module, wrapper), wrapper
 
     def _takes_inputs(self, graph_module: fx.GraphModule) -> bool:
-        """Whether a graph has the program's inputs alone: AOTAutograd hands over what the program holds by itself."""
+        """Whether the graph's inputs are those of the program: AOTAutograd adds parameters and buffers itself."""
         return len(graph_module.graph.find_nodes(op="placeholder")) == self._inputs
 
     def _note_step(self, graph_module: fx.GraphModule, kind: GraphKind, wrapper: Wrapper) -> None:
-        """Keep what a training step needs to run without AOTAutograd, where it can."""
+        """Remember what a training step needs to run without AOTAutograd, if it can."""
         results = graph_module.graph.output_node().args[0]
         if kind == "forward" and isinstance(results, (tuple, list)):
             facts = step_facts(len(results))
@@ -414,7 +414,7 @@ class Compilation:
             self._save()
 
     def _compile_bodies(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
-        """Compile what the graph's control flow calls; a body that cannot be stays as it is."""
+        """Compile the graphs that control flow calls; those that cannot be compiled stay as they are."""
         for name, body in bodies(graph_module).items():
             reason = refused_body(body.graph)
             if reason is not None:
@@ -435,7 +435,7 @@ class Compilation:
         return compiled_body(wrapper, made.graph)
 
     def _generate_kernels(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
-        """Put generated kernels into the graph; where that fails, the calls of ATen stay."""
+        """Put generated kernels into the graph; if that fails, ATen calls remain."""
         try:
             made = generate_kernels(graph_module, kind, verify=self.options.verify != "off", faults=self._faults)
         except NotGeneratedError as refusal:
@@ -452,14 +452,14 @@ class Compilation:
                 self.record.details.update((f"{stage}:{kind}", text) for stage, text in made.texts().items())
 
     def _note_graph(self, stage: str, graph_module: fx.GraphModule) -> None:
-        """Keep a graph as text, where asked to."""
+        """Keep a graph as text if option `debug` is set."""
         if self.options.debug:
             self.record.details[f"graph:{stage}"] = str(graph_module.graph)
 
 
 @with_room
 def _compiled_apart(program: fx.GraphModule, inputs: Sequence[Any], *, options: Options) -> Callable[..., Any]:
-    """A program for inputs whose sizes are numbers, by a compilation of its own."""
+    """Compile a program anew for inputs whose sizes are numbers."""
     with collected_once():
         return Compilation(program, inputs, options).run()
 
@@ -469,7 +469,7 @@ def _requires_grad(value: Any) -> bool:
 
 
 def faults_of(record: GraphRecord, options: Options) -> Faults:
-    """How a compilation treats errors of regraft."""
+    """The settings for handling errors in regraft itself."""
     folder = cache_dir()
     return Faults(
         record,

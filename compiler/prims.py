@@ -1,23 +1,23 @@
-"""Random numbers as functions of a seed: what `seed_dropout` puts in place of the calls that draw from a generator.
+"""Operators that compute random numbers from a seed; `seed_dropout` inserts them for calls that use a generator.
 
-    seeds = regraft.seeds(2)                      two int64 from eager's generator: the one call that draws
+    seeds = regraft.seeds(2)                      two int64 from eager's generator, the only call that uses it
     a, b  = regraft.split(seeds)                  one seed, a tensor of no dims, for each random call
     mask  = regraft.bernoulli([8, 64], 0.9, a)    element i is a function of (a, i), of nothing else
     noise = regraft.normal([8, 64], b, float32)
 
-The same seed gives the same numbers: in the forward, in the backward, in whatever is recomputed; nothing but the seed
-is kept. An element's bits are a function of the seed (the key) and of its place in row-major order (the counter), so
-that layout, tiles, threads and the length of vectors make no difference.
+The same seed gives the same numbers in the forward, in the backward and when values are recomputed, so that only the
+seed is saved. An element's bits are a function of the seed (the key) and of its position in row-major order (the
+counter). They do not depend on layout, tiles, threads or the length of vectors.
 
     bits        Philox 4x32 of 10 rounds; with `fast` a keyed 32-bit hash (`ir/hash32.py`), which repeats after 2**32
-                elements of one call, and which `bernoulli` and `uniform` of at most 32 bits use. Masks
-                are `fast` wherever it does not repeat (`is_hashed`): one bit of an element does not pay for Philox
-    bernoulli   bits < p * 2**32 (p is met to 2**-33)
-    uniform     24 bits, as many as the significand holds in 16-bit dtypes, 53 in float64
-    normal      Box and Muller of 23 and 24 bits
+                elements of one call, and which `bernoulli` and `uniform` of at most 32 bits use. Masks use the
+                hash unless it repeats (`is_hashed`), because Philox costs too much for one bit per element
+    bernoulli   bits < p * 2**32 (p is exact to 2**-33)
+    uniform     24 bits, the bits of the significand in 16-bit dtypes, 53 in float64
+    normal      Box-Muller transform of 23 and 24 bits
     integers    63 bits modulo the range; 32 for up to 2**16 values
 
-Kernels compute them (`lowering/random.py`). What stands here runs where no kernel is, and is their reference.
+Kernels compute them (`lowering/ops/random.py`). The functions here are the reference, and run if there is no kernel.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNIFORM_BITS = {torch.bfloat16: 8, torch.float16: 11}
 
 _library = torch.library.Library("regraft", "FRAGMENT")
 _library.define("seeds(int n, Device? device=None) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-_library.define("split(Tensor(a -> *) seeds) -> Tensor(a)[]")  # on a GPU parts are views
+_library.define("split(Tensor(a -> *) seeds) -> Tensor(a)[]")  # on a GPU, the results are views
 _library.define("bernoulli(SymInt[] size, float p, Tensor seed, bool fast=False) -> Tensor")
 _library.define("uniform(SymInt[] size, Tensor seed, ScalarType dtype, bool interior=False, bool fast=False) -> Tensor")
 _library.define("normal(SymInt[] size, Tensor seed, ScalarType dtype) -> Tensor")
@@ -46,12 +46,12 @@ ops = torch.ops.regraft
 
 
 def threshold(p: float) -> int:
-    """The count of 32-bit numbers, of all, that stand for true with probability `p`."""
+    """The number of 32-bit integers that represent true with probability `p`."""
     return round(p * 2**32)
 
 
 def is_hashed(size: Sequence[int | torch.SymInt]) -> bool:
-    """Whether a mask of this size draws from the hash; not one known to be larger than there are hashes."""
+    """Whether a mask of this size uses the hash: not if it is known to have more elements than there are hashes."""
     known = [n for n in size if isinstance(n, int)]
     return math.prod(known) <= 2**32 if len(known) == len(size) else True
 
@@ -61,7 +61,7 @@ def _seeds(n: int, device: torch.device | None = None) -> torch.Tensor:
 
 
 def _split(seeds: torch.Tensor) -> list[torch.Tensor]:
-    """On a GPU parts of one tensor: a copy would be a launch for each."""
+    """On a GPU, views of one tensor: a copy would need a kernel launch for each seed."""
     return list(seeds.unbind()) if seeds.is_cuda else [seed.clone() for seed in seeds.unbind()]
 
 
@@ -70,14 +70,14 @@ def _places(size: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def keys(seed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The key of the hash: every bit of the seed counts in both words, so that seeds alike give numbers unlike."""
+    """The key of the hash: every bit of the seed affects both words, so that similar seeds give different numbers."""
     low, high = seed, seed >> 32
     first = hash32(low, high, high)
     return first, hash32(high, first, low)
 
 
 def word(size: Sequence[int], seed: torch.Tensor, which: int = 0, fast: bool = False) -> torch.Tensor:
-    """One of the elements' four words (of the hash there is only the first), int64 in [0, 2**32)."""
+    """One of the four words of each element (the hash has only the first), int64 in [0, 2**32)."""
     places = _places(size, seed.device)
     if fast:
         return hash32(places, *keys(seed)).long() + 2**31
@@ -91,7 +91,7 @@ def _bernoulli(size: Sequence[int], p: float, seed: torch.Tensor, fast: bool = F
 def _uniform(
     size: Sequence[int], seed: torch.Tensor, dtype: torch.dtype, interior: bool = False, fast: bool = False
 ) -> torch.Tensor:
-    """In [0, 1); in (0, 1), of 23 bits, where `interior`."""
+    """Numbers in [0, 1); with `interior` in (0, 1), of 23 bits."""
     if interior:
         return ((word(size, seed, fast=fast) >> 9).float() * 2.0**-23 + 2.0**-24).to(dtype)
     if dtype == torch.float64:

@@ -39,14 +39,14 @@ class Stages:
     """The passes over the graphs of one program.
 
     Args:
-        options: of the compilation.
-        rules: what to match.
-        oracle: who decides what is worth it.
-        containment: runs the passes; the record of its faults gets what was done.
-        devices: types of the devices of the program's inputs.
-        training: gradients flow.
-        freezer: knows the weights, where they may be taken as constants.
-        explained: rules whose near misses are told however little matched.
+        options: the options of the compilation.
+        rules: the rules to match.
+        oracle: decides whether a change is worth it.
+        containment: runs the passes; the record of its faults receives all results.
+        devices: the types of the devices of the program's inputs.
+        training: whether gradients flow through the program.
+        freezer: knows the weights, if they may be treated as constants.
+        explained: rules whose near misses are recorded even if little of the pattern matched.
     """
 
     def __init__(
@@ -67,27 +67,27 @@ class Stages:
         self._devices, self._training, self._explained = devices, training, explained
         self._freezer = freezer
         self._layouts = True
-        self._desugars = False  # the program was not captured: its rules wait until AOTAutograd has desugared it
+        self._desugars = False  # the program was not captured: rules run after AOTAutograd has desugared it
         self._backends = self._backends_throughout = backends_around()
-        self._drawn = is_watched()  # somebody will look at the graphs
+        self._drawn = is_watched()  # a report will show the graphs
 
-    # -- what is asked for in a compilation ----------------------------------------------------------------------------
+    # -- called by the compilation ------------------------------------------------------------------------------------
 
     @property
     def folded(self) -> Folded | None:
-        """The constants that the inference graph's weights were folded to."""
+        """The constants to which the inference graph's weights were folded."""
         return self._freezer.folded if self._freezer is not None else None
 
     def disable_rewrites(self) -> None:
-        """The program runs as it was written: no weights are frozen, no layouts changed from now on."""
+        """Compile the program as written: from now on no weights are frozen and no layouts change."""
         self._freezer, self._layouts = None, False
 
     def wait_for_desugared(self, program: fx.GraphModule) -> None:
-        """A program that cannot be captured: its rules run on the graphs that AOTAutograd makes of it."""
+        """For a program that cannot be captured: run its rules on the graphs that AOTAutograd creates."""
         self._desugars, self._backends_throughout = True, backends_throughout(program)
 
     def rewrite_program(self, graph_module: fx.GraphModule) -> None:
-        """Rewrite a graph as it was captured."""
+        """Rewrite a captured graph."""
         self._run(CAPTURED, graph_module, "program")
         self._backends_throughout = backends_throughout(graph_module)
         self._run(PROGRAM_RULES, graph_module, "program")
@@ -100,36 +100,36 @@ class Stages:
         self._run(DESUGARED, graph_module, kind)
 
     def prepare(self, graph_module: fx.GraphModule, kind: Literal["inference", "joint"]) -> None:
-        """Have a graph ready for kernels before it is split: what the forward keeps for the backward."""
+        """Run the passes that precede the split into forward and backward, and decide what the forward saves."""
         if self._desugars and kind == "inference":
             self.rewrite_desugared(graph_module, kind)
         if self.generates():
             self._run(JOINT, graph_module, "joint")
 
     def generates(self) -> bool:
-        """Whether kernels are generated for all inputs' devices.
+        """Whether kernels are generated for the devices of all inputs.
 
-        Then the backward may compute cheap values again within what reads them, random ones among these.
+        The backward then recomputes cheap values, including random ones, inside of the kernels that read them.
         """
         builders = {"cpu": can_build, "cuda": triton.can_build}
         devices = self._devices or ("cpu",)
         return all(device in builders and self._do(builders[device], default=False) for device in devices)
 
     def lower(self, graph_module: fx.GraphModule, kind: GraphKind) -> Callable[[Boxed], Boxed]:
-        """Rewrite a graph after autograd, its weights frozen where asked; gives what to wrap the compiled graph in."""
-        # On an inference graph it was done before random numbers were seeded.
+        """Rewrite a graph after autograd, with frozen weights if asked for; returns a wrapper for the call."""
+        # Inference graphs were rewritten before their random numbers were seeded.
         if self._desugars and kind != "inference":
             self.rewrite_desugared(graph_module, kind)
         self._run(LOWERED, graph_module, kind)
         return self._frozen(graph_module, self._freezer if kind == "inference" else None)
 
     def lower_body(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
-        """Rewrite a graph that the control flow of another one calls; to it that is a whole program."""
+        """Rewrite a graph that control flow calls, as if it were a whole program."""
         self.rewrite_desugared(graph_module, kind)
         self._run(BODY, graph_module, kind)
 
     def _frozen(self, graph_module: fx.GraphModule, freezer: Freezer | None) -> Callable[[Boxed], Boxed]:
-        """Compute what follows from frozen weights; gives what to wrap the compiled graph in."""
+        """Compute what follows from frozen weights; returns a wrapper for the call."""
         if freezer is None:
             return _as_it_is
         with self._record.timed("freeze"):
@@ -163,7 +163,7 @@ class Stages:
         with changing("pass", graph_module.graph), self._drawing(graph_module, context.kind, one.drawn):
             made = changes(self._do(one.run, graph_module, context, name=one.name))
         seconds = time.perf_counter() - start
-        if not one.seconds:  # the rules keep their own account
+        if not one.seconds:  # rules record their own time
             return
         self._record.seconds[one.seconds] = self._record.seconds.get(one.seconds, 0.0) + seconds
         self._record.passes.append(PassRun(one.name, context.kind, made, seconds))
@@ -175,7 +175,7 @@ class Stages:
 
     @contextmanager
     def _drawing(self, graph_module: fx.GraphModule, kind: str, wanted: bool) -> Iterator[None]:
-        """Snapshots of a graph around kernels from templates, where somebody will look at them."""
+        """Snapshots of a graph before and after templates, if a report will show them."""
         if not wanted:
             yield
             return
@@ -192,7 +192,7 @@ class Stages:
             self.draw(kind, "templates", graph_module.graph)
 
     def draw(self, name: str, stage: str, graph: fx.Graph) -> None:
-        """Keep a snapshot, where somebody will look at it."""
+        """Keep a snapshot, if a report will show it."""
         if self._drawn:
             drawn = self._do(snapshot, graph, name, stage)
             self._record.snapshots += [drawn] if drawn is not None else []
