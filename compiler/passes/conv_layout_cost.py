@@ -19,7 +19,7 @@ from ...rewrites.symbolic import hint
 
 MOST_ASKED = 4  # most kinds that are measured: the largest ones determine the outcome
 _HALVES = (torch.float16, torch.bfloat16)
-_BANDWIDTH = 2e12  # bytes per second of a large GPU; smaller GPUs save more
+_BANDWIDTH = 2e12  # bytes per second that a conversion moves on a large GPU; smaller GPUs save more
 
 
 def is_on_cuda(node: fx.Node) -> bool:

@@ -17,17 +17,17 @@ from ...ir.index.index import Var
 from ...ir.program import Buffer
 from ...ir.value import Load, Value
 
-FEWEST = 16  # rows that tensor cores multiply
-LANES_ROWS = 4  # that a GPU's lanes multiply for themselves
-CPU_FEW_ROWS = 16  # that a CPU multiplies with weights as they lie in memory
+FEWEST = 16  # fewest rows that tensor cores multiply
+LANES_ROWS = 4  # most rows that a GPU multiplies without tensor cores
+CPU_FEW_ROWS = 16  # most rows for which a CPU reads weights in place
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # read by prologues; the loop IR knows neither
-ELEMENT = Load("<product>", (0,), torch.float32)  # inside `f`: the sum
-OTHER = Load("<other>", (0,), torch.float32)  # the same of the other right operand, where there are two
+ELEMENT = Load("<product>", (0,), torch.float32)  # the sum, inside of `f`
+OTHER = Load("<other>", (0,), torch.float32)  # the sum with the other right operand, if there are two
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix for each batch: a buffer and strides in elements."""
+    """A matrix for each batch: a buffer, and strides in elements."""
 
     buffer: Buffer
     batch: int
@@ -37,12 +37,12 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Prologue:
-    """An operand that is computed element by element, as it is read.
+    """An operand that is computed element by element while it is read.
 
     Args:
         value: the element (g, i, k) or (g, k, j), in the compute dtype of `dtype`.
-        dtype: what it is rounded to before it is multiplied, at most.
-        buffers: what it loads from; the operand's `Matrix` is the largest of these.
+        dtype: the dtype to which it is rounded, at most, before the multiplication.
+        buffers: the buffers that it reads; the operand's `Matrix` is the largest of these.
     """
 
     value: Value
@@ -52,7 +52,7 @@ class Prologue:
 
 @dataclass(frozen=True)
 class Result:
-    """One more tensor that a product's kernel writes: its element (g, i, j) lies at `place` and is `value`."""
+    """Another tensor that a product's kernel writes: its element (g, i, j) is `value`, stored at `place`."""
 
     buffer: Buffer
     place: Any
@@ -65,20 +65,20 @@ class Product:
 
     Args:
         batch, row, column: the loops.
-        depth: what is summed over.
-        a: rows by depth, its column stride 1 (on GPUs any).
-        b: depth by columns; where `packed`, vectors of columns one after the other, each with all of depth.
-        out: the result; its element (g, i, j) lies at `place`, neighbours in a row side by side.
+        depth: the loop over which products are summed.
+        a: rows by depth, with column stride 1 (on GPUs any).
+        b: depth by columns; if `packed`, one vector of columns after the other, each over the whole depth.
+        out: the result; its element (g, i, j) is stored at `place`, and rows are contiguous.
         value: `f`, in the compute dtype of `out`, with `ELEMENT` for the sum.
-        buffers: what `f` loads from, and maybe more.
-        packed: whether `b` comes in vectors (see `packing`).
-        more: what else is written; the product before the epilogue, where somebody else reads it (on GPUs).
-        step: the loop over the depth, of which prologues are formulas.
-        left, right: how elements of `a` and `b` are computed, None where they are loaded (on GPUs).
-        other: one more right operand, whose sums `f` has too (`OTHER`): the other half of a gated layer (on GPUs).
-        also: how its elements are computed, None where they are loaded.
-        exact: tensor cores, which cut float32 short before they multiply it, are not allowed to (on GPUs).
-        early: `b` lies still, whatever kernels before this one do: it may be read before they have ended (on GPUs).
+        buffers: the buffers that `f` reads, and perhaps more.
+        packed: whether `b` consists of vectors (see `packing`).
+        more: other results: the product before the epilogue, if it has other readers (on GPUs).
+        step: the loop over the depth, as a variable in prologues.
+        left, right: the formulas of elements of `a` and `b`; None if they are loaded (on GPUs).
+        other: another right operand, whose sums `f` reads too (`OTHER`): the other half of a gated layer (on GPUs).
+        also: the formula of its elements; None if they are loaded.
+        exact: tensor cores must not be used for float32, which they would round first (on GPUs).
+        early: no earlier kernel writes to `b`, so that it may be read before they have ended (on GPUs).
     """
 
     batch: Var
@@ -113,28 +113,28 @@ class Product:
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """Everything that is written, in the order of the kernel's parameters."""
+        """All buffers that are written, in the order of the kernel's parameters."""
         return (Result(self.out, self.place, self.value), *self.more)
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of the product."""
+        """The number of multiplications and additions of the product."""
         return 2 * self.batch.extent * self.row.extent * self.column.extent * self.depth
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
-        """Every buffer that is read, in the order of the kernel's parameters."""
+        """All buffers that are read, in the order of the kernel's parameters."""
         return (self.a.buffer, self.b.buffer, *self.buffers)
 
     def row_tiles(self, rows: int, descriptors: bool) -> int:  # noqa: ARG002
-        """How many tiles of so many rows there are."""
+        """The number of tiles with this many rows."""
         return -(-self.row.extent // rows)
 
     def steps(self, depth: int) -> int:
-        """How many steps of a depth there are."""
+        """The number of steps of this depth."""
         return -(-self.depth // depth)
 
     @property
     def multiplications(self) -> int:
-        """How many products are summed in all."""
+        """The number of multiplications."""
         return self.batch.extent * self.row.extent * self.column.extent * self.depth

@@ -1,9 +1,9 @@
 """Epilogues: the nodes that are computed from each element of a matrix product alone, and their formula.
 
-An epilogue ends where a call reads its result that is no loop: another product, say. Before a normalization it would
-gain nothing: what is computed there joins the normalization's own loops for free.
+An epilogue ends where its result is read by a call without loops, for example by another product. Before a
+normalization, an epilogue gains nothing, since the normalization's own loops can include those operations.
 
-On a GPU the product may be read elsewhere, too: training keeps it for the backward pass. Then the kernel gives both.
+On a GPU the product itself may have other readers: training saves it for the backward. The kernel then returns both.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .operands import ONEDNN, Operands
 
 _POST_OPS = {name: f"aten.{name}" for name in ("relu", "sigmoid", "tanh", "gelu", "hardswish")} | {"swish": "aten.silu"}
 NORM = "aten._native_batch_norm_legit_no_training"
-_MAX_EPILOGUE, _MAX_DISTANCE = 40, 200  # nodes of an epilogue, and how far away in the graph
+_MAX_EPILOGUE, _MAX_DISTANCE = 40, 200  # most nodes of an epilogue, and their largest distance in the graph
 
 
 def epilogues(call: fx.Node, crop: fx.Node | None = None) -> Iterator[tuple[tuple[fx.Node, ...], fx.Node, bool]]:
-    """Sets of nodes after the product with one result between them, and that result; smaller ones first.
+    """Sets of nodes after the product with a single result, and that result; smaller sets first.
 
-    On a GPU the product itself may be one more result: the third component.
+    On a GPU the product itself may be another result: the third component.
 
     Args:
         call: the product.
-        crop: what is asked for of it: then a copy of that is a result, and the product is none.
+        crop: the slice of the product that is read; if given, a copy of the slice is a result, and the product is not.
     """
     if crop is None:
         yield (), call, False
@@ -72,7 +72,7 @@ def _looks_at(node: fx.Node, call: fx.Node) -> bool:
 
 
 def _joins(node: fx.Node, call: fx.Node) -> bool:
-    """Whether a node computes an element of its result from the product's element and others."""
+    """Whether a node computes an element of its result from the product's element and other tensors."""
     if _normalizes(node):
         return call.meta["val"].device.type == "cuda"
     val, wanted = node.meta.get("val"), call.meta["val"]
@@ -87,14 +87,14 @@ def _joins(node: fx.Node, call: fx.Node) -> bool:
 
 
 def _normalizes(node: fx.Node) -> bool:
-    """Whether a node is a norm by running statistics, elementwise as it is, or takes its first result."""
+    """Whether a node is a norm with running statistics, which is elementwise, or takes its first result."""
     if node.target is operator.getitem:
         return packet(node.args[0]) == NORM and node.args[1] == 0  # type: ignore[arg-type]
     return packet(node) == NORM and all(user.args[1] == 0 for user in node.users)
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Who reads the elements of a node, through moves."""
+    """The readers of the elements of a node, seen through moves."""
     stack, seen = list(node.users), set[fx.Node]()
     while stack:
         user = stack.pop()
@@ -108,12 +108,12 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def is_read_by_loops(node: fx.Node) -> bool:
-    """Whether something reads a node that would compute it in passing, if it were no product's epilogue."""
+    """Whether a reader of the node could compute it in its own loops, if it were no product's epilogue."""
     return not all(map(_is_opaque, _readers(node)))
 
 
 def _is_opaque(node: fx.Node) -> bool:
-    """Whether a node reads its operands from memory, whatever computed them."""
+    """Whether a node reads its operands from memory, however they were computed."""
     return not isinstance(node.target, OpOverload) or find(node.target) is None
 
 
@@ -121,7 +121,7 @@ def _is_opaque(node: fx.Node) -> bool:
 
 
 class Epilogue(Formulas):
-    """Values of nodes in terms of the product's elements and leaves."""
+    """Values of nodes as formulas of the product's element and leaves."""
 
     def __init__(self, call: fx.Node, operands: Operands, inside: Sequence[fx.Node]) -> None:
         super().__init__({*inside})
@@ -129,7 +129,7 @@ class Epilogue(Formulas):
         self._product: Tensor | None = None
 
     def value(self, node: fx.Node) -> Any:
-        """The value of a node, that of the product included."""
+        """The value of a node, including that of the product."""
         if node is not self._call:
             return super().value(node)
         if self._product is None:
@@ -137,7 +137,7 @@ class Epilogue(Formulas):
         return self._product
 
     def _finished(self) -> Tensor:
-        """The product with what the call itself does to its elements."""
+        """The product with the operations that the call itself applies to its elements."""
         low, call = FormulaLowering(), self._call
         low.origin = low.current = call
         low.device = call.meta["val"].device

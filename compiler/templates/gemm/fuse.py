@@ -1,4 +1,4 @@
-"""The pass: matrix products of a graph, each with what is computed from its result, become calls of generated kernels.
+"""The pass on CPUs: matrix products, with the operations on their results, become calls of generated kernels.
 
 %linear = ...; %gelu = ...                              ->   gemm_3f2a(%x, %weight, %bias)
 %w = mul(to(%int8), %scale); %linear = ...(%x, %w)      ->   gemm_77b0(%x, %int8, %scale)          few rows
@@ -37,10 +37,10 @@ from .replacement import FAMILY, RULE, ProductBaseline, erase_dead_calls
 from .splice import anchor_of
 
 CANDIDATE, FEW_ROWS = "generated", "generated_few_rows"
-MOST_ROWS = 4  # with no more, packing the weight takes longer than reading it
-_KERNELS = 8  # compiled for a graph where nothing but few rows is asked about
-_LARGE = 1 << 20  # bytes of a weight that take long to read
-_SMALL = 1 << 15  # multiplications that take no longer than the call
+MOST_ROWS = 4  # most rows for which packing the weight takes longer than reading it
+_KERNELS = 8  # most kernels compiled for a graph if only few rows are measured
+_LARGE = 1 << 20  # fewest bytes of a weight that takes long to read
+_SMALL = 1 << 15  # number of multiplications that takes no longer than the call
 
 
 def fuse_gemm(
@@ -50,17 +50,17 @@ def fuse_gemm(
 
     Args:
         graph_module: a graph after autograd, static sizes, on a CPU; changed in place.
-        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
-        record: gets what was applied and declined, and near misses with their reasons.
-        packed: whether calls on weights that are known while compiling will be folded, so that packing is free.
-        few_rows: only products with few rows and large weights, which take the time that reading these takes.
+        oracle: decides whether a kernel is faster than the nodes that it would replace.
+        record: receives applied and declined matches, and near misses with their reasons.
+        packed: whether calls on constant weights will be folded, so that packing costs nothing at run time.
+        few_rows: look only at products with few rows and large weights, whose time is that of reading the weights.
 
     Returns:
-        How many were replaced.
+        The number of products replaced.
     """
     fusion, fused = _Fusion(graph_module.graph, oracle, record, packed, few_rows), 0
     for item in fusion.prepared():
-        # What was found in the graph as it was may read what has been replaced since: look again.
+        # A product that was found earlier may read nodes that were replaced since: match again.
         fused += any(fusion.run(found) for found in fusion.found(item) if isinstance(found, FoundProduct))
     return fused
 
@@ -69,7 +69,7 @@ class _Fusion:
     def __init__(self, graph: fx.Graph, oracle: Oracle, record: GraphRecord, packed: bool, few_rows: bool) -> None:
         self._graph, self._oracle, self._record = graph, oracle, record
         self._packed, self._few_rows = packed, few_rows
-        self._left_out: set[str] = set()  # kernels that are not worth the time to compile them
+        self._left_out: set[str] = set()  # kernels that do not justify compiling
         self._copies = Copies()
 
     def prepared(self) -> list[fx.Node]:
@@ -97,7 +97,7 @@ class _Fusion:
         return list(nodes)
 
     def found(self, node: fx.Node) -> Iterator[FoundProduct | Reason]:
-        """What kernels could compute of a product: with a weight that is computed as it is read, and as it is."""
+        """The variants of a product that kernels could compute: with a weight computed while read, and without."""
         plain = match_gemm(node, self._packed)
         if plain is None:
             return
@@ -116,7 +116,7 @@ class _Fusion:
         return True
 
     def run(self, found: FoundProduct) -> bool:
-        """Decide on one product; whether it was replaced."""
+        """Decide on one product; returns whether it was replaced."""
         kernels = self._kernels(found)
         if not kernels:
             return False
@@ -139,7 +139,7 @@ class _Fusion:
         return kernel is not None
 
     def _kernels(self, found: FoundProduct) -> dict[str, TemplateKernel]:
-        """The kernels of a product, by candidate; none, and why, where there is none."""
+        """The kernels of a product, by candidate; empty if there is none, which is then recorded with a reason."""
         product, made = found.product, dict[str, TemplateKernel]()
         try:
             if product.dtype == torch.float32 and not found.before and not self._few_rows:
@@ -158,7 +158,7 @@ class _Fusion:
         self._record.near_misses.append(near_miss(RULE, FAMILY, found.output, Reason(code, message)))
 
     def _cannot_win(self, found: FoundProduct) -> Decision | None:
-        """No candidate where an estimate says so already, unless options ask for what is legal."""
+        """A decision for no candidate if an estimate rules all out, unless options ask for every legal kernel."""
         product = found.product
         if isinstance(self._oracle, (Always, Never)):
             return None
@@ -181,7 +181,7 @@ class _Fusion:
         erase_dead_calls(self._graph, [*found.nodes, found.output])
 
     def _packed_weight(self, found: FoundProduct) -> fx.Node:
-        """The weight packed, right after it; folding merges equal calls."""
+        """The packed weight, computed right after the weight; folding merges equal calls."""
         weight = found.inputs[1]
         before = weight.next
         while before.op in ("placeholder", "get_attr"):
@@ -190,22 +190,22 @@ class _Fusion:
             return packed_node(weight, lanes(), is_transposed(found))
 
     def _placed(self, node: fx.Node, layout: Layout) -> fx.Node:
-        """The input in the strides that the kernel reads; packed weights have sizes of their own."""
+        """The input with the strides that the kernel reads; packed weights have sizes of their own."""
         return self._copies.of(node, layout.strides) if tuple(node.meta["val"].shape) == layout.sizes else node
 
 
 def is_transposed(found: FoundProduct) -> bool:
-    """Whether the weight is (columns, depth)."""
+    """Whether the weight has sizes (columns, depth)."""
     return packet(found.call) in (LINEAR, ONEDNN)
 
 
 def has_few_rows(product: Product) -> bool:
-    """Whether weights may be read as they lie in memory: all of them for few rows, for some more those of few bits."""
+    """Whether a kernel may read the weight in place: with few rows any weight, with some more only one of few bits."""
     return product.row.extent <= (MOST_ROWS if product.right is None else CPU_FEW_ROWS)
 
 
 def _is_large(product: Product) -> bool:
-    """Whether reading the weight takes long enough to be asked about."""
+    """Whether reading the weight takes long enough to measure."""
     weight = product.b.buffer
     return math.prod(weight.sizes) * weight.dtype.itemsize >= (_LARGE if product.right is None else _LARGE // 4)
 
@@ -219,7 +219,7 @@ def _compiles(kernel: TemplateKernel) -> bool:
 
 
 def gemm_kernel(product: Product) -> TemplateKernel:
-    """The kernel of a product; equal products have the same, whatever their buffers are called.
+    """The kernel of a product; equal products have the same kernel, whatever the names of their buffers.
 
     Raises:
         UnsupportedDtype: the epilogue computes with a dtype that C++ has no type for.
@@ -230,7 +230,7 @@ def gemm_kernel(product: Product) -> TemplateKernel:
 
 
 def few_rows_kernel(product: Product) -> TemplateKernel:
-    """The kernel of a product with few rows that reads its weight as it lies in memory.
+    """The kernel of a product with few rows that reads its weight in place.
 
     Raises:
         UnsupportedDtype: the epilogue or the weight is computed with a dtype that C++ has no type for.

@@ -1,10 +1,10 @@
-"""Finds matrix products in a graph after autograd, and what is computed from each of their elements alone.
+"""Finds matrix products in a graph after autograd, and the operations on single elements of their results.
 
     %y = aten.linear(%x, %w, %b)          a product
     %s = aten.silu(%y)                    pointwise, used inside of the epilogue only
-    %m = aten.mul(%s, %other)             what the kernel gives: the last of them that nothing else would fuse with
+    %m = aten.mul(%s, %other)             the result of the kernel: the last node that nothing else would fuse with
 
-Where an epilogue ends: see `gemm.epilogue`. Operands may be computed on the way in, too: see `gemm.prologue`.
+`gemm.epilogue` determines where an epilogue ends. Operands may be computed while they are read: see `gemm.prologue`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from .prologue import FoundPrologue, factored, is_computed, prologue_of
 
 @dataclass(frozen=True)
 class FoundProduct:
-    """A product of a graph.
+    """A product that was found in a graph.
 
     Args:
-        product: what it computes.
+        product: the description of the product.
         inputs: the nodes that the kernel reads, in the order of `Product.reads`.
-        nodes: the nodes that it replaces, in the order of the graph.
-        output: the last of them, whose value is the kernel's.
-        call: the one of them that multiplies.
-        kept: the product itself, where the kernel gives that too (`Product.more`), for readers other than the epilogue.
-        before: those of `nodes` that prologues compute.
+        nodes: the nodes that the kernel replaces, in graph order.
+        output: the last of them, whose value the kernel returns.
+        call: the node that multiplies.
+        kept: the product itself, if the kernel returns it too (`Product.more`), for readers besides the epilogue.
+        before: the nodes among `nodes` that prologues compute.
     """
 
     product: Product
@@ -59,12 +59,12 @@ class FoundProduct:
 
 
 def match_gemm(call: fx.Node, packed: bool = False, sides: str = "") -> FoundProduct | Reason | None:
-    """The product that a call computes with as much of an epilogue as can be, None where it is no product.
+    """The product that a call computes, with the largest possible epilogue; a reason if it is no product.
 
     Args:
         call: any node.
-        packed: whether weights that are known while compiling come packed.
-        sides: of which operands prologues are looked for: ``"a"``, ``"b"``, ``"ab"``; on CPUs ``"b"``.
+        packed: whether constant weights are packed.
+        sides: the operands for which to find prologues: ``"a"``, ``"b"``, ``"ab"``; on CPUs ``"b"``.
     """
     if not is_product(call):
         return None
@@ -79,7 +79,7 @@ def match_gemm(call: fx.Node, packed: bool = False, sides: str = "") -> FoundPro
 def _largest(
     call: fx.Node, operands: Operands, packed: bool, sides: str, crop: fx.Node | None = None
 ) -> FoundProduct | Reason | None:
-    """A product with the largest epilogue that has a formula."""
+    """The product with the largest epilogue that has a formula."""
 
     def described(nodes: tuple[fx.Node, ...], output: fx.Node, kept: bool) -> FoundProduct | Reason:
         return Matcher(call, operands, nodes, output, kept, packed, sides).run()
@@ -92,7 +92,7 @@ def with_largest_epilogue(
     described: Callable[[tuple[fx.Node, ...], fx.Node, bool], FoundProduct | Reason],
     crop: fx.Node | None = None,
 ) -> FoundProduct | Reason | None:
-    """The description of a product with the largest of its `epilogues` that has one."""
+    """The description of a product with the largest of its `epilogues` that has a formula."""
     first: Reason | None = None
     for nodes, output, kept in reversed(list(epilogues(call, crop))):
         try:
@@ -106,19 +106,19 @@ def with_largest_epilogue(
 
 
 def has_prologue(call: fx.Node, sides: str) -> bool:
-    """Whether operands of a product (of `sides`) are computed by what nobody else reads."""
+    """Whether operands of a product (of `sides`) are computed by nodes that nothing else reads."""
     _, x, weight = arguments(call)
     return any(is_computed(operand, call) for side, operand in (("a", x), ("b", weight)) if side in sides)
 
 
 class Matcher:
-    """Puts a product and nodes after it into a description.
+    """Describes a product and the nodes that follow it.
 
-    What multiplies in another way has other indices, operands and a description of its own.
+    Subclasses for other kinds of products override indices, operands and the description.
     """
 
     epilogue: type[Epilogue] = Epilogue
-    columns = -1  # which dim of the result they are
+    columns = -1  # the dim of the result that holds the columns
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Matcher:
         self._step, self._sides = Var("k", self._depth), sides
 
     def run(self) -> FoundProduct | Reason:
-        """The product with this epilogue, or why it is none."""
+        """The product with this epilogue, or the reason why it cannot be described."""
         results = [self._result(self._output, "<out>")]
         if self._keep:
             results.append(self._result(self._call, "<product>"))
@@ -168,7 +168,7 @@ class Matcher:
         return FoundProduct(product, inputs, nodes, self._output, self._call, kept, before)
 
     def _prologues(self) -> tuple[FoundPrologue | None, FoundPrologue | None]:
-        """How operands are computed, where that is looked for."""
+        """The formulas of operands, where prologues are wanted."""
         x, weight = self._operands.x, self._operands.weight
         g, i, j, k = map(at, (self._batch, self._row, self._column, self._step))
         batched, turned = packet(self._call) == "aten.bmm", packet(self._call) in (LINEAR, ONEDNN)
@@ -181,7 +181,7 @@ class Matcher:
         )
 
     def _result(self, node: fx.Node, name: str) -> Result | Reason:
-        """What the kernel writes for a node."""
+        """The result that the kernel writes for a node."""
         buffer = replace(made(node), name=name)
         if buffer.strides[self.columns] != 1 and self._column.extent > 1:
             return Reason("result-strides", f"rows of {node.name} are not contiguous", (node,))
@@ -197,7 +197,7 @@ class Matcher:
         return (*unraveled(flat, sizes[:-1]), at(self._column))
 
     def _value(self, node: fx.Node) -> Value | None:
-        """`f` of a node; None where it looks at other elements of the product than its own."""
+        """`f` for a node; None if it reads other elements of the product than its own."""
         value = self._formulas.value(node).at(self._indices(node))
         own, moved = self._indices(self._call), []
 
@@ -235,13 +235,13 @@ class Matcher:
 
 
 def with_factor_outside(product: Product) -> Product:
-    """The product with what its right operand's bytes are scaled by taken out of the sums (see `factored`)."""
+    """The product whose sums are multiplied with the scale of its right operand's bytes afterwards (see `factored`)."""
     if product.right is None or product.step is None:
         return product
     right, factor = factored(product.right, product.step)
     if factor is None:
         return product
-    # Infinite factors give NaN, as weights of both signs do that become infinite.
+    # Infinite factors give NaN, as do infinite weights of both signs.
     factor = Op("add", (factor, Op("sub", (factor, factor), factor.dtype)), factor.dtype)
     scaled = Op("mul", (ELEMENT, factor), ELEMENT.dtype)
     rewrite = Rewriter(lambda part: scaled if part == ELEMENT else None)
@@ -250,7 +250,7 @@ def with_factor_outside(product: Product) -> Product:
 
 
 def _row_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The stride of all leading dims as one; None where they are none."""
+    """The stride of all leading dims as one dim; None if they cannot be merged."""
     dims = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     if not dims:
         return 0

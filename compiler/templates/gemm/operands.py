@@ -1,4 +1,4 @@
-"""The operands of a matrix product in a graph: which calls are products, and which operands the template takes."""
+"""The operands of a matrix product in a graph: which calls are products, and which operands the template supports."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .unpad import before_padding, crop_of
 
 LINEAR, ONEDNN, REORDER = "aten.linear", "mkldnn._linear_pointwise", "mkldnn._reorder_linear_weight"
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", LINEAR, ONEDNN)
-# Tensor cores cut float32 short before they multiply it: where the user's settings allow that, see `_dtypes`.
+# Tensor cores round float32 before they multiply it: `_dtypes` looks at the settings that allow it.
 _BY_LANES = {"cpu": (torch.bfloat16, torch.float16), "cuda": (torch.float32,)}
 DTYPES = {"cpu": (torch.float32,), "cuda": (torch.bfloat16, torch.float16)}
 _FEW = {"cuda": LANES_ROWS, "cpu": CPU_FEW_ROWS}
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a node is a call that multiplies matrices, and gives what they are made of."""
+    """Whether a node is a call that multiplies matrices."""
     return packet(node) in PRODUCTS and node.target is not torch.ops.aten.mm.dtype
 
 
@@ -40,7 +40,7 @@ class Operands:
 
 
 def operands_of(call: fx.Node) -> Operands | Reason:
-    """The operands of a product, or why the template takes none of this kind."""
+    """The operands of a product, or the reason why the template does not support it."""
     bias, x, weight = arguments(call)
     if packet(weight) == REORDER:
         weight = weight.args[0]
@@ -63,7 +63,7 @@ def operands_of(call: fx.Node) -> Operands | Reason:
 
 
 def mixture(call: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> Reason | None:
-    """Operands of several dtypes: eager refuses most of them, and its error is what the call is kept for."""
+    """Operands of several dtypes: eager rejects most of them, and the call is kept so that it raises eager's error."""
     for node in (weight, bias):
         if node is not None and node.meta["val"].dtype != x.meta["val"].dtype:
             return Reason("dtype", f"{x.name} and {node.name} differ in dtype", (call,))
@@ -71,14 +71,14 @@ def mixture(call: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) ->
 
 
 def _is_for_lanes(x: fx.Node) -> bool:
-    """Whether lanes multiply rows as few as an operand's, as they are: float32 on GPUs, 16 bits on CPUs."""
+    """Whether the product has so few rows that it needs no matrix units: float32 on GPUs, 16 bits on CPUs."""
     val = x.meta["val"]
     rows = numel(val.shape[:-1])
     return isinstance(rows, int) and rows <= _FEW.get(val.device.type, 0)
 
 
 def before_crop(call: fx.Node, operands: Operands) -> tuple[Operands, fx.Node] | None:
-    """The product before it was padded for the library on a GPU, and the slice that was asked for."""
+    """The product before it was padded for the library on a GPU, and the slice that is read."""
     weight, bias = before_padding(call.args[1], 0), operands.bias
     if packet(call) != LINEAR or weight is None or call.meta["val"].device.type != "cuda":
         return None
@@ -92,7 +92,7 @@ def before_crop(call: fx.Node, operands: Operands) -> tuple[Operands, fx.Node] |
 
 
 def arguments(call: fx.Node) -> tuple[Any, Any, Any]:
-    """Bias, left and right operand."""
+    """The bias, the left and the right operand."""
     if packet(call) == "aten.addmm":
         return call.args[0], call.args[1], call.args[2]
     bias = call.args[2] if len(call.args) > 2 else call.kwargs.get("bias")
@@ -100,17 +100,17 @@ def arguments(call: fx.Node) -> tuple[Any, Any, Any]:
 
 
 def _dtypes(device: torch.device, lanes: bool) -> tuple[torch.dtype, ...]:
-    """What the template multiplies on a device; `lanes` multiply what its matrix units do not, or not as it is."""
+    """The dtypes that the template multiplies on a device; with `lanes`, those multiplied without matrix units."""
     return (*DTYPES[device.type], *(_BY_LANES[device.type] if lanes else ()))
 
 
 def unfit(node: fx.Node, call: fx.Node, by_lanes: bool | None = None) -> Reason | None:
-    """Why the template takes no such operand or result.
+    """Why the template does not support an operand or result.
 
     Args:
         node: the operand or the result.
         call: the product.
-        by_lanes: whether lanes multiply it; by default, on GPUs, whether float32 may be cut short.
+        by_lanes: whether it is multiplied without tensor cores; by default, on GPUs, whether float32 may be rounded.
     """
     val = node.meta["val"]
     if val.device.type not in DTYPES or val.device != call.meta["val"].device:

@@ -30,7 +30,7 @@ class ProductBaseline(Baseline):
         self._places = [found.inputs.index(node) for node in inputs]
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """The results, of what the kernel reads."""
+        """The results, from the inputs of the kernel."""
         return super().__call__(*(tensors[place] for place in self._places))
 
     def _adapt(self, graph: fx.Graph) -> None:
@@ -40,5 +40,5 @@ class ProductBaseline(Baseline):
 
 
 def erase_dead_calls(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """Erase those of `nodes` that nobody reads any more, and what only they kept alive."""
+    """Erase those of `nodes` that have no readers left, and the nodes that only they read."""
     erase_dead(graph, nodes, lambda node: node.op == "call_function" and is_pure(node))

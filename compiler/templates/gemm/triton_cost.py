@@ -1,4 +1,4 @@
-"""Estimates of a product with a tile, and of a library's call, in cycles of one multiprocessor.
+"""Estimates of the time of a product with a tile, and of a library call, in cycles of one multiprocessor.
 
 waves of programs  *  (multiplications of those that share a multiprocessor  +  what nothing overlaps)
 """
@@ -13,45 +13,47 @@ from ..common.gpu import Gpu
 from .description import FEWEST, LANES_ROWS, Product, Prologue
 from .triton_tiles import FEW_SHARED, GemmTile, read_bytes, shared_bytes
 
-BYTES_PER_CYCLE = 16  # of memory, for each multiprocessor
-_STREAMED_BYTES_PER_CYCLE = 19  # the same, where nothing but reading is done
-_CACHED_BYTES_PER_CYCLE = 48  # of the second cache, for each multiprocessor
-_LATENCY, _EARLIER_LATENCY = 1300, 800  # cycles until what is asked of memory is there, where much is; before Hopper
-_LANES = 64  # operations in a cycle of a multiprocessor, with all that brings operands to where they are multiplied
-_LANES_OF_WARP = 8  # of these, for each of its warps
-_SCHEDULED = 200  # cycles that one more program on a multiprocessor takes
-_BESIDE = 1 / 4  # of what goes on beside something that takes longer: it is in the way
-_SECOND = 1500  # cycles that a second launch takes
-_WIDE_ROWS = 64  # from which on Hopper multiplies what lies in shared memory
-_MOST_TOGETHER = 4  # programs on a multiprocessor
-START = 1500  # cycles until the first operands are there, and for leaving
-_LIBRARY = 0.7  # of the rate that libraries reach
-REGISTERS = 64 << 10  # of a multiprocessor
-_MOST_WARPS, _MOST_PROGRAMS = 64, 32  # that a multiprocessor runs side by side
-_LIGHT, _SPILLED = 6, 0.85  # values of an epilogue beside whose registers large tiles slow down, and how much
-FEW = 64  # rows that tensor cores have time for while memory gives the other operand
-_LARGE = 8 << 20  # bytes of that, at least, so that it takes longer than a launch
-_LARGE_FOR_FEW = 1 << 20  # the same for rows so few that a program with such products has little else to do
-_LARGE_FOR_LANES = 1 << 14  # the same for rows that lanes multiply: a launch that begins early takes 2 us less
-_EVEN = 4  # waves of programs after which it no longer matters that the last is not full
-_GATHERED = 20  # cycles for summing what the lanes of a program have summed, for each row
+BYTES_PER_CYCLE = 16  # memory bandwidth of a multiprocessor, in bytes per cycle
+_STREAMED_BYTES_PER_CYCLE = 19  # the same for kernels that only read
+_CACHED_BYTES_PER_CYCLE = 48  # the same of the L2 cache
+_LATENCY, _EARLIER_LATENCY = 1300, 800  # cycles of a load from busy memory, on Hopper and before
+_LANES = 64  # operations per cycle of a multiprocessor without tensor cores, including those that move operands
+_LANES_OF_WARP = 8  # the same for each warp
+_SCHEDULED = 200  # cycles of one more program on a multiprocessor
+_BESIDE = 1 / 4  # share of the time of faster resources that adds to that of the slowest
+_SECOND = 1500  # cycles of a second launch
+_WIDE_ROWS = 64  # fewest rows for which Hopper multiplies operands in shared memory
+_MOST_TOGETHER = 4  # most programs on a multiprocessor
+START = 1500  # cycles until the first operands are loaded, and to end a program
+_LIBRARY = 0.7  # share of the peak rate that libraries reach
+REGISTERS = 64 << 10  # registers of a multiprocessor
+_MOST_WARPS, _MOST_PROGRAMS = 64, 32  # most warps and programs on a multiprocessor
+_LIGHT, _SPILLED = 6, 0.85  # most values of an epilogue that need no spilling with large tiles; rate with spilling
+FEW = 64  # most rows that tensor cores multiply in the time of loading the other operand
+_LARGE = 8 << 20  # fewest bytes of that operand, so that loading takes longer than a launch
+_LARGE_FOR_FEW = 1 << 20  # the same for few rows, where a program does little else
+_LARGE_FOR_LANES = 1 << 14  # the same without tensor cores: an early launch saves 2 us
+_EVEN = 4  # number of waves from which on a partial last wave does not matter
+_GATHERED = 20  # cycles per row to add up the sums of a program's threads
 _LARGE_TILE = 128 * 256  # elements
 _RATES = {
     128 * 256: 0.8,
     128 * 128: 0.72,
     64 * 128: 0.58,
     0: 0.42,
-}  # by elements of a tile: part of the tensor cores' rate
+}  # share of the tensor cores' rate, by number of elements of a tile
 # What is left of that: of fewer than `_WIDE_ROWS`; where warps compute addresses; where these find no registers.
 _NARROW_RATE, _ADDRESSES_RATE, _CROWDED_RATE = 0.5, 0.85, 0.9
 _HELD = {"normal_cdf": 6}  # values that an operation holds, where it is a polynomial rather than an instruction or two
 
 
 def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
-    """Cycles that a product takes with a tile, roughly."""
-    busy = 2.0 * START if tile.descriptors else 0.0  # its programs stay: one begins while another ends
+    """Approximate cycles of a product with a tile."""
+    busy = 2.0 * START if tile.descriptors else 0.0  # persistent programs: one tile begins while another ends
     waves = _waves(product, tile, gpu)
-    cycles = {programs: _wave(product, tile, gpu, programs) for programs in set(waves)}  # all but the last are alike
+    cycles = {
+        programs: _wave(product, tile, gpu, programs) for programs in set(waves)
+    }  # all waves but the last are equal
     busy += sum(map(cycles.__getitem__, waves))
     if tile.splits == 1:
         return busy
@@ -60,9 +62,9 @@ def estimate(product: Product, tile: GemmTile, gpu: Gpu) -> float:
 
 
 def estimate_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> float:
-    """The same of a tile without tensor cores: bytes on their way against the time until they are there."""
+    """The same for a tile without tensor cores: bytes that are being loaded, against the latency of memory."""
     programs, rows = tile.count(product) * tile.splits, product.row.extent
-    held = tile.depth * tile.columns / (32 * tile.warps)  # numbers of a lane
+    held = tile.depth * tile.columns / (32 * tile.warps)  # elements of one thread
     registers = 32 + held * (rows + min(tile.stages, 2) * product.dtype.itemsize / 4)
     together = min(_MOST_WARPS / tile.warps, REGISTERS / (registers * 32 * tile.warps), _MOST_PROGRAMS)
     each = tile.depth * tile.columns * read_bytes(product.b, product.right)
@@ -81,7 +83,7 @@ def estimate_lanes(product: Product, tile: GemmTile, gpu: Gpu) -> float:
 
 
 def _waves(product: Product, tile: GemmTile, gpu: Gpu) -> list[int]:
-    """How many programs run side by side, until all have run."""
+    """For each wave, the number of programs that run at the same time."""
     programs = tile.count(product) * tile.splits
     together = 1 if tile.descriptors else _together(product, tile, gpu)
     full, rest = divmod(programs, gpu.processors * together)
@@ -89,7 +91,7 @@ def _waves(product: Product, tile: GemmTile, gpu: Gpu) -> list[int]:
 
 
 def _together(product: Product, tile: GemmTile, gpu: Gpu) -> int:
-    """How many programs a multiprocessor runs."""
+    """The number of programs that a multiprocessor runs at the same time."""
     registers = (tile.rows * tile.columns // (32 * tile.warps) + 64) * 32 * tile.warps
     buffers = tile.stages if tile.rows >= _WIDE_ROWS and gpu.capability >= 90 else tile.stages - 1
     shared = shared_bytes(product, tile) * buffers // tile.stages + FEW_SHARED
@@ -97,7 +99,7 @@ def _together(product: Product, tile: GemmTile, gpu: Gpu) -> int:
 
 
 def _wave(product: Product, tile: GemmTile, gpu: Gpu, programs: int) -> float:
-    """Cycles of programs that run side by side: what takes longest, and some of what goes on beside it."""
+    """Cycles of programs that run at the same time: the slowest resource, and a part of the time of others."""
     each = -(-programs // gpu.processors)
     share = programs / (tile.count(product) * tile.splits)
     span = tile.span(product.depth)
@@ -118,7 +120,7 @@ def _wave(product: Product, tile: GemmTile, gpu: Gpu, programs: int) -> float:
 
 
 def _multiplying(product: Product, tile: GemmTile, gpu: Gpu) -> float:
-    """Cycles that tensor cores need for a program."""
+    """Cycles that tensor cores need for one program."""
     held = sum(_HELD.get(value.name, 1) if isinstance(value, Op) else 1 for value in walk([product.value]))
     crowded = held > _LIGHT and tile.rows * tile.columns >= _LARGE_TILE
     reached = efficiency(tile, gpu) * (_SPILLED if crowded else 1.0)
@@ -127,35 +129,35 @@ def _multiplying(product: Product, tile: GemmTile, gpu: Gpu) -> float:
 
 
 def library(product: Product, gpu: Gpu) -> float:
-    """Cycles that a library's call takes, roughly: for multiplications, or for what it moves."""
+    """Approximate cycles of a library call: the time of multiplications, or of moving data."""
     multiply = 2.0 * product.multiplications / (tensor_rate(gpu, product.dtype.itemsize) * _LIBRARY * gpu.processors)
     return max(multiply, moved(product) / (BYTES_PER_CYCLE * _LIBRARY * gpu.processors))
 
 
 def cycles_to_move(count: float, gpu: Gpu) -> float:
-    """Cycles that memory takes for so many bytes."""
+    """Cycles to move this many bytes."""
     return count / (BYTES_PER_CYCLE * gpu.processors)
 
 
 def is_skinny(product: Product) -> bool:
-    """Whether memory is what a product takes its time for: a large operand, few rows or columns of the other."""
+    """Whether memory bandwidth limits the product: one operand is large, and the other has few rows or columns."""
     few = min(product.row.extent, product.column.extent) <= FEW
     large = _LARGE if not has_few_rows(product) else _LARGE_FOR_FEW
     return few and moved(product) >= (_LARGE_FOR_LANES if has_rows_for_lanes(product) else large)
 
 
 def has_rows_for_lanes(product: Product) -> bool:
-    """Whether a product has so few rows that lanes multiply them for themselves."""
+    """Whether a product has so few rows that it needs no tensor cores."""
     return has_few_rows(product) and product.row.extent <= LANES_ROWS
 
 
 def has_few_rows(product: Product) -> bool:
-    """Whether a product is one of a few rows by a matrix, as in decoding: each step has many of these, one by one."""
+    """Whether a product multiplies few rows with a matrix, as many products of a decoding step do."""
     return product.row.extent <= FEWEST and (product.batch.extent == 1 or is_gathered(product))
 
 
 def is_gathered(product: Product) -> bool:
-    """Whether the right operand's matrices are chosen by an index that is read from memory."""
+    """Whether an index that is read from memory selects the matrices of the right operand."""
     if product.right is None:
         return False
     indices = [n for part in walk([product.right.value]) if isinstance(part, Load) for n in part.indices]
@@ -163,7 +165,7 @@ def is_gathered(product: Product) -> bool:
 
 
 def moved(product: Product) -> int:
-    """Bytes that any kernel reads and writes: operands and the result, once."""
+    """Bytes that any kernel reads and writes: operands and the result, once each."""
     p, read = product, 0
     for x, prologue, n in ((p.a, p.left, p.row.extent * p.depth), (p.b, p.right, p.depth * p.column.extent)):
         buffers = (x.buffer,) if prologue is None else prologue.buffers
@@ -172,7 +174,7 @@ def moved(product: Product) -> int:
 
 
 def apart(product: Product, gpu: Gpu) -> float:
-    """Cycles that kernels of their own take to compute the operands that prologues compute, roughly."""
+    """Approximate cycles of separate kernels that compute the operands which prologues would compute."""
     p, cycles = product, 0.0
     for x, prologue, n in ((p.a, p.left, p.row.extent * p.depth), (p.b, p.right, p.depth * p.column.extent)):
         if prologue is not None:
@@ -182,21 +184,21 @@ def apart(product: Product, gpu: Gpu) -> float:
 
 
 def work(prologue: Prologue | None) -> int:
-    """Operations for an element of an operand, roughly: with its address, and the rounding at the end."""
+    """Approximate number of operations for an element of an operand, including its address and the final rounding."""
     if prologue is None:
         return 0
     return 2 + sum(_HELD.get(value.name, 1) for value in walk([prologue.value]) if isinstance(value, Op))
 
 
 def fused_gain(product: Product, gpu: Gpu, lost: int = 0) -> float:
-    """The part of the product's own time that an epilogue saves at least, roughly.
+    """The share of the product's own time that an epilogue saves at least, approximately.
 
-    A kernel of its own would read the product again, which is written only where somebody else reads it, too.
+    A separate kernel would read the product again. The product is only written if it has other readers.
 
     Args:
-        product: what is computed.
-        gpu: where.
-        lost: passes over the result that become necessary: of loops that would compute it in passing.
+        product: the product.
+        gpu: the GPU.
+        lost: the number of additional passes over the result, by loops that would have computed it themselves.
     """
     passes = (1 if product.more else 2) - lost
     itemsize = product.dtype.itemsize
@@ -205,7 +207,7 @@ def fused_gain(product: Product, gpu: Gpu, lost: int = 0) -> float:
 
 
 def epilogue_bytes(product: Product) -> float:
-    """Bytes that the epilogue moves for each element of the result, roughly: operands of few elements are not seen."""
+    """Approximate bytes that the epilogue moves for each element of the result; small operands do not count."""
     whole = _elements_of(product)
     read = sum(b.dtype.itemsize for b in product.buffers if math.prod(b.sizes) >= whole)
     return read + sum(result.buffer.dtype.itemsize for result in product.results)
@@ -216,19 +218,19 @@ def _elements_of(product: Product) -> int:
 
 
 def tensor_rate(gpu: Gpu, itemsize: int) -> int:
-    """Floating-point operations in a cycle of a multiprocessor."""
+    """Floating-point operations per cycle of a multiprocessor."""
     of_halves = 4096 if gpu.capability >= 90 else 2048 if gpu.capability == 80 else 1024
     return of_halves * 2 // itemsize
 
 
 def efficiency(tile: GemmTile, gpu: Gpu) -> float:
-    """The part of the rate that a tile reaches: wide ones read less of shared memory for each multiplication."""
+    """The share of the peak rate that a tile reaches: wide tiles read less shared memory per multiplication."""
     area = tile.rows * tile.columns
     base = next(rate for least, rate in _RATES.items() if area >= least)
-    if tile.rows < _WIDE_ROWS and gpu.capability >= 90:  # the older instructions
+    if tile.rows < _WIDE_ROWS and gpu.capability >= 90:  # uses the instructions of earlier GPUs
         base *= _NARROW_RATE
-    if not tile.descriptors and gpu.capability >= 90:  # addresses are computed by the warps that multiply
+    if not tile.descriptors and gpu.capability >= 90:  # the warps that multiply also compute addresses
         base *= _ADDRESSES_RATE
-    if area >= 128 * 32 * tile.warps and not tile.descriptors:  # no registers left for addresses
+    if area >= 128 * 32 * tile.warps and not tile.descriptors:  # there are no registers left for addresses
         base *= _CROWDED_RATE
     return base * min(1.0, tile.rows / 32)

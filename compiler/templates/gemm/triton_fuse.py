@@ -1,12 +1,12 @@
-"""The pass on GPUs: products with what is computed from their results become calls of generated kernels.
+"""The pass on GPUs: matrix products, with the operations on their results, become calls of generated kernels.
 
 %addmm = ...; %view = ...; %gelu = ...     ->   gemm_gelu_3f2a_128x256x64_8w3s(%x, %weight, %bias)
 
-A library multiplies as fast as a GPU can: a kernel of our own pays by the pass over memory that it saves, or where the
-library has no good kernel for rows that are not aligned. Both are estimated first; where it may pay, a few tiles are
-measured against the library's call with the kernel that would follow it (see `autotune`). Products with few rows take
-the time that their weights need to come from memory: these are asked about, too, and with them weights that are
-computed from fewer bytes, which the kernel then reads (see `gemm.prologue`).
+Libraries multiply as fast as the GPU can. A generated kernel is faster if it saves a pass over memory, or if the
+library has no good kernel for unaligned rows. Both gains are estimated first. If a gain is possible, a few tiles are
+measured against the library call and the kernel that would follow it (see `autotune`). Products with few rows are
+limited by reading their weights; they are measured too, as are weights that are computed from fewer bytes, which the
+kernel then reads (see `gemm.prologue`).
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from .triton_source import gemm_triton
 from .triton_split_k import workspaces
 from .triton_tiles import GemmTile, is_aligned
 
-_TILES, _MORE_TILES = 1, 12  # measured for each product: by default, and where time does not matter
-_SOME_TILES = 3  # where one of them will be taken
-_KERNELS = 4  # compiled for a graph by default: each takes seconds
-_SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
-_FEW_ROWS_TILES, _FEW_ROWS_KERNELS, _FEW_ROWS_SECONDS = 6, 8, 4.0  # the same for few rows: these compile fast
-_WORTH = 0.08  # of the product's own time: what an epilogue must save to be asked about
-_SMALL = 1 << 27  # multiplications that take no longer than a launch
-_SHARED = 2e-6  # seconds of a launch that another has, too
-_ROUNDS = 3  # of the search around the best tile
-# Relative error against the library's call in float32: what adding up in another order makes, and not 10 bits of an
-# operand. The user's settings allow those, but a library may know no kernel with them for some sizes.
+_TILES, _MORE_TILES = 1, 12  # tiles measured for each product: by default, and with max-autotune
+_SOME_TILES = 3  # tiles measured if one of them will be taken in any case
+_KERNELS = 4  # kernels compiled for a graph by default: each takes seconds
+_SECONDS, _MORE_SECONDS = 2.0, 20.0  # budget for all questions of a graph
+_FEW_ROWS_TILES, _FEW_ROWS_KERNELS, _FEW_ROWS_SECONDS = 6, 8, 4.0  # the same for few rows, whose kernels compile fast
+_WORTH = 0.08  # share of the product's time that an epilogue must save to be measured
+_SMALL = 1 << 27  # number of multiplications that takes no longer than a launch
+_SHARED = 2e-6  # seconds saved if two products share a launch
+_ROUNDS = 3  # rounds of the search around the best tile
+# Relative error against the library call in float32: it allows another order of summation, but not rounding operands to
+# 10 bits. Settings may permit such rounding, but a library may have no such kernel for some sizes.
 _AS_PRECISE = 1e-4
 
 
@@ -68,14 +68,14 @@ _Kind = tuple[Product, str]
 
 
 def _nothing(_: FoundProduct) -> None:
-    """Begin nothing."""
+    """Do not start compiling anything."""
 
 
 class ProductPass:
-    """The pass over one graph; what other templates do otherwise is what they override.
+    """The pass over one graph; other templates override the methods in which they differ.
 
-    Where products of a training graph are kept as well as read by an epilogue there is little to save, so that only
-    those are asked about whose rows are not aligned. With `thorough`, every product is, and a search around the best
+    In training, products are often saved as well as read by an epilogue, so that there is little to gain. There, only
+    products with unaligned rows are measured. With `thorough`, every product is measured, and a search around the best
     tile follows.
     """
 
@@ -88,18 +88,20 @@ class ProductPass:
         self._left = _MORE_SECONDS if task.thorough else _SECONDS
         self._asked: set[str] = set()
         self._tiles: dict[str, GemmTile] = {}
-        self._tiles_of = functools.cache(lambda kind: self.tiles(kind[0]))  # layers are alike
-        self._begun: dict[tuple[fx.Node, str], CompiledCandidates] = {}  # by what they are about and what is asked
+        self._tiles_of = functools.cache(lambda kind: self.tiles(kind[0]))  # most layers are the same
+        self._begun: dict[
+            tuple[fx.Node, str], CompiledCandidates
+        ] = {}  # by the product's output and the key of the question
         self._still = Still(task.graph)
-        self._parts: dict[str, Part] = {}  # what the kernels are, by name
-        self._chosen: set[_Kind] | None = None  # products worth the time to compile for, where not all are
-        self._nodes: list[fx.Node] | None = None  # where products are, while nobody else changes the graph
+        self._parts: dict[str, Part] = {}  # the products of kernels, by name
+        self._chosen: set[_Kind] | None = None  # the kinds that justify compiling; None if all do
+        self._nodes: list[fx.Node] | None = None  # the nodes that are products, while nothing else changes the graph
 
     def begin(self, taken: Collection[fx.Node] = ()) -> None:
-        """Have kernels compiled that will be asked about, in other processes.
+        """Start compiling the kernels that will be measured, in other processes.
 
         Args:
-            taken: nodes that other kernels may be put in place of before it comes to that.
+            taken: nodes that other kernels may replace before this pass runs.
         """
         if self.task.is_forced:
             return
@@ -107,10 +109,10 @@ class ProductPass:
         self._nodes = None if taken else nodes
 
     def run_all(self) -> int:
-        """Decide on everything that is found; returns how many were replaced."""
+        """Decide on every product that is found; returns the number of products replaced."""
         fused = 0
         for node in self._look() if self._nodes is None else self._nodes:
-            # What was found in the graph as it was may read what has been replaced since: look again.
+            # A product that was found earlier may read nodes that were replaced since: match again.
             fused += any(self.run(found) for found in self.found(self.match(node), node) if self.considers(found))
         self.finish()
         return fused
@@ -119,19 +121,19 @@ class ProductPass:
         """Merge kernels that read the same few rows."""
         Merge(self.task, self._parts).run()
 
-    # -- what the template is -------------------------------------------------------------------------------------
+    # -- the template ---------------------------------------------------------------------------------------------
 
     def match(self, node: fx.Node) -> FoundProduct | Reason | None:
-        """What a node computes, in the template's terms."""
+        """The product that a node computes."""
         return match_gemm(node)
 
     def tiles(self, product: Product) -> list[GemmTile]:
-        """The tiles to ask about."""
+        """The tiles to measure."""
         count = max(self._count, _FEW_ROWS_TILES) if has_few_rows(product) else self._count
         return gemm_tiles(product, self.task.gpu, count)
 
     def around(self, product: Product, tile: GemmTile) -> list[GemmTile]:
-        """Tiles that differ from one in little."""
+        """Tiles that differ little from a given one."""
         return neighbours(product, tile, self.task.gpu)
 
     def kernel(self, product: Product, tile: GemmTile, label: str) -> TritonTemplateKernel:
@@ -139,31 +141,31 @@ class ProductPass:
         return gemm_kernel(product, tile, label, self.task.device, self.task.gpu)
 
     def cannot_win(self, found: FoundProduct) -> str | None:
-        """Why a kernel cannot pay, by an estimate; None where it may."""
+        """Why a kernel cannot be faster, by an estimate; None if it may be."""
         return cannot_win(found, self.task.gpu, self.task.thorough)
 
     def work(self, product: Product) -> int:
-        """By what those are chosen that are asked about, where there are many."""
+        """The amount by which products are ranked if there are too many to measure."""
         return product.multiplications
 
     def is_worth(self, product: Product, work: int) -> bool:  # noqa: ARG002
-        """Whether that work, of all products of a kind, is worth the time to compile a kernel."""
+        """Whether the work of all products of a kind justifies compiling a kernel."""
         return True
 
     def laid_out(self, found: FoundProduct, kernel: TritonTemplateKernel) -> FoundProduct:  # noqa: ARG002
-        """A product whose operands have the strides that the kernel was written for."""
+        """A product whose operands have the strides for which the kernel is written."""
         return found
 
-    # -- what is asked --------------------------------------------------------------------------------------------
+    # -- the questions --------------------------------------------------------------------------------------------
 
     def _look(
         self, others: Collection[fx.Node] = (), begin: Callable[[FoundProduct], None] = _nothing
     ) -> list[fx.Node]:
-        """The products that a kernel could compute; of many, those are chosen that are worth asking about.
+        """The products that a kernel could compute; if there are many, those that are most worth measuring.
 
         Args:
-            others: nodes that are not looked at.
-            begin: called with one product of each kind that will be asked about, or may be.
+            others: nodes to leave out.
+            begin: is called with one product of each kind that may be measured.
         """
         nodes = []
         weights, first = Counter[_Kind](), dict[_Kind, FoundProduct]()
@@ -180,7 +182,7 @@ class ProductPass:
                 continue
             kind, mine = _kind(found), {item for item in found.nodes if not is_move(item)}
             first.setdefault(kind, found)
-            # Of two products that meet in an epilogue the first has it, the other is asked about if that declines.
+            # If two products meet in an epilogue, the first takes it; the second is tried if the first declines.
             weights[kind] += 0 if mine & taken else self.work(found.product)
             taken |= mine
         if not (self.task.thorough or self.task.generated):
@@ -192,7 +194,7 @@ class ProductPass:
         return nodes
 
     def _most_worth(self, kinds: list[_Kind]) -> list[_Kind]:
-        """The first of the kinds, which come in order; those with few rows have a number of their own."""
+        """The first kinds of the ranking; products with few rows are counted separately."""
         few = [kind for kind in kinds if has_few_rows(kind[0])]
         if few:
             self._left = max(self._left, _FEW_ROWS_SECONDS)
@@ -207,7 +209,7 @@ class ProductPass:
             self._begun[found.output, _key(found, kernels)] = compiled
 
     def found(self, plain: FoundProduct | Reason | None, node: fx.Node) -> Iterator[FoundProduct]:
-        """What a kernel could compute of a product, the most first: with operands that are computed, and without."""
+        """The variants of a product that a kernel could compute, the largest first, operands as read last."""
         if not isinstance(plain, FoundProduct):
             return
         sides = self._sides(plain.product)
@@ -217,16 +219,16 @@ class ProductPass:
         yield self._early(plain)
 
     def _early(self, found: FoundProduct) -> FoundProduct:
-        """Of few rows, weights are read before kernels before this one have ended, where nobody writes to them.
+        """For few rows, read weights before earlier kernels have ended, if nothing writes to them.
 
-        Programs with tensor cores would hold shared memory that those kernels need.
+        Programs that use tensor cores would occupy shared memory that the earlier kernels need.
         """
         if self.task.gpu.capability < 90 or not has_rows_for_lanes(found.product):
             return found
         return replace(found, product=replace(found.product, early=self._still.allows(found)))
 
     def _sides(self, product: Product) -> str:
-        """Which operands may be computed on the way in: by default those whose elements one program reads alone."""
+        """The operands that may be computed while they are read: by default those whose elements one program reads."""
         if self.task.thorough or self.task.is_forced:
             return "ab"
         few_rows, few_columns = product.row.extent <= FEW, product.column.extent <= FEW
@@ -245,7 +247,7 @@ class ProductPass:
         return not is_aligned(found.product) if self.task.training else is_promising(found)
 
     def run(self, found: FoundProduct) -> bool:
-        """Decide on one product; whether it was replaced."""
+        """Decide on one product; returns whether it was replaced."""
         why = self._why_not(found)
         if why is None and self._chosen is not None and _kind(found) not in self._chosen:
             why = "others of this graph promise more, or all of its kind too little for the time to compile it"
@@ -278,7 +280,7 @@ class ProductPass:
         return kernel is not None
 
     def _why_not(self, found: FoundProduct) -> str | None:
-        """Why not to ask about a product, by an estimate; None where it is asked about."""
+        """Why a product is not measured, by an estimate; None if it is measured."""
         return None if self.task.is_forced or self.task.generated else self.cannot_win(found)
 
     def _decline(self, found: FoundProduct, note: str) -> bool:
@@ -299,7 +301,7 @@ class ProductPass:
     def _decide(
         self, found: FoundProduct, kernels: dict[str, TritonTemplateKernel]
     ) -> tuple[Decision, TritonTemplateKernel | None]:
-        """The oracle's decision, and the kernel that it chose if any."""
+        """The oracle's decision, and the kernel that it chose, if any."""
         decision = self._ask(found, kernels)
         self._asked.add(_key(found, kernels))
         for _ in range(_ROUNDS if self.task.thorough and not self.task.is_forced else 0):
@@ -317,7 +319,7 @@ class ProductPass:
     def _joins(
         self, found: FoundProduct, kernels: Mapping[str, TritonTemplateKernel], decision: Decision
     ) -> tuple[Decision, TritonTemplateKernel | None]:
-        """A kernel that loses alone, by less than the launch that it saves: another of its activation is there to join.
+        """A kernel that loses by less than one launch, if another product of its activation can share its launch.
 
         %q = gemm(%x, %w_q); %k = mm(%x, %w_k)     ->   %q, %k = gemm(%x, %w_q, %w_k)     (see `gemm.triton_merge`)
         """
@@ -353,18 +355,18 @@ class ProductPass:
 
 
 def _may_share(part: Part, product: Product, tile: GemmTile) -> bool:
-    """Whether a product may be computed in the launch of another of its activation."""
+    """Whether a product may share a launch with another product of the same activation."""
     mine, theirs = (product.depth, tile.by_lanes, product.early), (part.product.depth, part.tile.by_lanes)
     return can_join(part.product) and mine == (*theirs, part.product.early)
 
 
 def rereads(found: FoundProduct) -> bool:
-    """Whether loops that would compute the epilogue in passing would have to load its result."""
+    """Whether the loops that would otherwise compute the epilogue must then load its result."""
     return computes(found) and is_read_by_loops(found.output)
 
 
 class _Reread:
-    """A kernel, and reading its result once: loops that would compute the epilogue in passing must load it instead."""
+    """A kernel followed by one read of its result, which the loops that would compute the epilogue need."""
 
     def __init__(self, kernel: TritonTemplateKernel) -> None:
         self.kernel = kernel
@@ -377,7 +379,7 @@ class _Reread:
 
 
 def cannot_win(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
-    """Why a kernel cannot pay, by an estimate; None where it may."""
+    """Why a kernel cannot be faster, by an estimate; None if it may be."""
     product = found.product
     if is_skinny(product):
         return None
@@ -390,29 +392,29 @@ def cannot_win(found: FoundProduct, gpu: Gpu, thorough: bool) -> str | None:
 
 
 def is_promising(found: FoundProduct) -> bool:
-    """Whether there is what a library's call does not do as well: an epilogue, rows that are not aligned, few rows."""
+    """Whether library calls handle the product less well: an epilogue, unaligned rows, or few rows."""
     return computes(found) or bool(found.before) or not is_aligned(found.product) or is_skinny(found.product)
 
 
 def computes(found: FoundProduct) -> bool:
-    """Whether there is more to the epilogue than what the library's call does itself: a sum with a row."""
+    """Whether the epilogue is more than the bias that the library call adds itself."""
     own = {found.call, *found.before}
     return any(node not in own and not is_move(node) for node in (*found.nodes, found.output))
 
 
 def _kind(found: FoundProduct) -> _Kind:
-    """What a product is, whatever its buffers are called."""
+    """The product without the names of its buffers."""
     return renamed(found.product), _label(found)
 
 
 def _label(found: FoundProduct) -> str:
-    """What the epilogue computes, for the kernel's name: ``gelu``."""
+    """The operations of the epilogue, for the kernel's name, e.g. ``gelu``."""
     names = [packet(node).partition(".")[2].strip("_") for node in found.nodes if not is_move(node)]
     return "_".join(dict.fromkeys(name for name in names if name.isidentifier()))[:40]
 
 
 def renamed(product: Product) -> Product:
-    """The product with its buffers named by position: equal products of different graphs are equal."""
+    """The product with its buffers named by position, so that equal products of different graphs are equal."""
     names = {b.name: f"p{number}" for number, b in enumerate(product.reads)}
 
     def load(value: Value) -> Value | None:
@@ -437,7 +439,7 @@ def renamed(product: Product) -> Product:
 
 @functools.lru_cache(maxsize=512)
 def gemm_kernel(product: Product, tile: GemmTile, label: str, device: int, gpu: Gpu) -> TritonTemplateKernel:
-    """The kernel of a product with a tile; equal ones are the same.
+    """The kernel of a product with a tile; equal products give the same kernel.
 
     Raises:
         UnsupportedDtypeError: the epilogue computes with a dtype that Triton has no type for.
@@ -456,7 +458,7 @@ def template_kernel(
     device: int,
     own: tuple[Layout, ...] = (),
 ) -> TritonTemplateKernel:
-    """What to call for a product, given its source, that for operands that are not aligned, and its workspaces."""
+    """The callable kernel of a product, from its source, its source for unaligned operands, and its workspaces."""
     inputs = tuple(map(Layout.of, product.reads))
     outputs = tuple(Layout.of(x.buffer) for x in product.results)
     name = source.launches[0].name
