@@ -1,4 +1,4 @@
-"""Biases and masks that a kernel had better compute than read: made of less memory than they take themselves.
+"""Finds biases and masks that a kernel should compute instead of read, because their operands need less memory.
 
 %bias [1, 8, 512, 512]      ->   add(%bias, %mask)   8 times the bytes of %bias   ->   the kernel reads %bias, %mask
 %mask [8, 1, 1, 512]
@@ -17,14 +17,14 @@ from ....rewrites.graph import CASTS, is_pure
 from ..common.formula import COPIES, NUMBERS, is_move, packet
 from ..common.formula_nodes import mask_formula
 
-_GAIN = 1.5  # times as many bytes must be read otherwise
-_MOST_STEPS = {"cuda": 16, "cpu": 4}  # of arithmetic, for each score
+_GAIN = 1.5  # smallest ratio of bytes read without and with computing
+_MOST_STEPS = {"cuda": 16, "cpu": 4}  # most operations per score
 _DEPTH = 40
 _CHOICES = ("aten.where", "aten.masked_fill")
 
 
 def worth_computing(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes that make `nodes` and are to be computed wherever an element is needed.
+    """The nodes behind `nodes` that are worth computing wherever an element is needed.
 
     Args:
         nodes: tensors that are read element by element.
@@ -44,7 +44,7 @@ def worth_computing(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _leaves(node: fx.Node, inner: dict[fx.Node, None]) -> set[fx.Node]:
-    """What a node is made of, where that takes the fewest bytes; what is computed of it comes into `inner`."""
+    """The operands from which a node can be computed with the fewest bytes; nodes in between are added to `inner`."""
     leaves: set[fx.Node] = set()
     least = _Least()
     queue = [(node, 0)]
@@ -53,7 +53,7 @@ def _leaves(node: fx.Node, inner: dict[fx.Node, None]) -> set[fx.Node]:
             inner[one] = None
         elif one not in inner and one not in leaves:
             sources = one.all_input_nodes
-            # A step that shrinks what is read (a comparison, a smaller dtype) is where to read, and not before it.
+            # A step that shrinks the data (a comparison, a smaller dtype) is the right place to read from memory.
             shrinks = sum(map(least.of, sources)) > _bytes(one)
             if depth < _DEPTH and _is_computed(one) and (one is node or is_move(one) or not shrinks):
                 inner[one] = None
@@ -64,7 +64,7 @@ def _leaves(node: fx.Node, inner: dict[fx.Node, None]) -> set[fx.Node]:
 
 
 def _is_for_each(node: fx.Node, whole: fx.Node) -> bool:
-    """Whether a step is done for each query and key of a tensor, rather than once for a row or a column."""
+    """Whether a step runs for each query and key, rather than once for each row or column."""
     val = node.meta.get("val")
     if is_move(node) or packet(node) in NUMBERS or not isinstance(val, torch.Tensor):
         return False
@@ -75,7 +75,7 @@ def _is_for_each(node: fx.Node, whole: fx.Node) -> bool:
 
 
 class _Least:
-    """The fewest bytes that values can be computed from: none where these are positions and numbers alone."""
+    """The fewest bytes from which values can be computed: 0 for values of positions and numbers alone."""
 
     def __init__(self) -> None:
         self._known: dict[fx.Node, int] = {}
@@ -98,7 +98,7 @@ def _is_computed(node: fx.Node) -> bool:
         return False
     if is_move(node) or packet(node) in (*COPIES, "aten.constant_pad_nd", "aten.repeat"):
         return True
-    # Lowest numbers that masks add up to are infinite in float16, and would not be in the kernel.
+    # Sums of lowest numbers are infinite in float16, but would be finite in the kernel.
     if node.meta["val"].dtype == torch.float16 and packet(node) not in _CHOICES:
         return False
     if packet(node) in CASTS:
@@ -107,7 +107,7 @@ def _is_computed(node: fx.Node) -> bool:
 
 
 def _bytes(node: fx.Node) -> int:
-    """What reading all of a tensor once takes, what is expanded counted once."""
+    """The bytes read by reading a tensor once; expanded dims count once."""
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor) or not all(isinstance(size, int) for size in val.shape):
         return 0

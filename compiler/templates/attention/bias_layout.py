@@ -1,8 +1,8 @@
-"""Biases whose keys lie far apart: read once into a layout that vectors like, for all layers that share them.
+"""Copies biases whose keys are not contiguous to a layout that suits vectors, once for all layers that share them.
 
     bias of sizes (12, 512, 512), strides (1, 6144, 12)   ->   clone of strides (262144, 512, 1)
 
-Heads are innermost where a bias is an embedding of positions.
+Heads are the innermost dim of a bias that is an embedding of positions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 def with_keys_innermost(attention: Attention) -> Attention:
-    """The attention with its biases in other strides, where that pays: their tensors must be copied into these."""
+    """The attention with its biases in other strides, if that is faster: their tensors must be copied first."""
     operands = {attention.q.buffer, attention.k.buffer, attention.v.buffer}
     buffers = tuple(buffer if buffer in operands else _placed(buffer, attention) for buffer in attention.buffers)
     return replace(attention, buffers=buffers)
@@ -41,13 +41,13 @@ def _placed(buffer: Buffer, attention: Attention) -> Buffer:
 
 
 def _dims(var: Var, loads: Sequence[Load]) -> set[int]:
-    """The dims that a variable runs along."""
+    """The dims of a tensor that a variable indexes."""
     dependence = Dependence()
     return {d for load in loads for d, index in enumerate(load.indices) if var in dependence.of(index)}
 
 
 def _is_small(buffer: Buffer, attention: Attention) -> bool:
-    """Whether a copy takes no more than reading the bias once: nothing is expanded, nothing left out."""
+    """Whether a copy is no larger than what the kernel reads of the bias: no dim is expanded, none is left out."""
     scores, elements = attention.row.extent * attention.key.extent, 1
     for var in attention.lead:
         scores *= var.extent
@@ -59,7 +59,7 @@ def _is_small(buffer: Buffer, attention: Attention) -> bool:
 
 
 def _strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Dense strides, dims in the order given, outermost first."""
+    """Dense strides for dims in the given order, outermost first."""
     strides, step = [0] * len(sizes), 1
     for d in reversed(order):
         strides[d] = step
@@ -68,13 +68,13 @@ def _strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 
 class Copies:
-    """Copies of tensors in other strides, one for all kernels of a graph that read it so."""
+    """Copies of tensors in other strides, shared by all kernels of a graph."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
 
     def of(self, node: fx.Node, strides: tuple[int, ...]) -> fx.Node:
-        """The tensor in these strides: itself, where it has them."""
+        """The tensor in these strides: the tensor itself if it has them."""
         if tuple(node.meta["val"].stride()) == strides:
             return node
         if (node, strides) not in self._made:
@@ -83,9 +83,9 @@ class Copies:
 
 
 def copied(node: fx.Node, strides: Sequence[int]) -> fx.Node:
-    """A copy of a tensor in other strides (dense ones), right after it: `clone` between two permutations."""
+    """A copy of a tensor in other (dense) strides, right after the tensor: `clone` between two permutations."""
     sizes = node.meta["val"].shape
-    # What has size 1 lies inside of what has its stride.
+    # A dim of size 1 goes inside of the dim with the same stride.
     dims = sorted(range(len(strides)), key=lambda d: (-strides[d], sizes[d] == 1))
     before = node.next
     while before.op in ("placeholder", "get_attr"):

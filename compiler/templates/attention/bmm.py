@@ -1,4 +1,4 @@
-"""The product of queries and keys, as it is called: alone, or in one call with a bias and factors.
+"""The product of queries and keys: a product alone, or a call that also adds a bias and multiplies with factors.
 
 %s = mm(%a, %b), bmm(%a, %b)                               raw product: the call's own value
 %s = baddbmm(%bias, %a, %b, beta=0.5, alpha=0.125)         raw product * 0.125 + %bias * 0.5, which `Formulas` computes
@@ -17,12 +17,12 @@ PRODUCTS = ("aten.bmm", "aten.mm")
 
 
 def is_product(node: Any) -> bool:
-    """Whether scores may be made here."""
+    """Whether the node may compute scores."""
     return packet(node) in PRODUCTS or is_biased_product(node)
 
 
 def is_batched(product: fx.Node) -> bool:
-    """Whether a product is one for each batch."""
+    """Whether a product has a batch dim."""
     return packet(product) == "aten.bmm" or is_biased_product(product)
 
 
@@ -38,10 +38,10 @@ def factor(product: fx.Node) -> float:
 
 
 def computed(product: fx.Node) -> tuple[fx.Node, ...]:
-    """The call itself, where its value is more than the raw product: to be computed of that."""
+    """The call itself, if its value is more than the raw product and must be computed from it."""
     return (product,) if is_biased_product(product) else ()
 
 
 def raw_name(product: fx.Node) -> str:
-    """The buffer that formulas read the raw product from."""
+    """The name of the buffer from which formulas read the raw product."""
     return raw_product(product) if is_biased_product(product) else product.name

@@ -3,8 +3,9 @@
     for g in lead, i < M, j < N:   score[g, i, j] = f(g, i, j, sum over d of q[g, i, d] * k[g, j, d])
     for g in lead, i < M, e < Dv:  out[g, i, e]   = sum over j of softmax(score[g, i])[j] * v[g, j, e]
 
-In training weights may be dropped: softmax(score[g, i])[j] * keep[g, i, j] * kept, the softmax over all keys as before.
-Operands are read where they are: permuted, expanded, with repeated KV heads; so is everything that `f` loads.
+In training there may be dropout: softmax(score[g, i])[j] * keep[g, i, j] * kept, with the softmax over all keys as
+before. Operands are read in place, whether permuted, expanded, or with repeated KV heads, and so are the operands of
+`f`.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from ...ir.index.index import Atom, Index, Var, atoms, from_terms, terms
 from ...ir.program import Buffer
 from ...ir.value import Load, Value, walk
 
-SCORE = Load("<score>", (0,), torch.float32)  # inside `f`: the raw product of a row of q and a row of k
+SCORE = Load("<score>", (0,), torch.float32)  # the product of a row of q and a row of k, inside of `f`
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix for each iteration of the lead loops, somewhere in a buffer.
+    """A matrix for each iteration of the lead loops, as a part of a buffer.
 
     Args:
-        buffer: what it is a part of.
-        base: where it starts, in elements: an index of the lead variables.
-        row, column: its strides, in elements.
+        buffer: the buffer.
+        base: the start of the matrix in elements, as an index of the lead variables.
+        row, column: its strides in elements.
     """
 
     buffer: Buffer
@@ -47,15 +48,15 @@ class Attention:
         lead: loops over batches, heads, windows, ...
         row: the loop over queries.
         key: the loop over keys.
-        depth, width: columns of q and k, and of v and the result.
+        depth, width: the number of columns of q and k, and of v and the result.
         q, k, v, out: the operands.
         score: `f` over `lead`, `row` and `key`, float32, with `SCORE` for the raw product.
-        buffers: what `f` (and `sink`, and `keep`) loads from.
-        sink: over `lead` and `row`: one more score, whose key has the value 0; None without.
-        safe: a row without any finite score gives 0 rather than NaN.
-        keep: over `lead`, `row` and `key`, bool: which weights stay, the others are 0; None where all do. Dropout draws
-            it from a seed: a load from `buffers`.
-        kept: what weights that stay are multiplied with: 1 / (1 - p), above 0 and finite.
+        buffers: the buffers that `f`, `sink` and `keep` read.
+        sink: over `lead` and `row`: an additional score, whose value is 0; None if there is none.
+        safe: whether a row without any finite score gives 0 instead of NaN.
+        keep: over `lead`, `row` and `key`, bool: the probabilities that dropout keeps, others are 0; None without
+            dropout. It is computed from a seed, which is a load from `buffers`.
+        kept: the factor of kept probabilities: 1 / (1 - p), above 0 and finite.
     """
 
     lead: tuple[Var, ...]
@@ -76,27 +77,27 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of both products."""
+        """The number of multiplications and additions of both products."""
         pairs = math.prod(var.extent for var in (*self.lead, self.row, self.key))
         return 2 * pairs * (self.depth + self.width)
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
-        """Every buffer that is read, each once, in the order of the kernel's parameters."""
+        """All buffers that are read, each once, in the order of the kernel's parameters."""
         return tuple(dict.fromkeys([self.q.buffer, self.k.buffer, self.v.buffer, *self.buffers]))
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """`score`, and `sink` and `keep` where there is one."""
+        """`score`, and `sink` and `keep` if they are given."""
         return tuple(value for value in (self.score, self.sink, self.keep) if value is not None)
 
     def loads(self) -> Iterator[Load]:
-        """The loads of `values`, without the score."""
+        """The loads of `values`, except for the score."""
         return (value for value in walk(self.values) if isinstance(value, Load) and value is not SCORE)
 
 
 def operand(buffer: Buffer, address: Any, row: Var, column: Var) -> Operand | None:
-    """The operand whose element (row, column) is at `address`; None where that is not affine in both.
+    """The operand whose element (row, column) is at `address`; None if the address is not affine in both.
 
     640*g0 + 80*(g1 // 2) + 8*i + d   ->   base 640*g0 + 80*(g1 // 2), row 8, column 1
     """
@@ -113,7 +114,7 @@ def operand(buffer: Buffer, address: Any, row: Var, column: Var) -> Operand | No
 
 
 def address(buffer: Buffer, indices: tuple[Any, ...]) -> Any:
-    """Where an element lies, in elements from the buffer's first."""
+    """The position of an element, in elements from the start of the buffer."""
     total: Any = 0
     for index, stride in zip(indices, buffer.strides, strict=True):
         total = total + index * stride
@@ -121,5 +122,5 @@ def address(buffer: Buffer, indices: tuple[Any, ...]) -> Any:
 
 
 def mentions(monomial: tuple[Atom, ...], var: Var) -> bool:
-    """Whether a product of an index depends on a variable, divisions and the like looked into."""
+    """Whether a product of an index depends on a variable, also inside of divisions."""
     return any(found is var for atom in monomial for found in atoms(Index((((atom,), 1),))))

@@ -1,4 +1,4 @@
-"""Weights that dropout leaves, read off the formula of what is multiplied with v.
+"""Recognizes dropout of probabilities in the formula of the operand that is multiplied with v.
 
 p * (u < 0.9) * 1.11              ->   keep: u < 0.9, kept: 1.11
 where(u < 0.9, p, 0.0) / 0.9      ->   the same
@@ -15,7 +15,7 @@ from ....rewrites.graph import CASTS
 from ...ir.value import Const, Load, Op, Value
 from ..common.formula import is_move, packet
 
-# What dropout is made of beside moves and casts, once numbers are drawn from seeds.
+# The operators of dropout, besides moves and casts, after random numbers are computed from seeds.
 DROPPING = ("aten.mul", "aten.div", "aten.where", "aten.masked_fill", "aten.native_dropout_backward")
 _DRAWN = "regraft.bernoulli"
 
@@ -23,7 +23,7 @@ Dropped = tuple[Value | None, float]
 
 
 def drawn(chain: Iterable[fx.Node]) -> dict[fx.Node, None]:
-    """The masks drawn from seeds that nodes read, with the moves and casts between."""
+    """The masks computed from seeds that nodes read, with the moves and casts in between."""
     found: dict[fx.Node, None] = {}
     for node in chain:
         for source in node.all_input_nodes:
@@ -36,11 +36,11 @@ def drawn(chain: Iterable[fx.Node]) -> dict[fx.Node, None]:
 
 
 def dropped(value: Value, is_weight: Callable[[Load], bool]) -> Dropped | None:
-    """Which weights stay (None where all do) and what they are multiplied with, if a value is made of one so.
+    """The mask of kept probabilities (None if all are kept) and their factor, if a value is such a product.
 
     Args:
-        value: what is multiplied.
-        is_weight: whether a load is that of the weight.
+        value: the operand of the product with v.
+        is_weight: whether a load reads the probability.
     """
     value = _plain(value)
     if isinstance(value, Load):
@@ -74,7 +74,7 @@ def _masked(found: Dropped | None, keep: Value) -> Dropped | None:
 
 
 def _factor(value: Value) -> Dropped | None:
-    """What a factor leaves and multiplies with: a mask as numbers, a constant, or a product of such."""
+    """The mask and the factor of a value: a mask as numbers, a constant, or a product of these."""
     value = _plain(value)
     if isinstance(value, Const):
         return None, float(value.number)  # type: ignore[arg-type]
@@ -86,14 +86,14 @@ def _factor(value: Value) -> Dropped | None:
 
 
 def _both(a: Dropped, b: Dropped) -> Dropped | None:
-    """What two factors leave together; None where they have two masks."""
+    """The mask and the factor of a product; None if both operands have a mask."""
     if a[0] is not None and b[0] is not None and a[0] is not b[0]:
         return None
     return (b[0] if a[0] is None else a[0]), a[1] * b[1]
 
 
 def _plain(value: Value) -> Value:
-    """A value without roundings and casts between floating dtypes."""
+    """A value without roundings and casts between floating-point dtypes."""
     while isinstance(value, Op) and (value.name.startswith("round_") or _is_float_cast(value)):
         value = value.args[0]
     return value

@@ -1,4 +1,4 @@
-"""How much memory an attention needs without a kernel of its own: where that is much, it is no choice.
+"""The memory that an attention needs without a generated kernel; if it is large, the attention must not run so.
 
 %bmm, where, %_softmax, %bmm_1 of 16 heads and 32768 positions      64 GiB of scores, and as much of weights
 """
@@ -21,18 +21,18 @@ from ..common.formula import packet
 from .match import Found
 from .sdpa import SDPA
 
-# What scores and all that is computed from them may take at once. More decides whether a model fits into memory at all,
-# which is worth more than the little by which a library's products may be faster than a kernel at such lengths.
+# The most bytes of scores and values computed from them at one time. Above this, memory decides whether a model runs at
+# all, which matters more than the small gain of library products over a generated kernel at such lengths.
 LARGEST_SCORES = 1 << 30
-_SHARE = 4  # the same, of the memory that is free: one part in so many
+_SHARE = 4  # the same as a share of free memory: one part in four
 
 
 def excluded(found: Found, nodes: Sequence[fx.Node]) -> str:
-    """Why an attention must not run by the nodes of the graph, or nothing: their scores would take much memory.
+    """Why an attention must not run by the nodes of the graph, since its scores need much memory; empty if it may.
 
     Args:
-        found: the attention. Libraries' kernels hold no scores: their calls are never excluded.
-        nodes: what would run, in the order of the graph.
+        found: the attention. Library kernels store no scores, so that their calls are never excluded.
+        nodes: the nodes that would run, in graph order.
     """
     if any(packet(node) in SDPA for node in found.nodes):
         return ""
@@ -44,7 +44,7 @@ def excluded(found: Found, nodes: Sequence[fx.Node]) -> str:
 
 
 def unmeasured(kernels: Mapping[str, Any], why: str) -> Decision:
-    """The decision where no time is left for measuring: the first kernel where the original is excluded, `why` says."""
+    """The decision without measurement: the first kernel if the original is excluded, with `why` as the reason."""
     note = "estimate: the time for measurements of this graph is spent"
     if not why:
         return Decision(None, Evidence(note=note))
@@ -52,7 +52,7 @@ def unmeasured(kernels: Mapping[str, Any], why: str) -> Decision:
 
 
 def peak_bytes(nodes: Sequence[fx.Node]) -> int:
-    """How many bytes nodes that run in this order hold at once of what they have made; sizes as in the example."""
+    """The most bytes that nodes hold at once if they run in this order, with example values of symbolic sizes."""
     own = dict.fromkeys(nodes)
     last = {_memory(source): place for place, node in enumerate(nodes) for source in node.all_input_nodes}
     ends: dict[int, list[fx.Node]] = {}
@@ -68,7 +68,7 @@ def peak_bytes(nodes: Sequence[fx.Node]) -> int:
 
 
 def _memory(node: fx.Node) -> fx.Node:
-    """The node that has made the memory of a value."""
+    """The node that allocates the memory of a value."""
     while (source := _viewed(node)) is not None:
         node = source
     return node

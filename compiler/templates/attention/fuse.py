@@ -1,4 +1,4 @@
-"""The pass on CPUs: attentions of a graph become calls of generated kernels, where those are faster.
+"""The pass on CPUs: attentions of a graph become calls of generated kernels, if those are faster.
 
 %bmm = ...; ...; %_softmax = ...; ...; %clone = ...   ->   attention_3f2a(%addmm, %addmm_1, %addmm_2, %mask)
 """
@@ -31,12 +31,12 @@ def fuse_attention(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRe
     """Replace the attentions of an inference graph by generated kernels, as the oracle decides.
 
     Args:
-        graph_module: a graph after autograd, static sizes; changed in place. What lies on GPUs is left alone.
-        oracle: who decides whether a kernel is worth it, by the nodes that it would replace.
-        record: gets what was applied and declined, and near misses with their reasons.
+        graph_module: a graph after autograd with static sizes; changed in place. Nodes on GPUs are left alone.
+        oracle: decides whether a kernel is faster than the nodes that it would replace.
+        record: receives applied and declined matches, and near misses with their reasons.
 
     Returns:
-        How many were replaced.
+        The number of attentions replaced.
     """
     fusion, fused = _Fusion(graph_module.graph, oracle, record), 0
     for node in list(graph_module.graph.nodes):
@@ -49,7 +49,7 @@ def fuse_attention(graph_module: fx.GraphModule, oracle: Oracle, record: GraphRe
 
 
 def attention_kernel(attention: Attention) -> TemplateKernel:
-    """The kernel of an attention; equal attentions have the same, whatever their buffers are called.
+    """The kernel of an attention; equal attentions have the same kernel, whatever the names of their buffers.
 
     Raises:
         UnsupportedDtype: the score function computes with a dtype that C++ has no type for.
@@ -65,7 +65,7 @@ class _Fusion:
         self._replacer, self._oracle, self._record = Replacer(graph), oracle, record
 
     def run(self, found: Found) -> bool:
-        """Decide on one attention; whether it was replaced."""
+        """Decide on one attention; returns whether it was replaced."""
         try:
             kernel = attention_kernel(with_keys_innermost(found.attention))
             decision = self._decide(found, kernel)

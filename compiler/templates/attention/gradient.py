@@ -1,7 +1,7 @@
-"""How a score function changes with the product of a row of q and a row of k.
+"""The derivative of a score function by the product of a row of q and a row of k.
 
 s * 0.125 + bias[i, j]           ->   0.125
-where(j <= i, s * 0.125, -inf)   ->   0.125                   keys that are hidden weigh nothing
+where(j <= i, s * 0.125, -inf)   ->   0.125                   hidden keys have weight 0
 tanh(s / 50) * 50                ->   1 - tanh(s / 50)^2
 """
 
@@ -22,17 +22,17 @@ ONE, ZERO = Const(1.0, _F32), Const(0.0, _F32)
 
 
 class NoDerivativeError(Exception):
-    """A score function has an operation whose derivative is not known here."""
+    """A score function has an operation whose derivative is not known."""
 
 
 def derivative(score: Value) -> Value:
-    """The derivative by the raw product, of scores that are not -inf.
+    """The derivative by the raw product, for scores that are not -inf.
 
     Args:
         score: the score function; the product is a load from `SCORE.buffer`.
 
     Raises:
-        NoDerivativeError: an operation on the product has none here.
+        NoDerivativeError: an operation on the product has no known derivative.
     """
     return _Derivative().of(score)
 
@@ -87,7 +87,7 @@ def _is_lowest(value: Value) -> bool:
 
 
 def apart(slope: Value) -> tuple[Value, float]:
-    """A derivative as another value and its constant factor: 0.125 is 1 and 0.125, (1 - t^2) * 0.125 the square's."""
+    """A derivative as a value and a constant factor: 0.125 is 1 and 0.125."""
     if isinstance(slope, Const):
         return ONE, float(slope.number)
     if isinstance(slope, Op) and slope.name == "mul":
@@ -98,7 +98,7 @@ def apart(slope: Value) -> tuple[Value, float]:
 
 
 def is_finite(value: Value) -> bool:
-    """Whether a value is finite wherever products are not NaN: nothing in it can overflow."""
+    """Whether a value is finite for all products that are not NaN: nothing in it can overflow."""
     if isinstance(value, Const):
         return math.isfinite(value.number)
     if not isinstance(value, Op):
@@ -132,7 +132,7 @@ def _less_square(value: Value, _: Value) -> Value:
     return Op("sub", (ONE, Op("mul", (value, value), _F32)), _F32)
 
 
-# By the operand, given the value and the operand.
+# Derivatives by the operand, as functions of the value and the operand.
 _OUTER: dict[str, Callable[[Value, Value], Value]] = {
     "neg": lambda _, x: Const(-1.0, _F32),
     "tanh": _less_square,

@@ -1,12 +1,12 @@
-"""Keys that a score function hides: causal and local masks, as far as the formula of the score says so.
+"""Bounds of causal and local masks: the keys that a score function is known to hide.
 
                                                      from        before
-    where(j <= i + 3, s, -inf)                  ->   i + 4                  no key from there on counts
+    where(j <= i + 3, s, -inf)                  ->   i + 4                  all keys from there on are hidden
     where(logical_and(j <= i, mask), s, -inf)   ->   i + 1
     where(j <= i & j > i - 8, s, -inf)          ->   i + 1       i - 7
     s + mask[i, j]                              ->
 
-What masks hold is data, and not known.
+The contents of mask tensors are data, and not known.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from .description import mentions
 
 _SWAPPED = {"le": "ge", "lt": "gt", "ge": "le", "gt": "lt"}
 _NEGATED = {"le": "gt", "lt": "ge", "ge": "lt", "gt": "le"}
-_FROM, _BEFORE = ("le", "lt"), ("ge", "gt")  # comparisons of the key that fail from an index on, or before it
+_FROM, _BEFORE = ("le", "lt"), ("ge", "gt")  # comparisons of the key that fail from an index on, or before an index
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Where a comparison of the score function hides keys.
+    """A comparison of the score function that hides keys.
 
     Args:
-        index: over lead variables and the row, growing with the row: the score is -inf from there on, or before.
-        test: the comparison, which is `holds` for all keys on the other side of it.
+        index: an index over lead variables and the row, which grows with the row; the score is -inf from it on, or
+            before it.
+        test: the comparison, whose value is `holds` for all keys on the other side.
     """
 
     index: Any
@@ -40,10 +41,10 @@ class Limit:
 
 
 def horizon(score: Value, key: Var, row: Var) -> Any:
-    """An index over lead variables and `row`, growing with it: the score is -inf for every `key` from there on.
+    """An index that grows with `row`, from which on the score of every `key` is -inf.
 
     Returns:
-        None where the formula does not say so.
+        None if the formula has no such index.
     """
     found = last_limit(score, key, row)
     return None if found is None else found.index
@@ -86,7 +87,7 @@ def _is_lowest(value: Value) -> bool:
 
 
 def _fails(condition: Value, key: Var, sides: tuple[str, ...]) -> Limit | None:
-    """Where the condition is false, for all keys from an index on (or before it)."""
+    """An index from which on (or before which) the condition is false for all keys."""
     if not isinstance(condition, Op):
         return None
     if condition.name in ("logical_not", "bitwise_not"):
@@ -98,7 +99,7 @@ def _fails(condition: Value, key: Var, sides: tuple[str, ...]) -> Limit | None:
 
 
 def _holds(condition: Value, key: Var, sides: tuple[str, ...]) -> Limit | None:
-    """Where the condition is true, for all keys from an index on (or before it)."""
+    """An index from which on (or before which) the condition is true for all keys."""
     if not isinstance(condition, Op):
         return None
     if condition.name in ("logical_not", "bitwise_not"):
@@ -118,7 +119,7 @@ def _compared(condition: Op, name: str, holds: bool, key: Var, sides: tuple[str,
 
 
 def _bound(name: str, difference: Any, key: Var, sides: tuple[str, ...]) -> Any:
-    """Of `difference name 0`: where it stops (or starts) to hold as the key grows."""
+    """The key at which `difference name 0` starts or stops to hold."""
     slopes = _slopes(difference, key)
     if slopes == {(key,): -1}:
         name, difference = _SWAPPED[name], -difference
@@ -135,12 +136,14 @@ def _slopes(number: Any, var: Var) -> dict[tuple[Atom, ...], int]:
 
 
 def _index(value: Value) -> Any:
-    """A value as an index, None where it is none."""
+    """A value as an index; None if it is not one."""
     if isinstance(value, Number):
         return value.index
     if isinstance(value, Const) and not value.dtype.is_floating_point:
         return int(value.number)
-    if isinstance(value, Op) and value.name in ("add", "sub") and value.dtype == torch.int64:  # others may wrap
+    if (
+        isinstance(value, Op) and value.name in ("add", "sub") and value.dtype == torch.int64
+    ):  # narrower integers may overflow
         a, b = map(_index, value.args)
         return None if a is None or b is None else a + b if value.name == "add" else a - b
     return None

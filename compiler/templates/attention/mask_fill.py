@@ -1,13 +1,13 @@
-"""Keys that masks of the lowest number hide, as hidden by minus infinity: `mask_bounds` then leaves them out.
+"""Turns masks that add the lowest number into selections of -inf, so that `mask_bounds` can skip hidden keys.
 
     s * 0.125 + where(j <= i, 0, -3.4e38)     ->   where(j <= i, s * 0.125, -inf)
     where(j <= i, tanh(s), -3.4e38)           ->   where(j <= i, tanh(s), -inf)
-    s + where(keep[j], 0, -3.4e38)            ->   unchanged: where a row has no key to keep, all weigh the same
+    s + where(keep[j], 0, -3.4e38)            ->   unchanged: in a row without kept keys, all have the same weight
     s + bias[j] + where(j <= i, 0, -3.4e38)   ->   unchanged: the bias may hide the other keys
 
-Exact where every row keeps a key whose score is far above the lowest number: beside it the others weigh nothing. That
-is proven from positions. Products of rows of q and k are taken to be numbers of everyday size, as wherever a hidden key
-is left out: see `masked`.
+This is exact if every row keeps a key whose score is far above the lowest number, since hidden keys then have weight 0.
+It is proven from positions. Products of rows of q and k are assumed to have moderate magnitudes, as in all code that
+skips hidden keys: see `masked`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ...ir.value import Const, Load, Op, Value, variables, walk
 from .description import SCORE
 from .score import BOUNDED
 
-LOWEST = -1e38  # constants from here down hide
-_EVERYDAY = 1e20  # what a product of rows, or an integer, may come to
-_MODERATE = 1e30  # beside the lowest numbers nothing
+LOWEST = -1e38  # constants up to this value hide a key
+_EVERYDAY = 1e20  # largest magnitude assumed for a product of rows, or for an integer
+_MODERATE = 1e30  # magnitudes up to this are negligible next to the lowest numbers
 _MOST_POINTS = 1 << 20
 _MOST_PARTS = 200
-_NO_LARGER = ("where", "cast", "neg", "abs", "maximum", "minimum")  # than what they are made of
+_NO_LARGER = ("where", "cast", "neg", "abs", "maximum", "minimum")  # their magnitude is at most that of their operands
 _F32 = torch.float32
 
 
@@ -53,7 +53,7 @@ def surely_hidden(score: Value, row: Var, key: Var) -> Value:
 
 
 def may_hide_rows(score: Value, row: Var, key: Var) -> bool:
-    """Whether selections of minus infinity may leave a row no key: where it is not proven that each row keeps one.
+    """Whether selections of -inf may hide all keys of a row: true unless each row is proven to keep one.
 
     Args:
         score: the score function.
@@ -74,7 +74,7 @@ def _is_infinite(value: Value) -> bool:
 
 
 def _peeled(value: Value) -> tuple[list[Value], Value]:
-    """What must hold for a key to be kept, and the score of those that are."""
+    """The condition under which a key is kept, and the score of kept keys."""
     if not isinstance(value, Op) or value.dtype != _F32:
         return [], value
     if value.name == "where":
@@ -101,7 +101,7 @@ def _is_zero(value: Value) -> bool:
 
 
 def _keep_a_key(conditions: Sequence[Value], row: Var, key: Var) -> bool:
-    """Whether positions alone decide, and every row keeps the key at its place (from either end) or key 0."""
+    """Whether the conditions depend on positions alone, and every row keeps its own position or key 0."""
     if not variables(conditions) <= {row, key} or any(isinstance(part, Load) for part in walk(conditions)):
         return False
     rows, keys = int(row.extent), int(key.extent)
@@ -118,7 +118,7 @@ def _keep_a_key(conditions: Sequence[Value], row: Var, key: Var) -> bool:
 
 
 class _Sizes:
-    """What magnitudes of values are at most; infinite or NaN where that is not known."""
+    """Upper bounds of the magnitudes of values; infinite or NaN if there is none."""
 
     def __init__(self) -> None:
         self._known: dict[Value, float] = {}
@@ -150,7 +150,7 @@ class _Sizes:
 
 
 def _size_by_positions(value: Value) -> float:
-    """The magnitude of a value that depends on positions alone: it is computed everywhere."""
+    """The magnitude of a value that depends on positions alone, by evaluating it everywhere."""
     loops = sorted(variables([value]), key=lambda var: var.name)
     sizes = [int(var.extent) for var in loops]
     if math.prod(sizes) > _MOST_POINTS:

@@ -1,11 +1,11 @@
-"""Finds attention in a graph after autograd: two products with a softmax between them, and anything pointwise.
+"""Finds attention in a graph after autograd: two products, a softmax between them, and any pointwise operations.
 
     %s  = aten.bmm(%q, %k)          scores (or baddbmm, see `bmm`): used inside the attention only
     ...                             pointwise on scores: scale, bias, masks, softcap, sinks        ->  f
     %p  = aten._softmax(%x, -1)     probabilities: used by the product only
-    %o  = aten.bmm(%p, %v)          and views, transposes, clones of it that bring heads together
+    %o  = aten.bmm(%p, %v)          then views, transposes and clones of it that merge heads
 
-q, k, v and what `f` reads are traced back through views and copies to the memory that they look at.
+q, k, v and the operands of `f` are traced back through views and copies to the memory that they view.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ DTYPES = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }  # by type of device
 _HALVES = (torch.bfloat16, torch.float16)
-_MAX_REGION = 200  # nodes between softmax and product: more is not attention
+_MAX_REGION = 200  # most nodes between softmax and product
 
 
 @dataclass(frozen=True)
 class Found:
-    """An attention of a graph.
+    """An attention that was found in a graph.
 
     Args:
-        attention: what it computes.
+        attention: the description of the attention.
         inputs: the nodes that the kernel reads, in the order of `Attention.reads`.
-        nodes: the nodes that it replaces, in the order of the graph.
-        output: the last of them, whose value is the kernel's.
+        nodes: the nodes that the kernel replaces, in graph order.
+        output: the last of them, whose value the kernel returns.
     """
 
     attention: Attention
@@ -68,11 +68,11 @@ class _RefusedError(Exception):
 
 
 def match_attention(softmax: fx.Node, *, drops: bool = False) -> Found | Reason:
-    """The attention around a softmax, or why there is none.
+    """The attention around a softmax, or the reason why there is none.
 
     Args:
         softmax: a call of ``aten._softmax`` or ``aten._safe_softmax``.
-        drops: whether weights may be dropped, by masks that are drawn from seeds.
+        drops: whether to accept dropout of probabilities, by masks that are computed from seeds.
     """
     try:
         _check_softmax(softmax)
@@ -85,13 +85,13 @@ def match_attention(softmax: fx.Node, *, drops: bool = False) -> Found | Reason:
 
 
 def beside_product(softmax: fx.Node) -> bool:
-    """Whether the softmax has a batched product on either side, and nothing that mixes elements otherwise between."""
+    """Whether there is a batched product on both sides of the softmax, with no other mixing of elements in between."""
     above = _reached([softmax.args[0]], lambda node: node.all_input_nodes)  # type: ignore[list-item]
     return _is_batched(above) or _is_batched(_reached(softmax.users, lambda node: node.users))
 
 
 def _reached(start: Iterable[fx.Node], further: Callable[[fx.Node], Iterable[fx.Node]]) -> Iterable[fx.Node]:
-    """Nodes from `start` on, through those that compute pointwise, move elements or reduce them."""
+    """Nodes that can be reached from `start` through pointwise operations, moves and reductions."""
     found = dict.fromkeys(start)
     queue = list(found)
     for node in queue:
@@ -113,7 +113,7 @@ def _is_batched(nodes: Iterable[fx.Node]) -> bool:
 
 
 def _first(softmax: fx.Node, down: list[fx.Node]) -> Found | Reason:
-    """The first product above the softmax that makes an attention of it."""
+    """The first product above the softmax that makes it an attention."""
     first: Reason | None = None
     for product in _products_above(softmax):
         try:
@@ -144,7 +144,7 @@ def _check_softmax(softmax: fx.Node) -> None:
 
 
 def _down(softmax: fx.Node, dropping: Sequence[str]) -> list[fx.Node]:
-    """The nodes from the softmax (left out) to the product with v: moves, casts, and what drops weights."""
+    """The nodes between the softmax and the product with v: moves, casts and dropout."""
     chain, node = [], softmax
     while True:
         if len(node.users) != 1:
@@ -162,7 +162,7 @@ def _down(softmax: fx.Node, dropping: Sequence[str]) -> list[fx.Node]:
 
 
 def _products_above(softmax: fx.Node) -> Iterator[fx.Node]:
-    """Products that the softmax's input depends on, the nearest first."""
+    """The products on which the softmax's input depends, the nearest first."""
     queue, seen = [softmax.args[0]], {softmax.args[0]}
     for node in queue:
         multiplied = operands(node) if is_product(node) else ()  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ def _products_above(softmax: fx.Node) -> Iterator[fx.Node]:
 
 
 class _Widening:
-    """As `inside` of a `Formulas`: casts of what has 16 bits to single precision are read through."""
+    """For `inside` of `Formulas`: sees through casts from 16 bits to single precision."""
 
     def __contains__(self, node: object) -> bool:
         if not isinstance(node, fx.Node) or packet(node) not in CASTS:
@@ -232,7 +232,7 @@ class _Matcher:
                 raise _RefusedError(Reason("scores-escape", message, (outside[0], node)))
 
     def _probabilities(self) -> Dropped:
-        """Which of the softmax's weights are multiplied with v, and what they are multiplied with before."""
+        """The mask of probabilities that remain after dropout, and the factor that they are multiplied with."""
         wanted = (*self._heads, at(self._row), at(self._key))
 
         def is_weight(load: Load) -> bool:
@@ -246,7 +246,7 @@ class _Matcher:
         return found
 
     def _flat(self, inner: Sequence[Any], product: fx.Node) -> tuple[Any, ...]:
-        """Indices of a product's operand: batch and heads as one."""
+        """Indices of a product's operand, whose batch and heads are one dim."""
         batched = is_batched(product)
         sizes = [v.extent for v in self._lead]
         batch = int(product.meta["val"].shape[0]) if batched else 1
@@ -257,7 +257,7 @@ class _Matcher:
         return (raveled(self._heads, sizes), *inner) if batched else tuple(inner)
 
     def _scores(self) -> tuple[Value, Value | None]:
-        """The score function, and the sink where the softmax has one more column than there are keys."""
+        """The score function, and the sink if the softmax has one more column than there are keys."""
         x = self._formulas.value(self._softmax.args[0])  # type: ignore[arg-type]
         columns, keys = int(self._softmax.meta["val"].shape[-1]), self._key.extent
         if columns - keys not in (0, 1):
@@ -285,7 +285,7 @@ class _Matcher:
         return surely_hidden(Rewriter(raw)(unrounded(cast(value, torch.float32))), self._row, self._key)
 
     def _factors(self, depth: Var) -> tuple[Operand, Operand]:
-        """Queries and keys; as they were before they were widened, where kernels sum such products up as precisely."""
+        """Queries and keys, without a cast to single precision if kernels sum their products as precisely."""
         row, key, narrow = self._row, self._key, self._down[-1].args[1].meta["val"].dtype  # type: ignore[union-attr]
         wanted = (self._left, (row, depth), row, depth), (self._right, (depth, key), key, depth)
         if narrow != self._left.meta["val"].dtype:
@@ -305,7 +305,7 @@ class _Matcher:
     def _placed(
         self, formulas: Formulas, node: Any, inner: tuple[Var, Var], row: Var, column: Var, *, dtype: torch.dtype
     ) -> Operand | None:
-        """Where the matrices of a product's operand lie, in memory of a dtype; None where they don't."""
+        """The position of a product operand's matrices in memory of a dtype; None if they are not in memory."""
         product = self._down[-1] if node is self._down[-1].args[1] else self._product
         places = self._flat(tuple(map(at, inner)), product)
         for tensor in (formulas.value(node), formulas.leaf(node)):
@@ -324,7 +324,7 @@ class _Matcher:
         return self._formulas.leaf(leaves[load.buffer]).buffer
 
     def _out(self, second: fx.Node, column: Var) -> tuple[fx.Node, Operand]:
-        """Where the result goes: the product's own memory, or that of a copy which brings heads together."""
+        """The memory of the result: the product's own, or that of a copy that merges heads."""
         merged = _merged(second)
         sizes = [v.extent for v in self._lead]
         if merged is None:
@@ -345,7 +345,7 @@ class _Matcher:
 
 
 def _merged(second: fx.Node) -> tuple[fx.Node, tuple[int, ...], list[int]] | None:
-    """The copy after a product that brings heads together: the node, the shape before, and the permutation.
+    """The copy after a product that merges heads: the node, the shape before it, and the permutation.
 
     %v = view(%o, [1, 12, 128, 64]); %t = transpose(%v, 1, 2); %c = clone(%t)   ->   %c, (1, 12, 128, 64), [0, 2, 1, 3]
     """
@@ -379,34 +379,34 @@ def _permutation(node: fx.Node, rank: int) -> list[int] | None:
 
 
 def is_served(val: torch.Tensor) -> bool:
-    """Whether the template multiplies such a tensor."""
+    """Whether the template supports such an operand."""
     return val.dtype in DTYPES.get(val.device.type, ())
 
 
 def _beside(inside: Iterable[fx.Node], multiplied: tuple[Any, Any]) -> list[fx.Node]:
-    """What the nodes between product and softmax read beside each other, and beside what is multiplied."""
+    """The other operands of the nodes between product and softmax, besides the product's own operands."""
     known = {*inside, *multiplied}
     return [source for node in inside for source in node.all_input_nodes if source not in known]
 
 
 def at(var: Var) -> Any:
-    """A variable as an index: a loop of one iteration stays at 0, where views put it too."""
+    """A variable as an index: the index of a loop of one iteration is 0, as in views."""
     return 0 if var.extent == 1 else var.index()
 
 
 def made(node: fx.Node) -> Buffer:
-    """The memory that a node gives, as a buffer of its name."""
+    """The memory of a node's value, as a buffer with its name."""
     val = node.meta["val"]
     return Buffer(node.name, val.dtype, tuple(map(int, val.shape)), tuple(map(int, val.stride())), val.device)
 
 
 def loads(value: Value) -> list[Load]:
-    """The loads of a score function, without the score."""
+    """The loads of a score function, except for the score."""
     return [part for part in walk([value]) if isinstance(part, Load) and part is not SCORE]
 
 
 def _between(product: fx.Node, softmax: fx.Node) -> dict[fx.Node, None]:
-    """What is computed from the product on the way to the softmax."""
+    """The nodes computed from the product that lead to the softmax."""
     below: set[fx.Node] = set()
     stack = [product]
     while stack and len(below) < 10 * _MAX_REGION:
@@ -424,7 +424,7 @@ def _between(product: fx.Node, softmax: fx.Node) -> dict[fx.Node, None]:
 
 
 def nodes_between(inputs: Sequence[fx.Node], output: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes between the inputs and the output, in the order of the graph."""
+    """The nodes between the inputs and the output, in graph order."""
     found, stack = set(), [output]
     while stack:
         node = stack.pop()

@@ -1,4 +1,4 @@
-"""Parts of all passes over attentions, whatever the device: records, and putting calls in place of nodes."""
+"""Parts of all passes over attentions, for any device: records, and replacing nodes by calls."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .match import SOFTMAXES, Found, beside_product, match_attention
 from .sdpa import SDPA, match_sdpa
 
 RULE = "attention-template"
-# Another kernel for an attention that a rule found already is not one more attention.
+# An attention that a rule has found already is not counted again if it gets another kernel.
 FAMILY, KERNEL_FAMILY = "attention", "attention-kernel"
 
 
 def matched(node: fx.Node) -> Found | Reason | None:
-    """The attention of a node; a reason only if it is nearly one: a classifier's softmax is not."""
+    """The attention of a node; a reason only if it is nearly one, unlike a classifier's softmax."""
     if packet(node) in SOFTMAXES:
         found = match_attention(node)
         return found if isinstance(found, Found) or beside_product(node) else None
@@ -33,14 +33,14 @@ def matched(node: fx.Node) -> Found | Reason | None:
 
 
 def is_on(node: fx.Node, device: str) -> bool:
-    """Whether a node's value lies on a device of this type; of several values the first."""
+    """Whether a node's value (or its first value) is on a device of this type."""
     val = node.meta.get("val")
     first = val[0] if isinstance(val, (tuple, list)) and val else val
     return getattr(getattr(first, "device", None), "type", "") == device
 
 
 class Replacer:
-    """Puts calls of kernels in place of attentions.
+    """Replaces attentions by calls of kernels.
 
     Args:
         graph: changed in place.
@@ -51,7 +51,7 @@ class Replacer:
         self._copies = Copies()
 
     def replace(self, found: Found, kernel: Callable[..., Any], layouts: Sequence[Layout]) -> None:
-        """Call `kernel` on what it reads, in these layouts, instead of an attention's nodes."""
+        """Replace the nodes of an attention by a call of `kernel` on its inputs, in these layouts."""
         inputs = tuple(self._copies.of(x, layout.strides) for x, layout in zip(found.inputs, layouts, strict=True))
         with self._graph.inserting_before(found.output):
             call = self._graph.call_function(kernel, inputs)
@@ -60,9 +60,9 @@ class Replacer:
         self._erase([*found.nodes, found.output])
 
     def _erase(self, nodes: Sequence[fx.Node]) -> None:
-        """Erase what nobody reads any more, and what only that kept alive.
+        """Erase nodes that have no readers left, and the nodes that only they read.
 
-        What was replaced goes, though its operator may draw random numbers: here it draws none.
+        Replaced nodes are erased even if their operator may use random numbers: these calls do not.
         """
         replaced = set(nodes)
         calls = (node for node in nodes if node.op == "call_function")
@@ -76,7 +76,7 @@ class Replacer:
 def record_decision(
     record: GraphRecord, found: Found, decision: Decision, nodes: Sequence[fx.Node] = (), stage: str = "lowered"
 ) -> None:
-    """Record what was decided on an attention; `nodes` are what a kernel would replace, by default the found's."""
+    """Record the decision on an attention; `nodes` are those that a kernel would replace, by default all."""
     every = [*found.nodes, found.output]
     family = KERNEL_FAMILY if any(map(_is_written_by_a_rule, found.nodes)) else FAMILY
     match = records.decided(RULE, family, nodes or found.nodes, found.output, decision, stage)
@@ -84,10 +84,10 @@ def record_decision(
 
 
 def _is_written_by_a_rule(node: fx.Node) -> bool:
-    """Whether a rule has put this attention here: then its match counts it already."""
+    """Whether a rule inserted this attention: the rule's match counts it already."""
     return packet(node) in {*SDPA, *SOFTMAXES} and bool(node.meta.get("regraft_rule"))
 
 
 def near_miss(node: fx.Node, reason: Reason) -> NearMiss:
-    """An attention that the template does not compute, and why."""
+    """An attention that the template does not compute, with the reason."""
     return records.near_miss(RULE, FAMILY, node, reason, size=3)

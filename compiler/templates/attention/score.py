@@ -1,8 +1,8 @@
-"""Score functions as the online softmax likes them.
+"""Rewrites score functions for the online softmax.
 
-where(j <= i, s * 0.125, -inf)   ->   where(j <= i, s * (0.125 / ln 2), -inf)      powers of two are what GPUs compute
+where(j <= i, s * 0.125, -inf)   ->   where(j <= i, s * (0.125 / ln 2), -inf)      GPUs compute powers of two
 s * 0.125 + mask[j]              ->   s * (0.125 / ln 2) + (mask[j] / ln 2, kept finite)    once for all queries
-s * 0.125 + bias[i, j]           ->   unchanged: biases may be as low as floats are, and lower ones are infinite
+s * 0.125 + bias[i, j]           ->   unchanged: the lowest biases would become infinite
 tanh(s * 0.125 / 50) * 50        ->   fast_tanh(s * 0.0025) * 50                   where operands have 16 bits
 """
 
@@ -21,14 +21,14 @@ from .description import SCORE
 LOG2_E = math.log2(math.e)
 _LOWEST = float("-inf")
 _LARGEST = torch.finfo(torch.float32).max
-_MIN, _MAX = 1e-30, 1e30  # of factors that may be put together
-_LEVEL = 1e3  # of factors and constants beside which the logarithm of a sum keeps its digits
-_EXACT = 1 << 22  # below this floats hold integers, and sums of a few
-BOUNDED = ("tanh", "fast_tanh", "sigmoid", "erf", "normal_cdf", "normal_pdf", "sin", "cos")  # by 1
+_MIN, _MAX = 1e-30, 1e30  # range of factors that may be combined
+_LEVEL = 1e3  # largest factors and constants next to which the logarithm of a sum stays precise
+_EXACT = 1 << 22  # floats represent integers below this, and sums of a few of them, exactly
+BOUNDED = ("tanh", "fast_tanh", "sigmoid", "erf", "normal_cdf", "normal_pdf", "sin", "cos")  # magnitude at most 1
 
 
 def lean(score: Value) -> Value:
-    """The score by cheaper arithmetic, a few units in the last place of float32 off."""
+    """The score with cheaper arithmetic, which differs by a few units in the last place of float32."""
     return Rewriter(_lean)(score)
 
 
@@ -47,9 +47,9 @@ def _lean(value: Value) -> Value | None:
 
 
 def _of_positions(value: Value) -> Value | None:
-    """A position, or a sum or difference of two, as a float: computed with floats, which hold it exactly.
+    """A position, or a sum or difference of two, computed in floats, which represent it exactly.
 
-    float(j - i)   ->   float(j) - float(i)      a conversion for each row and column, none for each score
+    float(j - i)   ->   float(j) - float(i)      one conversion per row and column, none per score
     """
     if isinstance(value, Op) and value.name in ("add", "sub") and value.dtype == torch.int64:
         parts = [_of_positions(arg) for arg in value.args]
@@ -64,7 +64,7 @@ def _of_positions(value: Value) -> Value | None:
 
 
 def _multiplied_once(value: Op) -> Op:
-    """Constant factors as one: ``x * 0.5 * 0.25   ->   x * 0.125``."""
+    """Constant factors combined: ``x * 0.5 * 0.25 -> x * 0.125``."""
     if value.name != "mul":
         return value
     a, b = value.args if _is_number(value.args[1]) else value.args[::-1]
@@ -80,11 +80,11 @@ def _is_number(value: Value) -> TypeGuard[Const]:
 
 
 def masked(score: Value, mask: Value) -> Value:
-    """Score and mask added up, hidden keys as a choice: what hides them is then known (see `mask_bounds`).
+    """A sum of score and mask as a selection, which shows `mask_bounds` the hidden keys.
 
     s + where(j <= i & keep[j], 0, -inf)   ->   where(j <= i & keep[j], s, -inf)
 
-    Where the score is not finite, a hidden key is hidden nevertheless.
+    A hidden key stays hidden even if its score is not finite.
     """
     if isinstance(mask, Const) and mask.number in (0.0, _LOWEST):
         return mask if mask.number else score
@@ -95,12 +95,12 @@ def masked(score: Value, mask: Value) -> Value:
 
 
 def _hides(mask: Op) -> bool:
-    """Whether a choice is minus infinity on either side."""
+    """Whether a selection has -inf on either side."""
     return any(isinstance(side, Const) and side.number == _LOWEST for side in mask.args[1:])
 
 
 def unscaled(score: Value) -> tuple[Value, float] | None:
-    """A score that is a multiple of another one or minus infinity, as that one and its factor, above 0; else None.
+    """A score that is a multiple of another score or -inf, as that score and the factor, above 0; else None.
 
     where(j <= i, s * 0.18, -inf)   ->   where(j <= i, s, -inf), 0.18
     """
@@ -124,13 +124,13 @@ def _unscaled(score: Value, factors: set[float]) -> Value | None:
 
 
 def in_powers_of_two(score: Value, is_shared: Callable[[Value], bool] = lambda _: False) -> Value | None:
-    """The score over ln 2, where that costs nothing and can overflow nowhere; None elsewhere.
+    """The score divided by ln 2, if that costs nothing and cannot overflow; else None.
 
-    exp(score - maximum) is 2 to the power of what is given less its maximum.
+    exp(score - maximum) is then 2 to the power of the returned score less its maximum.
 
     Args:
         score: without roundings.
-        is_shared: whether a value is the same for all queries: then more may be done to it.
+        is_shared: whether a value is the same for all queries, so that more work on it is acceptable.
     """
     if isinstance(score, Const):
         return score if score.number == _LOWEST else None
@@ -154,8 +154,8 @@ def in_powers_of_two(score: Value, is_shared: Callable[[Value], bool] = lambda _
 def is_level(score: Value) -> bool:
     """Whether the score is a multiple of the product, bounded, or -inf.
 
-    Then exp(score - logsumexp) is as precise as the score. Next to a bias of -1e9 a float has no room for the logarithm
-    of a sum.
+    Then exp(score - logsumexp) is as precise as the score. Next to a bias of -1e9, a float cannot represent the
+    logarithm of a sum.
     """
     if isinstance(score, Const):
         return score.number == _LOWEST or abs(score.number) <= _LEVEL
@@ -171,7 +171,7 @@ def is_level(score: Value) -> bool:
 
 
 def _over_ln2(bias: Value) -> Value:
-    """A bias over ln 2: finite where it is, as the lowest numbers are not otherwise."""
+    """A bias divided by ln 2, kept finite where it is finite: the lowest numbers would overflow."""
     within = Op("mul", (bias, Const(LOG2_E, torch.float32)), torch.float32)
     for name, most in (("maximum", -_LARGEST), ("minimum", _LARGEST)):
         within = Op(name, (within, Const(most, torch.float32)), torch.float32)

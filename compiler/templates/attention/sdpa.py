@@ -1,4 +1,4 @@
-"""PyTorch's own attentions as attentions of the template: calls whose description is known.
+"""Calls of PyTorch's own attention operators as attentions of the template.
 
 _scaled_dot_product_flash_attention_for_cpu(%q, %k, %v, attn_mask=%m)          ->   f = s * scale + m[b, h, i, j]
 _scaled_dot_product_efficient_attention(%q, %k, %v, add(%bias, %mask), ...)    ->   f = s * scale + bias + mask
@@ -27,7 +27,7 @@ from .match import Found, at, is_served, loads, made, nodes_between
 from .score import masked
 from .shift_invariance import shiftable
 
-# By the name of the mask's argument, where there may be one.
+# Operators, with the name of their mask argument, if they have one.
 SDPA = {
     "aten._scaled_dot_product_flash_attention_for_cpu": "attn_mask",
     "aten._scaled_dot_product_flash_attention": "",
@@ -37,11 +37,11 @@ SDPA = {
 
 
 def match_sdpa(call: fx.Node, *, keep: fx.Node | None = None) -> Found | Reason:
-    """The attention that a call of the fused CPU operator computes, or why the template cannot.
+    """The attention that a call of the fused CPU operator computes, or the reason why the template cannot.
 
     Args:
-        call: of one of `SDPA`; it gives the result first, and nothing else of it may be used.
-        keep: a mask drawn from a seed, which says which weights stay where the call drops some.
+        call: a call of one of `SDPA`, of whose results only the first may be used.
+        keep: the mask of probabilities that dropout keeps, computed from a seed.
     """
     users = [user for user in call.users if user.users]
     if len(users) != 1 or users[0].target is not operator.getitem or users[0].args[1] != 0:
@@ -56,7 +56,7 @@ def match_sdpa(call: fx.Node, *, keep: fx.Node | None = None) -> Found | Reason:
 
 
 def given_mask(call: fx.Node) -> Any:
-    """The mask or bias that a call of one of `SDPA` gets, None without."""
+    """The mask or bias of a call of one of `SDPA`; None if there is none."""
     name = SDPA[packet(call)]
     return argument(call, name) if name else None
 
@@ -107,7 +107,7 @@ class _Sdpa:
         batch, heads = (int(size) for size in node.meta["val"].shape[:2])
         if batch != self._lead[0].extent or not heads or self._lead[1].extent % heads:
             raise Unlowered("arguments", f"{node.name} has {batch} x {heads} heads")
-        shared = self._lead[1].extent // heads  # queries' heads that follow each other
+        shared = self._lead[1].extent // heads  # number of consecutive query heads per KV head
         for tensor in (self._formulas.value(node), self._formulas.leaf(node)):
             load = plain_load(tensor.at((self._heads[0], self._heads[1] // shared, at(row), at(column))))
             if load is None or self._leaf(load).dtype != node.meta["val"].dtype:

@@ -1,4 +1,4 @@
-"""Where a number for each row may be added to scores: the softmax does not see it.
+"""Finds nodes to which a constant per row may be added, because softmax does not change.
 
 softmax(x - max(x))                          x - max(x) is x
 softmax(where(row, b - max(b), b) + s)       so is b - max(b)
@@ -23,10 +23,10 @@ _PEAKS = ("aten.amax", "aten.max")
 
 
 def shiftable(scores: Any) -> set[fx.Node]:
-    """The nodes to whose value a number for each row may be added, wherever a formula of the scores reads it.
+    """The nodes to whose value a constant per row may be added, wherever a formula of the scores reads it.
 
     Args:
-        scores: what a softmax along the last dim is taken of, or what is added to that.
+        scores: the input of a softmax along the last dim, or a term of that input.
     """
     formula, queue = set[fx.Node](), [scores]
     for node in queue:
@@ -50,7 +50,7 @@ def _has_formula(node: fx.Node) -> bool:
 
 
 def _passed(node: fx.Node) -> tuple[Any, ...]:
-    """The operands of a node that are shifted as its value is, row by row."""
+    """The operands of a node that are shifted by the same constants as the node."""
     name = packet(node)
     if name in _SUMS and not node.kwargs:
         return tuple(x for x in node.args[:2] if isinstance(x, fx.Node) and _row(x) == _row(node))
@@ -67,12 +67,12 @@ def _passed(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _is_peak_of(node: fx.Node, x: fx.Node) -> bool:
-    """Whether a node is the largest of each row of another one: it moves as that does."""
+    """Whether a node is the maximum of each row of another node, so that it shifts by the same constants."""
     return packet(node) in _PEAKS and node.args[0] is x
 
 
 def _keeps_rows(node: fx.Node) -> bool:
-    """Whether a move leaves rows as they are."""
+    """Whether a move does not change rows."""
     name = packet(node)
     if name in ("aten.permute", "aten.transpose", "aten.t", "aten.slice", "aten.select", "aten.squeeze"):
         return False
@@ -80,13 +80,13 @@ def _keeps_rows(node: fx.Node) -> bool:
 
 
 def _is_hiding(x: Any) -> bool:
-    """Whether a value is minus infinity everywhere."""
+    """Whether a value is -inf everywhere."""
     made = isinstance(x, fx.Node) and packet(x) in ("aten.scalar_tensor", "aten.full")
     return bool(made) and x.args[-1] == -math.inf
 
 
 def _row(node: Any) -> float:
-    """How long rows are; not a number where that is symbolic: equal to nothing."""
+    """The length of rows; NaN, which equals nothing, if it is symbolic."""
     sizes = list(node.meta["val"].shape) if isinstance(node, fx.Node) else []
     size = sizes[-1] if sizes else 1
     return size if isinstance(size, int) else math.nan

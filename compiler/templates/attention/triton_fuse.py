@@ -1,10 +1,11 @@
-"""The pass on GPUs: attentions of an inference graph become calls of generated kernels, where those are faster.
+"""The pass on GPUs: attentions of an inference graph become calls of generated kernels, if those are faster.
 
     %bmm = ...; tanh, where; %_softmax = ...; %bmm_1 = ...     ->   attention_3f2a(%q, %k, %v)
     %bias = expand(add(...)); cudnn_attention(..., %bias)      ->   attention_81c0(%q, %k, %v, %table, %keep)
 
-Libraries' kernels are the fastest there are for plain and causal scores: these are asked about only where time does not
-matter. With masks and biases they read (and somebody writes) a tensor of the size of the scores.
+For scores without masks and biases, and for causal scores, libraries are hard to beat, so that these are only measured
+with max-autotune. With masks and biases, libraries read a tensor of the size of the scores, which must be written
+first.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from .triton_split_keys import split_attention, workspaces
 from .triton_text import UnsupportedAttentionError
 from .triton_tiles import SplitTile, Tile, split_tiles, tiles
 
-_TILES, _MORE_TILES = 1, 10  # measured for each attention: by default, and where time does not matter
-_SPLIT_TILES, _MORE_SPLIT_TILES = 2, 12  # the same of few queries, whose keys are gone through in parts
-_FEW_AMONG = 16  # keys for each query, where libraries' kernels are asked about
-_SOME_TILES = 3  # where one of them will be taken
-_SECONDS, _MORE_SECONDS = 2.0, 20.0  # for all questions of a graph
+_TILES, _MORE_TILES = 1, 10  # tiles measured for each attention: by default, and with max-autotune
+_SPLIT_TILES, _MORE_SPLIT_TILES = 2, 12  # the same for few queries, whose keys are split into parts
+_FEW_AMONG = 16  # fewest keys per query for which library kernels are measured
+_SOME_TILES = 3  # tiles measured if one of them will be taken in any case
+_SECONDS, _MORE_SECONDS = 2.0, 20.0  # budget for all questions of a graph
 _Kernels = Mapping[str, TritonTemplateKernel]
 _Key = tuple[str, tuple[str, ...]]
 
 
 class AttentionPass:
-    """The pass over one inference graph; with `thorough`, plain attentions are asked about, too."""
+    """The pass over one inference graph; with `thorough`, attentions without masks and biases are measured too."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -67,7 +68,7 @@ class AttentionPass:
         self._found = self._look()
 
     def _look(self) -> dict[fx.Node, Found]:
-        """The attentions to decide on, by their softmaxes or calls."""
+        """The attentions to decide on, by their softmax or call."""
         every = {}
         for node in list(self.task.graph.nodes):
             one = matched(node) if is_on(node, "cuda") else None
@@ -78,12 +79,12 @@ class AttentionPass:
         return every
 
     def _has_few_queries(self, found: Found) -> bool:
-        """Whether queries are few beside the keys: libraries' programs are then few, too."""
+        """Whether there are few queries compared to keys, so that libraries run few programs."""
         few = found.attention.row.extent * _FEW_AMONG <= found.attention.key.extent
         return few and bool(split_tiles(grouped(found.attention), self.task.gpu))
 
     def begin(self) -> set[fx.Node]:
-        """Have kernels compiled that will be asked about, in other processes; gives the nodes that they may replace."""
+        """Start compiling the kernels that will be measured, in other processes; returns the nodes they may replace."""
         for found in () if self.task.is_forced else self._found.values():
             with suppress(UnsupportedDtypeError, UnsupportedAttentionError, TritonMissing):
                 kernels, kept = self._kernels(found), kept_on_the_way(found)
@@ -94,17 +95,17 @@ class AttentionPass:
         return {node for found in self._found.values() for node in found.nodes}
 
     def run_all(self) -> int:
-        """Decide on everything that was found; returns how many were replaced."""
+        """Decide on every attention that was found; returns the number of attentions replaced."""
         fused = 0
         for node in self._found:
-            # What was found in the graph as it was may read what has been replaced since: look again.
+            # An attention that was found earlier may read nodes that were replaced since: match again.
             found = matched(node)
             if isinstance(found, Found):
                 fused += self.run(found)
         return fused
 
     def run(self, found: Found) -> bool:
-        """Decide on one attention; whether it was replaced."""
+        """Decide on one attention; returns whether it was replaced."""
         try:
             decision, kernels = self._decide(found)
             if decision.chosen is not None and not allowed("template", RULE, [*found.nodes, found.output]):
@@ -123,7 +124,7 @@ class AttentionPass:
         return kernel is not None
 
     def _decide(self, found: Found) -> tuple[Decision, _Kernels]:
-        """The oracle's decision, for equal attentions the same, and the kernels to choose from."""
+        """The oracle's decision, which equal attentions share, and the kernels to choose from."""
         kernels = self._kernels(found)
         kept = kept_on_the_way(found)
         key = _key(found, kernels, kept)
@@ -141,7 +142,7 @@ class AttentionPass:
         return self._known[key]
 
     def _won(self, key: _Key) -> tuple[Decision, _Kernels] | None:
-        """What beat less: the last of equal attentions has to make the mask that counted as made for those before."""
+        """The next best decision: the last of equal attentions must compute a mask that others counted as given."""
         for (digest, less), known in self._known.items():
             if digest == key[0] and known[0].chosen is not None and Counter(less) <= Counter(key[1]):
                 return known
@@ -156,7 +157,7 @@ class AttentionPass:
     def _kernels(self, found: Found) -> _Kernels:
         """A kernel for each tile, by the tile's name."""
         attention = grouped(with_keys_innermost(found.attention))
-        # Where a kernel of this graph comes before it, all that ran before the graph has ended.
+        # If an earlier kernel of this graph precedes it, everything before the graph has ended.
         early = self.task.gpu.capability >= 90 and any(map(is_written_by_kernel, found.inputs))
         made = {}
         splits = split_tiles(attention, self.task.gpu)[: self._splits]
@@ -168,7 +169,7 @@ class AttentionPass:
 
 
 def attention_kernel(attention: Attention, tile: Tile, device: int, early: bool = False) -> TritonTemplateKernel:
-    """The kernel of an attention with a tile, on a GPU; `early` as of `split_attention`, others never are.
+    """The kernel of an attention with a tile, on a GPU; `early` as in `split_attention`, others never are.
 
     Raises:
         UnsupportedDtypeError, UnsupportedAttentionError: see `attention_triton`.
@@ -187,12 +188,12 @@ def attention_kernel(attention: Attention, tile: Tile, device: int, early: bool 
 
 
 def is_promising(found: Found) -> bool:
-    """Whether there is what libraries' kernels do not do as well: anything beside a causal mask."""
+    """Whether the attention has more than a causal mask, which is all that libraries compute well."""
     return all(given_mask(node) is not None for node in found.nodes if packet(node) in SDPA)
 
 
 def may_be_promising(node: fx.Node) -> bool:
-    """The same of a node that has not been looked at: whether an attention that ends or is made here may have."""
+    """Whether a node that was not matched yet may be part of a promising attention."""
     return packet(node) in SOFTMAXES or (packet(node) in SDPA and given_mask(node) is not None)
 
 
@@ -213,7 +214,7 @@ def _question(
 
 
 def _key(found: Found, kernels: _Kernels, kept: tuple[fx.Node, ...]) -> _Key:
-    """Which kernels, and what they compete with."""
+    """The key of the question: the kernels, and the nodes that they are compared with."""
     texts = "\n".join(kernel.source.text for kernel in kernels.values())
     layouts = [str(kernel.inputs) for kernel in kernels.values()]
     digest = hashlib.blake2b("\n".join([texts, *layouts]).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Sizes of the Triton attention kernel's tiles: what of q, k, v and the scores is in registers and shared memory.
+"""Tile sizes of the Triton attention kernel, by the registers and shared memory for q, k, v and the scores.
 
 `tiles` lists those worth measuring on a GPU, the one to take unmeasured first.
 """
@@ -14,11 +14,13 @@ from ...ir.value import variables
 from ..common.gpu import SMALLER, Gpu
 from .description import Attention
 
-_FEWEST = 16  # rows or columns of a product on tensor cores
-_REGISTERS = 220  # of a thread's 255, for the result and the scores
-_FEW_QUERIES = 64  # of a tile: four warps are enough for fewer, and no smaller tile is worth more programs
-_LEAST_WARPS = 8  # of GPUs before Hopper, whose registers hold operands, too
-_GRADIENT_REGISTERS = 160  # of gradients and scores, see `_gradients`: addresses and numbers of rows take the others
+_FEWEST = 16  # fewest rows or columns of a product on tensor cores
+_REGISTERS = 220  # registers of a thread, of 255, for the result and the scores
+_FEW_QUERIES = 64  # queries of a tile up to which four warps are enough, and smaller tiles gain nothing
+_LEAST_WARPS = 8  # fewest warps on GPUs before Hopper, whose registers also hold operands
+_GRADIENT_REGISTERS = (
+    160  # registers for gradients and scores (see `_gradients`): addresses and row statistics take the others
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Tile:
 
     Args:
         queries, keys: rows and columns of a block of scores.
-        warps: of a program; `stages`: blocks of keys on their way at a time.
+        warps: the warps of a program; `stages`: the number of blocks of keys that are loaded at a time.
     """
 
     queries: int
@@ -41,7 +43,7 @@ class BackwardTile(Tile):
     """The same for a backward pass, whose second launch has programs of keys.
 
     Args:
-        by_keys: of that launch.
+        by_keys: the tile of the second launch.
     """
 
     by_keys: Tile
@@ -49,16 +51,16 @@ class BackwardTile(Tile):
 
 @dataclass(frozen=True)
 class SplitTile(Tile):
-    """Of few queries, all in one block, with the keys in parts.
+    """A tile for few queries, all in one block, whose keys are split into parts.
 
     Args:
-        splits: how many parts; programs of their own go through them.
+        splits: the number of parts, each with programs of its own.
     """
 
     splits: int
 
 
-# By columns of the wider operand, the first to be preferred.
+# By columns of the wider operand; the first that fits is preferred.
 _HALVES = {
     64: (
         Tile(128, 64, 8, 3), Tile(128, 64, 4, 3), Tile(128, 128, 8, 3), Tile(128, 128, 4, 3), Tile(64, 128, 4, 2),
@@ -79,11 +81,11 @@ _FLOATS = {
     256: (Tile(32, 32, 8, 2), Tile(16, 16, 4, 2)),
 }
 _SMALLEST = Tile(16, 16, 4, 1)
-# Of few queries: keys of a block, warps and stages; and programs for each processor.
+# For few queries: keys of a block, warps and stages; then programs per multiprocessor.
 _SPLIT_BLOCKS = ((64, 4, 3), (128, 4, 2), (32, 4, 4), (128, 8, 3), (64, 8, 2), (32, 4, 2), (16, 4, 2))
 _SHARES = (2, 4, 1)
 _MOST_ROWS, _LEAST_KEYS, _MOST_SPLITS = 64, 128, 64
-# Of the backward pass, by bytes an element, as above.
+# For the backward, by bytes per element, as above.
 _BACKWARD = {
     2: {
         64: (
@@ -107,7 +109,7 @@ _BACKWARD = {
 
 
 def tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[Tile]:
-    """Configurations for an attention that fit a GPU, the default first; sizes and dtypes are looked at."""
+    """Configurations for an attention that fit a GPU, the default first, by its sizes and dtypes."""
     table = _HALVES if attention.v.buffer.dtype.itemsize == 2 else _FLOATS
     cut = dict.fromkeys(_cut(tile, attention) for tile in _listed(table, attention))
     fitting = [tile for tile in cut if fits(tile, attention, gpu)] or [_SMALLEST]
@@ -115,9 +117,9 @@ def tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[Tile]:
 
 
 def split_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[SplitTile]:
-    """Configurations for few queries and many keys, the default first; none where rows are many or keys few.
+    """Configurations for few queries and many keys, the default first; none if there are many rows or few keys.
 
-    There are about as many programs as have memory busy, none of which has less than a block of keys.
+    The number of programs is about what keeps memory busy; each has at least one block of keys.
     """
     rows, keys = max(_FEWEST, power(attention.row.extent)), attention.key.extent
     if rows > _MOST_ROWS or keys < _LEAST_KEYS:
@@ -133,7 +135,7 @@ def split_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[SplitTile]:
 
 
 def backward_tiles(attention: Attention, gpu: Gpu = SMALLER) -> list[Tile]:
-    """The same for the backward pass, which holds twice as many operands."""
+    """The same for the backward, which holds twice as many operands."""
     listed = _listed(_BACKWARD[attention.v.buffer.dtype.itemsize], attention)
     cut = dict.fromkeys(_backward_cut(tile, attention) for tile in listed)
     fitting = [tile for tile in cut if _backward_bytes(tile, attention) <= gpu.shared_bytes] or [_SMALLEST]
@@ -148,9 +150,10 @@ def _backward_cut(tile: Tile, attention: Attention) -> Tile:
 
 
 def turned(tile: Tile, attention: Attention) -> Tile:
-    """The tile for programs that have keys, no larger than the scores are: the tile's own, or made from it.
+    """The tile for programs over keys, no larger than the scores: the given tile, or one derived from it.
 
-    Then what stays is as large; what comes by is half of it where two gradients leave no registers for more.
+    The block that stays has the same size; the block that moves has half of it if two gradients leave too few
+    registers.
     """
     one = tile.by_keys if isinstance(tile, BackwardTile) else replace(tile, queries=tile.keys, keys=tile.queries)
     queries = min(one.queries, max(_FEWEST, power(attention.row.extent)))
@@ -163,15 +166,15 @@ def turned(tile: Tile, attention: Attention) -> Tile:
 
 
 def _gradients(by_keys: Tile, attention: Attention) -> int:
-    """Registers of a thread for gradients of keys and values, and two blocks of scores."""
+    """Registers of a thread for gradients of keys and values, and for two blocks of scores."""
     return by_keys.keys * (_columns(attention) + 2 * by_keys.queries) // (by_keys.warps * 32)
 
 
 def _is_crowded(tile: Tile, attention: Attention, gpu: Gpu) -> bool:
-    """Whether registers overflow.
+    """Whether registers spill.
 
-    On Hopper where there is more to a score than the product: random bits, biases. On GPUs before, whose registers hold
-    operands too, with few warps, or biases ahead.
+    On Hopper, registers spill if scores need more than the product: random bits or biases. On earlier GPUs, whose
+    registers also hold operands, they spill with few warps or with biases that are loaded ahead.
     """
     if gpu.capability >= 90:
         is_more = attention.keep is not None or bool(_biases(attention))
@@ -182,7 +185,7 @@ def _is_crowded(tile: Tile, attention: Attention, gpu: Gpu) -> bool:
 
 
 def _backward_bytes(tile: Tile, attention: Attention) -> int:
-    """Shared memory, about: operands of both sides, those of the loop in stages, and weights on their way."""
+    """Approximate shared memory: operands of both sides, those of the loop in stages, and probabilities."""
     size, columns, back = attention.v.buffer.dtype.itemsize, _columns(attention), turned(tile, attention)
     operands = ((tile.queries + tile.keys * tile.stages), (back.keys + back.queries * back.stages))
     scores = (x.queries * x.keys * (2 * size + x.stages * sum(_biases(attention))) for x in (tile, back))
@@ -190,7 +193,7 @@ def _backward_bytes(tile: Tile, attention: Attention) -> int:
 
 
 def _columns(attention: Attention) -> int:
-    """Of keys and values together, as blocks."""
+    """The columns of keys and values together, in blocks."""
     return sum(block for extent in (attention.depth, attention.width) for _, block in parts(extent))
 
 
@@ -200,7 +203,7 @@ def _listed(table: dict[int, tuple[Tile, ...]], attention: Attention) -> tuple[T
 
 
 def _cut(tile: Tile, attention: Attention) -> Tile:
-    """A tile no larger than the scores are."""
+    """A tile no larger than the scores."""
     queries, keys = (max(_FEWEST, power(var.extent)) for var in (attention.row, attention.key))
     stages = tile.stages if attention.key.extent > tile.keys else 1
     smaller = Tile(min(tile.queries, queries), min(tile.keys, keys), tile.warps, stages)
@@ -208,12 +211,12 @@ def _cut(tile: Tile, attention: Attention) -> Tile:
 
 
 def _is_idle(tile: Tile, attention: Attention, gpu: Gpu) -> bool:
-    """Whether its programs leave processors without work that smaller blocks of queries would give them."""
+    """Whether its programs leave multiprocessors without work that smaller blocks of queries would use."""
     return tile.queries > _FEW_QUERIES and programs(tile, attention) < gpu.processors
 
 
 def programs(tile: Tile, attention: Attention) -> int:
-    """How many programs there are."""
+    """The number of programs."""
     count = -(-attention.row.extent // tile.queries)
     for var in attention.lead:
         count *= var.extent
@@ -221,11 +224,11 @@ def programs(tile: Tile, attention: Attention) -> int:
 
 
 def fits(tile: Tile, attention: Attention, gpu: Gpu) -> bool:
-    """Whether shared memory and registers hold a tile, by what they are known to have to hold at least."""
+    """Whether a tile fits shared memory and registers, by lower bounds of what it needs."""
     size = attention.v.buffer.dtype.itemsize
     depth, width = (sum(block for _, block in parts(columns)) for columns in (attention.depth, attention.width))
     queries = tile.queries * depth * size
-    # Products of Hopper read blocks after the next ones are on their way.
+    # On Hopper, products read blocks after the next ones have started loading.
     ahead = tile.stages if gpu.capability >= 90 else max(tile.stages - 1, 1)
     keys = ahead * tile.keys * (depth + width) * size
     extra = ahead * sum(tile.queries * tile.keys * each for each in _biases(attention))
@@ -234,7 +237,7 @@ def fits(tile: Tile, attention: Attention, gpu: Gpu) -> bool:
 
 
 def _biases(attention: Attention) -> Sequence[int]:
-    """Bytes an element of what `f` loads for every score: pipelined as keys are."""
+    """Bytes per element of the buffers that `f` loads for each score: they are pipelined as keys are."""
     held = {buffer.name: buffer.dtype for buffer in attention.buffers}
     both = {attention.row, attention.key}
     return [held[load.buffer].itemsize for load in attention.loads() if both <= variables([load])]
@@ -252,5 +255,5 @@ def parts(columns: int) -> list[tuple[int, int]]:
 
 
 def power(size: int) -> int:
-    """The power of two that holds a size."""
+    """The smallest power of two that is not smaller."""
     return 1 << max(size - 1, 0).bit_length()
