@@ -1,4 +1,4 @@
-"""Assembly: a schedule as a graph again, of extern calls as they were and calls of generated kernels.
+"""Turns a schedule into a graph of extern calls and calls of generated kernels.
 
     %mm   = aten.mm(%x, %w)                        %mm = aten.mm(%x, %w)
     %add  = aten.add(%mm, %b)       schedule       %k0 = k0_relu(%mm, %b)
@@ -6,7 +6,7 @@
     %v    = aten.view(%relu, [-1])                 return (%v,)
     return (%v,)
 
-Views are made anew where something that is not a kernel needs them; kernels see through them.
+Views are created again if something other than a kernel reads them; kernels see through views.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def assemble(
     """The graph of a schedule.
 
     Args:
-        graph: what was lowered; it stays as it is.
+        graph: the graph that was lowered; it is not changed.
         schedule: its kernels and extern calls, in order.
         compiled: the function of each kernel, by name.
-        overwrites: pairs (made, given) of a kernel's buffers that may share memory.
-        written: nodes that are inputs as they are written to, by name: whoever reads them reads the input.
+        overwrites: pairs (new, existing) of a kernel's buffers that may share memory.
+        written: nodes that stand for an input after a write to it, by name: their readers read the input.
     """
     return _Assembly(graph, schedule, compiled, overwrites, written).run()
 
@@ -70,7 +70,7 @@ class _Assembly:
         self._graph = fx.Graph()
         self._made: dict[fx.Node, fx.Node] = {}  # old node -> new node
         self._buffers: dict[str, fx.Node] = {}  # buffer -> new node
-        self._unchecked: list[fx.Node] = []  # tensors whose sizes nobody has looked at
+        self._unchecked: list[fx.Node] = []  # tensors whose sizes have not been checked
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._copy(node)
@@ -99,7 +99,7 @@ class _Assembly:
         return made
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """The new node of an old one: its buffer, or a view or a size computed anew from such."""
+        """The new node for an old node: its buffer, or a view or size that is computed again."""
         if node.name in self._buffers:
             return self._buffers[node.name]
         if node not in self._made and node.target is torch.ops.aten.copy_.default:
@@ -114,7 +114,7 @@ class _Assembly:
         self._unchecked += [self._made[node] for node in doubtful_results(step.node) if node in self._made]
 
     def _check_sizes(self) -> None:
-        """Look at sizes before something relies on them, but after what the program itself asserts of them."""
+        """Check sizes before code relies on them, but after the assertions of the program itself."""
         for node in self._unchecked:
             known = claims(node, self._sizes)
             if known:
@@ -124,7 +124,7 @@ class _Assembly:
 
     def _kernel(self, kernel: Kernel) -> None:
         self._check_sizes()
-        # Kernels see memory flat; what is allocated has the program's sizes and strides.
+        # Kernels index flat memory; allocated tensors have the program's sizes and strides.
         made = tuple(self._schedule.buffers[p.buffer.name] for p in kernel.params if self._is_new(p.buffer))
         fresh = {buffer.name for buffer in made}
         given = tuple(p.buffer.name for p in kernel.params if p.buffer.name not in fresh)
@@ -159,23 +159,23 @@ class _Assembly:
         node.meta["val"] = tuple(self._buffers[buffer.name].meta["val"] for buffer in made) or None
 
     def _sizes_of(self, kernel: Kernel, made: Sequence[Buffer]) -> list[ix.Size]:
-        """The kernel's sizes first, then those that only the results' shapes need."""
+        """The kernel's sizes first, then those that only the shapes of results need."""
         numbers = [n for buffer in made for n in (*buffer.sizes, *buffer.strides)]
         more = sorted({a for n in numbers for a in ix.atoms(n) if isinstance(a, ix.Size)}, key=lambda s: s.name)
         return [*kernel.sizes, *(s for s in more if s not in kernel.sizes)]
 
     def _size(self, size: ix.Size) -> Any:
-        """A size of an input, a number that the graph computes, or what its metadata says of one."""
+        """The size of an input, a number that the graph computes, or the number in its metadata."""
         node = self._numbers.get(size.name)
         if node is not None and not isinstance(size, ix.Late):
             return self._value(node)
-        # Where else the number stands may come later than the call that makes it known.
+        # Other nodes with this number may come after the call that defines it.
         expr = self._named.get(size.name) if node is None else node.meta["val"].node.expr
         return self._sizes.symbol(size.name) if expr is None else self._sizes.computed(expr)
 
     @functools.cached_property
     def _named(self) -> dict[str, Any]:
-        """What has a name of its own among the sizes and strides of tensors, and in what they are computed from."""
+        """The named symbols among the sizes and strides of tensors, and in the expressions that compute them."""
         tensors = [x for node in self._old.values() for x in tree_leaves(node.meta.get("val")) if torch.is_tensor(x)]
         numbers = [n for x in tensors if x.layout == torch.strided for n in (*x.shape, *x.stride())]
         exprs = {n.node.expr for n in numbers if isinstance(n, torch.SymInt)}
@@ -183,7 +183,7 @@ class _Assembly:
         return {size_name(part): part for part in parts}
 
     def _provenance(self, kernel: Kernel) -> dict[str, Any]:
-        """Source line, module and rule of the last node that the kernel computes, and the stack traces of all."""
+        """Source line, module and rule of the last node that the kernel computes, and the stack traces of all nodes."""
         nodes = [self._old[name] for name in kernel.nodes if name in self._old]
         if not nodes:
             return {}
@@ -194,12 +194,12 @@ class _Assembly:
 
 
 def _numbers(value: Any) -> list[str]:
-    """The name of the size that a value is, where it is one."""
+    """The name of the size that a value is, if it is one."""
     return [size_name(value.node.expr)] if isinstance(value, torch.SymInt) else []
 
 
 def _tensor_meta(buffer: Buffer, meta: Any) -> Any:
-    """Metadata of a made buffer: that of the graph node it stands for, where it has one."""
+    """Metadata of a buffer: that of the graph node for which it stands, if there is one."""
     if isinstance(meta, torch.Tensor):
         return meta
     plain = [n for n in (*buffer.sizes, *buffer.strides) if isinstance(n, ix.Index)]

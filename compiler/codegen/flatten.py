@@ -1,4 +1,4 @@
-"""Kernels made plain for code generation: one offset an access, and index arithmetic no wider than it must be.
+"""Simplifies kernels for code generation: one offset per access, and index arithmetic in the narrowest integers.
 
 x[i, j] of strides (768, 1)        ->  x[768*i + j]
 le(Number(j, i64), Number(i, i64)) ->  le(Number(j, i32), Number(i, i32))       where both fit
@@ -27,13 +27,13 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 def flatten(kernel: Kernel) -> Kernel:
-    """The kernel with every `Load` and `Store` at one index, an offset in elements."""
+    """The kernel in which every `Load` and `Store` has one index, an offset in elements."""
     buffers = {b.name: b for b in [*(p.buffer for p in kernel.params), *kernel.scratch]}
     return _Flattening(buffers).kernel(kernel)
 
 
 def flatten_value(value: Value, buffers: Iterable[Buffer]) -> Value:
-    """A value made plain like those of a kernel; it loads from `buffers`."""
+    """A value that is simplified as those of a kernel are; it reads from `buffers`."""
     return _Flattening({b.name: b for b in buffers}).value(value)
 
 
@@ -72,7 +72,7 @@ class _Flattening:
         return sum((at * step for at, step in zip(indices, self._buffers[buffer].strides, strict=True)), 0)
 
     def _atom(self, atom: Atom) -> Any:
-        """An index read from memory, in 32 bits where it was made of no more."""
+        """An index read from memory, in 32 bits if it was computed from narrower values."""
         if not isinstance(atom, Loaded):
             return None
         narrow = _narrowed(self._rewrite(atom.value))
@@ -94,7 +94,7 @@ class _Flattening:
 
 @lru_cache(_CACHED)
 def _narrowed(value: Value) -> Value | None:
-    """A whole number of 64 bits as one of 32, where it and all that it is computed from fit."""
+    """A 64-bit integer as a 32-bit one, if it and all its operands fit."""
     span = _span(value) if value.dtype == torch.int64 else None
     if span is None or not (span[0] >= _INT32.min and span[1] <= _INT32.max):
         return None
@@ -112,7 +112,7 @@ def _narrowed(value: Value) -> Value | None:
 
 @lru_cache(_CACHED)
 def _span(value: Value) -> tuple[int, int] | None:
-    """The least and the greatest that a whole number can be; None where nothing is known."""
+    """The smallest and the largest value of an integer; None if they are not known."""
     if isinstance(value, (Const, Number)):
         low, high = bounds(value.number if isinstance(value, Const) else value.index)
         return None if low is None or high is None else (low, high)

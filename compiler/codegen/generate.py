@@ -1,11 +1,11 @@
-"""Code generation of one graph: what the rules left becomes kernels, what has none stays a call.
+"""Code generation for one graph: supported nodes become kernels, all others stay calls.
 
     graph  ->  lower  ->  loop program  ->  schedule  ->  kernels  ->  build  ->  assemble  ->  graph
                  ^                                                      |
-                 +----  what the code generator refuses stays calls  <--+
+                 +---  rejected by the code generator: stay calls   <--+
 
-Kernels are built for where their buffers lie: C++ on CPUs, Triton on CUDA devices. A graph whose kernels cannot be
-built runs as it is: correct, counted and shown.
+The device of its buffers determines a kernel's language: C++ on CPUs, Triton on CUDA devices. A graph whose kernels
+cannot be built runs as it is, and reports count and show it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger("regraft")
 
 @dataclass(frozen=True)
 class Generated:
-    """The generated form of one graph, the `source`: `code` for the report, and every stage as text when asked for."""
+    """The generated form of one graph as `source`, its `code` for the report, and every stage as text if asked for."""
 
     source: fx.Graph
     graph: fx.Graph
@@ -69,7 +69,7 @@ class Generated:
 
 
 class NotGeneratedError(Exception):
-    """Why a graph has no generated kernels; `reason` says it."""
+    """A graph has no generated kernels; `reason` says why."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.message)
@@ -78,18 +78,18 @@ class NotGeneratedError(Exception):
 
 @dataclass(frozen=True)
 class Planned:
-    """A graph's loop program and its schedule: what kernels are built from."""
+    """A graph's loop program and its schedule, from which kernels are built."""
 
     lowered: Lowered
     schedule: Schedule
 
 
 def begin_kernels(graph_module: fx.GraphModule) -> Planned:
-    """Plan the kernels of a graph, and have those for GPUs compiled in other processes meanwhile.
+    """Plan the kernels of a graph, and start compiling those for GPUs in other processes.
 
     Raises:
-        NotGeneratedError: nothing can be generated here.
-        UnsupportedKernels: some operations will have to stay calls.
+        NotGeneratedError: no kernels can be generated for this graph.
+        UnsupportedKernels: some operations must stay calls.
     """
     with pausing():
         planned = _planned(graph_module, {})
@@ -114,17 +114,17 @@ def generate_kernels(
     begun: Planned | None = None,
     faults: Faults | None = None,
 ) -> Generated:
-    """The graph with generated kernels in place of what they compute.
+    """The graph with generated kernels in place of the nodes that they compute.
 
     Args:
-        graph_module: after the lowered rules; it stays as it is.
+        graph_module: a graph after the rules for lowered graphs; it is not changed.
         kind: ``"inference"``, ``"forward"`` or ``"backward"``, for the record.
-        verify: prove every dependence of the schedule by an independent checker.
-        begun: what `begin_kernels` planned for this graph.
-        faults: is told of lowerings that fail.
+        verify: check every dependence of the schedule with an independent checker.
+        begun: the plan that `begin_kernels` made for this graph.
+        faults: is told about lowerings that fail.
 
     Raises:
-        NotGeneratedError: nothing can be generated here: another device, no compiler.
+        NotGeneratedError: no kernels can be generated: another device, or no compiler.
     """
     kept = _switched_off(graph_module.graph)
     while True:
@@ -137,7 +137,7 @@ def generate_kernels(
             functions = _build(plan.kernels)
         except triton.UnsupportedKernels as refusal:
             kept |= _refused(plan, refusal, kept)
-            faults = None  # it was told
+            faults = None  # it was told already
             continue
         graph = assemble(graph_module.graph, plan, functions, overwrites, lowered.written)
         code = _code(kind, graph_module.graph, lowered, len(plan.kernels))
@@ -145,16 +145,16 @@ def generate_kernels(
 
 
 def _switched_off(graph: fx.Graph) -> dict[str, str]:
-    """The operators that stay calls because switches do not allow their kernels, by node; and why."""
+    """The nodes that stay calls because switches disable their kernels, and why."""
     operators = (n for n in graph.nodes if isinstance(n.target, compat.OpOverload) and _tensors(val(n)))
     return {n.name: "switched off" for n in operators if not allowed("kernel", str(n.target), n)}
 
 
 def _target(graph: fx.Graph) -> Target:
-    """What to schedule for: a GPU where the graph has tensors on one.
+    """The target to schedule for: a GPU if the graph has tensors on one.
 
     Raises:
-        NotGeneratedError: there are tensors on devices that nothing is generated for.
+        NotGeneratedError: a tensor is on an unsupported device.
     """
     devices = {t.device for node in graph.nodes for t in _tensors(val(node))}
     others = {d.type for d in devices} - {"cpu", "cuda"}
@@ -175,7 +175,7 @@ def _tensors(value: Any) -> Sequence[Any]:
 
 
 def _check(program: Program, plan: Schedule) -> None:
-    with compat.plain_eager():  # it computes with real tensors, inside Dynamo's fake mode
+    with compat.plain_eager():  # the checker computes with real tensors, inside of Dynamo's fake mode
         findings = check_schedule(program, plan)
     if findings:
         raise AssertionError("the schedule breaks dependences:\n" + "\n".join(map(str, findings)))
@@ -186,7 +186,7 @@ def _build(kernels: Sequence[Kernel]) -> dict[str, Any]:
 
     Raises:
         NotGeneratedError: there is no compiler, or a kernel spans devices.
-        UnsupportedKernels: some have no machine code.
+        UnsupportedKernels: some kernels have no machine code.
     """
     builders: dict[str, Callable[[Sequence[Kernel]], Sequence[Any]]] = {"cpu": cpp.build, "cuda": triton.build}
     made: dict[str, Any] = {}
@@ -213,10 +213,10 @@ def _device(kernel: Kernel) -> torch.device:
 
 
 def _refused(plan: Schedule, refusal: triton.UnsupportedKernels, kept: Mapping[str, str]) -> dict[str, str]:
-    """The nodes of refused kernels, and why, so that they can stay calls.
+    """The nodes of rejected kernels, which will stay calls, and why.
 
     Raises:
-        NotGeneratedError: they have stayed calls already.
+        NotGeneratedError: they were calls already.
     """
     logger.info("regraft: some operations stay calls: %s", refusal)
     refused = {k: refusal.why[k.name].partition("\n")[0] for k in plan.kernels if k.name in refusal.why}
@@ -228,7 +228,7 @@ def _refused(plan: Schedule, refusal: triton.UnsupportedKernels, kept: Mapping[s
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Tell the user once what is missing on the machine."""
+    """Warn the user once about something that the machine lacks."""
     logger.warning("regraft: %s; graphs run by calls of ATen, correct but slower", message)
 
 

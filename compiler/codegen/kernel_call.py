@@ -1,4 +1,4 @@
-"""Calls of generated kernels as nodes of a graph: functional to the graph, memory by memory to the kernel.
+"""Calls of generated kernels as nodes of a graph: functional in the graph, with output buffers in the kernel.
 
 %k0 = k0_layer_norm(%x, %w, %b)        out = empty_strided((128, 768), (768, 1), float32)
 %out = getitem(%k0, 0)           ->    k0_layer_norm(x, w, b, out)
@@ -19,17 +19,17 @@ from ..ir.program import Buffer
 
 
 class TemplateCall(PureCall):
-    """A call of a kernel that a template made, as the target of a `call_function` node; reports count it by template.
+    """A call of a template's kernel, as the target of a `call_function` node; reports count it by template.
 
     Args:
-        template: what it was made from, e.g. ``"attention"``.
+        template: the name of the template, e.g. ``"attention"``.
     """
 
     template: str
 
     @property
     def early(self) -> bool:
-        """Whether it may begin before kernels before it have ended, and waits for them by itself."""
+        """Whether it may start before earlier kernels have ended, and waits for them by itself."""
         return False
 
 
@@ -38,15 +38,15 @@ class KernelCall:
     """A compiled kernel as the target of a `call_function` node.
 
     The node's arguments are the buffers that exist before the call, in the order of `given`, then the sizes that the
-    kernel and its results need, in the order of `sizes`. It gives the buffers that it makes: one tensor, a tuple of
-    them, or None.
+    kernel and its results need, in the order of `sizes`. It returns the buffers that it allocates: one tensor, a tuple
+    of tensors, or None.
 
     Args:
         kernel: the loop tree.
-        run: the compiled function: all params in the kernel's order, then the kernel's sizes.
-        given: names of the buffers that are arguments; `made` the buffers that the call allocates.
-        sizes: names of the symbolic sizes that are arguments.
-        overwrites: made buffers that may take the memory of a given one that nobody reads any more, by name.
+        run: the compiled function of all params in the kernel's order, then the kernel's sizes.
+        given: the names of buffers that are arguments; `made`: the buffers that the call allocates.
+        sizes: the names of symbolic sizes that are arguments.
+        overwrites: pairs of an allocated buffer and an argument, by name, whose memory it may reuse if it is dead.
     """
 
     kernel: Kernel
@@ -57,12 +57,12 @@ class KernelCall:
     overwrites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # What fx asks of the target of a call.
+        # Attributes that fx expects of the target of a call.
         self.__name__ = self.__qualname__ = self.kernel.name
         self.__module__ = "regraft"
 
     def __call__(self, *args: Any) -> Any:
-        """Run functionally: results in fresh memory."""
+        """Run functionally, with results in new memory."""
         known = dict(zip(self.given, args, strict=False))
         env = dict(zip(self.sizes, args[len(self.given) :], strict=True))
         results = [self._empty(buffer, env) for buffer in self.made]
@@ -72,7 +72,7 @@ class KernelCall:
 
     @property
     def updates(self) -> tuple[str, ...]:
-        """Given buffers that the kernel writes."""
+        """Existing buffers that the kernel writes."""
         made = {buffer.name for buffer in self.made}
         return tuple(p.buffer.name for p in self.kernel.params if p.access != "read" and p.buffer.name not in made)
 
@@ -88,7 +88,7 @@ def evaluate(number: Any, env: Mapping[str, int]) -> int:
 
 
 def spell(number: Any, names: Mapping[str, str]) -> str:
-    """An index of sizes as a Python expression, sizes by the names given (by default their own)."""
+    """An index of sizes as a Python expression, in which sizes have the given names (by default their own)."""
     if not isinstance(number, Index):
         return str(number)
     return " + ".join(_term(monomial, factor, names) for monomial, factor in terms(number)) or "0"

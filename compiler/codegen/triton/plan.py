@@ -1,17 +1,22 @@
-"""How a loop tree meets the GPU: what programs enumerate, what lanes do, how large the blocks are.
+"""Maps a loop tree to the GPU: the iterations of programs and lanes, and the sizes of blocks.
 
 for k < 524288 parallel: y[k] = ...                               one axis of lanes
 for i parallel: for j parallel: y[64*i + j] = f(m[i])             tiles of rows i and columns j; m once a row
 for i parallel: for j parallel: y[64*i + j] = x[i + 8192*j]       the same, as wide along i as along j
-for i parallel: fold (for j < 768: update with x[768*i + j])      a program a row, j in lanes, all at once
+for i parallel: fold (for j < 768: update with x[768*i + j])      one program per row, all of j in lanes
 for j parallel: fold (for i: update with x[768*i + j])            rows j, columns i in a loop of blocks
 
-Sizes are Hopper's: a lane has 8 elements, 32 bytes of float32, and 16 where it loads one number of 16 bits for each and
-others once a row, or rows of such: as many bytes are on their way at once, and what a program does once is done for
-more. Machine code keeps to few registers, and where they do not hold all that a lane loads, loads wait for one another:
-hence no more elements where two numbers are loaded for each, and 8 where columns of 16 bits are summed, each with a sum
-of its own; of few columns a lane sums all, so that lanes need not meet. Blocks are halved where programs would be too
-few to go round. What is best depends on more than a plan can see: `candidates` are what is worth measuring.
+Elements per lane, measured on Hopper:
+
+    8       by default: 32 bytes of float32
+    16      if a lane loads one 16-bit value per element, and others once per row: the same bytes are loaded at a time,
+            and more elements share the work that a program does once
+    8       if two values are loaded per element: more loads need more registers, and then wait for one another
+    8       if columns of 16 bits are summed, since each has its own sum
+    all     of a row, if there are few columns: a lane then adds up a column without other lanes
+
+Blocks are halved if there would be too few programs for the GPU. The best sizes depend on more than a plan can know:
+`candidates` lists those that are worth measuring.
 """
 
 from __future__ import annotations
@@ -28,43 +33,43 @@ from ...ir.kernel import Fold, Loop, Statement, Update
 from ...ir.value import Result
 from .iteration_space import extent_of, number_of
 
-_LANES = 16  # neighbours that an access should find next to each other
-_POINTWISE = 1024  # elements of a program without reductions
-_NARROW = 64  # lanes of a row of a tile, unless rows are shorter
-_FULL = 4  # of five lanes along a row, at least so many have an element
-_VECTOR = 8  # elements that a lane moves at once, where they are of 16 bits
-_ROW_LOADS = 3  # loads once a row that are worth narrower ones of elements
-_TILE = (64, 64)  # of a transposition
-_PERSISTENT = 8192  # elements of a row that registers hold
-_LOOPED = 2048  # elements of a row's block where the row is longer
-_HELD = 96  # numbers that a lane loads at once, and has registers for; of rows that are gone through once
-_COLUMN = (64, 64)  # rows (contiguous in memory) and columns of a block of a reduction across
-_FEW = 64  # columns that a lane folds all by itself, so that lanes need not meet
-_ACROSS = 2048  # elements of such a block where there are fewer columns, at least
-_LONELY = 8192  # elements of such a block where programs are so few that nothing else hides what memory takes
-_NARROWEST = 16  # neighbours in memory that are not given to different programs
-PROGRAMS = 264  # that keep a GPU busy: two a multiprocessor
-_NARROW_BYTES = 2  # of numbers that a lane has twice as many of
-_MANY = 4 * PROGRAMS  # programs that can do with fewer lanes each
+_LANES = 16  # fewest neighboring elements that an access should read
+_POINTWISE = 1024  # elements per program without reductions
+_NARROW = 64  # fewest lanes per row of a tile, unless rows are shorter
+_FULL = 4  # of five lanes along a row, the fewest that have an element
+_VECTOR = 8  # 16-bit elements that a lane moves at once
+_ROW_LOADS = 3  # loads per row that justify narrower loads per element
+_TILE = (64, 64)  # tile of a transposition
+_PERSISTENT = 8192  # most elements of a row in registers
+_LOOPED = 2048  # elements per block of a longer row
+_HELD = 96  # most values that a lane loads at once into registers, for rows that are read once
+_COLUMN = (64, 64)  # rows (contiguous in memory) and columns of a block for a reduction across rows
+_FEW = 64  # most columns that a lane reduces without other lanes
+_ACROSS = 2048  # fewest elements of such a block with fewer columns
+_LONELY = 8192  # elements of such a block if there are too few programs to hide memory latency
+_NARROWEST = 16  # fewest neighbors in memory per program
+PROGRAMS = 264  # programs that keep a GPU busy: two per multiprocessor
+_NARROW_BYTES = 2  # bytes of values of which a lane has twice as many
+_MANY = 4 * PROGRAMS  # number of programs from which on each needs fewer lanes
 _ELEMENTS_A_WARP = 256
-# Folds whose elements take so much that what lanes have in common counts; and those of places, of 64 bits: the fewer
-# lanes come together the better.
+# Folds whose elements are so expensive that work shared by lanes matters; and folds of 64-bit positions, for which
+# fewer lanes are better.
 _MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
-_STAGES, _FEW_LOADS = 3, 2  # of such folds: steps on their way, where that takes little shared memory
+_STAGES, _FEW_LOADS = 3, 2  # for such folds: steps loaded at a time, if they need little shared memory
 _WARPS = 16
-_THREADS = 32  # of a warp
+_THREADS = 32  # threads of a warp
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The sizes of one launch's blocks.
+    """The block sizes of one launch.
 
     Args:
-        rows: loops that programs enumerate along the tile's first axis, outermost first; `row_block` lanes of them.
-        columns: loops that programs enumerate along its second; empty where that axis is for loops inside.
-        column_block: lanes of the second axis: at most so many of a loop inside at once.
-        warps: of a program.
-        stages: steps of a loop inside whose loads are on their way at once.
+        rows: the loops along the tile's first axis, outermost first; each program has `row_block` lanes of them.
+        columns: the loops along its second axis; empty if that axis belongs to inner loops.
+        column_block: the lanes of the second axis, and so the most iterations of an inner loop at a time.
+        warps: the warps of a program.
+        stages: the steps of an inner loop that are loaded at a time.
     """
 
     rows: tuple[Var, ...]
@@ -77,12 +82,12 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: statements over the loops that programs enumerate.
+    """One launch: statements inside of the loops whose iterations are programs.
 
     Args:
-        outer: loops of which every program has one iteration, beside those of `blocks`.
-        body: what is inside of all these loops.
-        others: blocks that may turn out to be better than `blocks`.
+        outer: other loops, of which every program has one iteration.
+        body: the statements inside of all these loops.
+        others: blocks that may be faster than `blocks`.
     """
 
     outer: tuple[Var, ...]
@@ -92,7 +97,7 @@ class Launch:
 
 
 def candidates(launch: Launch) -> tuple[Launch, ...]:
-    """The launch in every way worth measuring, the one to take unmeasured first."""
+    """The launch in all ways worth measuring, with the one to use without measurement first."""
     return tuple(replace(launch, blocks=blocks, others=()) for blocks in dict.fromkeys([launch.blocks, *launch.others]))
 
 
@@ -100,8 +105,8 @@ def launches(body: Sequence[Statement], bytes_of: Mapping[str, int] | None = Non
     """The launches of a kernel's body, in order.
 
     Args:
-        body: of the kernel.
-        bytes_of: an element of each buffer in memory, by name; 4 where it is not known.
+        body: the body of the kernel.
+        bytes_of: the bytes per element of each buffer in memory, by name; 4 if it is not known.
     """
     bytes_of = bytes_of or {}
     if not any(isinstance(s, Loop) and s.parallel for s in body):
@@ -121,7 +126,7 @@ def _launch(statement: Statement, bytes_of: Mapping[str, int]) -> Launch:
 
 
 def _loaded(body: Sequence[Statement], axes: Sequence[Collection[Var]], bytes_of: Mapping[str, int]) -> list[int]:
-    """The bytes of each number that is loaded for every element of a tile, not once for a row or a column."""
+    """The bytes of each value that is loaded for every element of a tile, rather than once per row or column."""
     dependence = Dependence()
     along = [frozenset(axis) for axis in axes if axis]
     found = {(a.buffer, a.offset) for a in accesses(body) if not a.stored and a.buffer in bytes_of}
@@ -146,10 +151,10 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Ma
 
 
 def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool) -> Launch:
-    """Lanes along the innermost loop, where neighbours are neighbours in memory.
+    """Lanes along the innermost loop, so that neighboring lanes access neighboring elements.
 
-    Where there are loops around one that is long enough, their variables and all that follows from these alone are
-    found once a row of a tile, rather than for every element by division.
+    If there are loops around one that is long enough, their variables, and values computed from them alone, are
+    computed once per row of a tile, rather than by division for every element.
     """
     total, width = extent_of(loops), _width(loops, body)
     block = _fitting(_POINTWISE, total, _NARROWEST * _LANES)
@@ -166,7 +171,7 @@ def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool) ->
 
 
 def _width(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> int:
-    """Lanes of a tile along the innermost loop that leave few idle at its end; 0 where there should be no tiles."""
+    """Lanes of a tile along the innermost loop that leave few lanes idle at its end; 0 if tiles should not be used."""
     extent = loops[-1].extent if len(loops) > 1 else 0
     if not isinstance(extent, int) or extent < _LANES or not _pays_by_rows(loops, body):
         return 0
@@ -177,7 +182,7 @@ def _width(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> int:
 
 
 def _pays_by_rows(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
-    """Whether tiles of rows load as wide as lanes over all loops would, or save much else."""
+    """Whether tiles of rows load as wide as lanes over all loops would, or save much otherwise."""
     if loops[-1].extent % _VECTOR == 0:
         return True
     flat, dependence, found = number_of(loops), Dependence(), list(accesses(body))
@@ -187,7 +192,7 @@ def _pays_by_rows(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
 
 
 def _across(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Var | None:
-    """The loop along which some loads are contiguous, while stores are along the innermost."""
+    """The loop along which some loads are contiguous, if stores are contiguous along the innermost loop."""
     if len(loops) < 2:
         return None
     dependence = Dependence()
@@ -245,7 +250,7 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
 
 
 def _folds(body: Sequence[Statement], reducers: frozenset[str]) -> bool:
-    """Whether a body has a fold by any of these."""
+    """Whether a body has a fold with any of these reducers."""
     return any(isinstance(s, Update) and s.reduction.reducer in reducers for s in statements(body))
 
 
@@ -254,7 +259,7 @@ def _is_multiple(extent: Any, of: int) -> bool:
 
 
 def _leaves(statement: Statement) -> list[tuple[Var, ...]]:
-    """The loops that become lanes inside: innermost ones, with those that hold nothing else."""
+    """The loops whose iterations become lanes: innermost loops, with enclosing loops that contain nothing else."""
     if isinstance(statement, Fold):
         return [leaf for inner in statement.body for leaf in _leaves(inner)]
     if not isinstance(statement, Loop):
@@ -266,7 +271,7 @@ def _leaves(statement: Statement) -> list[tuple[Var, ...]]:
 
 
 def nest_of(loop: Loop) -> tuple[tuple[Var, ...], tuple[Statement, ...]]:
-    """A loop and those right inside of it, outermost first, and what they hold."""
+    """A loop and the loops perfectly nested in it, outermost first, and their body."""
     loops, body = [loop.var], loop.body
     while len(body) == 1 and isinstance(body[0], Loop):
         loops.append(body[0].var)
@@ -275,7 +280,7 @@ def nest_of(loop: Loop) -> tuple[tuple[Var, ...], tuple[Statement, ...]]:
 
 
 def _is_contiguous_along(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
-    """Whether memory stepped by both is contiguous along the loops of programs rather than along those inside."""
+    """Whether memory is contiguous along the loops of programs rather than along the inner loops."""
     if not loops:
         return False
     dependence, score = Dependence(), 0
@@ -292,7 +297,7 @@ def _is_contiguous_along(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], b
 
 
 def is_independent(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
-    """Whether iterations of a nest inside a program may run side by side, statement by statement; scans apart."""
+    """Whether iterations of a nest inside a program may run in parallel, statement by statement; except scans."""
     if loop_variables(body):
         return False
     dependence = Dependence()
@@ -309,20 +314,20 @@ def is_independent(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
 
 
 def is_scan(body: tuple[Statement, ...]) -> bool:
-    """Whether a body reads results that it is still folding."""
+    """Whether a body reads results of a fold that is still running."""
     started = {r.name for s in statements(body) if isinstance(s, Fold) for r in s.reductions}
     carried = updated(body).keys() - started
     return any(isinstance(v, Result) and v.reduction in carried for v in values(body))
 
 
 def _power(extent: Any) -> int:
-    """The power of two that holds an extent; a large one where it is symbolic."""
+    """The smallest power of two that holds an extent; a large one if the extent is symbolic."""
     high = extent if isinstance(extent, int) else bounds(extent)[1]
     return 1 << 30 if high is None else 1 << max(int(high) - 1, 0).bit_length()
 
 
 def _fitting(block: int, extent: Any, least: int) -> int:
-    """A block of a loop: no larger than the loop, and halved down to `least` while programs are few."""
+    """A block of a loop: no larger than the loop, and halved down to `least` while there are few programs."""
     block = min(block, _power(extent))
     while block > least and _programs(extent, block) < PROGRAMS:
         block //= 2
@@ -330,11 +335,11 @@ def _fitting(block: int, extent: Any, least: int) -> int:
 
 
 def _programs(extent: Any, block: int) -> int:
-    """How many blocks there are, at most."""
+    """The largest possible number of blocks."""
     high = bounds(extent)[1]
     return 1 << 30 if high is None else -(-int(high) // block)
 
 
 def _warps(elements: int, each: int = 1) -> int:
-    """The warps of a program; a lane has `each` times what is usual."""
+    """The warps of a program; each lane has `each` times the usual number of elements."""
     return max(1, min(_WARPS, elements // (_ELEMENTS_A_WARP * each)))

@@ -1,10 +1,10 @@
-"""Which values of a functional ATen graph may share memory, and until when each piece of memory is read.
+"""Which values of a functional ATen graph may share memory, and the last read of each piece of memory.
 
     mm = aten.mm(x, w); view = aten.view(mm, [8]); exp = aten.exp(view)   ->   {mm, view}, last read by exp
                                                                                {exp}, {x} and {w} not ours
 
-Sound rather than sharp: an operator that is not known to return new memory (`FRESH`) or to alias as its schema says
-puts everything it touches into one set that is not ours.
+The analysis is conservative: an operator that is not known to return new memory (`FRESH`), or to alias as its schema
+declares, merges all its operands and results into one set that the wrapper does not own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ....rewrites.effects import storages
 from ....rewrites.graph import nodes_in, packet_name, val
 from ..kernel_call import KernelCall
 
-# Operators that always return new memory. Schemas don't tell: `aten.copy` and `aten._unsafe_view` are not annotated,
-# yet may return their input.
+# Operators that always return new memory. Schemas do not tell: `aten.copy` and `aten._unsafe_view` are not annotated,
+# but may return their input.
 _FRESH_ATEN = """
     abs add addcdiv addcmul ceil clamp clamp_max clamp_min cos div elu eq erf exp expm1 floor fmod ge gelu gt
     hardsigmoid hardswish hardtanh isinf isnan le leaky_relu log log1p logical_and logical_not logical_or lt maximum
@@ -56,10 +56,10 @@ class Buffer:
     """Values that may share memory.
 
     Args:
-        ours: whether the wrapper alone made this memory and may write over it when it is dead.
-        first: position of the first member in the graph's order; `last` the position of the last read.
-        members: the values, in the graph's order.
-        born: the members that are new memory; sets of values that only might share it have several.
+        ours: whether the wrapper owns this memory, and may overwrite it when it is dead.
+        first: the position of the first member in graph order; `last`: the position of the last read.
+        members: the values, in graph order.
+        born: the members that allocate memory; sets of values that may or may not share memory have several.
     """
 
     ours: bool
@@ -80,7 +80,7 @@ class Aliases:
             self._add(node)
 
     def of(self, node: fx.Node) -> Buffer | None:
-        """The buffer of a tensor value; None for what has no memory of its own (sizes, tuples of fresh tensors)."""
+        """The buffer of a tensor value; None for values without memory of their own (sizes, tuples of new tensors)."""
         return self._buffers.get(node)
 
     def buffers(self) -> list[Buffer]:
@@ -108,7 +108,7 @@ class Aliases:
                 self._buffers[node].ours = False
 
     def _same_storage(self, node: fx.Node) -> list[fx.Node]:
-        """Metadata knows of aliases that schemas don't annotate."""
+        """Merge values whose metadata shares a storage, which schemas may not declare."""
         if not isinstance(val(node), torch.Tensor):
             return []
         return [self._by_storage.setdefault(storage, node) for storage in sorted(storages(node))]
@@ -131,7 +131,7 @@ class Aliases:
 
 
 def _sources(node: fx.Node) -> tuple[list[fx.Node], bool]:
-    """The values whose memory `node` may share, and whether sharing it leaves it ours."""
+    """The values whose memory `node` may share, and whether the memory remains the wrapper's own."""
     if node.op in ("placeholder", "get_attr"):
         return [], False
     if isinstance(node.target, KernelCall):
@@ -148,12 +148,12 @@ def _sources(node: fx.Node) -> tuple[list[fx.Node], bool]:
     aliased = _annotated(node, node.target)
     if aliased:
         return aliased, True
-    # What gives no tensor can't alias: sizes, assertions, numbers read from tensors.
+    # Values that are not tensors cannot alias: sizes, assertions, numbers read from tensors.
     return (list(node.all_input_nodes), False) if _holds_tensors(node) else ([], True)
 
 
 def _annotated(node: fx.Node, target: OpOverload) -> list[fx.Node]:
-    """Arguments that the schema says are viewed or written; trusted for ATen and prims, whose schemas are tested."""
+    """Arguments that the schema declares as viewed or written; ATen's and prims' schemas are tested."""
     if target.namespace not in ("aten", "prims"):
         return []
     found: list[fx.Node] = []
@@ -163,7 +163,7 @@ def _annotated(node: fx.Node, target: OpOverload) -> list[fx.Node]:
 
 
 def _is_fresh_tuple(node: fx.Node) -> bool:
-    """Outputs of one operator that are separate pieces of memory: each `getitem` starts a buffer of its own."""
+    """Whether the outputs of an operator are separate pieces of memory: each `getitem` then starts a buffer."""
     if isinstance(val(node), torch.Tensor) or node.op != "call_function":
         return False
     if isinstance(node.target, KernelCall):
@@ -177,5 +177,5 @@ def _holds_tensors(node: fx.Node) -> bool:
     value = val(node)
     if isinstance(value, (list, tuple)):
         return any(isinstance(v, torch.Tensor) for v in value)
-    # Without metadata nothing is known: assume a tensor.
+    # Without metadata, assume a tensor.
     return value is None or isinstance(value, torch.Tensor)

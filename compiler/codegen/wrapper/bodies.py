@@ -1,4 +1,4 @@
-"""Bodies of control flow: graphs that an operator calls when it runs, compiled like the graph that holds them.
+"""Bodies of control flow: graphs that an operator calls when it runs, compiled as the graph that contains them.
 
 cond(%p, true_graph, false_graph, (%x, %y))     true_graph: a graph of ATen calls     ->     a generated function
 
@@ -18,18 +18,18 @@ from .emit import Source
 from .stride_checks import laid_out, order_of
 from .wrapper import Wrapper, load
 
-# Operators that call graphs of theirs with plain tensors.
+# Operators that call their graphs with plain tensors.
 _CALLERS = ("cond", "while_loop", "while_loop_stack_output", "scan", "map_impl", "invoke_subgraph")
 _Layout = tuple[tuple[int, ...] | None, tuple[int, ...] | None] | None
 
 
 class Body:
-    """A compiled body, called by an operator with the values that it passes on.
+    """A compiled body, which an operator calls with values.
 
     Args:
         source: the generated function.
-        name: of the function.
-        layouts: for each input that is a tensor its strides, where they are known, and the order of its dims in memory.
+        name: the name of the function.
+        layouts: for each input that is a tensor, its strides, if known, and the order of its dims in memory.
     """
 
     def __init__(self, source: Source, name: str, layouts: tuple[_Layout, ...]) -> None:
@@ -38,10 +38,10 @@ class Body:
         self._call = load(source, name)
 
     def __call__(self, *args: Any) -> Any:
-        """What the body makes of these values.
+        """The results of the body for these values.
 
-        What a loop hands on to its next turn may lie in memory in another way than what it began with, but kernels
-        are compiled for one.
+        The values that a loop passes to its next iteration may have other strides than its initial values, but kernels
+        are compiled for one layout.
         """
         return self._call([_as_told(arg, told) for arg, told in zip(args, self._layouts, strict=True)])
 
@@ -61,7 +61,7 @@ def _as_told(value: Any, layout: _Layout) -> Any:
 
 
 def compiled_body(wrapper: Wrapper, graph: fx.Graph) -> Body:
-    """The body that a wrapper was generated of."""
+    """The body for which a wrapper was generated."""
     return Body(wrapper.parts, wrapper.name, tuple(map(_layout, graph.find_nodes(op="placeholder"))))
 
 
@@ -73,7 +73,7 @@ def _layout(node: fx.Node) -> _Layout:
 
 
 def bodies(graph_module: fx.GraphModule) -> dict[str, fx.GraphModule]:
-    """The graphs that operators of a graph call, by the names of the attributes that hold them."""
+    """The graphs that operators of a graph call, by the names of their attributes."""
     calls = [node for node in graph_module.graph.nodes if _is_control_flow(node.target)]
     names = [str(n.target) for call in calls for n in call.all_input_nodes if n.op == "get_attr"]
     found = {name: compat.attribute(graph_module, name) for name in names if "." not in name}
@@ -85,13 +85,13 @@ def _is_control_flow(target: Any) -> bool:
 
 
 def put_body(graph_module: fx.GraphModule, name: str, body: Body) -> None:
-    """Have a graph's operators call a compiled body."""
+    """Let the operators of a graph call a compiled body."""
     delattr(graph_module, name)
     setattr(graph_module, name, body)
 
 
 def refused_body(graph: fx.Graph) -> Reason | None:
-    """Why a body cannot be compiled, or None: it is plain ATen after autograd, and writes to nothing that it gets."""
+    """Why a body cannot be compiled; None if it is plain ATen after autograd, and does not write to its inputs."""
     inputs = graph.find_nodes(op="placeholder")
     for node in graph.nodes:
         if node.op in ("get_attr", "output"):

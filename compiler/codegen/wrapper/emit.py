@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from .memory_plan import MemoryPlan
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
-_TOGETHER = 8  # single numbers of a kernel from which on they share an allocation
-_ALIGNED = 16  # bytes: generated code takes buffers to begin at multiples of it
+_TOGETHER = 8  # fewest single numbers of a kernel that share an allocation
+_ALIGNED = 16  # bytes: generated code assumes that buffers begin at multiples of it
 _WIDTH = 116
 _CODE = 72
 _INFIX = {
@@ -53,9 +53,9 @@ class Source:
 
     Args:
         text: the module, which defines `call(args)`; its name `objects` must be bound to the table before it runs.
-        objects: constants, submodules and functions that have no spelling of their own, by name.
-        sites: the user's source line behind each line (1-based) of the text.
-        calls: the graph node that each line calls, by name, where it calls one.
+        objects: constants, submodules and functions that cannot be written as text, by name.
+        sites: the user's source line for each line (1-based) of the text.
+        calls: the name of the graph node that each line calls, if it calls one.
     """
 
     text: str
@@ -65,7 +65,7 @@ class Source:
 
 
 def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> Source:
-    """Write the wrapper of `graph_module`; the same graph gives the same text.
+    """Write the wrapper of `graph_module`; equal graphs give equal text.
 
     Raises:
         NotImplementedError: an argument is a symbolic number that no node computes.
@@ -79,13 +79,13 @@ def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> Source
 
 
 def module_path(node: fx.Node) -> str:
-    """Qualified name of the module instance that `node`, or the forward of it, comes from: ``"encoder.layer.0"``."""
+    """The qualified name of the module that `node` (or its forward) comes from, e.g. ``"encoder.layer.0"``."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     innermost = next(reversed(stack.values()), None) if stack else None
     if innermost is None:
         return ""
     path = str(innermost[0])
-    # Dynamo writes where the frame found the module: L['self'].encoder, or L['fn'].__self__.encoder.
+    # Dynamo writes the path from the frame to the module: L['self'].encoder, or L['fn'].__self__.encoder.
     return path.partition("]")[2].lstrip(".") if path.startswith("L[") else path
 
 
@@ -146,7 +146,7 @@ class _Body:
         self._delete(self._dying.get(node, []))
 
     def _keep_promise(self, node: fx.Node, result: fx.Node) -> None:
-        """What reads `result` relies on the strides that it was compiled for."""
+        """Check the strides of `result` if readers rely on them."""
         if self._views.strided(node) is not None:
             return
         value = result.meta.get("val")
@@ -163,7 +163,7 @@ class _Body:
         self._emit(f"{test}{name} = laid_out({name}, {order})", node)
 
     def _kernel(self, node: fx.Node, call: KernelCall) -> None:
-        """Memory for the results, then the call."""
+        """Allocate memory for the results, then call the kernel."""
         arguments = dict(zip((*call.given, *call.sizes), map(self.spelling.value, node.args), strict=True))
         together = self._allocate_together(node, call)
         for buffer, result in zip(call.made, results(node), strict=True):
@@ -184,7 +184,7 @@ class _Body:
         self._delete(self._dying.get(node, []))
 
     def _allocate_together(self, node: fx.Node, call: KernelCall) -> set[fx.Node]:
-        """Memory for single numbers that only kernels read, at once: a step of an optimizer has two for each tensor."""
+        """Allocate memory for single numbers that only kernels read at once: an optimizer step has two per tensor."""
         found: dict[tuple[torch.device, torch.dtype], dict[fx.Node, Buffer]] = {}
         for buffer, result in zip(call.made, results(node), strict=True):
             single = all(size == 1 for size in buffer.sizes) and result not in self._plan.reuses
@@ -253,7 +253,7 @@ def _tuple_of(numbers: Iterable[Any], names: dict[str, str]) -> str:
 
 
 def last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """The values that are read for the last time by each node."""
+    """For each node, the values that it is the last to read."""
     dying: dict[fx.Node, list[fx.Node]] = {}
     seen: set[fx.Node] = set()
     for node in reversed(nodes):
@@ -265,12 +265,12 @@ def last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
 
 
 def _unpacked(node: fx.Node) -> list[fx.Node]:
-    """The `getitem` nodes to bind in the call's own statement, so that the tuple is never held; none to bind it.
+    """The `getitem` nodes to bind in the call's own statement, so that no tuple is kept; empty to bind the tuple.
 
     getitem = f(x)[1]          where one output is used
     getitem, getitem_1 = f(x)  where all are
 
-    A list among the outputs is bound, and its items follow by statements of their own.
+    A list among the outputs is bound, and separate statements bind its items.
     """
     if isinstance(node.target, KernelCall):
         return results(node) if len(node.target.made) > 1 else []
@@ -293,7 +293,7 @@ def _is_item_of(user: fx.Node, node: fx.Node) -> bool:
 
 
 def _is_bound(node: fx.Node) -> bool:
-    """Whether a name is needed: what a kernel makes it makes in memory that is handed to it, read later or not."""
+    """Whether a value needs a name: results of kernels do, because their memory is passed to the kernel."""
     if isinstance(node.target, KernelCall):
         return len(node.target.made) == 1
     made = node.args[0] if node.target is operator.getitem else None
