@@ -87,7 +87,7 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     if None in layouts:
         return result
 
-    anywhere = rule in _ANYWHERE or rule is _apart
+    anywhere = rule is _apart or _is_on_all_devices(target)
 
     def lay(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
@@ -299,10 +299,6 @@ def _contiguous(_: Sequence[Layout], result: Layout) -> Decision:
     return Order(_rows(len(result.sizes)))
 
 
-def _contiguous_anywhere(operands: Sequence[Layout], result: Layout) -> Decision:
-    return _contiguous(operands, result)
-
-
 def _image(operands: Sequence[Layout], result: Layout, of: int) -> Decision:
     """Channels last or contiguous, as operand `of` is; what is no image is contiguous."""
     rank = len(result.sizes)
@@ -345,19 +341,24 @@ _LIKE = {  # memory like an operand's
 _NAMES: dict[Rule, str] = {
     iterated: _ITERATED,
     **{functools.partial(_iterated_in, order=order): names for order, names in _ITERATED_IN.items()},
-    _contiguous: _DENSE_ROWS,
-    _contiguous_anywhere: _DENSE_ROWS_ANYWHERE,
+    _contiguous: f"{_DENSE_ROWS} {_DENSE_ROWS_ANYWHERE}",
     functools.partial(_image, of=0): _IMAGES,
     functools.partial(_image, of=1): _SECOND_IMAGES,
     **{functools.partial(_like, of=k): names for k, names in _LIKE.items()},
 }
-_ANYWHERE = [
-    rule for rule, names in _NAMES.items() if names in (_ITERATED, _DENSE_ROWS_ANYWHERE, *_ITERATED_IN.values())
-]
 RULES: dict[str, Rule] = {f"aten.{name}": rule for rule, names in _NAMES.items() for name in names.split()}
+_ON_ALL_DEVICES = frozenset(
+    f"aten.{name}" for names in (_ITERATED, _DENSE_ROWS_ANYWHERE, *_ITERATED_IN.values()) for name in names.split()
+)
 
 
 @functools.cache
 def _rule(target: OpOverload) -> Rule | None:
-    """The rule of an operator, None where torch's metadata is right."""
+    """The rule of an operator; None if torch's metadata is right."""
     return RULES.get(f"{target}") or RULES.get(f"{target}".rsplit(".", 1)[0])
+
+
+@functools.cache
+def _is_on_all_devices(target: OpOverload) -> bool:
+    """Whether the rule of an operator holds on GPUs as well."""
+    return not _ON_ALL_DEVICES.isdisjoint((f"{target}", f"{target}".rsplit(".", 1)[0]))

@@ -13,7 +13,7 @@ from torch import fx
 
 from ....rewrites.graph import CASTS
 from ...ir.value import Const, Load, Op, Value
-from ..common.formula import is_move, packet
+from ..common.formula import is_move, packet, plain
 
 # The operators of dropout, besides moves and casts, after random numbers are computed from seeds.
 DROPPING = ("aten.mul", "aten.div", "aten.where", "aten.masked_fill", "aten.native_dropout_backward")
@@ -42,7 +42,7 @@ def dropped(value: Value, is_weight: Callable[[Load], bool]) -> Dropped | None:
         value: the operand of the product with v.
         is_weight: whether a load reads the probability.
     """
-    value = _plain(value)
+    value = plain(value)
     if isinstance(value, Load):
         return (None, 1.0) if is_weight(value) else None
     if not isinstance(value, Op):
@@ -63,7 +63,7 @@ def _scaled(found: Dropped | None, factor: Value) -> Dropped | None:
 
 
 def _divided(found: Dropped | None, by: Value) -> Dropped | None:
-    by = _plain(by)
+    by = plain(by)
     if found is None or not isinstance(by, Const) or float(by.number) == 0.0:  # type: ignore[arg-type]
         return None
     return found[0], found[1] / float(by.number)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def _masked(found: Dropped | None, keep: Value) -> Dropped | None:
 
 def _factor(value: Value) -> Dropped | None:
     """The mask and the factor of a value: a mask as numbers, a constant, or a product of these."""
-    value = _plain(value)
+    value = plain(value)
     if isinstance(value, Const):
         return None, float(value.number)  # type: ignore[arg-type]
     if isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == torch.bool:
@@ -92,17 +92,6 @@ def _both(a: Dropped, b: Dropped) -> Dropped | None:
     return (b[0] if a[0] is None else a[0]), a[1] * b[1]
 
 
-def _plain(value: Value) -> Value:
-    """A value without roundings and casts between floating-point dtypes."""
-    while isinstance(value, Op) and (value.name.startswith("round_") or _is_float_cast(value)):
-        value = value.args[0]
-    return value
-
-
-def _is_float_cast(value: Op) -> bool:
-    return value.name == "cast" and value.dtype.is_floating_point and value.args[0].dtype.is_floating_point
-
-
 def _is_zero(value: Value) -> bool:
-    value = _plain(value)
+    value = plain(value)
     return isinstance(value, Const) and float(value.number) == 0.0

@@ -253,10 +253,16 @@ def raw_product(node: fx.Node) -> str:
     return f"{node.name} product"
 
 
-def plain_load(value: Value) -> Load | None:
-    """The load that a value is, but for roundings and casts between floating-point dtypes."""
+def plain(value: Value) -> Value:
+    """A value without roundings and casts between floating-point dtypes."""
     while isinstance(value, Op) and (value.name.startswith("round_") or _is_float_cast(value)):
         value = value.args[0]
+    return value
+
+
+def plain_load(value: Value) -> Load | None:
+    """The load that a value is, but for roundings and casts between floating-point dtypes."""
+    value = plain(value)
     return value if isinstance(value, Load) else None
 
 

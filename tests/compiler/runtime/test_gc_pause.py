@@ -16,14 +16,21 @@ class _Cycle:
         self.me = self
 
 
-@pytest.fixture(autouse=True)
-def thawed(monkeypatch):
-    monkeypatch.setattr(gc_pause, "_FROZEN", [])
+@pytest.fixture(autouse=True, scope="module")
+def collected():
+    """A second for all modules, once rather than for each test."""
     gc.unfreeze()  # the modules, which all tests have frozen
     gc.collect()
     yield
-    gc.enable()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def thawed(monkeypatch):
+    monkeypatch.setattr(gc_pause, "_FROZEN", [])
+    gc.unfreeze()
+    yield
+    gc.enable()
 
 
 def test_nothing_is_collected_inside():
