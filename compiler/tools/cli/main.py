@@ -5,22 +5,17 @@ Exit codes: 0 all is well; 1 a finding (wrong results, a regression, a rule that
 
 from __future__ import annotations
 
-import itertools
-import json
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
 from ...._version import __version__
 from .ahead import aot
 from .bisect import bisect
 from .cache import cache
+from .check import check
 from .corpus import corpus_arguments, run_corpus
 from .options import (
     TARGET,
@@ -39,16 +34,16 @@ from .options import (
     configured,
     loaded_target,
 )
-from .own_rules import OwnRules, known_rules, own_rules, rules_named, with_offered, with_rules
+from .own_rules import OwnRules, own_rules, rules_named, with_offered, with_rules
 from .profile import bench, kernels
 from .repro import repro
+from .rules import rules
 from .settings import modes, options, templates
 from .shared import UsageError, output_console, require_writable, shown_progress, usage_errors
 
 if TYPE_CHECKING:
     from ....rewrites.report.document import Report
     from ....rewrites.rule import Rule
-    from ..check import CheckResult, Failure
     from ..coverage.report import Plan
     from ..targets.load import Choices
 
@@ -56,10 +51,6 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Pattern-matching graph rewrites for PyTorch: did it match? is it right? was it worth it?",
 )  # fmt: skip
-
-CONTRACTS_FROM = 100  # columns: narrower, the list of rules leaves out what they promise of numbers
-_FEW_RULES = 3  # of which a check tells what it did not cover
-
 
 app.command()(aot)
 app.command()(bisect)
@@ -265,187 +256,6 @@ def _write_standalone(target: str, chosen: Choices, options: dict[str, Any], fol
     typer.echo(f"written: {', '.join(map(str, paths))}")
 
 
-@app.command()
-def rules(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RULE]...", help="Rules or families to show in full. [default: a list of all]"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As data, on standard output.")] = False,
-    fallbacks: Annotated[
-        bool, typer.Option("--fallbacks", help="Instead: the operators that no kernel is generated for, and why.")
-    ] = False,
-    own: OwnRules = None,
-) -> None:
-    """List the default rules with their contracts, and the passes that rewrite whole graphs."""
-    from ....rewrites.ruleset import plugin_names
-
-    if fallbacks:
-        _show_fallbacks(as_json)
-        return
-    with usage_errors():
-        facts = _chosen_facts(names, own_rules(own))
-    if as_json:
-        typer.echo(json.dumps(facts, indent=1))
-    elif names:
-        typer.echo("\n\n".join(_described(fact) for fact in facts))
-    else:
-        console = output_console()
-        console.print(_rule_table(facts, contracts=console.width >= CONTRACTS_FROM))
-        for name, package in plugin_names().items():
-            console.print(
-                f" {package} offers rules as {name!r}: --rules {name}, options={{'rules': ({name!r}, 'default')}}"
-            )
-
-
-def _chosen_facts(names: Sequence[str] | None, own: Sequence[Rule]) -> list[dict[str, Any]]:
-    """Rules and passes of these names or families as data; all where none is given."""
-    from ...pipeline import pass_facts
-
-    facts = [*map(_facts, known_rules(own)), *pass_facts()]
-    known = {fact[key] for fact in facts for key in ("name", "family")}
-    for name in names or ():
-        if name not in known:
-            offered = [_facts(rule) for rule in rules_named(name, own)]  # or an error that says what there is
-            facts, names = facts + offered, [*names, *(fact["name"] for fact in offered)]  # type: ignore[misc]
-    return [fact for fact in facts if not names or fact["name"] in names or fact["family"] in names]
-
-
-def _show_fallbacks(as_json: bool) -> None:
-    """The operators that stay calls on purpose, by reason."""
-    from ...lowering.fallbacks import KEPT
-
-    if as_json:
-        facts = {name: {"code": code, "why": why} for name, (code, why) in sorted(KEPT.items())}
-        typer.echo(json.dumps(facts, indent=1))
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("reason", "operators", "why"):
-        table.add_column(column, no_wrap=column == "reason")
-    for code, why in sorted(set(KEPT.values())):
-        names = ", ".join(sorted(name for name, reason in KEPT.items() if reason == (code, why)))
-        table.add_row(*map(escape, [code, names, why]))
-    output_console().print(table)
-
-
-def _described(fact: dict[str, Any]) -> str:
-    """A rule in full, as text."""
-    alternatives = "; ".join(f"{tag}: {', '.join(labels)}" for tag, labels in fact["tags"].items())
-    lines = {
-        "": f"family {fact['family']}, stage {fact['stage']}",
-        "numerics": f"{fact['numerics']}; NaN: {fact['nan']}",
-        "replacements": ", ".join(fact["candidates"]),
-        "alternatives": alternatives or "none",
-    }
-    if "when" in fact:  # a pass
-        lines["runs for"] = "; ".join(fact["when"]) or "every graph"
-    text = "\n".join(f"  {name}: {value}" if name else f"  {value}" for name, value in lines.items())
-    return f"{fact['name']}\n{text}\n\n{textwrap.indent(fact['doc'], '  ')}"
-
-
-def _rule_table(facts: Sequence[dict[str, Any]], contracts: bool) -> Table:
-    """A line per rule; `contracts` adds what it promises of numbers, which a narrow terminal has no room for."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    titles = {"name": "rule", "family": "family", "stage": "stage"}
-    if contracts:
-        titles |= {"numerics": "numerics", "nan": "NaN"}
-    for key, title in titles.items():
-        table.add_column(title, no_wrap=key in ("name", "family", "stage"))
-    table.add_column("what it does")
-    for fact in facts:
-        cells = [*(fact[key] for key in titles), fact["doc"].split("\n\n")[0].replace("\n", " ")]
-        table.add_row(*map(escape, cells))
-    return table
-
-
-@app.command()
-def check(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[RULE]...", help="Rules or families. [default: all]")
-    ] = None,
-    examples: Annotated[int, typer.Option(min=1, help="Programs to draw for each rule.")] = 50,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same programs.")] = 0,
-    device: Device = "cpu",
-    save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a runnable script for every counterexample there.")
-    ] = None,
-    guards: Annotated[
-        bool, typer.Option("--guards", help="Instead: what notices if a condition of a rule is dropped.")
-    ] = False,
-    own: OwnRules = None,
-) -> None:
-    """Run the property tests of rules: does the replacement compute what the pattern computes?
-
-    They find mistakes, and prove no absence of them: of few rules, what was not covered is listed.
-    """
-    with usage_errors():
-        chosen = _chosen_rules(names, own_rules(own))
-    if guards:
-        raise typer.Exit(_show_guards(chosen))
-    results = _checked(chosen, examples, seed, device)
-    idle = [name for name, result in results.items() if device != "cpu" and not (result.runs or result.failures)]
-    for name, result in results.items():
-        verdict = "unused" if name in idle else "ok    " if result.ok else "FAILED"
-        typer.echo(f"{verdict}  {name:<{max(map(len, results))}}  {result.summary}")
-    for result in results.values():
-        if len(results) <= _FEW_RULES and result.ok:
-            typer.echo(result.told_scope)
-        for failure in result.failures:
-            typer.echo(f"\n{failure}")
-            if save is not None:
-                typer.echo(f"  script {_saved(failure, save)}")
-    failed = [name for name, result in results.items() if not result.ok and name not in idle]
-    unused = f", {len(idle)} not for {device}" if idle else ""
-    typer.echo(f"\n{len(results) - len(failed) - len(idle)} passed, {len(failed)} failed{unused}")
-    raise typer.Exit(1 if failed else 0)
-
-
-def _checked(rules: Sequence[Rule], examples: int, seed: int, device: str) -> dict[str, CheckResult]:
-    from .... import check as checked
-
-    results = {}
-    with usage_errors(), shown_progress() as progress:
-        for number, rule in enumerate(rules):
-            progress(f"checking {rule.name}", number / len(rules))
-            try:
-                results[rule.name] = checked(rule, examples=examples, seed=seed, device=device)
-            except (ModuleNotFoundError, ValueError) as error:
-                raise UsageError(str(error)) from error
-    return results
-
-
-def _saved(failure: Failure, folder: Path) -> Path:
-    """Write a counterexample's script; its name is the rule's and the candidate's."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = "_".join(filter(None, (failure.rule.name, failure.candidate or failure.sample.refused)))
-    taken = (folder / f"{stem}{f'_{i}' if i else ''}.py" for i in itertools.count())
-    file = next(f for f in taken if not f.exists())
-    file.write_text(failure.script, encoding="utf-8")
-    return file
-
-
-def _show_guards(rules: Sequence[Rule]) -> int:
-    """Print what notices the removal of each condition, a near miss or a test; 1 where nothing does for some."""
-    from ....patterns.unsampled import UNSAMPLED
-    from ..check import noticed
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("rule", "condition", "if dropped, this notices"):
-        table.add_column(column, no_wrap=column != "if dropped, this notices")
-    missing = 0
-    with shown_progress() as progress:
-        for number, rule in enumerate(rules):
-            progress(f"dropping conditions of {rule.name}", number / len(rules))
-            for condition, sample in noticed(rule).items():
-                tested = UNSAMPLED.get((rule.name, condition), "")
-                missing += sample is None and not tested
-                shown = repr(sample) if sample is not None else f"tests/patterns/{tested}" if tested else "NONE"
-                table.add_row(rule.name, escape(condition), escape(shown))
-    output_console().print(table)
-    typer.echo(f"{table.row_count - missing} of {table.row_count} conditions are noticed by a near miss or a test")
-    return 1 if missing else 0
-
-
 def _examined(targets: Sequence[str], choices: Choices, plan: Plan, threads: int | None) -> Report:
     import torch
 
@@ -479,14 +289,5 @@ def _diff(old: Path, new: Path) -> int:
     return found.exit_code
 
 
-def _chosen_rules(names: Sequence[str] | None, own: Sequence[Rule] = ()) -> list[Rule]:
-    """The rules or families of these names; where none is given, one's own, or all of the library."""
-    if names:
-        return list({rule.name: rule for name in names for rule in rules_named(name, own)}.values())
-    return list(own) or known_rules()
-
-
-def _facts(rule: Rule) -> dict[str, Any]:
-    tags = {tag: list(labels) for tag, labels in rule.tags.items()}
-    shown = {name: str(getattr(rule, name)) for name in ("name", "family", "stage", "numerics", "nan", "doc")}
-    return shown | {"candidates": [c.name for c in rule.candidates], "tags": tags}
+app.command()(rules)
+app.command()(check)
