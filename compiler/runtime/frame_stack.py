@@ -1,13 +1,14 @@
-"""Room for the frames of deep calls.
+"""Reserves memory for the frames of deep calls.
 
-    chunk of 16 KB   | caller | ... | loop |    no room for one more frame: every call made in the loop maps a chunk of
-                                                its own, faults its pages in and unmaps it again
+    chunk of 16 KB   | caller | ... | loop |    no room for another frame: every call in the loop maps a new chunk,
+        takes
+                                                its page faults, and unmaps it again
 
-Python keeps the frames of its functions in chunks of memory, and gives one back when the first frame in it returns.
-Where a loop happens to run at the end of one, a small call in it costs as much as forty elsewhere. A compilation is
-hundreds of calls deep, and spent up to a quarter of its time there. A chunk is as large as the frame that it was made
-for asks for, rounded up to a power of two: one frame that asks for much and uses nothing of it leaves room for all
-above it.
+Python stores the frames of its functions in chunks of memory, and frees a chunk when its first frame returns. If a loop
+runs at the end of a chunk, a small call in it costs as much as forty calls elsewhere. Compilations are hundreds of
+calls deep, and spent up to a quarter of their time in this way. The size of a chunk is that of the frame for which it
+was allocated, rounded up to a power of two. A frame that declares a large stack without using it therefore leaves room
+for all frames above it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
-_SLOTS = 1 << 16  # of 8 bytes: half a megabyte that is never touched, and as much for the frames above
+_SLOTS = 1 << 16  # slots of 8 bytes: half a megabyte that is never touched, and as much for the frames above
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -31,7 +32,7 @@ _roomy = FunctionType(_call.__code__.replace(co_stacksize=_SLOTS), globals(), "_
 
 
 def with_room(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`function`, called where there is room for the frames of whatever it calls."""
+    """A function that reserves memory for frames, and calls `function`."""
 
     @functools.wraps(function)
     def roomy(*args: _P.args, **kwargs: _P.kwargs) -> _R:

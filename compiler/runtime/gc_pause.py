@@ -1,4 +1,4 @@
-"""Python's garbage collector, held back for a while."""
+"""Pauses Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is collected inside; afterwards it is as it was before."""
+    """Disable the garbage collector inside; afterwards it is enabled again if it was."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -21,10 +21,11 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def collected_once() -> Iterator[None]:
-    """No garbage is collected inside; at the end what is garbage of all that is young goes, and the rest counts as old.
+    """Disable the garbage collector inside; at the end, collect young garbage and promote all survivors.
 
-    For work that makes many objects of which most live on: each of these would be looked at several times for nothing.
-    Where something was frozen, nothing counts as old: it would be thawed. Nothing happens where collecting is disabled.
+    For work that creates many objects, most of which survive: the collector would visit each of them several times in
+    vain. If the program has frozen objects, survivors are not promoted, since this would unfreeze them. If the
+    collector is disabled already, nothing happens.
     """
     with uncollected():
         yield
@@ -39,7 +40,7 @@ _FROZEN: list[bool] = []
 
 
 def _is_something_frozen() -> bool:
-    """Python counts by walking all that is frozen: a program that has frozen something once is asked no more."""
+    """Whether `gc.freeze` was used. Python counts by walking all frozen objects, so that yes is remembered."""
     if not _FROZEN and gc.get_freeze_count() > 0:
         _FROZEN.append(True)
     return bool(_FROZEN)

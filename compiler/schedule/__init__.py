@@ -1,11 +1,11 @@
-"""Scheduling: a loop program becomes kernels and calls in an order that runs.
+"""Scheduling turns a loop program into kernels and calls, in an order in which they can run.
 
     Program -> dependences (dead code) -> parts -> inline -> order (GPU) -> split (long reductions) -> flat -> members
             -> fusion (legality, profit) -> calls packed (CPU) -> tree (shared loops) -> contract (scratch) -> kernels
             -> launches shared (GPU) -> check
 
-`schedule` is the one entry. What depends on the machine, a `Target` says: nothing else knows a CPU from a GPU. What
-was decided and why stands in the fusion log; `check_schedule` proves the result independently.
+`schedule` is the only entry point. A `Target` has all properties of the machine: nothing else distinguishes CPUs and
+GPUs. The fusion log contains the decisions and their reasons; `check_schedule` checks the result independently.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Schedule:
     """A scheduled program.
 
     Args:
-        steps: kernels and calls, in the order to run.
-        buffers: the buffers made that are real, by name, as the program has them: what must be allocated. The others
-            became scratch or vanished.
-        log: what fusion considered.
-        target: what it is for.
-        program: what is left of the program given: dead and inlined definitions gone, long reductions split.
+        steps: kernels and calls, in the order in which they run.
+        buffers: the buffers that must be allocated, by name, as declared in the program. All others became scratch or
+            were removed.
+        log: the decisions of fusion.
+        target: the target of the schedule.
+        program: the program without dead and inlined definitions, and with long reductions split.
     """
 
     steps: tuple[Kernel | Extern, ...]
@@ -64,13 +64,13 @@ class Schedule:
 def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Schedule:
     """Schedule a program.
 
-    Kernels see their buffers flat: each param has one dim of stride 1, and loads and stores have one index, the
-    element's offset. Numbers passed by value have no index.
+    Kernels index flat buffers: each param has one dim of stride 1, and loads and stores have one index, the offset of
+    the element. Numbers that are passed by value have no index.
 
     Args:
-        program: what to run; not changed.
-        fuse: False keeps one kernel a definition, for bisecting.
-        target: what the kernels are for.
+        program: the program; it is not changed.
+        fuse: False creates one kernel per definition, for bisecting.
+        target: the target of the kernels.
     """
     items = [without_empty_work(item) for item in live(program)]
     inlined: list[tuple[str, str]] = []
@@ -115,14 +115,14 @@ def _kernels(steps: list[Step], program: Program, target: Target) -> tuple[Kerne
 
 
 def _target_of(group: Group, program: Program, target: Target) -> Target:
-    """The target, but for what runs on the host in a program for another device: there it is a CPU."""
+    """The target; for code that runs on the host in a program for another device, a CPU."""
     elsewhere = any(buffer.device.type != "cpu" for buffer in program.buffers.values())
     at_home = all(program.buffers[name].device.type == "cpu" for name in written(group))
     return CPU if elsewhere and at_home else target
 
 
 def _real(steps: tuple[Kernel | Extern, ...], buffers: dict[str, Buffer]) -> dict[str, Buffer]:
-    """The buffers made that steps refer to, in the order of first use."""
+    """The buffers written by steps, in the order of first use."""
     found: dict[str, Buffer] = {}
     for step in steps:
         names = [p.buffer.name for p in step.params] if isinstance(step, Kernel) else [*step.reads, *step.writes]

@@ -1,7 +1,7 @@
-"""Rounds of fusion: candidates scored, the best legal ones fused, until a round finds nothing.
+"""Fusion in rounds: score all candidates, fuse the best legal ones, until a round finds none.
 
-Two groups are candidates where they touch one buffer; they fuse where `legality` allows it, `profit` likes it, and
-nothing in between depends on the first and feeds the second (then the two would need each other: a cycle).
+Two groups are candidates if they touch a common buffer. They are fused if `legality` allows it, `profit` is positive,
+and no step in between depends on the first and feeds the second, which would be a cycle.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .target import CPU, Target
 from .walk import time_of, walks
 
 _ROUNDS = 24
-_LAUNCH = 1 << 20  # bytes that are moved in the time of a launch, about
-_HELD = 16 << 20  # bytes that may wait for a later kernel in any case
-_WORTH_HOLDING = 64  # bytes that may wait for each byte that fusing saves
+_LAUNCH = 1 << 20  # bytes moved in the time of a launch, approximately
+_HELD = 16 << 20  # bytes that may stay allocated for a later kernel in any case
+_WORTH_HOLDING = 64  # bytes that may stay allocated for each byte that fusion saves
 _BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial", "walk", "pieces"})  # refusals for shared loops
-_APART = 4 << 20  # bytes that are moved in the time that another launch and its reads from caches take
-_NEAREST = 6  # groups after one that are tried with it, for each buffer
+_APART = 4 << 20  # bytes moved in the time of another launch that reads from caches
+_NEAREST = 6  # later groups tried with each group, for each buffer
 
 Step = Group | Extern
 
@@ -45,19 +45,19 @@ def buffers_of(step: Step) -> frozenset[str]:
 
 
 def local_buffers(steps: Iterable[Step], buffers: Mapping[str, Buffer], outputs: Iterable[str]) -> frozenset[str]:
-    """Buffers that one step alone touches, and nobody outside of the program."""
+    """Buffers that only one step reads or writes, and that are not results of the program."""
     uses = Counter(name for step in steps for name in buffers_of(step))
     return frozenset(n for n, count in uses.items() if count == 1 and buffers[n].kind == "made") - {*outputs}
 
 
 class Fuser:
-    """The groups of a program in the making.
+    """The groups of a program during fusion.
 
     Args:
-        items: what is left of the program, definitions flat.
-        buffers: of the program.
-        kept: buffers that must exist whatever is fused: outputs, inputs, what calls touch.
-        target: what kernels are for.
+        items: the remaining program, with flat definitions.
+        buffers: the buffers of the program.
+        kept: buffers that must exist in any case: outputs, inputs, operands of calls.
+        target: the target of the kernels.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Fuser:
         self._users: dict[str, frozenset[int]] = {}
         self._before: dict[int, set[int]] = {}
         self._after: dict[int, set[int]] = {}
-        self._above: dict[int, int] = {}  # the steps before each, as bits
+        self._above: dict[int, int] = {}  # the steps before each step, as bits
         self._refused: dict[tuple[int, int], str] = {}
         self._in_columns = False
         self._start(items)
@@ -103,10 +103,10 @@ class Fuser:
         return Group(members, members[-1].outer, key)
 
     def run(self, rounds: int | None = None) -> list[Step]:
-        """Fuse to a fixpoint, then once more with what may go into folds of columns and found nothing better.
+        """Fuse until nothing changes, then once more with pointwise members inside of folds of columns.
 
         Returns:
-            groups and calls in an order that respects all dependences, near that of the program.
+            groups and calls in an order that respects all dependences and is close to that of the program.
         """
         left = iter(range(_ROUNDS if rounds is None else rounds))
         self._in_columns = False
@@ -173,7 +173,7 @@ class Fuser:
         return Refusal(slow, tuple(telling[:1])) if slow else found
 
     def _allowed(self, a: int, b: int, found: Fusion | Refusal) -> Fusion | Refusal:
-        """What was found, or a refusal where switches do not allow it."""
+        """The fusion that was found, or a refusal if switches forbid it."""
         one, other = self._steps[a], self._steps[b]
         if isinstance(found, Refusal) or not isinstance(one, Group) or not isinstance(other, Group):
             return found
@@ -181,7 +181,7 @@ class Fuser:
         return found if allowed("fusion", f"{one.name} with {other.name}", nodes) else Refusal("switched-off")
 
     def _slow(self, found: Fusion, one: Group, other: Group, score: int) -> str:
-        """Why a legal fusion would take longer than the two apart; "" where it would not."""
+        """Why a legal fusion would be slower than two kernels; empty if it would not."""
         traffic = sum(self._weights[name] for name in touched(one) | touched(other))
         if not self._target.serial:
             return ""
@@ -198,7 +198,7 @@ class Fuser:
         return "across" if walks_across(found) else ""
 
     def _wastes(self, found: Fusion, one: Group, other: Group) -> int:
-        """Bytes that memory would move for nothing, beyond what it does for the two apart."""
+        """Bytes that memory would move in vain, beyond those of two kernels."""
         together, *apart = (
             wasted_bytes(members, chain, self._buffers, self._target)
             for members, chain in ((found.members, found.chain), *((g.members, g.chain) for g in (one, other)))
@@ -206,7 +206,7 @@ class Fuser:
         return together - sum(apart)
 
     def _walks_long(self, found: Fusion, one: Group, other: Group) -> bool:
-        """Whether programs would go through so much, step by step, that two launches take less."""
+        """Whether programs would take so many sequential steps that two launches are faster."""
         trees = tree_of(Group(found.members, found.chain, one.key), self._target)
         if not walks(trees):
             return False
@@ -217,7 +217,7 @@ class Fuser:
         return tree_of(group, self._target)
 
     def _held(self, one: Group, other: Group) -> int:
-        """Bytes that would no longer be free when calls run, as the earlier of two groups reads them with the later."""
+        """Bytes that would stay allocated during calls because the earlier of two groups reads them with the later."""
         first, second = sorted((one, other), key=lambda group: group.last)
         calls = [2 * key for key, step in self._steps.items() if isinstance(step, Extern)]
         calls = [place for place in calls if first.last < place < second.last]
@@ -228,14 +228,14 @@ class Fuser:
         return sum(self._weights[name] for name, place in free.items() if place < calls[-1])
 
     def _computes_long(self, member: Member) -> bool:
-        """Whether computing a map takes more than a quarter of the time that moving its operands and results takes."""
+        """Whether computing a pointwise member takes over a quarter of the time of moving its operands and results."""
         definition = member.definition
         work = sum(cost_of(store.value, definition.loops, self._buffers).work for store in definition.stores)
         moved = sum(self._weights[name] for name in member.touched)
         return 4 * work * guess(extent_of(member.outer)) > self._target.operations * moved
 
     def _between(self, a: int, b: int) -> bool:
-        """Whether a path leads from `a` to `b` through something else."""
+        """Whether a path leads from `a` to `b` through another step."""
         return any(self._above[key] >> a & 1 for key in self._before[b] if key != a)
 
     def _merge(self, a: int, b: int, found: Fusion) -> None:

@@ -3,9 +3,10 @@
     t[i, j] = x[j, i] * 2
     u[i] = sum over j of t[i, j]     ->    u[i] = sum over j of x[j, i] * 2
 
-Either every reader takes a definition in, and its buffer is gone, or none does. What is cheap goes anywhere; what is
-not goes where it is computed as often as before: to its one reader, if that reads each element once. Where memory is
-dear, it goes to several such readers, if computing it for each takes less time than writing and reading it.
+A definition is inlined into all of its readers, so that its buffer is removed, or into none. Cheap definitions are
+always inlined. Others are inlined into a single reader that reads each element once, so that they are computed as often
+as before. On GPUs they are also inlined into several such readers, if computing takes less time than writing and
+reading.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from .flat_access import rewritten
 from .one_hot import without_one_hot
 from .target import CPU, Target
 
-_CHEAP = 8  # operations of a value that may be computed for each of several readers
-_LARGEST = 128  # operations of a value after inlining
+_CHEAP = 8  # most operations of a value that several readers may compute
+_LARGEST = 128  # most operations of a value after inlining
 _MOST_LOADS = 16
-_OVERLAP = 4  # times that a reader may read each element of what is not cheap: windows of pooling, a few side by side
+_OVERLAP = 4  # most reads per element of a definition that is not cheap: for windows of pooling
 _SLOW = frozenset({"div", "sqrt", "rsqrt", "reciprocal", "floordiv", "truncdiv", "remainder", "fmod", "hypot"})
 
 NOT_INLINED = {
@@ -50,22 +51,22 @@ NOT_INLINED = {
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a value: operations, loads of as many elements as it has iterations, and slow operations."""
+    """The cost of a value: operations, loads of as many elements as there are iterations, and slow operations."""
 
     ops: int
     loads: int
     slow: bool
-    work: int = 0  # operations, slow ones counted as what they come to
+    work: int = 0  # operations, with weights for slow ones
     loaded: int = 0  # bytes that an iteration loads
 
     @property
     def cheap(self) -> bool:
-        """Whether computing it several times costs less than keeping it."""
+        """Whether computing the value several times costs less than storing it."""
         return self.ops <= _CHEAP and self.loads <= 1 and not self.slow
 
 
 def cost_of(value: Value, loops: Sequence[Var], buffers: Mapping[str, Buffer]) -> Cost:
-    """The cost of a value of a nest over `loops`. What memory holds may be narrower than what it is computed with."""
+    """The cost of a value in a nest over `loops`. Memory may hold narrower values than those that are computed."""
     ops, full, slow, work, loaded = 0, 0, False, 0, 0
     for part in walk([value]):
         if isinstance(part, Op) and _limits(part):
@@ -80,7 +81,7 @@ def cost_of(value: Value, loops: Sequence[Var], buffers: Mapping[str, Buffer]) -
 
 
 def _limits(value: Op) -> bool:
-    """Whether a value is a whole number, limited or widened: as indices from tables are, instead of being checked."""
+    """Whether a value is an integer that is clamped or widened, as indices from tables are instead of being checked."""
     if value.dtype.is_floating_point or value.dtype == torch.bool:
         return False
     if value.name == "cast":
@@ -89,7 +90,7 @@ def _limits(value: Op) -> bool:
 
 
 def _work(value: Op | Guarded) -> int:
-    """Operations of a processor that one of ours takes, about."""
+    """The approximate number of machine operations of one operation."""
     if isinstance(value, Guarded):
         return 1
     if value.name.startswith("philox"):
@@ -98,7 +99,7 @@ def _work(value: Op | Guarded) -> int:
 
 
 def _steps_all(load: Load, loops: Sequence[Var]) -> bool:
-    """Whether each iteration loads an element of its own."""
+    """Whether each iteration loads a different element."""
     seen = frozenset().union(*map(variables_of, load.indices)) if load.indices else frozenset()
     return all(v in seen or v.extent == 1 for v in loops)
 
@@ -106,11 +107,11 @@ def _steps_all(load: Load, loops: Sequence[Var]) -> bool:
 def inline(
     items: Sequence[Item], buffers: Mapping[str, Buffer], outputs: Iterable[str], target: Target = CPU
 ) -> tuple[list[Item], list[tuple[str, str]]]:
-    """Items with pointwise definitions taken into their readers.
+    """The items, with pointwise definitions inlined into their readers.
 
     Returns:
-        the items left, and for each pointwise definition whose buffer is the program's own: its name and the reason why
-        it stays (a key of `NOT_INLINED`), "" where it went.
+        the remaining items, and for each pointwise definition with a buffer of the program's own, its name and the
+        reason why it was not inlined (a key of `NOT_INLINED`), or an empty text if it was.
     """
     return _Inliner(items, buffers, frozenset(outputs), target).run()
 
@@ -130,13 +131,13 @@ class _Inliner:
                 self._readers.setdefault(name, []).append(place)
         called = {n for i in items if isinstance(i, Extern) for n in (*i.reads, *i.writes)}
         self._kept = outputs | called
-        self._bodies: dict[str, tuple[tuple[Any, ...], Value]] = {}  # what replaces loads: store indices, value
+        self._bodies: dict[str, tuple[tuple[Any, ...], Value]] = {}  # the replacements of loads: store indices, value
         self._nodes: dict[str, tuple[str, ...]] = {}
         self._loads: dict[int, Sequence[Load]] = {}
         self._sizes: dict[int, int] = {}
-        self._above: list[int] = []  # the items before each, as bits; found when first asked for
+        self._above: list[int] = []  # the items before each item, as bits; computed at first use
         self._done: dict[Load, Value] = {}
-        # What is made may become scratch, which is not rounded.
+        # Buffers of the program may become scratch, which is not rounded.
         self._simplify = Simplifier({n: b.dtype for n, b in buffers.items() if b.kind != "made" and b.dtype in HALVES})
 
     def run(self) -> tuple[list[Item], list[tuple[str, str]]]:
@@ -158,7 +159,7 @@ class _Inliner:
         return left, log
 
     def _rewritten(self, item: Definition) -> Definition:
-        """`item` with what was inlined put in place of its loads."""
+        """`item` with inlined values in place of its loads."""
         taken = [n for n in dict.fromkeys(load.buffer for load in loads(item)) if n in self._bodies]
         if not taken:
             return item
@@ -179,7 +180,7 @@ class _Inliner:
         return found
 
     def _why_not(self, item: Definition, place: int) -> str:
-        """Why a definition stays; "" where it is inlined."""
+        """Why a definition is not inlined; empty if it is."""
         if not _fills_buffer(item, self._buffers):
             return "not-pointwise"
         name, value = item.stores[0].buffer, item.stores[0].value
@@ -210,7 +211,7 @@ class _Inliner:
         return bool(changed) and not self._in_place(item, sources, reader, changed)
 
     def _in_place(self, item: Definition, sources: list[Load], reader: int, changed: set[str]) -> bool:
-        """Whether the reader only reads, of what it overwrites, elements that it leaves alone or writes right then."""
+        """Whether the reader only reads elements of its output that it leaves alone, or writes in that iteration."""
         target = self._items[reader]
         if not isinstance(target, Definition) or target.reductions or len(target.stores) != 1:
             return False
@@ -235,7 +236,7 @@ class _Inliner:
         return all(self._reads_each_once(name, reader, load) for reader, load in sites)
 
     def _kernels(self, name: str, readers: list[int]) -> int:
-        """In how many places readers would compute it: alike ones that do not wait for each other become one kernel."""
+        """The number of places in which readers would compute it: similar independent readers become one kernel."""
         if not self._target.operations:
             return sum(load.buffer == name for r in readers for load in self._loads_of(r))
         found: list[tuple[Any, list[int]]] = []
@@ -255,7 +256,7 @@ class _Inliner:
         found.append((shape, [reader]))
 
     def _waits(self, item: int, other: int) -> bool:
-        """Whether one item needs what another, which comes before it, makes, directly or not."""
+        """Whether one item depends on another item before it, directly or indirectly."""
         if not self._above:
             for before in order_of(self._effects):
                 self._above.append(functools.reduce(lambda bits, at: bits | self._above[at] | 1 << at, before, 0))
@@ -264,14 +265,14 @@ class _Inliner:
     def _cheaper_than_memory(self, name: str, cost: Cost, readers: list[int]) -> bool:
         """Whether computing a value in each kernel takes less time than writing it once and reading it there.
 
-        A first reader that goes over the same elements in the same way computes what it stores, and reads nothing.
+        A first reader with the same loops over the same elements computes the value anyway, and reads nothing.
         """
         worth, size, kernels = self._target.operations, self._buffers[name].dtype.itemsize, self._kernels(name, readers)
         kept = kernels + (not (readers and self._goes_along(name, readers[0])))
         return (kernels - 1) * (cost.work + worth * cost.loaded) < worth * size * kept
 
     def _goes_along(self, name: str, reader: int) -> bool:
-        """Whether a reader has the loops of what it reads, a fold that of neighbours in memory inside."""
+        """Whether a reader has the loops of what it reads, and a fold has the loop of neighbors in memory inside."""
         item, buffer = self._items[reader], self._buffers[name]
         assert isinstance(item, Definition)
         load = next(load for load in self._loads_of(reader) if load.buffer == name)
@@ -290,14 +291,14 @@ class _Inliner:
         return _steps_all(load, loops) and not self._overlaps(name, loops)
 
     def _overlaps(self, name: str, loops: Sequence[Var]) -> bool:
-        """Whether windows overlap so much that most elements are read many times; unknown for symbolic sizes."""
+        """Whether windows overlap so much that most elements are read many times; false for symbolic sizes."""
         extents, sizes = [v.extent for v in loops], self._buffers[name].sizes
         if not all(isinstance(n, int) for n in (*extents, *sizes)):
             return False
         return math.prod(extents) > _OVERLAP * math.prod(sizes) > 0
 
     def _around(self, reader: Definition, load: Load) -> tuple[Var, ...]:
-        """The loops in which a reader loads: its own, and the reduced ones where the load is reduced."""
+        """The loops in which a reader loads: its own, and the reduced loops if the load is reduced."""
         reduced = any(load in walk(r.values) for r in reader.reductions) or reader.scan
         return (*reader.loops, *reader.reduced) if reduced else reader.loops
 
@@ -348,13 +349,13 @@ def _inside_indices(item: Definition) -> list[Load]:
 
 
 def _at_places_of_their_own(indices: Iterable[Any], loops: Iterable[Var]) -> bool:
-    """Whether no two iterations of loops meet at one element: each loop moves along a dim of its own."""
+    """Whether no two iterations touch the same element: each loop moves along its own dim."""
     moving = {found[0] for index in indices if len(found := tuple(variables_of(index))) == 1 and _is_affine(index)}
     return moving >= {loop for loop in loops if loop.extent != 1}
 
 
 def _are_apart(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    """Whether no iteration of one's loops meets any of the other's: in one dim, all indices are below the other's.
+    """Whether no iteration of one touches an element of the other: in one dim, all indices are below the other's.
 
     x[i, j + 56], x[k, l] with l < 2   ->   True
     """

@@ -1,7 +1,7 @@
-"""May two groups become one kernel? Legality alone; whether it pays is `profit`'s question.
+"""Whether two groups may become one kernel. `profit` decides whether they should.
 
-Two groups fuse where their members can share at least one outermost loop: every element that one writes and the other
-touches must be touched in the same iteration of the shared loops.
+Two groups can be fused if their members can share at least one outermost loop. Every element that one writes and the
+other touches must be touched in the same iteration of the shared loops.
 
     for i: t[i] = ...          for i:                        for i, j: t[i, j] = ...
     for i: u[i] = f(t[i])  ->      t[i] = ...; u[i] = ...     for i, j: u[i, j] = t[j, i]   ->   no: `crossing`
@@ -21,7 +21,7 @@ from .profit import guess
 from .target import CPU, Target
 
 MAX_MEMBERS = 48
-_LANES = 16  # results side by side that are worth a kernel of their own
+_LANES = 16  # fewest contiguous results that justify a kernel of their own
 MAX_BUFFERS = 40
 
 MESSAGES = {
@@ -46,11 +46,11 @@ MESSAGES = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why two groups stay apart.
+    """Why two groups cannot be fused.
 
     Args:
         code: one of `MESSAGES`.
-        buffers: the buffers to blame.
+        buffers: the buffers that prevent fusion.
     """
 
     code: str
@@ -75,14 +75,14 @@ class Fusion:
 
 
 def can_fuse(a: Group, b: Group, shared: list[str], axes: Axes | None = None, target: Target = CPU) -> Refusal | None:
-    """Why two groups cannot become one kernel; None where they can.
+    """Why two groups cannot become one kernel; None if they can.
 
     Args:
         a: the group that comes first in the program.
         b: the other.
-        shared: buffers that both touch, the most telling first.
-        axes: gives out axes; those of the groups must be its own.
-        target: what kernels are for.
+        shared: buffers that both touch, the most relevant first.
+        axes: creates axes, including those of the groups.
+        target: the target of the kernels.
     """
     found = fusion_of(a, b, shared, axes or Axes(), target)
     return found if isinstance(found, Refusal) else None
@@ -91,7 +91,7 @@ def can_fuse(a: Group, b: Group, shared: list[str], axes: Axes | None = None, ta
 def fusion_of(
     a: Group, b: Group, shared: list[str], axes: Axes, target: Target = CPU, *, in_columns: bool = True
 ) -> Fusion | Refusal:
-    """Two groups as one, or why not; `in_columns`: maps may also go into folds of columns."""
+    """Two groups as one, or a refusal; with `in_columns`, pointwise members may go into folds of columns."""
     if len(a.members) + len(b.members) > MAX_MEMBERS:
         return Refusal("too-large")
     if len({n for g in (a, b) for m in g.members for n in m.touched}) > MAX_BUFFERS:
@@ -110,7 +110,7 @@ def fusion_of(
 
 
 def _fits_a_program(members: tuple[Member, ...], target: Target) -> bool:
-    """Whether one program of a GPU does all that members do about as fast as several would: then it saves launches.
+    """Whether one program of a GPU runs all members about as fast as several would, so that fusion saves launches.
 
     for j < 2048: y[j] = ...;  fold j < 2048 of y[j]*y[j];  for j < 2048: z[j] = y[j] * r       the norm of one row
     """
@@ -118,14 +118,14 @@ def _fits_a_program(members: tuple[Member, ...], target: Target) -> bool:
 
 
 def _is_row(member: Member) -> bool:
-    """Whether a member has one loop at most, which lanes go along."""
+    """Whether a member has at most one loop, along which there are lanes."""
     return sum(axis.extent != 1 for axis in member.axes) < 2
 
 
 def side_by_side(a: Group, b: Group, shared: list[str], axes: Axes) -> Fusion:
-    """Two groups one after the other, whatever they share; loops that turn out to be the same may still become one.
+    """Two groups one after the other, whatever they share; equal loops may still be merged.
 
-    For groups that have no outer loops to lose, as reductions to one number, and for small ones.
+    For groups without outer loops, such as reductions to one number, and for small groups.
     """
     aligned = next(alignments(a, b, shared, axes), None)
     left, right = (a.members, b.members) if aligned is None else (aligned.a, aligned.b)
@@ -168,9 +168,9 @@ def _sharing(
 
 
 def _gathered(chain: list[Var], aligned: Aligned) -> set[str]:
-    """Buffers of one group that loops of the other's own would read at computed places.
+    """Buffers of one group that the other's own loops would read at computed positions.
 
-    for i: { for j: t[i, j] = ...;  for p: u[i, p] = t[i, at[p]] }    lanes go along j, and p is walked one by one
+    for i: { for j: t[i, j] = ...;  for p: u[i, p] = t[i, at[p]] }    lanes go along j, and p is sequential
     """
     found: set[str] = set()
     for readers, writers in ((aligned.b, aligned.a), (aligned.a, aligned.b)):
@@ -187,10 +187,10 @@ def _is_computed(access: Access) -> bool:
 
 
 def _keeping_innermost(common: list[Var], members: tuple[Member, ...], barred: set[Var]) -> list[Var]:
-    """Axes that may go outside: of contiguous ones one, and none that is `barred`.
+    """Axes that may become outer loops: at most one contiguous axis, and none in `barred`.
 
-    That is in general the contiguous axis of a member that has loops of its own besides. But where programs take
-    neighbours in memory together, and do so for a fold of columns, they do it for maps inside of it, too:
+    In general, the contiguous axis of a member with other loops of its own is barred. But if programs process neighbors
+    in memory together for a fold of columns, they also do so for pointwise members inside of it:
 
         for c: fold: for r: { y[64*r + c] = ...; update with x[64*r + c] }        rows c, columns r of one tile
     """
@@ -202,14 +202,14 @@ def _keeping_innermost(common: list[Var], members: tuple[Member, ...], barred: s
 
 
 def columns_of(members: Iterable[Member], target: Target) -> frozenset[Var]:
-    """Axes along which the operands of folds lie side by side, where programs take such neighbours together."""
+    """Axes along which the operands of folds are contiguous, if programs process neighbors in memory together."""
     folds = [m for m in members if m.part == "fold" and m.outer] if target.lanes > 1 else []
     ends = [(m, m.outer[-1]) for m in folds if less(_LANES - 1, m.outer[-1].extent)]
     return frozenset(axis for m, axis in ends if any(_step(a.offset, axis) == 1 for a in m.accesses))
 
 
 def contiguous_axis(member: Member) -> Var | None:
-    """The axis of a member that should stay its innermost loop: of stride 1 in what it stores. None for folds."""
+    """The axis that should stay a member's innermost loop: the one with stride 1 in its store. None for folds."""
     if member.part in ("fold", "scan") or not member.outer:
         return None
     offsets = [a.offset for a in member.accesses if a.write] + [a.offset for a in member.accesses if not a.write]
@@ -221,7 +221,7 @@ def contiguous_axis(member: Member) -> Var | None:
 
 
 def _uncrossed(common: list[Var], aligned: Aligned) -> tuple[list[Var], set[str]]:
-    """The axes of `common` in whose loops no element is touched across iterations."""
+    """The axes of `common` whose loops touch no element in more than one iteration."""
     pairs = list(conflicts(aligned.a, aligned.b))
     culprits: set[str] = set()
     chain, before = list(common), None
@@ -237,7 +237,7 @@ def _uncrossed(common: list[Var], aligned: Aligned) -> tuple[list[Var], set[str]
 
 
 def conflicts(a: Iterable[Member], b: Iterable[Member]) -> Iterator[tuple[str, Any, Any]]:
-    """Pairs of accesses to one buffer, at least one of them writing: its name and the two offsets."""
+    """Pairs of accesses to one buffer, at least one of which writes: its name and the two offsets."""
     left, right = touches(a), touches(b)
     for name in left.keys() & right.keys():
         reads, writes = left[name]
@@ -247,7 +247,7 @@ def conflicts(a: Iterable[Member], b: Iterable[Member]) -> Iterator[tuple[str, A
 
 
 def touches(members: Iterable[Member]) -> dict[str, tuple[set[Any], set[Any]]]:
-    """By buffer: the offsets read and those written."""
+    """For each buffer, the offsets that are read and those that are written."""
     found: dict[str, tuple[set[Any], set[Any]]] = {}
     for member in members:
         for access in member.accesses:
@@ -256,7 +256,7 @@ def touches(members: Iterable[Member]) -> dict[str, tuple[set[Any], set[Any]]]:
 
 
 def _parallel_enough(chain: list[Var], aligned: Aligned, target: Target) -> bool:
-    """Whether fused loops keep the machine as busy as those of the two did, unless there is little to do anyway."""
+    """Whether the fused loops keep the machine as busy as those of both groups, or there is little to do anyway."""
     iterations = extent_of(chain)
     if not isinstance(iterations, int) or iterations >= target.busy:
         return True
@@ -267,9 +267,9 @@ def _parallel_enough(chain: list[Var], aligned: Aligned, target: Target) -> bool
 
 
 def makes_serial(found: Fusion, a: Group, b: Group) -> bool:
-    """Whether two groups lose loops to run side by side, and what one of them then has inside is several loops.
+    """Whether two groups lose parallel loops, so that one of them has several loops inside of the shared ones.
 
-    One is a row: neighbours in memory that one program takes together.
+    A single loop inside is a row: neighbors in memory that one program processes together.
     """
     iterations = extent_of(found.chain)
     if not any(less(iterations, extent_of(g.chain)) for g in (a, b)):
@@ -279,7 +279,7 @@ def makes_serial(found: Fusion, a: Group, b: Group) -> bool:
 
 
 def walks_across(found: Fusion) -> bool:
-    """Whether a fold is left with loops of its own in which neighbours in memory come one after the other.
+    """Whether a fold keeps loops of its own in which neighbors in memory are visited one after the other.
 
     for i parallel: { for r, c: y[i, r, c] = ...;  for c < 64: fold r: sum of y[i, r, c] }    lanes go along r
     """
@@ -293,21 +293,21 @@ def walks_across(found: Fusion) -> bool:
 
 
 def maps_in_columns(found: Fusion) -> list[Member]:
-    """Maps that are computed inside of a fold of columns: their contiguous loop is around the others."""
+    """Pointwise members that are computed inside of a fold of columns: their contiguous loop is an outer one."""
     shared = set(found.chain)
     return [m for m in found.members if contiguous_axis(m) in shared and not set(m.outer) <= shared]
 
 
 def _step(offset: Any, axis: Var) -> Any:
-    """How far apart in memory neighbours along an axis are; 0 where that is not plain."""
+    """The distance in memory of neighbors along an axis; 0 if it is not constant."""
     return next((factor for atoms, factor in getattr(offset, "terms", ()) if atoms == (axis,)), 0)
 
 
 def is_small(members: Iterable[Member], target: Target) -> bool:
-    """Whether all members together have so few iterations that running them side by side gains nothing."""
+    """Whether all members together have so few iterations that parallelism gains nothing."""
     return work_of(members) <= target.small
 
 
 def work_of(members: Iterable[Member]) -> int:
-    """How many iterations members have, symbolic ones guessed."""
+    """The number of iterations of members; symbolic extents are estimated."""
     return sum(guess(extent_of(m.axes)) for m in members)

@@ -1,8 +1,8 @@
-"""The target of a schedule: the numbers behind every decision that depends on the machine.
+"""The target of a schedule: all numbers behind decisions that depend on the machine.
 
-CPU    few strong cores: calls are merged, small work stays on one core, reductions stay whole
-GPU    many programs at once: no work is too small to run side by side, long reductions are split,
-       computing a value again is cheaper than memory
+CPU    few strong cores: kernels are merged, small work stays on one core, reductions stay whole
+GPU    many programs: any work runs in parallel, long reductions are split, and recomputing a value is
+       cheaper than reading it from memory
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Target:
-    """The preferences of a machine; all numbers are of loop iterations unless they say otherwise.
+    """The properties of a machine; numbers count loop iterations unless they say otherwise.
 
     Args:
-        name: for texts.
-        busy: outer iterations that keep all of it busy.
-        small: work that nothing is gained for by running it side by side.
-        share: work of one outer iteration that may be given to too few of them: what one program does at a time.
-        packs: whether small kernels that follow each other become one, to save calls.
-        scratch: elements of one buffer that an iteration may keep to itself; `scratch_bytes` of all of them, in bytes.
-        programs: iterations side by side that splitting a reduction aims at; 0: reductions stay whole.
-        lanes: neighbours in memory that one program takes together.
-        chunk: what is left of a reduction for one program, at least.
-        operations: how many of them take as long as moving one byte; 0: values of several operations are kept.
-        choices: whether choosing between two values costs no more than computing them.
-        elements: that each of the `busy` programs has at once; 0: programs are no blocks of lanes.
-        serial: how many times the traffic that a fusion saves there may be, where it makes several loops of one of the
-            two serial; 0: as much as there is.
-        shared: bytes of traffic up to which a kernel may share its launch with others that do not need it; 0: none may.
-        atomic: whether stores that combine with memory may meet in one element, side by side; likewise a store at
-            indices read from memory, which of equal ones is the last being nobody's promise there.
+        name: the name in texts.
+        busy: the number of outer iterations that keeps the machine busy.
+        small: the most work that gains nothing from running in parallel.
+        share: the work of one outer iteration up to which too few of them are acceptable: that of one program.
+        packs: whether successive small kernels are merged, to save calls.
+        scratch: the most elements of one scratch buffer per iteration; `scratch_bytes`: the most bytes of all of them.
+        programs: the number of parallel iterations at which splitting a reduction aims; 0: reductions stay whole.
+        lanes: the number of neighbors in memory that one program processes together.
+        chunk: the smallest part of a split reduction for one program.
+        operations: the number of operations in the time of moving one byte; 0: values of several operations are stored.
+        choices: whether selecting one of two values costs no more than computing both.
+        elements: the number of elements that each of the `busy` programs processes at once; 0: programs have no lanes.
+        serial: the largest ratio of total traffic to saved traffic for a fusion that makes several loops of one group
+            sequential; 0: no limit.
+        shared: the most bytes of traffic of a kernel that may share its launch with independent kernels; 0: none may.
+        atomic: whether parallel iterations may combine into one element of memory. Scatter stores may also race then:
+            it is not specified which of several stores to one element wins.
     """
 
     name: str
@@ -60,11 +60,12 @@ _MULTIPROCESSOR = Target(
 
 
 def gpu(processors: int = 132) -> Target:
-    """A GPU of so many multiprocessors (132: Hopper).
+    """A GPU with this many multiprocessors (132: Hopper).
 
-    Two programs a processor keep it busy, four hide what memory takes. A program holds rows of 16384 elements. While a
-    byte is moved (some 4 TB/s), 8 operations are computed. A launch, and the time in which its last programs leave
-    processors idle, take some 3 us: less than a twentieth of what a kernel takes that moves more than 256 MiB.
+    Two programs per multiprocessor keep it busy, and four hide the latency of memory. A program holds rows of 16384
+    elements. In the time of moving one byte (at about 4 TB/s), 8 operations are computed. A launch, with the time in
+    which its last programs leave multiprocessors idle, takes about 3 us: less than a twentieth of the time of a kernel
+    that moves more than 256 MiB.
     """
     return replace(
         _MULTIPROCESSOR, busy=_MULTIPROCESSOR.busy * processors, programs=_MULTIPROCESSOR.programs * processors

@@ -1,10 +1,10 @@
-"""The part of a graph that runs on the CPU, before the part that runs on a GPU: only the latter is captured.
+"""Splits off the part of a graph that runs on the CPU, so that a CUDA graph can capture the rest.
 
     (x: cuda, n: cpu)                                 host      (n)     ->  m = n + 1;  c = copy of sqrt(m) on the GPU
     m = n + 1;  y = x / copy of sqrt(m)      ->       device    (x, c)  ->  y = x / c
     return y, m                                       together  (x, n)  ->  y of the device's, m of the host's
 
-The host's part runs at every call as it is; draws of random numbers and writes to inputs on the CPU stay in its order.
+The host's part runs at every call; random numbers and writes to inputs on the CPU keep their order.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..calls import Boxed
 
 @dataclass(frozen=True)
 class Split:
-    """Two graphs that are one.
+    """The two parts of a graph.
 
     Args:
-        host: what runs on the CPU; gives what the device reads, then results of its own.
-        device: the rest; its inputs are some of the graph's, then what the host gives it.
-        host_inputs: places of the host's inputs among the graph's; `device_inputs` those of the device's.
-        given: how many of the host's results go to the device.
-        from_host: for each result of the graph, whether it is one of the host's.
+        host: the part on the CPU; it returns the values that the device reads, then results of the graph.
+        device: the rest; its inputs are inputs of the graph, then values from the host.
+        host_inputs: positions of the host's inputs among the graph's; `device_inputs`: those of the device.
+        given: the number of results of the host that the device reads.
+        from_host: for each result of the graph, whether the host computes it.
     """
 
     host: fx.GraphModule
@@ -41,11 +41,11 @@ class Split:
     from_host: tuple[bool, ...]
 
     def static(self, static: frozenset[int]) -> frozenset[int]:
-        """Places of the device's inputs whose addresses stay."""
+        """Positions of the device's inputs whose addresses do not change."""
         return frozenset(k for k, at in enumerate(self.device_inputs) if at in static)
 
     def returned(self, returned: int | None) -> int | None:
-        """How many of the device's results go to the program, of so many of the graph's."""
+        """The number of the device's results that the program receives, given that of the whole graph."""
         return None if returned is None else self.from_host[:returned].count(False)
 
     def joined(self, host: Boxed, device: Boxed) -> Boxed:
@@ -65,10 +65,10 @@ class Split:
 
 
 def split_host(graph_module: fx.GraphModule) -> Split | None:
-    """The parts of a graph with tensors on the CPU and on a GPU; None for other graphs, or where they depend both ways.
+    """The parts of a graph with tensors on the CPU and a GPU; None for other graphs, or if each needs the other.
 
     Args:
-        graph_module: functional but for writes to inputs, with metadata; it stays as it is.
+        graph_module: functional except for writes to inputs, with metadata; it is not changed.
     """
     nodes = list(graph_module.graph.nodes)
     on_host = _sides(nodes)
@@ -76,7 +76,7 @@ def split_host(graph_module: fx.GraphModule) -> Split | None:
     if on_host is None or len({node in on_host for node in calls}) < 2:
         return None
     given = [n for n in nodes if n in on_host and any(u.op == "call_function" and u not in on_host for u in n.users)]
-    if any(not _is_on_gpu(node) for node in given):  # a kernel of the device's would read memory of the CPU
+    if any(not _is_on_gpu(node) for node in given):  # a kernel on the device would read memory of the CPU
         return None
     inputs = [node for node in nodes if node.op == "placeholder"]
     results = graph_module.graph.output_node().args[0]
@@ -93,7 +93,7 @@ def split_host(graph_module: fx.GraphModule) -> Split | None:
 
 
 def _sides(nodes: Sequence[fx.Node]) -> set[fx.Node] | None:
-    """The nodes on the host's side: what is on the CPU, and what is copied from there; None if that reads the GPU's."""
+    """The nodes on the host: those on the CPU, and copies from there; None if they read tensors on the GPU."""
     found: set[fx.Node] = set()
     for node in nodes:
         if node.op == "output":
@@ -114,7 +114,7 @@ def _sides(nodes: Sequence[fx.Node]) -> set[fx.Node] | None:
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor] | None:
-    """The tensors that a node is; None if it is anything else."""
+    """The tensors that a node's value consists of; None if it is anything else."""
     value = val(node)
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     return values if values and all(isinstance(x, torch.Tensor) for x in values) else None
@@ -127,7 +127,7 @@ def _is_on_gpu(node: fx.Node) -> bool:
 def _part(
     module: fx.GraphModule, nodes: Sequence[fx.Node], given: Sequence[fx.Node], results: Sequence[Any]
 ) -> fx.GraphModule:
-    """A graph of some nodes of another; `given` become inputs after its own."""
+    """A graph of some nodes of another graph; `given` become inputs after its own."""
     graph = fx.Graph()
     inputs = [node for node in nodes if node.op == "placeholder"]
     made = {node: graph.node_copy(node) for node in inputs}

@@ -1,6 +1,7 @@
-"""What is asked at each replay, of hundreds of tensors: whether inputs are where they were, and results still in use.
+"""Checks at each replay whether inputs are where they were, and whether results are still in use.
 
-Each question goes to all tensors at once, by functions that are not Python's, since this is the host's time of a step.
+Each check covers hundreds of tensors at once, with functions written in C, because it takes time of the host in every
+step.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _dtype = operator.attrgetter("dtype")
 
 
 class Checks:
-    """What inputs must be for a capture to be replayed.
+    """The conditions on inputs under which a capture can be replayed.
 
     Args:
         given: the inputs of the capture.
-        addresses: of those that are read where they are, by position.
-        varying: positions of those whose layout may be another in another call.
+        addresses: the addresses of inputs that are read in place, by position.
+        varying: positions of inputs whose layout may change between calls.
     """
 
     def __init__(self, given: Sequence[Any], addresses: Mapping[int, int], varying: Sequence[int]) -> None:
@@ -36,7 +37,7 @@ class Checks:
         self._numbers = list(self._pick_numbers(given))
 
     def hold(self, args: Sequence[Any]) -> bool:
-        """Whether these inputs are so."""
+        """Whether these inputs meet the conditions."""
         return (
             list(map(torch.Tensor.data_ptr, self._read(args))) == self._addresses
             and _layouts(self._varying(args)) == self._layouts
@@ -45,7 +46,7 @@ class Checks:
 
 
 def _picked(positions: Collection[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that picks what lies at these positions."""
+    """A function that returns the items at these positions."""
     if len(positions) > 1:
         return operator.itemgetter(*positions)
     only = list(positions)
@@ -61,14 +62,14 @@ def _layouts(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], ...]:
 
 
 class Users:
-    """Whether anyone but us uses some tensors, or others that look at their memory.
+    """Whether anything besides regraft uses some tensors, or other tensors that share their memory.
 
-    Made when nobody does: what there is of memory's users then is ours.
+    Created when there are no other users: all users of the memory at that time are regraft's own.
 
     Args:
-        tensors: whose memory is asked about.
-        same: objects that are given out again and again, so that they may be used without a further look at their
-            memory, each with how many times we hold it.
+        tensors: the tensors whose memory is checked.
+        same: objects that are returned again and again, whose use does not show in their memory, each with the
+            number of references that regraft holds.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], same: Iterable[tuple[torch.Tensor, int]] = ()) -> None:
@@ -79,7 +80,7 @@ class Users:
         self._idle = [*torch_memory.storages_users(self.keys), *(1 for _ in pairs), *idle]
 
     def are_there(self) -> bool:
-        """Whether anyone does now."""
+        """Whether anything does now."""
         counts = chain(
             torch_memory.storages_users(self.keys),
             torch_memory.tensors_users(self._same),
@@ -88,4 +89,4 @@ class Users:
         return any(map(operator.gt, counts, self._idle))
 
 
-_COUNTED = next(map(sys.getrefcount, [object()])) - 1  # what Python counts of itself while it counts
+_COUNTED = next(map(sys.getrefcount, [object()])) - 1  # references that Python adds while counting

@@ -1,4 +1,4 @@
-"""Memory that captures read and write: layouts, copies, and which large results went from one graph to the program."""
+"""Memory that captures read and write: layouts, copies, and large results that the program passes between graphs."""
 
 from __future__ import annotations
 
@@ -9,75 +9,75 @@ import torch
 
 from ....rewrites.compat.memory import storage_key
 
-LARGE = 1 << 24  # bytes of a result that another graph had better read where it lies
-GIVEN_OUT = 1 << 20  # bytes of a forward's result that is given out in the capture's memory, not copied
+LARGE = 1 << 24  # fewest bytes of a result that another graph should read in place
+GIVEN_OUT = 1 << 20  # fewest bytes of a forward's result that is returned in the capture's memory, without a copy
 _REMEMBERED = 1024
 
 
 class Given:
-    """Large results that compiled graphs gave to the program, known as long as their memory is the same.
+    """Large results that compiled graphs returned to the program, while they are alive.
 
-    A loss that is compiled apart from its model, say, reads the logits of that graph, and they come to lie at the same
-    place in every step.
+    For example, a loss that is compiled separately from its model reads the logits of the model's graph, which are at
+    the same address in every step.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
 
     def note(self, value: Any) -> None:
-        """Remember a result, if it is large."""
+        """Remember a result if it is large."""
         if size_of(value) >= LARGE:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[storage_key(value)] = memory(value)
 
     def __contains__(self, value: Any) -> bool:
-        """Whether a tensor lies in such a result."""
+        """Whether a tensor is in the memory of such a result."""
         return size_of(value) >= LARGE and self._known.get(storage_key(value)) == memory(value)
 
 
 def layout(value: Any) -> Any:
-    """The part of an input that a capture depends on: how a tensor lies, what a number is."""
+    """The properties of an input on which a capture depends: the layout of a tensor, the value of a number."""
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), value.stride(), value.dtype, value.device)
     return value
 
 
 def memory(value: Any) -> int:
-    """Where the memory behind a tensor begins; 0 of what has none."""
+    """The address of a tensor's storage; 0 if it has none."""
     return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else 0
 
 
 def in_memory_of(holder: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A tensor like `x`, at the same place in the memory behind another."""
+    """A tensor like `x`, at the same offset in another storage."""
     made = torch.empty(0, dtype=x.dtype, device=holder.device)
     return made.set_(holder.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
 def within(results: Sequence[Any], keys: Collection[int]) -> frozenset[int]:
-    """Where the memory begins that results look at, of that with these keys: see `storage_key`."""
+    """The addresses of storages with these keys that results view: see `storage_key`."""
     return frozenset(memory(x) for x in results if isinstance(x, torch.Tensor) and storage_key(x) in keys)
 
 
 def lies_in(x: torch.Tensor, ranges: Sequence[range]) -> bool:
-    """Whether any of the memory behind a tensor is among these addresses."""
+    """Whether a storage of the tensor is at one of these addresses."""
     start = memory(x)
     end = start + size_of(x)
     return any(start < part.stop and part.start < end for part in ranges)
 
 
 def size_of(value: Any) -> int:
-    """Bytes behind a tensor; 0 of what has none."""
+    """The bytes of a tensor's storage; 0 if it has none."""
     return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
 
 
 def same_memory(x: torch.Tensor) -> torch.Tensor:
-    """New memory of the same layout."""
+    """New memory with the same layout."""
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:
-    """All memory between a tensor's first and last element: no element of it is written twice."""
+    """All memory between a tensor's first and last element, so that no element is written twice."""
     if x.is_contiguous():
         return x
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0

@@ -1,12 +1,12 @@
-"""Captures of one graph and one set of sizes, by where parameters lie.
+"""Captures of one graph and one set of sizes, by the addresses of parameters.
 
-A graph that breaks in a loop over layers is one graph that is called with the parameters of each layer in turn: every
-set of addresses has captures of its own. Parameters stay where they are, so there are as many sets as layers; for a
-program that moves its parameters all the time, capturing would cost more than it saves:
+If a graph breaks in a loop over layers, one graph is called with the parameters of each layer in turn. Every set of
+addresses has its own captures. If parameters do not move, there are as many sets as layers. For programs that move
+their parameters all the time, capturing would cost more than it saves:
 
-    the first sets       captured when they are met
-    further ones         when they are met a second time
-    more than `PLACES`   not captured; those whose parameters have died make room
+    the first sets       captured at first use
+    further sets         captured at second use
+    more than `PLACES`   not captured; sets whose parameters are dead make room
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ....rewrites.compat.memory import storage_reference
 from ....rewrites.reason import Reason
 from .capture import Capture
 
-AT_ONCE = 4  # sets of addresses that are captured when they are met
-# A capture of one layer costs the driver some hundred KiB, and a few 100 ms to make: more than this pays for nobody.
+AT_ONCE = 4  # sets of addresses that are captured at first use
+# A capture of one layer takes some hundred KiB in the driver, and a few hundred ms: more captures than this never pay.
 PLACES = 256
-_MET = 1024  # sets of addresses that are remembered as met once
+_MET = 1024  # sets of addresses that are remembered after their first use
 
 _Place = tuple[tuple[int, int], ...]
 
@@ -32,7 +32,7 @@ class Places:
     """Lists of captures, one for each set of addresses.
 
     Args:
-        say: told why a set of addresses gets none.
+        say: is told why a set of addresses is not captured.
     """
 
     def __init__(self, say: Callable[[Reason], None]) -> None:
@@ -45,10 +45,10 @@ class Places:
         return iter(list(self._captures.values()))
 
     def at(self, addresses: Mapping[int, int], args: Sequence[Any]) -> list[Capture] | None:
-        """The captures of what lies there, perhaps none yet; None where nothing is to be captured.
+        """The captures for these addresses, perhaps none yet; None if nothing should be captured.
 
         Args:
-            addresses: of the inputs that are read where they are, by position.
+            addresses: the addresses of inputs that are read in place, by position.
             args: all inputs.
         """
         place = tuple(addresses.items())
@@ -66,9 +66,9 @@ class Places:
             captures[:] = [c for c in captures if c not in dropped]
 
     def dead(self) -> list[Capture]:
-        """Forget the sets of addresses of which something has died; gives the captures that read it.
+        """Forget the sets of addresses of dead parameters; returns the captures that read them.
 
-        Those that the program holds something of stay: who replays next must know of it.
+        Captures whose results the program still holds are kept, since the next replay must know about them.
         """
         gone = [
             place
@@ -82,7 +82,7 @@ class Places:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for further sets of addresses."""
+        """Whether no further sets of addresses can be captured."""
         return len(self._captures) >= PLACES
 
     def _admits(self, place: _Place) -> bool:

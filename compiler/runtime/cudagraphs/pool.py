@@ -1,9 +1,9 @@
-"""Memory that captures share, and who may write it when.
+"""Memory that captures share, and the times at which each may write it.
 
-forward      keeps a, b         their memory is held; the backward is given tensors that only look at it
-backward     reads a            a's memory is let go:    what follows in the backward may be written over it
-             reads b            b's too
-forward      replayed           writes a and b again: must wait until no gradient that lies there is alive
+forward      saves a, b         their memory is kept alive; the backward receives tensors that only view it
+backward     reads a            a's memory is released: later parts of the backward may overwrite it
+             reads b            b's memory likewise
+forward      replayed           writes a and b again: must wait until no gradient in this memory is alive
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Pool:
-    """Memory that captures share, held by each of them.
+    """Memory that captures share; each of them keeps it alive.
 
-    Torch frees a pool when the last graph of it dies, and refuses its handle from then on: the next needs a new one.
+    Torch frees a pool when its last graph dies, and rejects its handle from then on: the next capture needs a new one.
 
     Args:
-        handle: torch's name for it.
+        handle: torch's handle of the pool.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -36,14 +36,14 @@ class Pool:
         self._lenders: list[weakref.ref[Capture]] = []
 
     def keep(self, results: Iterable[torch.Tensor]) -> None:
-        """Hold the memory of a forward's results, until a backward takes it."""
+        """Keep the memory of a forward's results until a backward takes it."""
         self._kept.update((memory(x), x) for x in results)
 
     def take(self, args: Sequence[Any]) -> list[Any]:
-        """Inputs of a backward, each the owner of its memory where that was kept here.
+        """The inputs of a backward, each owning its memory if it was kept here.
 
-        They are the last to hold it, so that the backward's capture can write over what it has read. From then on it is
-        not known which memory is free at which time: nothing else may be captured here.
+        They are the last owners, so that the backward's capture can overwrite inputs after reading them. From then on
+        it is not known which memory is free at which time, so that nothing else may be captured here.
         """
         self.spent = True
         taken = [_owner(x, self._kept.get(memory(x))) if isinstance(x, torch.Tensor) else x for x in args]
@@ -52,14 +52,14 @@ class Pool:
         return taken
 
     def lends(self, capture: Capture) -> None:
-        """A capture gives out results that lie here."""
+        """Note that a capture returns results in this memory."""
         self._lenders.append(weakref.ref(capture))
 
     def is_lent(self) -> bool:
-        """Whether a gradient that lies here is alive."""
+        """Whether a gradient in this memory is alive."""
         return any(capture.is_held() for ref in self._lenders if (capture := ref()) is not None)
 
 
 def _owner(x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    """`x` as a tensor in the memory that was kept."""
+    """`x` as a tensor that owns the memory that was kept."""
     return x if kept is None else in_memory_of(kept, x)

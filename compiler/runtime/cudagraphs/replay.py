@@ -1,7 +1,7 @@
-"""Which of a program's compiled graphs are replayed as CUDA graphs.
+"""Decides which compiled graphs of a program are replayed as CUDA graphs.
 
-the call of a graph  ->  the same call, captured when it has run, replayed from then on
-                         or as it is, with the reason told
+the call of a graph  ->  the same call, captured after its first run and replayed from then on
+                         or the call as it is, with a recorded reason
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ class Replay:
     """Wraps the calls of one program's graphs.
 
     Args:
-        graphs: what captures them; None where nothing is captured.
-        rng: the policy of random numbers.
-        tell: told why a graph is not captured.
+        graphs: captures the graphs; None if nothing is captured.
+        rng: the policy for random numbers.
+        tell: is told why a graph is not captured.
     """
 
     def __init__(self, graphs: CudaGraphs | None, rng: RngPolicy, tell: Callable[[Reason], None]) -> None:
         self.graphs = graphs
-        self.static: dict[str, frozenset[int]] = {}  # positions of inputs that stay, by kind of the graphs captured
+        self.static: dict[
+            str, frozenset[int]
+        ] = {}  # positions of inputs whose addresses do not change, by kind of captured graph
         self._rng, self._tell = rng, tell
 
     def wrapped(
@@ -41,21 +43,21 @@ class Replay:
         returned: int | None,
         placed: Callable[[frozenset[int]], frozenset[int]] = lambda static: static,
     ) -> Callable[[Boxed], Boxed]:
-        """What to wrap a compiled graph in, so that it is replayed as a CUDA graph where that may be.
+        """A wrapper for a compiled graph that replays it as a CUDA graph, if this is possible.
 
         Args:
-            program: its name.
-            graph_module: before kernels are in it.
-            kind: of the graph.
-            returned: how many results of a forward go to the program, where that is known.
-            placed: from the positions of AOTAutograd's inputs whose addresses stay to those of this graph.
+            program: the name of the program.
+            graph_module: the graph before kernels are generated.
+            kind: the kind of graph.
+            returned: the number of a forward's results that the program receives, if known.
+            placed: maps positions of AOTAutograd's inputs with constant addresses to positions of this graph.
         """
         graphs = self.graphs
         self.static.pop(kind, None)
         if graphs is None or not allowed("cudagraph", f"{program} {kind}"):
             return lambda call: call
         static = placed(places()[0])
-        if kind == "backward":  # what it reads stays where it is while it runs
+        if kind == "backward":  # its inputs stay at their addresses while it runs
             static = frozenset(range(len(graph_module.graph.nodes)))
         reason = skip_reason(graph_module.graph, static, self._rng)
         if reason is None and kind == "forward" and returned is None:

@@ -1,4 +1,4 @@
-"""Reasons against capturing a graph as a CUDA graph: a capture replays addresses and launches, nothing else."""
+"""Reasons against capturing a graph as a CUDA graph: a capture only replays launches with fixed addresses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SYNCING = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 def skip_reason(graph: fx.Graph, static: frozenset[int], rng: RngPolicy) -> Reason | None:
-    """Why a functional graph, before kernels are in it, may not be captured; None where it may.
+    """Why a functional graph without kernels may not be captured; None if it may.
 
     Args:
-        graph: after autograd, with metadata.
-        static: positions of inputs whose addresses stay.
-        rng: what was promised on random numbers.
+        graph: a graph after autograd, with metadata.
+        static: positions of inputs whose addresses do not change.
+        rng: the policy for random numbers.
     """
     nodes = list(graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -79,7 +79,7 @@ def _operator(node: fx.Node, target: compat.OpOverload, rng: RngPolicy) -> Itera
 
 
 def _is_plain_indexing(node: fx.Node) -> bool:
-    """Indices by number give as many elements as they are; masks as many as are true."""
+    """Whether an index has no masks: indices by number give a fixed number of elements, masks do not."""
     if node.target is not torch.ops.aten.index.Tensor:
         return False
     return all(val(index).dtype not in (torch.bool, torch.uint8) for index in node.all_input_nodes[1:])
