@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.capturing import same_as_eager, target_name
+from support.thorough import thorough
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
@@ -40,7 +41,7 @@ def test_bert(training, dynamic):
     assert calls.count("aten.layer_norm.default") == 3 and calls.count("aten.gelu.default") == 1
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", [thorough(None), True])
 def test_llama(dynamic):
     model = Model("Llama", num_key_value_heads=2, use_cache=False, pad_token_id=0).eval()
     backend = same_as_eager(
