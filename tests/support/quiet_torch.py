@@ -3,8 +3,10 @@
 A fifth of the time of tests that compile: Dynamo evicts the processor's caches to time its guards once, for a log;
 pytest listens to the logger of `TORCH_TRACE`, so that each graph is written as text; the garbage collector walks
 all modules over and over; each `torch.manual_seed` writes the stack as text, once for each kind of device that has
-not been used yet (2 ms in all, from inside a test); and `make_fx` has calls of modules pass through a tracer that does
-nothing with them, at which Python looks at every class below `torch.nn.Module`.
+not been used yet (2 ms in all, from inside a test), and each mode of fake tensors keeps it; and `make_fx` has calls of
+modules pass through a tracer that does nothing with them, at which Python looks at every class below
+`torch.nn.Module`. Half the time of drawing samples from torch's database of operators goes to looking for the method
+of a `unittest.TestCase` on the stack, line by line of its source.
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import sys
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch._dynamo.guards
+from torch._subclasses import fake_tensor
 from torch.fx import _symbolic_trace
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
 _STACKS = types.SimpleNamespace(format_stack=list)
+_UNKEPT_STACKS = types.SimpleNamespace(**{**vars(traceback), "extract_stack": traceback.StackSummary})
 
 
 def quieten() -> None:
@@ -30,7 +36,11 @@ def quieten() -> None:
     trace.addHandler = _unless_of_pytest(trace.addHandler)
     patcher = _symbolic_trace._Patcher
     patcher.patch_method = _unless_nothing_looks(patcher.patch_method)
-    torch.cuda.traceback = torch.xpu.traceback = _STACKS  # type: ignore[attr-defined]
+    torch.cuda.traceback = torch.xpu.traceback = torch.mtia.traceback = _STACKS  # type: ignore[attr-defined]
+    fake_tensor.traceback = _UNKEPT_STACKS  # type: ignore[assignment]
+    database = sys.modules.get("torch.testing._internal.common_utils")
+    if database is not None:
+        database.extract_test_fn = lambda: None  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)  # what is left to libraries when Python ends, some call leaks

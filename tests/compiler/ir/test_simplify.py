@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.thorough import examples
 
 from regraft.compiler.ir.evaluator import Evaluator
 from regraft.compiler.ir.index.index import Loaded, Size, Var
@@ -182,7 +183,7 @@ def leaf(draw, dtype):
     return draw(st.sampled_from([number, Number(index, dtype), cast(N, dtype) if dtype != I64 else N]))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(100, 250), deadline=None)
 @given(values())
 def test_random_values_keep_every_bit(value):
     made = simplify(value)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.schedules import SMALL_GPU, Builder, assert_same, number, op
+from support.thorough import examples
 
 from regraft.compiler.ir.index.index import Loaded
 from regraft.compiler.schedule import CPU
@@ -153,26 +154,26 @@ def call(item, tensors):
     return {item.writes[0]: source.flip(0).mul(0.5)}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60, 150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs(), st.integers(0, 3))
 def test_schedules_compute_what_programs_do(program, seed):
     assert_same(program, extern=call, seed=seed, tolerance=1e-4)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40, 100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs(), st.integers(0, 3))
 def test_so_do_those_of_large_programs(program, seed):
     """Nothing is small: loops stay parallel, and kernels apart."""
     assert_same(program, extern=call, seed=seed, tolerance=1e-4, target=replace(CPU, small=0))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40, 100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs(), st.integers(0, 3))
 def test_so_do_those_for_gpus(program, seed):
     assert_same(program, extern=call, seed=seed, tolerance=1e-4, target=SMALL_GPU)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15, 30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs())
 def test_so_do_those_without_fusion(program):
     assert_same(program, extern=call, tolerance=1e-4, fuse=False)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.thorough import examples
 
 from regraft.compiler.ir.index.bounds import bounds, known_le, known_lt
 from regraft.compiler.ir.index.index import (
@@ -76,7 +77,7 @@ def environments(draw):
     return env | {var: draw(st.integers(0, extent - 1)) for var, extent in zip(VARS, extents, strict=True)}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(150, 400), deadline=None)
 @given(spelled(), st.lists(environments(), min_size=4, max_size=4))
 def test_simplified_indices_are_what_python_computes_and_within_their_bounds(tree, environments):
     index = built(tree)
@@ -87,7 +88,7 @@ def test_simplified_indices_are_what_python_computes_and_within_their_bounds(tre
         assert (low is None or low <= expected) and (high is None or expected <= high)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(120, 300), deadline=None)
 @given(spelled(depth=2), spelled(depth=2), environments())
 def test_comparisons_that_are_known_hold(left, right, env):
     a, b = built(left), built(right)
@@ -96,7 +97,7 @@ def test_comparisons_that_are_known_hold(left, right, env):
     assert x < y or not known_lt(a, b)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(spelled(depth=3), spelled(depth=2), environments())
 def test_substitution_is_evaluation_of_what_is_put_in(tree, put, env):
     put = ("remainder", put, VARS[0].extent)
@@ -104,7 +105,7 @@ def test_substitution_is_evaluation_of_what_is_put_in(tree, put, env):
     assert evaluate(replaced, env.__getitem__) == python(tree, env | {VARS[0]: python(put, env)})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(spelled(divide=False), spelled(divide=False))
 def test_equal_polynomials_are_one_object(left, right):
     a, b = built(left), built(right)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree
+from support.thorough import examples
 
 from regraft.compiler.ir.index.index import Size
 from regraft.compiler.ir.program import Buffer
@@ -32,7 +33,7 @@ def as_lowered(operand):
     return whole(Buffer("x", operand.dtype, tuple(operand.shape), tuple(operand.stride()), CPU))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(operands())
 def test_promotion_is_eagers(given_):
     expected = torch.result_type(*given_) if len(given_) == 2 else given_[0].dtype

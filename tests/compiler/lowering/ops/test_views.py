@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree
+from support.thorough import examples
 
 X = torch.arange(24.0).reshape(2, 3, 4)
 VIEWS = {
@@ -92,7 +93,7 @@ def reshapes(draw):
     return shape(), shape()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 @given(reshapes(), st.booleans())
 def test_any_reshape(shapes, dynamic):
     old, new = shapes
