@@ -40,6 +40,7 @@ def functionalize_temporaries(graph: fx.Graph) -> int:
         return 0
     position: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.nodes)}
     memory = {node: storages(node) for node in graph.nodes}  # before any change: metadata is renewed on the way
+    inplace = [node for node in inplace if not _takes_memory(node, memory)]
     aliases, hidden = _aliases(memory), unseen(graph)
     return sum(
         _functionalize(node, position, shared)
@@ -95,6 +96,11 @@ def _aliases(memory: dict[fx.Node, set[int]]) -> dict[int, list[fx.Node]]:
         for storage in owned:
             found.setdefault(storage, []).append(node)
     return found
+
+
+def _takes_memory(node: fx.Node, memory: dict[fx.Node, set[int]]) -> bool:
+    """Whether a call writes nothing, and gives its operand the memory of another tensor (``set_``, ``x.data = y``)."""
+    return memory[node] != memory[node.all_input_nodes[0]]
 
 
 def _keeps_history(node: fx.Node, aliases: list[list[fx.Node]], hidden: set[fx.Node]) -> bool:

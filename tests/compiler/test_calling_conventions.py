@@ -92,6 +92,12 @@ def written_by_what_has_gradients(x, y):
     return x.sum(), x
 
 
+@program(frozen=True)
+def given_other_memory(x, y):
+    x.data = y.detach() * 2
+    return x + y, x * 3
+
+
 @program
 def views_of_inputs(x, y):
     return x.view(-1), y.t(), x[0], x.expand(2, *x.shape), x, y, *x.chunk(2, -1)
@@ -263,6 +269,36 @@ def test_modules(training):
     for rows in (4, 5):
         actual = run(compiled, *given(rows, "two", False, training), module=twin)
         assert_same(actual, run(model, *given(rows, "two", False, training), module=model))
+
+
+class Taught(nn.Module):
+    """A model and its moving average, whose parameters get other memory at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.pupil = nn.Linear(4, 4)
+        self.teacher = copy.deepcopy(self.pupil).requires_grad_(False)
+
+    def forward(self, x, y):
+        with torch.no_grad():
+            for mean, parameter in zip(self.teacher.parameters(), self.pupil.parameters(), strict=True):
+                mean.data = mean.data * 0.5 + parameter.data * 0.5
+        return self.pupil(x) - self.teacher(y)
+
+
+def test_parameters_that_get_other_memory():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Taught()
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(twin, backend="regraft")
+    for rows in (4, 5, 5):
+        for each in (model, twin):
+            each.pupil.zero_grad()
+            each.pupil.weight.data.add_(1)
+        actual = run(compiled, *given(rows, "two", False, True), module=twin)
+        assert_same(actual, run(model, *given(rows, "two", False, True), module=model))
+        torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
 
 
 @pytest.mark.parametrize("function", [tokens, saved_numbers, views_of_inputs])

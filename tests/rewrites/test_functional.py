@@ -27,6 +27,20 @@ def test_temporaries(function, expected):
     assert torch.equal(module(X), function(X))
 
 
+def test_operands_that_get_other_memory():
+    """Such a call writes to nothing: its operand is another tensor afterwards, an input among them."""
+
+    def program(a):
+        a.set_((a * 2).exp_())
+        return a + 1
+
+    for function in (program, lambda a: program(a * 3)):
+        module, count = functional(function, X.clone())
+        assert "set_" in ops(module) and count == 1
+        actual, expected = X.clone(), X.clone()
+        assert torch.equal(module(actual), function(expected)) and torch.equal(actual, expected)
+
+
 def test_results_are_turned_in_place():
     """A view out of place is another tensor, and autograd's replay fails where only some calls are views."""
     turned = lambda a: (a * 2).transpose_(0, 1).t_()  # noqa: E731
