@@ -1,8 +1,9 @@
-"""The oracle that measures: which of several equal programs is fastest here, on this machine and these shapes?
+"""The oracle that measures which of several equivalent programs is fastest on this machine with these shapes.
 
-    question  ->  on disk already?  ->  real inputs from fake ones  ->  agree? how fast?  ->  decision with its evidence
+    question  ->  look up on disk  ->  real inputs from fake ones  ->  compare and time  ->  decision with its evidence
 
-Every decision is kept under all that it depends on (see `decision_key`), so that each machine measures each shape once.
+The key of a decision contains everything that it depends on (see `decision_key`), so that each machine measures each
+shape once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .benchmark import Trial, one_line, run_trial
 from .decision_cache import DecisionCache, decision_cache, digest, environment, gpu_model
 from .inputs import TensorSpec, UnmeasurableError, describe, has_symbols, specs, synthesize
 
-MIN_GAIN = 0.03  # of the original's time: what a candidate must save to be worth a rewrite
+MIN_GAIN = 0.03  # smallest share of the original's time that a candidate must save
 PROGRAM_SECONDS = 0.03
 BUDGET_SECONDS = 10.0
 
@@ -36,12 +37,12 @@ class MeasureStats:
     """Counts of an oracle's questions and measurements.
 
     Args:
-        measured: questions put to the machine.
+        measured: questions answered by measuring.
         cache_hits: questions answered from memory or disk.
-        borrowed: questions answered by the nearest shape, the budget being spent.
-        failed: questions without an answer (the original runs on).
-        disagreements: candidates that gave other results than the original.
-        seconds: spent on measuring, failures included.
+        borrowed: questions answered by the nearest shape, after the budget was spent.
+        failed: questions without an answer (the original stays).
+        disagreements: candidates whose results differ from the original's.
+        seconds: time spent on measuring, including failures.
     """
 
     measured: int = 0
@@ -54,29 +55,29 @@ class MeasureStats:
 
 @dataclass(frozen=True)
 class _Known:
-    """A decision with what `Measured` needs to lend it to a neighbour: `sizes` are comparable within one `family`."""
+    """A decision with the facts needed to reuse it for another shape: `sizes` are comparable within one `family`."""
 
     family: tuple[Any, ...]
     sizes: tuple[int, ...]
     decision: Decision
 
     def distance(self, sizes: tuple[int, ...]) -> float:
-        """How far off in the logarithms of sizes: twice as large is as far as half as large."""
+        """The distance in the logarithms of sizes: twice as large is as far away as half as large."""
         return sum(abs(math.log2((a + 1) / (b + 1))) for a, b in zip(self.sizes, sizes, strict=True))
 
 
 class Measured:
-    """Answers questions of profit by measurement; an `Oracle` for one compilation.
+    """An `Oracle` for one compilation that answers questions by measuring.
 
-    `decide` never raises and leaves the program being compiled alone: it runs outside all tracing, restores random
-    number generators and frees its tensors. Times are medians of a few tens of milliseconds of runs by turns; on a CUDA
-    device they are the GPU's own, by events.
+    `decide` never raises and does not affect the program being compiled: it runs outside of tracing, restores random
+    number generators and frees its tensors. Times are medians of interleaved runs over a few tens of milliseconds. On
+    CUDA devices, events measure the time of the GPU.
 
     Args:
-        budget_seconds: how long all measurements together may take. What is asked later gets the decision of the
-            nearest shape, or none. A measurement under way is finished with the fewest runs that give a time.
-        program_seconds: how long one program is timed, if it is fast enough to need no more.
-        cache: where decisions are kept; None for the directory that the environment names at each question.
+        budget_seconds: the time of all measurements together. Later questions get the decision for the nearest shape,
+            or none. A running measurement ends with as few runs as possible.
+        program_seconds: the time for which one program is timed, unless it needs more.
+        cache: the store of decisions; None for the directory that the environment names at each question.
     """
 
     def __init__(
@@ -93,9 +94,9 @@ class Measured:
         self._failures: dict[str, Decision] = {}
 
     def decide(self, question: Question) -> Decision:
-        """Choose the candidate that beats the original by at least `MIN_GAIN`, or none.
+        """The candidate that saves at least `MIN_GAIN` of the original's time, or none.
 
-        Where the original is excluded, the fastest candidate is chosen.
+        If the original is excluded, the fastest candidate is chosen.
         """
         try:
             return compat.without_dynamo(self._decide)(question)
@@ -124,7 +125,7 @@ class Measured:
         try:
             trial = self._measure(question)
         except Exception as error:
-            # Kept for this compilation only: a later one may have more memory, or other kernels.
+            # Stored for this compilation only: a later one may have more memory, or other kernels.
             self._failures[key] = decision = self._failure(error, question)
             return decision
         decision = choose(trial, question)
@@ -152,7 +153,7 @@ class Measured:
             self.stats.seconds += time.perf_counter() - start
 
     def _borrow(self, question: Question, tensors: list[TensorSpec]) -> Decision:
-        """The decision of the nearest shape known for the same rule, kinds of inputs and candidates."""
+        """The decision for the nearest shape known for the same rule, kinds of inputs and candidates."""
         family, sizes = _family(question, tensors), _sizes(tensors)
         relatives = [known for known in self._known.values() if known.family == family]
         if not relatives:
@@ -160,7 +161,7 @@ class Measured:
             return _unmeasured(question, f"budget spent: {self._budget:g} s of measurements")
         nearest = min(relatives, key=lambda known: known.distance(sizes))
         self.stats.borrowed += 1
-        # Without times: they would be another shape's.
+        # Times are left out, since they belong to another shape.
         note = f"budget spent: decided as for the nearest measured sizes, {list(nearest.sizes)}"
         return Decision(nearest.decision.chosen, Evidence(source="cache", note=note))
 
@@ -168,7 +169,7 @@ class Measured:
         self._known[key] = _Known(_family(question, tensors), _sizes(tensors), decision)
 
     def _store(self) -> DecisionCache:
-        # Asked anew each time: benchmarks and tests switch the directory within one process.
+        # Looked up each time: benchmarks and tests switch the directory within one process.
         return self._cache if self._cache is not None else decision_cache(cache_dir())
 
     def _failure(self, error: Exception, question: Question) -> Decision:
@@ -178,16 +179,16 @@ class Measured:
 
 
 def _unmeasured(question: Question, why: str) -> Decision:
-    """The original, or the first candidate where that is excluded."""
+    """The original, or the first candidate if the original is excluded."""
     if question.excluded and question.candidates:
         return Decision(next(iter(question.candidates)), Evidence(note=f"{question.excluded}; {why}"))
     return Decision(None, Evidence(note=why))
 
 
 def choose(trial: Trial, question: Question) -> Decision:
-    """The fastest candidate of a trial if it saves at least `MIN_GAIN` of the original's time; ties go to the first.
+    """The fastest candidate of a trial if it saves at least `MIN_GAIN` of the original's time; the first wins ties.
 
-    Of a trial without the original, the fastest.
+    For a trial without the original, the fastest candidate.
     """
     original = trial.times.get(ORIGINAL, math.inf)
     timed = [name for name in question.candidates if name in trial.times and not _is_coarse(trial, question, name)]
@@ -207,7 +208,7 @@ def choose(trial: Trial, question: Question) -> Decision:
 
 
 def _compared(seconds: float, original: float) -> str:
-    """Why a candidate is not taken: by how much it is slower, or saves less than it must."""
+    """Why a candidate is not chosen: by how much it is slower, or how much too little it saves."""
     part = seconds / original
     if part >= 2:
         told = f"takes {part:.1f} times as long"
@@ -217,12 +218,12 @@ def _compared(seconds: float, original: float) -> str:
 
 
 def _is_coarse(trial: Trial, question: Question, name: str) -> bool:
-    """Whether a candidate's results are further from the original's than the question allows."""
+    """Whether a candidate's results differ from the original's by more than the question allows."""
     return question.precision is not None and trial.errors.get(name, 0.0) > question.precision
 
 
 def decision_key(question: Question) -> str:
-    """The hash of all that a decision depends on: question, metadata of inputs, machine, versions, torch's settings.
+    """The hash of everything that a decision depends on: question, metadata of inputs, machine, versions, settings.
 
     Raises:
         UnmeasurableError: an input has no concrete metadata.
@@ -248,7 +249,7 @@ def decision_key(question: Question) -> str:
 
 
 def _settings() -> list[Any]:
-    """Switches of torch's that change which kernels run."""
+    """Settings of torch that select kernels."""
     cuda = torch.backends.cuda
     return [
         memory.float32_settings(),
@@ -273,7 +274,7 @@ def _sizes(tensors: list[TensorSpec]) -> tuple[int, ...]:
 
 
 def _encoded(question: Question, decision: Decision) -> dict[str, Any]:
-    """A decision as JSON, with enough of its question that a person can tell what it answers."""
+    """A decision as JSON, with enough of its question for people to read."""
     return {
         "rule": question.rule,
         "question": question.key,
@@ -290,7 +291,7 @@ def _encoded(question: Question, decision: Decision) -> dict[str, Any]:
 
 
 def _decoded(value: Mapping[str, Any] | None, question: Question) -> Decision | None:
-    """A stored decision, or None where there is none or where it does not fit the question."""
+    """A stored decision; None if there is none or if it does not fit the question."""
     if value is None or value.get("chosen") not in (None, *question.candidates):
         return None
     evidence = value.get("evidence")

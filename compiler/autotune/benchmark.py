@@ -1,7 +1,8 @@
-"""Runs programs that should mean the same on the same inputs: do they agree, and how long does each take?
+"""Runs equivalent programs on the same inputs, compares their results, and times them.
 
-First every program runs once, which warms it up and is compared with the original; those that fail or disagree are out.
-Then the rest take turns, so that a machine that slows down slows all of them, until each has had its time:
+Every program first runs once, to warm up and to compare its results with the original's; programs that fail or disagree
+are dropped. The others then run in turns, so that changes in the machine's speed affect all of them, until each has had
+its time:
 
     original  A  B   original  A  B   original  A  ...   ->   {"original": 1.2e-3, "A": 0.9e-3, "B": 2.0e-3}
 """
@@ -26,8 +27,8 @@ from .inputs import Inputs, UnmeasurableError, made_up
 
 MIN_RUNS = 3
 MAX_RUNS = 100
-HOPELESS = 3.0  # times the original's fastest run: no further turns after the second
-CLEAR_RUNS, CLEAR = 5, 1.3  # after so many runs, programs that are so many times apart need no more
+HOPELESS = 3.0  # ratio to the original's fastest run from which on two runs are enough
+CLEAR_RUNS, CLEAR = 5, 1.3  # number of runs after which programs that differ by this factor need no more
 _SEED = 2027
 
 Program = Callable[..., Any]
@@ -41,11 +42,11 @@ class Trial:
     """The outcome of one trial.
 
     Args:
-        times: median seconds by program; ``"original"`` is always there.
+        times: median seconds by program; always contains ``"original"``.
         dropped: programs that were not timed to the end, and why.
-        notes: what else a reader of the times must know.
-        errors: relative error of each candidate against the original, over all results, where values were compared.
-        out_of_memory: a program failed for want of memory, so that a later trial may come out otherwise.
+        notes: further remarks on the times.
+        errors: relative error of each candidate against the original, over all results, if values were compared.
+        out_of_memory: whether a program ran out of memory, so that a later trial may have another outcome.
     """
 
     times: dict[str, float] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Trial:
     out_of_memory: bool = False
 
     def drop(self, name: str, error: Exception) -> None:
-        """Take a program that raised out of the trial."""
+        """Remove a program that raised an error from the trial."""
         self.out_of_memory |= isinstance(error, torch.OutOfMemoryError)
         self.dropped[name] = f"raised {one_line(error)}"
 
@@ -69,17 +70,17 @@ def run_trial(
     deadline: float = float("inf"),
     cold: bool = False,
 ) -> Trial:
-    """Check the candidates against the original and time them all. Must run outside every tracing mode.
+    """Compare the candidates with the original and time all programs. Must run outside of every tracing mode.
 
     Args:
         original: the program to beat, a callable of ``inputs.values``; None to compare the others with the first
             of them that runs.
         candidates: the other programs, by name.
-        inputs: what they run on.
+        inputs: the inputs of all programs.
         training: time forward and backward; otherwise the forward under ``no_grad``.
-        seconds: how long each program is timed, if it needs less than that for `MIN_RUNS` runs.
-        deadline: when (by ``time.perf_counter``) to be content with two runs each.
-        cold: on a CUDA device, have every run find its inputs in memory, none of them in caches.
+        seconds: the time for which each program is timed, unless `MIN_RUNS` runs take longer.
+        deadline: the time (of ``time.perf_counter``) from which on two runs each are enough.
+        cold: on a CUDA device, evict inputs from caches before each run.
 
     Raises:
         UnmeasurableError: the original can't be run.
@@ -97,7 +98,7 @@ def run_trial(
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one short line: its type and the first line of its message; of what torch wraps, the cause."""
+    """An error as one short line: its type and the first line of its message; the cause of errors that torch wraps."""
     error = getattr(error, "inner_exception", error)
     message = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {message[:200]}" if message else type(error).__name__
@@ -105,7 +106,7 @@ def one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Leave no trace: random number generators and the current device are as before on exit.
+    """Restore random number generators and the current device on exit.
 
     Warnings of GPU kernels are not shown.
     """
@@ -115,17 +116,19 @@ def _quiet(devices: Sequence[torch.device]) -> Iterator[None]:
         if not cuda:
             yield
             return
-        with warnings.catch_warnings():  # of all threads
-            warnings.simplefilter("ignore")  # kernels that can't run say so in warnings; the trial says it in `dropped`
+        with warnings.catch_warnings():  # warnings of all threads
+            warnings.simplefilter(
+                "ignore"
+            )  # kernels that cannot run raise warnings; the trial records them in `dropped`
             yield
 
 
 def _step(program: Program, inputs: Inputs, cotangents: Cotangents | None) -> Step:
     """One run of a program as a callable.
 
-    It gives the program's outputs; with `cotangents` (the gradients from above by number of the output, made as needed
-    and shared by all programs) it runs backward too and gives the gradients of the inputs after the outputs. Each comes
-    in its output's strides: that is what kernels of libraries are used to.
+    It returns the program's outputs. With `cotangents` (gradients of outputs by index, created when needed and shared
+    by all programs) it also runs the backward, and returns the gradients of inputs after the outputs. Cotangents have
+    the strides of their outputs, which library kernels expect.
     """
     leaves = [tensor for tensor in inputs.tensors if tensor.requires_grad]
 
@@ -144,7 +147,7 @@ def _step(program: Program, inputs: Inputs, cotangents: Cotangents | None) -> St
 
 
 def _cotangent(cotangents: Cotangents, number: int, root: torch.Tensor) -> torch.Tensor:
-    """The gradient of an output, the same numbers whatever its strides."""
+    """The gradient of an output, with the same numbers for any strides."""
     of_strides = cotangents.setdefault(number, {})
     strides = tuple(root.stride())
     if strides not in of_strides:
@@ -153,12 +156,12 @@ def _cotangent(cotangents: Cotangents, number: int, root: torch.Tensor) -> torch
 
 
 def _agreeing(steps: Mapping[str, Step], inputs: Inputs, trial: Trial) -> dict[str, Step]:
-    """The programs that run and give what the first does: the original, or nothing agrees, if it is among them."""
+    """The programs that run and agree with the first one; if the original is among them, it is the first."""
     agreeing: dict[str, Step] = {}
     expected: _Result | None = None
     first = ""
     for name, step in steps.items():
-        result: _Result | None = None  # its memory is free before the next program runs
+        result: _Result | None = None  # its memory is freed before the next program runs
         try:
             result = _run_once(step, inputs)
             why = "" if expected is None else disagreement(result.leaves, expected.leaves, not expected.random)
@@ -188,7 +191,7 @@ class _Result:
 
 
 def _run_once(step: Step, inputs: Inputs) -> _Result:
-    """Run on the first values of the inputs, with generators at one seed; notice writes and random numbers."""
+    """Run on the first values of the inputs, with fixed seeds; notice writes and random numbers."""
     generators = _generators(inputs.devices)
     for generator in generators:
         generator.manual_seed(_SEED)
@@ -208,7 +211,7 @@ def _generators(devices: Sequence[torch.device]) -> list[torch.Generator]:
 
 
 def _time(steps: Mapping[str, Step], clock: Clock, seconds: float, deadline: float, trial: Trial) -> dict[str, float]:
-    """Median seconds of each program; a program that fails meanwhile is dropped."""
+    """Median seconds of each program; a program that fails during timing is dropped."""
     samples: dict[str, list[float]] = {name: [] for name in steps}
     active = list(steps)
     while active:
@@ -230,7 +233,7 @@ def _done(name: str, samples: Mapping[str, list[float]], seconds: float, late: b
         return False
     original = samples.get(ORIGINAL)
     hopeless = bool(original) and min(runs) > HOPELESS * min(original or runs)
-    # Long runs are steadier than short ones: two of them will do.
+    # Long runs vary less than short ones: two of them are enough.
     enough = sum(runs) >= seconds and (len(runs) >= MIN_RUNS or min(runs) >= seconds)
     clear = len(runs) >= CLEAR_RUNS and _is_clear(name, samples)
     return late or hopeless or enough or clear or len(runs) >= MAX_RUNS
@@ -265,26 +268,26 @@ def _synchronized_clock(step: Step) -> float:
 
 
 class CudaClock:
-    """Seconds that a run keeps the GPU busy, by events on the current stream.
+    """Seconds that a run occupies the GPU, measured by events on the current stream.
 
-    The GPU is first kept spinning for as long as the CPU needs to launch the run: in a model kernels queue up, and what
-    launching costs here (Python, autograd) is not what it will cost in generated code.
+    The GPU first spins for as long as the CPU needs to launch the run: in a model, kernels are queued, and the cost of
+    launching here (Python, autograd) is not the cost in generated code.
 
     Args:
-        cold: before each run, displace from the GPU's caches what earlier runs have left there. Other memory is read
-            for that: written lines would have to leave the caches while the run is timed.
+        cold: evict data of earlier runs from the GPU's caches before each run, by reading other memory. Writing would
+            leave dirty lines, which the caches would write back during the run.
     """
 
     LIMITS = (1e-4, 5e-3)  # seconds of spinning
-    TRIES = 4  # of a run for which the CPU took longer than that
-    DISPLACED = 160 << 20  # bytes: more than any cache has
+    TRIES = 4  # most attempts if launching takes longer than spinning
+    DISPLACED = 160 << 20  # bytes to read, more than the size of any cache
 
     def __init__(self, cold: bool = False) -> None:
         self._launch: dict[Step, float] = {}
         self._other = torch.zeros(self.DISPLACED // 4, device="cuda") if cold else None
 
     def __call__(self, step: Step) -> float:
-        """Run `step` and wait for it; again, with more patience, where the GPU had to wait for the CPU to launch it."""
+        """Run `step` and wait for it; repeat with a longer spin if the GPU had to wait for the CPU."""
         low, high = self.LIMITS
         spun = min(max(1.5 * self._launch.get(step, high), low), high)
         for _ in range(self.TRIES):
@@ -295,7 +298,7 @@ class CudaClock:
         return taken
 
     def _once(self, step: Step, spun: float) -> tuple[float, float]:
-        """Seconds that a run takes after so many of spinning, and that the CPU took to launch all of it."""
+        """Seconds of a run after spinning for this long, and seconds that the CPU took to launch it."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first = time.perf_counter()
         memory.cuda_spin(spun)

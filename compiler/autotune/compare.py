@@ -1,4 +1,4 @@
-"""Do two programs give the same results? A loose check, before one of them is chosen for its speed."""
+"""Whether two programs give the same results: a loose check before one of them is chosen for its speed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 TOLERANCE = 1e-2
 HALF_TOLERANCE = 5e-2
-_PIECE = 1 << 21  # elements that are compared at a time
+_PIECE = 1 << 21  # number of elements to compare at a time
 
 
 def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = True) -> str:
-    """How two lists of results differ, or an empty string where they agree to within rounding.
+    """How two lists of results differ; empty if they agree within rounding.
 
-    Loose on purpose: it is to catch a wrong program before it is chosen, and proves none right. The bound on the error
-    of a tensor is relative to its own largest value, plus a tenth of that relative to the largest value of all: where
-    gradients are zero but for rounding, they have nothing of their own to compare with.
+    The check is loose on purpose: it should find wrong programs before they are chosen, and cannot prove a program
+    right. The bound on the error of a tensor is relative to its own largest value, plus a tenth of that relative to the
+    largest value of all tensors, since gradients may be zero except for rounding.
 
     Args:
-        found: results of the program in doubt.
+        found: results of the program to check.
         expected: results of the original.
-        values: compare values too, not metadata alone.
+        values: whether to compare values as well as metadata.
     """
     if len(found) != len(expected):
         return f"{len(found)} results instead of {len(expected)}"
@@ -36,7 +36,8 @@ def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = T
 def relative_error(found: Sequence[Any], expected: Sequence[Any]) -> float:
     """The largest relative error, in the 2-norm of each tensor, of results that agree.
 
-    Left out is what is not finite, and a tensor that is but rounding beside the largest (the gradient of what cancels).
+    Values that are not finite are left out, as are tensors that consist of rounding errors compared with the largest
+    one.
     """
     pairs = [
         (a, b)
@@ -89,9 +90,9 @@ def _value_difference(found: torch.Tensor, expected: torch.Tensor, largest: floa
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A tensor in views of some elements, the same for all tensors of its shape.
+    """A tensor as views of some elements each, the same for all tensors of its shape.
 
-    Comparing takes several copies of what is compared, and a model may hardly have room for one.
+    Comparing takes several copies of the compared elements, for which a large model leaves no memory.
     """
     if tensor.numel() <= _PIECE:
         yield _comparable(tensor)
@@ -104,7 +105,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:
-    """Real and at least single precision: what every device can compare."""
+    """The tensor as real numbers of at least single precision, which every device can compare."""
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.dtype.is_complex else tensor
     return real.to(torch.promote_types(real.dtype, torch.float32) if real.dtype.itemsize > 1 else torch.float32)
 

@@ -11,8 +11,8 @@ The layout under the cache directory, so that people can read, grep and delete e
       "value": {"rule": "linear", "chosen": "onednn", "evidence": {"times": {...}, "note": ""}, ...}
     }
 
-A cache may be lost but never wrong: files are written aside and renamed into place, so that readers in other processes
-see a whole entry or none; what can't be read back is counted, deleted and measured again.
+Entries may be lost but are never wrong: files are written under another name and renamed, so that readers in other
+processes see a complete entry or none. Unreadable entries are counted, deleted and measured again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FOLDER = "decisions"
 
 @dataclass
 class CacheStats:
-    """Counts of requests: hits in memory and on disk, misses, writes, and entries `discarded` as unreadable."""
+    """Counts of requests: hits in memory and on disk, misses, writes, and unreadable entries (`discarded`)."""
 
     memory_hits: int = 0
     disk_hits: int = 0
@@ -54,13 +54,13 @@ class CacheStats:
 
 
 class DecisionCache:
-    """A content-addressed store of JSON objects: memory in front, a directory behind.
+    """A content-addressed store of JSON objects in a directory, with a cache in memory.
 
-    Safe under concurrent processes. A directory that can't be written leaves a cache in memory, with one warning;
-    entries that are already there are still read.
+    Safe under concurrent processes. If the directory is not writable, the cache uses memory, with one warning; existing
+    entries are still read.
 
     Args:
-        directory: where the entries live (made at the first write), or None for memory only.
+        directory: the directory of entries (created at the first write); None for memory only.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None) -> None:
@@ -97,7 +97,7 @@ class DecisionCache:
             "value": dict(value),
         }
         text = json.dumps(entry, indent=2) + "\n"
-        # Memory and disk give back the same thing: tuples are lists in both.
+        # Memory and disk return equal values: tuples are lists in both.
         self._memory[key] = json.loads(text)["value"]
         self.stats.writes += 1
         path = self.path(key)
@@ -114,7 +114,7 @@ class DecisionCache:
                 yield entry
 
     def path(self, key: str) -> Path | None:
-        """The file of `key`, whether it exists or not; None for a cache in memory only."""
+        """The file of `key`, whether it exists or not; None for a cache in memory."""
         if self.directory is None:
             return None
         name = key if _is_digest(key) else digest(key)
@@ -132,7 +132,7 @@ class DecisionCache:
             return None
         except (ValueError, RecursionError):
             entry = None
-        # Keys that aren't hashes are stored under their hash, so that any text can be a key.
+        # Keys that are not hashes are stored under their hash, so that any text can be a key.
         if _is_entry(entry) and key in (entry["key"], digest(entry["key"])):
             note_use(path)
             note_entry(f"{_FOLDER}/{path.parent.name}/{path.name}")
@@ -141,7 +141,7 @@ class DecisionCache:
         return None
 
     def _discard(self, path: Path) -> None:
-        """Count and delete an unreadable entry; a reader without the right to delete just measures again."""
+        """Count and delete an unreadable entry; without permission to delete, it is measured again each time."""
         self.stats.discarded += 1
         with contextlib.suppress(OSError):
             path.unlink()
@@ -163,7 +163,7 @@ class DecisionCache:
 
 @functools.cache
 def decision_cache(directory: str | os.PathLike[str] | None) -> DecisionCache:
-    """The one cache of this process for `directory`, so that memory and the warning are shared by all compilations."""
+    """The cache of this process for `directory`; all compilations share its memory and its warning."""
     return DecisionCache(directory)
 
 
@@ -173,7 +173,7 @@ def digest(text: str) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """The environment that measurements depend on: versions, devices, threads."""
+    """The environment on which measurements depend: versions, devices, threads."""
     return {
         "regraft": __version__,
         "torch": str(torch.__version__),

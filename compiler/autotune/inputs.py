@@ -1,13 +1,14 @@
-"""Real inputs from fake ones: what a measurement runs on.
+"""Creates the real inputs of a measurement from fake tensors.
 
-Metadata is kept (sizes, strides with zeros for expanded dims, alignment, dtype, device, requires_grad, one tensor given
-twice); values are made up, since nobody knows them while compiling:
+The inputs have the metadata of the fake tensors: sizes, strides (0 for expanded dims), alignment, dtype, device,
+requires_grad, and identity of tensors that are passed twice. Values are made up, since they are unknown while
+compiling:
 
     floating point, complex   normal
     bool                      mostly True, with a True and a False in every row of more than one element
     integers                  0 and 1; on a GPU only 0 where a size 1 could make 1 an index out of range
 
-Values that are known (numbers, and tensors that are real, as graph constants are) are taken as they are.
+Known values are used as they are: numbers, and real tensors such as constants of the graph.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from ...rewrites import compat
 from ...rewrites.symbolic import SYMBOLIC, hint
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_ALIGNMENT = 64  # elements: what of a view's storage offset is kept, as only alignment tells in time
-_BLOCK = 65_537  # values drawn before they repeat; odd and prime, so that the rows of a matrix differ
+_ALIGNMENT = 64  # elements: storage offsets are kept modulo this, because only alignment affects time
+_BLOCK = 65_537  # number of values before they repeat; prime, so that the rows of a matrix differ
 _MOSTLY = 0.9
-MEMORY_SHARE = 0.25  # of what is free: as much as the inputs of a measurement may take
+MEMORY_SHARE = 0.25  # largest share of free memory for the inputs of a measurement
 _SEED = 2026
 
 
 class UnmeasurableError(Exception):
-    """A question that can't be put to the machine; the message says why."""
+    """A question that cannot be measured; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,14 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """How many elements of storage the tensor spans."""
+        """The number of elements of storage that the tensor spans."""
         if 0 in self.shape:
             return 0
         return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
     @property
     def nbytes(self) -> int:
-        """How many bytes of storage the tensor spans: less than its elements would where dims are expanded."""
+        """The number of bytes of storage that the tensor spans, which is smaller if dims are expanded."""
         return self.extent * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -68,7 +69,7 @@ class TensorSpec:
 
 @dataclass
 class Inputs:
-    """Real arguments for the programs of a question, and how to make them anew.
+    """Real arguments for the programs of a question.
 
     `values` are the arguments in order; `tensors` are the distinct tensors among them; `arrange` overwrites those that
     follow from others.
@@ -80,7 +81,7 @@ class Inputs:
     arrange: Callable[[Sequence[Any]], None] | None = None
 
     def refill(self) -> None:
-        """Give every tensor its first values, also after a program that writes to its inputs."""
+        """Restore the first values of every tensor, also after a program that writes to its inputs."""
         _fill_all(self.tensors, self._templates)
         if self.arrange is not None:
             with torch.no_grad():
@@ -92,7 +93,7 @@ class Inputs:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices the tensors live on, each once, in order of appearance."""
+        """The devices of the tensors, each once, in order of appearance."""
         return list(dict.fromkeys(tensor.device for tensor in self.tensors))
 
 
@@ -131,7 +132,7 @@ def concrete(value: Any) -> Any:
 
 
 def describe(inputs: Sequence[Any]) -> list[str]:
-    """The part of `inputs` that a measurement depends on, a line each: metadata of tensors, values of numbers.
+    """The properties of `inputs` on which a measurement depends, one per line: metadata of tensors, values of numbers.
 
     Raises:
         UnmeasurableError: as `tensor_spec`.
@@ -153,7 +154,7 @@ def specs(inputs: Sequence[Any]) -> list[TensorSpec]:
 
 
 def has_symbols(inputs: Sequence[Any]) -> bool:
-    """Whether a size, stride or number among `inputs` is symbolic, so that its example value stands for others."""
+    """Whether a size, stride or number among `inputs` is symbolic, so that its example value represents others."""
     numbers: list[Any] = []
     for leaf in compat.tree_leaves(list(inputs)):
         numbers += (*leaf.shape, *leaf.stride()) if isinstance(leaf, torch.Tensor) else (leaf,)
@@ -163,7 +164,7 @@ def has_symbols(inputs: Sequence[Any]) -> bool:
 def synthesize(
     inputs: Sequence[Any], training: bool = False, arrange: Callable[[Sequence[Any]], None] | None = None
 ) -> Inputs:
-    """Real tensors in place of fake ones. Must run outside every tracing mode.
+    """Real tensors in place of fake ones. Must run outside of every tracing mode.
 
     Args:
         inputs: fake tensors, real tensors (copied), numbers, symbolic numbers, or lists of these.
@@ -189,7 +190,7 @@ def synthesize(
 
 
 def made_up(like: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor of the shape, dtype and device of `like`, with made-up values that are always the same."""
+    """A contiguous tensor with the shape, dtype and device of `like`, and reproducible made-up values."""
     flat = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
     _fill(flat, torch.Generator(like.device).manual_seed(_SEED + 1), largest=1)
     return flat.view(like.shape)
@@ -202,7 +203,7 @@ def _distinct(inputs: Sequence[Any]) -> list[torch.Tensor]:
 
 def _allocate(spec: TensorSpec) -> torch.Tensor:
     flat = torch.empty(spec.extent + spec.offset, dtype=spec.dtype, device=spec.device)
-    # Not a view to autograd, so that programs may write to it as they may to any tensor.
+    # Not a view to autograd, so that programs may write to it as to any tensor.
     return flat.new_empty(0).set_(flat.untyped_storage(), spec.offset, spec.shape, spec.stride)
 
 
@@ -211,7 +212,7 @@ def _fill_all(tensors: list[torch.Tensor], templates: list[tuple[torch.Tensor, T
     generators: dict[torch.device, torch.Generator] = {}
     all_specs = [spec for _, spec in templates]
     for tensor, (source, spec) in zip(tensors, templates, strict=True):
-        # Past autograd: a leaf that requires grad may not be written to otherwise.
+        # Bypasses autograd: a leaf that requires grad must not be written to.
         flat = tensor.detach().as_strided((spec.extent,), (1,), spec.offset)
         if not compat.is_fake(source):
             flat.copy_(source.detach().as_strided((spec.extent,), (1,), source.storage_offset()))
@@ -224,7 +225,7 @@ def _fill_all(tensors: list[torch.Tensor], templates: list[tuple[torch.Tensor, T
 
 
 def _fill(flat: torch.Tensor, generator: torch.Generator, largest: int) -> None:
-    """Fill 1-d memory with a block of made-up values, repeated: drawing each would cost more than the measurement."""
+    """Fill 1-d memory with a repeated block of made-up values, which is faster than drawing each value."""
     block = flat[:_BLOCK]
     block.copy_(_draw(block, generator, largest))
     filled = block.numel()
@@ -246,13 +247,13 @@ def _draw(like: torch.Tensor, generator: torch.Generator, largest: int) -> torch
 
 
 def _largest_integer(spec: TensorSpec, all_specs: list[TensorSpec]) -> int:
-    """1, or 0 on a GPU where a table may have 1 row: an index out of range there is fatal for the whole process."""
+    """1, or 0 on a GPU if a table may have 1 row: an index out of range would break the whole process."""
     tables = [other for other in all_specs if other.dtype.is_floating_point]
     return 0 if spec.device.type != "cpu" and any(1 in table.shape for table in tables) else 1
 
 
 def _mix_rows(mask: torch.Tensor) -> None:
-    """No row is all True or all False, whichever of the two means "masked out": such rows end in NaN."""
+    """Let no row be all True or all False, since fully masked rows give NaN, whichever value masks."""
     if mask.dim() == 0 or mask.shape[-1] == 0:
         return
     mask[..., -1].fill_(False)
@@ -271,7 +272,7 @@ def _guard_memory(all_specs: list[TensorSpec]) -> None:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on `device`, or None where that is not known."""
+    """The bytes that can be allocated on `device`; None if not known."""
     if device.type == "cuda":
         if not torch.cuda.is_available():
             return None
@@ -296,7 +297,7 @@ def _available_to_system() -> int | None:
 
 
 def _available_to_container() -> int | None:
-    """What the control group (version 2) leaves; file caches that the kernel drops at need count as free."""
+    """The bytes that the control group (version 2) leaves, counting file caches as free."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         group = Path("/sys/fs/cgroup")
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

@@ -8,11 +8,11 @@ from ...rewrites.profit import Always, Never, Oracle
 from ..options import Options
 from .autotuner import BUDGET_SECONDS, Measured
 
-_PATIENCE = 10  # times as long may measuring take where it is to be thorough
+_PATIENCE = 10  # factor on the time for measuring with max-autotune
 
 
 def make_oracle(options: Options) -> Oracle:
-    """Who decides what is worth it."""
+    """The oracle that the options ask for."""
     patience = _PATIENCE if options.autotune.thorough else 1
     oracles: dict[str, Callable[[], Oracle]] = {
         "always": Always, "never": Never, "measured": lambda: Measured(patience * BUDGET_SECONDS),
