@@ -1,7 +1,7 @@
-"""The driver: finds matches of a rule set in a graph, asks whether each is legal and worth it, and applies it.
+"""The driver finds matches of a rule set in a graph, asks whether each is legal and profitable, and applies it.
 
-Only the driver changes a program. It works on a mirror in normal form, rule by rule, until nothing changes, and then
-commits what rules made. If anything goes wrong the program stays as it was, and the record says why.
+Among rules, only the driver changes a program. It works on a mirror in normal form, rule by rule, until nothing
+changes, and then commits the replacements. If an error occurs, the program is not changed, and the record says why.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .symbolic import Undecided, assume
 from .tracing import Level
 from .verifier import verify_graph, verify_rewrite
 
-# Refusals that no other spelling of the program would change: told only where a rule is to be explained.
+# Refusals that do not depend on how the program is written: reported only if the rule is to be explained.
 _CIRCUMSTANCES = (
     "device-unsupported", "weight-trained", "pair-reversed", "already-aligned", "weights-unused",
     "batch-statistics", "value-differs", "cast-narrows",
@@ -54,21 +54,21 @@ _CIRCUMSTANCES = (
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run a driver.
+    """The settings of a run of the driver.
 
     Args:
-        stage: only rules of this stage run.
-        normal_form: respellings that the mirror is kept in.
-        oracle: decides what is worth it.
-        training: gradients flow through the graph.
-        keep_stream: random numbers must be eager's own.
+        stage: the stage whose rules run.
+        normal_form: the respellings that define the mirror's normal form.
+        oracle: decides whether a match is profitable.
+        training: whether gradients flow through the graph.
+        keep_stream: whether random numbers must be the same as eager's.
         verify: ``"structure"`` checks the graph after every rewrite; ``"live"`` compares both sides at run time.
         policy: options that derived values may read, e.g. ``{"nan": "eager"}``; part of every question's key.
-        near_miss_depth: 0 tells every near miss of every rule; otherwise they have to be telling.
-        explained: rules whose near misses are told in any case.
-        faults: what is done with errors of ours; by default they are told, or raised under verification.
-        drawn: under which name to keep snapshots of the graph before and after; empty keeps none.
-        keep_text: keep the graph in normal form as text, in the record's details.
+        near_miss_depth: 0 records every near miss of every rule; otherwise only relevant ones are recorded.
+        explained: rules whose near misses are recorded in any case.
+        faults: handles errors of regraft; by default they are reported, or raised under verification.
+        drawn: the name of snapshots of the graph before and after; empty for no snapshots.
+        keep_text: whether to keep the graph in normal form as text in the record's details.
     """
 
     stage: Stage = "forward"
@@ -88,14 +88,14 @@ class Settings:
 def rewrite(
     graph_module: fx.GraphModule, rules: RuleSet | Iterable[Rule], settings: Settings, record: GraphRecord
 ) -> bool:
-    """Rewrite `graph_module` in place where `rules` match, and tell `record`. Returns whether anything changed."""
+    """Rewrite `graph_module` in place where `rules` match, and fill `record`; returns whether anything changed."""
     chosen = [r for r in rules if r.stage == settings.stage]
     if not chosen or not allowed("rule", f"rewrite-{settings.stage}"):
         return False
     start, before = time.perf_counter(), record.seconds.get("measure", 0.0)
     faults = settings.faults or Faults(record, strict=settings.verify != "off")
     try:
-        with _without_autocast():  # its casts are nodes of the graph
+        with _without_autocast():  # the casts of autocast are nodes of the graph
             return _contained(graph_module, chosen, settings, record, faults)
     finally:
         measured = record.seconds.get("measure", 0.0) - before
@@ -105,13 +105,13 @@ def rewrite(
 def _contained(
     graph_module: fx.GraphModule, rules: list[Rule], settings: Settings, record: GraphRecord, faults: Faults
 ) -> bool:
-    """Rewrite a graph; a rule that raises is left out, and the others begin anew on the graph as it was."""
+    """Rewrite a graph; if a rule raises, leave it out and start again from the original graph."""
     stage = f"rewrite-{settings.stage}"
     while rules:
         backup, place, known = Backup(graph_module), _Place(), _Known.of(record)
         try:
             return _Run(graph_module, rules, settings, record, backup, place).run()
-        except Exception as error:  # the user's program must survive any fault of ours, and of a rule's author
+        except Exception as error:  # the user's program must survive errors of regraft and of rules
             if faults.lets_through(error):
                 raise
             backup.restore()
@@ -129,7 +129,7 @@ def _contained(
 
 
 def _part(rule: Rule, error: Exception) -> str:
-    """Which function of a rule raised: ``", guard slope_below_one()"``; empty where it was none of its own."""
+    """The function of a rule that raised, e.g. ``", guard slope_below_one()"``; empty if it was none of the rule's."""
     parts = {id(_code(rule.pattern)): "its pattern"}
     parts |= {id(_code(guard.function)): f"guard {guard.function.__name__}()" for guard in rule.guards}
     parts |= {id(_code(derive)): f"derived value {name}" for name, derive in rule.derived.items()}
@@ -141,13 +141,13 @@ def _part(rule: Rule, error: Exception) -> str:
 
 
 def _code(function: Any) -> Any:
-    """The code of a function, or of what a partial calls; an object that is no code's for builtins."""
+    """The code of a function, or of the function in a partial; for builtins, an object that equals no code."""
     return getattr(getattr(function, "func", function), "__code__", function)
 
 
 @dataclass(frozen=True)
 class _Known:
-    """How much a record told before a run."""
+    """The state of a record before a run."""
 
     counts: dict[str, int]
 
@@ -156,13 +156,13 @@ class _Known:
         return cls({name: len(getattr(record, name)) for name in ("applied", "declined", "near_misses", "snapshots")})
 
     def restore(self, record: GraphRecord) -> None:
-        """Take back what was told since."""
+        """Remove what was recorded since."""
         for name, count in self.counts.items():
             del getattr(record, name)[count:]
 
 
 def _spend(record: GraphRecord, stage: str, seconds: float) -> None:
-    """Add to the time of a stage; measuring is a stage of its own, so that what is left is matching and splicing."""
+    """Add to the time of a stage; measuring is a stage of its own, so that the rest is matching and splicing."""
     record.seconds[stage] = record.seconds.get(stage, 0.0) + seconds
 
 
@@ -178,13 +178,13 @@ def _without_autocast() -> Iterator[None]:
 
 @dataclass
 class _Place:
-    """What a run is at, for whoever tells that it failed."""
+    """The current position of a run, for error messages."""
 
     what: str = "rewriting"
     rule: Rule | None = None
 
     def at(self, what: str, rule: Rule | None = None) -> None:
-        """Note what is done next, and the rule that it is done for."""
+        """Note the next step, and the rule for which it is done."""
         self.what, self.rule = what, rule
 
 
@@ -259,7 +259,7 @@ class _Run:
             self.record.fallbacks.append(Fallback.of("normal-form", self.normalizer.stopped))
 
     def _sweep(self) -> bool:
-        """Try every rule at every node once; whether anything was rewritten."""
+        """Try every rule at every node once; returns whether anything was rewritten."""
         index = Index(self.rules, self.mirror.graph, explained=self.explained)
         before = self.applied.total()
         for node in reversed(list(self.mirror.graph.nodes)):
@@ -271,7 +271,7 @@ class _Run:
         return self.applied.total() > before
 
     def _try(self, rule: Rule, node: fx.Node) -> None:
-        """Match one rule at one node, and time it, without what was spent on measuring."""
+        """Match one rule at one node; the time excludes measuring."""
         self.place.at(f"rule {rule.name}", rule)
         start, before = time.perf_counter(), self.record.seconds.get("measure", 0.0)
         try:
@@ -303,7 +303,7 @@ class _Run:
             self.refused[rule.name, node] = matcher.failure
 
     def _repeats(self, found: Found) -> bool:
-        """Whether a rule meets what it has itself put in: that it leaves, and a circle of rules it ends by name."""
+        """Whether a rule matches its own replacement, which it must not rewrite again; cycles of rules are stopped."""
         rule, outer = found.rule.name, found.enclosing
         if outer is not None and rule in outer.ancestors:
             self._stop(rule, f"rule {rule} and {outer.rule} undo each other")
@@ -315,7 +315,7 @@ class _Run:
         self.record.fallbacks.append(Fallback.of("rewrite", reason))
 
     def _settle(self, found: Found) -> None:
-        """A legal match: decide, then apply or decline it, once."""
+        """Decide on a legal match, and apply or decline it, once."""
         rule, root = found.rule, found.root
         self.settled.add((rule.name, root))
         policy = self.policy | {key: root.meta[key] for key in ("backends",) if key in root.meta}
@@ -344,7 +344,7 @@ class _Run:
             self._stop(rule.name, f"rule {rule.name} applied more often than the graph has nodes")
 
     def _note_forestalled(self, found: Found) -> None:
-        """Note the rules to explain that match what another rule is about to replace, before their turn."""
+        """Record near misses of rules to explain before another rule replaces what they match."""
         own = [rule for rule in self.rules if rule.name in self.settings.explained and rule is not found.rule]
         for node in found.nodes if own else ():
             for rule in own:
@@ -356,7 +356,7 @@ class _Run:
                     self.forestalled[rule.name, node] = _near_miss(rule, node, failure, found.rule.name)
 
     def _draw(self, found: Found, kind: Literal["applied", "declined"]) -> None:
-        """Note where the match that is told next lies, before it is gone."""
+        """Note the position of the next recorded match, before its nodes are removed."""
         if self.drawing is not None:
             self.drawing.note_match(found, kind, len(getattr(self.record, kind)))
 
@@ -403,7 +403,7 @@ class _Run:
             self.normalizer.substitute(old, new)
 
     def _traced(self, rule: Rule, candidate: Candidate, derived: dict[str, Any], operands: list[Any]) -> fx.GraphModule:
-        """A candidate on operands of this metadata: repeated layers are traced once."""
+        """A candidate traced on operands with this metadata: repeated layers are traced once."""
         level: Level = "above autograd" if self.settings.stage == "forward" else "below autograd"
         return self.normalizer.memo.get(
             (rule.name, candidate.name),
@@ -423,7 +423,7 @@ class _Run:
         for (name, node), failure in self.refused.items():
             family, explained = by_name[name].family, name in self.explained
             if not explained and (family, node) in told:
-                continue  # of a family's rules, the first one tells: the others are variants of it
+                continue  # only the first rule of a family is recorded: the others are variants of it
             told.add((family, node))
             taken_by = self.taken.get(node, "")
             if compat.is_erased(node) and not (explained and taken_by):
@@ -442,9 +442,9 @@ class _Run:
 
 
 def _example(node: fx.Node) -> Any:
-    """What a measurement starts from: an operand itself where it is known, for a candidate may rely on what it is.
+    """The input of a measurement: the operand itself if its value is known, because a candidate may rely on it.
 
-    Otherwise its metadata, requiring gradients where they flow.
+    Otherwise its metadata, which requires gradients if they flow through it.
     """
     value, fact = val(node), fact_of(node)
     if fact is not None and (known := example(fact, value)) is not None:
@@ -470,12 +470,12 @@ def _usable(found: Found, policy: Mapping[str, str]) -> tuple[list[Candidate], l
 
 
 def _nearest(excluded: Sequence[Reason]) -> Reason:
-    """The reason to tell of several: that of the last candidate which is for the device at hand."""
+    """The reason to report among several: that of the last candidate for the given device."""
     return next((reason for reason in reversed(excluded) if reason.code != "device-unsupported"), excluded[-1])
 
 
 def _output_nodes(rule: Rule, binding: Any, root: fx.Node) -> list[fx.Node]:
-    """The nodes of the pattern's outputs, through the alternatives that the match took."""
+    """The nodes of the pattern's outputs, for the alternatives that the match took."""
     return [root, *(_term_node(t, binding) for t in rule.outputs[1:])]
 
 
@@ -505,7 +505,7 @@ def _near_miss(rule: Rule, node: fx.Node, failure: Failure, taken_by: str) -> Ne
 
 
 def _absent(rule: Rule, present: set[str]) -> NearMiss:
-    """The near miss of a rule that needs an operator which the graph does not have at all."""
+    """The near miss of a rule that needs an operator which the graph does not contain."""
     missing = ", ".join(sorted(op.removeprefix("aten.") for op in rule.required - present))
     message = f"the graph has no {missing}, without which {rule.name} cannot match"
     return NearMiss(rule.name, rule.family, "operators-missing", message, missing, "none", 0, rule.size)

@@ -1,11 +1,11 @@
-"""Is a match legal? The questions that every rule must pass, whatever its own guards say.
+"""Conditions of legality that every match must meet, besides the rule's own guards.
 
-kinds of dtypes without sample refused: nobody has tried the rule on integers, say
-inner values used elsewhere    refused, or kept alive for their other users (never where they were drawn)
-outputs that need each other   refused: one replacement cannot stand before its own operands
-reads moved across a write     refused
-draws moved across a draw      refused where eager's random stream is promised
-draws in another order         refused there too: numbers are drawn in the order of memory
+kinds of dtypes without sample     refused: the rule was not tested on integers, for example
+inner values with other users      refused, or kept for these users (unless they are random)
+outputs that need each other       refused: a replacement cannot stand before its own operands
+reads moved across a write         refused
+random calls moved across others   refused if eager's random numbers are promised
+random numbers in another order    refused in this case too: numbers follow the order of memory
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .symbolic import hint
 
 @dataclass(frozen=True, eq=False)
 class Application:
-    """One application of a rule, noted on the nodes that it put in.
+    """One application of a rule, recorded on the nodes that it inserted.
 
     Args:
         rule: the rule's name.
-        ancestors: the rules that put in, one inside the other, all of what this one replaced.
+        ancestors: the rules whose replacements, one inside of the other, contained all of what this one replaced.
     """
 
     rule: str
@@ -40,7 +40,7 @@ class Application:
 
 @dataclass(frozen=True)
 class Found:
-    """A complete match: the rule, what it bound, and the mirror nodes of the pattern's outputs, root first."""
+    """A complete match: the rule, its binding, and the mirror nodes of the pattern's outputs, root first."""
 
     rule: Rule
     binding: Binding
@@ -58,27 +58,27 @@ class Found:
         return [n for n in self.root.graph.nodes if n in matched] if len(matched) > 64 else _ordered(matched)
 
     def operands(self) -> list[object]:
-        """The bound operands in the pattern's order, None for parts left out."""
+        """The bound operands in the pattern's order, with None for parts that were left out."""
         return [self.binding.operands.get(v.name) for v in self.rule.variables]
 
     def span(self) -> tuple[int, int]:
-        """First and last position of the real code that this match stands for."""
+        """The first and the last position of the program's code that this match replaces."""
         spans = [n.meta["span"] for n in self.binding.matched if "span" in n.meta]
         return min(a for a, _ in spans), max(b for _, b in spans)
 
     @property
     def enclosing(self) -> Application | None:
-        """The application that put in all of this match, if one did."""
+        """The application that inserted all nodes of this match, if there is one."""
         made = {n.meta.get("application") for n in self.binding.matched}
         return made.pop() if len(made) == 1 else None
 
     def application(self) -> Application:
-        """What is noted on the nodes that replace this match."""
+        """The application to record on the nodes that replace this match."""
         outer = self.enclosing
         return Application(self.rule.name, outer.ancestors | {outer.rule} if outer else frozenset())
 
     def draws(self) -> list[fx.Node]:
-        """The matched calls that draw random numbers."""
+        """The matched calls that use random numbers."""
         return [n for n in self.binding.matched if n.op == "call_function" and is_random(n)]
 
 
@@ -111,7 +111,9 @@ def _untried(found: Found) -> Reason | None:
 
 
 def _escapes(found: Found) -> Reason | None:
-    if found.rule.escapes == "keep" and not found.draws():  # a kept draw and the replacement's would differ
+    if (
+        found.rule.escapes == "keep" and not found.draws()
+    ):  # the random numbers that are kept and those of the replacement would differ
         return None
     inside = set(found.binding.matched)
     for node in found.binding.matched:
@@ -126,7 +128,7 @@ def _escapes(found: Found) -> Reason | None:
 
 
 def _entangled(found: Found) -> Reason | None:
-    """With several outputs the replacement stands before the first, so all operands must be there by then."""
+    """With several outputs, the replacement stands before the first, so that all operands must exist there."""
     first = min(found.outputs)
     late = next((n for n in nodes_in(found.operands()) if not n < first), None)
     if late is None:
@@ -160,7 +162,7 @@ def _moves_a_draw(found: Found, mirror: Mirror, keep_stream: bool) -> Reason | N
 
 
 def _draws_in_memory_order(draws: list[fx.Node]) -> Reason | None:
-    """Eager's numbers come in the order of memory, and what replacements compute lies row by row."""
+    """Eager's random numbers follow the order of memory, and replacements compute row by row."""
     reals = [real for n in draws for real in n.meta.get("draws", (n,))]
     turned = next((n for n in reals if not _lies_row_by_row(n)), None)
     if turned is None:
@@ -174,7 +176,7 @@ def _lies_row_by_row(node: fx.Node) -> bool:
     expected, value = 1, _drawn(node)
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
         rows, step = hint(size), hint(stride)
-        if rows is None or step is None:  # they depend on data
+        if rows is None or step is None:  # sizes depend on data
             return True
         if rows != 1 and step != expected:
             return False

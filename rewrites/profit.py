@@ -1,6 +1,6 @@
-"""The question "is it worth it?", apart from "is it right?".
+"""Whether a legal rewrite is profitable: questions, decisions and oracles.
 
-The driver asks an `Oracle` once per legal match; who answers, and from what measurements, is not its business.
+The driver asks an `Oracle` once per legal match, and does not know how the oracle decides.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from .record import Evidence
 
 @dataclass(frozen=True)
 class Question:
-    """Which of several programs with equal meaning should run?
+    """A question: which of several equivalent programs should run?
 
     Args:
         rule: name of the asking rule.
-        key: what the answer depends on beside machine and inputs, as text (the rule's content hash, tags, constants).
+        key: everything besides machine and inputs on which the answer depends (hash of the rule, tags, constants).
         inputs: fake tensors (real metadata: shape, strides, dtype, device, requires_grad), numbers or sizes, in
             the order in which the programs take them.
         original: the matched code as a callable of `inputs`.
         candidates: the replacements as callables of `inputs`, by name, in order of preference.
-        training: gradients flow through: time forward and backward.
-        prepare: called before the programs are measured, if they are; its time is not counted as measuring.
-        arrange: called with the real values of `inputs`, in which it overwrites those that follow from others; without
-            it they are independent of each other.
-        precision: the largest relative error against the original, in the 2-norm, that a candidate may have; None: any
-            that passes for rounding.
-        cold: inputs come from a GPU's memory, not from its caches, as where a model has more weights than these hold.
-        excluded: why the original must not run, or nothing. It is not measured then: the fastest candidate that runs is
-            chosen, and without a measurement the first.
+        training: whether gradients flow through, so that forward and backward are timed.
+        prepare: is called before programs are measured; its time does not count as measuring.
+        arrange: is called with the real values of `inputs`, and overwrites those that depend on others; without it, all
+            values are independent.
+        precision: the largest relative error of a candidate against the original, in the 2-norm; None: any error that
+            rounding may explain.
+        cold: whether inputs are read from a GPU's memory rather than its caches, as weights of a large model are.
+        excluded: why the original must not run; empty if it may. If it is excluded, it is not measured: the fastest
+            candidate that runs is chosen, or the first without measurements.
     """
 
     rule: str
@@ -60,7 +60,7 @@ SWITCHED_OFF = Decision(None, Evidence(note="switched off"))
 
 
 class Oracle(Protocol):
-    """Answers questions of profit."""
+    """Decides which program of a question should run."""
 
     def decide(self, question: Question) -> Decision:
         """Choose a candidate, or none of them."""
@@ -68,7 +68,7 @@ class Oracle(Protocol):
 
 
 class Always:
-    """Takes the first candidate everywhere: what is legal is applied (for tests and coverage runs)."""
+    """Takes the first candidate always, so that every legal match is applied (for tests and coverage runs)."""
 
     def decide(self, question: Question) -> Decision:
         """The first candidate."""

@@ -1,6 +1,6 @@
-"""The record of one compilation, as plain data: the rows behind coverage tables, JSON files and explanations.
+"""The record of one compilation as plain data: the source of coverage tables, JSON files and explanations.
 
-Records hold no graph nodes, so that they can outlive the graphs they tell of, be compared and be written to disk.
+Records contain no graph nodes, so that they can outlive graphs, be compared, and be written to disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Evidence:
     Args:
         times: seconds of each candidate's median run, by candidate name; ``"original"`` is the unrewritten code.
         source: ``"measured"``, ``"cache"`` (measured earlier on this machine), or ``"option"`` (`profit` said so).
-        note: one sentence where times do not tell the whole story.
+        note: a remark, if times are not the only reason.
         errors: relative error of each candidate against the original in the 2-norm, on the inputs they were timed on.
     """
 
@@ -34,13 +34,13 @@ class Evidence:
     errors: dict[str, float] = field(default_factory=dict)
 
     def gain(self, candidate: str) -> float | None:
-        """How many times faster than the original `candidate` was measured, or None."""
+        """The factor by which `candidate` was faster than the original, or None."""
         original, chosen = self.times.get(ORIGINAL), self.times.get(candidate)
         return original / chosen if original and chosen else None
 
 
 def _together(earlier: Match, last: Evidence | None, applied: bool) -> Evidence | None:
-    """The measurements of a rule and of a template; where both have a candidate, the later.
+    """The combined measurements of a rule and of a template; for common candidates, the later ones.
 
     The rule's candidates were timed against the program as it was then, which may have taken another time: the note
     says which. Why the rule declined is told where the template declined too.
@@ -55,7 +55,7 @@ def _together(earlier: Match, last: Evidence | None, applied: bool) -> Evidence 
 
 
 def _other_baseline(rule: str, first: dict[str, float], last: dict[str, float]) -> str:
-    """Which candidates were held against another time of the original; empty where none was."""
+    """The candidates that were compared with another time of the original; empty if there are none."""
     own = [name for name in first if name not in last]
     if not own or ORIGINAL not in first or ORIGINAL not in last or first[ORIGINAL] == last[ORIGINAL]:
         return ""
@@ -75,7 +75,7 @@ class Match:
         site: the user's source line of the match's root.
         module: qualified name of the module instance it comes from.
         evidence: measurements behind the decision.
-        settled_by: the template that decided on the same computation later, and whose kernel runs: what counts is that.
+        settled_by: the template that later decided on the same computation, and whose decision counts.
         root: the root operator with its dtype and sizes.
     """
 
@@ -93,7 +93,7 @@ class Match:
 
     @property
     def simplifies(self) -> bool:
-        """Whether it only took out what computes nothing: a view to the same shape, a permutation and its inverse."""
+        """Whether it only removed nodes that compute nothing: a view to the same shape, or two inverse permutations."""
         return self.stage == "simplify"
 
 
@@ -112,7 +112,7 @@ class NearMiss:
         root: that of the root operator, which is `operator`, with its dtype and sizes.
         module: qualified name of the module instance that the root comes from.
         taken_by: the rule that replaced the root later.
-        marked: whether an operator had matched that tells the pattern from other arithmetic (`Rule.marks`).
+        marked: whether an operator matched that distinguishes the pattern from other arithmetic (`Rule.marks`).
     """
 
     rule: str
@@ -132,17 +132,17 @@ class NearMiss:
 
     @property
     def is_telling(self) -> bool:
-        """Whether so much matched that the author may have meant this place: two of many, or sums alone, are chance."""
+        """Whether it is relevant: several operators matched, one of which distinguishes the pattern from arithmetic."""
         return self.marked and self.depth >= max(TELLING, self.size / 8)
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """Something that was left to a slower but correct path, and why.
+    """A part that runs on a slower but correct path, and why.
 
     Args:
         stage: where; `code` and `message` why; `site` the user's source line.
-        fault: an error of ours, not a refusal; `traceback` the path of a file that has it.
+        fault: whether it is an error of regraft, not a refusal; `traceback`: the path of a file with the traceback.
     """
 
     stage: str
@@ -160,7 +160,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class KeptCall:
-    """An operator that generated code calls rather than computes, how often, and why (a code, and in words)."""
+    """An operator that generated code calls instead of computing it, the number of calls, and the reason."""
 
     operator: str
     count: int
@@ -209,7 +209,7 @@ class SnapshotNode:
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes of a snapshot that a finding is about: `kind` names the list of the record, `index` the place in it.
+    """Nodes of a snapshot that a finding is about: `kind` names the record's list, `index` the entry in it.
 
     Args:
         kind: ``"applied"``, ``"declined"`` or ``"near_misses"``.
@@ -224,7 +224,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph as it was after one stage, and the regions in which the next stage found something.
+    """A graph after one stage, and the regions in which the next stage found something.
 
     Args:
         graph: ``"program"`` before differentiation, then ``"inference"``, ``"forward"`` or ``"backward"``.
@@ -262,7 +262,7 @@ class PassRun:
 
 @dataclass
 class GraphRecord:
-    """Everything that happened to one graph: filled in by the stages, read by coverage.
+    """Everything that happened to one graph: filled by the stages, read by coverage.
 
     `passes` are the runs of passes over whole graphs, in order. `code` says what was generated, one entry a graph after
     differentiation. `kind` is ``"inference"`` or
@@ -288,7 +288,7 @@ class GraphRecord:
     details: dict[str, Any] = field(default_factory=dict)
 
     def settle(self, match: Match, applied: bool, sites: Collection[Site | None], families: Collection[str]) -> None:
-        """Add what a template decided on a computation that a rule may have declined before: one decision, one record.
+        """Add a template's decision on a computation that a rule may have declined: one decision, one record.
 
             declined  sdpa: original 0.6 ms, flash 9 ms       declined  sdpa, settled by attention-template
             template: original 0.6 ms, generated 0.04 ms  ->  applied   attention-template: original 0.6 ms, flash 9 ms,
@@ -318,7 +318,7 @@ class GraphRecord:
         (self.applied if applied else self.declined).append(match)
 
     def _replaced(self, match: Match, sites: Collection[Site | None], families: Collection[str]) -> None:
-        """Note the first match that was applied there before: what it put in, a template has replaced."""
+        """Mark the first match that was applied there before: a template has replaced its replacement."""
         for i, earlier in enumerate(self.applied):
             open_rule = earlier.rule != match.rule and earlier.family in families and not earlier.settled_by
             if open_rule and earlier.site in sites:
@@ -333,7 +333,7 @@ class GraphRecord:
 
     @property
     def open_declined(self) -> list[Match]:
-        """The declined matches on whose computation nothing else decided later."""
+        """The declined matches whose computation was not decided on again."""
         return [match for match in self.declined if not match.settled_by]
 
     def changes(self, name: str) -> dict[str, int]:
@@ -346,7 +346,7 @@ class GraphRecord:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Add the seconds that the block takes to a stage's."""
+        """Add the seconds of the block to those of a stage."""
         start = time.perf_counter()
         try:
             yield

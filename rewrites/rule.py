@@ -4,7 +4,7 @@
     def relu_twice(x):
         return torch.relu(torch.relu(x))
 
-Declaring a rule enables nothing: rules run where a `RuleSet` that holds them is given to the driver.
+Declaring a rule does not enable it: rules run if the driver gets a `RuleSet` that contains them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Numerics:
     """A rule's promise about rounding.
 
     Args:
-        exact: the same bits.
-        slack: otherwise, how many times eager's own error against float64 the error may be.
-        roundings: how many roundings of the result's dtype are allowed however exact eager was.
-        random: ``"none"`` draws nothing; ``"stream"`` draws what eager draws, in its order; ``"distribution"`` only
-            draws alike.
+        exact: whether results have the same bits as eager's.
+        slack: otherwise, the largest ratio of the error against float64 to eager's own error.
+        roundings: the number of roundings of the result's dtype that are allowed however exact eager is.
+        random: ``"none"`` uses no random numbers; ``"stream"`` uses the same numbers as eager, in the same order;
+            ``"distribution"`` only has the same distribution.
     """
 
     exact: bool = False
@@ -70,11 +70,11 @@ PLAIN = frozenset(
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition of legality over operands: gives None to accept, or the `Reason` to refuse.
+    """A condition of legality on operands: it returns None to accept a match, or a `Reason` to refuse it.
 
-    It runs as soon as all operands that it names are bound. Where a match leaves one out, the guard does not run if it
-    `requires` that operand; if its parameter has a default, it runs at the end with the default. The parameter name
-    ``match`` stands for the whole `Binding`, and makes it run at the end.
+    A guard runs as soon as all operands that it names are bound. If a match leaves an operand out, a guard that
+    `requires` it does not run; if the guard's parameter has a default, the guard runs at the end with the default. A
+    parameter named ``match`` receives the whole `Binding`, so that the guard runs at the end.
     """
 
     function: Callable[..., Reason | None]
@@ -102,10 +102,10 @@ class Candidate:
     """One way to compute what the pattern computes.
 
     Args:
-        name: e.g. ``"flash"``; shown in reports.
-        function: takes the pattern's parameters by name (None where the match left one out), then the derived values.
-        applies: gives None, or why this candidate cannot be used for a match under the options' policies.
-        profitable: True where it never costs more than the original, so that nothing need be measured.
+        name: the name in reports, e.g. ``"flash"``.
+        function: takes the pattern's parameters by name (None for those that the match left out), then derived values.
+        applies: returns None, or why this candidate cannot be used for a match under the options' policies.
+        profitable: True if it is never slower than the original, so that nothing needs to be measured.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Rule:
 
     @cached_property
     def roots(self) -> frozenset[str]:
-        """The operators that a match can be rooted at."""
+        """The operators at which a match can be rooted."""
         return root_ops(self.outputs[0])
 
     @cached_property
@@ -153,18 +153,18 @@ class Rule:
 
     @cached_property
     def marks(self) -> frozenset[str]:
-        """The operators that tell the pattern from any other: all but arithmetic, casts and views, if it has others."""
+        """The operators that distinguish the pattern: all but arithmetic, casts and views, if it has others."""
         own = frozenset(term.op for term in subterms(self.outputs) if isinstance(term, Call))
         return own - PLAIN or own
 
     @cached_property
     def size(self) -> int:
-        """Number of operators in the largest match."""
+        """The number of operators in the largest match."""
         return size(self.outputs)
 
     @cached_property
     def kinds(self) -> Mapping[str, frozenset[str]]:
-        """By tensor operand, the kinds of dtypes that its samples have; what they leave open is floating."""
+        """For each tensor operand, the kinds of dtypes in the rule's samples; unspecified dtypes are floating."""
         found: dict[str, frozenset[str]] = {}
         for sample in self.samples:
             for name, given in sample.operands.items() if not sample.refused else ():
@@ -174,7 +174,7 @@ class Rule:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of what the rule is made of: its functions' source and its contract."""
+        """Hash of everything that defines the rule: the source of its functions, and its contract."""
         functions = [self.pattern, *(c.function for c in self.candidates), *(c.applies for c in self.candidates)]
         functions += [*(g.function for g in self.guards), *self.derived.values()]
         facts = [self.name, self.stage, self.numerics, self.nan, self.escapes, self.profitable]
@@ -190,7 +190,7 @@ class Rule:
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """The text of a function, and of what it closes over."""
+    """The source of a function, and of the functions and values in its closure."""
     if isinstance(function, partial):
         return "\n".join(map(_content, (function.func, function.args, tuple(function.keywords.items()))))
     try:
@@ -214,7 +214,7 @@ Spell = Callable[[Declaration], tuple[Any, ...]]
 
 
 def as_recorded(declaration: Declaration) -> tuple[Any, ...]:
-    """The outputs of a pattern as they were recorded: it is written in normal form already.
+    """The outputs of a pattern as recorded, which is written in normal form already.
 
     Raises:
         PatternError: it could not be recorded.
@@ -231,7 +231,7 @@ def declared(name: str) -> Rule:
     """The rule of that name.
 
     Raises:
-        KeyError: no such rule is declared; the message lists those that are.
+        KeyError: no such rule is declared; the message lists the declared rules.
     """
     if name not in _declared:
         close = difflib.get_close_matches(name, _declared, n=1)
@@ -264,22 +264,22 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
         name: unique identifier, used in reports, options, tests and node metadata.
         replacement: a function of the pattern's parameters, or `Candidate`s among which measurement chooses.
         samples: inputs from which its property test is derived, and on which its pattern is traced; at least one.
-        family: what reports sum it under, e.g. ``"attention"``.
+        family: the family under which reports add it up, e.g. ``"attention"``.
         stage: ``"forward"`` before autograd, ``"lowered"`` after it; ``"simplify"`` before that, not in normal form.
-        guards: functions of some of the pattern's parameters that give None or a `Reason`.
+        guards: functions of some of the pattern's parameters that return None or a `Reason`.
         dims: named dims by parameter, e.g. ``{"q": "... S D", "k": "... T D"}``; equal names must be equal sizes.
-        numbers: the parameters that bind numbers; bools, strings, dtypes or lists of dims where a sample gives one.
+        numbers: the parameters that bind numbers; also bools, strings, dtypes or lists of dims if a sample has one.
         derived: functions of a match and of the options' policies; the replacement gets their values by keyword.
         numerics: the contract about rounding and randomness.
-        nan: ``"same"``: NaN and inf come out where eager has them. ``"safe"``: NaN may become numbers.
-        escapes: what to do where an inner value of the match has other users: ``"refuse"``, or ``"keep"`` the original
-            for them.
-        profitable: True where the replacement never costs more, so that nothing need be measured.
-        advice: what to change in a program, by the code of a near miss's reason, or by the operator found instead.
+        nan: ``"same"``: NaN and inf appear where eager has them. ``"safe"``: NaN may become numbers.
+        escapes: what to do if an inner value of the match has other users: ``"refuse"`` the match, or ``"keep"`` the
+            original for them.
+        profitable: True if the replacement is never slower, so that nothing needs to be measured.
+        advice: how to change a program, by the code of a near miss's reason, or by the operator found instead.
         spell: brings the pattern into normal form.
 
     Raises:
-        PatternError: the declaration is wrong; the message says what and what would be right.
+        PatternError: the declaration is wrong; the message says how to correct it.
     """
 
     def declare(pattern: Callable[..., Any]) -> Rule:
@@ -310,19 +310,19 @@ def _recorded(pattern: Callable[..., Any], variables: Sequence[Variable]) -> tup
 
 
 def _kinds(parameter: str, samples: Sequence[Sample]) -> frozenset[type]:
-    """What a number may be beside a number, by what samples give."""
+    """The kinds of values that a number operand may have, from the samples."""
     given = {type(sample.operands.get(parameter)) for sample in samples}
     return frozenset(given & {bool, str, list, tuple, torch.dtype})
 
 
 def _tags(outputs: Sequence[Any]) -> dict[str, tuple[str, ...]]:
-    """The tags of a pattern, as recorded or as met while it was traced."""
+    """The tags of a pattern, recorded or found while it was traced."""
     traced = [dict(output.declared) for output in outputs if isinstance(output, Spellings)]
     return {tag: labels for known in (*traced, tags_of(outputs)) for tag, labels in known.items()}
 
 
 def _claim(rule: Rule) -> Rule:
-    """Note a rule under its name; declaring the same pattern again (a module run twice) replaces it."""
+    """Register a rule under its name; declaring the same pattern again (a module run twice) replaces it."""
     other = _declared.get(rule.name)
     if other is not None and _source(other.pattern) != _source(rule.pattern):
         raise PatternError(f"rule {rule.name!r} is declared already, in {other.pattern.__module__}: names are unique")
@@ -359,7 +359,7 @@ def _require_values(rule: str, given: Mapping[str, tuple[Any, Any]]) -> None:
 
 
 def _require_matchable(rule: str, outputs: Sequence[Any], variables: Sequence[Variable]) -> None:
-    """A match is found from its first output: further ones share operands with it, and every variable is in one."""
+    """Check that further outputs share operands with earlier ones, and that outputs contain all variables."""
     bound: set[Any] = set()
     fixed = {n for o in outputs if isinstance(o, Spellings) for facts in o.facts.values() for n, _ in facts.fixed}
     for output in outputs:
@@ -401,10 +401,10 @@ def _candidates(
 
 
 def _require_signature(rule: str, candidate: Candidate, parameters: Sequence[str], derived: Sequence[str]) -> None:
-    """A replacement takes the pattern's parameters in order (or ``*operands``), and derived values by keyword."""
+    """Check that a replacement takes the pattern's parameters in order, and derived values by keyword."""
     try:
         have = inspect.signature(candidate.function).parameters.values()
-    except ValueError:  # builtins such as torch.relu show no signature
+    except ValueError:  # builtins such as torch.relu have no signature
         return
     positional = [p.name for p in have if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = {p.name for p in have if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
@@ -424,7 +424,7 @@ def _require_signature(rule: str, candidate: Candidate, parameters: Sequence[str
 def _require_given(
     rule: str, samples: Sequence[Sample], parameters: Sequence[str], numbers: Sequence[str], dims: Iterable[str]
 ) -> None:
-    """Names are parameters; samples give tensors where the pattern takes tensors, and at least one is no near miss."""
+    """Check that samples name parameters, give tensors for tensors, and are not all near misses."""
     if isinstance(numbers, (str, Mapping)):
         raise PatternError(
             f"rule {rule!r}: numbers={numbers!r}: a list of parameters is wanted, numbers={[*_listed(numbers)]!r}; "
@@ -454,7 +454,7 @@ def _require_given(
 
 
 def _listed(names: Any) -> Iterable[str]:
-    """The names that somebody meant who did not write a list of them."""
+    """The names meant by somebody who wrote a text instead of a list."""
     return [names] if isinstance(names, str) else names
 
 

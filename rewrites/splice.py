@@ -1,7 +1,7 @@
-"""Turning a chosen replacement into nodes of the mirror.
+"""Inserts a chosen replacement into the mirror.
 
-The replacement is traced on the metadata of the matched operands, so its nodes come with metadata of their own, and
-inserted where the match's first output stands.
+The replacement is traced on the metadata of the matched operands, so that its nodes have metadata, and is inserted at
+the position of the match's first output.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .tracing import Level, record
 
 
 def is_operand(value: Any) -> bool:
-    """Whether an operand is passed as an input (a node), rather than baked in (a constant or a part left out)."""
+    """Whether an operand is an input (a node), rather than a constant or a part that was left out."""
     return isinstance(value, fx.Node)
 
 
 def trace(function: Callable[..., Any], operands: Sequence[Any], level: Level = "above autograd") -> fx.GraphModule:
-    """The ATen graph of `function` on operands: nodes by their metadata, constants as they are."""
+    """The ATen graph of `function` on operands: metadata for nodes, values for constants."""
     places = [i for i, o in enumerate(operands) if is_operand(o)]
 
     def run(*values: Any) -> Any:
@@ -44,7 +44,7 @@ def trace(function: Callable[..., Any], operands: Sequence[Any], level: Level = 
 
 
 def _told_apart(values: list[Any]) -> list[Any]:
-    """The same metadata in distinct objects: tracing tells inputs apart by identity, and mirrors share metadata."""
+    """The same metadata in distinct objects: tracing distinguishes inputs by identity, and mirrors share metadata."""
     seen: set[int] = set()
     apart = []
     for value in values:
@@ -66,13 +66,13 @@ def insert(
     """Insert `traced` before `place`; returns the nodes of its outputs.
 
     Args:
-        mirror: of the program.
-        editor: of the mirror.
+        mirror: the mirror of the program.
+        editor: the editor of the mirror.
         traced: the replacement.
         operands: its inputs.
         place: the match's first output.
-        application: noted on what is inserted.
-        matched: what is replaced; see `_recompute_alike`.
+        application: the application to record on inserted nodes.
+        matched: the nodes that are replaced; see `_recompute_alike`.
 
     Raises:
         RewriteError: an output is no tensor of the graph.
@@ -98,11 +98,11 @@ def insert(
 
 
 def _recompute_alike(made: Sequence[fx.Node], matched: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
-    """Have the backward compute anew what is as large as values that it was to compute anew, and stands for them.
+    """Mark values for recomputation in the backward if they replace values that were marked, and are as large.
 
         %scores = matmul(%q, %k)   computed anew, (2, 8, 4096, 4096)   ->   %made = add(%product, %mask)   computed anew
 
-    Results are kept as the program keeps them, and so is all that has their sizes.
+    Values of the size of results are not marked: results are saved as in the original program.
     """
     marked = {_columns(node): node.meta["recompute"] for node in matched if "recompute" in node.meta}
     if not marked.keys().isdisjoint(map(_columns, outputs)):
@@ -128,7 +128,7 @@ def _output(value: Any, placed: dict[fx.Node, Any], rule: str) -> fx.Node:
 
 
 def _constant(mirror: Mirror, traced: fx.GraphModule, node: fx.Node, editor: Editor) -> fx.Node:
-    """A tensor made while tracing becomes an attribute of the program, under a free name."""
+    """Turn a tensor that was created during tracing into an attribute of the program, with a free name."""
     value = getattr(traced, str(node.target))
     count = 0
     while hasattr(mirror.owner, f"_regraft_constant{count}"):
@@ -138,9 +138,9 @@ def _constant(mirror: Mirror, traced: fx.GraphModule, node: fx.Node, editor: Edi
 
 
 class Original:
-    """The matched code as a callable of its operands (see `subgraph`), compiled when first called.
+    """The matched code as a callable of its operands (see `subgraph`), compiled at the first call.
 
-    Most decisions are known already, and then nobody calls it.
+    Most decisions are cached, so that it is rarely called.
     """
 
     def __init__(self, nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> None:
@@ -148,7 +148,7 @@ class Original:
         self._made: fx.GraphModule | None = None
 
     def __call__(self, *values: Any) -> Any:
-        """What the code computes of `values`, one for each operand."""
+        """The results of the code for `values`, one for each operand."""
         if self._made is None:
             self._made = fx.GraphModule(torch.nn.Module(), self._graph)
         return self._made(*values)
@@ -157,7 +157,7 @@ class Original:
 def subgraph(nodes: Sequence[fx.Node], operands: Sequence[Any], outputs: Sequence[fx.Node]) -> fx.GraphModule:
     """The matched code as a program of its operands (constants among them are ignored).
 
-    Sizes that the pattern leaves open, and that are computed outside the match, are those of the example.
+    Sizes that the pattern leaves open, and that are computed outside of the match, have their example values.
 
     Raises:
         RewriteError: another value that is computed outside the match is no operand.
