@@ -3,11 +3,13 @@
     python benchmarks/operators.py --runs eager,inductor,regraft --only 'images|reductions'
     python benchmarks/operators.py --names 'unfold|fmod' --device cuda
     python benchmarks/operators.py --table models --json found.jsonl
+    python benchmarks/operators.py --table blocks --train
+    python benchmarks/operators.py --table blocks --dtype bfloat16
 
 For each: median microseconds of each run (the call of `torch.compile` included), and how many times as fast as each
 other run the last one is: the median of what the turns gave, so that a busy machine slows both alike. Ends with
 medians, and lists what is slower than `--slow` times the best of the others. Results are compared; kinds whose name
-begins with "gradients" are run with their backward.
+begins with "gradients" are run with their backward, and with `--train` all that have gradients are.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-TABLES = {"operators": ["operator_programs"], "models": ["model_programs", "data_programs"]}
+TABLES = {
+    "operators": ["operator_programs"],
+    "models": ["model_programs", "data_programs"],
+    "blocks": ["block_programs", "block_tokens", "block_steps"],
+}
 RANDOM = {"rand", "randn", "dropout", "bernoulli"}
 
 
@@ -43,6 +49,8 @@ def main(  # noqa: PLR0913
     device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Threads on a CPU.")] = 1,
     seconds: Annotated[float, typer.Option(help="How long each program is timed.")] = 1.0,
+    train: Annotated[bool, typer.Option(help="Gradients of all programs that have them.")] = False,
+    dtype: Annotated[str, typer.Option(help="What floating inputs are cast to.")] = "float32",
     slow: Annotated[float, typer.Option(help="What counts as slower, as a share of the other's speed.")] = 0.97,
     to: Annotated[str, typer.Option("--json", help="A file to which each program adds a line.")] = "",
 ) -> None:
@@ -52,33 +60,31 @@ def main(  # noqa: PLR0913
     shown = Table("kind", "program", *[f"{b} us" for b in backends], *[f"over {b}" for b in backends[:-1]])
     ratios: dict[str, list[float]] = {b: [] for b in backends[:-1]}
     behind = []
-    modules = [importlib.import_module(name) for name in TABLES[table]]
-    for kind, programs in [pair for module in modules for pair in module.PROGRAMS.items()]:
-        for name, (function, inputs) in programs.items():
-            if not re.fullmatch(only, kind) or not re.fullmatch(names, name):
+    chosen = [(kind, name, *p) for kind, name, p in programs(table) if re.fullmatch(only, kind)]
+    for kind, name, function, inputs in chosen:
+        if not re.fullmatch(names, name):
+            continue
+        try:
+            called = prepared(function, inputs, device, dtype, train, train or kind.startswith("gradients"))
+            if train and not called[2]:
                 continue
-            torch.manual_seed(0)
-            given = [x.to(device) for x in inputs()]
-            leaves = [x.requires_grad_() for x in given if kind.startswith("gradients") and x.is_floating_point()]
-            try:
-                fixed = kind != "random" and name not in RANDOM
-                times = timed(function, given, leaves, backends, seconds, compared=fixed)
-            except Exception as error:  # the others are still worth knowing
-                shown.add_row(kind, name, f"{type(error).__name__}: {error}"[:60])
-                continue
-            middle = {b: 1e6 * statistics.median(t) for b, t in times.items()}
-            speeds = [
-                statistics.median(x / y for x, y in zip(times[b], times[backends[-1]], strict=True))
-                for b in backends[:-1]
-            ]
-            for backend, speed in zip(backends, speeds, strict=False):
-                ratios[backend].append(speed)
-            if speeds and min(speeds) < slow:
-                behind.append((min(speeds), name))
-            shown.add_row(kind, name, *[f"{x:.1f}" for x in middle.values()], *[f"{s:.2f}x" for s in speeds])
-            if to:
-                with Path(to).open("a") as file:
-                    file.write(json.dumps({"kind": kind, "name": name, "us": middle, "over": speeds}) + "\n")
+            fixed = kind != "random" and name not in RANDOM
+            times = timed(*called, backends, seconds, compared=fixed)
+        except Exception as error:  # the others are still worth knowing
+            shown.add_row(kind, name, f"{type(error).__name__}: {error}"[:60])
+            continue
+        middle = {b: 1e6 * statistics.median(t) for b, t in times.items()}
+        speeds = [
+            statistics.median(x / y for x, y in zip(times[b], times[backends[-1]], strict=True)) for b in backends[:-1]
+        ]
+        for backend, speed in zip(backends, speeds, strict=False):
+            ratios[backend].append(speed)
+        if speeds and min(speeds) < slow:
+            behind.append((min(speeds), name))
+        shown.add_row(kind, name, *[f"{x:.1f}" for x in middle.values()], *[f"{s:.2f}x" for s in speeds])
+        if to:
+            best = {b: 1e6 * min(t) for b, t in times.items()}
+            write(to, {"kind": kind, "name": name, "us": middle, "least": best, "over": speeds})
     console = Console(width=140)
     console.print(shown)
     for backend, found in ratios.items():
@@ -86,6 +92,62 @@ def main(  # noqa: PLR0913
             console.print(f"{backends[-1]} over {backend}: median {statistics.median(found):.2f}x of {len(found)}")
     slower = ", ".join(f"{name} {speed:.2f}x" for speed, name in sorted(behind))
     console.print(f"slower than {slow} of the best other: {slower or 'none'}" if len(backends) > 1 else "")
+
+
+def programs(table: str) -> list[tuple[str, str, Any]]:
+    """Kinds, names and programs of a table."""
+    modules = [importlib.import_module(name) for name in TABLES[table]]
+    kinds = [pair for module in modules for pair in module.PROGRAMS.items()]
+    return [(kind, name, program) for kind, found in kinds for name, program in found.items()]
+
+
+def write(to: str, row: dict[str, Any]) -> None:
+    """Add a line to a file."""
+    with Path(to).open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def prepared(
+    function: Callable[..., Any],
+    inputs: Callable[[], list[torch.Tensor]],
+    device: str,
+    dtype: str,
+    train: bool,
+    differentiated: bool,
+) -> tuple[Callable[..., Any], list[Any], list[Any]]:
+    """What is called, its arguments, and those of them whose gradients are computed."""
+    torch.manual_seed(0)
+    given = [cast(x.to(device), getattr(torch, dtype)) for x in inputs()]
+    leaves = [x.requires_grad_() for x in given if differentiated and x.is_floating_point()]
+    if not train:
+        return function, given, leaves
+    function = squares(function)
+    return function, given, reached(function, given, leaves)
+
+
+def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Floating numbers in another dtype, anything else as it is."""
+    return x.to(dtype) if x.dtype == torch.float32 else x
+
+
+def squares(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A number to differentiate: the sum of squares of all floating results, nothing if there is none."""
+
+    def total(*given: Any) -> Any:
+        out = function(*given)
+        out = [t for t in (out if isinstance(out, (list, tuple)) else [out]) if t.requires_grad]
+        return sum(t.float().square().mean() for t in out) if out else None
+
+    return total
+
+
+def reached(function: Callable[..., Any], given: list[Any], leaves: list[Any]) -> list[Any]:
+    """Leaves that have a gradient."""
+    loss = function(*given) if leaves else None
+    if loss is None:
+        return []
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [x for x, g in zip(leaves, found, strict=True) if g is not None]
 
 
 def timed(
@@ -106,10 +168,12 @@ def timed(
     end = time.perf_counter() + seconds
     # One thread is charged for what it runs, whoever else the processor works for meanwhile.
     clock = time.thread_time if torch.get_num_threads() == 1 and not given[0].is_cuda else time.perf_counter
+    order = list(steps)
     while time.perf_counter() < end:
-        for backend, step in steps.items():
+        order = order[1:] + order[:1]  # nobody always comes after the same one, whose memory caches hold
+        for backend in order:
             start = clock()
-            step()
+            steps[backend]()
             if given[0].is_cuda:
                 torch.cuda.synchronize()
             times[backend].append(clock() - start)

@@ -27,9 +27,9 @@ State = tuple[torch.Tensor, ...]
 NO_POSITION = torch.iinfo(torch.int64).max
 
 
-def component_dtypes(reducer: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """The dtypes of a reducer's components, its (first) operand being of `dtype`."""
-    return tuple(torch.int64 if kind == "int64" else dtype for kind in REDUCERS[reducer].components)
+def component_dtypes(reducer: str, dtype: torch.dtype, place: torch.dtype = torch.int64) -> tuple[torch.dtype, ...]:
+    """The dtypes of a reducer's components, its (first) operand being of `dtype`, its places of `place`."""
+    return tuple(place if kind == "int64" else dtype for kind in REDUCERS[reducer].components)
 
 
 def smallest(dtype: torch.dtype) -> Any:

@@ -193,31 +193,44 @@ class Loops:
     # -- rows along a loop inside lanes ---------------------------------------------------------------------------
 
     def _in_rows(self, loop: Loop, turned: Turned, begin: str, end: str) -> None:
-        """As many iterations at a time as there are lanes, and what is left one by one."""
-        around = self._out.vectors
+        """As many iterations at a time as there are lanes, then what is left: in part of a block, or one by one."""
+        around, extent = self._out.vectors, loop.var.extent
         assert around is not None
         lanes, first = around.lanes, self._named(loop.var)
+        whole = isinstance(extent, int) and begin == "0ll" and end == self._out.at(extent)
         with self._writer.block():
             self._writer.line(f"i64 {first} = {begin};")
-            with self._writer.block(f"for (; {first} + {lanes} <= {end}; {first} += {lanes})"):
-                loads = {load: self._rows(load.buffer, load.indices[0], lanes) for load in turned.loads}
-                stores = {store: self._rows(store.buffer, store.indices[0], lanes) for store in turned.stores}
-                for rows, address, step, _ in loads.values():
-                    self._writer.line(f"load_rows({rows}, {address}, {step});")
-                at = self._writer.fresh("v")
-                small = sum(map(weight_of, values(loop.body))) <= SMALL
-                self._writer.line(f"#pragma GCC unroll {lanes if small else 1}")
-                with self._writer.block(f"for (int {at} = 0; {at} < {lanes}; ++{at})"):
-                    self._writer.line(f"const i64 {self._named(loop.var)} = {first} + {at};")
-                    tiles = {v: f"Codec<{kind}>::up_lanes<{lanes}>({r}[{at}])" for v, (r, _, _, kind) in loads.items()}
-                    kept = {s: (f"{r}[{at}]", kind) for s, (r, _, _, kind) in stores.items()}
-                    self._out.vectors = replace(around, tiles=tiles, rows=kept)
+            if not whole or extent >= lanes:
+                with self._writer.block(f"for (; {first} + {lanes} <= {end}; {first} += {lanes})"):
+                    self._block_of_rows(loop, turned, first, lanes)
+            if whole and extent % lanes:
+                with self._writer.block():
+                    self._block_of_rows(loop, turned, first, extent % lanes)
+            elif not whole:
+                with self._writer.block(f"for (; {first} < {end}; ++{first})"):
                     self.block(loop.body)
-                self._out.vectors, self._out.names.variables[loop.var] = around, first
-                for rows, address, step, _ in stores.values():
-                    self._writer.line(f"store_rows({rows}, {address}, {step});")
-            with self._writer.block(f"for (; {first} < {end}; ++{first})"):
-                self.block(loop.body)
+
+    def _block_of_rows(self, loop: Loop, turned: Turned, first: str, count: int) -> None:
+        """`count` iterations, at most as many as there are lanes: rows of so many elements, transposed."""
+        around = self._out.vectors
+        assert around is not None
+        lanes, (suffix, left) = around.lanes, ("", "") if count == around.lanes else ("_if", f", {count}")
+        loads = {load: self._rows(load.buffer, load.indices[0], lanes) for load in turned.loads}
+        stores = {store: self._rows(store.buffer, store.indices[0], lanes) for store in turned.stores}
+        for rows, address, step, _ in loads.values():
+            self._writer.line(f"load_rows{suffix}({rows}, {address}, {step}{left});")
+        at = self._writer.fresh("v")
+        small = sum(map(weight_of, values(loop.body))) <= SMALL
+        self._writer.line(f"#pragma GCC unroll {count if small else 1}")
+        with self._writer.block(f"for (int {at} = 0; {at} < {count}; ++{at})"):
+            self._writer.line(f"const i64 {self._named(loop.var)} = {first} + {at};")
+            tiles = {v: f"Codec<{kind}>::up_lanes<{lanes}>({r}[{at}])" for v, (r, _, _, kind) in loads.items()}
+            kept = {s: (f"{r}[{at}]", kind) for s, (r, _, _, kind) in stores.items()}
+            self._out.vectors = replace(around, tiles=tiles, rows=kept)
+            self.block(loop.body)
+        self._out.vectors, self._out.names.variables[loop.var] = around, first
+        for rows, address, step, _ in stores.values():
+            self._writer.line(f"store_rows{suffix}({rows}, {address}, {step}{left});")
 
     def _rows(self, buffer: str, offset: Any, lanes: int) -> tuple[str, str, str, str]:
         """Vectors declared for rows of a buffer: their name, where the first lane's row is, its distance, its type."""

@@ -13,15 +13,20 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
+import torch
+
 from ...ir.accesses import accesses, index_values, loop_variables, statements, stored_buffers, updated, values
 from ...ir.dependence import Dependence, Sources
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, terms
 from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ...ir.ops import OPS
+from ...ir.program import Store
 from ...ir.reducers import REDUCERS
-from ...ir.value import Guarded, Load, Op, Result, Value, indices_of
+from ...ir.value import Guarded, Load, Op, Result, Value, indices_of, operands
 from .dtypes import lane_bytes
+from .short_rows import rows_pay
+from .stores import is_widened
 from .target import Target
 from .turned import Turned, is_row, turned_inside
 from .woven import in_turns
@@ -106,10 +111,11 @@ class Plan:
         score = self._score(loop)
         # Lanes are joined for longer than it takes to fold two or three elements one by one.
         worth = variables or not (self._is_short(loop, 2) and updated(loop.body))
-        if score is not None and worth and (not variables or score > self._inner_score(loop)):
-            found = self._lanes(loop)
-            if found is not None:
-                rows = turned_inside(loop, found.lanes, self._dependence)
+        found = self._lanes(loop) if score is not None and worth else None
+        if found is not None:
+            rows = turned_inside(loop, found.lanes, self._dependence)
+            pays = not variables or score > self._inner_score(loop)  # type: ignore[operator]
+            if pays or rows_pay(loop, found.lanes, rows, self._dependence, found.expanded):
                 self._strategies[id(loop)] = replace(found, copies=1) if rows else found
                 self._turned |= rows
                 return
@@ -179,7 +185,9 @@ class Plan:
         if any(isinstance(v, Result) and v.reduction in carried for v in values(loop.body)):
             return False
         # Reductions that the loop carries have lanes of their own only where no other loop is in between.
-        if carried and loop_variables(loop.body):
+        if carried and (self._is_short(loop) if loop_variables(loop.body) else False):
+            return False
+        if any(carried & updated(s.body).keys() for s in statements(loop.body) if isinstance(s, Loop)):
             return False
         inside = list(accesses(loop.body, loop.var))
         return all(self._apart(loop, name, inside) for name in {a.buffer for a in inside if a.stored} - expanded)
@@ -208,14 +216,25 @@ class Plan:
         varying |= {("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
         widest = 4
         operations = 0
+        widened = self._widened(loop)
         for value in values(loop.body):
             if self._dependence.of(value) & varying:
-                widest = max(widest, lane_bytes(value.dtype))
+                widest = max(widest, lane_bytes(torch.int32 if value in widened else value.dtype))
                 operations += weight_of(value)
         lanes = self._width // widest
         if lanes < 2:
             return None
         return Lanes(lanes, self._copies(loop, lanes, operations, expanded), expanded)
+
+    def _widened(self, loop: Loop) -> set[Value]:
+        """Whole numbers of 32 bits that are made wide where whole vectors of them are stored, and nowhere else."""
+        stores = [s.store for s in statements(loop.body) if isinstance(s, Assign)]
+        found: set[Value] = {s.value for s in stores if is_widened(s) and self._is_along(s, loop.var)}
+        others = [s.value for s in stores if not self._is_along(s, loop.var)]
+        return found - {arg for value in values(loop.body) for arg in operands(value)} - set(others)
+
+    def _is_along(self, store: Store, var: Var) -> bool:
+        return store.mode is None and self._dependence.stride(store.indices[0], var, self._width // 4) == 1
 
     def _copies(self, loop: Loop, lanes: int, operations: int, expanded: frozenset[str]) -> int:
         folds = bool(updated(loop.body))

@@ -371,6 +371,19 @@ template <class T, class X> INLINE void store(T* p, X x) {
 template <class T, class X> INLINE void store_if(Mask<X> m, T* p, X x) {
   Masked<Raw<T>, Count<X>>::store(m, (Raw<T>*)p, Codec<T>::template down_lanes<Count<X>>(x));
 }
+// Lanes of 32 bits as elements of 64.
+template <class X> INLINE void store_wide(i64* p, X x) {
+  constexpr int N = Count<X> / 2;
+  V<i32, N> part[2];
+  __builtin_memcpy(part, &x, sizeof x);
+  for (int k = 0; k < 2; ++k) store(p + k * N, convert<V<i64, N>>(part[k]));
+}
+template <class X> INLINE void store_wide_if(Mask<X> m, i64* p, X x) {
+  constexpr int N = Count<X> / 2;
+  V<i32, N> part[2], within[2];
+  __builtin_memcpy(part, &x, sizeof x), __builtin_memcpy(within, &m, sizeof m);
+  for (int k = 0; k < 2; ++k) store_if(within[k], p + k * N, convert<V<i64, N>>(part[k]));
+}
 template <class T, class X> INLINE void scatter(T* p, V<i64, Count<X>> at, X x) {
   auto r = Codec<T>::template down_lanes<Count<X>>(x);
   LANES(X) ((Raw<T>*)p)[at[l]] = r[l];
@@ -436,10 +449,23 @@ template <class X, int N, class T> INLINE void load_rows(X (&to)[N], const T* fr
   for (int r = 0; r < N; ++r) __builtin_memcpy(to + r, from + r * step, sizeof to[r]);
   transpose(to);
 }
+template <class X, int N, class T> INLINE void load_rows_if(X (&to)[N], const T* from, i64 step, int left) {
+  const V<i32, N> m = first<N>(left);
+#pragma GCC unroll 16
+  for (int r = 0; r < N; ++r) to[r] = Masked<Raw<T>, N>::load(m, (const Raw<T>*)(from + r * step));
+  transpose(to);
+}
 template <class X, int N, class T> INLINE void store_rows(X (&rows)[N], T* to, i64 step) {
   transpose(rows);
 #pragma GCC unroll 16
   for (int r = 0; r < N; ++r) __builtin_memcpy(to + r * step, rows + r, sizeof rows[r]);
+}
+template <class X, int N, class T> INLINE void store_rows_if(X (&rows)[N], T* to, i64 step, int left) {
+  const V<i32, N> m = first<N>(left);
+  for (int r = left; r < N; ++r) rows[r] = X{};
+  transpose(rows);
+#pragma GCC unroll 16
+  for (int r = 0; r < N; ++r) Masked<Raw<T>, N>::store(m, (Raw<T>*)(to + r * step), rows[r]);
 }
 template <int N, class T> static __attribute__((noinline)) void load_tile(
     T* to, const T* from, i64 step, i64 rows, i64 columns) {

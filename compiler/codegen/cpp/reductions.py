@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ...ir.folds import component_dtypes, identity
+from ...ir.folds import NO_POSITION, component_dtypes, identity
 from ...ir.program import Reduction
 from ...ir.reducers import algebra_of
 from ..source_writer import Writer
 from .dtypes import lane_type, literal, scalar_type
 
+_NO_PLACE = torch.iinfo(torch.int32).max  # what `NO_POSITION` is in 32 bits
 _OPERATORS = {"sum": "+", "prod": "*", "any": "|", "all": "&", "xor": "^"}
 _CALLS = {"max": "op_maximum", "min": "op_minimum", "logaddexp": "logaddexp"}
 
@@ -32,7 +33,7 @@ class Accumulators:
         self.reduction = reduction
         dtype = reduction.values[0].dtype
         self._truth = dtype == torch.bool
-        self.dtypes = component_dtypes(reduction.reducer, dtype)
+        self.dtypes = component_dtypes(reduction.reducer, dtype, reduction.values[-1].dtype)
         self.names = [[writer.fresh("a") for _ in self.dtypes] for _ in range(copies)]
 
     def start(self) -> None:
@@ -40,6 +41,7 @@ class Accumulators:
         neutral = identity(self._reducer, self.reduction.values[0].dtype)
         for names in self.names:
             for name, dtype, number in zip(names, self.dtypes, neutral, strict=True):
+                number = _NO_PLACE if number == NO_POSITION and dtype == torch.int32 else number
                 kind = scalar_type(dtype) if self.lanes is None else f"V<{lane_type(dtype)}, {self.lanes}>"
                 self._writer.line(f"{kind} {name} = {self._spelled(literal(number, dtype), dtype)};")
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ...ir.index.index import Loaded, Var, terms
 from ...ir.program import Store
+from ...ir.value import Op
 from .dtypes import scalar_type
 from .value_text import Values, depends_on
 
@@ -41,7 +44,11 @@ def _scalar(values: Values, store: Store, atomic: bool) -> None:
 
 def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
     assert values.vectors is not None
-    value, offset = values.vector(store.value, copy), store.indices[0]
+    offset = store.indices[0]
+    if is_widened(store) and store not in values.vectors.rows and values.stride(store.buffer, offset) == 1:
+        _widened(values, store, copy)
+        return
+    value = values.vector(store.value, copy)
     if store in values.vectors.rows:
         place, kind = values.vectors.rows[store]
         values.writer.line(f"{place} = Codec<{kind}>::down_lanes<{values.vectors.lanes}>({value});")
@@ -59,6 +66,23 @@ def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
     else:
         pointer = values.names.buffers[store.buffer]
         values.writer.line(f"scatter{suffix}({mask}{pointer}, {values.offsets(offset, copy, store.buffer)}, {value});")
+
+
+def is_widened(store: Store) -> bool:
+    """Whether what is stored is a whole number of 32 bits as one of 64."""
+    value = store.value
+    is_cast = isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == torch.int32
+    return is_cast and value.dtype == torch.int64 and store.mode is None
+
+
+def _widened(values: Values, store: Store, copy: int) -> None:
+    """Lanes of 32 bits become elements of 64 on their way to memory, half a vector at a time."""
+    assert isinstance(store.value, Op)
+    value = values.vector(store.value.args[0], copy)
+    values.prepare(store.indices[0], copy)
+    mask, suffix = (f"{values.mask}, ", "_if") if values.mask else ("", "")
+    address = values.address(store.buffer, store.indices[0], copy)
+    values.writer.line(f"store_wide{suffix}({mask}{address}, {value});")
 
 
 def _weave(values: Values, stores: tuple[Store, ...], copy: int) -> None:

@@ -18,7 +18,8 @@ from ...ir.program import Store
 from ...ir.value import Guarded, Load
 
 _NEAR = 4  # elements between lanes up to which whole vectors are read, and lanes chosen from them
-_ANYWHERE = 1 << 40  # a stride that holds for so many lanes holds for any offset
+_LEAST = 5  # elements of a row from which on blocks of rows are transposed, though no row fills a vector
+ANYWHERE = 1 << 40  # a stride that holds for so many lanes holds for any offset
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ def turned(loop: Loop, lane: Var, lanes: int, dependence: Dependence) -> Turned 
         lanes: how many.
         dependence: of the kernel's values.
     """
-    high = bounds(loop.var.extent)[1]
-    if high is not None and high < lanes:
+    low, high = bounds(loop.var.extent)
+    if high is not None and high < (_LEAST if low == high else lanes):
         return None
     if any(not isinstance(s, (Assign, Update)) for s in loop.body):
         return None
@@ -63,10 +64,10 @@ def turned(loop: Loop, lane: Var, lanes: int, dependence: Dependence) -> Turned 
 
 def is_row(offset: Any, var: Var, lane: Var, dependence: Dependence) -> bool:
     """Whether an access moves by one element along `var`, and by as many for all lanes."""
-    step = dependence.stride(offset, lane, _ANYWHERE)
+    step = dependence.stride(offset, lane, ANYWHERE)
     if step is None or (isinstance(step, int) and abs(step) <= _NEAR):
         return False
-    return dependence.stride(offset, var, _ANYWHERE) == 1
+    return dependence.stride(offset, var, ANYWHERE) == 1
 
 
 def turned_inside(loop: Loop, lanes: int, dependence: Dependence) -> dict[int, Turned]:

@@ -2,10 +2,11 @@
 
 import torch
 
-from regraft.compiler.codegen.flatten import flatten_value
-from regraft.compiler.ir.index.index import Loaded, Var, mul
-from regraft.compiler.ir.program import Buffer
-from regraft.compiler.ir.value import Const, Load, Number, Op
+from regraft.compiler.codegen.flatten import flatten, flatten_value
+from regraft.compiler.ir.index.index import Loaded, Size, Var, mul
+from regraft.compiler.ir.kernel import Assign, Fold, Kernel, Loop, Param, Update
+from regraft.compiler.ir.program import Buffer, Reduction, Store
+from regraft.compiler.ir.value import Const, Load, Number, Op, Result
 
 I16, I32, I64 = torch.int16, torch.int32, torch.int64
 BUFFERS = [
@@ -48,3 +49,31 @@ def test_indices_from_memory():
 
     assert index(loaded("whole", I32)) == I32
     assert index(Op("cast", (Load("long", (VAR.index(),), I64),), I64)) == I64
+
+
+def placed(position, extent=64):
+    """``argmax`` over a loop, its place stored: what flattening makes of the reduction and of the store."""
+    i = Var("k", extent)
+    reduction = Reduction("r", "argmax", (Load("x", (i.index(),), torch.float32), position(i)))
+    body = (
+        Fold((reduction,), (Loop(i, (Update(reduction),)),)),
+        Assign(Store("long", (0,), Result("r", 1, I64))),
+    )
+    kernel = Kernel("k", tuple(Param(b, "read") for b in BUFFERS), (), (), body)
+    fold, store = flatten(kernel).body
+    return fold.reductions[0].values[1].dtype, store.store.value
+
+
+def test_places_of_reductions():
+    dtype, stored = placed(lambda i: Number(i.index(), I64))
+    assert dtype == I32 and stored == Op("cast", (Result("r", 1, I32),), I64)
+    marked = lambda i: Op("bitwise_not", (Number(i.index(), I64),), I64)  # noqa: E731
+    assert placed(marked)[0] == I32
+
+
+def test_places_that_may_not_fit():
+    assert placed(lambda i: Number(i.index() + 2**31, I64)) == (I64, Result("r", 1, I64))
+    assert placed(lambda i: Load("long", (i.index(),), I64))[0] == I64
+    # Over nothing, a place is the greatest number of 64 bits.
+    assert placed(lambda i: Number(i.index(), I64), extent=0)[0] == I64
+    assert placed(lambda i: Number(0, I64), extent=Size("n", 0, 9).index())[0] == I64

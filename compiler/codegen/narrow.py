@@ -1,0 +1,103 @@
+"""Whole numbers of 64 bits as such of 32, where they and all that they are computed from fit.
+
+Number(j, i64)                          ->  Number(j, i32)
+i64(a) + Number(j, i64)                 ->  i32(a) + Number(j, i32)                a of 16 bits
+where(isnan(x), ~(3*j), 3*j)            ->  the same of 32 bits                    the place that `argmax` keeps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..ir.index.bounds import bounds
+from ..ir.value import Const, Guarded, Number, Op, Result, Value
+
+Span = tuple[int, int]
+
+_NARROW = (torch.int8, torch.int16, torch.int32, torch.uint8)
+_INT32 = torch.iinfo(torch.int32)
+
+
+class Narrower:
+    """Knows what whole numbers can be; what was asked once is remembered.
+
+    Args:
+        places: the least and the greatest place that a reduction keeps, in 32 bits, by its name. It may grow.
+    """
+
+    def __init__(self, places: dict[str, Span] | None = None) -> None:
+        self.places = {} if places is None else places
+        self._narrowed: dict[Value, Value | None] = {}
+        self._spans: dict[Value, Span | None] = {}
+
+    def narrowed(self, value: Value) -> Value | None:
+        """A whole number of 64 bits as one of 32; None where it, or a part of it, may not fit."""
+        if value not in self._narrowed:
+            span = self.span(value) if value.dtype == torch.int64 else None
+            fits = span is not None and span[0] >= _INT32.min and span[1] <= _INT32.max
+            self._narrowed[value] = self._made(value) if fits else None
+        return self._narrowed[value]
+
+    def _made(self, value: Value) -> Value | None:
+        if isinstance(value, Const):
+            return Const(value.number, torch.int32)
+        if isinstance(value, Number):
+            return Number(value.index, torch.int32)
+        if isinstance(value, Guarded):
+            yes, no = self.narrowed(value.value), self.narrowed(value.other)
+            return None if yes is None or no is None else Guarded(value.condition, yes, no, torch.int32)
+        assert isinstance(value, Op), value
+        if value.name == "cast":
+            source = value.args[0]
+            return source if source.dtype == torch.int32 else Op("cast", (source,), torch.int32)
+        kept = value.args[:1] if value.name == "where" else ()
+        parts = (*kept, *map(self.narrowed, value.args[len(kept) :]))
+        return Op(value.name, tuple(p for p in parts if p is not None), torch.int32) if None not in parts else None
+
+    def span(self, value: Value) -> Span | None:
+        """The least and the greatest that a whole number can be; None where nothing is known."""
+        if value not in self._spans:
+            self._spans[value] = self._span(value)
+        return self._spans[value]
+
+    def _span(self, value: Value) -> Span | None:
+        if isinstance(value, (Const, Number)):
+            low, high = bounds(value.number if isinstance(value, Const) else value.index)
+            return None if low is None or high is None else (low, high)
+        if isinstance(value, Result) and value.dtype == torch.int32 and value.reduction in self.places:
+            return self.places[value.reduction]
+        if isinstance(value, Op) and value.name == "cast" and value.args[0].dtype in _NARROW:
+            return self.span(value.args[0])
+        found = self._computed(value)
+        if found is not None and (value.dtype == torch.int64 or _INT32.min <= found[0] <= found[1] <= _INT32.max):
+            return found
+        kind = torch.iinfo(value.dtype) if value.dtype in _NARROW else None
+        return (int(kind.min), int(kind.max)) if kind else None
+
+    def _computed(self, value: Value) -> Span | None:
+        """The span of what is computed, from those of its parts."""
+        if isinstance(value, Guarded):
+            spans, of = [self.span(value.value), self.span(value.other)], _either
+        elif isinstance(value, Op) and value.name in _SPANS:
+            numbers = value.args[1:] if value.name == "where" else value.args
+            spans, of = [self.span(arg) for arg in numbers], _SPANS[value.name]
+        else:
+            return None
+        known = [span for span in spans if span is not None]
+        return of(*known) if len(known) == len(spans) else None
+
+
+def _either(a: Span, b: Span) -> Span:
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+_SPANS: dict[str, Callable[..., Span]] = {
+    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "minimum": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    "maximum": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "bitwise_not": lambda a: (~a[1], ~a[0]),
+    "where": _either,
+}

@@ -1,0 +1,79 @@
+"""Folds of short rows run with lanes along the rows' neighbours: any length, also of part of a block, and any dtype."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.kernels import compiled_agrees
+from support.lowering import trace
+
+from regraft.compiler.codegen import cpp
+from regraft.compiler.codegen.cpp import target
+from regraft.compiler.codegen.cpp.kernel_text import kernel_text
+from regraft.compiler.lowering import lower
+from regraft.compiler.schedule import CPU, schedule
+
+LENGTHS = [2, 4, 5, 9, 15, 16, 18, 31, 33, 50]
+
+
+def written(function, *inputs, name="avx512"):
+    program = lower(trace(function, *inputs), strict=True).program
+    return "\n".join(kernel_text(k, target(name)) for k in schedule(program, target=CPU).kernels)
+
+
+def numbers(rows, length, dtype=torch.float32):
+    x = torch.randn(rows, length) * 3
+    x[1, 0], x[2, -1], x[3] = torch.inf, torch.nan, -torch.inf
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_rows_of_any_length(length):
+    for rows in (64, 133):
+        x, w = numbers(rows, length), torch.randn(length)
+        compiled_agrees(lambda x: x.softmax(-1), x)
+        compiled_agrees(lambda x, w: F.layer_norm(x, w.shape, w), x[4:], w)
+        compiled_agrees(lambda x: (x.amax(-1), x.sum(-1), x.argmin(-1)), x)
+
+
+@pytest.mark.parametrize("name", ["avx2", "generic", "scalar"])
+def test_other_instruction_sets(name):
+    if cpp.host_target().vector_bytes < 32:
+        pytest.skip("no vectors here")
+    for length in (5, 11, 18):
+        compiled_agrees(lambda x: (x.softmax(-1), x.argmax(-1)), numbers(70, length), target=target(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_other_dtypes(dtype):
+    for length in (9, 18, 40):
+        compiled_agrees(lambda x: x.softmax(-1), numbers(70, length, dtype), rtol=1e-2, atol=1e-2)
+    compiled_agrees(lambda x: (x.sum(-1), x.amax(-1)), torch.randint(0, 99, (70, 11)))
+    compiled_agrees(lambda x: x.any(-1), torch.rand(90, 19) > 0.9)
+
+
+def test_losses_of_few_classes():
+    for classes in (3, 10, 50):
+        x, y = torch.randn(200, classes), torch.randint(0, classes, (200,))
+        compiled_agrees(F.cross_entropy, x, y)
+        compiled_agrees(lambda x: (x.softmax(-1) * x.log_softmax(-1)).sum(-1), x)
+
+
+def test_rows_of_columns_and_parts_of_rows():
+    x = torch.randn(6, 80, 40)
+    compiled_agrees(lambda x: x[:, :, 3:24].softmax(-1), x)
+    compiled_agrees(lambda x: (x.mean(-1), x.transpose(0, 1).contiguous().mean(-1)), x[..., :20])
+
+
+def test_which_rows_are_transposed():
+    turned = lambda length, rows=4096: "load_rows" in written(lambda x: x.softmax(-1), torch.randn(rows, length))  # noqa: E731
+    assert turned(10) and turned(18) and turned(32)
+    assert not turned(512) and not turned(18, rows=16)
+    assert "load_rows" not in written(lambda x: x.sum(-1), torch.randn(4096, 128))
+
+
+def test_folds_in_folds_have_lanes_along_memory():
+    """What the outer fold adds up is folded further in: lanes go along what lies side by side."""
+    squares = lambda x: (x.sum(1).square() - x.square().sum(1)).sum(-1)  # noqa: E731
+    for sizes in [(40, 26, 16), (33, 5, 24), (7, 3, 5), (1, 9, 70)]:
+        compiled_agrees(squares, torch.randn(sizes) / 8, rtol=1e-4, atol=1e-4)
+    assert "strided" not in written(squares, torch.randn(1024, 26, 16))
