@@ -28,7 +28,7 @@ from ..ir.reducers import folding_states
 from ..ir.value import Const, Guarded, Load, Number, Op, Result, Rewriter, Value, walk
 from .affine import OPAQUE, digits, variables_of
 from .flat_access import flatten
-from .groups import extent_of
+from .groups import by_stride, extent_of
 from .profit import guess
 from .second_stages import join_second_stages
 from .target import Target
@@ -86,6 +86,7 @@ class _Splitter:
             return [item]
         if not item.reductions or item.scan or 0 in {v.extent for v in (*item.loops, *item.reduced)}:
             return [item]
+        item = self._in_memory_order(item)
         if item.loops:
             self._rows |= {store.buffer for store in item.stores}
         if not _folds_rows(item, self._rows):
@@ -93,6 +94,11 @@ class _Splitter:
         rows, total = self._staged(item, [self._cut(item, var, var.extent) for var in item.reduced])
         assert isinstance(total, Definition)
         return [rows, *self._staged(total, self._outermost(total, self._wanted(total)))]
+
+    def _in_memory_order(self, item: Definition) -> Definition:
+        """The item with its folded loops as memory lies, so that parts are long pieces of it."""
+        loads = [load.indices[0] for load in _loads(flatten(item, self.buffers)) if load.indices]
+        return replace(item, reduced=tuple(by_stride(item.reduced, loads)))
 
     # -- how far ------------------------------------------------------------------------------------------------------
 
@@ -230,15 +236,15 @@ def _loads(item: Definition) -> list[Load]:
 
 
 def _is_across(item: Definition, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether memory that both step is contiguous along the outer loops rather than along the reduced ones."""
-    score = 0
+    """Whether some of the memory that both step is contiguous along the outer loops, and not along the reduced ones."""
     outer, inner = ({v for v in side if v.extent != 1} for side in (item.loops, item.reduced))
     for load in _loads(flatten(item, buffers)):
         moved = variables_of(load.indices[0]) if load.indices else frozenset()
         if moved & outer and moved & inner:
             along = {v for v in moved - {OPAQUE} if digits(load.indices[0]).stride(v) == 1}
-            score += bool(along & inner) - bool(along & outer)
-    return score < 0
+            if along & outer and not along & inner:
+                return True
+    return False
 
 
 def _folds_rows(item: Definition, rows: Iterable[str]) -> bool:

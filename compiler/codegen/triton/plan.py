@@ -280,17 +280,21 @@ def nest_of(loop: Loop) -> tuple[tuple[Var, ...], tuple[Statement, ...]]:
 
 
 def _is_contiguous_along(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
-    """Whether memory is contiguous along the loops of programs rather than along the inner loops."""
+    """Whether memory is contiguous along the loops of programs rather than along the inner loops.
+
+    If each element is loaded once, one access that is contiguous along the loops of programs is enough: a tile is long
+    in both directions, so that accesses along either touch whole sectors.
+    """
     if not loops:
         return False
-    dependence, score = Dependence(), 0
+    dependence, inside, outside = Dependence(), 0, 0
     last = {leaf[-1] for leaf in inner}
     for access in accesses(body):
         if access.inner not in last or not {access.inner, loops[-1]} <= dependence.of(access.offset):
             continue
-        score += dependence.stride(access.offset, access.inner, _LANES) == 1
-        score -= dependence.stride(access.offset, loops[-1], _LANES) == 1
-    return score < 0
+        inside += dependence.stride(access.offset, access.inner, _LANES) == 1
+        outside += dependence.stride(access.offset, loops[-1], _LANES) == 1
+    return outside > inside or (outside > 0 and len(inner) == 1)
 
 
 # -- lanes ------------------------------------------------------------------------------------------------------------

@@ -189,3 +189,20 @@ def test_symbolic_rows_keep_a_whole_index():
     x = b.given("x", (n, 8))
     made = split(b.program(b.sum("y", (8,), (n,), lambda o, r: x.at((*r, *o)))))
     assert any(isinstance(v.extent, Index) for v in made.items[0].reduced)
+
+
+def of_channels_last(loops, samples, places, channels):
+    """The sum of images with channels last, as if they lay the other way."""
+    b = Builder()
+    x = b.given("x", (samples, places, channels))
+    at = lambda i, r: x.at((*i, *r)[:1] + (*i, *r)[:0:-1])  # noqa: E731
+    return b.program(b.sum("y", loops, (channels, places) if loops else (samples, channels, places), at))
+
+
+@pytest.mark.parametrize("loops", [(), (4,)], ids=["one number", "a number a sample"])
+def test_parts_are_long_pieces_of_memory(loops):
+    """Parts are rows of all channels, not channels of all rows."""
+    first, second = split_reductions(of_channels_last(loops, 4, 4096, 48), GPU).items
+    assert first.reduced[-1].extent == 48, "the channels side by side are the innermost loop"
+    assert 48 not in [v.extent for v in second.reduced]
+    assert_same(of_channels_last(loops, 4, 9, 5), target=SMALL_GPU)

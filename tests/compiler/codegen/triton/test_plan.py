@@ -249,6 +249,23 @@ def test_rows_that_statistics_step_are_no_reason_to_go_across():
     assert sizes(made.blocks)[:2] == (64, 64)
 
 
+@pytest.mark.parametrize(("columns", "tiled"), [(96, True), (4, False)])
+def test_sums_of_what_lies_both_ways_are_read_in_tiles(columns, tiled):
+    """The gradient of a scale of channels, between an image and rows of channels: each is contiguous along one."""
+    image, rows = R(4, columns, 784), R(4, 784, columns)
+    first = kernels(lambda a, b: (a * b.transpose(1, 2)).sum((0, 2)), image, rows)[0]
+    (made,) = launches(first.body)
+    blocks = made.blocks
+    assert (min(blocks.row_block, blocks.column_block) >= 16) == tiled
+
+
+def test_rows_that_are_gone_through_twice_stay_rows():
+    """A softmax with a bias that lies the other way: what was loaded for the maximum is still there for the sum."""
+    last = kernels(lambda x, b: (x + b.mT).softmax(-1), R(64, 256, 256), R(256, 256))[-1]
+    (made,) = launches(last.body)
+    assert made.blocks.column_block == 256
+
+
 def test_nor_are_indices_that_rows_are_gathered_by():
     table, ids = R(5000, 768), torch.randint(0, 5000, (2048,))
     assert sizes(launch(lambda w, i: F.layer_norm(F.embedding(i, w), (768,)), table, ids).blocks) == (1, 1024, 4)
