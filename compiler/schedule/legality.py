@@ -38,7 +38,7 @@ MESSAGES = {
     "walk": "programs would go through loops step by step, with few lanes at work in each step",
     "pieces": "programs would touch short pieces of memory, whose neighbours in a sector other programs touch",
     "memory": "much that the first reads last would stay in memory until the second runs",
-    "across": "a fold would compute results that lie side by side one after the other, walking across its operands",
+    "across": "a fold or scan would compute results that lie side by side one after the other, walking across its operands",
     "compute": "a fold of columns has few programs, which a map inside of it would keep computing for too long",
     "no-gain": "it would save no memory traffic",
 }
@@ -279,13 +279,13 @@ def makes_serial(found: Fusion, a: Group, b: Group) -> bool:
 
 
 def walks_across(found: Fusion) -> bool:
-    """Whether a fold keeps loops of its own in which neighbors in memory are visited one after the other.
+    """Whether a fold or scan keeps loops of its own in which neighbors in memory are visited one after the other.
 
     for i parallel: { for r, c: y[i, r, c] = ...;  for c < 64: fold r: sum of y[i, r, c] }    lanes go along r
     """
     shared = set(found.chain)
     for member in found.members:
-        own = [axis for axis in member.outer if axis not in shared] if member.part == "fold" else []
+        own = [axis for axis in member.outer if axis not in shared] if member.part in ("fold", "scan") else []
         several = less(_LANES - 1, extent_of(own)) if own else False
         if several and any(_step(a.offset, axis) == 1 for a in member.accesses if not a.write for axis in own):
             return True

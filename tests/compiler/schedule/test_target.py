@@ -232,6 +232,16 @@ def test_folds_do_not_walk_across_what_lies_side_by_side():
     assert len(found.kernels) == 3  # the sum is split in two stages
 
 
+def test_nor_do_cumulative_sums():
+    """Of keys, and of keys times values, over places: sharing keys would take the values one after the other."""
+    b = Builder()
+    k, v = b.given("k", (64, 512, 32)), b.given("v", (64, 512, 32))
+    sums = b.scan("sums", (64, 32), 512, lambda i: k.at((i[0], i[2], i[1])))
+    both = lambda i: op("mul", k.at((i[0], i[3], i[1])), v.at((i[0], i[3], i[2])))  # noqa: E731
+    found = schedule(b.program(sums, b.scan("products", (64, 32, 32), 512, both)), target=GPU)
+    assert "across" in found.log.refusals and len(found.kernels) == 2
+
+
 def test_sums_of_columns_take_what_computes_the_columns():
     """Where there are columns enough: tiles whose lanes go along the columns for both."""
     program = sums_of_columns(64)
