@@ -49,12 +49,19 @@ class _Interpreter:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def run(self, source: str, calls: list[tuple[str, int, list[Any]]]) -> list[list[Any]]:
+        return self._ask("run", source, calls)
+
+    def touched(self, source: str, calls: list[tuple[str, list[Any]]]) -> list[tuple[int, int]]:
+        """Bytes asked for and moved by the first program of each launch, of tensors given as elements and dtype."""
+        return self._ask("touched", source, calls)
+
+    def _ask(self, *request: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
-        pickle.dump((source, calls), self._process.stdin)
+        pickle.dump(request, self._process.stdin)
         self._process.stdin.flush()
         done, result = pickle.load(self._process.stdout)
         if not done:
-            raise AssertionError(f"{result}\n{source}")
+            raise AssertionError(f"{result}\n{request[1]}")
         return result
 
 

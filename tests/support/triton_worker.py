@@ -1,7 +1,9 @@
 """Triton's interpreter in a process of its own: whether it interprets is decided when Triton is imported.
 
-parent  -> (source, [(function, programs, arguments)])      arguments: tensors and numbers, positional
+parent  -> ("run", source, [(function, programs, arguments)])      arguments: tensors and numbers, positional
 worker  -> the tensors after all launches, or the traceback
+parent  -> ("touched", source, [(function, arguments)])            arguments: elements and dtypes of tensors, and numbers
+worker  -> bytes that the first program asks for and that memory moves for it, for each launch
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ _SPECIAL = {
 _PLAIN = (
     "floor ceil trunc exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh"
 )
+_SECTOR = 32  # bytes that memory moves together
 _FOLDER, _NUMBERS = tempfile.TemporaryDirectory(), itertools.count()
 
 
@@ -240,6 +243,40 @@ def _run(source, calls):
     return [arguments for _, _, arguments in calls]
 
 
+def _touched(source, calls):
+    """What first programs touch; nothing is loaded (all numbers are 0), nothing stored."""
+    module, builder = _module(source), interpreter.InterpreterBuilder
+    plain = builder.create_masked_load, builder.create_masked_store
+    total = [0, 0]
+
+    def note(pointers, mask, size):
+        inside = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
+        places = np.unique(pointers.data[inside])
+        total[0] += size * len(places)
+        total[1] += _SECTOR * len(np.unique(places // _SECTOR))
+
+    def load(self, pointers, mask, *rest):
+        dtype = pointers.get_element_ty()
+        zeros = np.zeros(pointers.data.shape, interpreter._get_np_dtype(dtype))
+        note(pointers, mask, zeros.itemsize)
+        return interpreter.TensorHandle(zeros, dtype)
+
+    def store(self, pointers, value, mask, *rest):
+        note(pointers, mask, value.data.dtype.itemsize)
+
+    builder.create_masked_load, builder.create_masked_store = load, store
+    found = []
+    try:
+        for function, arguments in calls:
+            total[:] = 0, 0
+            given = [torch.empty(x[0], dtype=x[1]) if isinstance(x, tuple) else x for x in arguments]
+            getattr(module, function)[(1,)](*given)
+            found.append(tuple(total))
+    finally:
+        builder.create_masked_load, builder.create_masked_store = plain
+    return found
+
+
 def _typed(argument):
     """An argument; bytes with the name of a dtype, as tensors of that which do not pickle."""
     if isinstance(argument, bool):  # of which Triton 3.6's interpreter makes no int1
@@ -262,7 +299,8 @@ def main() -> None:
         except EOFError:
             return
         try:
-            reply = (True, _run(*request))
+            kind, *what = request
+            reply = (True, {"run": _run, "touched": _touched}[kind](*what))
         except Exception:
             reply = (False, traceback.format_exc())
         pickle.dump(reply, replies)
