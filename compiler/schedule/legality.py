@@ -38,7 +38,7 @@ MESSAGES = {
     "walk": "programs would go through loops step by step, with few lanes at work in each step",
     "pieces": "programs would touch short pieces of memory, whose neighbours in a sector other programs touch",
     "memory": "much that the first reads last would stay in memory until the second runs",
-    "across": "a fold or scan would compute results that lie side by side one after the other, walking across its operands",
+    "across": "a fold or scan would compute neighbours in memory one after the other, walking across its operands",
     "compute": "a fold of columns has few programs, which a map inside of it would keep computing for too long",
     "no-gain": "it would save no memory traffic",
 }

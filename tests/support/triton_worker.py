@@ -2,7 +2,7 @@
 
 parent  -> ("run", source, [(function, programs, arguments)])      arguments: tensors and numbers, positional
 worker  -> the tensors after all launches, or the traceback
-parent  -> ("touched", source, [(function, arguments)])            arguments: elements and dtypes of tensors, and numbers
+parent  -> ("touched", source, [(function, arguments)])            arguments: elements and dtypes, numbers
 worker  -> bytes that the first program asks for and that memory moves for it, for each launch
 """
 
