@@ -1,4 +1,4 @@
-"""What eager wants the arguments of a call to agree in, where neither tracing nor a kernel of ours would notice.
+"""Conditions of eager on arguments of a call that neither tracing nor kernels would check.
 
     index_add(x: float32, 0, index, source: float64)     one dtype
     x.index_fill(0, index: int32, 1.0)                   the dtype of an index
@@ -6,8 +6,8 @@
     x - True, 2 ** -1 of integers                        kinds of numbers
     slice_scatter(x, source, 0, 1, 3)                    the sizes of a source and of where it goes
 
-A call of which one is not so stays ATen's, which raises eager's error when the program runs. `hold_sizes` comes first:
-sizes with symbols that are equal on the example are held to it by a guard, as tracing an addition would do.
+A call that violates a condition stays a call of ATen, which raises eager's error when the program runs. `hold_sizes`
+runs first: symbolic sizes that are equal on the example get a guard, as tracing an addition would add.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ALIKE = _named("""
     index_reduce: self source
     index_put: self values
 """)
-# Normalizations: parameters of the input's dtype, or of float32 where that has 16 bits, for some on CPUs only.
+# Normalizations: parameters have the input's dtype, or float32 if that has 16 bits, for some operators on CPUs only.
 _NORMALIZING = _named("""
     native_layer_norm: input weight bias
     native_group_norm: input weight bias
@@ -67,7 +67,7 @@ _NORMALIZING = _named("""
     _batch_norm_with_update_functional: input weight bias running_mean running_var
 """)
 _ALIKE_ON_GPUS = ("native_layer_norm", "native_group_norm")
-# Which dtypes an index may have.
+# The dtypes that an index may have.
 _INDICES = {
     "index_select": ("index", _WHOLE), "index_add": ("index", _WHOLE), "index_reduce": ("index", _WHOLE),
     "index_copy": ("index", _LONG), "index_fill": ("index", _LONG), "put": ("index", _LONG),
@@ -90,18 +90,18 @@ _ELEMENTS = _named("""
     clamp_min.default: min
     clamp_max.default: max
 """)
-# Writes to a part of a tensor, and what gives that part.
+# Writes to a part of a tensor, with the view that returns the part.
 _REGIONS = {
     "select_scatter": torch.ops.aten.select.int,
     "slice_scatter": torch.ops.aten.slice.Tensor,
     "diagonal_scatter": torch.ops.aten.diagonal.default,
 }
-# What goes with a tensor that gives the sizes of the result.
+# Arguments that must broadcast to the sizes of the result.
 _INTO = {
     "soft_margin_loss": (("self", ("target",)),),
     "binary_cross_entropy_with_logits": (("target", ("self", "weight")), ("self", ("pos_weight",))),
 }
-# Tensors of one shape.
+# Tensors that must have the same shape.
 _SHAPED_ALIKE = _named("""
     _softmax_backward_data: grad_output output
     _log_softmax_backward_data: grad_output output
@@ -110,7 +110,7 @@ _SHAPED_ALIKE = _named("""
     max_pool2d_with_indices_backward: grad_output indices
     max_pool3d_with_indices_backward: grad_output indices
 """)
-# Gradients of a part of a tensor, and what gives that part.
+# Gradients of a part of a tensor, with the view that returns the part.
 _GRADIENTS_OF_PARTS = {
     "slice_backward": torch.ops.aten.slice.Tensor, "select_backward": torch.ops.aten.select.int,
     "diagonal_backward": torch.ops.aten.diagonal.default, "unfold_backward": torch.ops.aten.unfold.default,
@@ -122,16 +122,16 @@ _SUMS = ("add", "sub", "rsub")
 
 
 def hold_sizes(module: fx.GraphModule) -> int:
-    """Put guards on sizes that eager wants to be equal, where they are equal on the example; returns how many calls.
+    """Guard sizes that eager requires to be equal, if they are on the example; returns the number of calls.
 
-    Before anything of the graph is lowered: a guard may give several symbols one name.
+    It runs before lowering, because a guard may merge several symbols.
     """
     calls = [node for node in module.graph.nodes if node.op == "call_function" and _packet(node) in _SIZED]
     return sum(map(_hold, calls))
 
 
 def _hold(node: fx.Node) -> bool:
-    """Whether a call's sizes agree by a guard; torch infers nothing from one on sums and minima: the call is marked."""
+    """Whether a call's sizes agree by a guard; guards on sums and minima tell torch nothing, so the call is marked."""
     packet, given = _packet(node), _given(node)
     if _SIZED[packet](packet, given) is None or _SIZED[packet](packet, given, equal_under_guard) is not None:
         return False
@@ -140,7 +140,7 @@ def _hold(node: fx.Node) -> bool:
 
 
 def disagreement(node: fx.Node) -> str | None:
-    """What of a call's arguments eager refuses together; None where it takes them."""
+    """The arguments that eager rejects together; None if it accepts them."""
     target = node.target
     if not isinstance(target, OpOverload):
         return None
@@ -162,7 +162,7 @@ def _agreed(_packet: str, _given: dict[str, Any]) -> None:
 
 
 def _given(node: fx.Node) -> dict[str, Any]:
-    """A call's arguments by name, metadata for nodes."""
+    """A call's arguments by name, with metadata for nodes."""
     names = schema_arguments(node.target)
     values = dict(zip((name for name, _, _ in names), node.args, strict=False)) | dict(node.kwargs)
     return {name: value.meta.get("val") if isinstance(value, fx.Node) else value for name, value in values.items()}
@@ -182,7 +182,7 @@ def _dtypes(packet: str, given: dict[str, Any]) -> str | None:
 
 
 def _of_logits(given: dict[str, Any]) -> str | None:
-    """The result is made like the target, and has to hold what all operands make; truth values are not subtracted."""
+    """Logits and targets: the result has the dtype of the target, which must hold all operands; bools are rejected."""
     dtypes = {name: value.dtype for name, value in given.items() if isinstance(value, torch.Tensor)}
     if not dtypes["self"].is_floating_point or torch.bool in (dtypes["target"], dtypes.get("pos_weight")):
         return f"eager refuses {', '.join(map(str, dtypes.values()))} together"
@@ -199,7 +199,7 @@ def _index(packet: str, given: dict[str, Any]) -> str | None:
 
 
 def _kinds(packet: str, given: dict[str, Any]) -> str | None:
-    """Numbers of a kind that an operator does not take beside its tensors."""
+    """Numbers of a kind that an operator rejects beside its tensors."""
     if packet in ("sub", "rsub") and isinstance(given.get("other"), bool):
         return "eager refuses to subtract truth values"
     whole = isinstance(given.get("self"), torch.Tensor) and not _inexact(given["self"])
@@ -237,9 +237,10 @@ def _places(_: str, given: dict[str, Any], equal: Equal = known_equal) -> str | 
 
 
 def _indexed(sizes: Any, indices: Any) -> list[Any] | None:
-    """The sizes of what indices address; None where a mask is one of them.
+    """The sizes of indexed elements; None if a mask is among the indices.
 
-    x[:, rows, columns]: what is broadcast of rows and columns stands where they are, or first where they are apart.
+    x[:, rows, columns]: the broadcast dims of indices stand in their place, or come first if the indices are not
+    adjacent.
     """
     told = [index.meta["val"] if isinstance(index, fx.Node) else index for index in indices]
     given = {dim: index for dim, index in enumerate(told) if isinstance(index, torch.Tensor)}
@@ -265,7 +266,7 @@ def _regions(packet: str, given: dict[str, Any], equal: Equal = known_equal) -> 
     places = [given[name] for name in names if name in given]
     sizes = [*given["self"].shape, *source.shape, *places]
     if any(hint(size) is None and size is not None for size in sizes):
-        return None  # known when the program runs only: the view itself would make new symbols
+        return None  # known at run time only: the view itself would create new symbols
     try:
         with plain_eager():
             region = view(given["self"], *places).shape
@@ -279,7 +280,7 @@ def _broadcast(packet: str, given: dict[str, Any], equal: Equal = known_equal) -
     for into, names in _INTO[packet]:
         others = [given[name].shape for name in names if isinstance(given.get(name), torch.Tensor)]
         if into == "self" and others and packet == "binary_cross_entropy_with_logits":
-            others.append(given["target"].shape)  # which the weights are multiplied by
+            others.append(given["target"].shape)  # the factor of the weights
         wide = [sizes for sizes in others if not _widens(sizes, given[into].shape, equal)]
         if wide:
             return f"eager refuses {list(wide[0])} beside {list(given[into].shape)}"
@@ -293,7 +294,7 @@ def _widens(sizes: Any, to: Any, equal: Equal) -> bool:
 
 
 def _apart(packet: str, given: dict[str, Any]) -> str | None:
-    """Plain sizes that differ, of what eager compares and metadata does not; of symbols nothing is said."""
+    """Known sizes that differ where eager requires equal ones and metadata does not; symbols are not checked."""
     if packet.startswith(("upsample_", "_upsample_")):
         sizes = given.get("output_size") or ()
         return f"no images of sizes {list(sizes)}" if any(isinstance(n, int) and n <= 0 for n in sizes) else None
@@ -314,7 +315,7 @@ def _may_be_equal(a: Any, b: Any) -> bool:
 
 
 def _pairs(packet: str, given: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Sizes, and what they have to be."""
+    """Sizes, and the sizes that they must equal."""
     shapes = {name: value.shape for name, value in given.items() if isinstance(value, torch.Tensor)}
     if packet in _SHAPED_ALIKE:
         first, second = _SHAPED_ALIKE[packet]
@@ -333,7 +334,7 @@ def _pairs(packet: str, given: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _beside_part(packet: str, given: dict[str, Any]) -> str | None:
-    """Why a gradient, which may be broadcast, is not one of a part of a tensor of these sizes."""
+    """Why a gradient, which may be broadcast, does not fit a part of a tensor of these sizes."""
     gradient, sizes, *places = given.values()
     if not all(isinstance(n, int) for n in (*sizes, *places)):
         return None
@@ -365,7 +366,7 @@ def _elements(name: str, given: dict[str, Any], made: Any) -> str | None:
 
 @functools.lru_cache(4096)
 def _fits(value: float, dtype: torch.dtype) -> bool:
-    """Whether eager makes an element of a number."""
+    """Whether eager converts a number to an element of the result."""
     try:
         with plain_eager():
             torch.zeros(2, dtype=dtype, device="cpu").fill_(value)

@@ -32,8 +32,8 @@ class Opaque:
 
     Args:
         code: one of `fallbacks.REASONS`.
-        message: what it is.
-        bases: buffers that it may hold.
+        message: a description of the value.
+        bases: the buffers that it may contain.
     """
 
     code: str
@@ -47,7 +47,7 @@ def overload_text(target: OpOverload) -> str:
 
 
 def find(target: OpOverload) -> Callable[..., Any] | None:
-    """The lowering of an operator: that of the overload, else of all overloads."""
+    """The lowering of an operator: that of the overload, or that of all overloads."""
     name = overload_text(target)
     return LOWERINGS.get(name) or LOWERINGS.get(name.rsplit(".", 1)[0])
 
@@ -56,9 +56,9 @@ def lower_call(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> A
     """The value of a node: a `Tensor`, or a tuple of them.
 
     Args:
-        low: the lowering in progress; what is added to it stands for the node `low.origin`.
+        low: the lowering in progress; additions belong to the node `low.origin`.
         node: a call of an operator.
-        values: of the nodes before it.
+        values: the values of the nodes before it.
 
     Raises:
         Unlowered: the call is not covered; the caller rolls back.
@@ -86,7 +86,7 @@ def lower_call(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> A
 
 
 def lowered_arguments(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """A call's arguments by its schema, lowered: symbolic numbers are scalars where it takes numbers, else indices."""
+    """A call's arguments in the order of its schema, lowered: symbolic numbers become scalars or indices."""
     names, numbers = schema_arguments(node.target), number_arguments(node.target)
     given = dict(zip((name for name, _, _ in names), node.args, strict=False)) | dict(node.kwargs)
     args: list[Any] = []
@@ -115,7 +115,7 @@ def lowered_argument(low: Lowering, arg: Any, values: Mapping[fx.Node, Any]) -> 
     """One argument: nodes become their values, symbolic ints indices, symbolic floats scalars.
 
     Raises:
-        Unlowered: a value that lowerings cannot take.
+        Unlowered: lowerings do not support the value.
     """
     if isinstance(arg, fx.Node):
         value = values[arg]
@@ -131,7 +131,7 @@ def lowered_argument(low: Lowering, arg: Any, values: Mapping[fx.Node, Any]) -> 
 
 
 def check_places(low: Lowering, node: fx.Node, arguments: Any) -> None:
-    """Kernels run on one device, in dtypes that they know; sets the device of what is made.
+    """Check that all tensors are on one device, in supported dtypes; sets the device of new buffers.
 
     Raises:
         Unlowered: otherwise.
@@ -148,7 +148,7 @@ def check_places(low: Lowering, node: fx.Node, arguments: Any) -> None:
 
 
 def checked(value: Any, meta: Any, node: fx.Node) -> Any:
-    """`value` where it has the sizes and dtypes of the metadata.
+    """`value`, if it has the sizes and dtypes of the metadata.
 
     Raises:
         Unlowered: it has not.

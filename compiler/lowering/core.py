@@ -5,8 +5,8 @@
     %fft  = aten._fft_r2c(%relu, ...)          extern fft
 
 Each operator has one function, declared with `@lowers("aten.relu")`, that takes the node's arguments as `Tensor`s,
-numbers and lists, and returns a `Tensor` (or a tuple of them), made by the methods of `Lowering`. What a lowering does
-not cover it refuses with `Unlowered(code, message)`; then a decomposition is tried, else the node stays a call.
+numbers and lists, and returns a `Tensor` (or a tuple of them), created by methods of `Lowering`. A lowering raises
+`Unlowered(code, message)` for calls that it does not support; then a decomposition is tried, or the node stays a call.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..ir.value import Const, Load, Op, Result, Rewriter, Value, compute_dtype
 from .sizes import Unlowered, number
 
 Indices = tuple[Any, ...]
-TABLE_SPAN = "regraft_span"  # metadata of a constant of whole numbers: the least and the greatest of them
+TABLE_SPAN = "regraft_span"  # metadata of a constant of integers: the smallest and the largest of them
 LOWERINGS: dict[str, Callable[..., Any]] = {}
 
 
 def lowers(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare the lowering of operators, named ``"aten.relu"`` (all overloads) or ``"aten.sum.dim_IntList"``.
 
-    The function is called with the lowering in progress, then the operator's arguments in the order of its schema,
-    those that were left out by their default; what the schema takes by keyword only is passed by keyword.
+    The function is called with the lowering in progress and the operator's arguments in the order of its schema, with
+    defaults for missing arguments. Keyword-only arguments of the schema are passed by keyword.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,14 +49,14 @@ def lowers(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A lowered tensor: a buffer seen through an index map.
+    """A lowered tensor: a buffer accessed through an index map.
 
     Args:
-        buffer: where the elements are.
+        buffer: the memory of the elements.
         sizes: integers or indices.
-        where: the buffer's indices of an element, given the tensor's.
-        dtype: of the elements, as eager has it (bfloat16 stays bfloat16 here).
-        span: the least and the greatest of the elements, whole numbers, where that is known.
+        where: maps the tensor's indices of an element to the buffer's.
+        dtype: the dtype of the elements in eager (bfloat16 stays bfloat16 here).
+        span: the smallest and the largest element, for integers whose range is known.
     """
 
     buffer: Buffer
@@ -66,12 +66,12 @@ class Tensor:
     span: tuple[int, int] | None = field(default=None, kw_only=True)
 
     def at(self, indices: Sequence[Any]) -> Value:
-        """The element at `indices`, in the dtype that is computed in."""
+        """The element at `indices`, in the dtype of the computation."""
         assert len(indices) == len(self.sizes), (indices, self.sizes)
         element = Load(self.buffer.name, self.where(tuple(indices)), compute_dtype(self.dtype))
         if self.span is None:
             return element
-        # What is known of it is said by an operation that leaves it as it is: indices in range need no check.
+        # An operation that does not change the value carries its range: indices in range need no check.
         least, greatest = (Const(number, element.dtype) for number in self.span)
         return Op("minimum", (Op("maximum", (element, least), element.dtype), greatest), element.dtype)
 
@@ -96,19 +96,19 @@ def whole(buffer: Buffer) -> Tensor:
 
 
 class Lowering:
-    """The program in the making, and what lowerings use to add to it.
+    """The program being built, and the methods with which lowerings extend it.
 
-    The current node's name and metadata give names, devices and strides, so that a lowering states only the math.
+    Names, devices and strides come from the current node's name and metadata, so that lowerings only contain formulas.
     """
 
     def __init__(self) -> None:
         self.buffers: dict[str, Buffer] = {}
         self.items: list[Any] = []
         self.current: Any = None  # the fx node being lowered, for its metadata
-        self.output: int | None = None  # which of the node's results is being made, where a lowering makes one by one
-        self.origin: Any = None  # the node of the graph that it comes from: itself, or the one being decomposed
+        self.output: int | None = None  # index of the current result, for lowerings that compute results one by one
+        self.origin: Any = None  # the node of the graph: the current node, or the one being decomposed
         self.device = torch.device("cpu")
-        self.numbers: dict[Any, Value] = {}  # what the graph computes as Python numbers, by symbolic expression
+        self.numbers: dict[Any, Value] = {}  # Python numbers that the graph computes, by symbolic expression
         self._names: dict[tuple[str, str], int] = {}
 
     # -- building blocks ------------------------------------------------------------------------------------------
@@ -153,10 +153,11 @@ class Lowering:
             sizes: extents of the outer loops.
             reduced: extents of the reduced loops.
             finish: the stored values, given the outer indices and the components: one for each of `dtypes`.
-            dtypes: dtypes of the tensors made.
-            shapes: their sizes where not `sizes` (keepdim: 1s inserted); dims of size 1 get index 0, the others the
-                loops in order.
-            output: which of the node's outputs the first tensor is, where the node has several.
+            dtypes: the dtypes of the new tensors.
+            shapes: their sizes if they differ from `sizes` (keepdim: with inserted 1s); dims of size 1 get index 0,
+                others
+                the loops in order.
+            output: the index of the first tensor among the node's outputs, if there are several.
         """
         loops, folded = self.loops(sizes), self.loops(reduced, "r")
         outer, inner = tuple(v.index() for v in loops), tuple(v.index() for v in folded)
@@ -190,17 +191,18 @@ class Lowering:
     ) -> None:
         """Write (or combine) `value` into part of a tensor, at `indices` of it, for every iteration of `loops`.
 
-        For scatters (with mode), parts of a concatenation (`into` is then fresh memory of `buffer`), writes to inputs.
+        For scatters (with mode), parts of a concatenation (`into` is then new memory from `buffer`), writes to inputs.
 
         Raises:
-            Unlowered: the order of stores shows in the result, a GPU has none, and deterministic algorithms are on.
+            Unlowered: results depend on the order of stores, which a GPU does not define, and deterministic algorithms
+                are on.
         """
         if self.device.type != "cpu" and torch.are_deterministic_algorithms_enabled():
             self._require_no_order(indices, value, mode)
         self.define(tuple(loops), [Store(into.buffer.name, into.where(indices), value, mode)])
 
     def _require_no_order(self, indices: Indices, value: Value, mode: StoreMode | None) -> None:
-        """Whole numbers add up to the same in any order; equal values may meet; so may greatest and least ones."""
+        """Accept stores whose order does not matter: sums of integers, equal values, maxima and minima."""
         if mode in ("add", "mul"):
             shows = value.dtype.is_floating_point
         else:
@@ -216,7 +218,7 @@ class Lowering:
         reductions: tuple[Reduction, ...] = (),
         scan: bool = False,
     ) -> None:
-        """Add one definition; values are in compute dtypes and are converted to the buffers' dtypes on store."""
+        """Add a definition; values are in compute dtypes and are converted to the buffers' dtypes when stored."""
         kept = tuple(replace(s, value=cast(s.value, compute_dtype(self.buffers[s.buffer].dtype))) for s in stores)
         name, rule = self.name(self._node_name(), "item"), getattr(self.origin, "meta", {}).get("regraft_rule", "")
         nodes = (self._node_name(),)
@@ -229,7 +231,7 @@ class Lowering:
         strides: Sequence[Any] | None = None,
         output: int | None = None,
     ) -> Buffer:
-        """Fresh memory.
+        """New memory.
 
         Strides are by default those of the current node's metadata (its output `output`, of a tuple) where sizes fit
         it, else contiguous.
@@ -241,7 +243,7 @@ class Lowering:
         return made
 
     def name(self, base: str, space: str = "buffer") -> str:
-        """A name not taken yet among the buffers (items, folds)."""
+        """A name that is not used among the buffers (items, folds)."""
         count = self._names.get((space, base), 0)
         self._names[space, base] = count + 1
         return base if count == 0 else f"{base}_{count}_"
@@ -252,11 +254,11 @@ class Lowering:
     # -- what a lowering did, as a whole ---------------------------------------------------------------------------
 
     def mark(self) -> tuple[int, int]:
-        """This moment, for `roll_back` and `rename`."""
+        """The current state, for `roll_back` and `rename`."""
         return len(self.buffers), len(self.items)
 
     def roll_back(self, mark: tuple[int, int]) -> None:
-        """Forget what was added since."""
+        """Remove everything that was added since."""
         for name in list(self.buffers)[mark[0] :]:
             del self.buffers[name]
         del self.items[mark[1] :]
@@ -268,7 +270,7 @@ class Lowering:
         return list(self.buffers)[mark[0] :]
 
     def rename(self, names: dict[str, str], mark: tuple[int, int]) -> None:
-        """Rename buffers made since; one whose name is wanted for another gives way."""
+        """Rename buffers that were added since; a buffer whose name is needed for another gets a new one."""
         if all(old == new for old, new in names.items()):
             return
         taken = {new for old, new in names.items() if new in self.buffers and new not in names and old != new}
@@ -321,7 +323,7 @@ def contiguous(sizes: Sequence[Any]) -> Indices:
 
 
 def cast(value: Value, dtype: torch.dtype) -> Value:
-    """`value` converted to a compute dtype; itself where it has it."""
+    """`value` converted to a compute dtype; the value itself if it has that dtype."""
     if value.dtype == dtype:
         return value
     if isinstance(value, Const) and (dtype.is_floating_point or math.isfinite(value.number)):
@@ -330,7 +332,7 @@ def cast(value: Value, dtype: torch.dtype) -> Value:
 
 
 def const(number: bool | int | float, dtype: torch.dtype) -> Const:
-    """A constant of a compute dtype, spelled as that dtype's Python number: rounded, or wrapped around."""
+    """A constant of a compute dtype, as a Python number of that dtype: rounded, or wrapped around."""
     if dtype == torch.bool:
         return Const(bool(number), dtype)
     if dtype.is_floating_point:
@@ -340,12 +342,12 @@ def const(number: bool | int | float, dtype: torch.dtype) -> Const:
 
 
 def _is_read(index: Any) -> bool:
-    """Whether an index is read from memory, all of it or in part."""
+    """Whether an index is read from memory, in whole or in part."""
     return any(isinstance(atom, Loaded) for atom in atoms(index))
 
 
 def _spread(indices: Indices, extents: Sequence[Any], shape: Sequence[Any]) -> Indices:
-    """Indices of a buffer with size-1 dims that have no loop: index 0 there."""
+    """Indices of a buffer with dims of size 1 that have no loop: their index is 0."""
     rest = list(zip(indices, extents, strict=True))
     spread = tuple(rest.pop(0)[0] if rest and rest[0][1] == size else 0 for size in shape)
     assert not rest, f"loops of {extents} do not fit the shape {shape}"

@@ -1,10 +1,10 @@
-"""From graph to loop program: walks the nodes of a functional ATen graph and lowers what can be lowered.
+"""Lowers a functional ATen graph to a loop program, node by node.
 
-placeholder, get_attr      ->   buffers that are there from the start
+placeholder, get_attr      ->   buffers that exist from the start
 call of an operator        ->   definitions, or a view of a buffer, or an extern call
 arithmetic of sizes        ->   extern calls, their results known as indices
 copy_ into a placeholder   ->   a definition that stores to the input
-output                     ->   the buffers that must hold their values at the end
+output                     ->   buffers whose values are results
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SEEDING = (random_ops.seeds.default, random_ops.split.default)
 
 @dataclass(frozen=True)
 class Kept:
-    """A call that stayed a call, for the report: the node's name, its operator, and why."""
+    """A call that was not lowered, for the report: the node's name, its operator, and the reason."""
 
     node: str
     operator: str
@@ -62,10 +62,10 @@ class Lowered:
 
     Args:
         program: the loop program.
-        views: nodes that are views: node name -> name of the buffer that they look at. Whoever needs such a tensor
-            itself runs the node again on the buffer.
+        views: node name -> name of the buffer that the node views. If such a tensor is needed itself, the node runs
+            again on the buffer.
         kept: the calls that were not lowered.
-        written: buffers whose elements are written straight to an input: node name -> the input's.
+        written: node name -> name of the input to which the node's elements are written directly.
     """
 
     program: Program
@@ -84,13 +84,13 @@ def lower(
     keep: Mapping[str, str] | None = None,
     faults: Faults | None = None,
 ) -> Lowered:
-    """Lower a graph after AOTAutograd: functional, but for writes to inputs.
+    """Lower a graph after AOTAutograd, which is functional except for writes to inputs.
 
     Args:
-        module: the graph; every node has its metadata ``val``. It stays as it is.
-        strict: raise where a lowering fails or contradicts the metadata, rather than keep the call.
-        keep: nodes that stay calls, by name, and why: the code generator of their device has refused them.
-        faults: is told of lowerings that fail.
+        module: the graph, whose nodes have metadata ``val``; it is not changed.
+        strict: raise an error if a lowering fails or contradicts the metadata, instead of keeping the call.
+        keep: nodes that stay calls, by name, with reasons: the code generator of their device has rejected them.
+        faults: is told about lowerings that fail.
     """
     return _Walk(module, strict, keep or {}, faults).run()
 
@@ -102,7 +102,7 @@ class _Walk:
         self._values: dict[fx.Node, Any] = {}
         self._lowered = Lowered(Program(self._low.buffers, self._low.items))
         self._written = _written_inputs(module.graph)
-        self._tokens: dict[fx.Node, tuple[str, ...]] = {}  # buffers that stand for results that are no tensors
+        self._tokens: dict[fx.Node, tuple[str, ...]] = {}  # buffers that stand for results other than tensors
 
     def run(self) -> Lowered:
         for node in self._module.graph.nodes:
@@ -131,7 +131,7 @@ class _Walk:
         return self._number(node, value, kind)
 
     def _tensor(self, name: str, meta: torch.Tensor, kind: Literal["input", "constant", "made"] = "made") -> Any:
-        """A tensor that kernels do not make: its buffer, and the value that lowerings see."""
+        """A tensor that kernels do not compute: its buffer, and its value for lowerings."""
         refusal = _refusal(meta)
         sizes, strides = ((), ()) if refusal else (_sizes(meta.shape), _sizes(meta.stride()))
         buffer = Buffer(name, meta.dtype, sizes, strides, meta.device, kind)
@@ -183,9 +183,9 @@ class _Walk:
             self._adopt(node, value, mark)
 
     def _adopt(self, node: fx.Node, value: Any, mark: tuple[int, int]) -> None:
-        """Give the buffers that a node made the node's name, or those of the `getitem` nodes that take them.
+        """Name the buffers that a node created after the node, or after the `getitem` nodes that read them.
 
-        A view of memory that the node made itself is no view of the graph's: it is copied.
+        A view of memory that the node itself allocated is copied, since no other node has that memory.
         """
         made = set(self._low.made_since(mark))
         parts = value if isinstance(value, tuple) else (value,)
@@ -207,16 +207,16 @@ class _Walk:
         return self._low.pointwise(tensor.at, tensor.sizes, tensor.dtype)
 
     def _as_told(self, tensor: Tensor | None, told: Any, made: set[str]) -> Tensor | None:
-        """A result in memory of its own, laid out as metadata says: other calls and views go by that.
+        """A result in memory of its own with the strides of its metadata, on which other calls and views rely.
 
-        Lowerings lay out what they make as the node, which of several results says nothing.
+        Lowerings use the strides of the node, which has none if there are several results.
         """
         if tensor is None or tensor.buffer.name not in made or not isinstance(told, torch.Tensor):
             return tensor
         try:
             sizes, strides = (tuple(map(number, part)) for part in (told.shape, told.stride()))
         except Unlowered:
-            return tensor  # sizes that no kernel can be given: nothing relies on such strides
+            return tensor  # kernels cannot take these sizes: nothing relies on such strides
         if sizes != tuple(tensor.buffer.sizes) or strides == tuple(tensor.buffer.strides):
             return tensor
         self._low.buffers[tensor.buffer.name] = replace(tensor.buffer, strides=strides)
@@ -243,7 +243,7 @@ class _Walk:
             self._tokens[node] = tokens if _is_arithmetic(node) else reads
         elif node.users and not isinstance(value, (Tensor, tuple)) and node.name not in self._low.buffers:
             self._tokens[node] = (self._token(node),)
-        self._note_known(node, "made")  # also a size, of a tensor whose own metadata knows it by another symbol
+        self._note_known(node, "made")  # also sizes that the tensor's metadata knows by another symbol
         made = list(self._low.buffers)[before:]
         self._note_views(node, value)
         pure = not written and _is_pure(node)
@@ -254,7 +254,7 @@ class _Walk:
     def _number(
         self, node: fx.Node, value: Any, kind: Literal["input", "constant", "made"], bases: tuple[str, ...] = ()
     ) -> Any:
-        """What is no tensor: an index where sizes decide it, else a number that kernels are given by value."""
+        """A result that is no tensor: an index if sizes determine it, else a number passed to kernels by value."""
         if not isinstance(value, SYMBOLIC):
             plain = value is None or isinstance(value, (bool, int, float))
             return value if plain else Opaque("opaque", f"a {type(value).__name__}", bases)
@@ -262,7 +262,7 @@ class _Walk:
             try:
                 return number(value)
             except Unlowered:
-                pass  # known when run
+                pass  # known at run time
         dtype = torch.float64 if isinstance(value, torch.SymFloat) else torch.int64
         self._low.buffers[node.name] = Buffer(node.name, dtype, (1,), (1,), torch.device("cpu"), kind, scalar=True)
         given = Load(node.name, (0,), dtype)
@@ -272,18 +272,18 @@ class _Walk:
         return Scalar(given)
 
     def _note_known(self, node: fx.Node, kind: Literal["input", "made"]) -> None:
-        """Buffers without elements for the symbols that a call is the first to speak of: it makes them known."""
+        """Add buffers without elements for symbols that a call is the first to define."""
         for name in _tokens(node):
             if name not in self._low.buffers:
                 self._low.buffers[name] = Buffer(name, torch.bool, (0,), (1,), torch.device("cpu"), kind)
 
     def _token(self, node: fx.Node) -> str:
-        """A buffer without elements, so that what needs the node's other results is seen to depend on it."""
+        """A buffer without elements, which makes readers of the node's other results depend on the node."""
         self._low.buffers[node.name] = Buffer(node.name, torch.bool, (0,), (1,), torch.device("cpu"))
         return node.name
 
     def _results(self, node: fx.Node, reads: tuple[str, ...]) -> Any:
-        """What an extern call gives, and buffers for it."""
+        """The results of an extern call, with buffers for them."""
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
             return self._aliased(node) or self._result(node, val, reads)
@@ -299,7 +299,7 @@ class _Walk:
         return tuple(parts)
 
     def _result(self, node: fx.Node, meta: torch.Tensor, reads: tuple[str, ...]) -> Any:
-        """A tensor that a call made; an alias of memory that is written to later is out of bounds for kernels."""
+        """A tensor that a call returned; kernels must not read an alias of memory that is written to later."""
         source = node.args[0] if node.target is operator.getitem else node
         made = self._tensor(node.name, meta)
         late = [name for name in _aliases(source, self._values) if name in self._written]
@@ -308,7 +308,7 @@ class _Walk:
         return Opaque("view", f"{node.name} looks at {late[0]}, which is written to", (node.name, *reads))
 
     def _aliased(self, node: fx.Node) -> Any:
-        """The argument that an in-place call gives back."""
+        """The argument that an in-place call returns."""
         if not isinstance(node.target, OpOverload) or not is_mutable(node.target) or not node.args:
             return None
         value, val = self._values.get(node.args[0]), node.meta["val"]
@@ -316,7 +316,7 @@ class _Walk:
         return value if same and 0 in dict(aliasing_arguments(node.target)) else None
 
     def _written_by(self, node: fx.Node) -> tuple[str, ...]:
-        """Buffers that an in-place call writes to."""
+        """The buffers to which an in-place call writes."""
         if not isinstance(node.target, OpOverload):
             return ()
         if not is_mutable(node.target):
@@ -338,7 +338,7 @@ class _Walk:
         return known and into.is_whole and into.buffer.device == value.buffer.device
 
     def _write(self, node: fx.Node) -> None:
-        """``copy_(%input, %value)``: stores to the input's memory."""
+        """``copy_(%input, %value)``: stores to the memory of the input."""
         into, value = (self._values[arg] for arg in node.args[:2])
         self._values[node] = into
         self._note_views(node, into)
@@ -359,7 +359,7 @@ class _Walk:
 
 
 def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
-    """Sizes of a tensor that kernels do not make: what indices cannot express gets a name of its own."""
+    """The sizes of a tensor that kernels do not compute; sizes that indices cannot express get names."""
     return tuple(map(_size, sizes))
 
 
@@ -371,7 +371,7 @@ def _size(size: Any) -> Any:
 
 
 def _refusal(meta: torch.Tensor) -> tuple[str, str] | None:
-    """Why kernels cannot touch a tensor at all."""
+    """Why kernels cannot access a tensor at all."""
     if is_subclass(meta):
         return "layout", f"a {type(meta).__name__}"
     if meta.is_neg():
@@ -380,7 +380,7 @@ def _refusal(meta: torch.Tensor) -> tuple[str, str] | None:
 
 
 def _bases(value: Any) -> Iterator[str]:
-    """The buffers that a value looks at."""
+    """The buffers that a value views."""
     if isinstance(value, Tensor):
         yield value.buffer.name
     elif isinstance(value, Scalar):
@@ -393,7 +393,7 @@ def _bases(value: Any) -> Iterator[str]:
 
 
 def _aliases(node: fx.Node, values: dict[fx.Node, Any]) -> Iterator[str]:
-    """Buffers of the arguments whose memory a call's results may share."""
+    """The buffers of the arguments with which a call's results may share memory."""
     if not isinstance(node.target, OpOverload):
         return
     for position, _ in aliasing_arguments(node.target):
@@ -421,7 +421,7 @@ def _item_names(node: fx.Node, count: int) -> list[str | None]:
 
 
 def _tokens(node: fx.Node) -> list[str]:
-    """What stands for the symbols, known when run only, of a node's sizes or of the number that it is."""
+    """The buffers that stand for symbols of a node's sizes, or of its value, that are known at run time only."""
     values = [v for v in tree_leaves(node.meta.get("val")) if v is not None]
     numbers = [v for v in values if isinstance(v, SYMBOLIC)]
     for value in values:
@@ -431,7 +431,7 @@ def _tokens(node: fx.Node) -> list[str]:
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
-    """Whether a number is computed from numbers, and not read from a tensor."""
+    """Whether a number is computed from numbers, rather than read from a tensor."""
     return not isinstance(node.target, OpOverload)
 
 

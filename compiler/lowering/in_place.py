@@ -1,12 +1,12 @@
-"""Writes to parts of inputs, in place: autograd's functional form copies a cache twice to write one row of it.
+"""Writes to parts of inputs, in place: autograd's functional form copies a cache twice to write one row.
 
     new[i, j]     = cache[i, j]
     new[at[0], j] = row[j]                        cache[at[0], j] = row[j]
     y             = call(new)              ->     y = call(cache)
     cache[i, j]   = new[i, j]
 
-Legal where whoever reads an element finds the one that was meant: nobody reads the old elements after a write, and
-nothing but the input itself outlives the program.
+This is legal if every read finds the right element: nothing reads old elements after a write, and only the input itself
+outlives the program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .dead_copies import copied_whole
 
 @dataclass(frozen=True)
 class _Copy:
-    """An item that does nothing but copy a whole buffer: its place in the program, and both buffers."""
+    """An item that only copies a whole buffer: its position in the program, and both buffers."""
 
     place: int
     made: str
@@ -30,10 +30,10 @@ class _Copy:
 
 
 def write_in_place(program: Program) -> dict[str, str]:
-    """Leave out copies of inputs that are copied back, where that changes nothing; changes the program.
+    """Remove copies of inputs that are copied back, if that does not change results; changes the program.
 
     Returns:
-        For each buffer that is gone, the input in whose memory its elements are now.
+        For each removed buffer, the input whose memory now holds its elements.
     """
     found = (_copy(place, item, program) for place, item in enumerate(program.items))
     copies = {copy.place: copy for copy in found if copy is not None}
@@ -62,15 +62,15 @@ def write_in_place(program: Program) -> dict[str, str]:
 
 
 def _copy(place: int, item: Item, program: Program) -> _Copy | None:
-    """The copy that an item is, all strides alike."""
+    """The copy that an item is, with equal strides."""
     found = copied_whole(item, program.buffers)
     return None if found is None else _Copy(place, *found)
 
 
 def _chain(back: _Copy, copies: dict[int, _Copy], writers: dict[str, list[int]]) -> list[_Copy]:
-    """The copies that lead from an input to what is copied into it at the end, in their order; empty where none do.
+    """The copies that lead from an input to the value copied into it at the end, in order; empty if there are none.
 
-    Each is the first to write what it makes.
+    Each of them is the first to write its result.
     """
     chain: list[_Copy] = []
     name = back.given
@@ -84,11 +84,11 @@ def _chain(back: _Copy, copies: dict[int, _Copy], writers: dict[str, list[int]])
 
 
 class _Versions:
-    """Versions of an input: itself, and copies of it in their order, each written to in part.
+    """Versions of an input: the input and copies of it, in order, each of which is written to in part.
 
     Args:
-        program: what is run.
-        copies: that make one version of the one before; the last makes the input of the last version.
+        program: the program.
+        copies: the copies that create each version from the one before; the last one writes back to the input.
     """
 
     def __init__(self, program: Program, copies: list[_Copy]) -> None:
@@ -98,7 +98,7 @@ class _Versions:
         self._count = len(copies)
 
     def share_memory(self) -> bool:
-        """Whether one piece of memory can hold all of them, one after the other: whatever is touched is the newest."""
+        """Whether one piece of memory can hold all versions: every access is to the newest one."""
         if not self._age.keys().isdisjoint([name for name in self._program.outputs if self._age.get(name)]):
             return False
         newest, is_back = 0, False
@@ -124,13 +124,13 @@ class _Versions:
 
 
 def _may_alias(item: Extern) -> bool:
-    """Whether what a call gives may share memory with what it reads: templates give memory of their own."""
+    """Whether the result of a call may share memory with its operands: templates return new memory."""
     target = item.node.target
     return bool(aliasing_arguments(target)) if isinstance(target, OpOverload) else not hasattr(target, "template")
 
 
 class _InOther(Renamed):
-    """Items that read and write other buffers, calls as well."""
+    """Rewrites items to read and write other buffers, including calls."""
 
     def __call__(self, item: Item) -> Item:
         if isinstance(item, Definition):
