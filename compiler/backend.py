@@ -22,6 +22,7 @@ from ..rewrites.backup import Backup, copied
 from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, finish_before_forks, is_renamed_tensor
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import StepFacts, calls_plainly, keep_saved, places, step_facts, tell_strides
+from ..rewrites.compat.dispatch import forward_ad_active, guard_forward_ad
 from ..rewrites.compat.dynamo import allow_lookups_at_once, on_reset
 from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
@@ -170,6 +171,9 @@ class Compilation:
         if "cuda" in self._devices:
             guard_float32_precision()
         do(guard_backends, self._gm)
+        do(guard_forward_ad)
+        if forward_ad_active():
+            return self._as_written()
         with self.record.timed("recall"):
             key = do(self._key, name="recall")
             known = do(recall, key) if key is not None else None
@@ -188,6 +192,14 @@ class Compilation:
         self._contained.attempt(self._save)
         renamed = [k for k, x in enumerate(self._example_inputs) if is_renamed_tensor(x)]
         return of_plain_tensors(compiled, renamed) if renamed else compiled
+
+    def _as_written(self) -> Callable[..., Any]:
+        """Dynamo's graph itself: torch's kernels compute tangents, generated ones do not."""
+        message = "compiled within forward_ad.dual_level: tangents are computed by the program as it was written"
+        self.record.fallbacks.append(Fallback("capture", "forward-ad", message))
+        publish(self.record)
+        self._tell()
+        return self._gm
 
     def _save(self) -> None:
         """Save the compiled program, if it runs without AOTAutograd and without fallbacks.

@@ -109,6 +109,23 @@ def functorch_active() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def forward_ad_active() -> bool:
+    """Whether tensors may carry tangents: `torch.autograd.forward_ad.dual_level` is entered."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def guard_forward_ad() -> None:
+    """Have Dynamo compile a program anew where tensors may carry tangents, and where not; it does not by itself."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
+        return
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import GlobalStateSource
+
+    guard = torch._guards.Guard(GlobalStateSource(), GuardBuilder.DUAL_LEVEL)
+    context.guards_context.dynamo_guards.add(guard)
+
+
 def autocast_kernel(operator: Any, devices: Sequence[str]) -> Any:
     """The dispatch key under which `operator` has a kernel that casts, for the first of `devices` with autocast on."""
     for device in devices:

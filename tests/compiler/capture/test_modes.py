@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwad
 import torch.nn.functional as F
 from support.capturing import CaptureBackend, same_as_eager
 from torch import nn
@@ -198,3 +199,24 @@ def test_what_fails_within_a_scope_has_left_it(scope, monkeypatch):
     assert ours.dtype == torch.float32 and ours.requires_grad
     (mine,), (theirs,) = (torch.autograd.grad(y.sum(), x) for y in (ours, program(x)))
     torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_tangents_are_eagers(first, training):
+    """Generated kernels compute none; torch compiles nothing anew where tensors begin or cease to carry them."""
+    torch.compiler.reset()
+    linear = nn.Linear(4, 4).requires_grad_(training)
+    program = lambda x: linear(x).sin() * x.sum()  # noqa: E731
+    compiled = torch.compile(program, backend="regraft")
+    x = torch.randn(3, 4)
+    if first:
+        torch.testing.assert_close(compiled(x), program(x))
+    with regraft.coverage() as found, fwad.dual_level():
+        dual = fwad.make_dual(x, torch.randn(3, 4))
+        actual, expected = fwad.unpack_dual(compiled(dual)), fwad.unpack_dual(program(dual))
+        torch.testing.assert_close((actual.primal, actual.tangent), (expected.primal, expected.tangent))
+    assert [f.code for f in found.fallbacks] == ["forward-ad"] and not found.faults
+    with regraft.coverage() as found:
+        torch.testing.assert_close(compiled(x), program(x))
+    assert not found.fallbacks and len(found.graphs) == (not first)
