@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .hugging_face_inputs import Inputs, masks, parts, working_inputs
-from .hugging_face_tiny import left_open, tiny_settings
+from .hugging_face_tiny import left_open, tiny_rotations, tiny_settings
 from .load import Choices, TargetError
 
 LAYER_COUNTS = {
@@ -127,7 +127,8 @@ def _require_settings(model_type: str, config: Any, given: Mapping[str, Any]) ->
 
 def _smaller(config: Any, choices: Choices) -> dict[str, Any]:
     """The settings that give `config`, and the configurations in it, fewer layers and tiny ones, where asked."""
-    settings = _own_backbones(config) | (tiny_settings(vars(config)) if choices.tiny else {})
+    settings = _own_backbones(config)
+    settings |= tiny_settings(vars(config)) | tiny_rotations(config) if choices.tiny else {}
     settings |= left_open(vars(config) | settings)
     if choices.layers is not None:
         settings |= _fewer_layers(config, choices.layers)

@@ -69,7 +69,7 @@ def _candidates(model: Any, choices: Choices) -> Iterator[Inputs]:
     """Main inputs of each form that is known, alone and with each group of companions that the model takes."""
     torch.manual_seed(0)
     accepted, asked = set(inspect.signature(model.forward).parameters), _Asked(model.config, choices)
-    name = model.main_input_name if model.main_input_name in accepted else _first_known(model)
+    name = next((n for n in _main_names(model) if n in accepted and n in _MAIN_INPUTS), _first_known(model))
     for main in _MAIN_INPUTS.get(name, lambda asked: [])(asked):
         inputs = {name: _as(choices, main)}
         if "decoder_input_ids" in accepted:
@@ -79,6 +79,12 @@ def _candidates(model: Any, choices: Choices) -> Iterator[Inputs]:
             found = companions(replace(asked, main=main))
             if found and found.keys() <= accepted - inputs.keys():
                 yield inputs | {key: _as(choices, value) for key, value in found.items()}
+
+
+def _main_names(model: Any) -> list[str]:
+    """What a model calls its main input; some name several."""
+    names = model.main_input_name
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _first_known(model: Any) -> str:

@@ -61,6 +61,20 @@ def tiny_settings(own: Mapping[str, Any]) -> dict[str, Any]:
     return settings | _tokens(own)
 
 
+def tiny_rotations(config: Any) -> dict[str, Any]:
+    """The setting that makes the parts of a head which turn with time, rows and columns fit a tiny head.
+
+    Models have a default of their own for the parts, which their configuration does not show.
+    """
+    own, given = vars(config), getattr(config, "rope_parameters", None)
+    if "mrope_section" not in getattr(config, "ignore_keys_at_rope_validation", ()) or not isinstance(given, dict):
+        return {}
+    width = min(own.get("head_dim") or WIDTH // HEADS, WIDTH // HEADS)
+    pairs = int(width * given.get("partial_rotary_factor", 1.0)) // 2
+    time, rows = pairs // 4, (pairs - pairs // 4) // 2
+    return {"rope_parameters": {**given, "mrope_section": [time, rows, pairs - time - rows]}}
+
+
 def _limited(value: Any, limit: int) -> Any:
     if isinstance(value, bool):
         return value

@@ -217,6 +217,12 @@ def test_patches_and_the_grid_that_they_lie_on():
     assert len(target.kwargs["hidden_states"]) == target.kwargs["grid_thw"].prod(-1).sum() and run(target) is not None
 
 
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl_text", "glm4v_text"])
+def test_parts_of_heads_that_turn_apart(model_type):
+    target = load(f"hf:{model_type}", **SMALL)
+    assert target.model.config.hidden_size == 64 and run(target) is not None
+
+
 def test_as_many_heads_for_keys_as_for_queries_where_nothing_is_said():
     assert run(load("hf:nemotron", **SMALL)) is not None
 
