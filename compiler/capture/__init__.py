@@ -15,6 +15,7 @@ Dynamo's subgraphs untouched; the body of `torch.utils.checkpoint` is captured l
 Where that can't be promised, Dynamo's graph itself comes back, with a reason.
 
     block_tables.py   tables of blocks that `flex_attention` need not read
+    mapped.py     what `vmap` does, as operators on whole batches
     screen.py     what is refused before tracing
     flex.py       `flex_attention` as products and a softmax
     retrace.py    running Dynamo's graph on fake tensors while ATen calls are recorded
@@ -35,6 +36,7 @@ from torch import fx
 
 from ...rewrites.reason import Reason
 from .block_tables import without_tables
+from .mapped import without_maps
 from .outputs import flat_outputs
 from .retrace import RefusedError, retrace
 from .screen import screen
@@ -75,12 +77,13 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
     """
     flat, restore = flat_outputs(gm)
     lean = without_tables(flat)
-    refusal = screen(lean, example_inputs)
-    if refusal is not None:
-        return Captured(flat, example_inputs, refusal, restore)
     kept: list[Reason] = []
     try:
-        return Captured(retrace(lean, example_inputs, kept), example_inputs, None, restore, kept)
+        plain = without_maps(lean)
+        refusal = screen(plain, example_inputs)
+        if refusal is not None:
+            return Captured(flat, example_inputs, refusal, restore)
+        return Captured(retrace(plain, example_inputs, kept), example_inputs, None, restore, kept)
     except RefusedError as refused:
         return Captured(flat, example_inputs, refused.reason, restore)
     except Exception as error:  # Whatever tracing may raise, Dynamo's graph is still right.

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.wrapping import Doubled, attend, unwrapped
-from torch._higher_order_ops import scan, while_loop
+from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops.map import map as map_over
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
@@ -66,6 +66,22 @@ def selectively(q, k, v):
     return checkpoint(attend, q, k, v, use_reentrant=False, context_fn=policy)
 
 
+def beside_a_scan(q, k, v):
+    states = associative_scan(lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (q, k), 2, combine_mode="generic")[1]
+    return attend(q, states, v)
+
+
+def under_a_mapped_mask(q, k, v):
+    """As transformers makes masks of functions of positions."""
+    ends = torch.tensor([4, 6])
+    places, rows = torch.arange(q.shape[-2]), torch.arange(q.shape[0])
+    keep = torch.vmap(
+        torch.vmap(torch.vmap(lambda b, i, j: (j <= i) & (j < ends[b]), (None, None, 0)), (None, 0, None)),
+        (0, None, None),
+    )(rows, places, places)
+    return (q @ k.mT).masked_fill(~keep[:, None], -1e9).softmax(-1) @ v
+
+
 def either(q, k, v):
     return torch.cond(q.sum() > 0, attend, lambda q, k, v: (q - k).contiguous() + v, (q, k, v))
 
@@ -101,8 +117,15 @@ class Kind:
 
 
 KINDS = {
-    "vmap": Kind(lambda q, k, v: torch.vmap(attend, in_dims=(1, 0, None))(q, k, v[0]), reason="functorch-transform"),
-    "vmap of vmap": Kind(lambda q, k, v: torch.vmap(torch.vmap(attend))(q, k, v), reason="functorch-transform"),
+    "vmap": Kind(lambda q, k, v: torch.vmap(attend, in_dims=(1, 0, None))(q, k, v[0])),
+    "vmap of vmap": Kind(lambda q, k, v: torch.vmap(torch.vmap(attend))(q, k, v)),
+    "vmap of vmap, trained": Kind(lambda q, k, v: torch.vmap(torch.vmap(attend))(q, k, v), training=True),
+    "beside a scan, trained": Kind(beside_a_scan, training=True),
+    "under a mask made by vmap, trained": Kind(under_a_mapped_mask, training=True),
+    "under a map that draws": Kind(
+        lambda q, k, v: attend(q, k, v) + 0 * torch.vmap(torch.rand_like, randomness="different")(q).sum(),
+        reason="functorch-transform",
+    ),
     "beside grad": Kind(
         lambda q, k, v: attend(q, k, v) + torch.func.grad(lambda x: x.sin().sum())(q), reason="functorch-transform"
     ),
@@ -150,6 +173,16 @@ def test_attention_is_found_in_every_kind_of_program(name):
                 torch.testing.assert_close(unwrapped(found), unwrapped(wanted), atol=1e-5, rtol=1e-4)
     assert sum(cov.matches[rule] for rule in ("sdpa", "sdpa_with_weights")) == kind.replaced
     assert [f.code for f in cov.fallbacks] == ([kind.reason] if kind.reason else [])
+
+
+@pytest.mark.parametrize("program", [beside_a_scan, under_a_mapped_mask])
+def test_maps_of_symbolic_sizes(program):
+    compiled = torch.compile(program, backend="regraft", options={"profit": "always"}, dynamic=True)
+    with regraft.coverage() as cov:
+        for rows in (6, 9):
+            given = [torch.cat((x, x), -2)[:, :, :rows].clone().requires_grad_() for x in (Q, K, V)]
+            torch.testing.assert_close(compiled(*given), program(*given), atol=1e-5, rtol=1e-4)
+    assert not cov.fallbacks and cov.matches["sdpa"] == len(cov.graphs)
 
 
 def observed(kind: Kind, program: Callable[..., Any]) -> list[torch.Tensor]:

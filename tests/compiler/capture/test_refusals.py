@@ -33,7 +33,12 @@ def unseen(x):
     ("program", "args", "code", "culprit"),
     [
         (lambda w: unseen(w) + 1, (W,), "opaque-call", "unseen"),
-        (lambda x: torch.vmap(lambda row: row.sin().sum())(x), (X,), "functorch-transform", "lazy_load_decompositions"),
+        (
+            lambda x: torch.vmap(torch.rand_like, randomness="same")(x),
+            (X,),
+            "functorch-transform",
+            "lazy_load_decompositions",
+        ),
         (lambda x: torch.func.grad(lambda a: a.sum())(x), (X,), "functorch-transform", "_saved_tensors_hooks_disable"),
     ],
 )
