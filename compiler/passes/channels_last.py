@@ -90,7 +90,7 @@ def _is_candidate(node: fx.Node, training: bool) -> bool:
 
 def _is_on_cpu(node: fx.Node) -> bool:
     plain = val(_input(node)).device.type == "cpu" and dtype(node) in _DTYPES
-    return plain and arguments(node)["transposed"] is False and torch.backends.mkldnn.is_available()
+    return plain and torch.backends.mkldnn.is_available()
 
 
 def _input(node: fx.Node) -> fx.Node:

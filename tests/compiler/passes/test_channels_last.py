@@ -34,6 +34,19 @@ def test_not_frozen() -> None:
     assert cov.graphs[0].details["channels_last"]["chosen"] and cov.matches["convolution"] == 6
 
 
+@pytest.mark.parametrize("kernel, stride, padding, groups", [(4, 2, 1, 1), (2, 2, 0, 1), (3, 1, 1, 4), (3, 2, 0, 2)])
+def test_transposed(kernel: int, stride: int, padding: int, groups: int) -> None:
+    layer = nn.ConvTranspose2d(16, 8, kernel, stride, padding, groups=groups)
+    model = nn.Sequential(layer, nn.ReLU(), nn.ConvTranspose2d(8, 3, 4, 2, 1, output_padding=1)).eval()
+    for x in (torch.randn(2, 16, 9, 11), torch.randn(1, 16, 9, 11).to(memory_format=torch.channels_last)):
+        for run, cov in (compiled(model), frozen(model)):
+            with cov, torch.no_grad():
+                made, expected = run(x), model(x)
+                torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
+                assert made.stride() == expected.stride()
+            assert cov.graphs[0].details["channels_last"]["convolutions"] == 2
+
+
 def test_measured() -> None:
     model, x = residual_network(), torch.randn(1, 3, 32, 32)
     run, cov = frozen(model, profit="measured", verify=False)
