@@ -4,7 +4,7 @@
     python benchmarks/operators.py --names 'unfold|fmod' --device cuda
     python benchmarks/operators.py --table models --json found.jsonl
     python benchmarks/operators.py --table blocks --train
-    python benchmarks/operators.py --table blocks --dtype bfloat16
+    python benchmarks/operators.py --table nets --dtype bfloat16
 
 For each: median microseconds of each run (the call of `torch.compile` included), and how many times as fast as each
 other run the last one is: the median of what the turns gave, so that a busy machine slows both alike. Ends with
@@ -37,6 +37,7 @@ TABLES = {
     "operators": ["operator_programs"],
     "models": ["model_programs", "data_programs"],
     "blocks": ["block_programs", "block_tokens", "block_steps"],
+    "nets": ["net_programs"],
 }
 RANDOM = {"rand", "randn", "dropout", "bernoulli"}
 
@@ -119,6 +120,9 @@ def prepared(
     torch.manual_seed(0)
     given = [cast(x.to(device), getattr(torch, dtype)) for x in inputs()]
     leaves = [x.requires_grad_() for x in given if differentiated and x.is_floating_point()]
+    if isinstance(function, torch.nn.Module):
+        function.train(train).to(getattr(torch, dtype))
+        leaves += list(function.parameters()) if train else []
     if not train:
         return function, given, leaves
     function = squares(function)
