@@ -67,6 +67,7 @@ def aot_compile(
         joint(joint_module)
         if recompute is not None:
             _keep_readings_of_written(joint_module.graph)
+        _keep_draws_apart(joint_module.graph)
         with config.patch(activation_memory_budget=1.0 if recompute is None else recompute):
             return split(joint_module, inputs, **more)
 
@@ -82,6 +83,16 @@ def aot_compile(
     apart = {"guess_tangent_strides_as_outputs": False} if _have_shared_elements(graph_module) else {}
     with config.patch(apart):
         return compiler(graph_module, example_inputs)
+
+
+def _keep_draws_apart(graph: fx.Graph) -> None:
+    """Have equal calls that draw random numbers stay several: torch makes one call of those that it does not list."""
+    from torch._functorch.compile_utils import rand_ops
+
+    for node in graph.nodes:
+        drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if drawn and node.target.overloadpacket not in rand_ops:
+            rand_ops.append(node.target.overloadpacket)
 
 
 def _keep_readings_of_written(graph: fx.Graph) -> None:

@@ -296,3 +296,34 @@ def test_eager_draws_where_eager_does(p):
     torch.manual_seed(1)
     for a, b in zip(made, [*leaves(function(x)), torch.rand(3)], strict=True):
         torch.testing.assert_close(a, b)
+
+
+DRAWS = {
+    "exponential": lambda x: torch.empty_like(x).exponential_(),
+    "geometric": lambda x: torch.empty_like(x).geometric_(0.01),
+    "cauchy": lambda x: torch.empty_like(x).cauchy_(),
+    "log_normal": lambda x: torch.empty_like(x).log_normal_(),
+    "uniform": lambda x: torch.empty_like(x).uniform_(),
+    "normal": lambda x: torch.empty_like(x).normal_(),
+    "random": lambda x: torch.empty_like(x).random_(1000),
+    "randint_like": lambda x: torch.randint_like(x, 1000),
+    "rrelu": lambda x: F.rrelu(torch.full_like(x, -1.0), 0.1, 0.9, training=True),
+    "dirichlet": lambda x: torch._sample_dirichlet(torch.full_like(x, 2.0)),
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x),
+}
+
+
+@pytest.mark.parametrize("rng", ["statistical", "fast", "eager"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_equal_draws_of_a_training_program_are_several(name, rng):
+    def program(x):
+        return x - DRAWS[name](x.detach()), x - DRAWS[name](x.detach())
+
+    torch._dynamo.reset()
+    x = torch.zeros(3, 5, requires_grad=True)
+    torch.manual_seed(0)
+    one, other = torch.compile(program, backend="regraft", options={"rng": rng})(x)
+    assert not torch.equal(one, other)
+    if rng == "eager":
+        torch.manual_seed(0)
+        torch.testing.assert_close((one, other), program(x))
