@@ -18,10 +18,12 @@ from ..rewrites.effects import mark_gradients, wants_gradient
 from ..rewrites.profit import Never, Oracle
 from ..rewrites.record import PassRun
 from ..rewrites.ruleset import RuleSet
+from ..rewrites.sizes import sizes_unread
 from ..rewrites.snapshot import regions_by_name, snapshot
 from ..rewrites.switches import allowed, changing
 from ..rewrites.verifier import verify_graph
 from .autograd.differentiate import GraphKind
+from .autograd.joint_graph import backward_nodes
 from .capture.checkpoints import captured_bodies
 from .capture.scopes import backends_around, backends_throughout
 from .codegen import triton
@@ -104,7 +106,9 @@ class Stages:
         if self._desugars and kind == "inference":
             self.rewrite_desugared(graph_module, kind)
         if self.generates():
-            self._run(JOINT, graph_module, "joint")
+            tangents = [n for n in backward_nodes(graph_module.graph) if n.op == "placeholder"]
+            with sizes_unread(tangents):
+                self._run(JOINT, graph_module, "joint")
 
     def generates(self) -> bool:
         """Whether kernels are generated for the devices of all inputs.

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -27,7 +28,24 @@ from . import compat
 from .graph import is_tensor, val
 from .symbolic import SYMBOLIC
 
+_UNREAD = "sizes_unread"
 _SIZE, _STRIDE = torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int
+
+
+@contextmanager
+def sizes_unread(placeholders: Iterable[fx.Node]) -> Iterator[None]:
+    """Within the block no table reads sizes of these inputs: of gradients that come in, while a graph is not yet split.
+
+    What the forward needs would follow from them, and could be computed in the backward only.
+    """
+    marked = list(placeholders)
+    for node in marked:
+        node.meta[_UNREAD] = True
+    try:
+        yield
+    finally:
+        for node in marked:
+            node.meta.pop(_UNREAD, None)
 
 
 class SizeTable:
@@ -47,7 +65,7 @@ class SizeTable:
             if node.op != "placeholder":
                 break
             self._last = node
-            if node not in unread:
+            if node not in unread and _UNREAD not in node.meta:
                 self._note(node)
 
     def _note(self, node: fx.Node) -> None:

@@ -163,3 +163,18 @@ def test_a_divisor_that_is_zero_on_the_example():
         for f in (0.0, 2.5, -1.25, math.inf):
             torch.testing.assert_close(compiled(X, f), program(X, f), equal_nan=True)
     assert not cov.faults
+
+
+def test_sizes_that_gradients_have_as_well():
+    """What the forward gives must not be computed from the size of a gradient that comes in."""
+
+    def program(x):
+        return F.pad(x, (0, 0, 2, 0)), x.new_zeros(2 + x.shape[0]), torch.stack([x, x])
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="regraft", dynamic=True)
+    with regraft.coverage() as cov:
+        for rows in (3, 5):
+            results = compiled(torch.ones(rows, 2, requires_grad=True))
+            assert [r.shape for r in results] == [(rows + 2, 2), (rows + 2,), (2, rows, 2)]
+    assert not cov.faults
