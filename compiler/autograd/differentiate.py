@@ -18,6 +18,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat import autograd
+from .as_eager import compute_as_eager
 from .changing_numbers import by_tensors
 from .eager_strides import corrected
 from .whole_resampling import keep_whole
@@ -56,6 +57,7 @@ def differentiate(
     """
     _drop_everything(graph_module)
     keep_whole(graph_module)
+    compute_as_eager(graph_module)
     _pack_rules(graph_module)
     mode = compat.fake_mode_of(example_inputs)
     if mode is not None:

@@ -4,7 +4,8 @@
                                     backward here: upsample_bilinear2d_backward
 
 For tracing torch spells these operators as indexing, whose gradient scatters the terms one by one; the operator's own
-gradient is gathered (`lowering/ops/resampling.py`), or one call of eager's kernel.
+gradient is gathered (`lowering/ops/resampling.py`), or one call of eager's kernel. Images of bytes are weighted in
+whole numbers by that kernel, and in floats by torch's spelling: they differ by one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
+from ...rewrites.sizes import SizeTable
+from ...rewrites.symbolic import concrete
 
 aten = torch.ops.aten
 _NAMES = (
@@ -30,7 +33,10 @@ def keep_whole(graph_module: fx.GraphModule) -> int:
     """Have calls of known sizes differentiated as one operator, in place; returns how many."""
     found = [(node, _outs(node)) for node in graph_module.graph.nodes if node.target in _VEC]
     calls = [(node, outs) for node, outs in found if outs is not None]
-    for node, outs in calls:
+    table = SizeTable(graph_module.graph)
+    for node, sizes in calls:
+        with graph_module.graph.inserting_before(node):
+            outs = table.resolve(sizes)
         scales = node.args[-1] or [None] * len(outs)
         node.target, node.args = _WHOLE[node.target], (node.args[0], outs, *node.args[2:-1], *scales)
     if calls:
@@ -39,14 +45,15 @@ def keep_whole(graph_module: fx.GraphModule) -> int:
 
 
 def _outs(node: fx.Node) -> list[int] | None:
-    """The sizes of the result, where they and those of the input are known."""
+    """The sizes of the result, where they and those of the input are known, or no gradient is."""
     x, result = node.args[0].meta.get("val"), node.meta.get("val")
     if node.kwargs or not isinstance(x, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
     # Of the gradients of weighted means torch has metadata for known sizes only.
     rows = () if "nearest" in compat.packet_name(node.target) else x.shape[:2]
     sizes = (*rows, *x.shape[2:], *result.shape[2:])
-    return list(result.shape[2:]) if all(isinstance(size, int) for size in sizes) else None
+    known = all(map(concrete, sizes)) or not x.is_floating_point()
+    return list(result.shape[2:]) if known else None
 
 
 def _whole(target: Any) -> Callable[..., Any]:

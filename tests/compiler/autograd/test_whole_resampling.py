@@ -111,3 +111,19 @@ def test_nothing_is_scattered(mode, monkeypatch):
     names = {str(target) for target in targets}
     assert any("upsample" in name and "backward" in name for name in names), names
     assert not any("index_put" in name for name in names), names
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_bytes(mode, antialias):
+    """They are weighted in whole numbers, whether sizes are known or not."""
+
+    def function(x):
+        return F.interpolate(x, scale_factor=1.5, mode=mode, antialias=antialias), F.interpolate(x, (5, 4), mode=mode)
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="regraft", dynamic=True)
+    for sizes in [(2, 3, 7, 5), (4, 3, 6, 9)]:
+        x = torch.randint(0, 256, sizes, dtype=torch.uint8)
+        for got, want in zip(compiled(x), function(x), strict=True):
+            assert torch.equal(got, want)

@@ -1,0 +1,83 @@
+"""Losses that torch computes otherwise when it traces them than when it runs them.
+
+multilabel_margin_loss(x, t)    torch's spelling counts targets behind the end (-1), too: spelled anew
+binary_cross_entropy(x, y)      on a CPU eager refuses what is no probability: an assertion before the call
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+
+aten = torch.ops.aten
+_NONE, _MEAN = range(2)
+_MARGIN, _ENTROPY = aten.multilabel_margin_loss.default, aten.binary_cross_entropy.default
+_REFUSED = "all elements of {} should be between 0 and 1"
+
+
+def compute_as_eager(graph_module: fx.GraphModule) -> int:
+    """Have such calls of a program before autograd mean what eager computes, in place; returns how many."""
+    found = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    margins = [node for node in found if node.target is _MARGIN and _is_known(node)]
+    entropies = [node for node in found if node.target is _ENTROPY and _is_known(node) and _on_cpu(node)]
+    for node in margins:
+        node.target = multilabel_margin_loss
+    for node in entropies:
+        with graph_module.graph.inserting_before(node):
+            made = graph_module.graph.call_function(_refuse_improbable, node.args[:2])
+        made.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+        made.meta["val"] = None
+    if margins or entropies:
+        graph_module.recompile()
+    return len(margins) + len(entropies)
+
+
+def _is_known(node: fx.Node) -> bool:
+    return bool(node.args) and all(isinstance(a, fx.Node) and _value(a) is not None for a in node.args[:2])
+
+
+def _value(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _on_cpu(node: fx.Node) -> bool:
+    value = _value(node.args[0])
+    return value.device.type == "cpu" and value.is_floating_point()
+
+
+def _refuse_improbable(x: torch.Tensor, target: torch.Tensor) -> None:
+    for name, value in (("input", x), ("target", target)):
+        if name == "input" or _refuses_targets():
+            given = value.detach()
+            aten._assert_async.msg(((given >= 0) & (given <= 1)).all(), _REFUSED.format(name))
+
+
+@functools.cache
+def _refuses_targets() -> bool:
+    """Whether this version of torch looks at targets, too."""
+    with compat.no_dispatch_modes():
+        try:
+            aten.binary_cross_entropy(torch.zeros(1), torch.full((1,), 2.0))
+        except RuntimeError:
+            return True
+    return False
+
+
+def multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN) -> torch.Tensor:
+    """The margins of each target before the first -1 over each class that is none, their mean over the classes."""
+    rows, targets = torch.atleast_2d(x), torch.atleast_2d(target)
+    counts = (targets < 0).cumsum(-1) == 0
+    places = torch.where(counts, targets, 0)
+    classes = torch.arange(rows.shape[-1], device=x.device)
+    is_target = ((places[:, :, None] == classes) & counts[:, :, None]).any(1)
+    margins = (1 - rows.gather(-1, places)[:, :, None] + rows[:, None]).relu()
+    losses = torch.where(is_target[:, None] | ~counts[:, :, None], 0, margins).sum((1, 2)) / rows.shape[-1]
+    if reduction == _NONE:
+        return losses if x.dim() > 1 else losses[0]
+    return losses.mean() if reduction == _MEAN else losses.sum()

@@ -1,0 +1,66 @@
+"""Losses that torch traces to something else than eager computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regraft
+
+
+def hold(function, *args):
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="regraft", dynamic=True)
+    with regraft.coverage() as report:
+        for size in (5, 3):
+            given = [a[:size] for a in args]
+            x, y = (given[0].detach().clone().requires_grad_() for _ in range(2))
+            got, want = compiled(x, *given[1:]), function(y, *given[1:])
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+            got.sum().backward(), want.sum().backward()
+            torch.testing.assert_close(x.grad, y.grad)
+    assert not report.faults
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_margins_of_several_labels(reduction):
+    scores = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[3, 0, -1, 1], [-1, 0, 1, 2], [0, 1, 2, 3], [2, 2, -1, -1], [1, -1, 0, 0]])
+    hold(lambda x, t: F.multilabel_margin_loss(x, t, reduction=reduction), scores, labels)
+    hold(lambda x, t: F.multilabel_margin_loss(x[0], t[0], reduction=reduction), scores, labels)
+
+
+def test_labels_out_of_range():
+    compiled = torch.compile(F.multilabel_margin_loss, backend="regraft")
+    with pytest.raises((RuntimeError, IndexError)):
+        compiled(torch.randn(1, 4), torch.tensor([[0, 9, -1, -1]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_no_probability(dtype, grad):
+    def program(x, y):
+        return F.binary_cross_entropy(x, y) * 2
+
+    torch.compiler.reset()
+    compiled, y = torch.compile(program, backend="regraft"), torch.tensor([0.0, 1.0, 1.0], dtype=dtype)
+    fine = torch.tensor([0.0, 1.0, 0.5], dtype=dtype, requires_grad=grad)
+    torch.testing.assert_close(compiled(fine, y), program(fine, y))
+    calls = {"eager": program, "ours": compiled}
+    refused = {name: _refused(call, fine.detach(), y * 2) for name, call in calls.items()}
+    assert refused["ours"] == refused["eager"]  # of targets not in each version of torch
+    for wrong in (1.5, -0.25, torch.nan):
+        x = torch.tensor([0.0, wrong, 0.5], dtype=dtype, requires_grad=grad)
+        for call in (program, compiled):
+            with pytest.raises(RuntimeError, match="between 0 and 1"):
+                call(x, y)
+
+
+def _refused(call, *args):
+    try:
+        call(*args)
+    except RuntimeError as error:
+        return str(error)
+    return ""
