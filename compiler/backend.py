@@ -146,6 +146,7 @@ class Compilation:
         self._gm, self._inputs = gm, len(example_inputs)
         self._nested = 0.0  # seconds of graphs that were compiled while differentiating
         self._backward: Callable[..., Any] | None = None
+        self._raised: Exception | None = None  # by a stage of ours within AOTAutograd
         self._plain: Wrapper | None = None  # the wrapper of an inference graph that runs without AOTAutograd
         self._restores = False
         self._unsaved: str | None = None  # the key under which to save the compiled program
@@ -165,6 +166,7 @@ class Compilation:
         finally:
             # A backward that is not compiled yet refers to this object, which must not keep parameters alive.
             del self._gm, self._example_inputs
+            self._raised = None
 
     def _run(self) -> Callable[..., Any]:
         do = self._contained.do
@@ -261,7 +263,7 @@ class Compilation:
                 self._stages.rewrite_program(captured.graph_module)
         self._note_graph("captured", captured.graph_module)
         with self.record.timed("differentiate"):
-            compiled = self._differentiate(captured)
+            compiled = captured.graph_module if captured.as_written else self._differentiate(captured)
         self.record.seconds["differentiate"] -= self._nested  # excludes a backward that is compiled at its first run
         publish(self.record)  # only now: Dynamo may start a compilation anew from within differentiate()
         self._tell()
@@ -297,13 +299,21 @@ class Compilation:
                 raise
             if captured.fallback is not None:
                 return self._undifferentiated(captured, error)
-            self.record.applied.clear()
-            self._stages.disable_rewrites()
-            compiled = differentiate(flat_outputs(self._gm)[0], captured.example_inputs, self._compile_graph)
-            # If the program as written fails too, its error is raised: it is not caused by a rewrite.
-            outcome = "the program runs as it was written"
-            self._faults.tell("compiling the rewritten program", outcome, error, stage="differentiate")
-            return compiled
+            return self._unrewritten(self._uncaptured(), error)
+
+    def _unrewritten(self, written: Captured, error: Exception) -> Callable[..., Any]:
+        """The program as it was written, after what we made of it has failed."""
+        self.record.applied.clear()
+        self._stages.disable_rewrites()
+        try:
+            compiled = differentiate(written.graph_module, written.example_inputs, self._compile_graph)
+        except Exception as without:
+            if isinstance(without, PassFailedError) or self._faults.lets_through(without):
+                raise
+            return self._undifferentiated(written, without)
+        what, outcome = "compiling the rewritten program", "the program runs as it was written"
+        self._faults.tell(what, outcome, error, stage="differentiate")
+        return compiled
 
     def _undifferentiated(self, captured: Captured, error: Exception) -> Callable[..., Any]:
         """Dynamo's graph itself, if AOTAutograd cannot compile the program as written.
@@ -312,6 +322,9 @@ class Compilation:
         of symbols. Errors of the program itself are raised when it runs.
         """
         self.record.applied.clear()
+        if error is self._raised:
+            self._faults.tell("compiling the program", "the program runs uncompiled", error, stage="differentiate")
+            return captured.graph_module
         message = f"AOTAutograd raised {type(error).__name__} on the program as it was written: {str(error)[:300]}"
         known = with_known_sizes(captured.example_inputs)
         self.record.fallbacks.append(Fallback("differentiate", "not-differentiated" if known else "by-sizes", message))
@@ -328,7 +341,11 @@ class Compilation:
         """
         if kind != "backward":
             self._backward = None  # it belongs to an earlier attempt
-            return self._compile_one(graph_module, inputs, kind)
+            try:
+                return self._compile_one(graph_module, inputs, kind)
+            except Exception as error:
+                self._raised = error
+                raise
         with compile_lock(), left_out(self.options.without):
             if self._backward is None:
                 self._backward = self._compile_one(graph_module, inputs, kind)

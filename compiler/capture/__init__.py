@@ -24,6 +24,7 @@ Where that can't be promised, Dynamo's graph itself comes back, with a reason.
     scopes.py     kernels that the program allows
     audit.py      does the recorded run agree with what Dynamo saw?
     finish.py     from the recording to a graph that takes the place of Dynamo's
+    eager_refuses.py  what eager may refuse, and AOTAutograd does not
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from torch import fx
 
 from ...rewrites.reason import Reason
 from .block_tables import without_tables
+from .eager_refuses import eager_may_refuse
 from .mapped import without_maps
 from .outputs import flat_outputs
 from .retrace import RefusedError, retrace
-from .screen import screen
+from .screen import opaque_memory, screen
 
 __all__ = ["Captured", "capture"]
 
@@ -55,6 +57,7 @@ class Captured:
         restore: gives a flat tuple of results the structure of the program's own; None where that is a flat tuple, as
             it always is under Dynamo.
         kept: why calls stay that are spelled out as operators elsewhere.
+        as_written: whether Dynamo's graph is to run, not compiled: what is made of it would not be what eager runs.
     """
 
     graph_module: fx.GraphModule
@@ -62,6 +65,7 @@ class Captured:
     fallback: Reason | None = None
     restore: Callable[[Sequence[Any]], Any] | None = None
     kept: Sequence[Reason] = ()
+    as_written: bool = False
 
 
 def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
@@ -76,6 +80,9 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         (but for results that were no flat tuple) and the reason.
     """
     flat, restore = flat_outputs(gm)
+    opaque = opaque_memory(flat, example_inputs)
+    if opaque is not None:
+        return Captured(flat, example_inputs, opaque, restore, as_written=True)
     lean = without_tables(flat)
     kept: list[Reason] = []
     try:
@@ -83,9 +90,13 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         refusal = screen(plain, example_inputs)
         if refusal is not None:
             return Captured(flat, example_inputs, refusal, restore)
-        return Captured(retrace(plain, example_inputs, kept), example_inputs, None, restore, kept)
-    except RefusedError as refused:
-        return Captured(flat, example_inputs, refused.reason, restore)
+        captured = retrace(plain, example_inputs, kept)
+        refused = eager_may_refuse(captured.graph)
+        if refused is not None:
+            return Captured(flat, example_inputs, refused, restore, as_written=True)
+        return Captured(captured, example_inputs, None, restore, kept)
+    except RefusedError as error:
+        return Captured(flat, example_inputs, error.reason, restore)
     except Exception as error:  # Whatever tracing may raise, Dynamo's graph is still right.
         return Captured(flat, example_inputs, _failed(error), restore)
 

@@ -48,6 +48,15 @@ def screen(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
+def opaque_memory(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason | None:
+    """Why `gm` must not be compiled, or None: tensors in memory of oneDNN's own, whose fakes are strided."""
+    inputs = zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False)
+    opaque = [node for node, value in inputs if isinstance(value, torch.Tensor) and value.is_mkldnn]
+    opaque += gm.graph.find_nodes(op="call_method", target="to_mkldnn")
+    message = "{} lies in memory as oneDNN wants it; the program runs as it was written"
+    return Reason("opaque-memory", message.format(opaque[0].name), (opaque[0],)) if opaque else None
+
+
 def _refused_input(node: fx.Node, value: Any) -> Reason | None:
     if isinstance(value, torch.Tensor):
         return _refused_tensor(node, value)

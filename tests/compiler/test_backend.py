@@ -208,9 +208,23 @@ def test_what_fails_as_it_was_written_is_no_fault_of_ours(monkeypatch, caplog):
         raise RuntimeError("the program itself is wrong")
 
     monkeypatch.setattr(backend_module, "differentiate", failing)
-    with pytest.raises(Exception, match="itself is wrong"), caplog.at_level(logging.INFO, "regraft"):
-        torch.compile(torch.sin, backend="regraft")(torch.ones(3))
-    assert not caplog.records
+    with regraft.coverage() as cov, caplog.at_level(logging.WARNING, "regraft"):
+        result = torch.compile(torch.sin, backend="regraft")(torch.ones(3))
+    assert torch.equal(result, torch.ones(3).sin()) and not caplog.records
+    assert [f.code for f in cov.fallbacks] == ["not-differentiated"] and not cov.faults
+    with pytest.raises(Exception, match="itself is wrong"):
+        torch.compile(torch.cos, backend="regraft", options={"strict": True})(torch.ones(3))
+
+
+def test_what_our_stages_raise_is_a_fault_of_ours(monkeypatch):
+    def failing(*args, **kwargs):
+        raise RuntimeError("no wrapper")
+
+    monkeypatch.setattr(Compilation, "_compiled", failing)
+    with regraft.coverage() as cov:
+        result = torch.compile(torch.sin, backend="regraft")(torch.ones(3))
+    assert torch.equal(result, torch.ones(3).sin())
+    assert [f.code for f in cov.faults] == ["differentiate-failed"]
 
 
 def test_a_program_on_cuda_is_captured_as_its_parts_allow(monkeypatch, tmp_path):

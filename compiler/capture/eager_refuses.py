@@ -1,0 +1,121 @@
+"""What eager may refuse, or computes otherwise than AOTAutograd traces it: the program runs as it was written.
+
+    x[:, :1].expand(4, 6).add_(1)       more than one element of the tensor that is written lies at one place
+    x[1:].copy_(x[:-1])                 the tensor that is read is the one that is written, shifted
+    interpolate(x, scale_factor=0.1)    nothing is left of an image
+    one_hot(x.int(), 4)                 eager takes int64 alone
+    rnn_tanh(..., dropout=0.5)          torch's spelling of recurrent layers for tracing drops nothing between them
+
+AOTAutograd makes such writes functional, and resampling indexing. Which operators refuse a write differs from one to
+the next. What is asked are the sizes of the first call.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+from ...rewrites.compat.memory import storage_key
+from ...rewrites.effects import written
+from ...rewrites.graph import op_name
+from ...rewrites.reason import Reason
+from ...rewrites.symbolic import hint
+
+_RECURRENT = ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
+_FILLS = ("aten.fill_", "aten.zero_")  # every element gets the same
+_Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
+
+
+def eager_may_refuse(graph: fx.Graph) -> Reason | None:
+    """The first call of a captured graph that eager may refuse, as a reason."""
+    for node in graph.nodes:
+        if not isinstance(node.target, compat.OpOverload) or op_name(node) in _FILLS:
+            continue
+        reason = _of_call(node)
+        if reason is not None:
+            return Reason(*reason, (node,))
+        for target in written(node):
+            culprit = _culprit(node, target)
+            if culprit is not None:
+                message = f"{node.name} writes to {target.name}, {culprit}; the program runs as it was written"
+                return Reason("overlapping-write", message, (node,))
+    return None
+
+
+def _of_call(node: fx.Node) -> tuple[str, str] | None:
+    """Code and message of a call that eager runs otherwise than it is traced."""
+    name = op_name(node)
+    if "upsample_" in name and _is_empty(node) and not _is_empty(node.args[0]):
+        return "resampled-to-nothing", f"{node.name} leaves nothing of an image"
+    if name == "aten.one_hot" and node.args[0].meta["val"].dtype != torch.int64:
+        return "one-hot-of-other-integers", f"{node.name} is of integers that are no int64"
+    if name in _RECURRENT and _given(node, "dropout") and _given(node, "train"):
+        return "dropout-between-layers", f"{node.name} drops values between its layers"
+    return None
+
+
+def _given(node: fx.Node, name: str) -> object:
+    names = [argument.name for argument in compat.schema(node.target).arguments]
+    place = names.index(name)
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name)
+
+
+def _is_empty(node: fx.Node) -> bool:
+    place = _place(node)
+    return place is not None and 0 in place[1]
+
+
+def _culprit(node: fx.Node, target: fx.Node) -> str | None:
+    place = _place(target)
+    if place is None:
+        return None
+    if any(size > 1 and stride == 0 for size, stride in zip(*place[1:], strict=True)):
+        return "of which several elements are one in memory"
+    for other in node.all_input_nodes:
+        if other is not target and _share_memory(other, target) and _is_partial(_place(other), place):
+            return f"and reads {other.name}, which is a part of the same memory"
+    return None
+
+
+def _place(node: fx.Node) -> _Place | None:
+    """Where a tensor lies; None for what is no strided tensor, or is not known before the program runs."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    numbers = [hint(n) for n in (value.storage_offset(), *value.shape, *value.stride())]
+    if any(n is None for n in numbers):
+        return None
+    return numbers[0], numbers[1 : value.dim() + 1], numbers[value.dim() + 1 :]
+
+
+def _share_memory(a: fx.Node, b: fx.Node) -> bool:
+    try:
+        return storage_key(a.meta["val"]) == storage_key(b.meta["val"])
+    except (AttributeError, NotImplementedError, RuntimeError):  # no tensor, or one without memory of its own
+        return False
+
+
+def _is_partial(a: _Place | None, b: _Place) -> bool:
+    """Whether two dense tensors of one memory overlap without being the same, by the rule of ATen's kernels."""
+    if a is None or not (_is_dense(a) and _is_dense(b)):
+        return False
+    (first, last), (begin, end) = _range(a), _range(b)
+    if (first, last) == (begin, end):
+        return a[2] != b[2]
+    return first < end and begin < last
+
+
+def _range(place: _Place) -> tuple[int, int]:
+    offset, sizes, strides = place
+    return offset, offset + 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+def _is_dense(place: _Place) -> bool:
+    """Whether a tensor has elements, and fills its memory from the first to the last of them, each once."""
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(*place[1:], strict=True) if size != 1):
+        if size == 0 or stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,149 @@
+"""Programs that AOTAutograd refuses, takes for others, or takes though eager refuses them: they run as written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regraft
+
+X = torch.linspace(-2, 3, 24).reshape(4, 6)
+
+
+def windows(x):
+    y = x + 0
+    y.unfold(1, 3, 3).mul_(3)
+    y.unfold(1, 3, 1).zero_()
+    return y
+
+
+def strided_of_a_view(x):
+    y = (x * 2).t()
+    y.as_strided((2, 2), (6, 1), 1).fill_(3)
+    return y
+
+
+def powers(x):
+    return x ** (x.shape[0] % 3) + x.shape[0]
+
+
+def enlarged(x):
+    return F.interpolate(x[None, None], size=(3, 11), mode="bicubic", antialias=True, align_corners=True)
+
+
+@pytest.mark.parametrize("program", [windows, strided_of_a_view, powers, enlarged])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_autograd_ahead_of_time_refuses(program, dynamic):
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="regraft", dynamic=dynamic)
+    for rows in (4, 3):
+        x, y = (X[:rows].clone().requires_grad_() for _ in range(2))
+        ours, theirs = compiled(x), program(y)
+        assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+        ours.sum().backward(), theirs.sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not there")
+@pytest.mark.parametrize("made", [False, True])
+def test_memory_of_a_library(made):
+    def program(x, y):
+        x = x.to_mkldnn() if made else x
+        return (x.relu() + x).to_dense() * y
+
+    torch._dynamo.reset()
+    given = X if made else X.to_mkldnn()
+    with regraft.coverage() as found:
+        ours = torch.compile(program, backend="regraft")(given, X)
+    assert torch.equal(ours, program(given, X)) and [f.code for f in found.fallbacks] == ["opaque-memory"]
+
+
+def expanded(x):
+    x[:, :1].expand(4, 6).add_(1)
+    return x
+
+
+def expanded_value(x):
+    y = x.sum(1, keepdim=True).expand(4, 6)
+    y[1:].sub_(2)
+    return y
+
+
+def shifted(x):
+    x[1:].copy_(x[:-1])
+    return x * 2
+
+
+def shifted_value(x):
+    y = x.flatten() * 2
+    y[1:].sub_(y[:-1])
+    return y
+
+
+@pytest.mark.parametrize("program", [expanded, expanded_value, shifted, shifted_value])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_writes_to_memory_that_overlaps(program, dynamic):
+    """Eager refuses them; AOTAutograd makes them functional, and gives numbers."""
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="single memory location") as eager:
+        program(X.clone())
+    with regraft.coverage() as found, pytest.raises(RuntimeError) as ours:
+        torch.compile(program, backend="regraft", dynamic=dynamic)(X.clone())
+    assert str(ours.value) == str(eager.value)
+    assert [f.code for f in found.fallbacks] == ["overlapping-write"] and not found.fallbacks[0].fault
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "nearest-exact"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_images_of_which_nothing_is_left(mode, dynamic):
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: F.interpolate(x, scale_factor=0.1, mode=mode), backend="regraft", dynamic=dynamic
+    )
+    with regraft.coverage() as found, pytest.raises(RuntimeError, match="greater than 0"):
+        compiled(X[None, None])
+    assert [f.code for f in found.fallbacks] == ["resampled-to-nothing"]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.sum(1, keepdim=True).expand(4, 6).zero_() + 1,
+        lambda x: (x * 2)[:, ::2].copy_(x[:, 1::2]),
+        lambda x: (x * 2).t().add_(x.t()),
+        lambda x: x.clone().mul_(x[:1]),
+    ],
+)
+def test_writes_to_memory_that_does_not_overlap(program):
+    torch._dynamo.reset()
+    with regraft.coverage() as found:
+        ours = torch.compile(program, backend="regraft")(X.clone())
+    assert torch.equal(ours, program(X.clone())) and not found.fallbacks
+
+
+def test_indices_that_one_hot_refuses():
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="LongTensor"):
+        torch.compile(lambda i: F.one_hot(i, 4) + 1, backend="regraft")(torch.ones(3, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("kind", ["rnn_relu", "rnn_tanh", "gru"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_dropout_between_recurrent_layers(kind, dropout):
+    """torch's spelling of them for tracing drops nothing."""
+    layer = (torch.nn.GRU if kind == "gru" else torch.nn.RNN)(4, 3, 2)
+    weights = [w.detach() for w in layer.parameters()]
+
+    def program(x):
+        return getattr(torch._VF, kind)(x, torch.zeros(2, 5, 3), weights, True, 2, dropout, True, False, False)[0] * 2
+
+    torch._dynamo.reset()
+    x = torch.linspace(-1, 1, 60).reshape(3, 5, 4)
+    torch.manual_seed(0)
+    theirs = program(x)
+    torch.manual_seed(0)
+    with regraft.coverage() as found:
+        ours = torch.compile(program, backend="regraft", options={"rng": "eager"})(x)
+    torch.testing.assert_close(ours, theirs)
+    assert [f.code for f in found.fallbacks] == (["dropout-between-layers"] if dropout else [])
