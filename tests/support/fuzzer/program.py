@@ -115,7 +115,8 @@ class Loaded:
     def draws(self) -> bool:
         """Whether the program draws random numbers."""
         body = re.split(r"^(?:class|def) [pP]rogram", self.text, maxsplit=1, flags=re.MULTILINE)[-1]
-        return bool(re.search(r"rand|drop|bernoulli|normal\(|multinomial|uniform|rrelu", body, re.IGNORECASE))
+        draws = r"rand|drop|bernoulli|normal_?\(|multinomial|uniform|rrelu|gumbel|exponential"
+        return bool(re.search(draws, body, re.IGNORECASE))
 
 
 def load(text: str, device: str = "cpu") -> Loaded:

@@ -391,6 +391,7 @@ torch.ones({x}.shape[-1], device=DEVICE) * {f}
 torch.eye({p}, device=DEVICE)
 torch.eye({x}.shape[0], {x}.shape[-1], device=DEVICE) + {f}
 {x}.new_zeros({p}, {x}.shape[-1])
+{x}.new_zeros({p} + {x}.shape[0])
 {x}.new_full(({x}.shape[-1],), {n})
 {x}.new_ones({x}.numel()).cumsum(0)
 torch.tensor([{f}, {n}, 1.5], device=DEVICE)
@@ -443,6 +444,12 @@ torch.normal({x}.detach(), 1.0)
 torch.empty_like({x}).uniform_(0, 1)
 {x}.clone().bernoulli_(0.3)
 F.rrelu({x}, training=True)
+F.gumbel_softmax({x})
+{x} - torch.empty_like({x}).exponential_()
+torch.stack([{x} * torch.empty_like({x}).exponential_(), {x} * torch.empty_like({x}).exponential_()])
+torch.cat([F.rrelu({x}, training=True), F.rrelu({x}, training=True)])
+torch.cat([F.gumbel_softmax({x}, dim=0), F.gumbel_softmax({x}, dim=0)])
+{x} * torch.empty_like({x}).log_normal_() - {x} * torch.empty_like({x}).log_normal_()
 torch.multinomial({x}.detach().abs().flatten() + 0.1, 1)
 """
 

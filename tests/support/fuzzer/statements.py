@@ -23,6 +23,8 @@ INPLACE = """
 {x}[0].add_(1)
 {x}[:, 0].zero_()
 {x}.view(-1)[0] = {f}
+{x}.unfold(-1, 2, 1).mul_({f})
+{x}.transpose(0, -1).as_strided((2,), (1,)).fill_({f})
 {x}.t().mul_(2)
 {x}.transpose(0, -1).add_({f})
 {x}.diagonal().fill_({f})
