@@ -23,6 +23,7 @@ from .target import CPU, Target
 MAX_MEMBERS = 48
 _LANES = 16  # fewest contiguous results that justify a kernel of their own
 MAX_BUFFERS = 40
+_PASSES = 4  # over the longest row of one program: what a row's norm takes
 
 MESSAGES = {
     "switched-off": "option `without`, or a search for a fault, leaves it out",
@@ -114,7 +115,8 @@ def _fits_a_program(members: tuple[Member, ...], target: Target) -> bool:
 
     for j < 2048: y[j] = ...;  fold j < 2048 of y[j]*y[j];  for j < 2048: z[j] = y[j] * r       the norm of one row
     """
-    return all(_is_row(m) and guess(extent_of(m.axes)) <= target.share for m in members)
+    rows = all(_is_row(m) and guess(extent_of(m.axes)) <= target.share for m in members)
+    return rows and work_of(members) <= _PASSES * target.share
 
 
 def _is_row(member: Member) -> bool:

@@ -193,6 +193,19 @@ def test_rows_share_a_loop_where_one_program_holds_them():
         assert len(found.kernels) == kernels, "\n".join(map(body_text, found.kernels))
 
 
+@pytest.mark.parametrize(("count", "alone"), [(2, True), (16, False)])
+def test_one_program_does_not_do_what_many_could(count, alone):
+    """Gradients scaled by what is left of their norm: one program would go through all of them."""
+    b = Builder()
+    gradients = [b.given(f"g{k}", (1 << 13,)) for k in range(count)]
+    norm = b.sum("norm", (), (1 << 13,), lambda i, r: gradients[0].at(r))
+    scaled = [b.map(f"s{k}", g.sizes, lambda i, g=g: op("mul", g.at(i), norm.at(()))) for k, g in enumerate(gradients)]
+    found = schedule(b.program(*scaled), target=GPU)
+    assert not check_schedule(found.program, found)
+    assert (len(found.kernels) == 1) == alone
+    assert all("parallel" in body_text(kernel) for kernel in found.kernels[1:])
+
+
 def test_loops_that_run_side_by_side_are_not_given_up_for_little():
     """Two rotations of heads share their angles alone."""
     b = Builder()
