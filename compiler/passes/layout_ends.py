@@ -23,6 +23,7 @@ from .conv_layout_cost import elements
 _MEASURED = 3  # number of ends whose copies are measured
 _MERGING = frozenset({"aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten"})
 _REORDERING = frozenset({"aten.permute", "aten.transpose"})  # readers may work with either layout
+_NORMS = frozenset({"aten._native_batch_norm_legit_no_training", "aten.native_batch_norm"})  # give several results
 _LIBRARY = frozenset({"aten.convolution"})  # results that no generated kernel writes
 
 
@@ -51,7 +52,7 @@ def _ends(found: Sequence[fx.Node]) -> list[fx.Node]:
     flow = _reached(found)
     entries = {node.args[0]: None for node in found if node.args[0] not in flow}
     laid_out = [x for x in entries if isinstance(x, fx.Node) and not has_channels_last(x)]
-    return [*laid_out, *(node for node in flow if _leaves(node))]
+    return [*laid_out, *(node for node in flow if is_tensor(node) and _leaves(node))]
 
 
 def _reached(found: Sequence[fx.Node]) -> dict[fx.Node, None]:
@@ -65,6 +66,8 @@ def _reached(found: Sequence[fx.Node]) -> dict[fx.Node, None]:
 
 
 def _keeps_layout(node: fx.Node) -> bool:
+    if op_name(node) in _NORMS:
+        return True
     return is_tensor(node) and rank(node) in (4, 5) and op_name(node) not in _MERGING | _REORDERING
 
 

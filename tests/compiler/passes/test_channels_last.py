@@ -9,6 +9,8 @@ from support.rewriting import compiled
 from support.thorough import takes_turns
 from torch import nn
 
+from regraft.compiler.passes import layout_ends
+
 SIZES = [(2, 3, 32, 32), (1, 3, 33, 47)]
 
 
@@ -45,6 +47,20 @@ def test_transposed(kernel: int, stride: int, padding: int, groups: int) -> None
                 torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
                 assert made.stride() == expected.stride()
             assert cov.graphs[0].details["channels_last"]["convolutions"] == 2
+
+
+def test_ends_are_not_within_a_network() -> None:
+    """A batch norm gives several results: what it normalizes is laid out as its input, and nothing is converted."""
+    block = [nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+    model, asked = nn.Sequential(nn.Conv2d(3, 16, 3), *block, *block).eval(), []
+    ends = layout_ends._ends
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(layout_ends, "_ends", lambda found: asked.append(ends(found)) or asked[-1])
+        run, cov = compiled(model, profit="measured", verify=False)
+        with cov:
+            run(torch.randn(1, 3, 32, 32))
+    ((first, last),) = asked
+    assert first.op == "placeholder" and "relu" in last.name
 
 
 def test_measured() -> None:
