@@ -292,10 +292,8 @@ class Compilation:
                 recompute=self._stages.generates(),
                 memory_budget=self.options.memory_budget,
             )
-        except PassFailedError:
-            raise
         except Exception as error:
-            if self._faults.lets_through(error):
+            if isinstance(error, PassFailedError) or self._faults.lets_through(error):
                 raise
             if captured.fallback is not None:
                 return self._undifferentiated(captured, error)
