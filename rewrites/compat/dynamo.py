@@ -32,7 +32,8 @@ def is_numpy_call(target: Any) -> bool:
     from torch._dynamo import utils
 
     if isinstance(target, utils.numpy_to_tensor_wrapper):
-        return any(known is target.f for known in vars(torch._numpy).values())  # not by name: `power` is `pow` there
+        modules = (torch._numpy, torch._numpy.linalg, torch._numpy.fft)
+        return any(known is target.f for m in modules for known in vars(m).values())  # `power` is named `pow` there
     return target is utils.numpy_attr_wrapper or isinstance(
         target, (utils.numpy_method_wrapper, utils.numpy_operator_wrapper)
     )

@@ -189,6 +189,13 @@ def test_numpy_is_recorded_as_operators():
     assert backend.codes == []
 
 
+@pytest.mark.parametrize("function", [np.linalg.norm, np.linalg.det, np.fft.fft], ids=lambda f: f.__name__)
+def test_numpy_in_its_submodules(function):
+    program = lambda x: torch.from_numpy(np.round(np.abs(function(x.double().numpy())) * np.ones(4), 3))  # noqa: E731
+    backend = same_as_eager(program, X)
+    assert backend.codes == []
+
+
 def test_a_question_whether_transforms_are_active():
     """Libraries ask before they look at values (kornia); Dynamo answers, and records that it was asked."""
     asked = torch._C._are_functorch_transforms_active
