@@ -41,9 +41,11 @@ from .capture import Captured, capture
 from .capture.interruptions import note_interruptions
 from .capture.outputs import flat_outputs
 from .codegen import triton
+from .codegen.cpp import CompilerMissing
+from .codegen.cpp_wrapper.errors import NotInCppError
 from .codegen.generate import NotGeneratedError, generate_kernels
 from .codegen.wrapper.bodies import Body, bodies, compiled_body, put_body, refused_body
-from .codegen.wrapper.wrapper import Wrapper, generate
+from .codegen.wrapper.wrapper import Wrapper, called_from_cpp, generate
 from .freezing import Folded, Freezer, refuse_training
 from .options import Options, cache_dir, debug_dir
 from .options.machine import note_configuration
@@ -212,7 +214,7 @@ class Compilation:
         if key is None or (self.training and self._step is None):
             return
         self._unsaved = None
-        told = all(f.stage in ("configuration", "cudagraphs") and not f.fault for f in self.record.fallbacks)
+        told = all(f.stage in ("configuration", "cudagraphs", "wrapper") and not f.fault for f in self.record.fallbacks)
         if not told or self._restores:
             return
         if self._step is not None:
@@ -417,10 +419,30 @@ class Compilation:
         if wrapper is None:
             return as_calls(graph_module), None
         self.record.details[f"source:{label}"] = wrapper.source
+        wrapper = self._called_from_cpp(wrapper, graph_module, label)
         self.record.details[f"stats:{label}"] = wrapper.stats
         if self._observe is None:
             return wrapper.call, wrapper
         return self._observe(self.record.name, kind, graph_module, wrapper), wrapper
+
+    def _called_from_cpp(self, wrapper: Wrapper, graph_module: fx.GraphModule, label: str) -> Wrapper:
+        """The wrapper with its function in C++, if that was asked for; else, or where it cannot be, as it is."""
+        if not self.options.cpp.wrapper or self._observe is not None:  # who observes takes the text in Python
+            return wrapper
+        try:
+            with self.record.timed("generate"):
+                made = called_from_cpp(wrapper, graph_module)
+        except NotInCppError as refusal:
+            self.record.fallbacks.append(Fallback.of("wrapper", refusal.reason))
+        except CompilerMissing as missing:
+            why = Reason("no-compiler", f"the graph is called from Python: {missing}")
+            self.record.fallbacks.append(Fallback.of("wrapper", why))
+        except Exception as error:
+            self._faults.tell("making the wrapper in C++", "the graph is called from Python", error, stage="wrapper")
+        else:
+            self.record.details[f"wrapper:{label}"] = made.parts.cpp.body if made.parts.cpp is not None else ""
+            return made
+        return wrapper
 
     def _takes_inputs(self, graph_module: fx.GraphModule) -> bool:
         """Whether the graph's inputs are those of the program: AOTAutograd adds parameters and buffers itself."""
@@ -459,7 +481,7 @@ class Compilation:
         self._compile_bodies(made, kind)
         wrapper = generate(made, name=f"{self.record.name} {kind} {name}")
         self.record.details[f"source:{kind}:{name}"] = wrapper.source
-        return compiled_body(wrapper, made.graph)
+        return compiled_body(self._called_from_cpp(wrapper, made, f"{kind}:{name}"), made.graph)
 
     def _generate_kernels(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
         """Put generated kernels into the graph; if that fails, ATen calls remain."""

@@ -2,8 +2,7 @@
 
 program.py        what was exported, as a graph for the backend
 compile.py        through all stages, to a file
-forward.py        the artifact's functions: checks of inputs, the graph, constants
-emit.py           the graph's statements in C++; `operators.py` calls of ATen, `numbers.py` sizes, `tables.py` names
+forward.py        the artifact's functions: checks of inputs, the graph (`codegen/cpp_wrapper/`), constants
 runtime_source.py what all artifacts share
 build.py          one shared library of it
 artifact.py       the file; `structure.py` nested inputs and results

@@ -17,6 +17,8 @@ from torch import fx
 from ..._version import __version__
 from ...rewrites.compat import autograd, export
 from ..backend import Compilation
+from ..codegen.cpp_wrapper.errors import NotInCppError
+from ..codegen.cpp_wrapper.tables import Tables
 from ..codegen.wrapper.wrapper import Wrapper
 from ..freezing import Folded
 from ..options import Options
@@ -26,9 +28,8 @@ from .build import build, instructions, missing_text
 from .errors import AotError
 from .forward import Forward, loading_text
 from .program import Program, export_model, program_of
-from .runtime_source import ENTRY, HELPERS
+from .runtime_source import ARTIFACT, ENTRY, HELPERS
 from .structure import structure_json
-from .tables import Tables
 
 
 def aot_compile(
@@ -63,17 +64,31 @@ def aot_compile(
     chosen = Options.parse(None, given | {"strict": True})
     exported = _exported(model, inputs, kwargs, dynamic_shapes)
     compiled = _Compiled(exported, chosen)
-    tables = Tables()
-    forward = Forward(compiled.program, compiled.graph_module, tables)
-    loading = loading_text(tables, compiled.folded, compiled.program.state)
-    source = "\n".join([HELPERS, tables.text(), "namespace {", forward.text(), loading, missing_text(), ENTRY])
+    tables = Tables(ARTIFACT)
+    try:
+        forward = Forward(compiled.program, compiled.graph_module, tables)
+        loading = loading_text(tables, compiled.folded, compiled.program.state)
+    except NotInCppError as refusal:
+        raise AotError(_refused(refusal)) from None
+    kernels = (f'extern "C" void {name}(void**, const long long*, Runtime*);' for name in tables.kernels)
+    declared = [*kernels, tables.handles()]
+    source = "\n".join([HELPERS, *declared, "namespace {", forward.text(), loading, missing_text(), ENTRY])
     name = (
         "regraft_aot_" + hashlib.sha256("\0".join([source, *(u.text for u in tables.units)]).encode()).hexdigest()[:16]
     )
-    library = build(f'#define LIBRARY_NAME "{name}"\n{source}', list(tables.units))
+    library = build(f'#define LIBRARY_NAME "{name}"\n{source}', tables.units)
     stored = [value for value in tables.constants.values() if value is not None]
     write(Path(path), library, stored, _manifest(compiled, forward, tables, name))
     return Path(path)
+
+
+def _refused(refusal: NotInCppError) -> str:
+    """Why a program cannot go ahead of time, with the user's line."""
+    if not refusal.subject:
+        return f"the program cannot go ahead of time: {refusal}"
+    site = refusal.reason.site
+    called = f"; called in {site}" if site is not None else ""
+    return f"{refusal.subject} cannot go ahead of time: it {refusal.why}{called}"
 
 
 def _exported(model: Any, inputs: Any, kwargs: Any, dynamic_shapes: Any) -> torch.export.ExportedProgram:

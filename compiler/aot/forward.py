@@ -9,16 +9,16 @@ import torch
 from torch import fx
 
 from ...rewrites.effects import written
+from ..codegen.cpp_wrapper.emit import Function
+from ..codegen.cpp_wrapper.numbers import dtype_text, expression_text, integer_text, string_text
+from ..codegen.cpp_wrapper.tables import Tables
 from ..codegen.kernel_call import KernelCall
 from ..codegen.wrapper.memory_plan import plan_memory
 from ..freezing import Folded
 from .artifact import room
-from .emit import Function
 from .errors import AotError
-from .numbers import dtype_text, expression_text, integer_text, string_text
 from .program import Input, Program
 from .ranges import divisors, tightened
-from .tables import Tables
 
 _LARGEST = "INT64_MAX"
 

@@ -6,11 +6,15 @@ An artifact is one file: a shared library, then the constants, then the manifest
 
 from __future__ import annotations
 
+from ..codegen.cpp_wrapper.tables import Dialect
+from ..codegen.cpp_wrapper.vocabulary import NUMBERS
+
 HELPERS = r"""
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/List.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <torch/library.h>
@@ -38,8 +42,12 @@ struct Runtime {
 };
 
 namespace {
+using at::ScalarType;
+using at::Tensor;
 using Sizes = at::IntArrayRef;
 using Stack = std::vector<c10::IValue>;
+using Handle = const c10::OperatorHandle&;
+template <class T> using Items = std::initializer_list<T>;
 
 struct Model {
   std::vector<at::Tensor> constants;
@@ -63,6 +71,21 @@ template <class... Args> Stack call(const c10::OperatorHandle& op, Args&&... arg
   op.callBoxed(stack);
   return stack;
 }
+c10::IValue none() { return c10::IValue(); }
+c10::Device cpu() { return c10::Device(c10::DeviceType::CPU); }
+std::string text(const char* given) { return given; }
+c10::List<int64_t> whole_list(Items<int64_t> items) { return c10::List<int64_t>(items); }
+c10::List<double> real_list(Items<double> items) { return c10::List<double>(items); }
+c10::List<bool> truth_list(Items<bool> items) { return c10::List<bool>(items); }
+c10::List<at::Tensor> tensor_list(Items<at::Tensor> items) { return c10::List<at::Tensor>(items); }
+c10::List<at::Scalar> scalar_list(Items<at::Scalar> items) { return c10::List<at::Scalar>(items); }
+template <class T> using Maybe = std::optional<T>;
+c10::List<Maybe<at::Tensor>> maybe_tensors(Items<Maybe<at::Tensor>> items) {
+  return c10::List<Maybe<at::Tensor>>(items);
+}
+c10::List<Maybe<at::Scalar>> maybe_scalars(Items<Maybe<at::Scalar>> items) {
+  return c10::List<Maybe<at::Scalar>>(items);
+}
 at::Tensor tensor(Stack&& stack, size_t k) {
   return stack[k].isNone() ? at::Tensor() : std::move(stack[k]).toTensor();
 }
@@ -79,22 +102,12 @@ bool truth(const Stack& stack, size_t k) {
   return stack[k].isBool() ? stack[k].toBool() : stack[k].toScalar().toBool();
 }
 
-int64_t floor_div(int64_t a, int64_t b) {
-  TORCH_CHECK(b != 0, "ZeroDivisionError");
-  const int64_t q = a / b;
-  return q - (a % b != 0 && (a % b < 0) != (b < 0));
+void require(bool holds, const char* message) { TORCH_CHECK(holds, message); }
+[[noreturn]] void divided_by_zero() { TORCH_CHECK(false, "ZeroDivisionError"); }
+NUMBERS
+at::Tensor empty(Sizes sizes, Sizes strides, ScalarType dtype) {
+  return at::detail::empty_strided_cpu(sizes, strides, dtype);
 }
-double floor_div(double a, double b) { return std::floor(a / b); }
-int64_t floor_mod(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
-template <class A, class B> auto most(A a, B b) { return a < b ? b : a; }
-template <class A, class B> auto least(A a, B b) { return b < a ? b : a; }
-template <class A> A absolute(A a) { return a < 0 ? -a : a; }
-int64_t power(int64_t a, int64_t n) {
-  int64_t made = 1;
-  for (; n > 0; --n) made *= a;
-  return made;
-}
-double power(double a, double n) { return std::pow(a, n); }
 // As c10::scalar_to_tensor, whose header has all operators: compiling an artifact would take half as long again.
 template <class T> at::Tensor number_tensor(T number) {
   using Whole = std::conditional_t<std::is_same_v<T, bool>, bool, int64_t>;
@@ -166,7 +179,7 @@ void launch(void (*kernel)(void**, const long long*, Runtime*), void** pointers,
   Runtime runtime = entries();
   kernel(pointers, sizes, &runtime);
   if (!runtime.kind) return;
-  TORCH_CHECK(runtime.kind != 2, "ZeroDivisionError");
+  if (runtime.kind == 2) divided_by_zero();
   TORCH_CHECK_INDEX(false, "index ", runtime.index, " is out of bounds for dimension with size ", runtime.size);
 }
 
@@ -209,7 +222,7 @@ void unchanged(const at::Tensor& tensor, const char* name, Sizes strides) {
                     strides, ", not ", tensor.strides());
 }
 }  // namespace
-"""
+""".replace("NUMBERS", NUMBERS)
 
 ENTRY = r"""
 struct Footer {
@@ -329,3 +342,6 @@ EXPORTED int regraft_aot_run(void* model, const c10::IValue* inputs, size_t coun
   });
 }
 """
+
+ARTIFACT = Dialect(HELPERS, "model.constants[{}]", everywhere=True)
+"""Statements that run without Python."""

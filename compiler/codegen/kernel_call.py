@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from ...rewrites.graph import PureCall
 from ..ir.index.index import Index, Least, Most, Quotient, Remainder, Size, terms
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer
+
+if TYPE_CHECKING:
+    from .cpp.compiler import Source
 
 
 class TemplateCall(PureCall):
@@ -31,6 +34,38 @@ class TemplateCall(PureCall):
     def early(self) -> bool:
         """Whether it may start before earlier kernels have ended, and waits for them by itself."""
         return False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes, strides and dtype of a tensor that a kernel was generated for."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, buffer: Buffer) -> Layout:
+        """That of a buffer."""
+        return cls(buffer.sizes, buffer.strides, buffer.dtype)
+
+
+class CppTemplateCall(TemplateCall):
+    """A template's kernel for CPUs, which C++ may call as well as Python.
+
+    Args:
+        name: of its function.
+        inputs: layouts that it was generated for; tensors that come in others are copied into these first.
+        output: the layout of the result.
+    """
+
+    name: str
+    inputs: tuple[Layout, ...]
+    output: Layout
+
+    def unit(self) -> Source:
+        """The C++ that holds the kernel's function."""
+        raise NotImplementedError
 
 
 @dataclass(eq=False)

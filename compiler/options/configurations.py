@@ -54,7 +54,9 @@ TEMPLATES = {
         "default",
     ),
     "cpp_wrapper": Configuration(
-        "Call kernels from a C++ wrapper rather than from Python.", {"cpp.wrapper": True}, "default"
+        "Call graphs for CPUs through one generated function in C++ rather than in Python.",
+        {"cpp.wrapper": True},
+        "default",
     ),
     "cutlass": Configuration(
         "CUTLASS kernels among the candidates for products, all of them measured thoroughly.",

@@ -63,7 +63,7 @@ class CppOptions(Group):
     """Generated C++.
 
     Args:
-        wrapper: call kernels from C++ rather than from Python.
+        wrapper: call graphs for CPUs through one generated function in C++ rather than in Python.
     """
 
     wrapper: bool = False

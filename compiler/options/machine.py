@@ -73,12 +73,6 @@ def _on_gpus_only(options: Options, devices: Collection[str]) -> Iterator[Reason
 
 
 def _not_here(options: Options, capability: int | None) -> Iterator[Reason]:
-    if options.cpp.wrapper:
-        yield Reason(
-            "python-wrapper",
-            "compiled graphs are called by a generated wrapper in Python; one in C++ is written ahead of time alone "
-            "(regraft.aot_compile)",
-        )
     if options.kernels.products == "cutlass":
         installed = find_spec("cutlass") is not None or find_spec("cutlass_library") is not None
         why = "regraft writes no CUTLASS kernels yet" if installed else "CUTLASS is not installed"

@@ -284,6 +284,11 @@ def library_paths() -> tuple[str, str]:
     return str(root / "include"), str(root / "lib")
 
 
+def version() -> str:
+    """Of torch."""
+    return str(torch.__version__)
+
+
 def uses_new_strings() -> bool:
     """Whether torch was built with the C++ library's new strings."""
     return bool(torch._C._GLIBCXX_USE_CXX11_ABI)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.autograd import profiler
 
-_CODE = ("source", "c++", "triton")
+_CODE = ("source", "wrapper", "c++", "triton")
 
 
 @functools.cache
@@ -45,6 +45,11 @@ def log_code(graph: str, texts: Mapping[str, Any], logged: set[str]) -> None:
         code_log().debug("regraft: %s, %s\n%s", graph, name, text)
         file = f"regraft {graph} {name}"
         trace_structured("inductor_output_code", partial(dict, filename=file), payload_fn=partial(str, text))
+
+
+def profiler_switches() -> dict[str, Any]:
+    """The variables of torch's module of profilers: ``_is_profiler_enabled`` is true while one is on."""
+    return vars(profiler)
 
 
 def profiling() -> bool:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ...ir.program import Buffer
+    from ..cpp_wrapper.graph import CppGraph
     from .memory_plan import MemoryPlan
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
@@ -56,12 +57,14 @@ class Source:
         objects: constants, submodules and functions that cannot be written as text, by name.
         sites: the user's source line for each line (1-based) of the text.
         calls: the name of the graph node that each line calls, if it calls one.
+        cpp: the same graph as a function of C++, if that function is called instead.
     """
 
     text: str
     objects: dict[str, Any]
     sites: dict[int, Site]
     calls: dict[int, str] = field(default_factory=dict)
+    cpp: CppGraph | None = None
 
 
 def emit(graph_module: fx.GraphModule, plan: MemoryPlan, *, name: str) -> Source:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import functools
 import itertools
 import linecache
+import logging
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ....rewrites import compat
 from ....rewrites.compat.logs import profiling
+from ..cpp_wrapper.graph import in_cpp
+from ..cpp_wrapper.load import load_cpp
 from .emit import Source, emit
-from .memory_plan import plan_memory
+from .memory_plan import MemoryPlan, plan_memory
 from .profiled import RANGE, profiled_text
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
+logger = logging.getLogger("regraft")
 _NUMBER = itertools.count()
 
 
@@ -56,6 +60,7 @@ class Wrapper:
             be called with gradients off, as AOTAutograd does.
         stats: what it does with memory.
         parts: the same text with the constants and functions that it binds by name, and the user's lines.
+        plan: what is written over what.
     """
 
     name: str
@@ -63,6 +68,7 @@ class Wrapper:
     call: Callable[[list[Any]], Any]
     stats: WrapperStats
     parts: Source
+    plan: MemoryPlan = field(repr=False)
 
 
 def generate(graph_module: fx.GraphModule, *, name: str) -> Wrapper:
@@ -75,10 +81,34 @@ def generate(graph_module: fx.GraphModule, *, name: str) -> Wrapper:
     source = emit(graph_module, plan, name=name)
     calls = sum(node.op.startswith("call_") for node in graph_module.graph.nodes)
     stats = WrapperStats(calls, len(plan.reuses), plan.peak_before, plan.peak_after)
-    return Wrapper(name, source.text, load(source, name), stats, source)
+    return Wrapper(name, source.text, _load_python(source, name), stats, source, plan)
 
 
 def load(source: Source, name: str) -> Callable[[list[Any]], Any]:
+    """The function of a generated module: in C++ where it is written so and can be had here, else in Python."""
+    python = _load_python(source, name)
+    if source.cpp is None:
+        return python
+    try:
+        return load_cpp(source.cpp, python)
+    except Exception as error:  # a compiler that is gone, an operator that is not registered in this process
+        logger.debug("regraft: %s is called from Python: %s", name, error)
+        return python
+
+
+def called_from_cpp(wrapper: Wrapper, graph_module: fx.GraphModule) -> Wrapper:
+    """The wrapper of a graph with its function in C++.
+
+    Raises:
+        NotInCppError: something of the graph, or of this machine, does not let C++ call it.
+        CompilerMissing, CompileFailed: there is no compiler, or it refuses a source.
+    """
+    cpp = in_cpp(graph_module, wrapper.plan)
+    call = load_cpp(cpp, wrapper.call)
+    return replace(wrapper, call=call, parts=replace(wrapper.parts, cpp=cpp))
+
+
+def _load_python(source: Source, name: str) -> Callable[[list[Any]], Any]:
     """Compile a generated module and return its `call`; tracebacks show its lines, and errors the user's line."""
     # The number keeps apart two texts of one name; it is no part of the text.
     filename = f"<regraft {name} #{next(_NUMBER)}>"

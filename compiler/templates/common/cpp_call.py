@@ -17,29 +17,14 @@ from ...codegen.cpp.binding import bind
 from ...codegen.cpp.build import source_of
 from ...codegen.cpp.compiler import Source, compile_all
 from ...codegen.cpp.target import host_target
-from ...codegen.kernel_call import TemplateCall
-from ...ir.program import Buffer
+from ...codegen.kernel_call import CppTemplateCall, Layout
 from .micro_kernel import PRELUDE
 
 _empty = empty_strided(torch.device("cpu"))
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Sizes, strides and dtype of a tensor for which a kernel was generated."""
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, buffer: Buffer) -> Layout:
-        """The layout of a buffer."""
-        return cls(buffer.sizes, buffer.strides, buffer.dtype)
-
-
 @dataclass(eq=False)
-class TemplateKernel(TemplateCall):
+class TemplateKernel(CppTemplateCall):
     """A generated kernel as the target of a `call_function` node: takes its inputs, returns a new tensor.
 
     Pickles as its source: after loading, the first call finds the library on disk or compiles it again.

@@ -11,7 +11,7 @@ from regraft.compiler.options.machine import not_applied
 
 ON_CPU = {
     "triton": "not-on-cuda", "cutlass": "no-cutlass", "cudagraphs": "not-on-cuda", "max_autotune": "not-on-cuda",
-    "tma": "not-on-cuda", "cpp_wrapper": "python-wrapper",
+    "tma": "not-on-cuda",
 }  # fmt: skip
 
 

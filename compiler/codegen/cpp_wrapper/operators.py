@@ -1,6 +1,6 @@
 """Calls of ATen's operators as C++: each argument as the dispatcher takes it, by the operator's schema.
 
-%v = aten.slice.Tensor(%x, 1, 0, %n)    ->    auto r = call(op3, x, int64_t(1ll), int64_t(0ll), n, int64_t(1ll));
+%v = aten.slice.Tensor(%x, 1, 0, %n)    ->    auto r = call(op3(), x, int64_t(1ll), int64_t(0ll), n, int64_t(1ll));
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...rewrites import compat
-from ...rewrites.compat import export
-from ...rewrites.symbolic import SYMBOLIC
-from .errors import AotError
+from ....rewrites import compat
+from ....rewrites.compat import export
+from ....rewrites.symbolic import SYMBOLIC
+from .errors import NotInCppError
 from .numbers import dtype_text, float_text, integer_text, string_text
 
-_LAYOUTS = {torch.strided: "at::kStrided", torch.sparse_coo: "at::kSparse"}
+# As `c10::Layout` and `c10::MemoryFormat` count.
+_LAYOUTS = {torch.strided: "int64_t(0ll)", torch.sparse_coo: "int64_t(1ll)"}
 _FORMATS = {
-    torch.contiguous_format: "Contiguous", torch.channels_last: "ChannelsLast",
-    torch.channels_last_3d: "ChannelsLast3d", torch.preserve_format: "Preserve",
+    torch.contiguous_format: "int64_t(0ll)", torch.preserve_format: "int64_t(1ll)",
+    torch.channels_last: "int64_t(2ll)", torch.channels_last_3d: "int64_t(3ll)",
 }  # fmt: skip
-_ELEMENTS = {"int": "int64_t", "float": "double", "bool": "bool", "Tensor": "at::Tensor"}
+_LISTS = {
+    "int": "whole_list", "float": "real_list", "bool": "truth_list", "Tensor": "tensor_list",
+    "Optional[Tensor]": "maybe_tensors", "number": "scalar_list", "Optional[number]": "maybe_scalars",
+}  # fmt: skip
 
 
 def kind_of(value: Any) -> str:
@@ -48,22 +52,22 @@ def arguments(target: Any, args: Sequence[Any], keywords: Mapping[str, Any], nam
         name: the expression for a node or a symbolic number.
 
     Raises:
-        AotError: an argument is of a kind that no artifact holds.
+        NotInCppError: an argument is of a kind that C++ does not know.
     """
     texts = []
     for position, (key, kind, length, by_keyword, default) in enumerate(export.argument_types(target)):
         value = args[position] if position < len(args) and not by_keyword else keywords.get(key, default)
         try:
             texts.append(value_text(value, kind, length, name))
-        except AotError as error:
-            raise AotError(f"{target} cannot go ahead of time: argument {key}: {error}") from None
+        except NotInCppError as error:
+            raise NotInCppError(error.code, f"argument {key} of {target}: {error}") from None
     return texts
 
 
 def value_text(value: Any, kind: str, length: int, name: Callable[[Any], str]) -> str:
     """One argument of a type of the schema: ``"Optional[List[int]]"``."""
     if value is None:
-        return "c10::IValue()"
+        return "Tensor()" if kind == "Tensor" else "none()"
     if kind.startswith("Optional["):
         return value_text(value, kind[9:-1], length, name)
     if kind.startswith("List["):
@@ -81,32 +85,23 @@ def value_text(value: Any, kind: str, length: int, name: Callable[[Any], str]) -
 
 def _list(value: Any, kind: str, length: int, name: Callable[[Any], str]) -> str:
     items = [value] * max(length, 1) if not isinstance(value, (list, tuple)) else value
-    if kind == "Optional[Tensor]":
-        parts = ["std::nullopt" if x is None else f"std::optional<at::Tensor>({name(x)})" for x in items]
-        return f"c10::List<std::optional<at::Tensor>>({{{', '.join(parts)}}})"
-    if kind == "Optional[number]":
-        parts = ["std::nullopt" if x is None else f"at::Scalar({value_text(x, 'number', 0, name)})" for x in items]
-        return f"c10::List<std::optional<at::Scalar>>({{{', '.join(parts)}}})"
-    if kind == "number":
-        parts = [f"at::Scalar({value_text(x, kind, 0, name)})" for x in items]
-        return f"c10::List<at::Scalar>({{{', '.join(parts)}}})"
-    if kind not in _ELEMENTS:
-        raise AotError(f"lists of {kind} are not known ahead of time")
-    parts = [value_text(x, kind, 0, name) for x in items]
-    return f"c10::List<{_ELEMENTS[kind]}>({{{', '.join(parts)}}})"
+    if kind not in _LISTS:
+        raise NotInCppError("value", f"lists of {kind} are not known to C++")
+    parts = ["{}" if x is None else value_text(x, kind, 0, name) for x in items]
+    return f"{_LISTS[kind]}({{{', '.join(parts)}}})"
 
 
 def _constant(value: Any, kind: str) -> str:
     if isinstance(value, torch.dtype):
         return f"static_cast<int64_t>({dtype_text(value)})"
     if isinstance(value, torch.layout) and value in _LAYOUTS:
-        return f"static_cast<int64_t>({_LAYOUTS[value]})"
+        return _LAYOUTS[value]
     if isinstance(value, torch.memory_format):
-        return f"static_cast<int64_t>(at::MemoryFormat::{_FORMATS[value]})"
+        return _FORMATS[value]
     if isinstance(value, torch.device):
         if value.type != "cpu":
-            raise AotError(f"it runs on {value}; artifacts run on CPUs")
-        return "c10::Device(c10::DeviceType::CPU)"
+            raise NotInCppError("device", f"it runs on {value}; C++ runs on CPUs")
+        return "cpu()"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -114,8 +109,8 @@ def _constant(value: Any, kind: str) -> str:
     if isinstance(value, float):
         return f"double({float_text(value)})"
     if isinstance(value, str):
-        return "c10::Device(c10::DeviceType::CPU)" if kind == "Device" else f"std::string({string_text(value)})"
-    raise AotError(f"values of type {type(value).__name__} are not known ahead of time")
+        return "cpu()" if kind == "Device" else f"text({string_text(value)})"
+    raise NotInCppError("value", f"values of type {type(value).__name__} are not known to C++")
 
 
 _PYTHON: dict[str, str] = {
@@ -125,9 +120,9 @@ _PYTHON: dict[str, str] = {
     "eq": "({0} == {1})", "ne": "({0} != {1})", "lt": "({0} < {1})", "le": "({0} <= {1})", "gt": "({0} > {1})",
     "ge": "({0} >= {1})", "and_": "({0} & {1})", "or_": "({0} | {1})", "not_": "(!{0})", "sym_not": "(!{0})",
     "sym_max": "most({0}, {1})", "sym_min": "least({0}, {1})", "sym_int": "int64_t({0})", "sym_float": "double({0})",
-    "sym_ite": "({0} ? {1} : {2})", "ceil": "int64_t(std::ceil({0}))", "floor": "int64_t(std::floor({0}))",
-    "trunc": "int64_t(std::trunc({0}))", "sqrt": "std::sqrt(double({0}))", "_sym_sqrt": "std::sqrt(double({0}))",
-    "sym_sqrt": "std::sqrt(double({0}))",
+    "sym_ite": "({0} ? {1} : {2})", "ceil": "int64_t(__builtin_ceil({0}))", "floor": "int64_t(__builtin_floor({0}))",
+    "trunc": "int64_t(__builtin_trunc({0}))", "sqrt": "__builtin_sqrt(double({0}))",
+    "_sym_sqrt": "__builtin_sqrt(double({0}))", "sym_sqrt": "__builtin_sqrt(double({0}))",
 }  # fmt: skip
 
 

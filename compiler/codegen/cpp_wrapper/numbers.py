@@ -9,8 +9,8 @@ from typing import Any
 import sympy
 import torch
 
-from ..ir.index.index import Index, Least, Most, Quotient, Remainder, Size, terms
-from .errors import AotError
+from ...ir.index.index import Index, Least, Most, Quotient, Remainder, Size, terms
+from .errors import NotInCppError
 
 _INFIX = {
     "Add": " + ", "Mul": " * ", "Equality": " == ", "Unequality": " != ", "StrictLessThan": " < ", "LessThan": " <= ",
@@ -30,21 +30,21 @@ SCALARS = {
 
 
 def dtype_text(dtype: torch.dtype) -> str:
-    """A dtype as ``at::kFloat``.
+    """A dtype as ``ScalarType::Float``.
 
     Raises:
-        AotError: kernels do not know it.
+        NotInCppError: kernels do not know it.
     """
     if dtype not in SCALARS:
-        raise AotError(f"tensors of {dtype} are not known ahead of time")
-    return f"at::ScalarType::{SCALARS[dtype]}"
+        raise NotInCppError("dtype", f"tensors of {dtype} are not known to C++")
+    return f"ScalarType::{SCALARS[dtype]}"
 
 
 def expression_text(expression: Any, names: Mapping[Any, str]) -> str:
     """An expression of symbols, each by its name.
 
     Raises:
-        AotError: a symbol has no name, or a function no C++.
+        NotInCppError: a symbol has no name, or a function no C++.
     """
     if isinstance(expression, (bool, int)) or expression in (sympy.true, sympy.false):
         return integer_text(int(bool(expression)) if not isinstance(expression, int) else int(expression))
@@ -52,11 +52,11 @@ def expression_text(expression: Any, names: Mapping[Any, str]) -> str:
         return integer_text(int(expression))
     if expression.is_Symbol:
         if expression not in names:
-            raise AotError(f"the size {expression} is that of no input, and nothing computes it")
+            raise NotInCppError("size", f"the size {expression} is that of no input, and nothing computes it")
         return names[expression]
     kind = type(expression).__name__
     if kind not in _INFIX and kind not in _CALLS and kind not in _FOLDS and kind not in ("Not", "ModularIndexing"):
-        raise AotError(f"a size is computed as {expression} ({kind}), which is not known ahead of time")
+        raise NotInCppError("size", f"a size is computed as {expression} ({kind}), which is not known to C++")
     parts = [expression_text(part, names) for part in expression.args]
     if kind in _INFIX:
         return f"({_INFIX[kind].join(parts)})"
@@ -108,9 +108,9 @@ def integer_text(number: int) -> str:
 def float_text(number: float) -> str:
     """A number of double precision, to its last bit."""
     if math.isnan(number):
-        return 'std::nan("")'
+        return '__builtin_nan("")'
     if math.isinf(number):
-        return f"{'-' if number < 0 else ''}HUGE_VAL"
+        return f"{'-' if number < 0 else ''}__builtin_inf()"
     return number.hex()
 
 

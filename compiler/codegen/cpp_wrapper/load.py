@@ -1,0 +1,86 @@
+"""C++ of graphs as callables: compiled, loaded, and bound to this process's kernels, constants and Python."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ....rewrites import compat
+from ....rewrites.compat import export
+from ....rewrites.compat.logs import profiler_switches
+from ..cpp.compiler import Source, compile_all
+from ..cpp.errors import IndexOutOfRange
+from ..cpp.runtime import entry_points
+from .errors import NotInCppError
+from .graph import CppGraph
+from .runtime_source import RUNTIME
+
+_FLAGS = ("-O1", "-fexceptions", "-fasynchronous-unwind-tables")
+
+
+def load_cpp(graph: CppGraph, python: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Compile (or find compiled) and load a graph's function.
+
+    Args:
+        graph: its text and what that refers to.
+        python: the same graph's wrapper in Python, called while a profiler is on: each of its calls is a range.
+
+    Returns:
+        the function in boxed convention: one list of inputs in, which it empties; the graph's outputs out.
+
+    Raises:
+        CompilerMissing, CompileFailed: there is no compiler, or it refuses a source.
+        NotInCppError: C++ and Python cannot meet on this machine.
+    """
+    module = runtime()
+    units = list(dict.fromkeys(unit for _, unit in graph.kernels))
+    (library, _), *loaded = compile_all([Source(graph.text, _FLAGS), *units])
+    libraries = {unit: found for unit, (found, _) in zip(units, loaded, strict=True)}
+    kernels = tuple(_address(libraries[unit], name) for name, unit in graph.kernels)
+    call = module.make(
+        _address(library, "regraft_bind"), _address(library, "regraft_call"), kernels, graph.constants,
+        graph.functions, graph.inputs, graph.outputs, graph.fixed, python,
+        tuple(f"compiled by regraft from {site}" for site in graph.sites),
+    )  # fmt: skip
+    compat.mark_boxed(call)
+    return call  # type: ignore[no-any-return]
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None, name
+    return address
+
+
+@functools.cache
+def runtime() -> Any:
+    """The extension module that generated functions and Python meet in, compiled where it is not on disk.
+
+    Raises:
+        CompilerMissing, CompileFailed: there is no compiler, or it refuses the source.
+        NotInCppError: the headers of Python or of torch are missing.
+    """
+    python, (torchs, libraries) = Path(sysconfig.get_paths()["include"]), export.library_paths()
+    for name, needed in (("Python", python / "Python.h"), ("torch", Path(torchs) / "ATen" / "core" / "Tensor.h")):
+        if not needed.exists():
+            raise NotInCppError("headers", f"the headers of {name} are not installed: {needed} is missing")
+    head = f"// {sysconfig.get_config_var('EXT_SUFFIX')} torch {export.version()}\n"
+    flags = (
+        *_FLAGS, "-frtti", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(export.uses_new_strings())}", f"-I{python}",
+        f"-I{torchs}", f"-I{torchs}/torch/csrc/api/include", f"-L{libraries}", "-ltorch_python", "-ltorch_cpu", "-lc10",
+    )  # fmt: skip
+    ((_, source),) = compile_all([Source(head + RUNTIME, flags)])
+    path = str(source.with_suffix(".so"))
+    loader = importlib.machinery.ExtensionFileLoader("regraft_graphs", path)
+    spec = importlib.util.spec_from_file_location("regraft_graphs", path, loader=loader)
+    assert spec is not None, path
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    module.setup(IndexOutOfRange, profiler_switches(), *entry_points())
+    return module
