@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..rewrites.backup import Backup, copied
+from ..rewrites.backup import Backup
 from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, finish_before_forks, is_renamed_tensor
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import StepFacts, calls_plainly, keep_saved, places, step_facts, tell_strides
@@ -41,12 +41,9 @@ from .capture import Captured, capture
 from .capture.interruptions import note_interruptions
 from .capture.outputs import flat_outputs
 from .codegen import triton
-from .codegen.cpp import CompilerMissing
-from .codegen.cpp_wrapper.errors import NotInCppError
-from .codegen.generate import NotGeneratedError, generate_kernels
-from .codegen.wrapper.bodies import Body, bodies, compiled_body, put_body, refused_body
-from .codegen.wrapper.wrapper import Wrapper, called_from_cpp, generate
+from .codegen.wrapper.wrapper import Wrapper
 from .freezing import Folded, Freezer, refuse_training
+from .graph_code import GraphCode, Observer
 from .options import Options, cache_dir, debug_dir
 from .options.machine import note_configuration
 from .options.rules import resolve_rules
@@ -67,8 +64,6 @@ from .stages import Stages
 
 logger = logging.getLogger("regraft")
 
-Observer = Callable[[str, GraphKind, fx.GraphModule, Wrapper], Boxed]
-"""Told of each compiled graph: name of the program, kind, the graph, its wrapper; gives what is called in its place."""
 # A forward and its backward must agree on these: if one of them fails, the graph runs as it is.
 _AGREEMENTS = ("take_strides", "mark_returned", "strides_of_outputs")
 _OF_DYNAMO = ("recompiled", "graph_break")  # details of this compilation, not of the graph
@@ -145,6 +140,7 @@ class Compilation:
             freezer=self._contained.attempt(Freezer, gm, example_inputs) if freezing else None,
             explained=explained,
         )
+        self._code = GraphCode(self.record, options, self._contained, self._faults, self._stages, observe)
         self._gm, self._inputs = gm, len(example_inputs)
         self._nested = 0.0  # seconds of graphs that were compiled while differentiating
         self._backward: Callable[..., Any] | None = None
@@ -176,7 +172,7 @@ class Compilation:
             guard_float32_precision()
         do(guard_backends, self._gm)
         do(guard_forward_ad)
-        if forward_ad_active():
+        if do(forward_ad_active, default=False):
             return self._as_written()
         with self.record.timed("recall"):
             key = do(self._key, name="recall")
@@ -263,7 +259,7 @@ class Compilation:
             self._contained.do(mark_gradients, captured.graph_module.graph, wanted)
             if not self._contained.leaves_out("mark_gradients"):
                 self._stages.rewrite_program(captured.graph_module)
-        self._note_graph("captured", captured.graph_module)
+        self._code.note_graph("captured", captured.graph_module)
         with self.record.timed("differentiate"):
             compiled = captured.graph_module if captured.as_written else self._differentiate(captured)
         self.record.seconds["differentiate"] -= self._nested  # excludes a backward that is compiled at its first run
@@ -379,13 +375,13 @@ class Compilation:
         protected = self._stages.lower(graph_module, kind)
         if returned is not None:
             tell_strides(do(strides_of_outputs, graph_module))
-        self._note_graph(kind, graph_module)
+        self._code.note_graph(kind, graph_module)
         parts = do(split_host, graph_module) if self._replay.graphs is not None else None
         if parts is not None:
             return protected(self._compiled_apart(graph_module, parts, kind, returned))
         wrapped = partial(self._replay.wrapped, self.record.name, graph_module, kind, returned)
         captured = do(wrapped, name="cudagraphs", default=lambda call: call)
-        call, wrapper = self._generated(graph_module, kind)
+        call, wrapper = self._code.generated(graph_module, kind)
         if wrapper is not None and kind == "inference" and calls_plainly() and self._takes_inputs(graph_module):
             self._plain = wrapper
         if wrapper is not None and self.training:
@@ -400,49 +396,12 @@ class Compilation:
         wrapped = partial(self._replay.wrapped, name, parts.device, kind, left, parts.static)
         captured = self._contained.do(wrapped, name="cudagraphs")
         if captured is None or kind not in self._replay.static:
-            return self._generated(graph_module, kind)[0]
-        host, _ = self._generated(parts.host, kind, "host")
-        device, _ = self._generated(parts.device, kind)
+            return self._code.generated(graph_module, kind)[0]
+        host, _ = self._code.generated(parts.host, kind, "host")
+        device, _ = self._code.generated(parts.device, kind)
         del self._replay.static[kind]  # the cache can only restore a single wrapper
         self._forward = self._step = None
         return parts.joined(host, captured(device))
-
-    def _generated(self, graph_module: fx.GraphModule, kind: GraphKind, part: str = "") -> tuple[Boxed, Wrapper | None]:
-        """Kernels and the wrapper that calls them, for a graph or for its part on the host."""
-        do, label = self._contained.do, f"{kind}:{part}" if part else kind
-        with self.record.timed("kernels"):
-            do(self._generate_kernels, graph_module, kind, name="kernels")
-        self._compile_bodies(graph_module, kind)
-        with self.record.timed("generate"):
-            name = f"{self.record.name} {label.replace(':', ' ')}"
-            wrapper = do(partial(generate, graph_module, name=name), name="generate")
-        if wrapper is None:
-            return as_calls(graph_module), None
-        self.record.details[f"source:{label}"] = wrapper.source
-        wrapper = self._called_from_cpp(wrapper, graph_module, label)
-        self.record.details[f"stats:{label}"] = wrapper.stats
-        if self._observe is None:
-            return wrapper.call, wrapper
-        return self._observe(self.record.name, kind, graph_module, wrapper), wrapper
-
-    def _called_from_cpp(self, wrapper: Wrapper, graph_module: fx.GraphModule, label: str) -> Wrapper:
-        """The wrapper with its function in C++, if that was asked for; else, or where it cannot be, as it is."""
-        if not self.options.cpp.wrapper or self._observe is not None:  # who observes takes the text in Python
-            return wrapper
-        try:
-            with self.record.timed("generate"):
-                made = called_from_cpp(wrapper, graph_module)
-        except NotInCppError as refusal:
-            self.record.fallbacks.append(Fallback.of("wrapper", refusal.reason))
-        except CompilerMissing as missing:
-            why = Reason("no-compiler", f"the graph is called from Python: {missing}")
-            self.record.fallbacks.append(Fallback.of("wrapper", why))
-        except Exception as error:
-            self._faults.tell("making the wrapper in C++", "the graph is called from Python", error, stage="wrapper")
-        else:
-            self.record.details[f"wrapper:{label}"] = made.parts.cpp.body if made.parts.cpp is not None else ""
-            return made
-        return wrapper
 
     def _takes_inputs(self, graph_module: fx.GraphModule) -> bool:
         """Whether the graph's inputs are those of the program: AOTAutograd adds parameters and buffers itself."""
@@ -461,49 +420,6 @@ class Compilation:
             step = step_of(forward.parts, wrapper.parts, facts, graph_module.graph, inputs)
             self._step = step and replace(step, captured=kind in self._replay.static)
             self._save()
-
-    def _compile_bodies(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
-        """Compile the graphs that control flow calls; those that cannot be compiled stay as they are."""
-        for name, body in bodies(graph_module).items():
-            reason = refused_body(body.graph)
-            if reason is not None:
-                self.record.fallbacks.append(Fallback.of("bodies", reason))
-                continue
-            compiled = self._contained.do(self._compile_body, body, kind, name)
-            if compiled is not None:
-                put_body(graph_module, name, compiled)
-
-    def _compile_body(self, body: fx.GraphModule, kind: GraphKind, name: str) -> Body:
-        do, made = self._contained.do, fx.GraphModule(body, copied(body))
-        self._stages.lower_body(made, kind)
-        self._note_graph(f"{kind}:{name}", made)
-        do(self._generate_kernels, made, kind, name="kernels")
-        self._compile_bodies(made, kind)
-        wrapper = generate(made, name=f"{self.record.name} {kind} {name}")
-        self.record.details[f"source:{kind}:{name}"] = wrapper.source
-        return compiled_body(self._called_from_cpp(wrapper, made, f"{kind}:{name}"), made.graph)
-
-    def _generate_kernels(self, graph_module: fx.GraphModule, kind: GraphKind) -> None:
-        """Put generated kernels into the graph; if that fails, ATen calls remain."""
-        try:
-            made = generate_kernels(graph_module, kind, verify=self.options.verify != "off", faults=self._faults)
-        except NotGeneratedError as refusal:
-            if self.options.strict and refusal.reason.code in ("no-compiler", "no-triton"):
-                raise
-            self.record.fallbacks.append(Fallback.of("kernels", refusal.reason))
-        except Exception as error:
-            self._faults.tell("generating kernels", "the graph runs by calls of ATen", error, stage="kernels")
-        else:
-            graph_module.graph = made.graph
-            self._stages.draw(kind, "kernels", made.graph)
-            self.record.code.append(made.code)
-            if self.options.debug:
-                self.record.details.update((f"{stage}:{kind}", text) for stage, text in made.texts().items())
-
-    def _note_graph(self, stage: str, graph_module: fx.GraphModule) -> None:
-        """Keep a graph as text if option `debug` is set."""
-        if self.options.debug:
-            self.record.details[f"graph:{stage}"] = str(graph_module.graph)
 
 
 @with_room

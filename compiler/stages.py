@@ -23,7 +23,7 @@ from ..rewrites.snapshot import regions_by_name, snapshot
 from ..rewrites.switches import allowed, changing
 from ..rewrites.verifier import verify_graph
 from .autograd.differentiate import GraphKind
-from .autograd.joint_graph import backward_nodes
+from .autograd.joint_graph import incoming_gradients
 from .capture.checkpoints import captured_bodies
 from .capture.scopes import backends_around, backends_throughout
 from .codegen import triton
@@ -106,8 +106,7 @@ class Stages:
         if self._desugars and kind == "inference":
             self.rewrite_desugared(graph_module, kind)
         if self.generates():
-            tangents = [n for n in backward_nodes(graph_module.graph) if n.op == "placeholder"]
-            with sizes_unread(tangents):
+            with sizes_unread(self._do(incoming_gradients, graph_module.graph, default=[])):
                 self._run(JOINT, graph_module, "joint")
 
     def generates(self) -> bool:

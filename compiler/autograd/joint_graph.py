@@ -17,6 +17,11 @@ def backward_nodes(joint: fx.Graph) -> set[fx.Node]:
     return found
 
 
+def incoming_gradients(joint: fx.Graph) -> list[fx.Node]:
+    """The placeholders of a graph of forward and backward that only the backward reads."""
+    return [node for node in backward_nodes(joint) if node.op == "placeholder"]
+
+
 def mark_recomputed(node: fx.Node, recomputed: bool) -> None:
     """Have the backward compute a node of a joint graph anew, or have it kept (False), whatever that costs."""
     node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE if recomputed else CheckpointPolicy.MUST_SAVE

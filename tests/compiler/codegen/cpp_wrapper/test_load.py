@@ -83,12 +83,12 @@ def test_what_an_error_leaves_is_freed():
 
 def boxed(function, *inputs):
     """The function in boxed convention that was compiled for a graph of these inputs."""
-    from regraft.compiler import backend
+    from regraft.compiler import graph_code
 
     made = []
     with pytest.MonkeyPatch.context() as patch:
-        real = backend.called_from_cpp
-        patch.setattr(backend, "called_from_cpp", lambda *args: made.append(real(*args)) or made[-1])
+        real = graph_code.called_from_cpp
+        patch.setattr(graph_code, "called_from_cpp", lambda *args: made.append(real(*args)) or made[-1])
         with torch.no_grad():
             compiled(function)(*inputs)
     return made[-1].call
@@ -158,7 +158,7 @@ SCRIPT = """
     made, real = [], load.load_cpp
     from regraft.compiler.codegen.wrapper import wrapper
     wrapper.load_cpp = lambda *args: made.append(1) or real(*args)
-    from regraft.compiler import backend
+    from regraft.compiler import graph_code
     stages, capture = [], backend.capture
     backend.capture = lambda *args: stages.append(1) or capture(*args)
     torch.manual_seed(0)
@@ -213,7 +213,7 @@ def test_a_fault_of_the_compiler_is_contained(monkeypatch):
     def fails(*_args):
         raise ValueError("planted")
 
-    monkeypatch.setattr("regraft.compiler.backend.called_from_cpp", fails)
+    monkeypatch.setattr("regraft.compiler.graph_code.called_from_cpp", fails)
     x = torch.randn(3, 3)
     with regraft.coverage() as cov:
         torch.testing.assert_close(compiled(lambda x: x.sin() @ x, strict=False)(x), x.sin() @ x)
