@@ -43,6 +43,7 @@ from .sizes import Unlowered, number
 from .sizes import tokens as tokens_of
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_KNOWN_NAMESPACES = ("aten", "prims", "prim", "regraft")  # of operators without effects but those that they declare
 _SEEDING = (random_ops.seeds.default, random_ops.split.default)
 
 
@@ -445,10 +446,17 @@ def _is_size(node: fx.Node) -> bool:
 
 
 def _is_pure(node: fx.Node) -> bool:
+    """Whether a call may change places with calls that have effects.
+
+    Operators of other libraries may not, whatever their schemas say: other processes may wait for them, collectives
+    above all, in the order in which the program was written.
+    """
     if node.is_impure():
         return False
     if not isinstance(node.target, OpOverload):
         return getattr(node.target, "__module__", "") in ("_operator", "builtins", "math", "torch")
+    if node.target.namespace not in _KNOWN_NAMESPACES:
+        return False
     random = torch.Tag.nondeterministic_seeded in node.target.tags
     return not (random or is_mutable(node.target) or returns_nothing(node.target))
 

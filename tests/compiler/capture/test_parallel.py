@@ -78,7 +78,33 @@ def test_collectives_stay_in_order_each_as_often_as_written(group):
     with regraft.coverage() as cov:
         found = torch.compile(program, backend="regraft", options={"profit": "always"})(q, written, v)
     torch.testing.assert_close([*found, written], [*expected, k])
-    source = cov.graphs[0].details["source:inference"]
-    calls = [line.split("_c10d_functional.")[1].split(".")[0] for line in source.splitlines() if " = _c10d_" in line]
-    sent = [call for call in calls if call not in ("wait_tensor", "bare_calls(")]
-    assert sent == ["all_reduce"] * 3 + ["all_gather_into_tensor"], source
+    assert _sent(cov) == ["all_reduce"] * 3 + ["all_gather_into_tensor"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_collectives_stay_in_order_whatever_is_computed_between_them(group, rank):
+    """Each process has a program of its own here, but all wait for the same collectives."""
+
+    def program(x):
+        summed = collectives.all_reduce(x * 2 if rank else x, "sum", group)
+        gathered = collectives.all_gather_tensor(x.relu(), 0, group)
+        scattered = collectives.reduce_scatter_tensor(gathered * 2, "sum", 0, group)
+        sent = collectives.broadcast(x.cos(), 0, group)
+        swapped = collectives.all_to_all_single(torch.cat([x, -x]), None, None, group)
+        largest = collectives.all_reduce(summed.mean(0), "max", group)
+        return summed + scattered + sent, swapped, largest + gathered.sum()
+
+    torch._dynamo.reset()
+    with regraft.coverage() as cov:
+        torch.compile(program, backend="regraft", dynamic=True)(torch.randn(4, 3))
+    assert _sent(cov) == [
+        "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single",
+        "all_reduce",
+    ]  # fmt: skip
+
+
+def _sent(cov):
+    """The collectives of a program's generated code, in order."""
+    lines = cov.graphs[0].details["source:inference"].splitlines()
+    calls = [line.split("_c10d_functional.")[1].split(".")[0] for line in lines if " = _c10d_" in line]
+    return [call for call in calls if call not in ("wait_tensor", "bare_calls(")]
