@@ -5,12 +5,15 @@
     interpolate(x, scale_factor=0.1)    nothing is left of an image
     one_hot(x.int(), 4)                 eager takes int64 alone
     rnn_tanh(..., dropout=0.5)          torch's spelling of recurrent layers for tracing drops nothing between them
+    fused_moving_avg_obs_fake_quant     an empty state gets the size of the channels, which tracing does not know
 
 AOTAutograd makes such writes functional, and resampling indexing. Which operators refuse a write differs from one to
 the next. What is asked are the sizes of the first call.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import fx
@@ -23,6 +26,7 @@ from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint
 
 _RECURRENT = ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
+_OBSERVERS = ("aten.fused_moving_avg_obs_fake_quant", "aten._fused_moving_avg_obs_fq_helper")
 _FILLS = ("aten.fill_", "aten.zero_")  # every element gets the same
 _Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
 
@@ -52,10 +56,12 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
         return "one-hot-of-other-integers", f"{node.name} is of integers that are no int64"
     if name in _RECURRENT and _given(node, "dropout") and _given(node, "train"):
         return "dropout-between-layers", f"{node.name} drops values between its layers"
+    if name in _OBSERVERS and _is_empty(_given(node, "running_min")) and _given(node, "per_row_fake_quant"):
+        return "state-without-size", f"{node.name} gives its empty state the size of the channels"
     return None
 
 
-def _given(node: fx.Node, name: str) -> object:
+def _given(node: fx.Node, name: str) -> Any:
     names = [argument.name for argument in compat.schema(node.target).arguments]
     place = names.index(name)
     return node.args[place] if place < len(node.args) else node.kwargs.get(name)

@@ -147,3 +147,28 @@ def test_dropout_between_recurrent_layers(kind, dropout):
         ours = torch.compile(program, backend="regraft", options={"rng": "eager"})(x)
     torch.testing.assert_close(ours, theirs)
     assert [f.code for f in found.fallbacks] == (["dropout-between-layers"] if dropout else [])
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_ranges_of_channels_that_training_for_quantization_observes(per_channel, dynamic):
+    """The first call gives the state its size; those after it move the averages in it, and are compiled."""
+
+    def program(x, low, high, scale, zero, on):
+        made = torch.fused_moving_avg_obs_fake_quant(
+            x, on, on, low, high, scale, zero, 0.01, -128, 127, 0, per_channel, True
+        )
+        return made * 2
+
+    def state():
+        low, high = (torch.empty(0), torch.empty(0)) if per_channel else (torch.tensor(99.0), torch.tensor(-99.0))
+        return low, high, torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.long)
+
+    torch._dynamo.reset()
+    ours, theirs = state(), state()
+    with regraft.coverage() as found:
+        compiled = torch.compile(program, backend="regraft", dynamic=dynamic)
+        for factor in (1, 3, 2):
+            torch.testing.assert_close(compiled(X * factor, *ours), program(X * factor, *theirs))
+            torch.testing.assert_close(ours, theirs)
+    assert [f.code for f in found.fallbacks] == (["state-without-size"] if per_channel else [])
