@@ -132,8 +132,11 @@ class NearMiss:
 
     @property
     def is_telling(self) -> bool:
-        """Whether it is relevant: several operators matched, one of which distinguishes the pattern from arithmetic."""
-        return self.marked and self.depth >= max(TELLING, self.size / 8)
+        """Whether it is relevant: several operators matched, one of which distinguishes the pattern from arithmetic.
+
+        Several are an eighth of all but the root, where every search begins.
+        """
+        return self.marked and self.depth >= max(TELLING, (self.size - 1) / 8)
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ SCRIPT = """
     made, real = [], load.load_cpp
     from regraft.compiler.codegen.wrapper import wrapper
     wrapper.load_cpp = lambda *args: made.append(1) or real(*args)
-    from regraft.compiler import graph_code
+    from regraft.compiler import backend
     stages, capture = [], backend.capture
     backend.capture = lambda *args: stages.append(1) or capture(*args)
     torch.manual_seed(0)
