@@ -19,8 +19,10 @@ from .binding import bind
 from .compiler import Source, compile_all
 from .cost import GRAIN, work_of_all
 from .kernel_text import kernel_text
-from .prelude import MEMORY, RUNTIME, TYPES
 from .prelude_math import operations
+from .prelude_memory import MEMORY
+from .prelude_runtime import RUNTIME
+from .prelude_types import TYPES
 from .target import Target, host_target
 
 _BIG = 16 * GRAIN  # work of a kernel whose call may leave the interpreter to other threads
