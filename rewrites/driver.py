@@ -7,7 +7,6 @@ changes, and then commits the replacements. If an error occurs, the program is n
 from __future__ import annotations
 
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,6 +36,7 @@ from .reason import Reason, site_of
 from .record import Evidence, Fallback, GraphRecord, Match, NearMiss
 from .respell import Normalizer, Respelling
 from .rule import Candidate, Rule, Stage
+from .rule_containment import Place, contained
 from .ruleset import RuleSet
 from .snapshot import Drawing, keep_start, module_of
 from .splice import Original, insert, is_operand, trace
@@ -94,71 +94,16 @@ def rewrite(
         return False
     start, before = time.perf_counter(), record.seconds.get("measure", 0.0)
     faults = settings.faults or Faults(record, strict=settings.verify != "off")
+
+    def one_run(rules: list[Rule], backup: Backup, place: Place) -> bool:
+        return _Run(graph_module, rules, settings, record, backup, place).run()
+
     try:
         with _without_autocast():  # the casts of autocast are nodes of the graph
-            return _contained(graph_module, chosen, settings, record, faults)
+            return contained(graph_module, chosen, record, faults, f"rewrite-{settings.stage}", one_run)
     finally:
         measured = record.seconds.get("measure", 0.0) - before
         _spend(record, f"rewrite-{settings.stage}", time.perf_counter() - start - measured)
-
-
-def _contained(
-    graph_module: fx.GraphModule, rules: list[Rule], settings: Settings, record: GraphRecord, faults: Faults
-) -> bool:
-    """Rewrite a graph; if a rule raises, leave it out and start again from the original graph."""
-    stage = f"rewrite-{settings.stage}"
-    while rules:
-        backup, place, known = Backup(graph_module), _Place(), _Known.of(record)
-        try:
-            return _Run(graph_module, rules, settings, record, backup, place).run()
-        except Exception as error:  # the user's program must survive errors of regraft and of rules
-            if faults.lets_through(error):
-                raise
-            backup.restore()
-            known.restore(record)
-            if place.rule is None:
-                outcome = "the graph runs as it was written"
-                faults.tell(place.what, outcome, error, stage=stage, code="rewrite-failed")
-                return False
-            culprit = place.rule
-            rules = [rule for rule in rules if rule is not culprit]
-            what = f"rule {culprit.name}{_part(culprit, error)}"
-            outcome = "it is left out of this graph, the other rules are not"
-            faults.tell(what, outcome, error, stage=stage, code="rule-failed")
-    return False
-
-
-def _part(rule: Rule, error: Exception) -> str:
-    """The function of a rule that raised, e.g. ``", guard slope_below_one()"``; empty if it was none of the rule's."""
-    parts = {id(_code(rule.pattern)): "its pattern"}
-    parts |= {id(_code(guard.function)): f"guard {guard.function.__name__}()" for guard in rule.guards}
-    parts |= {id(_code(derive)): f"derived value {name}" for name, derive in rule.derived.items()}
-    parts |= {id(_code(c.applies)): f"condition of candidate {c.name}" for c in rule.candidates}
-    parts |= {id(_code(c.function)): f"candidate {c.name}" for c in rule.candidates}
-    frames = traceback.walk_tb(error.__traceback__)
-    found = [parts[id(frame.f_code)] for frame, _ in frames if id(frame.f_code) in parts]
-    return f", {found[-1]}," if found else ""
-
-
-def _code(function: Any) -> Any:
-    """The code of a function, or of the function in a partial; for builtins, an object that equals no code."""
-    return getattr(getattr(function, "func", function), "__code__", function)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """The state of a record before a run."""
-
-    counts: dict[str, int]
-
-    @classmethod
-    def of(cls, record: GraphRecord) -> _Known:
-        return cls({name: len(getattr(record, name)) for name in ("applied", "declined", "near_misses", "snapshots")})
-
-    def restore(self, record: GraphRecord) -> None:
-        """Remove what was recorded since."""
-        for name, count in self.counts.items():
-            del getattr(record, name)[count:]
 
 
 def _spend(record: GraphRecord, stage: str, seconds: float) -> None:
@@ -176,18 +121,6 @@ def _without_autocast() -> Iterator[None]:
         yield
 
 
-@dataclass
-class _Place:
-    """The current position of a run, for error messages."""
-
-    what: str = "rewriting"
-    rule: Rule | None = None
-
-    def at(self, what: str, rule: Rule | None = None) -> None:
-        """Note the next step, and the rule for which it is done."""
-        self.what, self.rule = what, rule
-
-
 class _Run:
     """One run of the driver over one graph."""
 
@@ -198,7 +131,7 @@ class _Run:
         settings: Settings,
         record: GraphRecord,
         backup: Backup,
-        place: _Place,
+        place: Place,
     ) -> None:
         self.place = place
         self.graph_module = graph_module
