@@ -25,7 +25,7 @@ from ....rewrites.reason import site_of
 from ....rewrites.symbolic import SYMBOLIC
 from ..cpp.build import CompiledKernel
 from ..kernel_call import CppTemplateCall, KernelCall
-from ..wrapper.emit import last_uses
+from ..wrapper.lifetimes import last_uses
 from ..wrapper.memory_plan import MemoryPlan, results
 from ..wrapper.names import Names
 from ..wrapper.size_checks import check_sizes

@@ -24,6 +24,7 @@ from ....rewrites import compat
 from ....rewrites.reason import Site, site_of
 from ....rewrites.symbolic import SYMBOLIC
 from ..kernel_call import KernelCall, spell
+from .lifetimes import last_uses
 from .memory_plan import results
 from .names import Spelling
 from .stride_checks import is_doubtful, order_of
@@ -253,18 +254,6 @@ def _tuple_of(numbers: Iterable[Any], names: dict[str, str]) -> str:
     """Sizes or strides as a tuple in Python."""
     parts = [spell(n, names) for n in numbers]
     return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
-
-
-def last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """For each node, the values that it is the last to read."""
-    dying: dict[fx.Node, list[fx.Node]] = {}
-    seen: set[fx.Node] = set()
-    for node in reversed(nodes):
-        for used in node.all_input_nodes:
-            if used not in seen:
-                seen.add(used)
-                dying.setdefault(node, []).append(used)
-    return dying
 
 
 def _unpacked(node: fx.Node) -> list[fx.Node]:
