@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .index.index import Atom, Index, Least, Loaded, Most, Quotient, Remainder, Size, Var
+from .index.index import Var, number_text
 from .kernel import Assign, Fold, Kernel, Loop, Statement
 from .program import Buffer, Definition, Extern, Program, Reduction, Store
 from .value import Const, Guarded, Load, Number, Op, Result, Value, operands, walk
@@ -219,30 +219,7 @@ class _Writer:
         return ", ".join(map(self.index, numbers))
 
     def index(self, number: Any) -> str:
-        if not isinstance(number, Index):
-            return str(number)
-        text = ""
-        for monomial, coefficient in number.terms:
-            term = "*".join([*([str(abs(coefficient))] if abs(coefficient) != 1 or not monomial else []),
-                             *map(self._atom, monomial)])  # fmt: skip
-            sign = "-" if coefficient < 0 else "+"
-            text += f" {sign} {term}" if text else (f"-{term}" if coefficient < 0 else term)
-        return text
-
-    def _atom(self, atom: Atom) -> str:
-        if isinstance(atom, (Var, Size)):
-            return atom.name
-        if isinstance(atom, Loaded):
-            return f"index({_bare(self.value(atom.value))})"
-        a, b = (self.index(part) for part in atom.fields())
-        if isinstance(atom, (Least, Most)):
-            return f"{'min' if isinstance(atom, Least) else 'max'}({a}, {b})"
-        assert isinstance(atom, (Quotient, Remainder)), atom
-        return f"({_grouped(a)}{'//' if isinstance(atom, Quotient) else '%'}{_grouped(b)})"
-
-
-def _grouped(text: str) -> str:
-    return text if text.isidentifier() or text.isdigit() else f"({text})"
+        return number_text(number, lambda value: _bare(self.value(value)))
 
 
 def _bare(text: str) -> str:

@@ -71,9 +71,7 @@ class Index(Node):
         return remainder(other, self)
 
     def __repr__(self) -> str:
-        from ..printer import index_text
-
-        return index_text(self)
+        return number_text(self, repr)
 
 
 class Atom(Node):
@@ -406,3 +404,36 @@ def _rebuilt(atom: Atom, replace: Callable[[Atom], Number | None]) -> Number:
         return atom.index()
     a, b = atom.fields()
     return make(rebuild(a, replace), rebuild(b, replace))
+
+
+def number_text(number: Number, value_text: Callable[[Any], str]) -> str:
+    """A number as text: ``768*i + d``, ``((i + 3)//8)``, ``index(ids[i])`` for one that is read from memory.
+
+    Args:
+        number: an integer or an index.
+        value_text: writes the value of a `Loaded`.
+    """
+    if not isinstance(number, Index):
+        return str(number)
+    text = ""
+    for monomial, coefficient in number.terms:
+        term = "*".join([*([str(abs(coefficient))] if abs(coefficient) != 1 or not monomial else []),
+                         *(_atom_text(atom, value_text) for atom in monomial)])  # fmt: skip
+        sign = "-" if coefficient < 0 else "+"
+        text += f" {sign} {term}" if text else (f"-{term}" if coefficient < 0 else term)
+    return text
+
+
+def _atom_text(atom: Atom, value_text: Callable[[Any], str]) -> str:
+    if isinstance(atom, (Var, Size)):
+        return atom.name
+    if isinstance(atom, Loaded):
+        return f"index({value_text(atom.value)})"
+    a, b = (number_text(part, value_text) for part in atom.fields())
+    if isinstance(atom, (Least, Most)):
+        return f"{'min' if isinstance(atom, Least) else 'max'}({a}, {b})"
+    return f"({_grouped(a)}{'//' if isinstance(atom, Quotient) else '%'}{_grouped(b)})"
+
+
+def _grouped(text: str) -> str:
+    return text if text.isidentifier() or text.isdigit() else f"({text})"
