@@ -8,6 +8,7 @@ Only where that is what eager computes, rounding apart.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import fx
 
 from ...rewrites.compat import OpOverload, decomposition, fake_mode_of, tree_leaves, tree_map
 from ...rewrites.tracing import record
-from .call import checked, lower_call, lowered_argument, overload_text
+from .call_arguments import checked, lowered_argument, overload_text
 from .core import Lowering, Tensor
 from .sizes import Unlowered
 
@@ -24,8 +25,20 @@ UNFAITHFUL: frozenset[str] = frozenset()
 _INPUTS = (torch.Tensor, torch.SymInt, torch.SymFloat)
 
 
-def lower_decomposed(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+LowerCall = Callable[[Lowering, fx.Node, Mapping[fx.Node, Any]], Any]
+
+
+def lower_decomposed(
+    low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any], lower_call: LowerCall
+) -> Any:
     """The value of a node, from the lowerings of the operators that it is made of.
+
+    Args:
+        low: the lowering in progress.
+        node: a call of an operator.
+        args: its arguments, lowered.
+        kwargs: its keyword arguments, lowered.
+        lower_call: lowers a call of an operator that the node is made of.
 
     Raises:
         Unlowered: torch has no decomposition, or it holds something that is not lowered.
@@ -40,7 +53,7 @@ def lower_decomposed(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict
     ]
     values: dict[fx.Node, Any] = {}
     for inner in module.graph.nodes:
-        values[inner] = _value(low, inner, values, inputs)
+        values[inner] = _value(low, inner, values, inputs, lower_call)
         if inner.op == "output":
             low.current = node
             return checked(values[inner], node.meta.get("val"), node)
@@ -86,7 +99,7 @@ def _plain(arg: Any) -> Any:
     return type(arg)(map(_plain, arg)) if type(arg) is tuple else [*map(_plain, arg)] if isinstance(arg, list) else arg
 
 
-def _value(low: Lowering, node: fx.Node, values: dict[fx.Node, Any], inputs: list[Any]) -> Any:
+def _value(low: Lowering, node: fx.Node, values: dict[fx.Node, Any], inputs: list[Any], lower_call: LowerCall) -> Any:
     if node.op == "placeholder":
         return inputs.pop(0)
     if node.op == "output":

@@ -34,7 +34,8 @@ from ..ir.value import Load, walk
 from ..prims import ops as random_ops
 from . import operators
 from .arithmetic import op
-from .call import DTYPES, Opaque, lower_call
+from .call import lower_call
+from .call_arguments import DTYPES, Opaque
 from .core import TABLE_SPAN, Lowering, Tensor, cast, whole
 from .dead_copies import drop_dead_copies
 from .in_place import write_in_place

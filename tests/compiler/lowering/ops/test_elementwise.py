@@ -11,7 +11,7 @@ from support.thorough import examples
 
 from regraft.compiler.ir.index.index import Size
 from regraft.compiler.ir.program import Buffer
-from regraft.compiler.lowering.call import DTYPES
+from regraft.compiler.lowering.call_arguments import DTYPES
 from regraft.compiler.lowering.core import Unlowered, whole
 from regraft.compiler.lowering.ops.elementwise import broadcast, promoted
 
