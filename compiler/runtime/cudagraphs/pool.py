@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from .memory import in_memory_of, memory
 
-if TYPE_CHECKING:
-    from .capture import Capture
+
+class Lender(Protocol):
+    """A capture that returns results in the memory of a pool."""
+
+    def is_held(self) -> bool:
+        """Whether the program holds such a result."""
 
 
 class Pool:
@@ -33,7 +37,7 @@ class Pool:
         self.handle = handle
         self.spent = False
         self._kept: dict[int, torch.Tensor] = {}
-        self._lenders: list[weakref.ref[Capture]] = []
+        self._lenders: list[weakref.ref[Lender]] = []
 
     def keep(self, results: Iterable[torch.Tensor]) -> None:
         """Keep the memory of a forward's results until a backward takes it."""
@@ -51,7 +55,7 @@ class Pool:
             self._kept.pop(memory(x), None)
         return taken
 
-    def lends(self, capture: Capture) -> None:
+    def lends(self, capture: Lender) -> None:
         """Note that a capture returns results in this memory."""
         self._lenders.append(weakref.ref(capture))
 
