@@ -10,9 +10,6 @@ GPUs. The fusion log contains the decisions and their reasons; `check_schedule` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from ...rewrites.switches import allowed
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer, Definition, Extern, Program
@@ -22,8 +19,8 @@ from .check import Finding, check_schedule
 from .dependences import live
 from .empty import without_empty_work
 from .flat_access import flatten
-from .fusion import Fuser, Step, local_buffers
-from .groups import Group
+from .fusion import Fuser, local_buffers
+from .groups import Group, Step
 from .inlining import inline
 from .inplace import overwrites
 from .kernels import kernel_of
@@ -31,34 +28,10 @@ from .legality import Refusal, can_fuse
 from .log import FusionLog
 from .merge_slices import join_parts
 from .profit import score_fusion, touched, written
+from .result import Schedule
 from .shared_launches import share_launches
 from .split import split_reductions
 from .target import CPU, GPU, Target, gpu
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A scheduled program.
-
-    Args:
-        steps: kernels and calls, in the order in which they run.
-        buffers: the buffers that must be allocated, by name, as declared in the program. All others became scratch or
-            were removed.
-        log: the decisions of fusion.
-        target: the target of the schedule.
-        program: the program without dead and inlined definitions, and with long reductions split.
-    """
-
-    steps: tuple[Kernel | Extern, ...]
-    buffers: Mapping[str, Buffer]
-    log: FusionLog
-    target: Target
-    program: Program
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The steps that are kernels."""
-        return tuple(step for step in self.steps if isinstance(step, Kernel))
 
 
 def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Schedule:

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...rewrites.switches import allowed
 from ..ir.program import Buffer
-from .fusion import Step, local_buffers
-from .groups import Axes, Group
+from .fusion import local_buffers
+from .groups import Axes, Group, Step
 from .legality import MAX_BUFFERS, MAX_MEMBERS, is_small, side_by_side
 from .profit import bytes_of, touched, written
 from .target import CPU, Target

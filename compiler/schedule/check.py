@@ -25,7 +25,7 @@ from ..ir.value import Load, Result, Value, indices_of, walk
 from .check_loops import Finding, loop_findings
 
 if TYPE_CHECKING:
-    from . import Schedule
+    from .result import Schedule
 
 Version = tuple[str, int]
 

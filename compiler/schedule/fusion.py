@@ -14,7 +14,7 @@ from itertools import count
 from ...rewrites.switches import allowed
 from ..ir.program import Buffer, Extern, Item
 from .dependences import Effects, effects, order_of
-from .groups import Axes, Group, Member, extent_of, members_of
+from .groups import Axes, Group, Member, Step, extent_of, members_of
 from .inlining import cost_of
 from .legality import Fusion, Refusal, fusion_of, makes_serial, maps_in_columns, walks_across
 from .log import FusionLog
@@ -32,8 +32,6 @@ _WORTH_HOLDING = 64  # bytes that may stay allocated for each byte that fusion s
 _BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial", "walk", "pieces"})  # refusals for shared loops
 _APART = 4 << 20  # bytes moved in the time of another launch that reads from caches
 _NEAREST = 6  # later groups tried with each group, for each buffer
-
-Step = Group | Extern
 
 
 def buffers_of(step: Step) -> frozenset[str]:

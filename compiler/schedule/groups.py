@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, Literal
 
 from ..ir.index.index import Var, add, mul, rebuild
-from ..ir.program import Definition
+from ..ir.program import Definition, Extern
 from ..ir.value import Load, Number, Result, Value, walk
 from .affine import ascending, digits, proportional
 from .dependences import values_in
@@ -247,6 +247,9 @@ class Group:
     def last(self) -> int:
         """Where its last member stands in the program."""
         return self.members[-1].place
+
+
+Step = Group | Extern
 
 
 def split_axes(members: Iterable[Member], pieces: Mapping[Var, tuple[Var, ...]]) -> tuple[Member, ...]:

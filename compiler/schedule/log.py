@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .fusion import Step
+    from .groups import Step
     from .legality import Fusion, Refusal
 
 
