@@ -8,7 +8,8 @@ from typing import Any
 from ...options import OptionError, Options
 from ...options.rules import resolve_rules
 from ...pipeline import refuse_unknown
-from .search import Finding, Progress, find
+from .finding import Finding
+from .search import Progress, find
 from .subject import Subject, Verdict
 from .trial import Forked, InProcess, Runner, Trial
 

@@ -10,52 +10,13 @@ kernels on a program that is known to be right. Of two runs that differ by one s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from ....rewrites.switches import KINDS, Step
-from .subject import Verdict
+from .finding import Finding
 from .trial import Runner, Trial
 
 Progress = Callable[[str, float], None]
 _TORCH = "aot_eager"  # what torch does without a compiler behind it
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The cause of a failure.
-
-    Attributes:
-        verdict: how the program fails, everything on.
-        culprit: the step with which it begins to fail; None where there is no failure, or where it is in no step.
-        number: which of the steps of its kind it is, from 1; `total` how many asked.
-        first: how it fails with that step and nothing after it.
-        before: how it was without that step.
-        workaround: what option ``without`` makes it right; empty where neither a name nor a kind does.
-        where: what fails, where no step does: ``"torch"`` or ``"base"``, what every compilation does.
-        faults: errors of the compiler's own in the first run, which it survived without the part that failed.
-        trials: how many times it was compiled and run.
-    """
-
-    verdict: Verdict
-    culprit: Step | None = None
-    number: int = 0
-    total: int = 0
-    first: Verdict | None = None
-    before: Verdict | None = None
-    workaround: tuple[str, ...] = ()
-    where: str = ""
-    faults: tuple[str, ...] = ()
-    trials: int = 1
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is no failure."""
-        return self.verdict.right
-
-    def __str__(self) -> str:
-        from .text import finding_text
-
-        return finding_text(self)
 
 
 def find(run: Runner, progress: Progress = lambda _doing, _done: None) -> Finding:

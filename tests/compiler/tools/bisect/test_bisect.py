@@ -23,7 +23,8 @@ from regraft.compiler.lowering.core import LOWERINGS
 from regraft.compiler.schedule.fusion import Fuser
 from regraft.compiler.schedule.inlining import _Inliner
 from regraft.compiler.templates.attention import fuse
-from regraft.compiler.tools.bisect.search import Finding, find
+from regraft.compiler.tools.bisect.finding import Finding
+from regraft.compiler.tools.bisect.search import find
 from regraft.compiler.tools.bisect.subject import Verdict
 from regraft.compiler.tools.bisect.trial import Trial
 from regraft.rewrites.switches import KINDS, Step

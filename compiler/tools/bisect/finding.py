@@ -1,11 +1,11 @@
-"""A finding of the search for people."""
+"""The finding of a search: the cause of a failure, and a few lines about it for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from ....rewrites.switches import KINDS
-from .search import Finding
+from ....rewrites.switches import KINDS, Step
 from .subject import Verdict
 
 _OUTSIDE = {
@@ -14,9 +14,40 @@ _OUTSIDE = {
 }
 
 
-def finding_text(finding: Finding) -> str:
-    """A few lines: how it fails, what causes it, where, and what to do."""
-    return "\n".join([*_lines(finding), *(f"contained {fault}" for fault in finding.faults)])
+@dataclass(frozen=True)
+class Finding:
+    """The cause of a failure.
+
+    Attributes:
+        verdict: how the program fails, everything on.
+        culprit: the step with which it begins to fail; None where there is no failure, or where it is in no step.
+        number: which of the steps of its kind it is, from 1; `total` how many asked.
+        first: how it fails with that step and nothing after it.
+        before: how it was without that step.
+        workaround: what option ``without`` makes it right; empty where neither a name nor a kind does.
+        where: what fails, where no step does: ``"torch"`` or ``"base"``, what every compilation does.
+        faults: errors of the compiler's own in the first run, which it survived without the part that failed.
+        trials: how many times it was compiled and run.
+    """
+
+    verdict: Verdict
+    culprit: Step | None = None
+    number: int = 0
+    total: int = 0
+    first: Verdict | None = None
+    before: Verdict | None = None
+    workaround: tuple[str, ...] = ()
+    where: str = ""
+    faults: tuple[str, ...] = ()
+    trials: int = 1
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no failure."""
+        return self.verdict.right
+
+    def __str__(self) -> str:
+        return "\n".join([*_lines(self), *(f"contained {fault}" for fault in self.faults)])
 
 
 def _lines(finding: Finding) -> Iterator[str]:
