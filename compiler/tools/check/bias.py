@@ -22,8 +22,8 @@ import torch
 
 from ....rewrites.sample import Sample
 from .case import Case, Rewritten
-from .compare import Disagreement, run
 from .drawn import Drawn
+from .outcome import Disagreement, run
 
 LOW = (torch.bfloat16, torch.float16)
 RUNS = 24

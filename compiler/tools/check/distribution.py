@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 
 from .case import Case, Program
-from .compare import Disagreement, Outcome, run
+from .outcome import Disagreement, Outcome, run
 
 _RUNS = 200
 _SIGMAS = 6.0

@@ -13,7 +13,8 @@ from typing import Any
 
 from ....rewrites.rule import Rule, declared
 from .case import Case, alone
-from .compare import compare, run
+from .compare import compare
+from .outcome import run
 from .search import not_refused
 
 
