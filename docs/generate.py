@@ -47,7 +47,7 @@ SECTIONS = (
             "regraft:coverage", "regraft:Coverage", "regraft.rewrites.record:Match",
             "regraft.rewrites.record:NearMiss", "regraft.rewrites.record:Evidence",
             "regraft.rewrites.record:Fallback", "regraft.rewrites.reason:Site", "regraft:explain",
-            "regraft.compiler.tools.explain.explain:Explanation", "regraft:expect_match", "regraft:kernels",
+            "regraft.compiler.tools.explain.explanation:Explanation", "regraft:expect_match", "regraft:kernels",
             "regraft:KernelReport", "regraft:bisect", "regraft:repro",
             "regraft.compiler.tools.repro:Repro", "regraft.compiler.tools.bisect.search:Finding",
             "regraft.compiler.tools.bisect.subject:Verdict", "regraft.rewrites.switches:Step",

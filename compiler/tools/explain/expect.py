@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ....rewrites.rule import Rule
-from .explain import Explanation, explain
+from .explain import explain
+from .explanation import Explanation
 
 
 def expect_match(

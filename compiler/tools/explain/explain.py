@@ -6,55 +6,18 @@ All rules run, so that one whose input another rule makes is found; what is told
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ....rewrites.coverage import coverage
-from ....rewrites.record import Fallback, GraphRecord, Match, NearMiss
+from ....rewrites.record import GraphRecord
 from ....rewrites.rule import Rule
 from ....rewrites.ruleset import RuleSet
 from ...backend import Compilation
 from ...options import OptionError, Options
 from ...options.rules import resolve_rules
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The fate of one rule in one model.
-
-    Attributes:
-        purpose: what the rule does, in one line.
-        matches: where it matched and was applied.
-        declined: where it matched and measuring said that it does not pay; never without option `profit`.
-        near_misses: where it nearly matched, deepest first; places where it had too little in common are `others`.
-        fallbacks: parts of the model that no rule saw, and why; rules that raised.
-        later: what other rules and templates did at the source line of a match or near miss, by that line.
-        advice: what the rule's author says about reasons, by their codes.
-        normal: the graphs as rules see them, as text, by graph and stage of the rules.
-    """
-
-    rule: str
-    matches: list[Match] = field(default_factory=list)
-    near_misses: list[NearMiss] = field(default_factory=list)
-    fallbacks: list[Fallback] = field(default_factory=list)
-    graphs: int = 0
-    purpose: str = ""
-    declined: list[Match] = field(default_factory=list)
-    others: list[NearMiss] = field(default_factory=list)
-    later: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    advice: Mapping[str, str] = field(default_factory=dict)
-    normal: dict[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def text(self, *, everything: bool = False) -> str:
-        """The explanation for people; `everything` lists all kinds of near misses, and places with little in common."""
-        from .text import explanation_text
-
-        return explanation_text(self, everything=everything)
+from .explanation import Explanation
 
 
 def explain(

@@ -11,7 +11,7 @@ from torch import nn
 
 import regraft
 from regraft import Sample, T
-from regraft.compiler.tools.explain.explain import Explanation
+from regraft.compiler.tools.explain.explanation import Explanation
 from regraft.rewrites import rule as rules
 from regraft.rewrites.record import NearMiss
 

@@ -9,15 +9,13 @@ sdpa: 24 matched, 2 near misses in 1 graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+from ....rewrites.reason import Site
+from ....rewrites.record import Fallback, Match, NearMiss
 from .advice import advice
-
-if TYPE_CHECKING:
-    from ....rewrites.reason import Site
-    from ....rewrites.record import Match, NearMiss
-    from .explain import Explanation
 
 TOP = "(top level)"
 SHOWN = 6  # kinds of near misses told of, where not all are asked for
@@ -25,7 +23,42 @@ SHOWN = 6  # kinds of near misses told of, where not all are asked for
 _Item = TypeVar("_Item")
 
 
-def explanation_text(found: Explanation, *, everything: bool = False) -> str:
+@dataclass(frozen=True)
+class Explanation:
+    """The fate of one rule in one model.
+
+    Attributes:
+        purpose: what the rule does, in one line.
+        matches: where it matched and was applied.
+        declined: where it matched and measuring said that it does not pay; never without option `profit`.
+        near_misses: where it nearly matched, deepest first; places where it had too little in common are `others`.
+        fallbacks: parts of the model that no rule saw, and why; rules that raised.
+        later: what other rules and templates did at the source line of a match or near miss, by that line.
+        advice: what the rule's author says about reasons, by their codes.
+        normal: the graphs as rules see them, as text, by graph and stage of the rules.
+    """
+
+    rule: str
+    matches: list[Match] = field(default_factory=list)
+    near_misses: list[NearMiss] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    graphs: int = 0
+    purpose: str = ""
+    declined: list[Match] = field(default_factory=list)
+    others: list[NearMiss] = field(default_factory=list)
+    later: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    advice: Mapping[str, str] = field(default_factory=dict)
+    normal: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, everything: bool = False) -> str:
+        """The explanation for people; `everything` lists all kinds of near misses, and places with little in common."""
+        return _text(self, everything=everything)
+
+
+def _text(found: Explanation, *, everything: bool = False) -> str:
     """The text of an explanation; `everything` that it knows."""
     missed, graphs = _misses(len(found.near_misses)), _counted(found.graphs, "graph", "graphs")
     declined = f"{len(found.declined)} declined, " if found.declined else ""
