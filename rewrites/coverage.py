@@ -11,7 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from .report.document import Entry, Report
+from .report.document import Report
+from .report.entry import Entry
 from .report.summary import RuleRow, rule_rows
 
 if TYPE_CHECKING:

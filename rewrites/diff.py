@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .report.document import Entry, Report
+from .report.document import Report
+from .report.entry import Entry
 from .report.summary import rule_rows
 
 

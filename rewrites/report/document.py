@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..machine import environment
 from .codec import decode_graph, encode
+from .entry import Entry, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from ..record import GraphRecord
 
 SCHEMA = "regraft-report"
 VERSION = 2
@@ -34,53 +33,6 @@ READABLE = (1, 2)
 
 class ReportError(ValueError):
     """A file that is no report, or that this version cannot read or write."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A compiled target held against eager.
-
-    Args:
-        error: relative error of the outputs, ``|compiled - eager| / |eager|`` in the 2-norm, worst output.
-        tolerance: the largest error that counts as right for this dtype.
-        compile_seconds: wall time of the first call.
-        gradient_error: the same error over all gradients; None outside training.
-        eager_seconds: median of a call; `compiled_seconds` likewise, the two taking turns. None where not timed.
-        rounds: timed calls of each.
-    """
-
-    error: float
-    tolerance: float
-    compile_seconds: float
-    gradient_error: float | None = None
-    eager_seconds: float | None = None
-    compiled_seconds: float | None = None
-    rounds: int = 0
-
-    @property
-    def right(self) -> bool:
-        """Whether outputs and gradients are within tolerance (NaN is not)."""
-        return all(error <= self.tolerance for error in (self.error, self.gradient_error) if error is not None)
-
-    @property
-    def speed(self) -> float | None:
-        """How many times faster than eager; None where not timed."""
-        return self.eager_seconds / self.compiled_seconds if self.eager_seconds and self.compiled_seconds else None
-
-
-@dataclass
-class Entry:
-    """One target of a report: its graphs and, where it was run against eager, what was measured."""
-
-    name: str = ""
-    graphs: list[GraphRecord] = field(default_factory=list)
-    choices: dict[str, str] = field(default_factory=dict)
-    outcome: Outcome | None = None
-
-    @property
-    def label(self) -> str:
-        """The name with its choices, e.g. ``"hf:bert --layers 2 --mask"``: the key by which reports are compared."""
-        return " ".join([self.name or "coverage", *(f"--{k} {v}".strip() for k, v in sorted(self.choices.items()))])
 
 
 @dataclass
@@ -151,7 +103,7 @@ class Report:
             return json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
         from .html import render
 
-        return render(self)
+        return render(self.entries, self.environment)
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..reason import Site
 from ..record import ORIGINAL, Evidence, GraphRecord, Match
-from .document import Entry
+from .entry import Entry
 from .summary import rule_rows
 
 ROUNDING = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}

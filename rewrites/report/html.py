@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,35 +22,35 @@ if TYPE_CHECKING:
     import jinja2
 
     from ..reason import Site
-    from .document import Entry, Report
+    from .entry import Entry
 
 PAGE = "page.html"
 SOURCES = 1_000_000
 """Characters of generated wrappers that one page shows, over all its targets."""
 
 
-def render(report: Report) -> str:
-    """The report as an HTML page."""
-    steps, hues = Steps(len(report.entries)), overview.hues(report)
-    allowance = SOURCES // max(len(report.entries), 1)
-    targets = [Target(i, entry, steps.of(entry.graphs), allowance) for i, entry in enumerate(report.entries)]
+def render(entries: Sequence[Entry], environment: Mapping[str, str]) -> str:
+    """A report as an HTML page: its targets, and the environment in which they were compiled."""
+    steps, hues = Steps(len(entries)), overview.hues(entries)
+    allowance = SOURCES // max(len(entries), 1)
+    targets = [Target(i, entry, steps.of(entry.graphs), allowance) for i, entry in enumerate(entries)]
     return _environment(hues).get_template(PAGE).render(
-        title=_title(report),
+        title=_title(entries),
         origin=origin(),
-        environment_line=" · ".join(f"{name} {value}" for name, value in report.environment.items()),
+        environment_line=" · ".join(f"{name} {value}" for name, value in environment.items()),
         many=len(targets) > 1,
-        shared=_shared_choices(report),
+        shared=_shared_choices(entries),
         targets=targets,
-        headline=overview.headline(report),
-        grid=overview.matrix(report),
+        headline=overview.headline(entries),
+        grid=overview.matrix(entries),
         data=_script_json({"strings": list(steps.strings.table), "drawings": steps.drawings, "hues": hues}),
     )  # fmt: skip
 
 
-def _shared_choices(report: Report) -> str:
+def _shared_choices(entries: Sequence[Entry]) -> str:
     """The choices that most targets have in common, as on the command line; empty where there are no such."""
-    given = Counter(_choices(entry) for entry in report.entries)
-    return next((own for own, count in given.items() if 2 * count > len(report.entries)), "")
+    given = Counter(_choices(entry) for entry in entries)
+    return next((own for own, count in given.items() if 2 * count > len(entries)), "")
 
 
 def _choices(entry: Entry, shared: str = "") -> str:
@@ -63,8 +64,8 @@ def _each_choice(choices: str) -> list[str]:
     return re.split(r" (?=--)", choices)
 
 
-def _title(report: Report) -> str:
-    names = [entry.label for entry in report.entries]
+def _title(entries: Sequence[Entry]) -> str:
+    names = [entry.label for entry in entries]
     return f"regraft report: {names[0] if len(names) == 1 else f'{len(names)} models'}"
 
 
@@ -98,9 +99,7 @@ class Target:
     @cached_property
     def sums(self) -> overview.Headline:
         """The three answers of this target alone."""
-        from .document import Report
-
-        return overview.headline(Report([self.entry], {}))
+        return overview.headline([self.entry])
 
     @cached_property
     def kinds(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..record import GraphRecord
-from .document import Entry, Report
+from .entry import Entry
 from .summary import RuleRow, rule_rows
 
 ATTENTION = "attention"
@@ -67,10 +67,10 @@ class Headline:
     compile_seconds: float
 
 
-def headline(report: Report) -> Headline:
-    """The three answers of a report."""
-    graphs = [graph for entry in report.entries for graph in entry.graphs]
-    outcomes = [entry.outcome for entry in report.entries if entry.outcome is not None]
+def headline(entries: Sequence[Entry]) -> Headline:
+    """The three answers over all targets."""
+    graphs = [graph for entry in entries for graph in entry.graphs]
+    outcomes = [entry.outcome for entry in entries if entry.outcome is not None]
     speeds = [outcome.speed for outcome in outcomes if outcome.speed is not None]
     return Headline(
         attention=attentions(graphs),
@@ -107,12 +107,12 @@ class Matrix:
     rows: tuple[MatrixRow, ...] = field(default=())
 
 
-def matrix(report: Report) -> Matrix:
+def matrix(entries: Sequence[Entry]) -> Matrix:
     """Targets x rules, the rules with the most matches first; those that only simplify come last."""
-    rules = rule_rows([graph for entry in report.entries for graph in entry.graphs])
+    rules = rule_rows([graph for entry in entries for graph in entry.graphs])
     rules.sort(key=lambda row: row.simplifies)
     rows = []
-    for entry in report.entries:
+    for entry in entries:
         own = {row.rule: row for row in rule_rows(entry.graphs)}
         cells = tuple(own.get(rule.rule) for rule in rules)
         fallbacks = sum(len(graph.fallbacks) for graph in entry.graphs)
@@ -120,8 +120,8 @@ def matrix(report: Report) -> Matrix:
     return Matrix(tuple(rules), tuple(rows))
 
 
-def hues(report: Report) -> dict[str, int]:
+def hues(entries: Sequence[Entry]) -> dict[str, int]:
     """A hue for each rule, the same on the whole page: rules that matched come first, and differ most."""
-    names: Sequence[str] = [row.rule for row in rule_rows([g for entry in report.entries for g in entry.graphs])]
+    names: Sequence[str] = [row.rule for row in rule_rows([g for entry in entries for g in entry.graphs])]
     wheel = (158, 262, 312, 42, 212, 12, 96, 340, 285, 185, 68, 235)
     return {name: wheel[i % len(wheel)] for i, name in enumerate(names)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -34,7 +34,7 @@ from .summary import (
 if TYPE_CHECKING:
     from ..reason import Site
     from ..record import Evidence, GraphRecord, Match
-    from .document import Entry, Outcome, Report
+    from .entry import Entry, Outcome
 
 SHOWN = 8
 """Rows of a detail table in the terminal; files hold all."""
@@ -47,11 +47,10 @@ def plain(renderable: RenderableType, width: int = 120) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
-def report_view(report: Report) -> RenderableType:
+def report_view(entries: Sequence[Entry], environment: Mapping[str, str]) -> RenderableType:
     """A whole report: the environment, then every target."""
-    env = report.environment
-    head = Text(" · ".join(f"{name} {value}" for name, value in env.items()), style="dim")
-    return Group(head, *(entry_view(entry) for entry in report.entries))
+    head = Text(" · ".join(f"{name} {value}" for name, value in environment.items()), style="dim")
+    return Group(head, *(entry_view(entry) for entry in entries))
 
 
 def entry_view(entry: Entry) -> RenderableType:

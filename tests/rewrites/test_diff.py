@@ -3,7 +3,8 @@ from support.records import attention, declined_linear, graph
 
 from regraft.rewrites.diff import compare
 from regraft.rewrites.record import Fallback
-from regraft.rewrites.report.document import Entry, Outcome, Report
+from regraft.rewrites.report.document import Report
+from regraft.rewrites.report.entry import Entry, Outcome
 
 
 def report(*graphs, name="hf:bert", outcome=None) -> Report:

@@ -5,7 +5,8 @@ import pytest
 from support.records import SOFTMAX, attention, escape, graph
 
 from regraft.rewrites.record import Evidence, GraphRecord, Match
-from regraft.rewrites.report.document import Entry, Outcome, Report, ReportError
+from regraft.rewrites.report.document import Report, ReportError
+from regraft.rewrites.report.entry import Entry, Outcome
 from regraft.rewrites.report.html import render
 from regraft.rewrites.report.summary import (
     declined_groups,
@@ -67,7 +68,7 @@ def test_stage_seconds_add_up_in_order():
 
 
 def test_text_answers_the_three_questions():
-    text = plain(report_view(report(RIGHT, WRONG)))
+    text = plain(report_view(report(RIGHT, WRONG).entries, ENVIRONMENT))
     assert re.search(r"Did it match\? +attention 2 applied; linear 1 declined; 1 near miss; 1 fallback; 1 graph", text)
     assert re.search(r"Is it right\? +relative error 2.0e-07 against eager; within 1e-04", text)
     assert re.search(
@@ -81,13 +82,13 @@ def test_text_answers_the_three_questions():
 def test_text_keeps_brackets():
     record = graph(0, near_misses=[escape()], declined=[])
     record.near_misses[0] = type(escape())("r", "f", "code", "[bold] is text", "", "x[0]", 1, 2)
-    text = plain(report_view(Report([Entry("t", [record])], {})))
+    text = plain(report_view([Entry("t", [record])], {}))
     assert "[bold] is text" in text and "x[0]" in text
 
 
 def test_long_tables_are_cut_and_say_so():
     misses = [type(escape())(f"rule{i}", "f", "c", "m", "", "", 1, 2) for i in range(SHOWN + 3)]
-    text = plain(report_view(Report([Entry("t", [GraphRecord("g", near_misses=misses)])], {})))
+    text = plain(report_view([Entry("t", [GraphRecord("g", near_misses=misses)])], {}))
     assert "and 3 more" in text
 
 
@@ -144,6 +145,6 @@ def test_weights_and_layout():
     assert layout_line(records).startswith("3 of 3 convolutions moved to channels-last") and "2.00 ms" in layout_line(
         records
     )
-    page = render(Report([Entry("m", records)], ENVIRONMENT))
+    page = render([Entry("m", records)], ENVIRONMENT)
     assert frozen_line(records) in page and "moved to channels-last" in page
     assert frozen_line([graph()]) == layout_line([graph()]) == ""

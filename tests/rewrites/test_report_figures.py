@@ -7,7 +7,7 @@ from support.records import graph
 
 from regraft.rewrites.record import Evidence, GraphRecord, Match, NearMiss
 from regraft.rewrites.report.budget import budget
-from regraft.rewrites.report.document import Entry, Outcome, Report
+from regraft.rewrites.report.entry import Entry, Outcome
 from regraft.rewrites.report.gains import dtype, error_rows, gains, on_scale, unmeasured_errors
 from regraft.rewrites.report.html import duration
 from regraft.rewrites.report.overview import Share, attentions, headline, hues, matrix
@@ -33,16 +33,16 @@ def test_the_headline():
         Entry("b", [graph(1)], outcome=outcome(3e-3, 4e-3)),
         Entry("c", [], outcome=outcome(error=math.nan)),
     ]
-    line = headline(Report(entries, {}))
+    line = headline(entries)
     assert (line.rewrites, line.declined, line.near_misses, line.fallbacks) == (3, 2, 2, 2)
     assert (line.right, line.compared, line.timed, line.compile_seconds) == (2, 3, 2, 6.0)
     assert line.speed == pytest.approx(1.375) and (line.slowest, line.fastest) == (0.75, 2.0)
-    nothing = headline(Report([], {}))
+    nothing = headline([])
     assert nothing.speed is None and nothing.compared == 0
 
 
 def test_the_matrix():
-    grid = matrix(Report([Entry("a", [graph(2)]), Entry("b", [GraphRecord("g")])], {}))
+    grid = matrix([Entry("a", [graph(2)]), Entry("b", [GraphRecord("g")])])
     assert [rule.rule for rule in grid.rules] == ["sdpa", "linear"]
     (first, second) = grid.rows
     assert [cell.applied for cell in first.cells] == [2, 0] and first.cells[1].declined == 1 and first.fallbacks == 1
@@ -50,7 +50,7 @@ def test_the_matrix():
 
 
 def test_each_rule_has_its_colour():
-    found = hues(Report([Entry("a", [graph(2)])], {}))
+    found = hues([Entry("a", [graph(2)])])
     assert list(found) == ["sdpa", "linear"] and len(set(found.values())) == 2
 
 

@@ -14,7 +14,8 @@ from support.records import SOFTMAX, attention, escape, graph
 
 from regraft.rewrites.reason import Site
 from regraft.rewrites.record import GraphRecord
-from regraft.rewrites.report.document import Entry, Outcome, Report
+from regraft.rewrites.report.document import Report
+from regraft.rewrites.report.entry import Entry, Outcome
 from regraft.rewrites.report.html import SOURCES, render
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -29,6 +30,10 @@ HOSTILE = "</script><script>throw 1</script><img src=x onerror='throw 2'>"
 
 def many(*outcomes: Outcome | None) -> Report:
     return Report([Entry(f"hf:m{i}", [graph(i + 1)], {"mask": ""}, o) for i, o in enumerate(outcomes)], ENVIRONMENT)
+
+
+def page_of(report: Report) -> str:
+    return render(report.entries, report.environment)
 
 
 def hostile() -> Report:
@@ -64,13 +69,13 @@ def loaded(page: str, folder: Path, script: str = "", address: str = "", width: 
 
 
 def test_the_page_needs_nothing_from_elsewhere():
-    page = render(many(RIGHT, WRONG, None))
+    page = page_of(many(RIGHT, WRONG, None))
     assert not re.findall(r"""\ssrc=|href="(?!#)|https?://|@import|url\(""", page)
     assert "some &lt;cpu&gt;" in page and "output[1] &lt;b&gt;" in page and "prefers-color-scheme: dark" in page
 
 
 def test_the_page_tells_everything_without_its_script():
-    page = re.sub(r"<script.*?</script>", "", render(many(RIGHT, WRONG, None)), flags=re.DOTALL)
+    page = re.sub(r"<script.*?</script>", "", page_of(many(RIGHT, WRONG, None)), flags=re.DOTALL)
     assert page.count('class="target"') == 3 and "1 of 2" in page and "2.00×" in page and "not timed" in page
     assert "def call(x):" in page, "the generated code is shown"
     for part in ("softmax is used elsewhere", "no other user", "saves 0% and not 3%", "bert.py:128"):
@@ -79,29 +84,29 @@ def test_the_page_tells_everything_without_its_script():
 
 
 def test_a_single_target_has_no_overview():
-    page = render(many(RIGHT))
+    page = page_of(many(RIGHT))
     assert 'id="matrix"' not in page and "all models" not in page and "1 of 2" in page
 
 
 def test_pages_of_nothing():
-    assert "Nothing was compiled" in render(Report([], {}))
-    page = render(Report([Entry("t", [GraphRecord("g")])], {}))
+    assert "Nothing was compiled" in page_of(Report([], {}))
+    page = page_of(Report([Entry("t", [GraphRecord("g")])], {}))
     assert "No rule matched" in page and "The record holds no snapshots" in page
-    assert "No graph was compiled" in render(Report([Entry("t", [])], {}))
+    assert "No graph was compiled" in page_of(Report([Entry("t", [])], {}))
     recalled = graph(1, snapshots=[], seconds={"recall": 0.1})
-    assert "came from the cache" in render(Report([Entry("t", [recalled])], {}))
+    assert "came from the cache" in page_of(Report([Entry("t", [recalled])], {}))
 
 
 def test_pages_stay_small():
     long = "x = 1\n" * (SOURCES // 100)
     record = graph(48, details={"source:inference": long})
-    page = render(Report([Entry(f"m{i}", [record]) for i in range(60)], {}))
+    page = page_of(Report([Entry(f"m{i}", [record]) for i in range(60)], {}))
     assert len(page) < 4_000_000 and "1 wrapper left out" in page
-    assert len(render(Report([Entry("m", [graph(48)])], {}))) < 150_000
+    assert len(page_of(Report([Entry("m", [graph(48)])], {}))) < 150_000
 
 
 def test_markup_in_names_stays_text():
-    page = render(hostile())
+    page = page_of(hostile())
     assert "<img" not in page and page.count("</script>") == 3
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert data and HOSTILE in json.loads(data[1])["strings"]
@@ -120,7 +125,7 @@ def test_every_page_loads(tmp_path, width, monkeypatch):
       TOLD.wide = width > innerWidth ? `${width} of ${innerWidth}: ${told}` : "" """
     small = (many(None), Report([], {}), Report([Entry("t", [])], {}))  # which have room enough on a wide screen
     for report in (many(RIGHT, WRONG, None), hostile(), *(small if width == 400 else ())):
-        told = loaded(render(report), tmp_path, script, width=width)
+        told = loaded(page_of(report), tmp_path, script, width=width)
         assert not told["wide"], "the page scrolls sideways"
 
 
@@ -131,7 +136,7 @@ def test_a_cell_leads_to_the_model(tmp_path):
       TOLD.first = shown() + !document.getElementById("overview").hidden;
       document.querySelector("tbody tr:nth-child(2) .cell").click();
       setTimeout(() => { TOLD.then = shown() + !document.getElementById("overview").hidden; }, 200)"""
-    told = loaded(render(many(RIGHT, WRONG, None)), tmp_path, script)
+    told = loaded(page_of(many(RIGHT, WRONG, None)), tmp_path, script)
     assert told["first"] == "true" and told["then"] == "m1false"
 
 
@@ -148,7 +153,7 @@ def test_the_matrix_filters_and_sorts(tmp_path):
       const box = document.getElementById("filter");
       box.value = "m2"; box.dispatchEvent(new Event("input")); TOLD.named = rows();
       box.value = "linear"; box.dispatchEvent(new Event("input")); TOLD.byrule = rows()"""
-    told = loaded(render(many(RIGHT, WRONG, None)), tmp_path, script)
+    told = loaded(page_of(many(RIGHT, WRONG, None)), tmp_path, script)
     assert (told["down"], told["up"]) == ("m2,m1,m0", "m0,m1,m2")
     assert (told["wrong"], told["named"], told["byrule"]) == ("m1", "m2", "m0,m1,m2")
 
@@ -163,14 +168,14 @@ def test_columns_out_of_sight_are_counted(tmp_path):
       matrix.scrollLeft = 1e5;
       matrix.dispatchEvent(new Event("scroll"));
       TOLD.after = further.textContent"""
-    told = loaded(render(report), tmp_path, script)
+    told = loaded(page_of(report), tmp_path, script)
     assert re.fullmatch(r"\d+ more columns →", told["before"]) and told["after"] == ""
-    assert loaded(render(many(RIGHT, RIGHT)), tmp_path, script)["before"] == ""
+    assert loaded(page_of(many(RIGHT, RIGHT)), tmp_path, script)["before"] == ""
 
 
 def test_options_of_most_models_are_told_once():
     choices = [{"mask": "", "tiny": ""}] * 3 + [{"tiny": ""}]
-    page = render(Report([Entry(f"hf:m{i}", [graph(1)], own, RIGHT) for i, own in enumerate(choices)], {}))
+    page = page_of(Report([Entry(f"hf:m{i}", [graph(1)], own, RIGHT) for i, own in enumerate(choices)], {}))
     rows = re.findall(r'<th scope="row".*?</th>', page)
     assert "With <code>--mask --tiny</code> where a row says nothing else" in page
     assert [("<small>" in row) for row in rows] == [False, False, False, True] and "--tiny" in rows[3].split("<small>")[
@@ -180,7 +185,7 @@ def test_options_of_most_models_are_told_once():
 
 def test_rewrites_are_counted_apart_from_simplifications():
     small = dataclasses.replace(attention(), rule="identity", family="algebra", stage="simplify")
-    page = render(
+    page = page_of(
         Report([Entry(f"m{i}", [graph(1, applied=[attention(), *[small] * 9])], {}, RIGHT) for i in (0, 1)], {})
     )
     assert "2 models, 2 rewrites" in page and "besides, 18 simplifications" in page
@@ -202,7 +207,7 @@ def test_drawings_open_and_answer(tmp_path):
       TOLD.inspector = document.querySelector(".inspector").textContent;
       document.querySelector(".legend button").click();
       TOLD.dimmed = document.querySelectorAll("svg.dimmed").length"""
-    told = loaded(render(Report([Entry("hf:bert", [graph(12)])], ENVIRONMENT)), tmp_path, script)
+    told = loaded(page_of(Report([Entry("hf:bert", [graph(12)])], ENVIRONMENT)), tmp_path, script)
     assert (told["boxes"], told["regions"], told["made"], told["count"]) == ("9,7", "1", "sdpa", "× 12")
     assert "aten.softmax" in told["inspector"] and SOFTMAX.code in told["inspector"]
     assert told["dimmed"] == "2"
@@ -224,7 +229,7 @@ def test_both_sides_of_a_graph_start_at_the_first_rewrite_and_scroll_together(tm
       moved(after, after.scrollTop);  // its own event, which moves nothing
       moved(after, 0);
       TOLD.up = before.scrollTop"""
-    told = loaded(render(Report([Entry("hf:bert", [graph(12)])], ENVIRONMENT)), tmp_path, script)
+    told = loaded(page_of(Report([Entry("hf:bert", [graph(12)])], ENVIRONMENT)), tmp_path, script)
     down = [int(y) for y in told["down"].split(",")]
     assert abs(down[0] - down[1]) < 40 and int(told["up"]) < 40
 
@@ -244,7 +249,7 @@ def test_names_of_rewrites_do_not_overlap(tmp_path):
       TOLD.apart = tags.every(a => tags.every(b => apart(a, b)));
       const drawn = document.querySelector("svg[role]").getBoundingClientRect();
       TOLD.inside = tags.every(t => t.right <= drawn.right && t.top >= drawn.top)"""
-    told = loaded(render(Report([Entry("m", [record])], ENVIRONMENT)), tmp_path, script)
+    told = loaded(page_of(Report([Entry("m", [record])], ENVIRONMENT)), tmp_path, script)
     assert sorted(told["names"].split(",")) == sorted(names) and told["apart"] == told["inside"] == "true"
 
 
@@ -253,19 +258,19 @@ def test_an_address_opens_a_part_of_a_model(tmp_path):
     script = """
       TOLD.shown = [...document.querySelectorAll(".target")].filter(t => !t.hidden).map(t => t.id).join();
       TOLD.top = Math.round(document.getElementById("m2-gains").getBoundingClientRect().top)"""
-    told = loaded(render(many(RIGHT, WRONG, None)), tmp_path, script, address="m2-gains")
+    told = loaded(page_of(many(RIGHT, WRONG, None)), tmp_path, script, address="m2-gains")
     assert told["shown"] == "m2" and 0 <= int(told["top"]) < 400
 
 
 @needs_browser
 def test_a_broken_script_is_noticed(tmp_path):
     with pytest.raises(AssertionError, match="undefinedThing"):
-        loaded(render(many(None)).replace('"use strict";\n(() =>', '"use strict";undefinedThing;\n(() =>'), tmp_path)
+        loaded(page_of(many(None)).replace('"use strict";\n(() =>', '"use strict";undefinedThing;\n(() =>'), tmp_path)
 
 
 def test_the_foot_says_what_made_the_page_and_when(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/usr/bin/regraft", "report", "hf:<b>", "--config", "{}"])
-    (foot,) = re.findall(r"<footer>(.*?)</footer>", render(many(RIGHT)))
+    (foot,) = re.findall(r"<footer>(.*?)</footer>", page_of(many(RIGHT)))
     made, _, machine = html.unescape(foot).partition(" on ")
     assert re.fullmatch(r"Made by regraft report 'hf:<b>' --config '\{\}', \d{4}-\d\d-\d\d", made)
     assert machine == "torch 2.13 · cpu some <cpu>."
@@ -273,12 +278,12 @@ def test_the_foot_says_what_made_the_page_and_when(monkeypatch):
 
 def test_compile_time_says_what_the_stages_do_not_count():
     record = graph(1, seconds={"capture": 1.0, "passes": 0.25, "masks": 0.25})
-    page = render(Report([Entry("m", [record], {}, RIGHT)], ENVIRONMENT))
+    page = page_of(Report([Entry("m", [record], {}, RIGHT)], ENVIRONMENT))
     assert "1.5 s in all; the first call took 3 s: the other 1.5 s are Dynamo's" in page
     assert "small passes over whole graphs" in page and "what is known of attention masks" in page
-    assert "in all; the first call" not in render(Report([Entry("m", [record])], ENVIRONMENT))
+    assert "in all; the first call" not in page_of(Report([Entry("m", [record])], ENVIRONMENT))
 
 
 def test_near_misses_are_counted_alike():
-    page = render(Report([Entry("m", [graph(1, near_misses=[escape(), escape()])], {}, RIGHT)], ENVIRONMENT))
+    page = page_of(Report([Entry("m", [graph(1, near_misses=[escape(), escape()])], {}, RIGHT)], ENVIRONMENT))
     assert "2 near misses" in page and "Near misses<b>2</b>" in page

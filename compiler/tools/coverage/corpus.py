@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...._version import __version__
-from ....rewrites.report.document import Entry, Report, ReportError
+from ....rewrites.report.document import Report, ReportError
+from ....rewrites.report.entry import Entry
 from ..targets.hugging_face_inputs import NO_MASK
 
 Progress = Callable[[str, float], None]

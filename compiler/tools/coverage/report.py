@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ....rewrites.coverage import Coverage
-from ....rewrites.report.document import Entry, Outcome
-from ..targets.load import Target, TargetError
+from ....rewrites.report.entry import Entry, Outcome
+from ..targets.target import Target, TargetError
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """The largest relative error against eager in the same dtype that counts as right, by dtype of the model."""

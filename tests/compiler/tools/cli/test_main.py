@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 import regraft
 from regraft.compiler.tools.cli.main import app
 from regraft.rewrites.coverage import publish
-from regraft.rewrites.report.document import Entry, Report
+from regraft.rewrites.report.document import Report
+from regraft.rewrites.report.entry import Entry
 
 FACTORY = """
 import torch
