@@ -32,7 +32,8 @@ def peak(name: str, backend: str, train: bool, batch: int, seq: int) -> float:
     """MiB that a step takes at its peak beyond what is held between steps."""
     import torch
 
-    from regraft.compiler.tools.targets.load import Choices, load
+    from regraft.compiler.tools.targets.load import load
+    from regraft.compiler.tools.targets.target import Choices
 
     target = load(name, Choices(train=train, batch=batch, seq=seq))
     for module in target.model.modules():

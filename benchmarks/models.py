@@ -25,7 +25,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from regraft.compiler.tools.targets.load import Target, load
+from regraft.compiler.tools.targets.load import load
+from regraft.compiler.tools.targets.target import Target
 
 
 @dataclass

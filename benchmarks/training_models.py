@@ -55,7 +55,7 @@ class Named(nn.Module):
 def family(kind: str, size: str) -> Built:
     """The base model of a type of `transformers`: 8 rows of 512 tokens or 8 images, 4 layers a stack."""
     from regraft.compiler.tools.targets.hugging_face import build
-    from regraft.compiler.tools.targets.load import Choices
+    from regraft.compiler.tools.targets.target import Choices
 
     rows, length = of(size, 2, 8, 8), of(size, 16, 512, 512)
     choices = Choices(layers=of(size, 1, 4, None), tiny=size == "tiny", batch=rows, seq=length)

@@ -12,7 +12,8 @@ from support.thorough import thorough
 from regraft.compiler.tools.cli.corpus import corpus_arguments
 from regraft.compiler.tools.coverage.coverage_snapshot import counts, drops, read
 from regraft.compiler.tools.coverage.report import Plan, examine
-from regraft.compiler.tools.targets.load import Choices, load
+from regraft.compiler.tools.targets.load import load
+from regraft.compiler.tools.targets.target import Choices
 from regraft.rewrites.report.document import Report
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "coverage" / "hf.json"

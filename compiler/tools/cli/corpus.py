@@ -12,7 +12,7 @@ from .shared import UsageError, shown_progress
 
 if TYPE_CHECKING:
     from ....rewrites.report.document import Report
-    from ..targets.load import Choices
+    from ..targets.target import Choices
 
 LAYERS = 2
 

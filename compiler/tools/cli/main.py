@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ....rewrites.report.document import Report
     from ....rewrites.rule import Rule
     from ..coverage.report import Plan
-    from ..targets.load import Choices
+    from ..targets.target import Choices
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -275,7 +275,7 @@ def _examined(targets: Sequence[str], choices: Choices, plan: Plan, threads: int
 def _shown(made: Report, *paths: Path) -> None:
     from ....rewrites.report.text import report_view
 
-    output_console().print(report_view(made))
+    output_console().print(report_view(made.entries, made.environment))
     written = [str(made.write(path)) for path in paths]
     typer.echo(f"\nwritten: {', '.join(written)}")
 

@@ -12,7 +12,7 @@ import typer
 from .shared import UsageError, shown_progress
 
 if TYPE_CHECKING:
-    from ..targets.load import Choices, Target
+    from ..targets.target import Choices, Target
 
 Layers = Annotated[int | None, typer.Option(min=1, help="Layers of each stack (default: the model's own).")]
 Tiny = Annotated[bool, typer.Option("--tiny", help="Small widths, heads and vocabulary.")]
@@ -62,7 +62,7 @@ def chosen_target(
     """The choices about the target that options make."""
     import torch
 
-    from ..targets.load import Choices
+    from ..targets.target import Choices
 
     config = dict(_setting(text) for text in settings or ())
     return Choices(layers, tiny, mask, train, getattr(torch, dtype), batch, seq, device, config)

@@ -140,8 +140,9 @@ def _generated(target: str, chosen: Any, contestants: list[Any], prompt: int, to
         UsageError: an option that says nothing of it.
         TargetError: the target is no decoder.
     """
-    from ..generation.comparison import Plan, compare_generation
+    from ..generation.comparison import compare_generation
     from ..generation.decoding import require_decoder
+    from ..generation.plan import Plan
     from ..targets.load import load_decoder
 
     unused = [f"--{name}" for name in ("train", "mask", "seq") if name in chosen.changed()]
@@ -161,7 +162,7 @@ def _contestants(backends: str, modes: str) -> list[Any]:
 
     import torch
 
-    from ..profile.comparison import EAGER, contestants
+    from ..profile.contestants import EAGER, contestants
 
     known = {EAGER, "regraft", *torch.compiler.list_backends(exclude_tags=None)}
     names, chosen = _listed(backends, known, "backend"), _listed(modes, set(typing.get_args(Modes)), "mode")
@@ -179,7 +180,7 @@ def _with_rules(contestants: list[Any], own: list[Any]) -> list[Any]:
 
 def _templates(names: str) -> list[Any]:
     from ...options import list_templates
-    from ..profile.comparison import EAGER, Contestant
+    from ..profile.contestants import EAGER, Contestant
 
     known = list_templates()
     chosen = list(known) if names.strip() == "all" else _listed(names, set(known), "template")

@@ -56,7 +56,7 @@ def usage_errors() -> Iterator[None]:
     """A usage error is one line and exit code 2; anything else is a fault, with its traceback."""
     from ....rewrites.report.document import ReportError
     from ...options import OptionError
-    from ..targets.load import TargetError
+    from ..targets.target import TargetError
 
     try:
         yield

@@ -12,18 +12,20 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ....rewrites.machine import environment
 from ...autotune.benchmark import one_line
-from ..profile.comparison import EAGER, Contestant, Progress, Times, compiled
+from ..profile.comparison import Progress, compiled
+from ..profile.contestants import EAGER, Contestant, Times
 from ..profile.limits import measured_limits, read_bandwidth
 from ..profile.running import seconds_of, wait
-from ..targets.load import TargetError
+from ..targets.target import TargetError
 from .decoding import cache_bytes, empty_cache, forward, place_of, prefill_flops, weight_bytes
+from .plan import Decoder, Plan, Roof
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,60 +33,6 @@ if TYPE_CHECKING:
 SECONDS = 30.0  # for all timed turns
 MIN_ROUNDS, MAX_ROUNDS = 3, 50
 _FIRST_TOKEN = 5  # the first few have a meaning of their own in many vocabularies
-
-
-@dataclass
-class Decoder(Contestant):
-    """One way to generate: what `Contestant` says, a call being a token.
-
-    Args:
-        seconds: median of a token after the first.
-        prefill_seconds: median of the prefill; `prefill_samples` all of them.
-        cold_seconds: the first prefill and the first step, compilation included; `cold_step_seconds` of it the step.
-        error: of logits, relative to eager's in float32 in the 2-norm, the worst of all tokens.
-        equal: of how many tokens the logits are largest at eager's token in float32.
-    """
-
-    prefill_seconds: float = 0.0
-    prefill_samples: list[float] = field(default_factory=list)
-    cold_step_seconds: float = 0.0
-    equal: int = 0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is generated: sequences, tokens of each prompt and of each text, tokens that the cache has room for."""
-
-    batch: int
-    prompt: int
-    tokens: int
-
-    @property
-    def room(self) -> int:
-        """Tokens that the cache holds in the end: the last that is generated is not read again."""
-        return self.prompt + self.tokens - 1
-
-
-@dataclass(frozen=True)
-class Roof:
-    """The least time on this machine.
-
-    Args:
-        step: seconds to read the weights and the used cache once, in the middle of the text.
-        prefill: seconds for the prefill's products at the rate of a large one, or to read the weights, the longer.
-        weights, cache: bytes that a step reads.
-        flops: of the prefill, in weights.
-        bandwidth: bytes a second.
-        rate: FLOPs a second; 0 where not known.
-    """
-
-    step: float
-    prefill: float
-    weights: int
-    cache: int
-    flops: int
-    bandwidth: float
-    rate: float
 
 
 @dataclass(frozen=True)
@@ -104,9 +52,9 @@ class Generation(Times):
 
     def view(self) -> RenderableType:
         """The comparison for a terminal."""
-        from ..profile.table import generation_view
+        from .table import generation_view
 
-        return generation_view(self)
+        return generation_view(self, self.contestants, self.plan, self.roof)
 
 
 def compare_generation(

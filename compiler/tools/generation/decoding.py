@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..targets.load import TargetError
+from ..targets.target import TargetError
 
 NEEDED = ("input_ids", "use_cache")
 CACHE_NAMES = ("cache", "past_key_values")  # since transformers 5.24, and before it

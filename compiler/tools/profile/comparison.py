@@ -6,14 +6,12 @@ eager, then each backend in each mode: first call (cold), error against eager ->
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +19,7 @@ from ....rewrites.coverage import Coverage
 from ....rewrites.machine import environment
 from ...autotune.benchmark import one_line
 from ...autotune.compare import relative_error
+from .contestants import EAGER, Contestant, Times
 from .running import Step, of_its_own, seconds_of, step_of, tensors_in, undisturbed
 
 if TYPE_CHECKING:
@@ -28,85 +27,8 @@ if TYPE_CHECKING:
 
 SECONDS = 20.0  # for all timed calls
 MIN_ROUNDS, MAX_ROUNDS = 5, 100
-EAGER = "eager"
 
 Progress = Callable[[str, float], None]
-
-
-@dataclass
-class Contestant:
-    """One way to run the target.
-
-    Args:
-        backend: as for `torch.compile`, or ``"eager"``.
-        mode: as for `torch.compile`; "" for eager.
-        seconds: median of a call.
-        samples: seconds of each timed call.
-        cold_seconds: the first call, compilation included.
-        error: relative error in the 2-norm against eager, the worst of outputs and gradients; None where values
-            cannot be compared.
-        peak_bytes: most memory allocated on the GPU during a call, beyond what was allocated before the first one; None
-            without a GPU.
-        failed: why it was not timed, or "".
-        options: of the backend.
-        values: of the options that were in force, by dotted name, where they differ from the defaults; empty where
-            no options were given.
-        not_applied: what of these did not apply to this program on this machine, and why.
-    """
-
-    backend: str
-    mode: str
-    seconds: float = 0.0
-    samples: list[float] = field(default_factory=list)
-    cold_seconds: float = 0.0
-    error: float | None = None
-    peak_bytes: int | None = None
-    failed: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
-    not_applied: list[str] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """``"regraft max-autotune"``; the default mode is not named."""
-        if "template" in self.options:
-            return f"{self.backend} {self.options['template']}"
-        return self.backend if self.mode in ("", "default") else f"{self.backend} {self.mode}"
-
-
-@dataclass(frozen=True)
-class Times:
-    """The backends' times; JSON of `schema`, version `version`, by `to_json`.
-
-    Attributes:
-        name: of what was run.
-        contestants: eager first.
-        environment: versions and devices.
-    """
-
-    schema: ClassVar[str]
-    version: ClassVar[int] = 1
-
-    name: str
-    contestants: Sequence[Contestant]
-    environment: dict[str, str]
-
-    def speed(self, contestant: Contestant) -> float | None:
-        """How many times as fast as eager; None where one of them was not timed."""
-        eager = next((c for c in self.contestants if c.backend == EAGER), None)
-        if eager is None or not eager.seconds or not contestant.seconds:
-            return None
-        return eager.seconds / contestant.seconds
-
-    def to_json(self) -> dict[str, Any]:
-        """As data: all fields, and of a contestant its `name` and `speed`, too."""
-        rows = [asdict(c) | {"name": c.name, "speed": self.speed(c)} for c in self.contestants]
-        return {"schema": self.schema, "version": self.version} | asdict(self) | {"contestants": rows}
-
-    def write(self, path: Path) -> Path:
-        """Write the JSON."""
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        return path
 
 
 @dataclass(frozen=True)
@@ -125,13 +47,7 @@ class Comparison(Times):
         """The comparison for a terminal."""
         from .table import comparison_view
 
-        return comparison_view(self)
-
-
-def contestants(backends: Sequence[str], modes: Sequence[str]) -> list[Contestant]:
-    """Eager, then each backend in each mode."""
-    compiled = [Contestant(backend, mode) for backend in backends if backend != EAGER for mode in modes]
-    return [Contestant(EAGER, ""), *compiled]
+        return comparison_view(self, self.note)
 
 
 def compare(

@@ -15,7 +15,7 @@ from .units import amount, percent
 if TYPE_CHECKING:
     import jinja2
 
-    from .report import KernelReport, KernelRow
+    from .rows import KernelRow, KernelTimes
 
 PAGE = "kernels.html"
 BARS = 40
@@ -24,7 +24,7 @@ BARS = 40
 _FOLDERS = (Path(__file__).parent / "page", Path(coverage_page.__file__).parent / "page")
 
 
-def render(report: KernelReport) -> str:
+def render(report: KernelTimes) -> str:
     """The report as an HTML page."""
     longest = max((row.seconds for row in report.rows), default=0.0)
     return _environment().get_template(PAGE).render(
@@ -45,7 +45,7 @@ def _bar(row: KernelRow, longest: float) -> dict[str, object]:
     return {"row": row, "length": round(length, 1), "least": round(length * min(row.part(row.bound_seconds), 1.0), 1)}
 
 
-def _by_kind(report: KernelReport) -> list[tuple[str, float]]:
+def _by_kind(report: KernelTimes) -> list[tuple[str, float]]:
     """Time by who made the code."""
     kinds = ("generated", "template", "library")
     sums = {kind: sum(row.seconds for row in report.rows if row.kind == kind) for kind in kinds}

@@ -24,7 +24,8 @@ from ...templates import TemplateKernel, TritonTemplateKernel
 from .cost import Cost, cost_of, shapes_of, sites
 from .limits import Limits, measured_limits
 from .record import RecordedGraph, Recorder
-from .report import KernelReport, KernelRow
+from .report import KernelReport
+from .rows import KernelRow
 from .running import of_its_own, seconds_of, step_of, undisturbed
 
 SECONDS = 5.0  # for all timed calls

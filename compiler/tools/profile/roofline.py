@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .limits import Limits
-from .report import KernelReport, KernelRow
+from .rows import KernelRow, KernelTimes
 from .units import amount
 
 WIDTH, HEIGHT = 1000, 520
@@ -91,7 +91,7 @@ class Roofline:
     names: list[Name]
 
 
-def roofline(report: KernelReport) -> Roofline | None:
+def roofline(report: KernelTimes) -> Roofline | None:
     """The drawing of a report; None where no kernel has both time and bytes."""
     rows = [row for row in report.rows if row.seconds > 0 and row.moved > 0]
     if not rows:

@@ -17,9 +17,8 @@ from .units import amount, percent
 
 if TYPE_CHECKING:
     from ....rewrites.reason import Site
-    from ..generation.comparison import Decoder, Generation
-    from .comparison import Comparison, Contestant
-    from .report import KernelReport, KernelRow
+    from .contestants import Contestant, Times
+    from .rows import KernelRow, KernelTimes
 
 _LEGEND = (
     "at limit: the least time for a kernel's bytes (memory) or FLOPs (matrix) by the\n"
@@ -27,7 +26,7 @@ _LEGEND = (
 )
 
 
-def report_view(report: KernelReport, top: int) -> RenderableType:
+def report_view(report: KernelTimes, top: int) -> RenderableType:
     """Totals, then the `top` slowest kernels."""
     rest = report.rows[top:]
     parts: list[RenderableType] = [totals(report), Text(""), KernelLines(report, top)]
@@ -37,7 +36,7 @@ def report_view(report: KernelReport, top: int) -> RenderableType:
     return Group(*parts, Text(f"\n{_LEGEND}", style="dim"))
 
 
-def totals(report: KernelReport) -> Table:
+def totals(report: KernelTimes) -> Table:
     """Time of a call, of its kernels, of the gaps, and what the device could do."""
     grid = Table.grid(padding=(0, 2))
     limits = report.limits
@@ -58,7 +57,7 @@ class KernelLines:
 
     WIDEST = 120
 
-    def __init__(self, report: KernelReport, top: int) -> None:
+    def __init__(self, report: KernelTimes, top: int) -> None:
         self._rows = [(row, _cells(row, report.kernel_seconds)) for row in report.rows[:top]]
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
@@ -104,54 +103,22 @@ def _short(site: Site) -> str:
     return f"{PurePath(site.file).name}:{site.line} {site.code}"
 
 
-def comparison_view(comparison: Comparison) -> RenderableType:
+def comparison_view(times: Times, note: str) -> RenderableType:
     """A row for each backend and mode."""
-    peaks = any(one.peak_bytes is not None for one in comparison.contestants)
+    peaks = any(one.peak_bytes is not None for one in times.contestants)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("backend", no_wrap=True)
     for name in ("time", "speed", "cold", "error", *(["peak"] if peaks else [])):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in comparison.contestants:
-        cells = _compared(one, comparison.speed(one))
+    for one in times.contestants:
+        cells = _compared(one, times.speed(one))
         table.add_row(*cells, *([amount(one.peak_bytes or 0, "B")] if peaks else []))
-    failures = [Text(f"{one.name}: {one.failed}", style="red") for one in comparison.contestants if one.failed]
-    notes = [Text(comparison.note, style="dim")] if comparison.note else []
-    return Group(table, *failures, *notes, *_option_tables(comparison.contestants))
+    failures = [Text(f"{one.name}: {one.failed}", style="red") for one in times.contestants if one.failed]
+    notes = [Text(note, style="dim")] if note else []
+    return Group(table, *failures, *notes, *option_tables(times.contestants))
 
 
-def generation_view(made: Generation) -> RenderableType:
-    """A row for each backend and mode, and what the machine allows."""
-    peaks = any(one.peak_bytes is not None for one in made.contestants)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("backend", no_wrap=True)
-    titles = ("prefill", "a token", "speed", "of roof", "first calls", "error", "equal", *(["peak"] if peaks else []))
-    for name in titles:
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in made.contestants:
-        table.add_row(*_generated(one, made), *([amount(one.peak_bytes or 0, "B")] if peaks else []))
-    roof, plan = made.roof, made.plan
-    table.add_row("roof", duration(roof.prefill), duration(roof.step), "", "1.00")
-    weights, cache = amount(roof.weights, "B"), amount(roof.cache, "B")
-    read = f"{weights} of weights and {cache} of cache at {amount(roof.bandwidth, 'B/s')}"
-    multiplied = f"; prefill: {amount(roof.flops, 'FLOP')} at {amount(roof.rate, 'FLOP/s')}" if roof.rate else ""
-    told = (
-        f"{plan.tokens} tokens after {plan.prompt}, batch {plan.batch}. A token reads {read}{multiplied}.\n"
-        "error: of logits, relative to eager's in float32. equal: tokens that are its own, each after the same text."
-    )
-    failures = [Text(f"{one.name}: {one.failed}", style="red") for one in made.contestants if one.failed]
-    return Group(table, *failures, Text(told, style="dim"), *_option_tables(made.contestants))
-
-
-def _generated(one: Decoder, made: Generation) -> list[str]:
-    if one.failed:
-        return [one.name, "failed"]
-    speed, of_roof = made.speed(one), one.seconds / made.roof.step
-    equal = f"{one.equal}/{made.plan.tokens * made.plan.batch}"
-    times = duration(one.prefill_seconds), duration(one.seconds), f"{speed:.2f}x" if speed else "", f"{of_roof:.2f}"
-    return [one.name, *times, duration(one.cold_seconds), f"{one.error:.1e}", equal]
-
-
-def _option_tables(contestants: Sequence[Contestant]) -> list[Table]:
+def option_tables(contestants: Sequence[Contestant]) -> list[Table]:
     """What options were in force, and what of them did not apply and why; nothing where none were given."""
     given = [one for one in contestants if one.options]
     if not given:

@@ -19,7 +19,7 @@ import torch
 
 from .hugging_face_inputs import Inputs, masks, parts, working_inputs
 from .hugging_face_tiny import left_open, tiny_rotations, tiny_settings
-from .load import Choices, TargetError
+from .target import Choices, TargetError
 
 LAYER_COUNTS = {
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "layers", "depth", "num_encoder_layers",

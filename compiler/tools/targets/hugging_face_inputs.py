@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .load import Choices, TargetError
+from .target import Choices, TargetError
 
 NO_MASK = "takes no padding mask"
 """How the error says so."""

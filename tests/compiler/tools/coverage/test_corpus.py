@@ -7,7 +7,7 @@ import pytest
 from regraft.compiler.tools.cli.corpus import corpus_arguments
 from regraft.compiler.tools.coverage.corpus import CORPORA, Run, run
 from regraft.compiler.tools.coverage.coverage_snapshot import counts, drops, read, write
-from regraft.compiler.tools.targets.load import Choices
+from regraft.compiler.tools.targets.target import Choices
 from regraft.rewrites.report.document import ReportError
 
 FACTORY = """

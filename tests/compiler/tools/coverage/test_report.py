@@ -3,7 +3,7 @@ import torch
 from support.records import graph
 
 from regraft.compiler.tools.coverage.report import Plan, examine
-from regraft.compiler.tools.targets.load import Choices, Target, TargetError
+from regraft.compiler.tools.targets.target import Choices, Target, TargetError
 from regraft.rewrites.coverage import publish
 
 

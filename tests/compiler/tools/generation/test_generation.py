@@ -8,10 +8,12 @@ import torch
 import transformers
 
 from regraft.compiler.tools.generation import comparison, decoding
-from regraft.compiler.tools.generation.comparison import Decoder, Plan, compare_generation
+from regraft.compiler.tools.generation.comparison import compare_generation
+from regraft.compiler.tools.generation.plan import Decoder, Plan
 from regraft.compiler.tools.profile import limits
-from regraft.compiler.tools.profile.comparison import contestants
-from regraft.compiler.tools.targets.load import Choices, TargetError, load_decoder
+from regraft.compiler.tools.profile.contestants import contestants
+from regraft.compiler.tools.targets.load import load_decoder
+from regraft.compiler.tools.targets.target import Choices, TargetError
 from regraft.rewrites.report.text import plain
 
 

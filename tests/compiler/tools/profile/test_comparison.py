@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from regraft.compiler.tools.profile import comparison
-from regraft.compiler.tools.profile.comparison import Contestant, compare, contestants
+from regraft.compiler.tools.profile.comparison import compare
+from regraft.compiler.tools.profile.contestants import Contestant, contestants
 from regraft.rewrites.report.text import plain
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from regraft.compiler.tools.profile.limits import Limits
-from regraft.compiler.tools.profile.report import KernelReport, KernelRow
+from regraft.compiler.tools.profile.report import KernelReport
 from regraft.compiler.tools.profile.roofline import HEIGHT, WIDTH, roofline
+from regraft.compiler.tools.profile.rows import KernelRow
 from regraft.compiler.tools.profile.units import amount, percent
 from regraft.rewrites.reason import Site
 from regraft.rewrites.report.document import ReportError

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from regraft.compiler.tools.targets.hugging_face import _require_settings, _smaller
-from regraft.compiler.tools.targets.load import Choices, TargetError, load
+from regraft.compiler.tools.targets.load import load
+from regraft.compiler.tools.targets.target import Choices, TargetError
 
 transformers = pytest.importorskip("transformers")
 
