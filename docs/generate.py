@@ -49,7 +49,7 @@ SECTIONS = (
             "regraft.rewrites.record:Fallback", "regraft.rewrites.reason:Site", "regraft:explain",
             "regraft.compiler.tools.explain.explanation:Explanation", "regraft:expect_match", "regraft:kernels",
             "regraft:KernelReport", "regraft:bisect", "regraft:repro",
-            "regraft.compiler.tools.repro:Repro", "regraft.compiler.tools.bisect.search:Finding",
+            "regraft.compiler.tools.repro:Repro", "regraft.compiler.tools.bisect.finding:Finding",
             "regraft.compiler.tools.bisect.subject:Verdict", "regraft.rewrites.switches:Step",
         ),
     ),
@@ -131,10 +131,14 @@ def _with_star(shown: list[str], signature: inspect.Signature) -> list[str]:
 
 
 def _members(value: type) -> Iterator[str]:
-    """A row a public method or property of the class itself, with the first sentence of its docstring."""
+    """A row a public method or property of the class, with the first sentence of its docstring.
+
+    The class may inherit it from a dataclass.
+    """
     fields = {f.name for f in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
     rows = []
-    for name, member in vars(value).items():
+    bases = [base for base in reversed(value.__mro__[1:]) if dataclasses.is_dataclass(base)]
+    for name, member in {k: v for base in [*bases, value] for k, v in vars(base).items()}.items():
         raw = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
         text = inspect.getdoc(raw) if _is_member(raw) else None
         if not name.startswith("_") and name not in fields and text:
