@@ -81,7 +81,7 @@ def forward_of(touches: list[Touch]) -> Forward | None:
     if len(stores) != 1:
         return None
     at, path, member, access = stores[0]
-    if member.part == "scan" or any(s.mode is not None for s in member.definition.stores):
+    if any(s.mode is not None for s in member.definition.stores):
         return None
     if OPAQUE in variables_of(access.offset):  # offsets that depend on data are not over axes throughout
         return None

@@ -148,9 +148,14 @@ def _fused(aligned: Aligned, target: Target, in_columns: bool) -> Fusion | Refus
     columns = barred & columns_of(everyone, target) if in_columns else frozenset()
     if columns:
         found = _sharing(common, everyone, barred - columns, aligned, target)
-        if isinstance(found, Fusion) and guess(extent_of(found.chain)) >= target.lanes * target.busy:
+        if isinstance(found, Fusion) and guess(extent_of(found.chain)) >= _enough(everyone, target):
             return found
     return _sharing(common, everyone, barred, aligned, target)
+
+
+def _enough(members: Iterable[Member], target: Target) -> int:
+    """Columns with which programs that process neighbors together keep a GPU busy: scans have fewer in a program."""
+    return target.busy * (1 if all(m.part != "fold" for m in members) else target.lanes)
 
 
 def _sharing(
@@ -204,8 +209,8 @@ def _keeping_innermost(common: list[Var], members: tuple[Member, ...], barred: s
 
 
 def columns_of(members: Iterable[Member], target: Target) -> frozenset[Var]:
-    """Axes along which the operands of folds are contiguous, if programs process neighbors in memory together."""
-    folds = [m for m in members if m.part == "fold" and m.outer] if target.lanes > 1 else []
+    """Axes along which the operands of folds or scans are contiguous, if programs process neighbors together."""
+    folds = [m for m in members if m.part in ("fold", "scan") and m.outer] if target.lanes > 1 else []
     ends = [(m, m.outer[-1]) for m in folds if less(_LANES - 1, m.outer[-1].extent)]
     return frozenset(axis for m, axis in ends if any(_step(a.offset, axis) == 1 for a in m.accesses))
 

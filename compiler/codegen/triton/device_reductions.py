@@ -152,9 +152,14 @@ def softmax_scale(x, top):
 
 @triton.jit
 def join_softmax(top_a, sum_a, top_b, sum_b):
-    """Maxima, sums of exp(x - maximum)."""
-    top = tl.where((top_a != top_a) | (top_a > top_b), top_a, top_b)
-    return top, sum_a * softmax_scale(top_a, top) + sum_b * softmax_scale(top_b, top)
+    """Maxima, sums of exp(x - maximum), by one power: of the larger of the two the power is 1.
+
+    It is 1 for equal infinities too: `tl.minimum` takes the number if the difference is none.
+    """
+    left = top_a > top_b
+    power = libdevice.exp2(tl.minimum(tl.abs(top_a - top_b) * -1.4426950408889634, 0.0))
+    total = tl.fma(tl.where(left, sum_b, sum_a), power, tl.where(left, sum_a, sum_b))
+    return maximum(top_a, top_b), total
 
 
 @triton.jit

@@ -398,7 +398,7 @@ class BodyWriter:
                 continue
             reduction = statement.reduction
             state = self._states[reduction.name]
-            partial = self._masked(reduction, None if lanes is None else components_added(reduction))
+            partial = self._masked(reduction, None if lanes is None or scan else components_added(reduction))
             if scan:
                 self._scan(state, partial)
             elif lanes is None:

@@ -55,6 +55,7 @@ _ELEMENTS_A_WARP = 256
 # Folds whose elements are so expensive that work shared by lanes matters; and folds of 64-bit positions, for which
 # fewer lanes are better.
 _MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
+_SECTOR = 32  # bytes that memory moves together
 _STAGES, _FEW_LOADS = 3, 2  # for such folds: steps loaded at a time, if they need little shared memory
 _WARPS = 16
 _THREADS = 32  # threads of a warp
@@ -219,6 +220,8 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     total = extent_of(loops)
     loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), bytes_of)
     narrow, ahead = 0 < max(loaded, default=0) <= _NARROW_BYTES, False
+    if _has_scan(body) and _is_contiguous_along(loops, inner, body):
+        return _scanning(loops, body, longest, min(bytes_of.values(), default=4))
     if _is_contiguous_along(loops, inner, body):
         columns = min(_COLUMN[1], longest)
         rows = _fitting(max(_COLUMN[0], _ACROSS // columns), total, _NARROWEST)
@@ -246,6 +249,23 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     made = [Blocks(loops, (), r, c, _warps(r * c, each)) for r, c, each in sizes]
     if ahead and longest > sizes[0][1] and len(loaded) <= _FEW_LOADS:
         made = [replace(made[0], stages=_STAGES), *made]
+    return Launch((), made[0], body, tuple(made[1:]))
+
+
+def _scanning(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, least: int) -> Launch:
+    """Scans across rows of memory: as few columns as memory moves together, or fewer if there are few programs.
+
+    In a scan by Triton, each element is joined with one partial result of each warp: hence few warps.
+    """
+    rows = min(max(1, _SECTOR // least), _power(extent_of(loops)))
+    while rows > 1 and _programs(extent_of(loops), rows) < PROGRAMS // 2:
+        rows //= 2
+    programs = _programs(extent_of(loops), rows)
+    each = 1 if programs < PROGRAMS // 2 else 2 if programs < PROGRAMS else 4
+    columns = min(longest, _PERSISTENT // rows)
+    sizes = [(rows, columns, each), (rows, columns, 2 * each), (2 * rows, columns, each), (rows, columns // 2, each)]
+    sizes = [(r, c, e) for r, c, e in sizes if r <= _power(extent_of(loops)) and c]
+    made = [Blocks(loops, (), r, c, _warps(r * c, e)) for r, c, e in sizes]
     return Launch((), made[0], body, tuple(made[1:]))
 
 
@@ -315,6 +335,11 @@ def is_independent(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
         if not moved or not (alone or len(offsets) == 1):
             return False
     return True
+
+
+def _has_scan(body: Sequence[Statement]) -> bool:
+    """Whether a loop in a body is a scan."""
+    return any(isinstance(s, Loop) and is_scan(s.body) for s in statements(body))
 
 
 def is_scan(body: tuple[Statement, ...]) -> bool:

@@ -2,11 +2,13 @@
 
     cumsum:  for i < 8: scan j < 4 of x[i, j]:      cumsum[i, j] = total so far
 
-As in eager, float32 is accumulated in float64.
+As in eager, float32 is accumulated in float64 on CPUs, and in float32 on GPUs, where sums are of parts of a row. There,
+logarithms of sums are scanned as maxima with sums of powers, which need one power for two of them, and no logarithm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +17,12 @@ import torch
 from ...ir.program import Reduction, Store
 from ...ir.reducers import REDUCERS
 from ...ir.value import Number, Result, Value, compute_dtype
-from ..arithmetic import element, op
+from ..arithmetic import element, op, plus, where
 from ..core import Indices, Lowering, Tensor, cast, lowers, whole
 from ..spaces import space
 from .elementwise import rounded
+
+_WIDE = frozenset({"cpu"})  # devices on which eager accumulates float32 in float64
 
 
 def _scan(
@@ -57,13 +61,15 @@ def _scan(
     return tuple(map(whole, made))
 
 
-def _wide(value: Value) -> Value:
-    return cast(value, torch.float64) if value.dtype.is_floating_point else value
-
-
 def _cumulative(low: Lowering, x: Tensor, dim: int, reducer: str, dtype: torch.dtype | None) -> Tensor:
     made = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
-    return _scan(low, x, dim, reducer, lambda at, _: (_wide(element(x, at, made)),), lambda so_far: (so_far,), made)[0]
+    wide = low.device.type in _WIDE and made.is_floating_point
+
+    def operands(at: Indices, _: Any) -> tuple[Value]:
+        value = element(x, at, made)
+        return (cast(value, torch.float64) if wide else value,)
+
+    return _scan(low, x, dim, reducer, operands, lambda so_far: (so_far,), made)[0]
 
 
 @lowers("aten.cumsum")
@@ -81,7 +87,10 @@ def cumprod(low: Lowering, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
 @lowers("aten.logcumsumexp")
 def logcumsumexp(low: Lowering, x: Tensor, dim: int) -> Tensor:
     """Logarithms of the sums of exponentials so far."""
-    return _cumulative(low, x, dim, "logaddexp", x.dtype)
+    if low.device.type in _WIDE:
+        return _cumulative(low, x, dim, "logaddexp", x.dtype)
+    finish = lambda top, total: (where(op("eq", top, math.inf), top, plus(top, op("log", total))),)  # noqa: E731
+    return _scan(low, x, dim, "softmax", lambda at, _: (element(x, at, x.dtype),), finish, x.dtype)[0]
 
 
 def _extreme(low: Lowering, x: Tensor, dim: int, reducer: str) -> tuple[Tensor, ...]:

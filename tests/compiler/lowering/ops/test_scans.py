@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from support.lowering import agree, lowered
 from support.tensors import FLOATS, NAN, WHOLE, tensor_and_dim
 
+from regraft.compiler.lowering.ops import scans
+
 EXAMPLES = settings(max_examples=15, deadline=None)
 LOOSE = {torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -76,3 +78,33 @@ def test_a_scan_is_one_definition():
     (item,) = lowered(lambda x: x.cumsum(0), torch.randn(3, 4)).program.items
     assert item.scan
     assert [v.extent for v in item.reduced] == [3]
+
+
+@pytest.fixture
+def on_gpus(monkeypatch):
+    """As on GPUs, where float32 is accumulated in float32."""
+    monkeypatch.setattr(scans, "_WIDE", frozenset())
+
+
+@EXAMPLES
+@given(given_=tensor_and_dim(FLOATS))
+def test_scans_in_the_dtype_of_gpus(given_):
+    x, dim = given_
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scans, "_WIDE", frozenset())
+        agree(lambda x: (x.logcumsumexp(dim), x.cumsum(dim), x.cumprod(dim)), x, **close(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_logcumsumexp_of_infinities_on_gpus(on_gpus, dtype):
+    inf = math.inf
+    rows = [[-inf, -inf, 1, 2, -inf], [1, inf, 2, -inf, inf], [NAN, 1, inf, 3, 4], [1, inf, NAN, 2, inf], [-inf] * 5]
+    x = torch.tensor(rows, dtype=dtype)
+    agree(lambda x: x.logcumsumexp(1), x, **close(x))
+    agree(lambda x: x.logcumsumexp(0), x.t().contiguous(), **close(x))
+
+
+def test_float32_is_scanned_as_such_on_gpus(on_gpus):
+    for function in (torch.cumsum, torch.cumprod, torch.logcumsumexp):
+        (item,) = lowered(lambda x, f=function: f(x, 0), torch.randn(3, 4)).program.items
+        assert {v.dtype for r in item.reductions for v in r.values} == {torch.float32}
