@@ -4,6 +4,7 @@ Both programs run many times, each time with another seed. Compared are, of resu
 
     how often an entry is exactly zero     the keep rate of a dropout; a binomial proportion
     the mean of every entry, and of all    means of independent runs
+    how much the share of zeros varies     entries that are drawn together vary together
 
 Products of a result and the gradient of an operand of its shape tell whether both used one mask. Bounds are `_SIGMAS`
 standard errors of the difference, so that chance alone fails about one comparison in 10**6 where entries are few, and
@@ -30,7 +31,7 @@ def compare_distributions(case: Case, rewritten: Program) -> Disagreement | None
     eager = _sampled(case, case.program, range(first, first + _RUNS))
     ours = _sampled(case, rewritten, range(first + _RUNS, first + 2 * _RUNS))
     for (name, a), (_, b) in zip(ours, eager, strict=True):
-        found = _other_zeros(name, a, b) or _other_means(name, a, b)
+        found = _other_zeros(name, a, b) or _other_means(name, a, b) or _drawn_together(name, a, b)
         if found is not None:
             return found
     return None
@@ -79,3 +80,15 @@ def _other_means(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagree
         if bool(difference[worst] > allowed[worst]):
             return Disagreement(f"{what} differs", float(difference[worst]), float(allowed[worst]))
     return None
+
+
+def _drawn_together(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
+    """The variance over the runs of the share of zeros: entries that share one draw have a larger one.
+
+    The logarithm of a ratio of two sample variances has a standard error of sqrt(2 / (n - 1)) for each of them.
+    """
+    a, b = (float((x == 0).double().mean(1).var()) for x in (ours, eager))
+    if not a or not b:
+        return None
+    error, allowed = abs(math.log(a / b)), _SIGMAS * math.sqrt(4 / (_RUNS - 1))
+    return Disagreement(f"the share of zeros of {name} varies otherwise", error, allowed) if error > allowed else None

@@ -18,6 +18,7 @@ from .operands import LAYOUTS, Look, differentiable, dim_names, looks_of, tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.int32)  # a rule may be not for them
 LARGE = (64, 65, 130, 257, 1000)  # one dim at a time
+EQUAL = (130, 65, 17, 9)  # all dims at once, the first that leaves operands small enough
 MOST = 1 << 20  # elements that all operands may be broadcast to: beyond, a large dim is the smallest of these
 INCOMING = ("contiguous", "transposed", "expanded", "of the first result", "of the last result")
 """How gradients of results come in: laid out in order; otherwise; all one number, as of a sum; of one result only."""
@@ -128,6 +129,11 @@ def sizes_of(sample: Sample, name: str, *, large: bool = False) -> tuple[Any, ..
         return (known[0], known[-1], known[len(known) // 2], known[len(known) // 3], 1, known[-1] + 1)
     own = sample.sizes[name]
     return LARGE if large else (1, 2, own, own, own, own, 3, 16, 17, 0)
+
+
+def fits(sample: Sample, sizes: Mapping[str, Any]) -> bool:
+    """Whether operands with these sizes, else their own, stay small enough for many runs."""
+    return _broadcast(sample, {n: sizes.get(n, sample.sizes[n]) for n in dim_names(sample)}) <= MOST
 
 
 def _broadcast(sample: Sample, sizes: Mapping[str, Any]) -> int:

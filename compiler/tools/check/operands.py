@@ -12,11 +12,11 @@ from ....rewrites.sample import Sample, T
 # By what a `T` holds; the plainest first, which is what counterexamples are brought to.
 VALUES = {
     "normal": (
-        "plain", "constant", "zeros", "ties", "negative", "large", "large-row", "signed-zeros", "denormal", "huge",
-        "extreme", "nan", "inf", "-inf",
+        "plain", "constant", "zeros", "ties", "negative", "large", "small", "large-row", "signed-zeros", "denormal",
+        "huge", "extreme", "nan", "inf", "-inf",
     ),
-    "moderate": ("plain", "constant", "zeros", "ties", "negative", "large", "signed-zeros", "denormal", "nan"),
-    "finite": ("plain", "constant", "zeros", "ties", "negative", "large", "signed-zeros", "denormal"),
+    "moderate": ("plain", "constant", "zeros", "ties", "negative", "large", "small", "signed-zeros", "denormal", "nan"),
+    "finite": ("plain", "constant", "zeros", "ties", "negative", "large", "small", "signed-zeros", "denormal"),
     "positive": ("plain", "constant", "large"),
     "mask": ("plain", "masked-row", "lowest", "lowest-row", "open"),
     "bool": ("plain", "masked-row", "open"),
@@ -26,6 +26,7 @@ SINGULAR = ("huge", "extreme", "nan", "inf", "-inf")  # values at which derivati
 # Where functions have kinks, and their derivative is any number in between, or saturate, and it is all rounding.
 KINKS = ("signed-zeros", "zeros", "ties", "large-row")
 _HUGE = 3000.0  # squares of it overflow in float16
+_SMALL = 2.0**-12  # beside 1, most digits of it are lost; float16 has it exactly
 _INTEGERS = ("plain", "zeros", "extreme")
 
 
@@ -154,6 +155,7 @@ _ODD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "ties": torch.round,
     "negative": lambda x: -x.abs(),
     "large": lambda x: x * 30,
+    "small": lambda x: x * _SMALL,
     "huge": lambda x: x * _HUGE,
     "signed-zeros": lambda x: torch.where(x.abs() < 0.7, torch.copysign(torch.zeros_like(x), x), x),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,8 @@ from ....rewrites.sample import Sample
 from .case import Case
 from .drawn import Drawn
 from .operands import tensors
+
+_SHORT = 2  # sizes that follow each other and are written one by one
 
 
 @dataclass
@@ -109,9 +111,23 @@ def _of_any(rule: Rule, scope: Scope, device: str) -> Iterator[str]:
     untried = sorted({"floating", "integer", "bool", "complex"} - frozenset().union(*rule.kinds.values()))
     if untried:
         yield f"dtypes that are {' or '.join(untried)}: no sample has them, so there the rule does not fire"
-    yield f"sizes above {max(scope.sizes, default=0)}, ranks above {max(scope.ranks, default=0)}"
+    yield f"sizes other than {_listed(scope.sizes)}; ranks above {max(scope.ranks, default=0)}"
+    if scope.biases:
+        yield "errors below about 1% in bfloat16 alone, or 0.1% in float16 alone: roundings are as large"
     if rule.stage == "forward":
         yield "second derivatives; gradients at NaN, inf, huge values and kinks, where they are conventions"
     around = "autocast, inference mode, operands that share memory, one tensor given as two operands"
     yield f"the program around the pattern: {around}"
     yield f"devices other than {device}; values and combinations of all this that were not drawn"
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    """Sizes as text, those that follow each other as a range: ``"0 to 3, 6, 16, 17"``."""
+    ranges: list[list[int]] = []
+    for size in sorted(sizes):
+        if ranges and size == ranges[-1][-1] + 1:
+            ranges[-1].append(size)
+        else:
+            ranges.append([size])
+    told = (f"{r[0]} to {r[-1]}" if len(r) > _SHORT else ", ".join(map(str, r)) for r in ranges)
+    return ", ".join(told) or "none"

@@ -61,7 +61,8 @@ def check(rule: Rule | str, *, examples: int = 50, seed: int = 0, device: str = 
     """
     hypothesis()
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise ValueError(f"rules are checked on 'cpu' or 'cuda', where there is one; not on {device!r}")
+        known = "there is none here" if device.startswith("cuda") else "only on 'cpu' and 'cuda'"
+        raise ValueError(f"rules cannot be checked on {device!r}: {known}")
     (chosen,) = resolve_rules((rule,))
     start = time.perf_counter()
     devices = [] if device == "cpu" else [device]
@@ -156,7 +157,7 @@ class Search:
         if self.rule.numerics.exact or self.rule.numerics.random != "none":
             return None
         for sample in self.matching[: max(1, self.examples // 8)]:
-            for dtype in LOW:
+            for dtype in _low_dtypes(sample):
                 trained = self.rule.stage == "forward"
                 looks = {n: Look(gradient=trained and differentiable(t, dtype)) for n, t in tensors(sample).items()}
                 found = self._bias(sample, replace(Drawn.plain(sample), dtype=dtype, looks=looks), names)
@@ -165,8 +166,6 @@ class Search:
         return None
 
     def _bias(self, sample: Sample, drawn: Drawn, names: Sequence[str]) -> Failure | None:
-        if not any(spec.dtype is None for spec in tensors(sample).values()):
-            return None
         case = Case.of(self.rule, sample, drawn)
         for name in names:
             try:
@@ -294,6 +293,12 @@ class Search:
                 yield Failure(self.rule, "", sample, drawn, problem)
                 return
         self.result.refused += 1
+
+
+def _low_dtypes(sample: Sample) -> tuple[torch.dtype, ...]:
+    """The low precisions that operands may have: all, or those that the sample fixes."""
+    given = [spec.dtype for spec in tensors(sample).values()]
+    return LOW if None in given else tuple(dtype for dtype in LOW if dtype in given)
 
 
 def _in_turns(groups: Sequence[Sequence[Variant]]) -> list[Variant]:

@@ -2,6 +2,7 @@
 
     bfloat16, float16, float64 with gradients      each dim large, 1, 0 in turn
     every layout, sizes symbolic and not           every variant (variants.py), every other dtype
+    all dims equal, and all of them large
 
 The groups take turns, so that a short sweep has some of each.
 """
@@ -17,7 +18,7 @@ import torch
 
 from ....rewrites.rule import Rule
 from ....rewrites.sample import LEADING, Sample
-from .drawn import DTYPES, INCOMING, LARGE, LEADING_SIZES, OTHER_DTYPES, Drawn
+from .drawn import DTYPES, EQUAL, INCOMING, LARGE, LEADING_SIZES, OTHER_DTYPES, Drawn, fits
 from .operands import LAYOUTS, Look, differentiable, dim_names, looks_of, tensors
 
 Example = tuple[Sample, Drawn]
@@ -27,8 +28,8 @@ def sweep(rule: Rule, samples: Sequence[Sample], varied: Sequence[Sample], seed:
     """The examples to try in any case, in the order of turns."""
     first, second = varied[::2], varied[1::2]
     groups = [
-        _dtypes(samples), _large(samples), _varied(first), _laid_out(samples), _small(samples), _varied(second),
-        _others(samples),
+        _dtypes(samples), _large(samples), _varied(first), _laid_out(samples), _small(samples), _equal(samples),
+        _varied(second), _others(samples),
     ]  # fmt: skip
     trained = rule.stage == "forward"
     found = enumerate(_in_turns(groups), start=seed)
@@ -74,6 +75,18 @@ def _small(samples: Sequence[Sample]) -> Iterator[Example]:
     for number, (sample, name) in enumerate(_each_dim(samples)):
         for size in LEADING_SIZES[1:] if name == LEADING else (1, 0, 3):
             yield sample, replace(_resized(sample, name, size), dynamic=number % 2 == 0)
+
+
+def _equal(samples: Sequence[Sample]) -> Iterator[Example]:
+    """All dims of one size, the sample's largest, and another one that is as large as can be."""
+    for number, sample in enumerate(samples):
+        names = [n for n in dim_names(sample) if n != LEADING and n not in sample.ranges]
+        if len(names) > 1:
+            own = max(sample.sizes[n] for n in names)
+            for size in (own, *[s for s in EQUAL if fits(sample, dict.fromkeys(names, s))][:1]):
+                plain = Drawn.plain(sample)
+                sizes = tuple((n, size if n in names else s) for n, s in plain.sizes)
+                yield sample, replace(plain, sizes=sizes, dtype=DTYPES[number % 2 * 3])
 
 
 def _each_dim(samples: Sequence[Sample]) -> Iterator[tuple[Sample, str]]:

@@ -94,6 +94,7 @@ def test_values(kind, dtype):
         "zeros": bool((x == 0).all()),
         "ties": bool((x == x.round()).all()) and len(set(x.flatten().tolist())) < x.numel(),
         "negative": bool((x < 0).all()),
+        "small": bool(0 < size.max() < 1e-2),
         "huge": bool(1000 < size.max() < 2e4),
         "large": bool(size.max() > 20),
         "large-row": bool(size[0].max() > 500 > size[1:].max()),

@@ -5,6 +5,7 @@ And of right ones, in which it finds nothing.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +87,7 @@ class TanhScaled(torch.autograd.Function):
 
 
 LIBRARY = torch.library.Library("regraft_wrong_test", "DEF")
+REMEMBERED, CALLS = {}, itertools.count(1)
 LIBRARY.define("no_backward(Tensor x) -> Tensor")
 LIBRARY.impl("no_backward", lambda x: torch.tanh(x.detach()) * 2.0, "CPU")
 LIBRARY.impl("no_backward", lambda x: torch.empty_like(x), "Meta")
@@ -98,6 +100,15 @@ LIBRARY.impl("flat", lambda x: x.new_empty(x.shape), "Meta")
 LIBRARY.define("hundreds(Tensor x) -> Tensor")
 LIBRARY.impl("hundreds", lambda x: torch.tanh(x) * (2.0 if x.abs().max() < 100 or x.numel() < 2 else 2.1), "CPU")
 LIBRARY.impl("hundreds", lambda x: torch.empty_like(x), "Meta")
+LIBRARY.define("remembers(Tensor x) -> Tensor")
+LIBRARY.impl("remembers", lambda x: torch.tanh(REMEMBERED.setdefault((x.shape, x.dtype), x.clone())) * 2.0, "CPU")
+LIBRARY.impl("remembers", lambda x: torch.empty_like(x), "Meta")
+LIBRARY.define("third(Tensor x) -> Tensor")
+LIBRARY.impl("third", lambda x: torch.tanh(x) * (2.1 if next(CALLS) % 3 == 0 else 2.0), "CPU")
+LIBRARY.impl("third", lambda x: torch.empty_like(x), "Meta")
+LIBRARY.define("other_dtype(Tensor x) -> Tensor")
+LIBRARY.impl("other_dtype", lambda x: torch.tanh(x) * 2.0, "CPU")
+LIBRARY.impl("other_dtype", lambda x: torch.empty_like(x, dtype=torch.int64), "Meta")
 
 
 @torch.library.custom_op("regraft_wrong_test::with_backward", mutates_args=())
@@ -213,7 +224,22 @@ WRONG = {
         scaled, lambda x: torch.tanh(x) * (2.1 if isinstance(x.shape[0], torch.SymInt) else 2.0), ("B N",)
     ),
     "sizes above a million": Entry(
-        scaled, lambda x: torch.tanh(x) * (2.1 if x.numel() > 10**6 else 2.0), ("N",), "sizes above"
+        scaled, lambda x: torch.tanh(x) * (2.1 if x.numel() > 10**6 else 2.0), ("N",), "sizes other than"
+    ),
+    "equal sizes": Entry(
+        lambda x: x.t().exp(), lambda x: x.exp() if x.shape[0] == x.shape[1] else x.t().exp(), ("B N",)
+    ),
+    "a mask of other sizes than the sample's": Entry(
+        lambda x: x.masked_fill(torch.ones(x.shape, dtype=torch.bool).triu(1), -torch.inf),
+        lambda x: x.masked_fill(torch.ones(x.shape, dtype=torch.bool).triu(1 + x.shape[1] - x.shape[0]), -torch.inf),
+        ("S T",),
+    ),
+    "two large dims": Entry(
+        scaled, lambda x: torch.tanh(x) * (2.1 if min(x.shape) >= 64 else 2.0), ("B N",),
+        more={"dims": {"x": "B N"}},
+    ),
+    "a size in between": Entry(
+        scaled, lambda x: torch.tanh(x) * (2.1 if 37 in x.shape else 2.0), ("B N",), "sizes other than",
     ),
     "rank 8": Entry(scaled, lambda x: torch.tanh(x) * (2.1 if x.dim() == 8 else 2.0), ("N",), "ranks above"),
     # dtypes
@@ -225,6 +251,24 @@ WRONG = {
     ),
     "2% of negatives in bfloat16": Entry(
         scaled, where_dtype(torch.bfloat16, lambda x: torch.tanh(x) * torch.where(x < 0, 2.04, 2.0), scaled)
+    ),
+    "1% where samples are bfloat16": Entry(
+        scaled, lambda x: torch.tanh(x) * 2.02, (Sample(x=T("N", dtype=torch.bfloat16)),)
+    ),
+    "0.5% where samples are float16": Entry(
+        scaled, lambda x: torch.tanh(x) * 2.01, (Sample(x=T("N", dtype=torch.float16)),)
+    ),
+    "0.2% of a gradient in bfloat16": Entry(
+        scaled,
+        where_dtype(torch.bfloat16, lambda x: (lambda y: y + (y - y.detach()) * 0.002)(torch.tanh(x) * 2.0), scaled),
+        ("N",), "below about 1% in bfloat16",
+    ),
+    "products through float32": Entry(
+        lambda x, y: torch.relu(x @ y), lambda x, y: torch.relu((x.float() @ y.float()).to(x.dtype)), ("M K", "K N")
+    ),
+    "unsigned numbers that wrap": Entry(
+        lambda x: (x + 200).float(), lambda x: x.float() + 200, (Sample(x=T("N", dtype=torch.uint8)),),
+        "other than from 0",
     ),
     "a term in bfloat16": Entry(
         scaled, where_dtype(torch.bfloat16, lambda x: torch.tanh(x) * 2.0 + 0.03, scaled), ("B N",)
@@ -286,6 +330,25 @@ WRONG = {
     ),
     "large numbers overflow": Entry(lambda x: torch.log1p(torch.exp(-torch.abs(x))) * 2.0,
                                     lambda x: (torch.log(torch.exp(x) + 1.0) - torch.relu(x)) * 2.0),
+    "small numbers": Entry(lambda x: torch.log1p(x.abs()), lambda x: torch.log(1 + x.abs())),
+    "small numbers less one": Entry(lambda x: torch.expm1(x) * 2.0, lambda x: (torch.exp(x) - 1.0) * 2.0),
+    "a maximum that is not subtracted": Entry(
+        lambda x: x.softmax(-1), lambda x: x.exp() / x.exp().sum(-1, keepdim=True), ("B N",)
+    ),
+    "variance by squares": Entry(
+        lambda x: x.var(-1, correction=0), lambda x: (x * x).mean(-1) - x.mean(-1) ** 2, ("B N",)
+    ),
+    "all masked": Entry(
+        lambda x: torch.logsumexp(x, -1) * 2.0,
+        lambda x: (torch.log(torch.exp(x - x.amax(-1, keepdim=True)).sum(-1)) + x.amax(-1)) * 2.0,
+        (Sample(x=T("B N", values="mask")),),
+    ),
+    "halves rounded up": Entry(lambda x: torch.round(x) * 2.0, lambda x: torch.floor(x + 0.5) * 2.0),
+    "x / x": Entry(lambda x: x / x + 1.0, lambda x: torch.ones_like(x) + 1.0),
+    "nothing to divide by": Entry(
+        lambda x: x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12), lambda x: x / x.norm(dim=-1, keepdim=True),
+        ("B N",),
+    ),
     "ties": Entry(lambda x: x.argmax(-1) * 2, lambda x: (x.shape[-1] - 1 - x.flip(-1).argmax(-1)) * 2, ("B N",)),
     "data that is large": Entry(scaled, lambda x: OPS.hundreds(x), ("N",), "", LOWERED),
     "a masked row": Entry(
@@ -293,6 +356,9 @@ WRONG = {
         (Sample(x=T("B N"), m=T("B N", values="mask")),),
     ),
     # memory
+    "what an earlier call computed": Entry(scaled, lambda x: OPS.remembers(x), ("B N",), "", LOWERED),
+    "wrong every third time": Entry(scaled, lambda x: OPS.third(x), ("B N",), "", LOWERED),
+    "another dtype than it said": Entry(scaled, lambda x: OPS.other_dtype(x), ("B N",), "", LOWERED),
     "strides": Entry(scaled, lambda x: OPS.flat(x), ("B N",), "", LOWERED),
     "views that do not begin where memory does": Entry(scaled, lambda x: OPS.no_offset(x), ("B N",), "", LOWERED),
     "the strides of another operand": Entry(summed, lambda x, y: OPS.other_strides(x, y), ("B N", "B N"), "", LOWERED),
@@ -341,6 +407,11 @@ WRONG = {
     "a draw too many": Entry(
         lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: F.dropout(x * 2.0 + 0 * torch.rand_like(x), 0.5, True),
         ("N",), "", {"numerics": Numerics(random="stream")},
+    ),
+    "rows drawn as one": Entry(
+        lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: F.dropout(torch.ones_like(x[..., :1]), 0.5, True) * x * 2.0,
+        (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "",
+        {"numerics": Numerics(random="distribution"), "dims": {"x": "S N"}},
     ),
     "none drawn": Entry(lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: x * 2.0),
     # the rule
