@@ -19,6 +19,7 @@ from .pattern import PatternError, Variable, choosing
 from .reading import Reading, read
 from .respell import Respelling
 from .sample import Sample, T
+from .symbolic import Undecided
 
 _LEADING = "..."
 
@@ -116,14 +117,21 @@ def trace(
     except PatternError as error:
         raise PatternError(f"rule {declaration.name!r}: its pattern is none: {error}") from error
     except Exception as error:
-        message = next(iter(str(error).strip().splitlines()), "")
-        left_out = [name for name, value in given.items() if value is None]
-        note = f" (the sample gives no {', '.join(left_out)}, None there)" if left_out else ""
-        raise PatternError(
-            f"rule {declaration.name!r}: its pattern cannot be traced on {sample.made_from or sample}: "
-            f"{type(error).__name__}: {message[:300]}{note}"
-        ) from error
+        raise PatternError(f"rule {declaration.name!r}: its pattern {_why_not(error, sample, given)}") from error
     return Traced(sample, dtype, static, mirror.graph, images, symbols, compat.assumptions(mode), met, reading)
+
+
+def _why_not(error: Exception, sample: Sample, given: Mapping[str, Any]) -> str:
+    """Why a pattern cannot be traced, as the end of a sentence."""
+    if isinstance(error, Undecided) or compat.needs_a_value(error):
+        return (
+            "needs the value of an operand, which only a run has: a pattern may not branch on an operand, loop over "
+            "its numbers or take one out; choose() and optional() are for alternatives, guards for conditions"
+        )
+    message = next(iter(str(error).strip().splitlines()), "")
+    left_out = [name for name, value in given.items() if value is None]
+    note = f" (the sample gives no {', '.join(left_out)}, None there)" if left_out else ""
+    return f"cannot be traced on {sample.made_from or sample}: {type(error).__name__}: {message[:300]}{note}"
 
 
 def _require_known_sizes(graph: fx.Graph, symbols: Mapping[Any, str]) -> None:

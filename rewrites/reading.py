@@ -117,7 +117,7 @@ class _Reader:
         if node.op == "get_attr":
             raise PatternError(
                 "it reads a tensor that is none of its parameters, such as the weight of a module: make it a parameter "
-                "(def pattern(x, weight): return F.linear(x, weight))"
+                "(def pattern(x, weight): return F.linear(x, weight)); what torch.vmap makes is one too: write that out"
             )
         if "opaque" in node.meta:
             raise PatternError(f"it reads {_name(node)}() again after it was written to: patterns are functional")

@@ -105,7 +105,7 @@ def kind_of(dtype: torch.dtype) -> str:
 
 
 def _require_dims(dims: Any) -> None:
-    right = 'names and sizes parted by spaces, e.g. T("B 4 N"), with "..." in front for any leading dims'
+    right = 'names and sizes separated by spaces, e.g. T("B 4 N"), with "..." in front for any leading dims'
     if not isinstance(dims, str):
         raise PatternError(f"T({dims!r}): dims are text: {right}")
     for place, dim in enumerate(dims.split()):

@@ -20,6 +20,13 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def needs_a_value(error: BaseException) -> bool:
+    """Whether an error says that a computation with metadata only needed the value of a tensor."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    return isinstance(error, DataDependentOutputException)
+
+
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` (nested lists, tuples, dicts) with `function` applied to its leaves."""
     from torch.utils import _pytree
