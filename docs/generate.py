@@ -196,7 +196,7 @@ def _table(module: str, steps: list[Any]) -> str:
     rows = []
     for step in steps:
         text = " ".join(step.doc.split("\n\n")[0].split())
-        left, arrow, right = text.partition("->")
+        left, arrow, right = text.partition(" -> ")
         cells = [_code(left), _code(right.strip().rstrip("."))] if arrow else [_escaped(text), ""]
         rows.append(f"| {cells[0]} | {cells[1]} | {step.name} |\n")
     return f"### {title}\n\n| you write | rules see | respelling |\n|---|---|---|\n{''.join(rows)}\n"
