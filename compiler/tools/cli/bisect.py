@@ -13,18 +13,21 @@ from .options import (
     Device,
     DType,
     Dynamic,
+    Freezing,
     Layers,
     Mask,
+    Mode,
+    Profit,
     Seq,
     Settings,
     Tiny,
     Tolerance,
     Train,
     chosen_target,
-    configured,
+    compiled_with,
     loaded_target,
 )
-from .own_rules import OwnRules, own_rules, with_rules
+from .own_rules import OwnRules, own_rules
 from .shared import shown_progress, usage_errors
 
 
@@ -40,6 +43,9 @@ def bisect(
     device: Device = "cpu",
     settings: Settings = None,
     dynamic: Dynamic = False,
+    mode: Mode = None,
+    freezing: Freezing = False,
+    profit: Profit = None,
     config: Config = None,
     own: OwnRules = None,
     tolerance: Tolerance = None,
@@ -55,7 +61,8 @@ def bisect(
 
     with usage_errors():
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
-        options = given_options(with_rules(configured(config), own_rules(own)), train)
+        given = compiled_with(config, mode, freezing=freezing, profit=profit, own=own_rules(own))
+        options = given_options(given, train)
 
     def subject() -> Subject:
         loaded = loaded_target(target, chosen)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from .options import Device
 from .own_rules import OwnRules, known_rules, own_rules, rules_named
-from .shared import UsageError, output_console, shown_progress, usage_errors
+from .shared import UsageError, output_console, require_folder, shown_progress, usage_errors
 
 if TYPE_CHECKING:
     from ....rewrites.rule import Rule
@@ -43,9 +43,10 @@ def check(
     They find mistakes, and prove no absence of them: of few rules, what was not covered is listed.
     """
     with usage_errors():
+        require_folder(save)
         chosen = _chosen_rules(names, own_rules(own))
-    if guards:
-        raise typer.Exit(_show_guards(chosen))
+        if guards:
+            raise typer.Exit(_show_guards(chosen))
     results = _checked(chosen, examples, seed, device)
     idle = [name for name, result in results.items() if device != "cpu" and not (result.runs or result.failures)]
     for name, result in results.items():

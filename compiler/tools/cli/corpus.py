@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,22 @@ if TYPE_CHECKING:
 LAYERS = 2
 
 
-def corpus_arguments(choices: Choices, *, dynamic: bool, profit: str, verify: str) -> tuple[str, ...]:
-    """The command line for one target: tiny models, every legal match applied unless told otherwise."""
+def corpus_arguments(
+    choices: Choices, options: Mapping[str, str | Sequence[str] | None], flags: Mapping[str, bool]
+) -> tuple[str, ...]:
+    """The command line for one target: tiny models, not timed.
+
+    Args:
+        choices: about the target.
+        options: others by name, with their value or values; None where one is not given.
+        flags: those without a value.
+    """
     given = choices.changed() | {"layers": str(choices.layers or LAYERS), "tiny": ""}
     arguments = [word for name, value in sorted(given.items()) for word in _words(name, value)]
-    arguments += ["--profit", "always" if profit == "measured" else profit, "--no-time", "--threads", "1"]
-    arguments += ["--verify", verify] if verify != "off" else []
-    return (*arguments, *(["--dynamic"] if dynamic else []))
+    for name, value in options.items():
+        values = [value] if isinstance(value, str) else value or ()
+        arguments += [word for one in values for word in (f"--{name}", one)]
+    return (*arguments, "--no-time", "--threads", "1", *(f"--{name}" for name, given in flags.items() if given))
 
 
 def _words(name: str, value: str) -> list[str]:

@@ -24,22 +24,33 @@ from .options import (
     Device,
     DType,
     Dynamic,
+    Freezing,
     Layers,
     Mask,
+    Mode,
+    Profit,
     Seq,
     Settings,
     Tiny,
     Train,
     chosen_target,
-    configured,
+    compiled_with,
     loaded_target,
 )
-from .own_rules import OwnRules, own_rules, rules_named, with_offered, with_rules
+from .own_rules import OwnRules, own_rules, rules_named, with_offered
 from .profile import bench, kernels
 from .repro import repro
 from .rules import rules
 from .settings import modes, options, templates
-from .shared import UsageError, output_console, require_writable, shown_progress, usage_errors
+from .shared import (
+    Commands,
+    UsageError,
+    output_console,
+    require_folder,
+    require_writable,
+    shown_progress,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from ....rewrites.report.document import Report
@@ -48,7 +59,7 @@ if TYPE_CHECKING:
     from ..targets.target import Choices
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Pattern-matching graph rewrites for PyTorch: did it match? is it right? was it worth it?",
 )  # fmt: skip
 
@@ -98,10 +109,9 @@ def report(
     device: Device = "cpu",
     settings: Settings = None,
     dynamic: Dynamic = False,
-    profit: Annotated[
-        Literal["measured", "always", "never"],
-        typer.Option(help="Apply legal matches where measured to pay, everywhere or nowhere."),
-    ] = "measured",
+    mode: Mode = None,
+    freezing: Freezing = False,
+    profit: Profit = None,
     verify: Annotated[
         Literal["off", "structure", "live"],
         typer.Option(help="Check each rewrite: the graph, or both sides on live inputs."),
@@ -134,21 +144,17 @@ def report(
         require_writable(json_path, html_path)
         chosen = chosen_target(layers, tiny, mask or not targets, train, dtype, batch, seq, device, settings)
         if corpus is not None:
-            arguments = corpus_arguments(chosen, dynamic=dynamic, profit=profit, verify=verify)
+            given = {"mode": mode, "profit": profit or "always", "verify": verify, "config": config, "rules": own}
+            arguments = corpus_arguments(chosen, given, {"freezing": freezing, "dynamic": dynamic})
             made, drops = run_corpus(corpus, targets or (), arguments, parts, jobs, snapshot)
             _shown(made, json_path, html_path)
             raise typer.Exit(0 if made.right and not drops else 1)
         from ..coverage.report import Plan
 
-        wanted = with_rules({**configured(config), **_given(profit, verify)}, own_rules(own))
+        wanted = compiled_with(config, mode, freezing=freezing, profit=profit, verify=verify, own=own_rules(own))
         made = _examined(targets or ["hf:bert"], chosen, Plan(wanted, dynamic or None, not no_time), threads)
         _shown(made, json_path, html_path)
     raise typer.Exit(0 if made.right else 1)
-
-
-def _given(profit: str, verify: str) -> dict[str, str]:
-    """The options that are not at their defaults: those of a configuration stand otherwise."""
-    return {k: v for k, v in {"profit": profit, "verify": verify}.items() if v not in ("measured", "off")}
 
 
 @app.command()
@@ -165,10 +171,12 @@ def explain(
     device: Device = "cpu",
     settings: Settings = None,
     dynamic: Dynamic = False,
+    mode: Mode = None,
+    freezing: Freezing = False,
     profit: Annotated[
-        Literal["measured", "always"],
-        typer.Option(help="Apply legal matches everywhere, or as a compilation does where measured to pay."),
-    ] = "always",
+        Literal["measured", "always", "never"] | None,
+        typer.Option(help="Apply legal matches where measured to pay, everywhere or nowhere. [default: always]"),
+    ] = None,
     config: Config = None,
     own: OwnRules = None,
     everything: Annotated[bool, typer.Option("--all", help="Every near miss, however little matched.")] = False,
@@ -184,7 +192,8 @@ def explain(
         chosen = _explained(rule, target, mine)
         mine = with_offered(mine, chosen)
         loaded = loaded_target(target, chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings))
-        options = with_rules({**configured(config), "profit": profit}, mine)
+        options = compiled_with(config, mode, freezing=freezing, profit=profit, own=mine)
+        options.setdefault("profit", "always")  # whatever is legal is of interest
         with shown_progress() as progress:
             progress(f"matching {rule} in {target}", 0.5)
             with torch.set_grad_enabled(train):
@@ -198,9 +207,16 @@ def explain(
 
 def _explained(rule: str, target: str, own: Sequence[Rule]) -> list[Rule]:
     """The rules to explain; says so where they and the target are swapped."""
-    if ":" in rule and ":" not in target:
+    if not _names_rules(rule, own) and _names_rules(target, own):
         raise UsageError(f"the rule comes first, then the target: regraft explain {target} {rule}")
     return rules_named(rule, own)
+
+
+def _names_rules(name: str, own: Sequence[Rule]) -> bool:
+    try:
+        return bool(rules_named(name, own))
+    except UsageError:
+        return False
 
 
 @app.command()
@@ -221,6 +237,10 @@ def code(
     seq: Seq = None,
     device: Device = "cpu",
     settings: Settings = None,
+    dynamic: Dynamic = False,
+    mode: Mode = None,
+    freezing: Freezing = False,
+    profit: Profit = None,
     config: Config = None,
     own: OwnRules = None,
     standalone: Annotated[
@@ -232,12 +252,14 @@ def code(
     from ..coverage.report import Plan
 
     with usage_errors():
+        require_folder(standalone)
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
-        options = with_rules({**configured(config), "debug": True}, own_rules(own))
+        options = compiled_with(config, mode, freezing=freezing, profit=profit, own=own_rules(own))
+        options["debug"] = True
         if standalone is not None:
             _write_standalone(target, chosen, options, standalone)
             return
-        made = _examined([target], chosen, Plan(options, timed=False), None)
+        made = _examined([target], chosen, Plan(options, dynamic or None, timed=False), None)
     for graph in (graph for entry in made.entries for graph in entry.graphs):
         for name, text in graph.details.items():
             if isinstance(text, str) and (stage == "all" or name.partition(":")[0] == stage):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from .own_rules import with_rules
 from .shared import UsageError, shown_progress
 
 if TYPE_CHECKING:
+    from ....rewrites.rule import Rule
     from ..targets.target import Choices, Target
 
 Layers = Annotated[int | None, typer.Option(min=1, help="Layers of each stack (default: the model's own).")]
@@ -38,6 +41,13 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the transformers configuration.")
 ]
 Dynamic = Annotated[bool, typer.Option("--dynamic", help="Compile for symbolic sizes.")]
+Modes = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+Mode = Annotated[Modes | None, typer.Option(help="As for torch.compile.")]
+Freezing = Annotated[bool, typer.Option("--freezing", help="Inference: weights as constants.")]
+Profit = Annotated[
+    Literal["measured", "always", "never"] | None,
+    typer.Option(help="Apply legal matches where measured to pay, everywhere or nowhere."),
+]
 Tolerance = Annotated[
     float | None, typer.Option(help="Relative error from which on a result is wrong. [default: by dtype]")
 ]
@@ -98,6 +108,26 @@ def configured(text: str | None) -> dict[str, Any]:
         raise UsageError(f"--config {text!r}: expected a JSON object, or base64 of one{_told(text)}")
     Options.parse(None, given)
     return given
+
+
+def compiled_with(
+    config: str | None,
+    mode: str | None = None,
+    *,
+    freezing: bool = False,
+    profit: str | None = None,
+    verify: str = "off",
+    own: Sequence[Rule] = (),
+) -> dict[str, Any]:
+    """The options of the backend: those of ``--config``, then those that have an option of their own.
+
+    Raises:
+        UsageError: ``--config`` is no JSON object.
+        OptionError: an unknown option or value.
+    """
+    given = {"mode": mode, "freezing": freezing or None, "profit": profit}
+    given["verify"] = None if verify == "off" else verify
+    return with_rules({**configured(config), **{k: v for k, v in given.items() if v is not None}}, own)
 
 
 def _told(text: str) -> str:

@@ -39,14 +39,13 @@ def own_rules(places: Sequence[str] | None) -> list[Rule]:
 
 def _at(place: str) -> list[Rule]:
     from ....rewrites.ruleset import plugin_names
-    from ..targets.load import module_at
 
     if place in plugin_names():
         return _offered(place)
     where, colon, name = place.rpartition(":")
     if not colon or name.endswith(".py"):
         where, name = place, ""
-    module = module_at(where)
+    module = _module(where)
     known = {key: rules for key, value in vars(module).items() if (rules := _rules_in(value))}
     if not name:
         if not known:
@@ -61,6 +60,21 @@ def _at(place: str) -> list[Rule]:
     if callable(value) and (made := _rules_in(value())):
         return made
     raise UsageError(f"--rules {place}: {where} has no rule {name!r}; it has {', '.join(known) or 'none'}")
+
+
+def _module(place: str) -> Any:
+    """The module of a file or of a name; one that is not there may be meant as the name of an offer."""
+    from ....rewrites.ruleset import plugin_names
+    from ..targets.load import TargetError, module_at
+
+    try:
+        return module_at(place)
+    except TargetError as error:
+        if not isinstance(error.__cause__, ModuleNotFoundError) or error.__cause__.name != place.partition(".")[0]:
+            raise
+        offers = ", ".join(plugin_names()) or "none"
+        told = f"--rules {place}: there is no module of that name, and no installed package offers rules under it"
+        raise UsageError(f"{told} (offered: {offers})") from error
 
 
 def _offered(name: str) -> list[Rule]:
@@ -117,7 +131,8 @@ def rules_named(name: str, own: Iterable[Rule] = ()) -> list[Rule]:
     found = [rule for rule in known if name in (rule.name, rule.family)] or plugin_rules_named(name)
     if found:
         return found
-    names = [*(rule.name for rule in known), *dict.fromkeys(rule.family for rule in known), *plugin_names()]
+    named = [*(rule.name for rule in known), *(rule.family for rule in known), *plugin_names()]
+    names = list(dict.fromkeys(named))
     close = difflib.get_close_matches(name, names, n=3)
     hint = f"; did you mean {', '.join(close)}?" if close else f"; there are: {', '.join(names) or 'none'}"
     raise UsageError(f"there is no rule {name!r}{hint}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -15,22 +15,26 @@ from .options import (
     Config,
     Device,
     DType,
+    Dynamic,
+    Freezing,
     Layers,
     Mask,
+    Mode,
+    Modes,
+    Profit,
     Seq,
     Settings,
     Tiny,
     chosen_target,
-    configured,
+    compiled_with,
     loaded_target,
 )
-from .own_rules import OwnRules, own_rules, with_rules
+from .own_rules import OwnRules, own_rules
 from .shared import UsageError, output_console, require_writable, shown_progress, usage_errors
 
 Training = Annotated[
     bool, typer.Option("--train", "--training", help="Training mode: forward and backward, dropout on.")
 ]
-Modes = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 def kernels(
@@ -44,9 +48,12 @@ def kernels(
     seq: Seq = None,
     device: Device = "cpu",
     settings: Settings = None,
-    mode: Annotated[Modes, typer.Option(help="As for torch.compile.")] = "default",
-    freezing: Annotated[bool, typer.Option("--freezing", help="Inference: weights as constants.")] = False,
+    dynamic: Dynamic = False,
+    mode: Mode = None,
+    freezing: Freezing = False,
+    profit: Profit = None,
     config: Config = None,
+    own: OwnRules = None,
     top: Annotated[int, typer.Option(min=1, help="Kernels in the table; files hold all.")] = 20,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="The report as data.")] = None,
@@ -63,12 +70,13 @@ def kernels(
         require_writable(json_path, html_path)
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
         loaded = loaded_target(target, chosen)
-        options: dict[str, Any] = {**configured(config), **({"freezing": True} if freezing else {})}
-        given = None if mode == "default" and {"mode", "template"} & set(options) else mode
+        options = compiled_with(config, freezing=freezing, profit=profit, own=own_rules(own))
         with shown_progress() as progress, torch.set_grad_enabled(train):
             progress(f"timing the kernels of {target}", 0.5)
             try:
-                made = profiled(loaded.model, *loaded.args, mode=given, options=options, **loaded.kwargs)
+                made = profiled(
+                    loaded.model, *loaded.args, mode=mode, options=options, dynamic=dynamic or None, **loaded.kwargs
+                )
             except NothingRanError as error:
                 raise UsageError(f"{target}: {error}") from error
         made = dataclasses.replace(made, name=_label(target, chosen.changed()))
@@ -91,6 +99,9 @@ def bench(
     seq: Seq = None,
     device: Device = "cpu",
     settings: Settings = None,
+    dynamic: Dynamic = False,
+    freezing: Freezing = False,
+    profit: Profit = None,
     templates: Annotated[
         str, typer.Option(help="Configuration templates of regraft, or all of them: compared instead of backends.")
     ] = "",
@@ -113,9 +124,10 @@ def bench(
         require_writable(json_path)
         made: Any
         contestants = _templates(templates) if templates else _contestants(backends, modes)
-        contestants = _with_rules(contestants, own_rules(own))
+        options = compiled_with(config, freezing=freezing, profit=profit, own=own_rules(own))
         for one in contestants:
-            one.options = {**configured(config), **one.options} if one.backend == "regraft" else {}
+            one.dynamic = dynamic or None
+            one.options = {**options, **one.options} if one.backend == "regraft" else {}
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
         if generate is not None:
             made = _generated(target, chosen, contestants, prompt, generate)
@@ -169,15 +181,6 @@ def _contestants(backends: str, modes: str) -> list[Any]:
     return contestants(names, chosen)
 
 
-def _with_rules(contestants: list[Any], own: list[Any]) -> list[Any]:
-    """The contestants, those of regraft with one's own rules."""
-    ours = [one.backend == "regraft" and bool(own) for one in contestants]
-    return [
-        dataclasses.replace(one, options=with_rules(one.options, own)) if mine else one
-        for one, mine in zip(contestants, ours, strict=True)
-    ]
-
-
 def _templates(names: str) -> list[Any]:
     from ...options import list_templates
     from ..profile.contestants import EAGER, Contestant
@@ -192,8 +195,8 @@ def _listed(text: str, known: set[str], what: str) -> list[str]:
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise UsageError(f"there is no {what} {name!r}{hint}; there are: {', '.join(sorted(known))}")
+            hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known))}"
+            raise UsageError(f"there is no {what} {name!r}; {hint}")
     if not names:
         raise UsageError(f"no {what} is given; there are: {', '.join(sorted(known))}")
     return names

@@ -14,19 +14,22 @@ from .options import (
     Device,
     DType,
     Dynamic,
+    Freezing,
     Layers,
     Mask,
+    Mode,
+    Profit,
     Seq,
     Settings,
     Tiny,
     Tolerance,
     Train,
     chosen_target,
-    configured,
+    compiled_with,
     loaded_target,
 )
-from .own_rules import OwnRules, own_rules, with_rules
-from .shared import UsageError, shown_progress, usage_errors
+from .own_rules import OwnRules, own_rules
+from .shared import UsageError, require_writable, shown_progress, usage_errors
 
 
 def repro(
@@ -42,6 +45,9 @@ def repro(
     device: Device = "cpu",
     settings: Settings = None,
     dynamic: Dynamic = False,
+    mode: Mode = None,
+    freezing: Freezing = False,
+    profit: Profit = None,
     config: Config = None,
     own: OwnRules = None,
     tolerance: Tolerance = None,
@@ -54,8 +60,9 @@ def repro(
     from ..repro import repro as written
 
     with usage_errors():
+        require_writable(out)
         chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
-        options = with_rules(configured(config), own_rules(own))
+        options = compiled_with(config, mode, freezing=freezing, profit=profit, own=own_rules(own))
         loaded = loaded_target(target, chosen)
         with shown_progress() as progress:
             try:

@@ -4,19 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from typer.core import TyperGroup
 
+_MISUSE: type[Exception] = typer.BadParameter.__mro__[1]  # UsageError, which typer does not export
 errors = Console(stderr=True, emoji=False)  # "hf:llama:" is no picture of a llama
 
 
 class UsageError(ValueError):
     """An argument that names nothing; the message says what there is."""
+
+
+class Commands(TyperGroup):
+    """The commands; what is wrong with a command line itself is told in one line, as every other usage error."""
+
+    def main(self, *args: Any, **given: Any) -> Any:
+        """Run a command, and end the process with its exit code."""
+        try:
+            code = super().main(*args, **given | {"standalone_mode": False})
+        except typer.Abort:
+            code = _told("stopped", 1)
+        except _MISUSE as error:
+            code = _misused(error)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _misused(error: Any) -> int:
+    """Tell what is wrong with a command line; without any argument, that is the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    context = getattr(error, "ctx", None)
+    where = f" ({context.command_path} --help)" if context is not None else ""
+    return _told(error.format_message().replace("Value error, ", "").rstrip(".") + where, 2)
+
+
+def _told(message: str, code: int) -> int:
+    line = "; ".join(part.strip() for part in message.splitlines() if part.strip())
+    errors.print(f"[bold red]error:[/] {escape(line)}", highlight=False, soft_wrap=True)
+    return code
 
 
 def require_writable(*paths: Path | None) -> None:
@@ -34,6 +68,21 @@ def require_writable(*paths: Path | None) -> None:
             raise UsageError(f"cannot write {path}: it is a folder")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise UsageError(f"cannot write {path}: this user may not")
+
+
+def require_folder(path: Path | None) -> None:
+    """Raise before the work where no files could be written into a folder, which is made where there is none.
+
+    Raises:
+        UsageError: it is a file, or may not be made or written to.
+    """
+    known = next((one for one in (path, *path.parents) if one.exists()), None) if path is not None else None
+    if known is None:
+        return
+    if not known.is_dir():
+        raise UsageError(f"cannot write to the folder {path}: {known} is a file")
+    if not os.access(known, os.W_OK):
+        raise UsageError(f"cannot write to the folder {path}: this user may not")
 
 
 @contextlib.contextmanager
@@ -61,5 +110,4 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except (UsageError, TargetError, OptionError, ReportError) as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(_told(str(error), 2)) from error

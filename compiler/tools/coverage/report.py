@@ -22,7 +22,7 @@ from ..targets.target import Target, TargetError
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """The largest relative error against eager in the same dtype that counts as right, by dtype of the model."""
 
-_FLAGS = ("profit", "verify", "rules", "debug")
+_FLAGS = ("mode", "freezing", "profit", "verify", "rules", "debug")
 """Options that the command line has flags for; all others are given by its ``--config``."""
 
 SECONDS = 20.0
@@ -122,6 +122,8 @@ def _choices(target: Target, plan: Plan) -> dict[str, str]:
 
 def _shown(value: Any) -> str:
     """The value of an option as on the command line; rules by their names."""
+    if value is True:
+        return ""
     items = value if isinstance(value, (tuple, list)) else (value,)
     return ",".join(str(getattr(item, "name", item)) for item in items if item != "default")
 

@@ -96,7 +96,7 @@ def compiled(function: Callable[..., Any], one: Contestant) -> Callable[..., Any
     if options is not None and mode is not None:  # torch takes one of the two
         options.setdefault("mode", mode)
         mode = None
-    return torch.compile(of_its_own(function), backend=backend, mode=mode, options=options)
+    return torch.compile(of_its_own(function), backend=backend, mode=mode, options=options, dynamic=one.dynamic)
 
 
 def _started(one: Contestant, step: Step, expected: list[torch.Tensor] | None) -> bool:

@@ -29,6 +29,7 @@ class Contestant:
         options: of the backend.
         values: of the options that were in force, by dotted name, where they differ from the defaults; empty where
             no options were given.
+        dynamic: as for `torch.compile`.
         not_applied: what of these did not apply to this program on this machine, and why.
     """
 
@@ -43,6 +44,7 @@ class Contestant:
     options: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     not_applied: list[str] = field(default_factory=list)
+    dynamic: bool | None = None
 
     @property
     def name(self) -> str:

@@ -42,6 +42,7 @@ def kernels(
     *args: Any,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
     **kwargs: Any,
 ) -> KernelReport:
     """Where the time of `function(*args, **kwargs)` goes, kernel by kernel.
@@ -55,6 +56,7 @@ def kernels(
         *args: its arguments.
         mode: as for `torch.compile`. Kernels are timed one by one; whole calls as the mode says, CUDA graphs included.
         options: as for `torch.compile(..., backend="regraft")`.
+        dynamic: as for `torch.compile`.
         **kwargs: the function's keyword arguments.
 
     Returns:
@@ -71,10 +73,10 @@ def kernels(
             return Compilation(gm, example_inputs, chosen, observe=recorder).run()
 
     with undisturbed(function):
-        step = whole = step_of(torch.compile(of_its_own(function), backend=observed), args, kwargs)
+        step = whole = step_of(torch.compile(of_its_own(function), backend=observed, dynamic=dynamic), args, kwargs)
         step()
         if chosen.triton.cudagraphs and any(graph.cuda for graph in recorder.graphs):
-            whole = step_of(torch.compile(of_its_own(function), backend=_plain(chosen)), args, kwargs)
+            whole = step_of(torch.compile(of_its_own(function), backend=_plain(chosen), dynamic=dynamic), args, kwargs)
             whole()
         calls = _timed(step, whole, recorder)
     ran = [graph for graph in recorder.graphs if graph.samples]

@@ -192,7 +192,8 @@ def _from_factory(
     refused = [name for name in offered if name in choices.changed() and name not in parameters]
     refused += ["tiny"] * choices.tiny + ["set"] * bool(choices.config)
     if refused:
-        raise TargetError(f"{target} takes no {', '.join(refused)}: its factory has no parameter of that name")
+        told = f"{target} takes no {', '.join(f'--{name}' for name in refused)}"
+        raise TargetError(f"{told}: {_taken(parameters, refused)}")
     taken = {
         k: v for k, v in offered.items() if k in parameters and (k in choices.changed() or _required(parameters[k]))
     }
@@ -203,6 +204,13 @@ def _from_factory(
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
         raise TargetError(f"{target} returned {type(made).__name__}: expected (model, inputs)")
     return made[0], *_inputs(made[1])
+
+
+def _taken(parameters: Mapping[str, inspect.Parameter], refused: Sequence[str]) -> str:
+    """Why a factory does not take some of the choices."""
+    if {"tiny", "set"} & set(refused):
+        return "that is for models of transformers, hf:TYPE"
+    return f"its factory has the parameters {', '.join(parameters)}" if parameters else "its factory has no parameters"
 
 
 def _required(parameter: inspect.Parameter) -> bool:

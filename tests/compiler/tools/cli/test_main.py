@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.records import graph
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import regraft
@@ -188,9 +189,24 @@ def test_explain(monkeypatch):
     monkeypatch.setattr("regraft.compiler.tools.explain.explain.explain_all", explain_all)
     assert "sdpa: explained with torch.Size([2, 8])\n" in run("explain", "sdpa", "small.py:model").output
     assert asked == {"profit": "always", "dynamic": None}
-    more = ["--all", "--normal", "--profit", "measured", "--dynamic"]
+    more = ["--all", "--normal", "--profit", "measured", "--dynamic", "--mode", "max-autotune", "--freezing"]
     told = run("explain", "attention", "small.py:model", *more).output
-    assert "all of it" in told and "%relu = relu" in told and asked == {"profit": "measured", "dynamic": True}
+    assert "all of it" in told and "%relu = relu" in told
+    assert asked == {"profit": "measured", "dynamic": True, "mode": "max-autotune", "freezing": True}
+    asked.clear()
+    run("explain", "sdpa", "small.py:model", "--config", '{"profit": "measured"}')
+    assert asked["profit"] == "measured"
+
+
+COMPILING = ("report", "explain", "code", "kernels", "bench", "bisect", "repro")
+
+
+@pytest.mark.parametrize("name", COMPILING)
+def test_what_compiles_a_target_takes_the_same_options(name):
+    command = get_command(app).commands[name]
+    taken = {option for parameter in command.params for option in parameter.opts}
+    same = {"--dynamic", "--freezing", "--profit", "--config", "--rules", "--dtype", "--device", "--set"}
+    assert same | {"--modes" if name == "bench" else "--mode"} <= taken
 
 
 OWN = """
@@ -258,7 +274,7 @@ def test_check_on_a_gpu(monkeypatch):
 def test_check_where_there_is_no_gpu():
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    assert "not on 'cuda'" in run("check", "sdpa", "--device", "cuda", code=2).output
+    assert "cannot be checked on 'cuda': there is none here" in run("check", "sdpa", "--device", "cuda", code=2).output
 
 
 def test_check_without_hypothesis(monkeypatch):
@@ -320,11 +336,23 @@ def test_errors_in_a_file_of_rules_name_the_line(tmp_path):
 MISTAKES = [
     (["report", "{file}"], "name the function in it that returns (model, inputs)"),
     (["report", "{file}:models"], "did you mean model?"),
-    (["report", "{file}:model", "--set", "profit=always"], "takes no set"),
+    (["report", "{file}:model", "--set", "profit=always"], "takes no --set: that is for models of transformers"),
     (["report", "{file}:model", "--config", "aten"], '{"template": "aten"}'),
     (["report", "{file}:model", "--config", "{template: 1}"], "Expecting property name"),
     (["bench", "{file}:model", "--backends", "inductorr"], "did you mean 'inductor'?"),
     (["bench", "{file}:model", "--templates", "atn"], "did you mean 'aten'?"),
+    (["report", "{file}:model", "--seq", "4"], "takes no --seq: its factory has no parameters"),
+    (["report", "{file}:model", "--dtype", "int3"], "'int3' is none of float32"),
+    (["report", "{file}:model", "--layers", "0"], "greater than or equal to 1"),
+    (["code", "{file}:model", "--stage", "norml"], "'norml' is not one of"),
+    (["report", "{file}:model", "--nothing"], "--nothing"),
+    (["explain", "sdpa"], "Missing argument"),
+    (["frobnicate"], "No such command 'frobnicate'"),
+    (["explain", "small", "sdpa"], "the rule comes first, then the target: regraft explain sdpa small"),
+    (["check", "sdpa", "--save", "{file}"], "mine.py is a file"),
+    (["code", "{file}:model", "--standalone", "{file}"], "mine.py is a file"),
+    (["repro", "{file}:model", "--out", "/no/such/folder/r.py"], "there is no folder /no/such/folder"),
+    (["check", "--rules", "no_such_module"], "no installed package offers rules under it"),
     (["aot", "{file}:model", "-o", "/no/such/folder/m.rgx"], "there is no folder /no/such/folder"),
     (["repro", "{file}:model"], "nothing to show: its one graph is right"),
 ]

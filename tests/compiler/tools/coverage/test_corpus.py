@@ -57,8 +57,10 @@ def test_other_choices_are_another_run(finished):
 
 
 def test_arguments_of_one_target():
-    arguments = corpus_arguments(Choices(mask=True), dynamic=True, profit="measured", verify="off")
-    expected = "--layers 2 --mask --tiny --profit always --no-time --threads 1 --dynamic"
+    given = {"mode": None, "profit": "always", "config": '{"nan": "safe"}', "rules": ["a.py", "b.py:f"]}
+    arguments = corpus_arguments(Choices(mask=True), given, {"dynamic": True, "freezing": False})
+    expected = '--layers 2 --mask --tiny --profit always --config {"nan": "safe"} --rules a.py --rules b.py:f'
+    expected += " --no-time --threads 1 --dynamic"
     assert " ".join(arguments) == expected
 
 

@@ -163,9 +163,9 @@ def test_factory_in_a_module(file, monkeypatch):
 
 def test_factory_gets_the_choices_it_takes(file):
     assert load(f"{file}:single", batch=5).args[0].shape == (5, 4)
-    with pytest.raises(TargetError, match="takes no layers, mask"):
+    with pytest.raises(TargetError, match="takes no --layers, --mask: its factory has the parameters batch"):
         load(f"{file}:single", layers=2, mask=True)
-    with pytest.raises(TargetError, match="takes no tiny, set: its factory"):
+    with pytest.raises(TargetError, match="takes no --tiny, --set: that is for models"):
         load(f"{file}:single", tiny=True, config={"hidden_size": 8})
 
 
