@@ -185,15 +185,15 @@ class Fuser:
             return ""
         if self._walks_long(found, one, other):
             return "walk"
+        if walks_across(found):
+            return "across"
         if traffic <= _LAUNCH:
-            return ""
+            return "pieces" if self._wastes(found, one, other) > max(score, _LAUNCH) else ""
         if makes_serial(found, one, other) and score * self._target.serial < traffic:
             return "serial"
         if any(self._computes_long(m) for m in maps_in_columns(found)):
             return "compute"
-        if self._wastes(found, one, other) > score:
-            return "pieces"
-        return "across" if walks_across(found) else ""
+        return "pieces" if self._wastes(found, one, other) > score else ""
 
     def _wastes(self, found: Fusion, one: Group, other: Group) -> int:
         """Bytes that memory would move in vain, beyond those of two kernels."""

@@ -34,6 +34,7 @@ from .second_stages import join_second_stages
 from .target import Target
 
 _LEAST = 4  # parts that a second kernel is worth
+_SMALLER = 4  # times as many parts, if there is a second kernel anyway and the machine is not busy
 _IDLE = 4  # a machine with one part in so many busy is worth a second kernel
 _INT32 = 1 << 31
 
@@ -110,22 +111,22 @@ class _Splitter:
         programs = -(-outer // lanes)
         if programs * _IDLE > target.programs:
             return 1
-        parts = min(target.programs // programs, guess(extent_of(item.reduced)) * lanes // target.chunk)
-        return parts if parts >= _LEAST else 1
+        most = guess(extent_of(item.reduced)) * lanes // target.chunk
+        return min(target.programs // programs, _SMALLER * most) if most >= _LEAST else 1
 
     def _outermost(self, item: Definition, wanted: int) -> list[_Cut]:
         """Cuts of the outermost reduced loops into `wanted` parts altogether."""
         cuts: list[_Cut] = []
-        for var in item.reduced:
+        loops = [var for var in item.reduced if var.extent != 1]
+        for place, var in enumerate(loops):
             if wanted < 2:
                 break
-            if var.extent == 1:
-                continue
             if isinstance(var.extent, int) and var.extent <= wanted:
                 cuts.append(self._cut(item, var, var.extent))
                 wanted //= var.extent
             else:
-                cuts.append(self._cut(item, var, _parts(var.extent, wanted)))
+                even = next((v for v in loops[place:] if remainder(v.extent, _parts(v.extent, wanted)) == 0), var)
+                cuts.append(self._cut(item, even, _parts(even.extent, wanted)))
                 break
         return cuts
 
@@ -186,8 +187,8 @@ def _fresh(wanted: str, taken: set[str]) -> str:
 
 
 def _parts(extent: Any, wanted: int) -> int:
-    """How many parts a loop is cut into: at most `wanted`, one that divides it if there is one not much smaller."""
-    for parts in range(wanted, wanted // 2, -1):
+    """How many parts a loop is cut into: about `wanted`, and a divisor if one is neither half nor over twice of it."""
+    for parts in (*range(wanted, wanted // 2, -1), *range(wanted + 1, 2 * wanted + 1)):
         if remainder(extent, parts) == 0:
             return parts
     power = 1 << (wanted.bit_length() - 1)

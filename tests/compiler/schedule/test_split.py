@@ -206,3 +206,31 @@ def test_parts_are_long_pieces_of_memory(loops):
     assert first.reduced[-1].extent == 48, "the channels side by side are the innermost loop"
     assert 48 not in [v.extent for v in second.reduced]
     assert_same(of_channels_last(loops, 4, 9, 5), target=SMALL_GPU)
+
+
+def extents(program):
+    """Of the loops of each item, and of those that it reduces."""
+    return [([v.extent for v in i.loops], [v.extent for v in i.reduced]) for i in program.items]
+
+
+@pytest.mark.parametrize(
+    ("outer", "lengths", "loops", "rest"),
+    [
+        (128, (10, 4096), [5, 128], [2, 4096]),  # of 10 channels, 5 parts rather than 4 of 3
+        (128, (11, 4096), [4, 128], [11, 1024]),  # of 11, none: parts of each channel
+        (128, (40961,), [4, 128], [10241]),  # of nothing
+    ],
+)
+def test_parts_are_even_where_a_loop_can_be_divided(outer, lengths, loops, rest):
+    """Uneven parts test each element, and join moments as states, with divisions."""
+    b = Builder()
+    program = b.program(*reduced(b, "welford", F32, (outer,), lengths, False))
+    assert extents(split(program, GPU))[0] == (loops, rest)
+
+
+def test_small_folds_have_many_parts():
+    """A part of 4096 elements is worth a program, but with few of them most processors would be idle."""
+    b = Builder()
+    x = b.given("x", (1 << 17,))
+    first, second = split(b.program(b.sum("s", (), (1 << 17,), lambda o, r: x.at(r))), GPU).items
+    assert [v.extent for v in first.reduced] == [1024] and [v.extent for v in second.reduced] == [128]

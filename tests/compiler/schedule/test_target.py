@@ -240,9 +240,30 @@ def sums_of_columns(batch, costly=0):
 
 def test_folds_do_not_walk_across_what_lies_side_by_side():
     """Lanes would go along the rows, each in a line of its own."""
-    found = schedule(sums_of_columns(24), target=GPU)
+    found = schedule(sums_of_columns(4), target=GPU)
     assert "across" in str(found.log) and not check_schedule(found.program, found)
     assert len(found.kernels) == 3  # the sum is split in two stages
+
+
+def test_nor_do_those_of_small_tensors():
+    """A launch takes the time of a few steps: 4 programs would take 32 steps, each a sum over all lanes."""
+    b = Builder()
+    x = b.given("x", (4, 128, 32))
+    y = b.map("y", (128, 4, 32), lambda i: x.at((i[1], i[0], i[2])))
+    s = b.sum("s", (4, 32), (128,), lambda o, r: y.at((r[0], *o)))
+    found = schedule(b.program(y, s), target=GPU)
+    assert "across" in found.log.refusals and len(found.kernels) == 2
+
+
+def test_small_tensors_are_not_touched_in_pieces():
+    """Statistics of channels, and what they normalize, between layouts: one program for each channel touches pieces."""
+    b = Builder()
+    x = b.given("x", (4096, 32))
+    s = b.sum("s", (32,), (4096,), lambda o, r: x.at((r[0], o[0])))
+    y = b.map("y", (32, 4096), lambda i: op("mul", x.at((i[1], i[0])), s.at((i[0],))))
+    found = schedule(b.program(s, y), target=GPU)
+    assert "pieces" in found.log.refusals and len(found.kernels) == 3
+    assert not check_schedule(found.program, found)
 
 
 def test_nor_do_cumulative_sums():
