@@ -13,6 +13,7 @@ Elements per lane, measured on Hopper:
             and more elements share the work that a program does once
     8       if two values are loaded per element: more loads need more registers, and then wait for one another
     8       if columns of 16 bits are summed, since each has its own sum
+    fewer   if they lie apart in memory, have long code, or are few in all (`lanes.py`)
     all     of a row, if there are few columns: a lane then adds up a column without other lanes
 
 Blocks are halved if there would be too few programs for the GPU. The best sizes depend on more than a plan can know:
@@ -32,6 +33,7 @@ from ...ir.index.index import Var, add, mul
 from ...ir.kernel import Fold, Loop, Statement, Update
 from ...ir.value import Result
 from .iteration_space import extent_of, number_of
+from .lanes import MOST, THREADS, Lanes, elements_of
 
 _LANES = 16  # fewest neighboring elements that an access should read
 _POINTWISE = 1024  # elements per program without reductions
@@ -57,8 +59,8 @@ _ELEMENTS_A_WARP = 256
 _MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
 _SECTOR = 32  # bytes that memory moves together
 _STAGES, _FEW_LOADS = 3, 2  # for such folds: steps loaded at a time, if they need little shared memory
-_WARPS = 16
-_THREADS = 32  # threads of a warp
+_WARPS, _FEWER_WARPS = 16, 8  # most warps of a program; of one whose lanes have few elements
+_SMALL_TILE = 256  # elements of a tile of a transposition that is worth a program
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,10 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Ma
     across = _across(loops, body)
     if across is None:
         loaded = _loaded(body, (loops[:-1], loops[-1:]), bytes_of)
-        return _along(loops, body, 0 < sum(loaded) <= _NARROW_BYTES)
+        return _along(loops, body, 0 < sum(loaded) <= _NARROW_BYTES, bytes_of)
     rows, columns = (_fitting(n, var.extent, n) for n, var in zip(_TILE, (across, loops[-1]), strict=True))
+    if rows * columns <= _SMALL_TILE and len(loops) > 2:
+        return _thin(loops, across, columns, body)
     if _programs(extent_of(loops), rows * columns) < PROGRAMS:
         rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
     outer = tuple(v for v in loops if v is not across and v is not loops[-1])
@@ -151,7 +155,16 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Ma
     return Launch(outer, made[0], body, tuple(made[1:]))
 
 
-def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool) -> Launch:
+def _thin(loops: tuple[Var, ...], across: Var, columns: int, body: tuple[Statement, ...]) -> Launch:
+    """Tiles of a transposition whose rows are those of all loops but the innermost: along `across`, they are few."""
+    lines = (*(v for v in loops[:-1] if v is not across), across)
+    rows = _fitting(max(_LANES, _POINTWISE // columns), extent_of(lines), _LANES)
+    sizes = [(rows, 1), (2 * rows, 2), (max(1, rows // 2), 1)]
+    made = [Blocks(lines, loops[-1:], r, columns, _warps(r * columns, each)) for r, each in sizes]
+    return Launch((), made[0], body, tuple(made[1:]))
+
+
+def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, bytes_of: Mapping[str, int]) -> Launch:
     """Lanes along the innermost loop, so that neighboring lanes access neighboring elements.
 
     If there are loops around one that is long enough, their variables, and values computed from them alone, are
@@ -159,7 +172,10 @@ def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool) ->
     """
     total, width = extent_of(loops), _width(loops, body)
     block = _fitting(_POINTWISE, total, _NARROWEST * _LANES)
-    sizes = [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
+    sizes: list[tuple[int, float]] = [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
+    fewer = elements_of(Lanes(loops, loops[-1], not width), body, bytes_of, total) if loops else MOST
+    if fewer < MOST:
+        sizes = [(min(block, _FEWER_WARPS * THREADS * fewer), fewer / MOST), *sizes]
     flat = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= _power(total)]
     if not width:
         return Launch((), flat[0], body, tuple(flat[1:]))
@@ -218,6 +234,7 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     inner = [leaf for statement in body for leaf in _leaves(statement)]
     longest = max((_power(extent_of(leaf)) for leaf in inner), default=1)
     total = extent_of(loops)
+    sizes: list[tuple[int, int, float]]
     loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), bytes_of)
     narrow, ahead = 0 < max(loaded, default=0) <= _NARROW_BYTES, False
     if _has_scan(body) and _is_contiguous_along(loops, inner, body):
@@ -238,10 +255,11 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
             columns = min(longest, _VECTOR)
             sizes = [(_POINTWISE, columns, columns), *sizes]
     else:
-        spills = len(inner) == 1 and len(loaded) * longest > _HELD * _THREADS * _warps(longest)
+        spills = len(inner) == 1 and len(loaded) * longest > _HELD * THREADS * _warps(longest)
         block = longest if longest <= (_LOOPED if spills else _PERSISTENT) else _LOOPED
         rows = _fitting(max(1, _POINTWISE // block), total, 1)
         sizes = [(rows, block, 1), (rows, block, 2), (2 * rows, block, 2), (max(rows // 2, 1), block, 1)]
+        sizes = [*_fewer_a_lane(loops, inner, body, bytes_of, (rows, block)), *sizes]
         if (narrow or _folds(body, _PLACES)) and longest <= block and _programs(total, rows) >= _MANY:
             sizes = [(rows, block, 2), *sizes]
         sizes += [(1, 2 * block, 2)] if longest > block else [(1, _LOOPED, 1)] if block > _LOOPED else []
@@ -267,6 +285,26 @@ def _scanning(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int,
     sizes = [(r, c, e) for r, c, e in sizes if r <= _power(extent_of(loops)) and c]
     made = [Blocks(loops, (), r, c, _warps(r * c, e)) for r, c, e in sizes]
     return Launch((), made[0], body, tuple(made[1:]))
+
+
+def _fewer_a_lane(
+    loops: tuple[Var, ...],
+    inner: list[tuple[Var, ...]],
+    body: tuple[Statement, ...],
+    bytes_of: Mapping[str, int],
+    block: tuple[int, int],
+) -> list[tuple[int, int, float]]:
+    """The block with fewer elements per lane, if they lie apart or have long code; nothing otherwise."""
+    rows, columns = block
+    total = None if any(isinstance(s, Update) for s in statements(body)) else mul(extent_of(loops), columns)
+    lanes = [Lanes((*loops, *leaf), leaf[-1], inside=True) for leaf in inner if leaf]
+    each = min((elements_of(one, body, bytes_of, total) for one in lanes), default=MOST)
+    if each == MOST or _has_scan(body):
+        return []
+    most = _WARPS * THREADS * each
+    if columns > most and len(inner) == 1:  # columns that are gone through twice stay in registers
+        columns = most
+    return [(max(1, min(rows, most // columns)), columns, each / MOST)]
 
 
 def _folds(body: Sequence[Statement], reducers: frozenset[str]) -> bool:
@@ -369,6 +407,6 @@ def _programs(extent: Any, block: int) -> int:
     return 1 << 30 if high is None else -(-int(high) // block)
 
 
-def _warps(elements: int, each: int = 1) -> int:
+def _warps(elements: int, each: float = 1) -> int:
     """The warps of a program; each lane has `each` times the usual number of elements."""
-    return max(1, min(_WARPS, elements // (_ELEMENTS_A_WARP * each)))
+    return max(1, min(_WARPS, int(elements // (_ELEMENTS_A_WARP * each))))

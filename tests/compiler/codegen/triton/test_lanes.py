@@ -1,0 +1,115 @@
+"""How many elements lanes have: few where they lie apart, have long code, or are few in all; else 16 bytes."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import torch.nn.functional as F
+from support.lowering import trace
+from support.triton_kernels import compiled, compiles, interpreted_agrees, spilled
+
+from regraft.compiler.codegen.triton import candidates, kernel_source, launches
+from regraft.compiler.lowering import lower
+from regraft.compiler.schedule import GPU, schedule
+
+R, S = torch.randn, torch.empty
+
+
+def kernels(function, *inputs):
+    return schedule(lower(trace(function, *inputs), strict=True).program, target=GPU).kernels
+
+
+def planned(kernel):
+    return launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
+
+
+def elements(function, *inputs):
+    """Of each lane, of the kernel that does most."""
+    made = [one for kernel in kernels(function, *inputs) for one in planned(kernel)]
+    blocks = max((one.blocks for one in made), key=lambda b: b.row_block * b.column_block * b.warps)
+    return blocks.row_block * blocks.column_block / (32 * blocks.warps)
+
+
+def pooled(x):
+    return F.avg_pool2d(x, 2)
+
+
+def fourier(x):
+    return torch.cat([x, *(wave(x * 2**k) for k in range(6) for wave in (torch.sin, torch.cos))], -1)
+
+
+LARGE = S(64, 64, 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "expected"),
+    [
+        (torch.exp, [LARGE], 8),
+        (lambda x: x.flip(-1), [LARGE], 8),  # one access is narrow: memory takes longer
+        (lambda x: torch.cat([x[..., 1:], x[..., :1]], -1) + 1, [LARGE], 8),
+        (lambda x: x[..., ::2] + x[..., 1::2], [LARGE], 1),
+        (pooled, [LARGE], 1),
+        (pooled, [LARGE.bfloat16()], 2),  # a lane stores 4 bytes
+        (lambda x: F.avg_pool2d(x, 3, 1, 1), [LARGE], 1),
+        (lambda x: F.avg_pool2d(x, 3, 1, 1), [LARGE.to(memory_format=torch.channels_last)], 8),
+        (lambda x: x.sin() + x.cos(), [LARGE], 8),
+        (lambda x: x.sin() + x.cos() * x.tan() + (2 * x).sin(), [LARGE], 4),
+        (torch.exp, [S(64, 1024)], 2),
+        (torch.exp, [S(64, 1024).bfloat16()], 2),
+        (torch.exp, [S(2048, 1024)], 8),
+    ],
+)
+def test_elements_of_a_lane(function, inputs, expected):
+    assert elements(function, *inputs) == expected
+
+
+def test_folds_keep_their_lanes_unless_their_elements_lie_apart():
+    """Lanes of a fold meet at its end, so that fewer elements for each are no gain in themselves."""
+    assert elements(lambda x: x.sum(1), R(300, 1024)) == 8
+    assert elements(lambda x: F.avg_pool2d(x, 3, 1, 1).sum((1, 2, 3)), S(512, 32, 14, 14)) == 1
+
+
+APART = {
+    "maxima of windows": (lambda x: F.max_pool2d(x, 3, 2, 1), R(2, 8, 30, 30)),
+    "maxima of windows of 16 bits": (lambda x: F.max_pool2d(x, 3, 2, 1), R(2, 8, 30, 30).bfloat16()),
+    "means of windows": (lambda x: F.avg_pool2d(x, 3, 1, 1) - x, R(2, 8, 17, 17)),
+    "sums of windows": (lambda x: F.avg_pool2d(x, 3, 1, 1).sum((1, 2, 3)), R(3, 32, 14, 14)),
+    "waves": (fourier, R(70, 3)),
+    "stacked": (lambda *x: torch.stack(x, -1), *(R(9, 64) for _ in range(4))),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_fewer_elements_compute_the_same(name):
+    function, *inputs = APART[name]
+    for source in interpreted_agrees(function, *inputs, rtol=1e-4, atol=1e-4):
+        assert compiles(source)
+
+
+def test_long_code_is_written_out_once_a_lane():
+    """Twelve waves of each element: with 8 elements per lane, their code takes registers and instruction caches."""
+    (kernel,) = kernels(fourier, S(16384, 3))
+    (made,) = compiled(kernel_source(kernel), 90)
+    assert not spilled(made)
+    assert elements(fourier, S(16384, 3)) == 1
+
+
+def patches(x):
+    return x.reshape(8, 3, 14, 16, 14, 16).permute(0, 2, 4, 3, 5, 1).contiguous()
+
+
+def test_thin_transpositions_take_the_rows_of_all_loops():
+    """Three channels by 16 columns of a patch: programs of 48 elements would take longer to start than to run."""
+    (kernel,) = kernels(patches, S(8, 3, 224, 224))
+    (made,) = planned(kernel)
+    assert (made.blocks.row_block, made.blocks.column_block, made.outer) == (256, 4, ())
+    assert all(one.blocks.row_block >= 16 for one in candidates(made))
+    (wide,) = planned(kernels(lambda x: x.mT.contiguous(), S(8, 512, 512))[0])
+    assert (wide.blocks.row_block, wide.blocks.column_block) == (64, 64) and wide.outer
+
+
+def test_thin_transpositions_compute_the_same():
+    images = lambda x: x.reshape(2, 3, 4, 16, 4, 16).permute(0, 2, 4, 3, 5, 1).contiguous()  # noqa: E731
+    for source in interpreted_agrees(images, R(2, 3, 64, 64)):
+        assert compiles(source)
