@@ -20,6 +20,8 @@ from typing import Any
 from torch import fx
 
 from ..patterns import default_rules
+from ..rewrites.graph import rank
+from ..rewrites.profit import Question
 from ..rewrites.rule import Rule
 from ..rewrites.switches import KINDS
 from .autograd.seed_dropout import seed_calls
@@ -29,7 +31,7 @@ from .lowering.agreement import hold_sizes
 from .options.checks import check_name
 from .passes.align_rows import align_rows
 from .passes.bags_as_sums import write_bags_as_sums
-from .passes.channels_last import Spread, spread_channels_last
+from .passes.channels_last import Spread, layout_question, spread_channels_last
 from .passes.constant_sdpa_masks import simplify_sdpa_masks
 from .passes.conv_as_mm import convolutions_as_matmuls, images_as_rows
 from .passes.cse import eliminate_common_subexpressions, equate_sizes
@@ -51,7 +53,14 @@ from .passes.scalars_to_device import move_scalars_to_device
 from .passes.sdpa_backward_layout import lay_out_sdpa_gradients
 from .passes.split_conv_bias import split_conv_biases, sum_conv_bias_gradients
 from .passes.sum_by_diagonal import sum_by_diagonal
-from .templates import fuse_attention, fuse_attention_training, fuse_gemm, fuse_on_gpu
+from .templates import (
+    direct_rivals,
+    fuse_attention,
+    fuse_attention_training,
+    fuse_direct_convolutions,
+    fuse_gemm,
+    fuse_on_gpu,
+)
 from .templates.common.task import Task, task_of
 
 _DIFFER = "error as eager's kernels differ"
@@ -114,11 +123,26 @@ def _channels_last(graph: fx.GraphModule, context: Context) -> int:
         context.record,
         training=context.kind != "inference",
         keep_stream=context.options.rng == "eager",
+        rivals=direct_rivals if _computes_convolutions(context) else lambda _: {},
     )
     context.convolutions = spread.convolutions
     if spread.convolutions or context.kind == "inference":
         context.record.details["channels_last"] = asdict(spread)
     return spread.convolutions if spread.chosen else 0
+
+
+def _computes_convolutions(context: Context) -> bool:
+    """Whether kernels of our own may compute convolutions on a CPU."""
+    return "cuda" not in context.devices and context.options.kernels.products != "library"
+
+
+def _direct_convolutions(graph: fx.GraphModule, context: Context) -> int:
+    asked = context.kind == "inference" and context.layouts
+
+    def question(node: fx.Node) -> Question | None:
+        return layout_question(node, direct_rivals) if asked and rank(node) > 3 else None
+
+    return fuse_direct_convolutions(graph, context.oracle, context.record, question)
 
 
 def _seed(graph: fx.GraphModule, context: Context) -> dict[str, int]:
@@ -245,6 +269,11 @@ LOWERED = (
     Pass(
         "channels_last", _channels_last, (INFERENCE, LAYOUTS), source=spread_channels_last, family="layout",
         candidates=("channels_last",), numerics=_DIFFER, seconds="layout",
+    ),
+    Pass(
+        "convolution-template", _direct_convolutions, (NOT_ON_CUDA, PRODUCTS), seconds="templates",
+        source=fuse_direct_convolutions, family="convolution-kernel", candidates=("direct",), numerics=_DIFFER,
+        drawn=True,
     ),
     _simple("conv_as_mm", convolutions_as_matmuls, *_IMAGES, seconds="layout"),
     _simple("split_conv_bias", split_conv_biases, *_IMAGES, seconds="layout"),

@@ -57,11 +57,13 @@ class CppTemplateCall(TemplateCall):
         name: of its function.
         inputs: layouts that it was generated for; tensors that come in others are copied into these first.
         output: the layout of the result.
+        numbers: what its function takes besides tensors.
     """
 
     name: str
     inputs: tuple[Layout, ...]
     output: Layout
+    numbers: tuple[int, ...]
 
     def unit(self) -> Source:
         """The C++ that holds the kernel's function."""

@@ -24,7 +24,7 @@ from ...rewrites.graph import arguments, dtype, op_name, rank, val
 from ...rewrites.layout import adapt_users, same_layout
 from ...rewrites.profit import Always, Never, Oracle, Question
 from ...rewrites.reason import site_of
-from ...rewrites.record import Evidence, GraphRecord, Match
+from ...rewrites.record import ORIGINAL, Evidence, GraphRecord, Match
 from ...rewrites.sizes import SizeTable
 from .conv_layout_cost import MOST_ASKED, is_on_cuda, seconds_saved, work
 from .layout_ends import has_channels_last, seconds_of_ends
@@ -36,6 +36,7 @@ MIN_SAVED = 0.03  # smallest share of the time of all convolutions to save: less
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _DTYPES = (torch.float32, torch.bfloat16)
 _BACKWARD = "aten.convolution_backward"
+Rivals = Callable[[fx.Node], Mapping[str, Callable[..., Any]]]
 _GEOMETRY = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 
 
@@ -63,17 +64,19 @@ def spread_channels_last(
     *,
     training: bool = False,
     keep_stream: bool = False,
+    rivals: Rivals = lambda _: {},
 ) -> Spread:
     """Let the convolutions of a functional graph run in channels-last if that is faster, in place.
 
     In a graph of forward and backward (`training`, on GPUs only), their gradients run in channels-last too. Outputs
     keep their strides. The decision is one match of `RULE` in `record`, with the summed times as its evidence. With
-    `keep_stream`, random numbers must be the same as eager's.
+    `keep_stream`, random numbers must be the same as eager's. `rivals` are other programs that may compute a
+    convolution in its present layout; the fastest one counts.
     """
     found = [node for node in graph_module.graph.nodes if _is_candidate(node, training)]
     if not found or all(has_channels_last(_input(node)) for node in found):
         return Spread(len(found))
-    chosen, seconds, evidence = _decide(found, oracle)
+    chosen, seconds, evidence = _decide(found, oracle, rivals)
     (record.applied if chosen else record.declined).append(_match(found, chosen, evidence))
     if not chosen:
         return Spread(len(found), seconds=seconds)
@@ -97,7 +100,7 @@ def _input(node: fx.Node) -> fx.Node:
     return node.args[0]  # type: ignore[return-value]
 
 
-def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float, float], Evidence]:
+def _decide(found: Sequence[fx.Node], oracle: Oracle, rivals: Rivals) -> tuple[bool, tuple[float, float], Evidence]:
     """Ask the oracle once for each kind of convolution, and add up the times."""
     kinds = {_kind(node): node for node in found}
     count = Counter(map(_kind, found))
@@ -106,12 +109,12 @@ def _decide(found: Sequence[fx.Node], oracle: Oracle) -> tuple[bool, tuple[float
     before = after = 0.0
     votes, told = [], {}
     for kind in _asked(kinds, certain, count):
-        decision = oracle.decide(_question(kinds[kind]))
+        decision = oracle.decide(layout_question(kinds[kind], rivals))
         votes += [decision.chosen is not None]
         times = decision.evidence.times
         told[decision.evidence.note] = decision.evidence
-        if "original" in times and CANDIDATE in times:
-            before += count[kind] * times["original"]
+        if ORIGINAL in times and CANDIDATE in times:
+            before += count[kind] * min(seconds for name, seconds in times.items() if name != CANDIDATE)
             after += count[kind] * times[CANDIDATE]
     if not before:
         by_rule = Evidence(note="half precision on tensor cores, which read channels-last: not measured")
@@ -151,17 +154,19 @@ def _kind(node: fx.Node) -> str:
     return str(facts + [values[n] for n in _GEOMETRY])
 
 
-def _question(node: fx.Node) -> Question:
+def layout_question(node: fx.Node, rivals: Rivals) -> Question:
+    """How a convolution should run: as it is, in channels-last, or by one of its rivals in the present layout."""
     values = arguments(node)
     geometry = [values[n] for n in _GEOMETRY]
     inputs = [val(values["input"]), val(values["weight"]), val(values["bias"])]
     frozen = is_frozen(values["weight"])
+    others = rivals(node)
     return Question(
         rule=RULE,
-        key=f"{geometry} frozen={frozen}",
+        key=" ".join([f"{geometry} frozen={frozen}", *(getattr(run, "name", name) for name, run in others.items())]),
         inputs=inputs,
         original=_original(geometry),
-        candidates={CANDIDATE: _packed(geometry) if frozen else _plain(geometry)},
+        candidates={CANDIDATE: _packed(geometry) if frozen else _plain(geometry), **others},
     )
 
 

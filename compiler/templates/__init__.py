@@ -10,10 +10,11 @@ from .attention.match import match_attention
 from .attention.training.fuse import fuse_attention_training
 from .common.cpp_call import TemplateKernel
 from .common.triton_call import TritonTemplateKernel
+from .convolution.cpp_fuse import direct_rivals, fuse_direct_convolutions
 from .gemm.fuse import fuse_gemm
 from .gpu_passes import fuse_on_gpu
 
 __all__ = [
-    "TemplateKernel", "TritonTemplateKernel", "fuse_attention", "fuse_attention_training", "fuse_gemm", "fuse_on_gpu",
-    "match_attention",
+    "TemplateKernel", "TritonTemplateKernel", "direct_rivals", "fuse_attention", "fuse_attention_training",
+    "fuse_direct_convolutions", "fuse_gemm", "fuse_on_gpu", "match_attention",
 ]  # fmt: skip

@@ -113,13 +113,13 @@ def placed(tensor, sizes, strides, dtype):
     return tensor if tensor.stride() == strides else torch.empty_strided(sizes, strides, dtype=dtype).copy_(tensor)
 
 
-def template(source, name, inputs, output):
+def template(source, name, inputs, output, numbers=()):
     """A function of the tensors that a kernel reads, which allocates its result."""
     run = kernel(source, name, "t" * (len(inputs) + 1))
 
     def call(*tensors):
         made = torch.empty_strided(output[0], output[1], dtype=output[2])
-        run(*(placed(x, *layout) for x, layout in zip(tensors, inputs)), made)
+        run(*(placed(x, *layout) for x, layout in zip(tensors, inputs)), made, *numbers)
         return made
 
     return call
@@ -257,7 +257,7 @@ def _object(name: str, value: Any, sources: dict[Source, str], constants: dict[s
     if isinstance(value, TemplateKernel):
         key = _key(value.unit(), sources)
         layouts = [(one.sizes, one.strides, one.dtype) for one in (*value.inputs, value.output)]
-        return f'template("{key}", "{value.name}", {layouts[:-1]}, {layouts[-1]})'
+        return f'template("{key}", "{value.name}", {layouts[:-1]}, {layouts[-1]}, {value.numbers})'
     if name.startswith(("empty_strided_cpu", "empty_large_cpu")):
         return "empty_strided"
     raise NotStandaloneError(f"the graph needs {name}, a {type(value).__name__} that only regraft has")

@@ -253,7 +253,9 @@ class Function:
         self.lines.append(f"Tensor {name} = empty({sizes}, {strides}, {dtype_text(out.dtype)});")
         function = self._tables.kernel(kernel.name, kernel.unit())
         pointers = ", ".join(f"memory({text})" for text in [*placed, name])
-        self.lines.append(f"{{ void* p[] = {{{pointers}}}; launch(::{function}, p, nullptr); }}")
+        given = f"const long long z[] = {{{', '.join(f'{n}ll' for n in kernel.numbers)}}}; " if kernel.numbers else ""
+        numbers = "z" if kernel.numbers else "nullptr"
+        self.lines.append(f"{{ void* p[] = {{{pointers}}}; {given}launch(::{function}, p, {numbers}); }}")
 
     # -- operators -----------------------------------------------------------------------------------------------------
 

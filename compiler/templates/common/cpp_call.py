@@ -16,6 +16,7 @@ from ....rewrites.compat.memory import empty_strided
 from ...codegen.cpp.binding import bind
 from ...codegen.cpp.build import source_of
 from ...codegen.cpp.compiler import Source, compile_all
+from ...codegen.cpp.errors import CompileFailed, CompilerMissing
 from ...codegen.cpp.target import host_target
 from ...codegen.kernel_call import CppTemplateCall, Layout
 from .micro_kernel import PRELUDE
@@ -36,6 +37,7 @@ class TemplateKernel(CppTemplateCall):
         inputs: the layouts for which the kernel was generated; tensors in other layouts are copied first.
         output: the layout of the result.
         flops: the number of multiplications and additions of its products.
+        numbers: what the function takes besides tensors: sizes, where one source serves many of them.
     """
 
     name: str
@@ -44,6 +46,7 @@ class TemplateKernel(CppTemplateCall):
     inputs: tuple[Layout, ...]
     output: Layout
     flops: int = 0
+    numbers: tuple[int, ...] = ()
     _run: Callable[..., None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +68,7 @@ class TemplateKernel(CppTemplateCall):
                 tensors = tuple(map(_placed, tensors, self.inputs))
                 break
         made = _empty(out.sizes, out.strides, out.dtype)
-        (self._run or self.build())(*tensors, made)
+        (self._run or self.build())(*tensors, made, *self.numbers)
         return made
 
     def build(self) -> Callable[..., None]:
@@ -77,7 +80,7 @@ class TemplateKernel(CppTemplateCall):
         ((library, _),) = compile_all([self.unit()])
         address = ctypes.cast(getattr(library, self.name), ctypes.c_void_p).value
         assert address is not None, self.name
-        self._run = bind(address, "t" * (len(self.inputs) + 1), 0, True)
+        self._run = bind(address, "t" * (len(self.inputs) + 1), len(self.numbers), True)
         return self._run
 
     def unit(self) -> Source:
@@ -90,11 +93,25 @@ class TemplateKernel(CppTemplateCall):
 
 @functools.lru_cache(maxsize=256)
 def template_kernel(
-    template: str, source: str, inputs: tuple[Layout, ...], output: Layout, flops: int
+    template: str,
+    source: str,
+    inputs: tuple[Layout, ...],
+    output: Layout,
+    flops: int,
+    numbers: tuple[int, ...] = (),
 ) -> TemplateKernel:
     """The kernel of a source in which ``KERNEL`` stands for its name; equal sources give the same kernel."""
     name = f"{template}_{hashlib.blake2b(source.encode(), digest_size=6).hexdigest()}"
-    return TemplateKernel(name, template, source.replace("KERNEL", name), inputs, output, flops)
+    return TemplateKernel(name, template, source.replace("KERNEL", name), inputs, output, flops, numbers)
+
+
+def compiles(kernel: TemplateKernel) -> bool:
+    """Whether the kernel can be compiled here."""
+    try:
+        kernel.build()
+    except (CompilerMissing, CompileFailed):
+        return False
+    return True
 
 
 def lanes() -> int:

@@ -22,9 +22,8 @@ from ....rewrites.reason import Reason
 from ....rewrites.record import Evidence, GraphRecord
 from ....rewrites.switches import allowed
 from ...codegen.cpp.dtypes import UnsupportedDtype
-from ...codegen.cpp.errors import CompileFailed, CompilerMissing
 from ..attention.bias_layout import Copies
-from ..common.cpp_call import Layout, TemplateKernel, lanes, template_kernel
+from ..common.cpp_call import Layout, TemplateKernel, compiles, lanes, template_kernel
 from ..common.formula import packet
 from ..common.records import decided, near_miss
 from .cpp import PRELUDE, gemm_cpp
@@ -93,7 +92,7 @@ class _Fusion:
             kernels = {name: kernel for name, kernel in kernels.items() if name not in self._left_out}
         if len(kernels) > 1 and not isinstance(self._oracle, Never):
             with ThreadPoolExecutor(len(kernels)) as pool:
-                list(pool.map(_compiles, kernels.values()))
+                list(pool.map(compiles, kernels.values()))
         return list(nodes)
 
     def found(self, node: fx.Node) -> Iterator[FoundProduct | Reason]:
@@ -129,7 +128,7 @@ class _Fusion:
         if decision.chosen is not None and not allowed("template", RULE, [*found.nodes, found.output]):
             decision = SWITCHED_OFF
         kernel = kernels.get(decision.chosen or "")
-        if kernel is not None and not _compiles(kernel):
+        if kernel is not None and not compiles(kernel):
             self._refuse(found, "no-compiler", f"{kernel.name} does not compile here")
             return False
         records = self._record.applied if kernel else self._record.declined
@@ -208,14 +207,6 @@ def _is_large(product: Product) -> bool:
     """Whether reading the weight takes long enough to measure."""
     weight = product.b.buffer
     return math.prod(weight.sizes) * weight.dtype.itemsize >= (_LARGE if product.right is None else _LARGE // 4)
-
-
-def _compiles(kernel: TemplateKernel) -> bool:
-    try:
-        kernel.build()
-    except (CompilerMissing, CompileFailed):
-        return False
-    return True
 
 
 def gemm_kernel(product: Product) -> TemplateKernel:
