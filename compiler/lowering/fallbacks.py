@@ -42,7 +42,7 @@ _ATTENTION = """
     _efficient_attention_forward _efficient_attention_backward
 """
 _RECURRENT = "mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward _thnn_fused_lstm_cell"
-_SORTING = "sort kthvalue median nanmedian mode msort searchsorted bucketize histc histogram bincount"
+_SORTING = "kthvalue median nanmedian mode msort searchsorted bucketize histc histogram bincount"
 _FFT = "_fft_r2c _fft_c2r _fft_c2c stft istft"
 _LINALG = """
     cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_eigh linalg_eigvals

@@ -20,11 +20,12 @@ from .ops import (
     scans,
     scatter,
     softmax,
+    sorting,
     topk,
     views,
 )
 
 MODULES = (
     activations, copies, creation, foreach, functions, indexing, joining, losses, norms, pointwise, pooling, products,
-    random, reductions, regions, resampling, scans, scatter, softmax, topk, views,
+    random, reductions, regions, resampling, scans, scatter, softmax, sorting, topk, views,
 )  # fmt: skip

@@ -21,6 +21,7 @@ from typing import Any
 
 from ..ir.index.index import Index, Var, atoms
 from ..ir.program import Buffer, Definition, Extern, Item
+from ..ir.value import Load
 from .dependences import loads
 
 _OFTEN = 8  # times that elements are read by neighbours in one order, before they are written in it
@@ -66,7 +67,7 @@ def _votes(items: Iterable[Definition], buffers: Mapping[str, Buffer]) -> dict[s
             continue
         along = _contiguous(item, buffers)
         for load in dict.fromkeys(loads(item)):
-            fast = _fast(item, load.buffer, along)
+            fast = _fast(item, load, along)
             moving = [dim for dim, index in enumerate(load.indices) if fast is not None and _mentions(index, fast)]
             if fast is not None and len(moving) == 1 and _steps_by_one(load.indices[moving[0]], fast):
                 votes[load.buffer][moving[0]] += math.prod(extents)
@@ -87,17 +88,21 @@ def _contiguous(item: Definition, buffers: Mapping[str, Buffer]) -> dict[str, Co
     return found
 
 
-def _fast(item: Definition, name: str, along: Mapping[str, Counter[Var]]) -> Var | None:
+def _fast(item: Definition, load: Load, along: Mapping[str, Counter[Var]]) -> Var | None:
     """The loop along which lies most of what a definition touches beside a buffer.
 
-    None where it touches nothing else along its loops: it may take them in any order, and takes that of the buffer.
+    None where it touches less than the buffer along its loops, such as the results of folds of the buffer's rows: it
+    may take them in any order, and takes that of the buffer.
     """
+    name, loops = load.buffer, (*item.loops, *item.reduced)
     others: Counter[Var] = Counter()
     for other, elements in along.items():
         if other != name:
             others.update(elements)
     most = max(others.values(), default=0)
-    wanted = [var for var in (*item.loops, *item.reduced) if most and others[var] == most]
+    if most < math.prod(var.extent for var in loops if any(_mentions(index, var) for index in load.indices)):
+        return None
+    wanted = [var for var in loops if most and others[var] == most]
     own = [var for var in wanted if name in along and along[name][var]]
     return (own or wanted)[-1] if wanted else None
 

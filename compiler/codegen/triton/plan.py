@@ -57,6 +57,7 @@ _ELEMENTS_A_WARP = 256
 # Folds whose elements are so expensive that work shared by lanes matters; and folds of 64-bit positions, for which
 # fewer lanes are better.
 _MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
+_PAIRS = (128, 16)  # rows and columns of a tile whose elements are compared each with each
 _SECTOR = 32  # bytes that memory moves together
 _STAGES, _FEW_LOADS = 3, 2  # for such folds: steps loaded at a time, if they need little shared memory
 _WARPS, _FEWER_WARPS = 16, 8  # most warps of a program; of one whose lanes have few elements
@@ -239,6 +240,8 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     narrow, ahead = 0 < max(loaded, default=0) <= _NARROW_BYTES, False
     if _has_scan(body) and _is_contiguous_along(loops, inner, body):
         return _scanning(loops, body, longest, min(bytes_of.values(), default=4))
+    if _compares_pairs(loops, inner, body):
+        return _pairing(loops, body, longest)
     if _is_contiguous_along(loops, inner, body):
         columns = min(_COLUMN[1], longest)
         rows = _fitting(max(_COLUMN[0], _ACROSS // columns), total, _NARROWEST)
@@ -268,6 +271,32 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     if ahead and longest > sizes[0][1] and len(loaded) <= _FEW_LOADS:
         made = [replace(made[0], stages=_STAGES), *made]
     return Launch((), made[0], body, tuple(made[1:]))
+
+
+def _compares_pairs(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
+    """Whether folds go through the same elements for each iteration of the innermost loop of programs.
+
+    for i: for j: fold sum over k < 256 of before(x[256*i + k], x[256*i + j])
+    """
+    if not loops or not _is_long(loops[-1]) or len(inner) != 1 or _power(loops[-1].extent) < _NARROW:
+        return False
+    dependence, var = Dependence(), inner[0][-1]
+    inside = [dependence.of(access.offset) for access in accesses(body) if var in dependence.of(access.offset)]
+    fixed = all(loops[-1] not in found for found in inside)
+    values_of = [v for s in statements(body) if isinstance(s, Update) for v in s.reduction.values]
+    return bool(inside) and fixed and all({var, loops[-1]} <= dependence.of(value) for value in values_of)
+
+
+def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int) -> Launch:
+    """Tiles in which the elements of rows and those of columns are loaded once, and compared each with each."""
+    outer, around = loops[:-1], extent_of(loops[:-1])
+    rows = min(_PAIRS[0], _power(loops[-1].extent))
+    while rows > _LANES and _programs(around, 1) * _programs(loops[-1].extent, rows) < PROGRAMS:
+        rows //= 2
+    columns = min(_PAIRS[1], longest)
+    sizes = [(rows, columns, 2), (rows, columns, 1), (rows, 2 * columns, 2), (rows // 2, 2 * columns, 2)]
+    made = [Blocks(loops[-1:], (), r, c, _warps(r * c, e)) for r, c, e in sizes if c <= longest and r]
+    return Launch(outer, made[0], body, tuple(made[1:]))
 
 
 def _scanning(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, least: int) -> Launch:

@@ -81,3 +81,18 @@ def test_readers_of_nothing_else_take_the_order_of_what_they_read():
     program = b.program(b.sum("y", (1,), (N, 60), value))
     assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (N, 1)
     assert_same(program, target=GPU)
+
+
+def test_folds_of_rows_take_the_order_of_the_rows():
+    """What they store, and read once a row, lies along the loop of rows: less than the rows themselves."""
+    b = Builder()
+    q = b.given("q", (N, N))
+    table = b.map("table", (N, N), lambda i: op("log", op("exp", q.at(i))))
+    made = [b.sum("y0", (N,), (N,), lambda i, r: (table.at((*i, *r)),))]
+    for k in range(1, 12):
+        before = made[-1]
+        fold = lambda i, r, before=before: (op("add", table.at((*i, *r)), before.at(i)),)  # noqa: E731
+        made.append(b.sum(f"y{k}", (N,), (N,), fold))
+    program = b.program(*made)
+    assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (N, 1)
+    assert_same(program, target=GPU)

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import compare, run, trace
 from support.tensors import FLOATS, tensor_and_dim
-from support.triton_kernels import compiles, interpreted_agrees
+from support.triton_kernels import compiles, interpreted_agrees, kernel_source
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.ops import topk
+from regraft.compiler.schedule import GPU, schedule
 
 NAN, INF = float("nan"), float("inf")
 
@@ -97,3 +98,17 @@ def test_a_router_is_one_kernel(function):
 
 def test_long_rows():
     interpreted_agrees(lambda x: torch.topk(x, 8), torch.randperm(2048).float().view(2, 1024))
+
+
+def neighbours(x):
+    """Edges to the 8 nearest of each point."""
+    near = (x[:, :, None] - x[:, None]).square().sum(-1).topk(8, largest=False)[1]
+    points = x[:, None].expand(-1, x.shape[1], -1, -1)
+    return torch.gather(points, 2, near[..., None].expand(-1, -1, -1, 3)) - x[:, :, None]
+
+
+def test_the_nearest_points_are_found_in_one_kernel():
+    module = trace(neighbours, torch.randn(2, 256, 3))
+    steps = schedule(lower(module, strict=True).program, target=GPU).steps
+    assert [kernel_source(step).text.count("fold_argmin(") > 1 for step in steps] == [False, True]
+    interpreted_agrees(neighbours, torch.randn(2, 20, 3), rtol=1e-5, atol=1e-5)
