@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.lowering import agree, trace
+from support.triton_kernels import compiles, interpreted_agrees
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.lowering import lower
+from regraft.compiler.lowering.ops import products
 
 R = torch.randn
 HALF = {"rtol": 2e-2, "atol": 2e-2}
@@ -49,3 +54,40 @@ def test_what_stays_a_call(name):
 
 def test_whole_numbers_stay_a_call():
     assert kept(torch.bmm, torch.ones(5, 7, 3, dtype=torch.int64), torch.ones(5, 3, 1, dtype=torch.int64))
+
+
+# -- one matrix on a GPU -----------------------------------------------------------------------------------------------
+
+SMALL = {
+    "mv": (torch.mv, R(19, 33), R(33)),
+    "mv of a transposed matrix": (lambda x, y: torch.mv(x.t(), y), R(33, 19), R(33)),
+    "mv of 16 bits": (torch.mv, R(19, 33).bfloat16(), R(33).bfloat16()),
+    "dot": (torch.dot, R(70), R(70)),
+    "both, normalized": (lambda w, v: F.normalize(torch.mv(w, v), dim=0).dot(torch.mv(w, v)), R(19, 33), R(33)),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_matrices_on_gpus(name, monkeypatch):
+    function, *inputs = SMALL[name]
+    monkeypatch.setattr(products, "_is_small", lambda *_: True)
+    assert not kept(function, *inputs)
+    for source in interpreted_agrees(function, *inputs, **(HALF if "16" in name else {"rtol": 1e-4, "atol": 1e-4})):
+        assert compiles(source)
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "dtype", "own"),
+    [
+        ("cuda", 512, torch.float32, True),
+        ("cuda", 512, torch.bfloat16, True),
+        ("cuda", 5120, torch.float32, False),  # memory decides
+        ("cuda", 512, torch.int64, False),
+        ("cpu", 512, torch.float32, False),
+    ],
+)
+def test_which_matrices_are_small(device, rows, dtype, own):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x, y = torch.empty(rows, 512, dtype=dtype, device=device), torch.empty(512, dtype=dtype, device=device)
+        module = make_fx(torch.mv)(x, y)
+    assert bool(lower(module).kept) != own
