@@ -20,6 +20,7 @@ from ...rewrites import compat
 from ...rewrites.compat import autograd
 from .as_eager import compute_as_eager
 from .changing_numbers import by_tensors
+from .circular_padding import spell_circular_padding
 from .eager_strides import corrected
 from .whole_resampling import keep_whole
 
@@ -57,6 +58,7 @@ def differentiate(
     """
     _drop_everything(graph_module)
     keep_whole(graph_module)
+    spell_circular_padding(graph_module)
     compute_as_eager(graph_module)
     _pack_rules(graph_module)
     mode = compat.fake_mode_of(example_inputs)
@@ -84,8 +86,15 @@ def differentiate(
         backward=compiler("backward"),
         joint=prepare_joint,
         recompute=memory_budget if recompute else None,
-        decompositions=by_tensors(),
+        decompositions={**by_tensors(), **_around_products()},
     )
+
+
+def _around_products() -> dict[Any, Callable[..., Any]]:
+    """Operators that are matrix products and other operations, which lowering could not tell apart."""
+    distance = torch.ops.aten._euclidean_dist.default
+    found = compat.decomposition(distance)
+    return {} if found is None else {distance: found}
 
 
 def _drop_everything(graph_module: fx.GraphModule) -> None:

@@ -12,7 +12,7 @@ from support.wrapping import Doubled, attend, unwrapped
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-import regraft  # noqa: F401 (registers the backend)
+import regraft
 from regraft.compiler.autograd.differentiate import differentiate
 from regraft.compiler.codegen.wrapper.wrapper import generate
 
@@ -379,3 +379,18 @@ def test_the_backward_computes_nothing_anew_from_what_the_program_has_written(na
             run(x).sum().backward()
         torch.testing.assert_close(own.weight.grad, eager.weight.grad)
         torch.testing.assert_close(own.state, eager.state)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_distances_are_a_product_and_what_is_around_it(training):
+    """More than 25 rows: eager has one operator of several kernels, of which only the product is a library's."""
+    x, y = torch.randn(40, 8, requires_grad=training), torch.randn(30, 8)
+    function = lambda x, y: torch.cdist(x * 2, y).exp().mean()  # noqa: E731
+    with regraft.coverage() as report:
+        got, want = torch.compile(function, backend="regraft")(x, y), function(x, y)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        if training:
+            gradient, expected = (torch.autograd.grad(one, x)[0] for one in (got, want))
+            torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
+    kept = {call.operator for graph in report.graphs for code in graph.code for call in code.kept}
+    assert kept == {"aten.mm.default"}
