@@ -188,10 +188,15 @@ class _Body:
         self._delete(self._dying.get(node, []))
 
     def _allocate_together(self, node: fx.Node, call: KernelCall) -> set[fx.Node]:
-        """Allocate memory for single numbers that only kernels read at once: an optimizer step has two per tensor."""
+        """Allocate memory for single numbers that only kernels read at once: an optimizer step has two per tensor.
+
+        A number over which a result is written has memory of its own: such a result has the sizes of what it is
+        written over, and a row of the shared memory is longer than one number.
+        """
+        overwritten = {reuse.operand for reuse in self._plan.reuses.values()}
         found: dict[tuple[torch.device, torch.dtype], dict[fx.Node, Buffer]] = {}
         for buffer, result in zip(call.made, results(node), strict=True):
-            single = all(size == 1 for size in buffer.sizes) and result not in self._plan.reuses
+            single = all(size == 1 for size in buffer.sizes) and result not in {*self._plan.reuses, *overwritten}
             if single and all(isinstance(user.target, KernelCall) for user in result.users):
                 found.setdefault((buffer.device, buffer.dtype), {})[result] = buffer
         groups = [group for group in found.values() if len(group) >= _TOGETHER]

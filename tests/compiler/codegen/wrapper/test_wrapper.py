@@ -420,3 +420,17 @@ def test_results_that_are_lists(read, dynamic):
     run = torch.compile(function, backend="regraft", dynamic=dynamic)
     for x in (torch.randn(4), torch.randn(6)):
         torch.testing.assert_close(run(x), function(x))
+
+
+def test_results_written_over_numbers_of_a_shared_allocation_keep_their_sizes():
+    def function(a, *tensors):
+        sums = [t.square().sum() for t in tensors]
+        product = (a * sum(sums)) @ a
+        return [s.sqrt() + product[0, 0] for s in sums]
+
+    given = [torch.randn(4, 4), *(torch.randn(70 + k) for k in range(12))]
+    torch.compiler.reset()
+    with torch.no_grad():
+        found = torch.compile(function, backend="regraft")(*given)
+    assert [t.shape for t in found] == [()] * 12
+    torch.testing.assert_close(found, function(*given))
