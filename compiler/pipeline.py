@@ -45,8 +45,9 @@ from .passes.max_pool_offsets import save_max_pool_offsets
 from .passes.mm_out_dtype import use_mm_out_dtype
 from .passes.pad_conv_channels import pad_conv_channels
 from .passes.pad_counted_scatters import pad_counted_scatters
-from .passes.recompute_log_softmax import recompute_log_softmax
+from .passes.recompute_casts import recompute_casts
 from .passes.recompute_norms import recompute_norms
+from .passes.recompute_softmax import recompute_log_softmax, recompute_softmax
 from .passes.registry import Condition, Context, Pass
 from .passes.results_apart import keep_results_apart
 from .passes.scalars_to_device import move_scalars_to_device
@@ -239,6 +240,7 @@ JOINT = (
     _simple("loss_in_blocks", loss_in_blocks, TRAINING, numerics=_DIFFER),
     _simple("recompute_log_softmax", recompute_log_softmax, TRAINING),
     _simple("recompute_norms", recompute_norms, TRAINING),
+    _simple("recompute_casts", recompute_casts, TRAINING),
     Pass(
         "channels_last", _channels_last, (TRAINING,), source=spread_channels_last, family="layout",
         candidates=("channels_last",), numerics=_DIFFER, seconds="layout",
@@ -248,6 +250,8 @@ JOINT = (
     _simple("max_pool_offsets", save_max_pool_offsets, TRAINING),
     Pass("seed_dropout", _seed, (SEEDED,), source=seed_calls),
     _attention(_fuse_attention_training, TRAINING, ON_CUDA),
+    # What an attention's kernel has replaced is gone by now.
+    _simple("recompute_softmax", recompute_softmax, TRAINING),
     _simple("results_apart", keep_results_apart, TRAINING),
 )  # fmt: skip
 

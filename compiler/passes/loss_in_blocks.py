@@ -29,7 +29,7 @@ from ...rewrites.graph import op_name, shape, val
 from ...rewrites.sizes import SizeTable
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
 from .linear_cross_entropy import MEAN, SUM, VIEWS, Gradients, LinearCrossEntropy, find
-from .recompute_log_softmax import ROWS
+from .recompute_softmax import ROWS
 
 aten = torch.ops.aten
 

@@ -68,6 +68,7 @@ def aot_compile(
         if recompute is not None:
             _keep_readings_of_written(joint_module.graph)
         _keep_draws_apart(joint_module.graph)
+        _drop_detached(joint_module.graph)
         with config.patch(activation_memory_budget=1.0 if recompute is None else recompute):
             return split(joint_module, inputs, **more)
 
@@ -93,6 +94,15 @@ def _keep_draws_apart(graph: fx.Graph) -> None:
         drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if drawn and node.target.overloadpacket not in rand_ops:
             rand_ops.append(node.target.overloadpacket)
+
+
+def _drop_detached(graph: fx.Graph) -> None:
+    """``detach(x)  ->  x``, but for results: nothing is differentiated any more, and a cut may keep both."""
+    results = set(graph.output_node().all_input_nodes)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        if node not in results and "recompute" not in node.meta:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _keep_readings_of_written(graph: fx.Graph) -> None:

@@ -9,7 +9,7 @@ import torch
 from support.lowering import trace
 from support.schedules import SMALL_GPU, Builder, assert_same, body_text, loops_of, number, op, softmax
 
-import regraft.compiler.passes.recompute_log_softmax  # noqa: F401 (declares an operator)
+import regraft.compiler.passes.recompute_softmax  # noqa: F401 (declares an operator)
 from regraft.compiler.ir.accesses import statements
 from regraft.compiler.ir.index.index import Loaded
 from regraft.compiler.ir.kernel import Fold

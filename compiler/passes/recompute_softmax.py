@@ -1,4 +1,4 @@
-"""Computes the backward of log-softmax from its input and two numbers per row, instead of from its result.
+"""Computes the backward of softmax and its logarithm from the input and two numbers per row, not from the result.
 
     y = _log_softmax(x, 1, True)                peak, logs = regraft.log_softmax_rows(x, 1, float32)
     loss = nll_loss_forward(y, target)    ->    y          = to(x, float32) - peak - logs
@@ -6,23 +6,26 @@
 
     backward: reads y, float32                  backward: reads x, of 16 bits; computes y within what reads it
 
-The pass runs on the joint graph, before it is split. The forward then saves the logits, which exist anyway, and no
-kernel writes the log-softmax over the vocabulary. `x - peak` is computed first, as in eager, which is exact for large
-x.
+The forward then saves the logits, which exist anyway, and no kernel writes the log-softmax over the vocabulary. `x -
+peak` is computed first, as in eager, which is exact for large x. Softmax is ``exp(to(x, float32) - peak - logs)``: of
+an attention under autocast, scores of 16 bits are kept in place of weights of 32.
+
+Both passes run on the joint graph, before it is split.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import op_name, val
+from ...rewrites.graph import is_tensor, op_name, val
 from ...rewrites.sizes import SizeTable
+from ...rewrites.symbolic import known_equal
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
 
 aten = torch.ops.aten
@@ -52,6 +55,9 @@ def _fake_rows(x: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Ten
 _library.impl("log_softmax_rows", _rows, "CompositeExplicitAutograd")
 torch.library.register_fake("regraft::log_softmax_rows", _fake_rows, lib=_library)
 _SAME = ("aten.detach", "aten.alias", "aten._to_copy", "aten.view")
+_VIEW_NAMES = "_unsafe_view expand permute squeeze transpose unsqueeze"
+_VIEWS = (*_SAME, *(f"aten.{name}" for name in _VIEW_NAMES.split()))
+_CHAIN = 16  # steps from a product to the softmax of its scores: scale, bias, masks and views
 ROWS = torch.ops.regraft.log_softmax_rows.default
 
 
@@ -60,13 +66,26 @@ def recompute_log_softmax(graph_module: fx.GraphModule) -> int:
 
     Left alone are results that the backward does not read, results of the graph, and nodes that the user checkpoints.
     """
+    return _recompute(graph_module, aten._log_softmax.default, lambda node: True)
+
+
+def recompute_softmax(graph_module: fx.GraphModule) -> int:
+    """Let the backward of a joint graph compute softmax from scores of fewer bits than the result; returns how often.
+
+    Left alone is what `recompute_log_softmax` leaves alone. A result that is no wider than the scores is left as well,
+    since products in the backward read it from memory.
+    """
+    return _recompute(graph_module, aten._softmax.default, _widens)
+
+
+def _recompute(graph_module: fx.GraphModule, target: Any, pays: Callable[[fx.Node], bool]) -> int:
     graph = graph_module.graph
     backward = backward_nodes(graph)
     stays = backward.union(graph.output_node().all_input_nodes)
     found = [
         node
-        for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default)
-        if node not in stays and _is_read(node, backward) and _is_plain(node)
+        for node in graph.find_nodes(op="call_function", target=target)
+        if node not in stays and _is_read(node, backward) and _is_plain(node) and pays(node)
     ]
     if not found:
         return 0
@@ -75,7 +94,7 @@ def recompute_log_softmax(graph_module: fx.GraphModule) -> int:
     for node in found:
         made.clear()
         with editor.at(node):
-            result = _split(editor, node.args[0], node.args[1], val(node).dtype)
+            result = _split(editor, node)
         for other in _respelled(node, stays):
             mark_recomputed(other, True)
         for part in made:
@@ -84,6 +103,37 @@ def recompute_log_softmax(graph_module: fx.GraphModule) -> int:
         editor.replace(node, result)
         editor.erase_dead(node)
     return len(found)
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether a result has more bits than what the scores are computed from, element by element.
+
+    scores = to(bmm(q, k), float32) + bias       16 bits an element
+    """
+    result = val(node)
+    sources = _sources(node.args[0], result.numel())
+    return sources is not None and sum(val(source).dtype.itemsize for source in sources) < result.dtype.itemsize
+
+
+def _sources(x: Any, size: Any) -> set[fx.Node] | None:
+    """The values of `size` elements from which one is computed elementwise; None if the chain is long.
+
+    Smaller values that are broadcast, as a bias of all windows, do not count.
+    """
+    found: set[fx.Node] = set()
+    waiting, steps = [x], 0
+    while waiting:
+        node = waiting.pop()
+        operands = [n for n in node.all_input_nodes if is_tensor(n) and known_equal(val(n).numel(), size)]
+        computed = op_name(node) in _VIEWS or torch.Tag.pointwise in getattr(node.target, "tags", ())
+        if not computed:
+            found.add(node)
+            continue
+        waiting += operands
+        steps += 1
+        if steps > _CHAIN:
+            return None
+    return found
 
 
 def _is_read(node: fx.Node, backward: set[fx.Node]) -> bool:
@@ -107,14 +157,17 @@ def _is_plain(node: fx.Node) -> bool:
     return isinstance(taken.shape[dim], int) and taken.shape[dim] > 0  # type: ignore[index]
 
 
-def _split(editor: Editor, x: Any, dim: Any, dtype: torch.dtype) -> fx.Node:
-    """``x - peak - logs``, in the dtype that was recorded."""
+def _split(editor: Editor, node: fx.Node) -> fx.Node:
+    """``x - peak - logs``, or its power, in the dtype that was recorded."""
+    x, dim, dtype = node.args[0], node.args[1], val(node).dtype
     within = _COMPUTED[dtype]
     rows = editor.call(ROWS, x, dim, within)
     peak, logs = (editor.call(operator.getitem, rows, k) for k in range(2))
     wide = x if val(x).dtype == within else editor.call(aten._to_copy.default, x, dtype=within)
-    away = editor.call(aten.sub.Tensor, editor.call(aten.sub.Tensor, wide, peak), logs)
-    return away if dtype == within else editor.call(aten._to_copy.default, away, dtype=dtype)
+    made = editor.call(aten.sub.Tensor, editor.call(aten.sub.Tensor, wide, peak), logs)
+    if node.target is aten._softmax.default:
+        made = editor.call(aten.exp.default, made)
+    return made if dtype == within else editor.call(aten._to_copy.default, made, dtype=dtype)
 
 
-__all__ = ["ROWS", "recompute_log_softmax"]
+__all__ = ["ROWS", "recompute_log_softmax", "recompute_softmax"]

@@ -1,4 +1,4 @@
-"""Log-softmax keeps two numbers a row for the backward: same results, nothing over the classes is kept."""
+"""Softmax and its logarithm keep two numbers a row for the backward: same results, nothing wider is kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from regraft.compiler.passes.recompute_log_softmax import recompute_log_softmax
+from regraft.compiler.passes.recompute_softmax import recompute_log_softmax, recompute_softmax
 
 from ...support.joint_pass import JointPass
 from ...support.lowering import trace
@@ -97,3 +97,38 @@ def test_the_loss_may_take_another_dtype():
     kept = agrees(function, torch.randn(5, 7, dtype=torch.bfloat16), TARGETS, rtol=1e-2, atol=1e-2)
     saved = [value.meta["val"] for value in kept.graphs["forward"].graph.output_node().args[0][1:]]
     assert kept.count == 1 and not any(v.shape == (5, 7) and v.dtype == torch.float32 for v in saved)
+
+
+def attention(q, k, v, bias):
+    scores = (q @ k.transpose(-1, -2)) * 0.5 + bias
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
+def test_scores_of_16_bits_are_kept_in_place_of_weights_of_32():
+    q, k, v = (torch.randn(8, 3, 7, 4, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    bias = torch.randn(1, 3, 7, 7)
+    kept = JointPass(recompute_softmax)
+    found = torch.compile(attention, backend=kept)(q, k, v, bias).float().square().sum()
+    wanted = attention(q, k, v, bias).float().square().sum()
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+    ours, theirs = (torch.autograd.grad(x, (q, k, v)) for x in (found, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    assert kept.count == 1
+    assert ("torch.float32", 8 * 3 * 7 * 7) not in kept.kept()
+
+
+def test_hidden_rows_and_rows_of_infinities_are_eagers():
+    x = torch.randn(5, 7, dtype=torch.bfloat16)
+    x[0], x[1, 2], x[2, 3] = -torch.inf, torch.nan, torch.inf
+    kept = JointPass(recompute_softmax)
+    found = gradients(torch.compile(lambda x: x.float().softmax(-1).square(), backend=kept), x)
+    torch.testing.assert_close(found, gradients(lambda x: x.float().softmax(-1).square(), x), equal_nan=True)
+    assert kept.count == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_as_wide_as_the_scores_stay(dtype):
+    kept = JointPass(recompute_softmax)
+    x = torch.randn(5, 7, dtype=dtype)
+    gradients(torch.compile(lambda x: (x * 2).softmax(-1).square(), backend=kept), x)
+    assert kept.count == 0
