@@ -68,3 +68,19 @@ def test_training(layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch) 
     assert record.changes("split_conv_bias")["changes"] >= 2
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_convolutions_of_signals_need_no_images_beside_them(train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_pass(monkeypatch, "split_conv_bias", partial(split_conv_biases, **CPU))
+    replace_pass(monkeypatch, "sum_conv_bias_gradients", partial(sum_conv_bias_gradients, **CPU))
+    model, x = nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Conv1d(8, 4, 3, dilation=2)), torch.randn(2, 3, 19)
+    run, cov = compiled(model)
+    with cov, torch.set_grad_enabled(train):
+        found = run(x)
+    torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+    (record,) = cov.graphs
+    assert record.changes("split_conv_bias") == {"changes": 2}
+    if train:
+        found.square().mean().backward()
+        assert record.changes("sum_conv_bias_gradients") == {"changes": 2}
