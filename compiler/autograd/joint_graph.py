@@ -5,6 +5,10 @@ from __future__ import annotations
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+_VIEW_NAMES = "view _unsafe_view expand permute squeeze t transpose unsqueeze"
+# Operators whose results have all elements of what they look into, in other sizes or another order.
+VIEWS = frozenset(f"aten.{name}" for name in _VIEW_NAMES.split())
+
 
 def backward_nodes(joint: fx.Graph) -> set[fx.Node]:
     """The nodes of a joint graph that belong to the backward: the tangents, and what follows from them."""

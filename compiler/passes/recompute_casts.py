@@ -14,13 +14,11 @@ import torch
 from torch import fx
 
 from ...rewrites.graph import op_name, val
-from ..autograd.joint_graph import backward_nodes, mark_recomputed
+from ..autograd.joint_graph import VIEWS, backward_nodes, mark_recomputed
 
 aten = torch.ops.aten
 
 _CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-_VIEW_NAMES = "view _unsafe_view expand permute squeeze t transpose unsqueeze"
-_VIEWS = tuple(f"aten.{name}" for name in _VIEW_NAMES.split())
 # Calls of libraries, for which the wider value would be written to memory again.
 _LIBRARY_NAMES = "mm bmm addmm baddbmm convolution convolution_backward"
 _LIBRARY = tuple(f"aten.{name}" for name in _LIBRARY_NAMES.split())
@@ -50,7 +48,7 @@ def _views(node: fx.Node, backward: set[fx.Node]) -> list[fx.Node]:
     """A value and its views in the forward."""
     found = [node]
     for one in found:
-        found += [user for user in one.users if user not in backward and op_name(user) in _VIEWS]
+        found += [user for user in one.users if user not in backward and op_name(user) in VIEWS]
     return found
 
 
@@ -71,5 +69,5 @@ def _is_fused(seen: list[fx.Node], backward: set[fx.Node]) -> bool:
         reader = waiting.pop()
         if op_name(reader) in _LIBRARY:
             return False
-        waiting += reader.users if op_name(reader) in _VIEWS else ()
+        waiting += reader.users if op_name(reader) in VIEWS else ()
     return bool(readers)
