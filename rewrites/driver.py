@@ -434,6 +434,7 @@ def _near_miss(rule: Rule, node: fx.Node, failure: Failure, taken_by: str) -> Ne
         rule.name, rule.family, reason.code, reason.message, reason.expected, reason.found, failure.depth, rule.size,
         reason.site or site_of(failure.site), site_of(node), module_of(node), describe(node), taken_by,
         failure.met is None or any(op_name(n) in rule.marks for n in failure.met.values()),
+        1.0 if failure.met is None else rule.share(failure.met),
     )  # fmt: skip
 
 

@@ -78,9 +78,17 @@ class Faults:
         return self.strict or isinstance(error, self._signals)
 
     def tell(
-        self, what: str, outcome: str, error: Exception, *, stage: str, code: str = "", site: Site | None = None
+        self,
+        what: str,
+        outcome: str,
+        error: Exception,
+        *,
+        stage: str,
+        code: str = "",
+        site: Site | None = None,
+        rule: str = "",
     ) -> None:
-        """Count a fault, and tell the user of it, once.
+        """Count a fault, which is that of a rule where one is named, and tell the user of it, once.
 
         Raises:
             Exception: the error itself, where it goes through.
@@ -91,7 +99,7 @@ class Faults:
         path = self._write(what, trace)
         summary = f"{type(error).__name__}: {_first_line(error)}"
         message = f"{what} failed: {summary}; {outcome}"
-        self.record.fallbacks.append(Fallback(stage, code or f"{stage}-failed", message, site, True, path))
+        self.record.fallbacks.append(Fallback(stage, code or f"{stage}-failed", message, site, True, path, rule))
         self._log(f"{what} failed on {self.record.name} ({self.record.kind}): {summary}", outcome, path, trace)
 
     def _log(self, headline: str, outcome: str, path: str, trace: str) -> None:

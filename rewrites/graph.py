@@ -230,7 +230,13 @@ def describe(value: Any) -> str:
         return str(value)
     meta = value.meta.get("val")
     name = op_name(value).removeprefix("aten.")
-    if not isinstance(meta, torch.Tensor):
-        return f"{name}: {meta}"
-    sizes = ", ".join(map(str, meta.shape))
-    return f"{name}: {str(meta.dtype).removeprefix('torch.')}[{sizes}]"
+    return f"{name}: {_typed(meta)}"
+
+
+def _typed(value: Any) -> str:
+    """A tensor's dtype and sizes; those of several results in parentheses."""
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_typed, value))})"
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"

@@ -402,20 +402,43 @@ def _required_ops(term: Any, known: dict[Term, frozenset[str]]) -> frozenset[str
     return known[term]
 
 
+_Calls = frozenset[int]
+_Chosen = Callable[[list[_Calls]], _Calls]
+
+
 def size(term: Any) -> int:
     """Number of operators in the largest match of `term`: of alternatives, the largest counts."""
-    return len(_largest(term, {}))
+    return len(_calls(term, lambda options: max(options, key=len), {}))
 
 
-def _largest(term: Any, known: dict[int, frozenset[int]]) -> frozenset[int]:
-    """The calls of the largest match; `known` holds the answers for shared terms."""
+def least_size(term: Any) -> int:
+    """Number of operators in the smallest match of `term`."""
+    return len(_calls(term, lambda options: min(options, key=len), {}))
+
+
+def optional_calls(term: Any) -> _Calls:
+    """Identities of the calls that a match can do without: an option has them around another option, or beside it."""
+    found: set[int] = set()
+    known: dict[int, _Calls] = {}
+    for choice in (one for one in subterms(term) if isinstance(one, Choice)):
+        options = [_calls(option, _any_of, known) for _, option in choice.options]
+        found.update(*(more - less for more in options for less in options if less < more))
+    return frozenset(found)
+
+
+def _any_of(options: list[_Calls]) -> _Calls:
+    return frozenset[int]().union(*options)
+
+
+def _calls(term: Any, of_options: _Chosen, known: dict[int, _Calls]) -> _Calls:
+    """The calls of a match, `of_options` those of alternatives; `known` holds the answers for shared terms."""
     if isinstance(term, (list, tuple)):
-        return frozenset[int]().union(*(_largest(part, known) for part in term))
+        return _any_of([_calls(part, of_options, known) for part in term])
     if not isinstance(term, Term):
         return frozenset()
     if id(term) not in known:
-        inner = [_largest(part, known) for part in term._parts()]
-        whole = max(inner, key=len, default=frozenset()) if isinstance(term, Choice) else frozenset[int]().union(*inner)
+        inner = [_calls(part, of_options, known) for part in term._parts()]
+        whole = of_options(inner) if isinstance(term, Choice) and inner else _any_of(inner)
         known[id(term)] = whole | {id(term)} if isinstance(term, Call) else whole
     return known[id(term)]
 

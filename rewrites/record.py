@@ -100,6 +100,9 @@ class Match:
 TELLING = 2
 """Operators that must have matched where a near miss is told."""
 
+TELLING_SHARE = 0.25
+"""The share that must have matched of the operators that every match has below its root."""
+
 
 @dataclass(frozen=True)
 class NearMiss:
@@ -113,6 +116,7 @@ class NearMiss:
         module: qualified name of the module instance that the root comes from.
         taken_by: the rule that replaced the root later.
         marked: whether an operator matched that distinguishes the pattern from other arithmetic (`Rule.marks`).
+        share: how much matched of what every match has below its root (`Rule.share`).
     """
 
     rule: str
@@ -129,14 +133,15 @@ class NearMiss:
     operator: str = ""
     taken_by: str = ""
     marked: bool = True
+    share: float = 1.0
 
     @property
     def is_telling(self) -> bool:
-        """Whether it is relevant: several operators matched, one of which distinguishes the pattern from arithmetic.
+        """Whether it is relevant: operators matched below the root, one that distinguishes the pattern among them.
 
-        Several are an eighth of all but the root, where every search begins.
+        The root itself tells nothing, because every search begins there. Optional parts do not count.
         """
-        return self.marked and self.depth >= max(TELLING, (self.size - 1) / 8)
+        return self.marked and self.depth >= TELLING and self.share >= TELLING_SHARE
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,9 @@ class Fallback:
 
     Args:
         stage: where; `code` and `message` why; `site` the user's source line.
-        fault: whether it is an error of regraft, not a refusal; `traceback`: the path of a file with the traceback.
+        fault: whether it is an error of regraft or of a rule, not a refusal; `traceback`: the path of a file with the
+            traceback.
+        rule: the rule that failed; empty for other parts.
     """
 
     stage: str
@@ -154,6 +161,12 @@ class Fallback:
     site: Site | None = None
     fault: bool = False
     traceback: str = ""
+    rule: str = ""
+
+    @property
+    def culprit(self) -> str:
+        """What is at fault: regraft, or the rule that failed."""
+        return f"rule {self.rule}" if self.rule else "regraft"
 
     @classmethod
     def of(cls, stage: str, reason: Reason) -> Fallback:

@@ -13,7 +13,7 @@ import difflib
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal, get_args
@@ -22,7 +22,19 @@ import torch
 
 from .binding import Binding
 from .dims import DimSpec
-from .pattern import Call, PatternError, Variable, record_function, required_ops, root_ops, size, subterms, tags_of
+from .pattern import (
+    Call,
+    PatternError,
+    Variable,
+    least_size,
+    optional_calls,
+    record_function,
+    required_ops,
+    root_ops,
+    size,
+    subterms,
+    tags_of,
+)
 from .pattern_tracing import Declaration
 from .reason import Reason
 from .sample import Sample, T
@@ -162,6 +174,19 @@ class Rule:
         """The number of operators in the largest match."""
         return size(self.outputs)
 
+    def share(self, met: Collection[int]) -> float:
+        """The share of what every match needs below the root that is among these calls, given by their identities.
+
+        Alternatives count as the smallest of them, optional parts not at all.
+        """
+        optional, least = self._needs
+        needed = least - 1
+        return min((len([call for call in met if call not in optional]) - 1) / needed, 1.0) if needed > 0 else 1.0
+
+    @cached_property
+    def _needs(self) -> tuple[frozenset[int], int]:
+        return optional_calls(self.outputs), least_size(self.outputs)
+
     @cached_property
     def kinds(self) -> Mapping[str, frozenset[str]]:
         """For each tensor operand, the kinds of dtypes in the rule's samples; unspecified dtypes are floating."""
@@ -275,7 +300,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
         escapes: what to do if an inner value of the match has other users: ``"refuse"`` the match, or ``"keep"`` the
             original for them.
         profitable: True if the replacement is never slower, so that nothing needs to be measured.
-        advice: how to change a program, by the code of a near miss's reason, or by the operator found instead.
+        advice: how to change a program, by a near miss's code, by the operator found instead, or ``"code: operator"``.
         spell: brings the pattern into normal form.
 
     Raises:

@@ -65,7 +65,7 @@ def contained(
             rules = [rule for rule in rules if rule is not culprit]
             what = f"rule {culprit.name}{_part(culprit, error)}"
             outcome = "it is left out of this graph, the other rules are not"
-            faults.tell(what, outcome, error, stage=stage, code="rule-failed")
+            faults.tell(what, outcome, error, stage=stage, code="rule-failed", rule=culprit.name)
     return False
 
 

@@ -98,8 +98,9 @@ def matched_line(graphs: Sequence[GraphRecord]) -> str:
     declined = _by_family(match for graph in graphs for match in graph.open_declined)
     misses = counted(sum(len(graph.near_misses) for graph in graphs), "near miss", "near misses")
     fallbacks = counted(sum(len(graph.fallbacks) for graph in graphs), "fallback")
-    faults = sum(fallback.fault for graph in graphs for fallback in graph.fallbacks)
-    fallbacks += f" ({counted(faults, 'fault')} of regraft)" if faults else ""
+    faults = Counter(fallback.culprit for graph in graphs for fallback in graph.fallbacks if fallback.fault)
+    told = ", ".join(f"{counted(count, 'fault')} of {culprit}" for culprit, count in faults.items())
+    fallbacks += f" ({told})" if told else ""
     return f"{applied} applied; {declined} declined; {misses}; {fallbacks}; {counted(len(graphs), 'graph')}{besides}"
 
 
@@ -207,7 +208,7 @@ def fallback_table(graphs: Sequence[GraphRecord]) -> Table:
     table = _table("Fallbacks", "stage", "#times", "reason", "source")
     for group in (groups := fallback_groups(graphs))[:SHOWN]:
         why = f"{group.first.code}: {group.first.message}"
-        why += f"\na fault of regraft, traceback: {group.first.traceback}" if group.first.fault else ""
+        why += f"\na fault of {group.first.culprit}, traceback: {group.first.traceback}" if group.first.fault else ""
         cells = [group.first.stage, str(group.count), why, place(group.first.site)]
         table.add_row(*map(escape, cells))
     return _more(table, len(groups))

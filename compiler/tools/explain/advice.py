@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ....rewrites.record import NearMiss
+from ....rewrites.record import TELLING, NearMiss
 
 _EVERYWHERE = {
     "inner-value-escapes": 'use it nowhere else, or let the rule keep it (escapes="keep")',
@@ -19,5 +17,7 @@ _EVERYWHERE = {
 def advice(miss: NearMiss, of_rule: Mapping[str, str]) -> str:
     """What to change, as one line, or "" where nothing is known."""
     if miss.code != "pattern-differs":
-        return of_rule.get(miss.code, _EVERYWHERE.get(miss.code, ""))
-    return of_rule.get(miss.found.partition(":")[0], "") if miss.is_telling else ""
+        own = of_rule.get(f"{miss.code}: {miss.found.partition(':')[0]}", of_rule.get(miss.code))
+        return _EVERYWHERE.get(miss.code, "") if own is None else own
+    told = miss.marked and miss.depth >= TELLING  # more than the root, be it an optional part
+    return of_rule.get(miss.found.partition(":")[0], "") if told else ""

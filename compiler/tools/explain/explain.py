@@ -98,7 +98,7 @@ def _explanation(rule: Rule, graphs: list[GraphRecord]) -> Explanation:
         rule.name,
         matches,
         sorted(telling, key=lambda m: -m.depth),
-        [f for g in graphs for f in g.fallbacks],
+        [f for g in graphs for f in g.fallbacks if f.rule in ("", rule.name)],
         len(graphs),
         rule.doc.split("\n\n")[0].replace("\n", " "),
         declined=[m for g in graphs for m in g.declined if m.rule == rule.name],

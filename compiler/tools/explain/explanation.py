@@ -65,9 +65,9 @@ def _text(found: Explanation, *, everything: bool = False) -> str:
     lines = [f"{found.rule}: {len(found.matches)} matched, {declined}{missed} in {graphs}"]
     if found.purpose:
         lines.append(f"  looks for {found.purpose}")
-    for matches in _grouped(found.matches, lambda m: (m.tags, m.site, m.root)):
+    for matches in _grouped(found.matches, lambda m: (m.tags, m.site)):
         lines += ["", *_matched(matches, "matched ", found)]
-    for matches in _grouped(found.declined, lambda m: (m.tags, m.site, m.root)):
+    for matches in _grouped(found.declined, lambda m: (m.tags, m.site)):
         lines += ["", *_matched(matches, "declined", found)]
     kinds = _grouped(found.near_misses, _kind)
     shown = kinds if everything else kinds[:SHOWN]
@@ -75,8 +75,11 @@ def _text(found: Explanation, *, everything: bool = False) -> str:
         lines += ["", *_missed(misses, found)]
     lines += _rest(found, len(kinds) - len(shown), everything)
     for fallbacks in _grouped(found.fallbacks, lambda f: (f.code, f.message)):
-        lines += ["", f"  not seen  {_times(fallbacks)}{fallbacks[0].code}: {fallbacks[0].message}"]
-    if not found.matches and not found.declined and not found.near_misses:
+        how = "failed  " if fallbacks[0].rule else "not seen"
+        lines += ["", f"  {how}  {_times(fallbacks)}{fallbacks[0].code}: {fallbacks[0].message}"]
+        lines += [f"    see     {fallbacks[0].traceback}"] if fallbacks[0].traceback else []
+    failed = any(fallback.rule for fallback in found.fallbacks)
+    if not (found.matches or found.declined or found.near_misses or failed):
         lines.append("  nothing in the model looks like it")
     return "\n".join(lines)
 
@@ -102,7 +105,9 @@ def _matched(same: list[Match], how: str, found: Explanation) -> list[str]:
         f"    as      {', '.join(first.tags) or 'written'}",
         f"    at      {first.site or 'source unknown'}",
     ]
-    lines += [f"    root    {first.root}"] if first.root else []
+    others = len({match.root for match in same}) - 1
+    more = f", and {_counted(others, 'other', 'others')}" if others else ""
+    lines += [f"    root    {first.root}{more}"] if first.root else []
     lines += [f"    then    {first.settled_by} took its place"] if first.settled_by else []
     if first.evidence is not None and first.evidence.note and how == "declined":
         lines.append(f"    because {first.evidence.note}")
