@@ -31,6 +31,7 @@ from .flat_access import flatten
 from .groups import by_stride, extent_of
 from .profit import guess
 from .second_stages import join_second_stages
+from .split_scans import constant, parts_of, scan_in_parts
 from .target import Target
 
 _LEAST = 4  # parts that a second kernel is worth
@@ -85,8 +86,10 @@ class _Splitter:
         """The item, or the stages that compute it."""
         if not isinstance(item, Definition):
             return [item]
-        if not item.reductions or item.scan or 0 in {v.extent for v in (*item.loops, *item.reduced)}:
+        if not item.reductions or 0 in {v.extent for v in (*item.loops, *item.reduced)}:
             return [item]
+        if item.scan:
+            return self._scan(item)
         item = self._in_memory_order(item)
         if item.loops:
             self._rows |= {store.buffer for store in item.stores}
@@ -100,6 +103,20 @@ class _Splitter:
         """The item with its folded loops as memory lies, so that parts are long pieces of it."""
         loads = [load.indices[0] for load in _loads(flatten(item, self.buffers)) if load.indices]
         return replace(item, reduced=tuple(by_stride(item.reduced, loads)))
+
+    def _scan(self, item: Definition) -> list[Item]:
+        """The scan, or the definitions that compute it in parts: each row is a program of its own."""
+        parts = parts_of(item, guess(extent_of(item.loops)), self._target.programs)
+        if parts == 1:
+            return [item]
+        taken = self._items | self._folds
+
+        def fresh(name: str) -> str:
+            self._items.add(made := _fresh(name, taken))
+            self._folds.add(made)
+            return made
+
+        return [*scan_in_parts(item, parts, self._partial, fresh)]
 
     # -- how far ------------------------------------------------------------------------------------------------------
 
@@ -205,14 +222,14 @@ def _guarded(fold: Reduction, inside: Sequence[Value]) -> Reduction:
     if reducer == "welford":  # no element counts nothing, a state does
         reducer, values = folding_states(reducer), _welford_element(values[0])
     nothing = identity(reducer, values[0].dtype)[: len(values)]  # of softmax: an element of minus infinity
-    kept = tuple(Guarded(condition, v, _const(n, v.dtype), v.dtype) for v, n in zip(values, nothing, strict=True))
+    kept = tuple(Guarded(condition, v, constant(n, v.dtype), v.dtype) for v, n in zip(values, nothing, strict=True))
     return Reduction(fold.name, reducer, kept)
 
 
 def _welford_element(x: Value) -> tuple[Value, ...]:
     """Mean, sum of squared differences and count of one element."""
-    finite = Op("lt", (Op("abs", (x,), x.dtype), _const(torch.inf, x.dtype)), torch.bool)
-    zero, lost, one = (_const(n, x.dtype) for n in (0.0, torch.nan, 1.0))
+    finite = Op("lt", (Op("abs", (x,), x.dtype), constant(torch.inf, x.dtype)), torch.bool)
+    zero, lost, one = (constant(n, x.dtype) for n in (0.0, torch.nan, 1.0))
     return x, Op("where", (finite, zero, lost), x.dtype), one
 
 
@@ -222,11 +239,6 @@ def _below(index: Any, extent: Any) -> Value:
     dtype = torch.int32 if high is not None and 2 * high < _INT32 else torch.int64
     limit: Value = Number(extent, dtype) if isinstance(extent, Index) else Const(extent, dtype)
     return Op("lt", (Number(index, dtype), limit), torch.bool)
-
-
-def _const(number: Any, dtype: torch.dtype) -> Const:
-    kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
-    return Const(kind(number), dtype)
 
 
 # -- what a definition reads -------------------------------------------------------------------------------------------

@@ -127,12 +127,6 @@ def test_cpus_keep_the_program():
     assert split(program, CPU) is program
 
 
-def test_scans_stay():
-    b = Builder()
-    x = b.given("x", (1 << 20,))
-    assert len(split(b.program(b.scan("c", (), 1 << 20, lambda i: x.at(i))), GPU).items) == 1
-
-
 def test_what_is_stored_may_read_memory():
     b = Builder()
     x, w = b.given("x", (64, 3)), b.given("w", (3,))
