@@ -41,14 +41,27 @@ def sort(low: Lowering, x: Tensor, dim: int = -1, descending: bool = False) -> t
     if not x.sizes:
         raise Unlowered("arguments", "a number alone")
     d = dim % len(x.sizes)
+    require_few(x, d)
+    inverse = not descending and _places_of_a_sort(low, d)
+    return in_order(low, x, d, x if inverse else ranks(low, x, d, descending))
+
+
+def require_few(x: Tensor, d: int) -> None:
+    """Accept rows whose elements are compared faster than a library sorts them.
+
+    Raises:
+        Unlowered: they are not.
+    """
     if not all(isinstance(n, int) for n in x.sizes) or not 2 <= x.sizes[d] <= LONGEST:
         raise Unlowered("algorithm", f"rows of unknown length, or of more than {LONGEST} elements")
     if math.prod(x.sizes) * x.sizes[d] > PAIRS:
         raise Unlowered("algorithm", f"more than {PAIRS} pairs of elements")
+
+
+def in_order(low: Lowering, x: Tensor, d: int, rank: Tensor) -> tuple[Tensor, Tensor]:
+    """New tensors of the elements by their rank, and of where they stood."""
     values = whole(low.buffer(x.sizes, x.dtype, output=0))
     places = whole(low.buffer(x.sizes, torch.int64, output=1))
-    inverse = not descending and _places_of_a_sort(low, d)
-    rank = x if inverse else _ranks(low, x, d, descending)
     loops = low.loops(x.sizes)
     at = iterations(loops)
     into = swapped(at, d, _place(rank.at(at), x.sizes[d]))
@@ -71,7 +84,7 @@ def stable_sort(
     return sort(low, x, dim, descending)
 
 
-def _ranks(low: Lowering, x: Tensor, d: int, descending: bool) -> Tensor:
+def ranks(low: Lowering, x: Tensor, d: int, descending: bool) -> Tensor:
     """How many elements come before each one."""
 
     def before(at: Indices, other: Indices) -> Value:
@@ -116,4 +129,4 @@ def _places_of_a_sort(low: Lowering, d: int) -> bool:
     return bool(dim % len(given.meta["val"].shape) == d)
 
 
-__all__ = ["sort", "stable_sort"]
+__all__ = ["in_order", "ranks", "require_few", "sort", "stable_sort"]

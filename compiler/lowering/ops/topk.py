@@ -6,6 +6,8 @@ topk(x, 2):    for i < 4: reduce j < 8 of (x[i, j], j):                         
 Routers of experts and sampling ask for a few of few. As folds they share a kernel with the softmax before and what
 comes after; a library sorts in kernels of its own.
 
+More of them are the beginning of all in order (see `sorting`).
+
 Of equal elements the first is taken, as on GPUs the library does. What it does on CPUs depends on more than that, and
 its results are kept there.
 """
@@ -22,8 +24,9 @@ from ..core import Indices, Lowering, Tensor, Unlowered, lowers, whole
 from ..positions import highest, iterations, lowest, swapped
 from ..spaces import Space, fold, space
 from .elementwise import rounded
+from .sorting import in_order, ranks, require_few
 
-MOST, LONGEST = 8, 1024  # of a row that are asked for, and that there are: beyond, sorting takes less time
+MOST, LONGEST = 8, 1024  # of a row that are asked for one by one, and that there are: beyond, sorting takes less time
 _LIBRARY = frozenset({"cpu"})  # devices on which ties are not ours to decide
 
 
@@ -47,9 +50,11 @@ def topk(
     if x.dtype == torch.bool:
         raise Unlowered("refused", "eager has no topk of bool")
     of = space(x, dim, True)
-    if not (isinstance(k, int) and isinstance(of.count, int) and 1 <= k <= MOST and k <= of.count <= LONGEST):
-        raise Unlowered("algorithm", f"more than {MOST} of {LONGEST}, or unknown numbers of them")
+    if not (isinstance(k, int) and isinstance(of.count, int) and 1 <= k <= of.count <= LONGEST):
+        raise Unlowered("algorithm", f"none, some of more than {LONGEST}, or unknown numbers of them")
     (d,) = of.dims
+    if k > MOST:
+        return _beginning(low, x, d, k, largest)
     sizes = swapped(x.sizes, d, k)
     values = whole(low.buffer(sizes, x.dtype, output=0))
     places = whole(low.buffer(sizes, torch.int64, output=1))
@@ -62,6 +67,18 @@ def topk(
             at = iterations(loops)
             low.store(into, loops, swapped(at, d, rank), part.at(at))
     return values, places
+
+
+def _beginning(low: Lowering, x: Tensor, d: int, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """The first `k` of all in order."""
+    require_few(x, d)
+    found = in_order(low, x, d, ranks(low, x, d, largest))
+    sizes = swapped(x.sizes, d, k)
+    made = whole(low.buffer(sizes, x.dtype, output=0)), whole(low.buffer(sizes, torch.int64, output=1))
+    for part, into in zip(found, made, strict=True):
+        loops = low.loops(sizes)
+        low.store(into, loops, iterations(loops), rounded(part.at(iterations(loops)), part.dtype))
+    return made
 
 
 def _next(low: Lowering, x: Tensor, of: Space, found: list[Tensor], largest: bool) -> tuple[Tensor, ...]:
