@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""What all tests share. Functions import torch: the process that only hands out tests need not wait for it."""
 
 import gc
 import os
@@ -6,18 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-from support.caches import cache_in
-from support.quiet_torch import Garbage, quieten
 from support.thorough import leave_out_turns
 
 # How long an example takes to draw says how busy the machine is, and nothing of the code.
 settings.register_profile("regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("regraft")
-
-
-GARBAGE = Garbage()
 
 pytest_plugins = ["support.golden"]
 
@@ -34,10 +28,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """All modules are imported."""
+    from support.quiet_torch import quieten
+
     quieten()
 
 
 def pytest_runtest_teardown() -> None:
+    from support.quiet_torch import GARBAGE
+
     GARBAGE.collect()
 
 
@@ -49,6 +47,8 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    from support.caches import cache_in
+
     with cache_in(tmp_path_factory.mktemp("cache")):
         yield
 
@@ -62,4 +62,6 @@ def refuse_capture(*args: Any, **kwargs: Any) -> None:
 def _no_graphs_without_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under compute-sanitizer each tensor is an allocation of its own, which a capture must not make."""
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        import torch
+
         monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", refuse_capture)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from .fresh import run_fresh
+
+_SCRIPT = Path(__file__).with_name("process_of_group.py")
 
 
 def in_processes(function: Callable[[], Any], folder: Path, count: int = 2) -> list[Any]:
@@ -17,14 +20,7 @@ def in_processes(function: Callable[[], Any], folder: Path, count: int = 2) -> l
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    mp.spawn(_run, (function, count, f"tcp://localhost:{port}", folder), nprocs=count)
+    told = [inspect.getfile(function), function.__name__, str(count), f"tcp://localhost:{port}", folder]
+    for done in run_fresh([[_SCRIPT, *told, str(rank)] for rank in range(count)]):
+        assert done.code == 0, done.errors
     return [torch.load(folder / f"{rank}.pt") for rank in range(count)]
-
-
-def _run(rank: int, function: Callable[[], Any], count: int, address: str, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=count)
-    try:
-        torch.save(function(), folder / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()

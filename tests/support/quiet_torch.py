@@ -38,6 +38,11 @@ def quieten() -> None:
     patcher.patch_method = _unless_nothing_looks(patcher.patch_method)
     torch.cuda.traceback = torch.xpu.traceback = torch.mtia.traceback = _STACKS  # type: ignore[attr-defined]
     fake_tensor.traceback = _UNKEPT_STACKS  # type: ignore[assignment]
+    mode = fake_tensor.FakeTensorMode
+    mode._get_output_info_for_cache_entry = _checked_once(mode._get_output_info_for_cache_entry)  # type: ignore[method-assign]
+    for name, logger in logging.Logger.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger) and not logger.isEnabledFor(logging.DEBUG):
+            logger.debug = _not_logged  # type: ignore[method-assign]
     database = sys.modules.get("torch.testing._internal.common_utils")
     if database is not None:
         database.extract_test_fn = lambda: None  # type: ignore[attr-defined]
@@ -64,6 +69,9 @@ class Garbage:
             self._limit = _graphs() + self._most
 
 
+GARBAGE = Garbage()
+
+
 def _graphs() -> int:
     return len(torch.fx.GraphModule.__subclasses__())
 
@@ -71,6 +79,34 @@ def _graphs() -> int:
 def _not_timed(*_: Any) -> float:
     """Microseconds that guards take."""
     return 0.0
+
+
+def _not_logged(*_: Any, **__: Any) -> None:
+    """Debug messages that nobody has asked for."""
+
+
+def _checked_once(info_of: Callable[..., Any]) -> Callable[..., Any]:
+    """`FakeTensorMode._get_output_info_for_cache_entry`, which makes a second result only to compare dispatch keys.
+
+    They are compared once for each operator and set of keys: making a tensor of symbolic sizes takes milliseconds.
+    """
+    compared: set[tuple[Any, str]] = set()
+
+    def output_info(self: Any, state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        if not isinstance(output, torch.Tensor):
+            return info_of(self, state, key, func, args, kwargs, output)
+        case = func, torch._C._dispatch_key_set(output)
+        if case not in compared:
+            made = info_of(self, state, key, func, args, kwargs, output)
+            compared.add(case)
+            return made
+        self._output_from_cache_entry = lambda *_: output
+        try:
+            return info_of(self, state, key, func, args, kwargs, output)
+        finally:
+            del self._output_from_cache_entry
+
+    return output_info
 
 
 def _unless_of_pytest(add: Callable[[logging.Handler], None]) -> Callable[[logging.Handler], None]:

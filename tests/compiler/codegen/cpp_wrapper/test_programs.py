@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.random_programs import draw
-from support.thorough import thorough
+from support.thorough import examples, takes_turns, thorough
 from support.two_wrappers import check
 
 aten = torch.ops.aten
@@ -80,6 +80,7 @@ def test_training(function):
     check(function, inputs(grad=True), inputs(grad=True))
 
 
+@takes_turns("grad")
 @pytest.mark.parametrize("function", [several, writes, shares, norms], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("grad", [False, True])
 def test_sizes_that_change(function, grad):
@@ -159,7 +160,7 @@ def test_an_optimizer_of_many_small_parameters():
 
 @pytest.mark.parametrize("start", [0, thorough(10)])
 def test_random_programs(start):
-    for seed in range(start, start + 10):
+    for seed in range(start, start + examples(5, 10)):
         program = draw(random.Random(seed), longest=6)
         symbolic = seed % 3 == 0
         with torch.no_grad():
