@@ -50,8 +50,13 @@ def written_entries(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _keeps_type(scores: fx.Node, fill: Any) -> bool:
-    """Whether `where` gives the type of scores: it promotes to that of the fill, which `masked_fill` converts."""
+    """Whether `where` gives the type of scores: it promotes to that of the fill, which `masked_fill` converts.
+
+    Complex numbers are no scores.
+    """
     known = uniform(fill)
+    if dtype(scores).is_complex:
+        return False
     if known is None:
         return torch.result_type(val(scores), val(fill)) == dtype(scores)
     return is_float(scores) or is_bool(scores) or float(known).is_integer()
@@ -74,6 +79,8 @@ def fill_on_the_right(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     keep, a, b = node.args
     if node.target is aten.where.ScalarOther:
+        return None
+    if dtype(node).is_complex:
         return None
     if is_tensor(a) and uniform(a) is None and like(node, a) and uniform(b) is not None:
         return _where(edit, keep, a, b)

@@ -55,14 +55,14 @@ def exponent_of_log_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
 @respelling("aten.exp")
 def exponent_over_logsumexp(node: fx.Node, edit: Editor) -> fx.Node | None:
     """exp(x - logsumexp(x, [d], keepdim=True))  ->  softmax(x, d)."""
-    x, total = _difference(node, node.args[0])
+    x, total = difference(node, node.args[0])
     over = None if total is None else reduction(node, total, "aten.logsumexp")
-    if over is None or over[0] is not x:
+    if over is None or over[0] is not x or not is_float(x):
         return None
     return _over(node, edit, x, over[1], aten.softmax.int)
 
 
-def _difference(user: fx.Node, node: Any) -> tuple[fx.Node | None, fx.Node | None]:
+def difference(user: fx.Node, node: Any) -> tuple[fx.Node | None, fx.Node | None]:
     """(x, m) of `sub(x, m)` or `add(x, mul(m, -1))`."""
     if not sees(user, node, "aten.sub", "aten.add") or arguments(node).get("alpha", 1) != 1:
         return None, None
@@ -73,25 +73,36 @@ def _difference(user: fx.Node, node: Any) -> tuple[fx.Node | None, fx.Node | Non
     return (x, term.args[0]) if negative else (None, None)
 
 
-def _quotient_by_sum(node: fx.Node) -> tuple[Any, tuple[fx.Node, int] | None]:
-    """(a, (x, dim)) of ``a / sum(x, [dim], keepdim=True)`` or ``a * reciprocal(sum)``, of a's shape; else (a, None)."""
-    dividend, total = node.args[0], node.args[1]
+def quotient(node: fx.Node) -> tuple[Any, Any]:
+    """(a, b) of ``a / b`` or ``a * reciprocal(b)``, of a's shape and type; else (a, None)."""
+    dividend, divisor = node.args[0], node.args[1]
     if op_name(node) == "aten.mul":
-        if not sees(node, total, "aten.reciprocal"):
+        if not sees(node, divisor, "aten.reciprocal"):
             return dividend, None
-        total = total.args[0]
+        divisor = divisor.args[0]
     if arguments(node).get("rounding_mode") or not like(node, dividend):
         return dividend, None
-    return dividend, reduction(node, total, "aten.sum")
+    return dividend, divisor
+
+
+def _quotient_by_sum(node: fx.Node) -> tuple[Any, tuple[fx.Node, int] | None]:
+    """(a, (x, dim)) of ``a / sum(x, [dim], keepdim=True)``, else (a, None)."""
+    dividend, total = quotient(node)
+    return dividend, None if total is None else reduction(node, total, "aten.sum")
 
 
 @respelling("aten.div", "aten.mul")
 def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     """exp(x - m) / sum(exp(x - m), [d], keepdim=True)  ->  softmax(x, d), with `m` a maximum along `d`, or none."""
     exponents, over = _quotient_by_sum(node)
-    if over is None or over[0] is not exponents or not sees(node, exponents, "aten.exp"):
+    if over is None or over[0] is not exponents or not _is_exponent(node, exponents):
         return None
     return _over(node, edit, _unshifted(node, exponents.args[0], over[1]), over[1], aten.softmax.int)
+
+
+def _is_exponent(user: fx.Node, node: Any) -> bool:
+    """Whether a value is `exp(x)` of floating-point numbers: those of integers are another type."""
+    return sees(user, node, "aten.exp") and is_float(node.args[0])
 
 
 @respelling("aten.div", "aten.mul")
@@ -101,7 +112,7 @@ def product_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
     if over is None or not sees(node, weighted, "aten.matmul"):
         return None
     exponents, values = weighted.args
-    if over[0] is not exponents or not sees(node, exponents, "aten.exp"):
+    if over[0] is not exponents or not _is_exponent(node, exponents):
         return None
     dim = rank(exponents) - 1
     if over[1] != dim or rank(values) < 2 or rank(node) != rank(exponents):

@@ -29,6 +29,20 @@ def sink_first(q, k, v, sinks):
     return torch.softmax(torch.cat([sink_column(sinks, q), q @ k.mT], 3), 3)[..., 1:] @ v
 
 
+def sink_in_the_divisor(q, k, v, sinks, m):
+    scores, sink = q @ k.mT * SCALE + m, sinks.view(1, -1, 1, 1)
+    largest = torch.maximum(scores.amax(-1, keepdim=True), sink)
+    e = torch.exp(scores - largest)
+    return (e @ v) / (e.sum(-1, keepdim=True) + torch.exp(sink - largest))
+
+
+def one_more(q, k, v):
+    scores = q @ k.mT * SCALE
+    largest = scores.amax(-1, keepdim=True).clamp(min=0)
+    e = torch.exp(scores - largest)
+    return (e / (e.sum(-1, keepdim=True) + torch.exp(-largest))) @ v
+
+
 def masked_sink(q, k, v, sinks, m):
     return torch.softmax(torch.cat([q @ k.mT + m, sink_column(sinks, q)], -1), -1)[..., :-1] @ v
 
@@ -105,6 +119,8 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "sink": (sink, (*qkv(), normal(H)), "sink"),
     "sink in front": (sink_first, (*qkv(), normal(H)), "sink"),
     "sink and mask": (masked_sink, (*qkv(), normal(H), additive(keeps(S, T))), "sink"),
+    "sink in the divisor": (sink_in_the_divisor, (*qkv(), normal(H), additive(keeps(S, T))), "sink"),
+    "one more in the divisor": (one_more, qkv(), "sink"),
     "softcap": (softcap, qkv(), "softcap"),
     "softcap and mask": (masked_softcap, (*qkv(), additive(keeps(S, T))), "softcap"),
     "bias within the softcap": (bias_within_softcap, (*qkv(), normal(H, S, T)), "softcap:biased"),

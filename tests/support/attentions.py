@@ -99,6 +99,10 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "log_softmax and exp": (lambda q, k, v: (q @ k.mT * SCALE).log_softmax(-1).exp() @ v, qkv()),
     "exp and sum by hand": (lambda q, k, v: by_hand(q @ k.mT * SCALE) @ v, qkv()),
+    "exp and sum by hand, nothing to divide by": (
+        lambda q, k, v: (e := torch.exp((s := q @ k.mT * SCALE) - s.amax(-1, True))) / (e.sum(-1, True) + 1e-9) @ v,
+        qkv(),
+    ),
     "additive mask after scale": (lambda q, k, v, m: attend((q @ k.mT) * SCALE + m, v), (*qkv(), BIAS)),
     "additive mask after div": (lambda q, k, v, m: attend((q @ k.mT) / math.sqrt(D) + m, v), (*qkv(), BIAS)),
     "additive mask first": (lambda q, k, v, m: attend(m + (q * SCALE) @ k.mT, v), (*qkv(), BIAS)),

@@ -52,6 +52,68 @@ def test_an_eps_in_the_sum_keeps_the_exponents() -> None:
     assert "softmax" not in form(lambda x: (e := x.exp()) / (e.sum(-1, keepdim=True) + 1e-6), torch.randn(3, 4))
 
 
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        lambda x: (e := (x - x.amax(-1, True)).exp()) / (e.sum(-1, True) + 1e-6),
+        lambda x: (e := (x - x.amax(-1, True)).exp()) / (e.sum(-1, True) - 1e-9),
+        lambda x: (e := (x - x.mean(-1, True)).exp()) / (e.sum(-1, True) + 1e-9),
+        lambda x: (e := (x - x.amax(-1, True)).exp()) / (e.sum(-2, True) + 1e-9),
+        lambda x: (e := (x - x.amax(-1, True)).exp()) / e.sum(-1, True).clamp(max=1e-9),
+        lambda x: (e := (x - x.amax(-1, True)).exp()) / e.sum(-1, True).clamp(1e-9, 5),
+        lambda x: (e := (x - x.amax(-1, True)).exp()) / e.sum(-1, True).clamp(min=1.5),
+        lambda x: (e := (x - x.mean(-1, True)).exp()) / (e.sum(-1, True) + (-x.mean(-1, True)).exp()),
+        lambda x: (e := (x - x.amax(-1, True)).exp()) / (e.sum(-1, True) + (1 - x.amin(-1, True)).exp()),
+        lambda x: (e := (x - x.amax(-1, True)).exp()) / (e.sum(-1, True) + (x[..., :2] - x.amax(-1, True)).exp()[:, :1]),
+    ],
+)
+def test_sums_that_more_than_a_sink_is_added_to_stay(softmax: Any) -> None:
+    assert "softmax" not in form(softmax, torch.randn(4, 4))
+
+
+EXPONENTS = [
+    lambda x: x.exp() / x.exp().sum(-1, keepdim=True),
+    lambda x: (e := (x - x.amax(-1, True)).exp()) / e.sum(-1, keepdim=True),
+    lambda x: (e := x.exp()) @ e / e.sum(-1, keepdim=True),
+    lambda x: (x - x.logsumexp(-1, True)).exp(),
+    lambda x: (e := (x - x.amax(-1, True)).exp()) / (e.sum(-1, True) + 1e-9),
+    lambda x: (e := (x - x.amax(-1, True)).exp()) / (e.sum(-1, True) + (-x.amax(-1, True)).exp()),
+]
+
+
+@pytest.mark.parametrize("exponents", EXPONENTS)
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8, torch.bool], ids=str)
+def test_exponents_of_integers_keep_their_types(exponents: Any, kind: torch.dtype) -> None:
+    """They are floats, which `softmax` of integers is not."""
+    x = torch.randint(0, 2 if kind is torch.bool else 5, (4, 4)).to(kind)
+    try:
+        expected = exponents(x)
+    except RuntimeError:  # a difference of flags
+        return
+    mirror = normalized(traced(exponents, x))
+    torch.testing.assert_close(module_of(mirror)(x), expected, equal_nan=True)
+
+
+CHOICES = [
+    lambda z: z.masked_fill(z.real > 0, 2j),
+    lambda z: z.masked_fill(z.real > 0, 1.5),
+    lambda z: torch.where(z.real > 0, z, 0),
+    lambda z: torch.where(z.real > 0, z, 2j),
+    lambda z: torch.where(z.real > 0, z, 1.5),
+    lambda z: torch.where(z.real > 0, 1.5, z),
+    lambda z: torch.where(z.real > 0, torch.zeros_like(z), z),
+    lambda z: torch.where(z.real > 0, 1j, 0.5),
+    lambda z: z.clone().index_put_((z.real > 0,), torch.tensor(1j)),
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_choices_of_complex_numbers_stay(choice: Any) -> None:
+    z = torch.randn(3, 4, dtype=torch.complex64)
+    mirror = normalized(traced(choice, z))
+    torch.testing.assert_close(module_of(mirror)(z), choice(z))
+
+
 def test_integer_arithmetic_keeps_its_types() -> None:
     assert form(lambda x: x / 2, torch.arange(4)) == "div(%0, 2)"
     assert form(lambda x: torch.div(x, 2.0, rounding_mode="floor"), torch.randn(4)) == "div(%0, 2, rounding_mode=floor)"

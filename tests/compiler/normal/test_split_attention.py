@@ -44,9 +44,38 @@ def by_number(q, k, v, s):
     return torch.softmax(torch.cat([q @ k.mT, s], 3), 3)[:, :, :, 0:7] @ v
 
 
-@pytest.mark.parametrize("function", [first, by_number])
+def divided_by_it(q, k, v, s):
+    scores = q @ k.mT
+    largest = torch.maximum(scores.amax(-1, keepdim=True), s)
+    e = torch.exp(scores - largest)
+    return (e / (e.sum(-1, keepdim=True) + torch.exp(s - largest))) @ v
+
+
+def divided_late(q, k, v, s):
+    scores = q @ k.mT
+    largest = scores.amax(-1, keepdim=True).detach()
+    e = torch.exp(scores - largest)
+    return (e @ v) / (torch.exp(s - largest) + e.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("function", [first, by_number, divided_by_it, divided_late])
 def test_sink(function):
     assert form(function, Q, K, V, SINK) == SUNK
+
+
+def test_one_more_in_the_sum_is_a_sink_of_zero():
+    """As "softmax one" has it: a row may attend to nothing."""
+
+    def off_by_one(q, k, v):
+        scores = q @ k.mT
+        largest = scores.amax(-1, keepdim=True).clamp(min=0)
+        e = torch.exp(scores - largest)
+        return (e / (e.sum(-1, keepdim=True) + torch.exp(-largest))) @ v
+
+    def padded(q, k, v):
+        return torch.softmax(torch.nn.functional.pad(q @ k.mT, (0, 1)), -1)[..., :-1] @ v
+
+    assert form(off_by_one, Q, K, V) == form(padded, Q, K, V)
 
 
 def test_sum_of_products():

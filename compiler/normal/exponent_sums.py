@@ -1,0 +1,129 @@
+"""What is added to the sum that a softmax by hand divides by: a number too small to count, or the exponent of a sink."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, dtype, is_tensor, rank, sees, shape
+from ...rewrites.respell import respelling
+from ...rewrites.symbolic import known_equal
+from . import builders
+from .analysis import is_float, is_literal, like, reduction
+from .softmax import difference, quotient
+
+aten = torch.ops.aten
+
+
+# -- numbers too small to count
+
+
+@respelling("aten.add", "aten.clamp", "aten.clamp_min")
+def sum_of_one_or_more(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """sum(exp(x - max(x, [d])), [d]) + 1e-9, or clamped to 1e-9 or more  ->  that sum: it is 1 or more, as it rounds."""
+    total = node.args[0]
+    if not is_float(node) or not like(node, total) or not _leaves_ones(node) or not sees(node, total, "aten.sum"):
+        return None
+    exponents, values = total.args[0], arguments(total)
+    if not sees(node, exponents, "aten.exp") or dtype(exponents) != dtype(node):
+        return None
+    x, largest = difference(node, exponents.args[0])
+    over = None if x is None or largest is None else reduction(node, _attached(node, largest), "aten.amax", "aten.max")
+    if over is None or over[0] is not x or not is_float(x) or not like(exponents, x):
+        return None
+    dims = values.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    summed = isinstance(dims, (list, tuple)) and [d % rank(exponents) for d in dims] == [over[1]]
+    return total if summed else None
+
+
+def _leaves_ones(node: fx.Node) -> bool:
+    """Whether an addition or a bound leaves numbers from 1 on as they are, in their type."""
+    values = arguments(node)
+    if "other" in values:
+        least = torch.finfo(dtype(node)).eps / 4
+        return is_literal(values["other"]) and values.get("alpha", 1) == 1 and 0 <= values["other"] <= least
+    return is_literal(values["min"]) and values["min"] <= 1 and values.get("max") is None
+
+
+def _attached(user: fx.Node, node: Any) -> Any:
+    return node.args[0] if sees(user, node, "aten.detach") else node
+
+
+# -- sinks
+
+
+@respelling("aten.div", "aten.mul")
+def exponents_over_sum_and_sink(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """exp(x - m) / (sum(exp(x - m), [-1], keepdim=True) + exp(s - m))  ->  slice(softmax(cat([x, s], -1), -1), -1, 0, -1).
+
+    So is a product with values that is divided later. `m` is a maximum of `x`, or of it and something else.
+    """
+    dividend, divisor = quotient(node)
+    values = None
+    if sees(node, dividend, "aten.matmul") and rank(dividend.args[1]) >= 2:
+        dividend, values = dividend.args
+    found = None if divisor is None else _sum_and_sink(node, dividend, divisor)
+    if found is None:
+        return None
+    x, sink = found
+    if sink is None:
+        columns = edit.call(aten.constant_pad_nd.default, x, [0, 1], 0.0)
+    else:
+        columns = edit.call(aten.cat.default, [x, builders.expand(edit, node, sink, [*shape(x)[:-1], 1])], -1)
+    weights = edit.call(aten.slice.Tensor, edit.call(aten.softmax.int, columns, -1), -1, 0, -1)
+    return weights if values is None else edit.call(aten.matmul.default, weights, values)
+
+
+def _sum_and_sink(user: fx.Node, exponents: Any, divisor: Any) -> tuple[fx.Node, fx.Node | None] | None:
+    """(x, s) of exponents `exp(x - m)` and a divisor `sum(exp(x - m)) + exp(s - m)`; `s` is None for `exp(-m)`."""
+    if not sees(user, exponents, "aten.exp") or not sees(user, divisor, "aten.add"):
+        return None
+    x, shift = difference(user, exponents.args[0])
+    if x is None or shift is None or not is_float(x) or not like(exponents, x):
+        return None
+    if arguments(divisor).get("alpha", 1) != 1 or not _is_a_maximum(user, shift, x):
+        return None
+    for total, other in (divisor.args[:2], divisor.args[1::-1]):
+        over = reduction(user, total, "aten.sum") if is_tensor(total) else None
+        if over != (exponents, rank(x) - 1) or not like(divisor, total) or not sees(user, other, "aten.exp"):
+            continue
+        if _is_negative(user, other.args[0], shift):
+            return x, None
+        sink, subtracted = difference(user, other.args[0])
+        if sink is not None and subtracted is shift and _is_one_column(sink, x):
+            return x, sink
+    return None
+
+
+def _is_negative(user: fx.Node, node: Any, of: fx.Node) -> bool:
+    if sees(user, node, "aten.neg"):
+        return node.args[0] is of
+    return sees(user, node, "aten.mul") and node.args[0] is of and node.args[1] == -1
+
+
+def _is_one_column(sink: fx.Node, x: fx.Node) -> bool:
+    if dtype(sink) != dtype(x) or not 0 < rank(sink) <= rank(x) or not known_equal(shape(sink)[-1], 1):
+        return False
+    sizes = zip(reversed(shape(sink)), reversed([*shape(x)[:-1], 1]), strict=False)
+    return all(known_equal(a, 1) or known_equal(a, b) for a, b in sizes)
+
+
+def _is_a_maximum(user: fx.Node, node: Any, x: fx.Node) -> bool:
+    """Whether a value is the maximum of `x` along the last dimension, or the larger of it and another one.
+
+    Another term may be so large that it absorbs `x`.
+    """
+    node = _attached(user, node)
+    if sees(user, node, "aten.maximum"):
+        return any(_is_a_maximum(user, part, x) for part in node.args)
+    if sees(user, node, "aten.clamp", "aten.clamp_min"):
+        return arguments(node).get("max") is None and _is_a_maximum(user, node.args[0], x)
+    over = reduction(user, node, "aten.amax", "aten.max") if is_tensor(node) else None
+    return over is not None and over[0] is x and over[1] == rank(x) - 1
+
+
+SUMS = (sum_of_one_or_more, exponents_over_sum_and_sink)
