@@ -36,6 +36,7 @@ def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     """einsum("bqhd,bkhd->bhqk", q, k)  ->  matmul(permute(q, [0, 2, 1, 3]), permute(k, [0, 2, 3, 1])).
 
     einsum("bghqd,bgkd->bghqk", q, k)  ->  matmul(q, reshape(permute(k, [0, 1, 3, 2]), [b, g, 1, d, k]))
+    einsum("qd,bkd->bqk", q, k)  ->  matmul(q, permute(k, [0, 2, 1]))
     """
     parsed = _parse(node)
     if parsed is None:
@@ -45,6 +46,12 @@ def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     sizes = _sizes(zip(terms, (a, b), strict=True))
     if roles is None or sizes is None:
         return None
+    if _is_shared(roles.swapped(), out):
+        a, b, terms, roles = b, a, terms[::-1], roles.swapped()
+    if _is_shared(roles, out):
+        left = builders.permute(edit, node, a, [terms[0].index(c) for c in roles.left + roles.contracted])
+        order = [*roles.right[:-1], *roles.contracted, roles.right[-1]]
+        return edit.call(aten.matmul.default, left, builders.permute(edit, node, b, [terms[1].index(c) for c in order]))
     if len(roles.left) < 2 <= len(roles.right):
         a, b, terms, roles = b, a, terms[::-1], roles.swapped()
     # Rows of several letters, as of queries in groups, are products side by side with the same right operand.
@@ -58,6 +65,13 @@ def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     result = edit.call(aten.matmul.default, left, right)
     result = builders.reshape(edit, node, result, [sizes[c] for c in whole])
     return builders.permute(edit, node, result, [whole.index(c) for c in out])
+
+
+def _is_shared(roles: Letters, out: str) -> bool:
+    """Whether the left operand is one matrix for a batch that only the right one has: "sd,ntd->nst"."""
+    if roles.batch or (len(roles.left), len(roles.contracted)) != (1, 1) or len(roles.right) < 2:
+        return False
+    return out == roles.right[:-1] + roles.left + roles.right[-1]
 
 
 def _in_order(roles: Letters, term: str) -> str:

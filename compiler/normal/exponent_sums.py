@@ -1,4 +1,4 @@
-"""What is added to the sum that a softmax by hand divides by: a number too small to count, or the exponent of a sink."""
+"""Additions to the sum that a softmax by hand divides by: a number too small to count, or the exponent of a sink."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 @respelling("aten.add", "aten.clamp", "aten.clamp_min")
 def sum_of_one_or_more(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """sum(exp(x - max(x, [d])), [d]) + 1e-9, or clamped to 1e-9 or more  ->  that sum: it is 1 or more, as it rounds."""
+    """sum(exp(x - max(x, [d])), [d]) + 1e-9, or clamp(sum(...), min=1e-9)  ->  sum(...), which is 1 or more."""
     total = node.args[0]
     if not is_float(node) or not like(node, total) or not _leaves_ones(node) or not sees(node, total, "aten.sum"):
         return None
@@ -58,9 +58,9 @@ def _attached(user: fx.Node, node: Any) -> Any:
 
 @respelling("aten.div", "aten.mul")
 def exponents_over_sum_and_sink(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """exp(x - m) / (sum(exp(x - m), [-1], keepdim=True) + exp(s - m))  ->  slice(softmax(cat([x, s], -1), -1), -1, 0, -1).
+    """exp(x - m) / (sum(exp(x - m), [-1], True) + exp(s - m))  ->  slice(softmax(cat([x, s], -1), -1), -1, 0, -1).
 
-    So is a product with values that is divided later. `m` is a maximum of `x`, or of it and something else.
+    The division may follow a product with values. `m` is a maximum of `x`, or of it and something else.
     """
     dividend, divisor = quotient(node)
     values = None

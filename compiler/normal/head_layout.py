@@ -159,16 +159,21 @@ def merge_below_product(node: fx.Node, edit: Editor) -> fx.Node | None:
 def permute_below_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     """matmul(permute(p, order), v)  ->  permute(matmul(p, permute(v, back)), order), for probabilities `p`.
 
-    Where only dims of the batch change places: blocks and heads, as block-wise attention writes them for `bmm`.
+    Where dims of the batch change places: blocks and heads, as block-wise attention writes them for `bmm`. Rows may
+    take the place of heads that share their values.
     """
     a, b = node.args
     n = rank(node)
     if not sees(node, a, "aten.permute") or rank(a) != n or rank(b) != n or not holds_softmax(a):
         return None
-    order = a.args[1]
-    if list(order[-2:]) != [n - 2, n - 1] or not same_shape(shape(a)[:-2], shape(node)[:-2]):
+    order = list(a.args[1])
+    if order[-1] != n - 1 or not same_shape(shape(a)[:-2], shape(node)[:-2]):
         return None
-    back = [order.index(d) for d in range(n)]
+    back, rows = [order.index(d) for d in range(n)], order.index(n - 2)
+    if rows != n - 2:
+        if not known_equal(shape(b)[rows], 1):
+            return None
+        back[order[-2]], back[n - 2] = rows, n - 2
     inner = edit.call(aten.matmul.default, a.args[0], builders.permute(edit, node, b, back))
     return builders.permute(edit, node, inner, order)
 

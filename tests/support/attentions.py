@@ -191,6 +191,16 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (qkv()[0], *qkv(heads=H // 2)[1:]),
     ),
     "MQA broadcast": (plain, (qkv()[0], *qkv(heads=1)[1:])),
+    "MQA einsum": (
+        lambda q, k, v: torch.einsum(
+            "bhst,btd->bshd", (torch.einsum("bshd,btd->bhst", q, k) * SCALE).softmax(-1), v
+        ),
+        (normal(B, S, H, D), normal(B, T, D, seed=1), normal(B, T, D, seed=2)),
+    ),
+    "queries that the batch shares": (
+        lambda q, k, v: torch.einsum("bst,btd->bsd", (torch.einsum("sd,btd->bst", q, k) * SCALE).softmax(-1), v),
+        (normal(S, D), normal(B, T, D, seed=1), normal(B, T, D, seed=2)),
+    ),
     "one row": (plain, qkv(rows=1)),
     "one column": (plain, qkv(columns=1)),
     "one row, masked": (

@@ -64,7 +64,9 @@ def test_an_eps_in_the_sum_keeps_the_exponents() -> None:
         lambda x: (e := (x - x.amax(-1, True)).exp()) / e.sum(-1, True).clamp(min=1.5),
         lambda x: (e := (x - x.mean(-1, True)).exp()) / (e.sum(-1, True) + (-x.mean(-1, True)).exp()),
         lambda x: (e := (x - x.amax(-1, True)).exp()) / (e.sum(-1, True) + (1 - x.amin(-1, True)).exp()),
-        lambda x: (e := (x - x.amax(-1, True)).exp()) / (e.sum(-1, True) + (x[..., :2] - x.amax(-1, True)).exp()[:, :1]),
+        lambda x: (
+            (e := (x - x.amax(-1, True)).exp()) / (e.sum(-1, True) + (x[..., :2] - x.amax(-1, True)).exp()[:, :1])
+        ),
     ],
 )
 def test_sums_that_more_than_a_sink_is_added_to_stay(softmax: Any) -> None:

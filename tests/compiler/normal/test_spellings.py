@@ -404,6 +404,24 @@ def test_queries_in_groups(spelling: str) -> None:
     assert form(GROUPS[spelling], *given) == f"matmul(softmax(matmul(%0, {keys}), -1), {values})"
 
 
+SHARED = {
+    "heads before rows": ("bhsd,btd->bhst", "bhst,btd->bhsd", (B, H, S, D)),
+    "rows before heads": ("bshd,btd->bsht", "bsht,btd->bshd", (B, S, H, D)),
+    "heads first among scores": ("bshd,btd->bhst", "bhst,btd->bshd", (B, S, H, D)),
+}
+
+
+@pytest.mark.parametrize("spelling", SHARED)
+def test_heads_that_share_a_key(spelling: str) -> None:
+    first, second, sizes = SHARED[spelling]
+    got = form(
+        lambda q, k, v: torch.einsum(second, torch.einsum(first, q, k).softmax(-1), v),
+        heads(*sizes), heads(B, T, D), heads(B, T, D),
+    )  # fmt: skip
+    keys = f"permute(reshape(%1, [1, {B}, {T}, {D}]), [1, 0, 3, 2])"
+    assert got == f"matmul(softmax(matmul(%0, {keys}), -1), reshape(%2, [{B}, 1, {T}, {D}]))"
+
+
 CASTS = {
     "dtype": lambda s: s.softmax(-1, dtype=torch.float32).to(torch.bfloat16),
     "float": lambda s: s.float().softmax(-1).to(s.dtype),
