@@ -23,6 +23,7 @@ from ...rewrites.reason import Reason
 _MODULES = frozenset(
     ["torch", "torch.functional", "torch.nn.functional", "torch.linalg", "torch.special", "torch.fft", "torch._tensor"]
     + ["torch._refs", "torch._prims", "torch._jit_internal", "torch._VF", "_operator", "math", "builtins"]
+    + ["torch._lowrank", "torch._linalg_utils", "torch.masked._ops", "torch.nn.grad", "torch.signal.windows.windows"]
     + [f"torch._C._{part}" for part in ("nn", "linalg", "fft", "special", "sparse")]
 )
 # Exceptions to that rule, by name: state of the process, and what autograd would not find again in a recorded graph.

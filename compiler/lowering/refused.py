@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from ...rewrites.graph import arguments
 from .agreement import disagreement
 
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -57,6 +58,11 @@ _OF_ANY_DIM = (
     "aten._softmax.default", "aten._safe_softmax.default", "aten.softmax.int", "aten.cummax.default",
     "aten.cummin.default", "aten.index_reduce.default",
 )  # fmt: skip
+_WITH_MODES = frozenset(
+    ("aten.index_reduce.default", "aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar")
+    + ("aten.rsub.Tensor", "aten.rsub.Scalar")
+)
+_REDUCTIONS_BY_INDEX = ("prod", "mean", "amax", "amin")
 _SCANS = ("aten.cumsum.default", "aten.cumprod.default")
 _BITS = ("aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not")
 _SHIFTS = ("aten.bitwise_left_shift", "aten.bitwise_right_shift", "aten.__lshift__", "aten.__rshift__")
@@ -84,6 +90,8 @@ def refused(node: fx.Node) -> str | None:
     if against is not None or not dtypes:
         return against
     device = tensors[0].device.type
+    if name in _WITH_MODES and _refused_mode(node, dtypes):
+        return "eager refuses this mode of it"
     if _refused_alike(name, dtypes, device) or _refused_mixture(name, dtypes, device, node):
         return f"eager refuses {', '.join(sorted(map(str, dtypes)))}"
     dim, rank = node.args[1] if name in _OF_ANY_DIM else 0, max(tensors[0].dim(), 1)
@@ -95,6 +103,18 @@ def _refused_alike(name: str, dtypes: set[torch.dtype], device: str) -> bool:
     if dtypes <= REFUSED.get(name, frozenset()):
         return True
     return any(name in names and dtypes.issubset(without) for names, without in _ON_DEVICES.get(device, ()))
+
+
+def _refused_mode(node: fx.Node, dtypes: set[torch.dtype]) -> bool:
+    """By a mode that the call names, which rules for metadata do not look at."""
+    values = arguments(node)
+    if "alpha" in values:
+        return isinstance(values["alpha"], bool) and _dtype(node) != torch.bool
+    if values["reduce"] not in _REDUCTIONS_BY_INDEX:
+        return True
+    if torch.bool in dtypes:
+        return values["reduce"] == "mean" or not values["include_self"]
+    return _dtype(node) not in _INTEGERS and any(dtype.is_complex for dtype in dtypes)
 
 
 def _refused_mixture(name: str, dtypes: set[torch.dtype], device: str, node: fx.Node) -> bool:

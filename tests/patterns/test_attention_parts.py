@@ -350,19 +350,21 @@ def wider_bias_within_softcap(q, k, v, b):
     return attend(torch.tanh((q[:, :, :1] @ k.mT + b) / 5.0) * 5.0, v)
 
 
-def keys_before_blocks(q, k, v, b):
-    """Weights of which rows and blocks change places, not blocks and heads."""
+def keys_before_blocks(q, k, v, b, factors):
+    """Weights of which rows and blocks change places, not blocks and heads; `factors` are of values, one a row."""
     weights = torch.softmax(q @ k.mT * SCALE + b, -1).permute(0, 1, 3, 2, 4)
-    return weights.reshape(-1, *weights.shape[-2:]) @ v[:, :, :1].expand(-1, -1, S, -1, -1).reshape(-1, T, D)
+    values = v[:, :, :1] * factors
+    return weights.reshape(-1, *weights.shape[-2:]) @ values.expand(-1, -1, S, -1, -1).reshape(-1, T, D)
 
 
 @pytest.mark.parametrize(
     ("function", "inputs", "count"),
     [
         (wider_bias_within_softcap, (*qkv(), normal(H, S, T)), 0),
-        (keys_before_blocks, (*IN_BLOCKS, normal(S, T)), 0),
+        (keys_before_blocks, (*IN_BLOCKS, normal(S, T), normal(S, 1, 1)), 0),
+        (keys_before_blocks, (*IN_BLOCKS, normal(S, T), normal(1, 1, 1)), 1),
     ],
-    ids=["wider bias", "rows and blocks"],
+    ids=["wider bias", "rows and blocks", "rows and blocks that share values"],
 )
 def test_near_misses(function: Any, inputs: Any, count: int) -> None:
     found = rewritten(function, inputs)

@@ -196,6 +196,20 @@ def test_numpy_in_its_submodules(function):
     assert backend.codes == []
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x * torch.signal.windows.gaussian(4, std=1.5),
+        lambda x: torch.masked.softmax(x, -1, mask=x > 0) + torch.masked.sum(x, 1, keepdim=True, mask=x < 1),
+        lambda x: torch.nn.grad.conv1d_weight(x[None], (4, 4, 2), x[None, :, :3]),
+        lambda x: torch.svd_lowrank(x @ x.mT, q=2, niter=1)[1] * 0,
+    ],
+    ids=["windows", "masked", "gradients of convolutions", "low rank"],
+)
+def test_functions_of_torch_that_are_written_in_python(program):
+    assert same_as_eager(program, X).codes == []
+
+
 def test_a_question_whether_transforms_are_active():
     """Libraries ask before they look at values (kornia); Dynamo answers, and records that it was asked."""
     asked = torch._C._are_functorch_transforms_active

@@ -28,6 +28,33 @@ def test_calls_that_eager_refuses_raise_its_error(function):
     assert str(ours.value) == str(eager.value)
 
 
+INDEX = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.bool().index_reduce(0, INDEX, x.bool(), "prod", include_self=False),
+    lambda x: x.bool().index_reduce(0, INDEX, x.bool(), "mean"),
+    lambda x: x.index_reduce(0, INDEX, x, "sum"), lambda x: torch.add(x, x, alpha=True),
+    lambda x: torch.sub(x, x, alpha=True), lambda x: torch.add(x, x.float(), alpha=True) * 2,
+])  # fmt: skip
+def test_modes_that_eager_refuses_raise_its_error(function):
+    x = ONES.long()
+    with pytest.raises(RuntimeError) as eager:
+        function(x)
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError) as ours:
+        torch.compile(function, backend="regraft", options={"strict": True})(x)
+    assert str(ours.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, i: x.bool().index_reduce(0, i, x.bool(), "amax"), lambda x, i: x.index_reduce(0, i, x, "mean"),
+    lambda x, i: torch.add(x.bool(), x.bool(), alpha=True), lambda x, i: torch.add(x, x, alpha=2),
+])  # fmt: skip
+def test_modes_that_eager_takes_are_generated(function):
+    assert not lower(trace(function, ONES.long(), INDEX)).kept
+
+
 @pytest.mark.parametrize("function", [
     lambda x: x.softmax(3), lambda x: x.softmax(-4) + 1, lambda x: x.softmax(5).sum(), lambda x: x.log_softmax(3),
     lambda x: F.softmin(x, 4), lambda x: F.gumbel_softmax(x, dim=3), lambda x: x.softmax(3) @ x, lambda x: x.cumsum(3),
