@@ -4,6 +4,7 @@
     x[1:].copy_(x[:-1])                 the tensor that is read is the one that is written, shifted
     interpolate(x, scale_factor=0.1)    nothing is left of an image
     one_hot(x.int(), 4)                 eager takes int64 alone
+    x.long().mul_(2.5)                  the result is of a type that cannot be cast to that of the tensor
     rnn_tanh(..., dropout=0.5)          torch's spelling of recurrent layers for tracing drops nothing between them
     fused_moving_avg_obs_fake_quant     an empty state gets the size of the channels, which tracing does not know
 
@@ -21,12 +22,13 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.compat.memory import storage_key
 from ...rewrites.effects import written
-from ...rewrites.graph import op_name
+from ...rewrites.graph import op_name, val
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint
 
 _RECURRENT = ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
 _OBSERVERS = ("aten.fused_moving_avg_obs_fake_quant", "aten._fused_moving_avg_obs_fq_helper")
+_PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # whose metadata eager checks alone
 _FILLS = ("aten.fill_", "aten.zero_")  # every element gets the same
 _Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
 
@@ -54,11 +56,28 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
         return "resampled-to-nothing", f"{node.name} leaves nothing of an image"
     if name == "aten.one_hot" and node.args[0].meta["val"].dtype != torch.int64:
         return "one-hot-of-other-integers", f"{node.name} is of integers that are no int64"
+    if name in _PROMOTING and not _can_hold_its_result(node):
+        return "result-of-another-type", f"{node.name} gives what the tensor that it writes to cannot hold"
     if name in _RECURRENT and _given(node, "dropout") and _given(node, "train"):
         return "dropout-between-layers", f"{node.name} drops values between its layers"
     if name in _OBSERVERS and _is_empty(_given(node, "running_min")) and _given(node, "per_row_fake_quant"):
         return "state-without-size", f"{node.name} gives its empty state the size of the channels"
     return None
+
+
+def _can_hold_its_result(node: fx.Node) -> bool:
+    x = node.args[0].meta["val"]
+    if op_name(node) == "aten.ldexp_":  # a product with a power of two, which is a float
+        return bool(x.dtype.is_floating_point or x.dtype.is_complex)
+    kinds = (torch.result_type(x, _example(val(operand))) for operand in node.args)
+    return all(torch.can_cast(kind, x.dtype) for kind in kinds)
+
+
+def _example(operand: Any) -> Any:
+    """A tensor, or a number of an operand's type."""
+    if isinstance(operand, (torch.SymInt, torch.SymFloat)):
+        return 1 if isinstance(operand, torch.SymInt) else 1.0
+    return operand
 
 
 def _given(node: fx.Node, name: str) -> Any:

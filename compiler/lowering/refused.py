@@ -58,10 +58,10 @@ _OF_ANY_DIM = (
     "aten._softmax.default", "aten._safe_softmax.default", "aten.softmax.int", "aten.cummax.default",
     "aten.cummin.default", "aten.index_reduce.default",
 )  # fmt: skip
-_WITH_MODES = frozenset(
-    ("aten.index_reduce.default", "aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar")
-    + ("aten.rsub.Tensor", "aten.rsub.Scalar")
-)
+_WITH_MODES = (
+    "aten.index_reduce.default", "aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar",
+    "aten.rsub.Tensor", "aten.rsub.Scalar",
+)  # fmt: skip
 _REDUCTIONS_BY_INDEX = ("prod", "mean", "amax", "amin")
 _SCANS = ("aten.cumsum.default", "aten.cumprod.default")
 _BITS = ("aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not")

@@ -122,6 +122,45 @@ def test_writes_to_memory_that_does_not_overlap(program):
     assert torch.equal(ours, program(X.clone())) and not found.fallbacks
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.long().mul_(2.5) + 1,
+        lambda x: (x > 0).mul_(2).sum(),
+        lambda x: (x > 0).mul_(x.shape[0]).sum(),
+        lambda x: x.long().mul_(x) * 2,
+        lambda x: x.long().addcmul_(x, x) * 2,
+        lambda x: x.long().addcdiv_(x, x + 9) * 2,
+        lambda x: x.long().ldexp_(torch.tensor(2)) * 2,
+    ],
+)
+def test_results_that_a_tensor_cannot_hold(write, dynamic):
+    x = torch.randn(4, 6)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        write(x)
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match=r"can't be cast|when making fake tensor call"):
+        torch.compile(write, backend="regraft", dynamic=dynamic)(x)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.mul_(2), lambda x: x.mul_(x.long()), lambda x: x.long().mul_(x.shape[0]) + 1,
+        lambda x: (x > 0).mul_(x > 1), lambda x: x.bfloat16().mul_(x), lambda x: x.mul_(torch.tensor(2.0).double()),
+        lambda x: x.addcmul_(x.long(), x.long(), value=2), lambda x: x.ldexp_(torch.tensor(2)),
+    ],
+)  # fmt: skip
+def test_results_that_a_tensor_can_hold(write):
+    torch._dynamo.reset()
+    x = torch.randn(4, 6)
+    with regraft.coverage() as found:
+        ours = torch.compile(write, backend="regraft", dynamic=True)(x.clone())
+    torch.testing.assert_close(ours, write(x.clone()))
+    assert not found.fallbacks
+
+
 def test_indices_that_one_hot_refuses():
     torch._dynamo.reset()
     with pytest.raises(RuntimeError, match="LongTensor"):

@@ -410,6 +410,13 @@ def hash32(number, key0, key1):
 
 
 @triton.jit
+def floor_div(a, b):
+    """Towards minus infinity; the divisor may be a number of the program's text, and is not 0."""
+    whole = a // b
+    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), whole - 1, whole)
+
+
+@triton.jit
 def floor_mod(a, b):
     """The sign of the divisor."""
     rest = a % b

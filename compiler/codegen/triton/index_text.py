@@ -30,4 +30,4 @@ def _atom(atom: Atom, spell: Spell) -> str:
     whole = isinstance(atom, Quotient)
     if known_nonnegative(atom.dividend):
         return f"({a} {'//' if whole else '%'} {b})"
-    return f"{'floor_quotient' if whole else 'floor_mod'}({a}, {b})"
+    return f"{'floor_div' if whole else 'floor_mod'}({a}, {b})"

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+import torch.nn.functional as F
 from support.triton_kernels import compiles, interpreted_agrees
 
 from ..cpp.test_kernels import PROGRAMS
@@ -40,3 +41,14 @@ def test_several_rows_keep_programs_of_their_own() -> None:
     assert launch.programs == 8
     sources = interpreted_agrees(lambda x: x / x.abs().sum(), torch.randn(1 << 15))
     assert sum(len(source.launches) for source in sources) > 1
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 7, 7), (1, 2, 9, 6)])
+def test_quotients_of_less_than_nothing_in_indices(sizes: tuple[int, ...]) -> None:
+    """Windows that overlap, put back where they were read: places before the first are divided, too."""
+    sources = interpreted_agrees(
+        lambda x: F.fold(F.unfold(x, 3, padding=1, stride=2), x.shape[-2:], 3, padding=1, stride=2),
+        torch.randn(sizes),
+    )
+    assert any("floor_div(" in source.text for source in sources)
+    assert all(compiles(source) for source in sources)
