@@ -309,7 +309,8 @@ def trunc_quotient_float(x, y):
 @triton.jit
 def integer_power(x, y):
     """Eager's: by repeated squaring, which wraps; a negative exponent gives 0 but for bases 1 and -1."""
-    result, base, left = x * 0 + tl.full([1, 1], 1, x.dtype), x, tl.where(y < 0, y * 0, y)
+    base, left = x + y * 0, tl.where(y < 0, y * 0, y)  # a base that is a number has the shape of the exponent
+    result = base * 0 + tl.full([1, 1], 1, x.dtype)
     for _ in range(x.dtype.primitive_bitwidth):
         result = tl.where((left & 1) == 1, result * base, result)
         base = base * base

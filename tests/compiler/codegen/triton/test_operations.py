@@ -5,13 +5,13 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.triton_kernels import compiles, interpret, run_interpreted
+from support.triton_kernels import compile_for, compiles, interpret, run_interpreted
 
 from regraft.compiler.codegen.triton import kernel_source
 from regraft.compiler.ir.ops import OPS
-from regraft.compiler.ir.value import Load, Op
+from regraft.compiler.ir.value import Const, Load, Op
 
-from ..cpp.test_operations import DTYPES, case, flat_buffer, loop_kernel, names_for
+from ..cpp.test_operations import DTYPES, case, flat_buffer, loop_kernel, names_for, operands
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -37,6 +37,28 @@ def test_operations_compile(dtype):
     """All of a dtype in one module: a kernel each."""
     for name in names_for(dtype):
         assert compiles(kernel_source(case(name, dtype)[0])), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8], ids=str)
+def test_operations_of_a_number_compile(dtype):
+    """One operand is a constant, which has the shape of one element."""
+    for name in names_for(dtype):
+        columns = operands(name, dtype)
+        for constant in range(len(columns) if len(columns) > 1 else 0):
+            assert compile_for(kernel_source(_with_a_number(name, columns, constant)), 90), (name, constant)
+
+
+def _with_a_number(name, columns, constant):
+    size, kind = len(columns[0]), OPS[name].reference(*columns).dtype
+    buffers = [flat_buffer(f"x{k}", size, column.dtype) for k, column in enumerate(columns)]
+    number = Const(columns[constant][3].item(), columns[constant].dtype)
+
+    def value(i):
+        loads = [Load(buffer.name, (i,), buffer.dtype) for buffer in buffers]
+        return Op(name, (*loads[:constant], number, *loads[constant + 1 :]), kind)
+
+    read = [buffer for k, buffer in enumerate(buffers) if k != constant]
+    return loop_kernel(f"{name}_{constant}", size, read, flat_buffer("out", size, kind), value)
 
 
 def test_signs_of_zero_are_kept():
