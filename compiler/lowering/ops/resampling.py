@@ -182,10 +182,15 @@ def _float32(number: float) -> float:
 
 @dataclass(frozen=True)
 class Linear:
-    """The two elements around an output."""
+    """The two elements around an output.
+
+    Args:
+        twice: outputs are the elements, which eager reads twice on CPUs: 0 times infinity is NaN.
+    """
 
     at: Scale
     taps: int = 2
+    twice: bool = False
 
     def tap(self, o: Any, k: Any) -> tuple[Any, Value | None]:
         """Element `k` of output `o`, and its weight."""
@@ -193,7 +198,7 @@ class Linear:
         place = place if self.at.align_corners else op("maximum", place, 0)
         first = self.at.element(cast(place, torch.int64))
         weight = _unit(minus(place, size_value(first, self.at.dtype)))
-        index = least(add(first, k), add(self.at.size, -1))
+        index = first if self.twice else least(add(first, k), add(self.at.size, -1))
         return index, _chosen([minus(const(1, self.at.dtype), weight), weight], k)
 
     def readers(self) -> Readers | None:
@@ -288,7 +293,10 @@ def nearest_exact(low: Lowering, x: Tensor, output_size: Sequence[Any], *scales:
 def linear(low: Lowering, x: Tensor, output_size: Sequence[Any], align_corners: bool, *scales: float | None) -> Tensor:
     """Means of the elements around, weighted by distance."""
     _require_floating(x)
-    return _resampled(low, x, _axes(x.dtype, x.sizes, output_size, scales, align_corners, _linear))
+    axes = _axes(x.dtype, x.sizes, output_size, scales, align_corners, _linear)
+    if low.device.type == "cpu":
+        axes = [_read_twice(axis) for axis in axes]
+    return _resampled(low, x, axes)
 
 
 @lowers("aten.upsample_bicubic2d")
@@ -378,7 +386,11 @@ def _agreed(axis: Nearest) -> Axis:
     return axis
 
 
-def _linear(at: Scale) -> Axis:
+def _read_twice(axis: Axis) -> Axis:
+    return replace(axis, twice=True) if isinstance(axis, Linear) and axis.at.out == axis.at.size else axis
+
+
+def _linear(at: Scale) -> Linear:
     """Linear interpolation; outputs of the same size are the elements, whatever the scale."""
     if not at.is_consistent and not _known_unlike(at.out, at.size):
         if at.out != at.size:

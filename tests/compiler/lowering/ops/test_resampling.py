@@ -129,3 +129,13 @@ def test_a_whole_multiple_needs_no_check_and_no_scatter():
     assert len(made.program.items) == 1
     made = agree(lambda x: aten.upsample_nearest2d(x, [10, 14]), image((5, 7)), exact=True)
     assert "Loaded" not in repr(made.program.items)
+
+
+@pytest.mark.parametrize("outs", [(3, 5), (3, 10), (6, 5), (2, 3)])
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_linear_of_infinite_elements(outs, align_corners):
+    """0 times infinity is NaN: in an output of the same size for the element itself, else for its neighbours."""
+    x = image((3, 5), torch.float32)
+    x[0, 0, 1, 1], x[1, 2, 0, 4], x[1, 1, 2, 0] = torch.inf, -torch.inf, torch.nan
+    agree(lambda x: aten.upsample_bilinear2d(x, outs, align_corners), x, **tolerance(torch.float32))
+    agree(lambda x: aten.upsample_linear1d(x, [outs[1]], align_corners), x[0], **tolerance(torch.float32))
