@@ -12,11 +12,13 @@ lie in one row, so that a place of the window is a fixed distance; the few sums 
 stored. With a stride of 2, pixels of even and of odd columns are copied apart, so that neighbours of a sum lie side by
 side. A transposed convolution is a convolution for each such part of its result.
 
-A tile is that of `gemm`: vectors of pixels by single weights. Bfloat16 is copied as float32.
+A tile is that of `gemm`: vectors of pixels by single weights. Of bfloat16, two channels are copied side by side, and
+their products are summed by one instruction; processors without it, and convolutions of single channels, get float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -25,6 +27,7 @@ from ...codegen.cpp.dtypes import memory_type
 
 WIDEST = {16: (8, 8, 6, 6, 4, 4, 3, 3), 8: (6, 4, 3, 3), 4: (6, 4, 3, 3)}  # vectors of a tile, by lanes and by channels
 _WIDTHS = (1, 2, 3, 4, 6, 8)
+_PAIRED = 16  # lanes of vectors that products of pairs are summed in
 
 SOURCE = r"""
 namespace direct {
@@ -33,6 +36,19 @@ constexpr i64 RUN = 512;             // products that are summed before they are
 constexpr i64 CHUNK = 64 << 10;      // floats of the images that channels of the result are computed of, one by one
 constexpr i64 ROUND = 128 << 10;     // floats that are copied before they are read, a thread
 typedef V<f32, W> X;
+
+// Sums of products of two channels each: every lane of `row`, and the weight, are two numbers of 16 bits.
+#if defined(__AVX512BF16__) && defined(MASKS)
+#define DOTS 1
+INLINE V<f32, 16> dots(V<f32, 16> sum, V<f32, 16> row, V<i32, 16> weight) {
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(weight), "v"(row));
+  return sum;
+}
+#else
+#define DOTS 0
+#endif
+constexpr bool PAIRED = DOTS && sizeof(T) == 2 && W == 16;
+INLINE u32 raw(const T* p) { return bitcast<u32>((f32)get(p)); }
 
 // One dim. `turned`: transposed. `steps`: copies of the image; `parts` of the result.
 struct Side {
@@ -66,6 +82,7 @@ struct Side {
 
 struct Job {
   i64 images, groups, channels, columns, has_bias;  // channels of a group: of the image, of the result
+  i64 pairs, depth;                                 // whether channels are read by twos; how many reads there are
   Side sides[3];
   const T *x, *weight, *bias;
   T* out;
@@ -80,7 +97,7 @@ struct Job {
   i64 span(i64 down, i64 across) const { return (down - 1) * sides[2].length + across; }
 };
 
-template <int K, int P>
+template <int K, int P, bool PAIRS>
 static __attribute__((noinline)) void tile(const f32* x, i64 xc, const f32* w, i64 wk, i64 wc, const i64* at,
                                            i64 places, i64 channels, f32* to) {
   const i64 run = most<i64>(RUN / most<i64>(places, 1), 1);
@@ -98,9 +115,15 @@ static __attribute__((noinline)) void tile(const f32* x, i64 xc, const f32* w, i
         for (int p = 0; p < P; ++p) row[p] = load<W>(a + p * W);
 #pragma GCC unroll 8
         for (int k = 0; k < K; ++k) {
-          const X s = splat<X>(b[k * wk]);
+          if constexpr (PAIRS) {
+            const V<i32, W> s = splat<V<i32, W>>(((const i32*)b)[k * wk]);
 #pragma GCC unroll 8
-          for (int p = 0; p < P; ++p) acc[k][p] = fma(s, row[p], acc[k][p]);
+            for (int p = 0; p < P; ++p) acc[k][p] = dots(acc[k][p], row[p], s);
+          } else {
+            const X s = splat<X>(b[k * wk]);
+#pragma GCC unroll 8
+            for (int p = 0; p < P; ++p) acc[k][p] = fma(s, row[p], acc[k][p]);
+          }
         }
       }
     if (begin)
@@ -121,15 +144,38 @@ TILES
 static i64 width(i64 tall, i64 span, bool inside) {
   i64 best = 1, cost = 0;
   for (i64 p = 1; p <= WIDEST[tall - 1]; ++p) {
-    if (!TILE[tall - 1][p] || (p > 1 && inside && span < p * W)) continue;
+    if (!TILE[0][tall - 1][p] || (p > 1 && inside && span < p * W)) continue;
     const i64 one = (span + p * W - 1) / (p * W) * most<i64>(tall * p + 2, 8);
     if (!cost || one <= cost) best = p, cost = one;
   }
   return best;
 }
 
-// A channel of an image with zeros around it, a copy for each step of the strides.
-static void copy_line(const Side& side, i64 step, const T* from, f32* to) {
+// Elements of a channel, or of two: the lower and the upper half of each; the second may be missing.
+template <bool PAIRS> struct Lines {
+  const T *one, *two;
+  u32 keep;
+  f32 at(i64 i) const {
+    if constexpr (PAIRS) return bitcast<f32>(raw(one + i) >> 16 | (raw(two + i) & keep));
+    else return get(one + i);
+  }
+  X join(X a, X b) const { return (X)((V<u32, W>)a >> 16 | ((V<u32, W>)b & keep)); }
+  X many(i64 i) const {
+    if constexpr (PAIRS) return join(load<W>(one + i), load<W>(two + i));
+    else return load<W>(one + i);
+  }
+  X some(Mask<X> m, i64 i) const {
+    if constexpr (PAIRS) return join(load_if<W>(m, one + i), load_if<W>(m, two + i));
+    else return load_if<W>(m, one + i);
+  }
+  X second(i64 i) const {
+    if constexpr (PAIRS) return join(strided<W>(one + i, 2), strided<W>(two + i, 2));
+    else return strided<W>(one + i, 2);
+  }
+};
+
+// A line of a channel with zeros around it, or a step of the stride of it.
+template <class From> static void copy_line(const Side& side, i64 step, const From& from, f32* to) {
   if (!side.turned && side.stride > 1) {
     const i64 apart = side.stride, begin = step - side.padding;  // to[j] = from[j * apart + begin]
     i64 j = 0;
@@ -137,21 +183,21 @@ static void copy_line(const Side& side, i64 step, const T* from, f32* to) {
     const i64 high = most(least(floor_div(side.in - 1 - begin, apart) + 1, side.length), low);
     for (; j < low; ++j) to[j] = 0;
     if (apart == 2 && high - low >= W) {
-      for (; j < high - W; j += W) store(to + j, strided<W>(from + j * 2 + begin, 2));
-      store(to + high - W, strided<W>(from + (high - W) * 2 + begin, 2));
+      for (; j < high - W; j += W) store(to + j, from.second(j * 2 + begin));
+      store(to + high - W, from.second((high - W) * 2 + begin));
       j = high;
     }
-    for (; j < high; ++j) to[j] = get(from + j * apart + begin);
+    for (; j < high; ++j) to[j] = from.at(j * apart + begin);
     for (; j < side.length; ++j) to[j] = 0;
     return;
   }
   i64 j = 0;
-  const i64 stop = least(side.before + side.in, side.length);
-  for (; j < side.before; ++j) to[j] = 0;
-  for (; j + W <= stop; j += W) store(to + j, load<W>(from + (j - side.before)));
+  const i64 before = side.before, stop = least(before + side.in, side.length);
+  for (; j < before; ++j) to[j] = 0;
+  for (; j + W <= stop; j += W) store(to + j, from.many(j - before));
   if (j < stop) {
     const auto some = first<W>(stop - j);
-    store_if(some, to + j, load_if<W>(some, from + (j - side.before)));
+    store_if(some, to + j, from.some(some, j - before));
     j = stop;
   }
   for (; j < side.length; ++j) to[j] = 0;
@@ -159,16 +205,19 @@ static void copy_line(const Side& side, i64 step, const T* from, f32* to) {
 static i64 source(const Side& side, i64 step, i64 j) {
   return side.turned ? j - side.before : j * side.stride + step - side.padding;
 }
-static void copy_channels(const Call* call, i64 begin, i64 end) {
+template <bool PAIRS> static void copy_channels(const Call* call, i64 begin, i64 end) {
   const Job& job = *(const Job*)call->buffers[0];
   const Side *d = job.sides, *h = d + 1, *w = d + 2;
   for (i64 unit = begin; unit < end; ++unit) {
-    const T* const from = job.x + (job.first + unit) * job.in_plane();
+    const i64 group = (job.first + unit) / job.depth, c = (job.first + unit) % job.depth * (PAIRS ? 2 : 1);
+    const T* const from = job.x + (group * job.channels + c) * job.in_plane();
+    const bool alone = !PAIRS || c + 1 == job.channels;
+    const i64 other = alone ? 0 : job.in_plane();
     f32* to = job.copy + unit * job.plane;
     for (i64 a = 0; a < d->steps; ++a)
       for (i64 b = 0; b < h->steps; ++b)
-        for (i64 c = 0; c < w->steps; ++c) {
-          if (!d->reads(a) || !h->reads(b) || !w->reads(c)) {
+        for (i64 e = 0; e < w->steps; ++e) {
+          if (!d->reads(a) || !h->reads(b) || !w->reads(e)) {
             to += d->length * h->length * w->length;
             continue;
           }
@@ -176,7 +225,10 @@ static void copy_channels(const Call* call, i64 begin, i64 end) {
             for (i64 j = 0; j < h->length; ++j, to += w->length) {
               const i64 deep = source(*d, a, i), down = source(*h, b, j);
               if (deep < 0 || deep >= d->in || down < 0 || down >= h->in) __builtin_memset(to, 0, w->length * 4);
-              else copy_line(*w, c, from + (deep * h->in + down) * w->in, to);
+              else {
+                const T* const line = from + (deep * h->in + down) * w->in;
+                copy_line(*w, e, Lines<PAIRS>{line, line + other, alone ? 0u : ~0u}, to);
+              }
             }
         }
   }
@@ -185,6 +237,24 @@ static void widen(const Call* call, i64 begin, i64 end) {
   const Job& job = *(const Job*)call->buffers[0];
   const i64 each = job.channels * job.places();
   for (i64 i = begin * each; i < end * each; ++i) job.wide[i] = get(job.weight + i);
+}
+// Weights of two channels side by side. Transposed, all weights of a channel follow each other.
+static void pair_weights(const Call* call, i64 begin, i64 end) {
+  const Job& job = *(const Job*)call->buffers[0];
+  const i64 run = job.places() * (job.sides[0].turned ? job.columns : 1);
+  for (i64 unit = begin; unit < end; ++unit) {
+    const i64 block = unit / job.depth, c = unit % job.depth * 2;
+    const bool alone = c + 1 == job.channels;
+    const T* const one = job.weight + (block * job.channels + c) * run;
+    const Lines<PAIRED> lines{one, one + (alone ? 0 : run), alone ? 0u : ~0u};
+    f32* const to = job.wide + unit * run;
+    i64 i = 0;
+    for (; i + W <= run; i += W) store(to + i, lines.many(i));
+    if (i < run) {
+      const auto some = first<W>(run - i);
+      store_if(some, to + i, lines.some(some, i));
+    }
+  }
 }
 
 // Sums and the bias, to where the pixels are: `begin` and `end` count along lines with their zeros.
@@ -234,8 +304,8 @@ static void list_places(Job& job, i64 part) {
 static void compute(const Call* call, i64 begin, i64 end) {
   const Job& job = *(const Job*)call->buffers[0];
   const Side *d = job.sides, *h = d + 1, *w = d + 2;
-  const i64 places = job.places(), turned = d->turned, count = job.channels * job.columns * places;
-  const i64 wk = turned ? places : job.channels * places, wc = turned ? job.columns * places : places;
+  const i64 places = job.places(), turned = d->turned, count = job.depth * job.columns * places;
+  const i64 wk = turned ? places : job.depth * places, wc = turned ? job.columns * places : places;
   const i64 block = h->length * w->length;
   alignas(64) f32 sums[MOST * W];
   for (i64 unit = begin; unit < end; ++unit) {
@@ -250,17 +320,17 @@ static void compute(const Call* call, i64 begin, i64 end) {
     const bool inside = job.from != job.copy;
     const i64 p = width(tall, span, inside), step = p * W, vectors = (span + step - 1) / step;
     const i64 stop = least((chunk + 1) * vectors / job.chunks * step, span);
-    const f32* const x = job.from + (image * job.groups + group) * job.channels * job.plane + slice * block;
+    const f32* const x = job.from + (image * job.groups + group) * job.depth * job.plane + slice * block;
     const f32* const weight = job.weights + group * count + low * wk;
-    const i64 column = group * job.columns + low, before = job.first / (job.groups * job.channels);
+    const i64 column = group * job.columns + low, before = job.first / (job.groups * job.depth);
     const i64 result = (before + image) * job.groups;
     T* const out = job.out + (result * job.columns + column) * job.out_plane() +
                    ((slice * d->parts + pd) * h->out + ph) * w->out + pw;
     for (i64 q = chunk * vectors / job.chunks * step; q < stop; q += step) {
       // Nothing is read behind the images: what the last tile lacks it takes from the one before.
       const i64 from = inside ? least(q, span - step) : q;
-      TILE[tall - 1][p](x + from, job.plane, weight, wk, wc, job.table + part * 2 * places,
-                         job.counts[part], job.channels, sums);
+      TILE[job.pairs][tall - 1][p](x + from, job.plane, weight, wk, wc, job.table + part * 2 * places,
+                         job.counts[part], job.depth, sums);
       write(job, sums, tall, step, column, out, from, least(from + step, span), across);
     }
   }
@@ -279,7 +349,8 @@ extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {
   const Side *d = job.sides, *h = d + 1, *w = d + 2;
   job.x = (const T*)given[0], job.weight = (const T*)given[1], job.bias = (const T*)given[2];
   job.out = (T*)given[2 + job.has_bias];
-  const i64 channels = job.groups * job.channels, places = job.places();
+  job.pairs = PAIRED && job.channels > 1, job.depth = job.pairs ? (job.channels + 1) / 2 : job.channels;
+  const i64 channels = job.groups * job.depth, places = job.places();
   i64 span = 1ll << 62;
   bool whole = sizeof(T) == 4 && !d->turned;
   for (int s = 0; s < 3; ++s) whole = whole && job.sides[s].stride == 1 && !job.sides[s].padding;
@@ -287,11 +358,13 @@ extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {
   whole = whole && longest >= W;
   job.plane = d->steps * h->steps * w->steps * d->length * h->length * w->length;
   job.tiles = (job.columns + TALLEST - 1) / TALLEST, job.slices = d->count(0);
-  const i64 read = most<i64>(job.channels * d->steps * h->steps * w->steps, 1);
+  const i64 read = most<i64>(job.depth * d->steps * h->steps * w->steps, 1);
   job.chunks = most<i64>(least(longest / (2 * W), (longest * read + CHUNK - 1) / CHUNK), 1);
   const i64 threads = runtime->parallel ? runtime->max_threads() : 1;
   const i64 round = whole ? job.images : least(most<i64>(ROUND * threads / (channels * job.plane), 1), job.images);
-  const bool narrow = sizeof(T) < 4;
+  // With windows of one pixel, the weights of two channels lie side by side as they are.
+  const bool joined = job.pairs && places == 1 && !d->turned && job.channels % 2 == 0;
+  const bool narrow = sizeof(T) < 4 && !joined;
   const i64 copied = whole ? 0 : round * channels * job.plane + 8 * W;
   const i64 weights = narrow ? channels * job.columns * places : 0;
   const Heap scratch((2 * places + 1) * job.parts() * 8 + (copied + weights) * 4 + 64);
@@ -300,13 +373,16 @@ extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {
   for (i64 part = 0; part < job.parts(); ++part) list_places(job, part);
   if (!whole) for (i64 i = 1; i <= 8 * W; ++i) job.copy[copied - i] = 0;
   job.weights = narrow ? job.wide : (const f32*)job.weight;
-  if (narrow) run(&call, widen, weights / (job.channels * places), weights, GRAIN);
-  const i64 work = job.columns * job.out_plane() * job.channels * places / (d->turned ? job.parts() : 1);
+  const i64 units = d->turned ? channels : job.groups * job.columns * job.depth;
+  if (job.pairs && narrow) run(&call, pair_weights, units, weights, GRAIN);
+  else if (narrow) run(&call, widen, weights / (job.channels * places), weights, GRAIN);
+  const i64 work = job.columns * job.out_plane() * job.depth * places / (d->turned ? job.parts() : 1);
   for (i64 image = 0; image < job.images; image += round) {
     const i64 count = least(round, job.images - image);
     job.first = image * channels;
     job.from = whole ? (const f32*)job.x : job.copy;
-    if (!whole) run(&call, copy_channels, count * channels, count * channels * job.plane, GRAIN);
+    const Region copy = job.pairs ? copy_channels<PAIRED> : copy_channels<false>;
+    if (!whole) run(&call, copy, count * channels, count * channels * job.plane, GRAIN);
     run(&call, compute, count * job.groups * job.parts() * job.slices * job.chunks * job.tiles,
         count * job.groups * work, GRAIN);
   }
@@ -317,8 +393,8 @@ extern "C" void KERNEL(void** given, const i64* sizes, Runtime* runtime) {
 def direct_cpp(dtype: torch.dtype, lanes: int) -> str:
     """The functions, to follow the preludes of `cpp`; ``KERNEL`` is the entry.
 
-    It takes the images, the weight, the bias where there is one, and the result, each contiguous, then the numbers of
-    `direct_numbers`.
+    It takes the images, the weight, the bias where there is one, and the result, each contiguous, then sizes: see
+    the module `direct`.
     """
     widest = WIDEST[lanes]
     tallest = len(widest)
@@ -328,8 +404,17 @@ constexpr int W = {lanes}, TALLEST = {tallest}, MOST = {max(map(prod, enumerate(
 constexpr i64 GRAIN = 200000;
 constexpr int WIDEST[] = {{{", ".join(map(str, widest))}}};
 """
-    rows = ", ".join(
-        "{" + ", ".join(f"tile<{k}, {p}>" if p in _WIDTHS and p <= most else "0" for p in range(9)) + "}"
+    pairs = []
+    if dtype == torch.bfloat16 and lanes == _PAIRED:
+        pairs = ["#if DOTS", f", {_tiles(widest, 'true')}", "#endif"]
+    table = "\n".join(["static const Tile TILE[][TALLEST][9] = {", _tiles(widest, "false"), *pairs, "};"])
+    return constants + SOURCE.replace("TILES", table)
+
+
+def _tiles(widest: Sequence[int], pairs: str) -> str:
+    """The functions of all tiles, by channels and by vectors."""
+    rows = (
+        ", ".join(f"tile<{k}, {p}, {pairs}>" if p in _WIDTHS and p <= most else "0" for p in range(max(_WIDTHS) + 1))
         for k, most in enumerate(widest, 1)
     )
-    return constants + SOURCE.replace("TILES", f"static const Tile TILE[][9] = {{{rows}}};")
+    return "{" + ", ".join(f"{{{row}}}" for row in rows) + "}"

@@ -109,6 +109,12 @@ def test_neighbouring_memory_is_neither_read_nor_written() -> None:
         assert (around[:200] == 7).all() and (around[-200:] == 7).all()
 
 
+def test_pairs_of_channels() -> None:
+    """Bfloat16 by twos: odd numbers of channels, weights that lie side by side, strides, groups, single channels."""
+    for name in ("pixel", "plain", "stride", "groups", "depthwise", "transposed", "transposed, more", "volumes"):
+        assert_right(name, torch.bfloat16, True)
+
+
 def test_one_source_serves_all_sizes() -> None:
     kernels = [direct_kernel(call_of(name, torch.float32, True)[1]) for name in CASES]
     assert len({kernel.unit() for kernel in kernels if kernel is not None}) == 1
