@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -313,6 +314,7 @@ DRAWS = {
 }
 
 
+@takes_turns("rng")
 @pytest.mark.parametrize("rng", ["statistical", "fast", "eager"])
 @pytest.mark.parametrize("name", DRAWS)
 def test_equal_draws_of_a_training_program_are_several(name, rng):

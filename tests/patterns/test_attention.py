@@ -99,6 +99,7 @@ def test_double() -> None:
     torch.testing.assert_close(found.run(*inputs), plain(*inputs))
 
 
+@takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_autocast(training: bool, dynamic: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.thorough import takes_turns
 
 import regraft
 from regraft.compiler.tools.generation.decoding import CACHE_NAMES
@@ -59,6 +60,7 @@ def decoded(forward: Any, model: Any, cache: Any) -> list[torch.Tensor]:
     return logits
 
 
+@takes_turns("make_cache")
 @pytest.mark.parametrize("make_cache", [growing, fixed], ids=["dynamic", "static"])
 @pytest.mark.parametrize("make_model", [llama, gpt2])
 def test_step(make_model: Any, make_cache: Any) -> None:

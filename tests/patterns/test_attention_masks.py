@@ -81,6 +81,7 @@ def test_causal_dynamic(function: Any, training: bool) -> None:
     assert_agrees(function, found.run, given)
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("function", [tril, triu, arange], ids=lambda f: f.__name__)
 def test_causal_compiled(function: Any, dynamic: bool) -> None:

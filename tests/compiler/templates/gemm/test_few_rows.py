@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.thorough import takes_turns
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -130,6 +131,7 @@ SPELLINGS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
 }  # fmt: skip
 
 
+@takes_turns("rows")
 @pytest.mark.parametrize(("rows", "dtype"), [(1, BF16), (9, F32)])
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_weights_of_bytes(name: str, rows: int, dtype: torch.dtype) -> None:
