@@ -14,13 +14,16 @@ from typing import Any
 
 import torch
 
+from ...ir.index.bounds import bounds
 from ...ir.index.index import add, quotient
-from ...ir.value import Value, compute_dtype
-from ..arithmetic import op, over, size_value, where
-from ..core import Indices, Lowering, Tensor, Unlowered, lowers
+from ...ir.value import Number, Value, compute_dtype
+from ..arithmetic import const, op, over, size_value, times, where
+from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
 from ..positions import filled, guarded, iterations, loaded, lowest, numel, raveled, scalar, unraveled
 from ..windows import UNROLLED, Adaptive, Sliding, Window, places, summed
 from .views import promised_sizes
+
+_EXACT = 1 << 24  # whole numbers that float32 holds
 
 
 def _each(values: Sequence[int], rank: int, otherwise: Sequence[int] = ()) -> list[int]:
@@ -101,17 +104,29 @@ def adaptive_avg_pool_backward(low: Lowering, grad_output: Tensor, x: Tensor) ->
     return _average_backward(low, grad_output, x, windows, _adaptive_count(windows))
 
 
-Count = Callable[[Indices], Any]  # the elements of a window, given its indices
+Count = Callable[[Indices, torch.dtype], Value]  # the elements of a window, given its indices, as a number
 
 
 def _sliding_count(windows: Sequence[Sliding], with_padding: bool, override: int | None) -> Count:
     if override is not None:
-        return lambda _: override
-    return lambda o: numel([w.count(i, with_padding) for w, i in zip(windows, o, strict=True)])
+        return lambda _, kind: size_value(override, kind)
+    return lambda o, kind: _product([w.count(i, with_padding) for w, i in zip(windows, o, strict=True)], kind)
 
 
 def _adaptive_count(windows: Sequence[Adaptive]) -> Count:
-    return lambda o: numel([w.count(i) for w, i in zip(windows, o, strict=True)])
+    return lambda o, kind: _product([w.count(i) for w, i in zip(windows, o, strict=True)], kind)
+
+
+def _product(counts: Sequence[Any], kind: torch.dtype) -> Value:
+    """The product of the counts of all dims.
+
+    As one index, it would be a polynomial of all starts and ends. Few windows share their counts along one dim.
+    """
+    whole = numel(counts)
+    high = bounds(whole)[1]
+    if isinstance(whole, int) or high is None or high > _EXACT:
+        return size_value(whole, kind)
+    return times(*(const(n, kind) if isinstance(n, int) else cast(Number(n, torch.int32), kind) for n in counts))
 
 
 def _adaptive(x: Tensor, outs: Indices, rank: int) -> list[Adaptive]:
@@ -128,7 +143,7 @@ def _average(low: Lowering, x: Tensor, windows: Sequence[Window], sizes: Indices
     rank, kind = len(windows), compute_dtype(x.dtype)
 
     def mean(at: Indices, total: Value) -> Value:
-        return over(total, size_value(count(at[-rank:]), kind))
+        return over(total, count(at[-rank:], kind))
 
     return summed(low, sizes, [w.width for w in windows], _seen(x, windows, scalar(0, x.dtype)), mean, x.dtype)
 
@@ -150,7 +165,7 @@ def _average_backward(low: Lowering, grad: Tensor, x: Tensor, windows: Sequence[
 
     def term(at: Indices, r: Indices) -> Value:
         place, conditions = places(w.window(i, k) for w, i, k in zip(windows, at[-rank:], r, strict=True))
-        share = over(grad.at((*at[:-rank], *place)), size_value(count(place), kind))
+        share = over(grad.at((*at[:-rank], *place)), count(place, kind))
         return guarded(conditions, share, scalar(0, grad.dtype))
 
     return summed(low, x.sizes, [w.covers for w in windows], term, lambda _, total: total, grad.dtype)
