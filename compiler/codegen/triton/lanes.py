@@ -68,10 +68,15 @@ def elements_of(lanes: Lanes, body: Sequence[Statement], bytes_of: Mapping[str, 
     copies = sum(isinstance(value, Op) and value.name in _LONG for value in values(body))
     while each > least and copies * each > _COPIES:
         each //= 2
-    high = None if few is None else bounds(few)[1]
-    while high is not None and each > 2 and high < _BUSY * THREADS * each:
-        each //= 2
-    return each
+    return each if few is None else max(min(each, 2), busy_with(few, each))
+
+
+def busy_with(number: Any, most: int) -> int:
+    """The most elements of each lane, up to `most`, with which so many elements keep a large GPU busy."""
+    high = bounds(number)[1]
+    while high is not None and most > 1 and high < _BUSY * THREADS * most:
+        most //= 2
+    return most
 
 
 def _by_lines(patterns: Sequence[_Pattern], least: int) -> int:

@@ -33,7 +33,7 @@ from ...ir.index.index import Var, add, mul
 from ...ir.kernel import Fold, Loop, Statement, Update
 from ...ir.value import Result
 from .iteration_space import extent_of, number_of
-from .lanes import MOST, THREADS, Lanes, elements_of
+from .lanes import MOST, THREADS, Lanes, busy_with, elements_of
 
 _LANES = 16  # fewest neighboring elements that an access should read
 _POINTWISE = 1024  # elements per program without reductions
@@ -254,9 +254,7 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
         if narrow and not _folds(body, _MOMENTS):
             fewer = columns // 2 if _is_multiple(loops[-1].extent, _VECTOR) else columns
             sizes = [(rows, fewer, 1), (rows // 2, columns, 1), (rows, columns, 1), *sizes]
-        if longest <= _FEW and _programs(total, _POINTWISE) >= PROGRAMS:
-            columns = min(longest, _VECTOR)
-            sizes = [(_POINTWISE, columns, columns), *sizes]
+        sizes = [*_whole_rows(total, longest), *sizes]
     else:
         spills = len(inner) == 1 and len(loaded) * longest > _HELD * THREADS * _warps(longest)
         block = longest if longest <= (_LOOPED if spills else _PERSISTENT) else _LOOPED
@@ -271,6 +269,18 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     if ahead and longest > sizes[0][1] and len(loaded) <= _FEW_LOADS:
         made = [replace(made[0], stages=_STAGES), *made]
     return Launch((), made[0], body, tuple(made[1:]))
+
+
+def _whole_rows(total: Any, longest: int) -> list[tuple[int, int, float]]:
+    """Blocks in which a lane reduces few columns without other lanes; nothing if they are many."""
+    if longest <= _FEW and _programs(total, _POINTWISE) >= PROGRAMS:
+        columns = min(longest, _VECTOR)
+        return [(_POINTWISE, columns, columns)]
+    if longest > _VECTOR:
+        return []
+    each = busy_with(total, _VECTOR // 2)
+    rows = _fitting(_FEWER_WARPS * THREADS * each, total, _FEWER_WARPS * THREADS // 2)
+    return [(rows, longest, longest * each / _VECTOR)]
 
 
 def _compares_pairs(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: Sequence[Statement]) -> bool:

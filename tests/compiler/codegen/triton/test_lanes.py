@@ -113,3 +113,30 @@ def test_thin_transpositions_compute_the_same():
     images = lambda x: x.reshape(2, 3, 4, 16, 4, 16).permute(0, 2, 4, 3, 5, 1).contiguous()  # noqa: E731
     for source in interpreted_agrees(images, R(2, 3, 64, 64)):
         assert compiles(source)
+
+
+def hue(x):
+    return (x.amax(1) - x.amin(1)) / (x.sum(1) + 4)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(64, (128, 4, 4)), (160, (256, 4, 8)), (1024, (1024, 4, 4))])
+def test_folds_of_few_columns_have_a_row_for_each_lane(size, expected):
+    """Three colors of each pixel: of few pixels, each has a lane of its own."""
+    (made,) = planned(kernels(hue, S(4, 3, size, size))[0])
+    assert (made.blocks.row_block, made.blocks.column_block, made.blocks.warps) == expected
+
+
+def test_few_columns_compute_the_same():
+    for source in interpreted_agrees(hue, R(2, 3, 20, 20)):
+        assert compiles(source)
+
+
+def test_areas_of_windows_are_products():
+    """Not polynomials of where windows start and end: nine windows see an element, with 3 heights and 3 widths."""
+
+    def means(x):
+        out = F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+        return torch.ops.aten.avg_pool2d_backward(out, x, [3, 3], [1, 1], [1, 1], False, False, None)
+
+    sources = interpreted_agrees(means, R(2, 3, 9, 9), rtol=1e-5, atol=1e-5)
+    assert not [line for source in sources for line in source.text.splitlines() if line.count("tl.m") > 3]
