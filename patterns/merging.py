@@ -1,7 +1,9 @@
 """Projections of one input, merged into one product.
 
-    linear(x, wq, bq), linear(x, wk, bk), linear(x, wv, bv)
+    linear(x, wq, bq), linear(x, wk, bk), linear(x, wv, bv)         also x @ wq.T + bq, ...
         ->  split(linear(x, cat([wq, wk, wv]), cat([bq, bk, bv])))
+    x @ wq, x @ wk, x @ wv
+        ->  split(x @ cat([wq, wk, wv], 1))
 
 Query, key and value of an attention, gate and up of a gated layer, keys and values of a cross attention: two at a time,
 until no two are left. One large product keeps a device busier than several small ones, and `x` is read once. A frozen
@@ -11,6 +13,7 @@ weight is concatenated once; others are copied at every call, which seldom pays:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,43 +24,64 @@ from ..rewrites.binding import Binding
 from ..rewrites.effects import wants_gradient
 from ..rewrites.graph import describe, dtype, op_name, rank, shape
 from ..rewrites.pattern import choose
+from ..rewrites.products import with_other_products
 from ..rewrites.reason import Reason
-from ..rewrites.rule import Candidate, Numerics, register_pattern
+from ..rewrites.rule import Candidate, Numerics, as_recorded, register_pattern
 from ..rewrites.sample import Sample, T
-from ..rewrites.symbolic import hint, product
+from ..rewrites.symbolic import hint, known_equal, product
 from .packing import only_changing, only_frozen, prepared
 
 NEARBY = 2  # other products between the two, at most: a merged result lives from the first use to the last
 MIN_ROWS = 32  # below, a product waits for its weights, and a copy of them takes twice as long as the product
-_PRODUCTS = ("aten.linear", "aten.matmul", "aten.scaled_dot_product_attention", "aten.convolution", "aten.conv2d")
+_MERGED = ("aten.linear", "aten.matmul")
+_PRODUCTS = (*_MERGED, "aten.scaled_dot_product_attention", "aten.convolution", "aten.conv2d")
 
 
-def merged(x: Any, later: Any, later_bias: Any, weight: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def merged(
+    x: Any, later: Any, later_bias: Any, weight: Any, bias: Any, *, columns: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One product, weights and biases concatenated at every call."""
-    return _split(F.linear(x, _stacked(weight, later), _biases(weight, bias, later, later_bias)), weight)
+    both, biases = _stacked(weight, later, columns), _biases(weight, bias, later, later_bias, columns)
+    return _split(_product(x, both, biases, columns), weight, columns)
 
 
-def merged_frozen(x: Any, later: Any, later_bias: Any, weight: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def merged_frozen(
+    x: Any, later: Any, later_bias: Any, weight: Any, bias: Any, *, columns: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One product, weights and biases concatenated once."""
-    both = prepared(_stacked, weight, later)
-    return _split(F.linear(x, both, prepared(_biases, weight, bias, later, later_bias)), weight)
+    both = prepared(_stacked, weight, later, settings=(columns,))
+    biases = prepared(_biases, weight, bias, later, later_bias, settings=(columns,))
+    return _split(_product(x, both, biases, columns), weight, columns)
 
 
-def _stacked(weight: Any, later: Any) -> torch.Tensor:
-    return torch.cat([weight, later])
+def by_columns(match: Binding, policy: Mapping[str, str]) -> bool:
+    """Whether the outputs are the columns of the weights, ``x @ w``, not their rows."""
+    return dict(match.tags)["weights"] == "columns"
 
 
-def _biases(weight: Any, bias: Any, later: Any, later_bias: Any) -> Any:
+def _product(x: Any, weight: Any, bias: Any, columns: bool) -> torch.Tensor:
+    if not columns:
+        return F.linear(x, weight, bias)
+    return x @ weight if bias is None else x @ weight + bias
+
+
+def _stacked(weight: Any, later: Any, columns: bool) -> torch.Tensor:
+    return torch.cat([weight, later], int(columns))
+
+
+def _biases(weight: Any, bias: Any, later: Any, later_bias: Any, columns: bool) -> Any:
     """Both biases in one, zeros for one that is missing; None where both are."""
     if bias is None and later_bias is None:
         return None
-    parts = [w.new_zeros(w.shape[0]) if b is None else b for w, b in ((weight, bias), (later, later_bias))]
+    pairs, dim = ((weight, bias), (later, later_bias)), int(columns)
+    parts = [w.new_zeros(w.shape[dim]) if b is None else b for w, b in pairs]
     return torch.cat(parts)
 
 
-def _split(result: torch.Tensor, weight: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _split(result: torch.Tensor, weight: Any, columns: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The columns of the later product, and those of the one before it, as the pattern has them."""
-    return result[..., weight.shape[0] :], result[..., : weight.shape[0]]
+    width = weight.shape[int(columns)]
+    return result[..., width:], result[..., :width]
 
 
 def _frozen(match: Binding, policy: Mapping[str, str]) -> Reason | None:
@@ -97,18 +121,33 @@ def trained_apart(match: Binding) -> Reason | None:
     return Reason("weight-trained", message, (trained,), "weights without gradients", describe(trained))
 
 
+def matrices(x: Any, weight: Any, later: Any) -> Reason | None:
+    """Weights are matrices of the input's dtype: a batch of them has no columns to put side by side."""
+    for one in (weight, later):
+        if rank(one) != 2 or dtype(one) != dtype(x):
+            wanted = f"a matrix of {dtype(x)}".replace("torch.", "")
+            return Reason("weight-no-matrix", f"{describe(one)} is no weight", (one,), wanted, describe(one))
+    return None
+
+
 def one_bias_each(match: Binding) -> Reason | None:
     """A bias is one number for each column, so that it stays with them."""
-    for bias in (match.operands.get(n) for n in ("bias", "later_bias")):
-        if bias is not None and rank(bias) != 1:
-            return Reason("bias-broadcasts", f"{describe(bias)} is broadcast", (bias,), "one dim", describe(bias))
+    dim = int(by_columns(match, {}))
+    for name in ("", "later_"):
+        bias, weight = match.operands.get(f"{name}bias"), match.operands[name.rstrip("_") or "weight"]
+        if bias is None:
+            continue
+        if rank(bias) != 1 or not known_equal(shape(bias)[0], shape(weight)[dim]) or dtype(bias) != dtype(weight):
+            wanted = "one number for each column"
+            return Reason("bias-broadcasts", f"{describe(bias)} is broadcast", (bias,), wanted, describe(bias))
     return None
 
 
 def nearby(match: Binding) -> Reason | None:
     """The products stand in the order of the pattern, with little between them."""
-    later, first = match.matched
-    if later < first:
+    products = [node for node in match.matched if op_name(node) in _MERGED]
+    later, first = products[0], products[-1]
+    if later <= first:
         return Reason("pair-reversed", "the pair is looked at from its other end", (later, first))
     node, others = later.prev, 0
     while node is not first and others <= NEARBY:
@@ -132,8 +171,16 @@ def _sample(biases: Mapping[str, T], *, frozen: bool, **changes: Any) -> Sample:
     weights = {"x": T("B S K"), "later": T("M K", frozen=frozen), "weight": T("N K", frozen=frozen)}
     given = {n: T(t.dims, gradient=False, frozen=frozen) for n, t in biases.items()}
     weights = {n: T(t.dims, gradient=n == "x", frozen=t.frozen) for n, t in weights.items()}
-    tags = {n: "yes" if n in biases else "no" for n in ("later_bias", "bias")}
+    tags = {n: "yes" if n in biases else "no" for n in ("later_bias", "bias")} | {"weights": "rows"}
     return Sample(**(weights | given | changes), tags=tags, sizes={"S": 20})
+
+
+def _columns(sample: Sample, **changes: Any) -> Sample:
+    """The same product, its weights the other way round."""
+    turned = {n: replace(sample.operands[n], dims=f"K {side}") for n, side in (("later", "M"), ("weight", "N"))}
+    refused = changes.pop("refused", "")
+    operands = sample.operands | turned | changes
+    return Sample(**operands, tags=sample.tags | {"weights": "columns"}, sizes=sample.given_sizes, refused=refused)
 
 
 @register_pattern(
@@ -141,7 +188,9 @@ def _sample(biases: Mapping[str, T], *, frozen: bool, **changes: Any) -> Sample:
     family="linear",
     replacement=[Candidate("merged_frozen", merged_frozen, _frozen), Candidate("merged", merged, _changing)],
     samples=[_sample(biases, frozen=frozen) for frozen in (True, False) for biases in _BIASES]
+    + [_columns(_sample(biases, frozen=frozen)) for frozen in (True, False) for biases in (_BIASES[0], _BIASES[3])]
     + [
+        _columns(_sample({}, frozen=False), later=T("B K M"), weight=T("B K N"), refused="weight-no-matrix"),
         Sample(x=T("K"), later=T("M K"), weight=T("N K"), tags={"later_bias": "no", "bias": "no"},
                refused="rank-too-low"),
         Sample(x=T("S K", dtype=torch.int64), later=T("M K", dtype=torch.int64), weight=T("N K", dtype=torch.int64),
@@ -151,16 +200,22 @@ def _sample(biases: Mapping[str, T], *, frozen: bool, **changes: Any) -> Sample:
         Sample(x=T("S K"), later=T("M K"), later_bias=T("1 1"), weight=T("N K"), tags={"bias": "no"},
                refused="bias-broadcasts"),
     ],
-    guards=(rows, trained_apart, one_bias_each, nearby),
+    guards=(rows, matrices, trained_apart, one_bias_each, nearby),
+    derived={"columns": by_columns},
     numerics=Numerics(slack=4.0),
+    spell=lambda declaration: with_other_products(as_recorded(declaration)),
     advice={
-        "operators-missing": "write products of one input as F.linear(x, w): x @ w.T and addmm are left as they are",
         "weight-trained": "it is for inference: turn gradients of the weights off",
     },
 )  # fmt: skip
 def merged_linear(x: Any, later: Any, later_bias: Any, weight: Any, bias: Any) -> Any:
-    """linear(x, later, later_bias) and, before it, linear(x, weight, bias); biases are optional."""
-    return (
-        choose("later_bias", yes=lambda: F.linear(x, later, later_bias), no=lambda: F.linear(x, later)),
-        choose("bias", yes=lambda: F.linear(x, weight, bias), no=lambda: F.linear(x, weight)),
-    )
+    """linear(x, later, later_bias) and, before it, linear(x, weight, bias); also x @ w; biases are optional."""
+
+    def product(name: str, w: Any, b: Any) -> Any:
+        return choose(
+            "weights",
+            rows=lambda: choose(name, yes=lambda: F.linear(x, w, b), no=lambda: F.linear(x, w)),
+            columns=lambda: choose(name, yes=lambda: torch.matmul(x, w) + b, no=lambda: torch.matmul(x, w)),
+        )
+
+    return product("later_bias", later, later_bias), product("bias", weight, bias)

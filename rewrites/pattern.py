@@ -14,7 +14,7 @@ Terms are written in normal form's spelling, whatever the function's own was: ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -403,43 +403,64 @@ def _required_ops(term: Any, known: dict[Term, frozenset[str]]) -> frozenset[str
 
 
 _Calls = frozenset[int]
-_Chosen = Callable[[list[_Calls]], _Calls]
+_OfOptions = Callable[["Choice", list[_Calls]], _Calls]
 
 
 def size(term: Any) -> int:
     """Number of operators in the largest match of `term`: of alternatives, the largest counts."""
-    return len(_calls(term, lambda options: max(options, key=len), {}))
+    return len(_calls(term, lambda choice, options: max(options, key=len), {}))
 
 
 def least_size(term: Any) -> int:
     """Number of operators in the smallest match of `term`."""
-    return len(_calls(term, lambda options: min(options, key=len), {}))
+    return len(_calls(term, _smallest, {}))
+
+
+def needed_size(term: Any, met: Collection[int]) -> int:
+    """How many of the calls met every match needs; of alternatives, no more than the smallest has.
+
+    Args:
+        term: or terms.
+        met: identities of calls, none of them of `optional_calls`.
+    """
+    least: dict[int, _Calls] = {}
+
+    def of_options(choice: Choice, options: list[_Calls]) -> _Calls:
+        most: _Calls = max(options, key=len)
+        return frozenset(sorted(most)[: len(_calls(choice, _smallest, least))])
+
+    return len(_calls(term, of_options, {}, met))
 
 
 def optional_calls(term: Any) -> _Calls:
-    """Identities of the calls that a match can do without: an option has them around another option, or beside it."""
+    """Identities of the calls that a match can do without: they stand around another option of their choice."""
     found: set[int] = set()
     known: dict[int, _Calls] = {}
     for choice in (one for one in subterms(term) if isinstance(one, Choice)):
-        options = [_calls(option, _any_of, known) for _, option in choice.options]
+        options = [_calls(option, lambda _, every: _united(every), known) for _, option in choice.options]
         found.update(*(more - less for more in options for less in options if less < more))
     return frozenset(found)
 
 
-def _any_of(options: list[_Calls]) -> _Calls:
-    return frozenset[int]().union(*options)
+def _smallest(_choice: Choice, options: list[_Calls]) -> _Calls:
+    return min(options, key=len)
 
 
-def _calls(term: Any, of_options: _Chosen, known: dict[int, _Calls]) -> _Calls:
-    """The calls of a match, `of_options` those of alternatives; `known` holds the answers for shared terms."""
+def _united(calls: list[_Calls]) -> _Calls:
+    return frozenset[int]().union(*calls)
+
+
+def _calls(term: Any, of_options: _OfOptions, known: dict[int, _Calls], met: Collection[int] | None = None) -> _Calls:
+    """The calls of a match, or those of them that were met; `known` holds the answers for shared terms."""
     if isinstance(term, (list, tuple)):
-        return _any_of([_calls(part, of_options, known) for part in term])
+        return _united([_calls(part, of_options, known, met) for part in term])
     if not isinstance(term, Term):
         return frozenset()
     if id(term) not in known:
-        inner = [_calls(part, of_options, known) for part in term._parts()]
-        whole = of_options(inner) if isinstance(term, Choice) and inner else _any_of(inner)
-        known[id(term)] = whole | {id(term)} if isinstance(term, Call) else whole
+        inner = [_calls(part, of_options, known, met) for part in term._parts()]
+        whole = of_options(term, inner) if isinstance(term, Choice) and inner else _united(inner)
+        counts = isinstance(term, Call) and (met is None or id(term) in met)
+        known[id(term)] = whole | {id(term)} if counts else whole
     return known[id(term)]
 
 

@@ -33,11 +33,16 @@ class _Products:
         """A term, its products spelled both ways."""
         if isinstance(term, list):
             return [self.term(t) for t in term]
-        if not isinstance(term, Call):
+        if not isinstance(term, Call) and type(term) is not Choice:
             return term
         if id(term) not in self._made:
-            self._made[id(term)] = term, self._call(term)
+            self._made[id(term)] = term, self._call(term) if isinstance(term, Call) else self._choice(term)
         return self._made[id(term)][1]
+
+    def _choice(self, term: Choice) -> Choice:
+        options = tuple((label, self.term(option)) for label, option in term.options)
+        same = all(new is old for (_, new), (_, old) in zip(options, term.options, strict=True))
+        return term if same else Choice(term.tag, options)
 
     def _call(self, term: Call) -> Term:
         args = tuple(self.term(a) for a in term.args)

@@ -27,6 +27,7 @@ from .pattern import (
     PatternError,
     Variable,
     least_size,
+    needed_size,
     optional_calls,
     record_function,
     required_ops,
@@ -181,7 +182,9 @@ class Rule:
         """
         optional, least = self._needs
         needed = least - 1
-        return min((len([call for call in met if call not in optional]) - 1) / needed, 1.0) if needed > 0 else 1.0
+        if needed <= 0:
+            return 1.0
+        return (needed_size(self.outputs, {call for call in met if call not in optional}) - 1) / needed
 
     @cached_property
     def _needs(self) -> tuple[frozenset[int], int]:

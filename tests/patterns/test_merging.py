@@ -180,3 +180,48 @@ def test_heads_that_share_a_key_after_a_merged_product(kernels: str, dynamic: bo
     with torch.no_grad():
         for x in (normal(2, 24, 32), normal(3, 17, 32)):
             torch.testing.assert_close(run(x), model(x))
+
+
+SPELLINGS = {
+    "transposed weights": (lambda x, a, c: (x @ a.T, x @ c.T), (A, C)),
+    "transposed weights and a bias": (lambda x, a, c, bias: (x @ a.T + bias, x @ c.T), (A, C, BIAS)),
+    "a bias first": (lambda x, a, c, bias: (bias + x @ a.T, bias + torch.matmul(x, c.t())), (A, C, BIAS)),
+    "columns": (lambda x, a, c: (x @ a, x @ c), (normal(16, 24), normal(16, 8))),
+    "columns, biases": (lambda x, a, c, b: (x @ a + b, x @ c + b[:8]), (normal(16, 24), normal(16, 8), BIAS)),
+    "both": (lambda x, a, c: (F.linear(x, a), x @ c.T), (A, C)),
+    "einsum": (lambda x, a, c: (torch.einsum("bsk,nk->bsn", x, a), torch.einsum("bsk,nk->bsn", x, c)), (A, C)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_products_are_found_however_they_are_spelled(name: str) -> None:
+    function, weights = SPELLINGS[name]
+    found = merged(function, (X, *weights))
+    assert found.count("merged_linear") == 1
+    targets = [str(n.target) for n in found.graph.nodes]
+    assert sum("linear" in target or "matmul" in target for target in targets) == 1
+
+
+def test_three_products_by_columns_are_one() -> None:
+    q, k, v = normal(16, 16), normal(16, 8), normal(16, 8)
+    found = merged(lambda x, q, k, v: (x @ q, x @ k, x @ v), (X, q, k, v))
+    assert found.count("merged_linear") == 2 and sum("matmul" in str(n.target) for n in found.graph.nodes) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "weights"),
+    [
+        (lambda x, a, c: (x @ a + c[:1], x @ c), (normal(16, 24), normal(16, 24))),
+        (lambda x, a, c: (x @ a + c[0, :1], x @ c), (normal(16, 24), normal(16, 24))),
+        (lambda x, a, c: (x @ a + c[0].double(), x @ c), (normal(16, 24), normal(16, 24))),
+        (lambda x, a, c: (x @ a, x @ c), (normal(2, 16, 24), normal(2, 16, 24))),
+        (lambda x, a, c: (x @ a.mT, x @ c), (normal(24, 16), normal(2, 16, 24))),
+    ],
+)
+def test_what_is_broadcast_stays_apart_or_right(function: Any, weights: Any) -> None:
+    merged(function, (X, *weights))
+
+
+def test_a_product_alone_is_no_near_miss() -> None:
+    found = rewritten(lambda x, a, bias: torch.tanh(x @ a.T + bias), (X, A, BIAS), rules=[merged_linear])
+    assert not found.codes

@@ -181,3 +181,12 @@ def test_an_operand_that_a_sample_leaves_out_is_named():
     message = r'traced on Sample\(x=T\("... N"\)\): TypeError: .* \(the sample gives no eps, None there\)'
     with pytest.raises(PatternError, match=message):
         declare(lambda x, eps: torch.rsqrt(x + eps), Sample(x=T("... N")), numbers=["eps"])
+
+
+def test_products_under_alternatives_match_in_either_spelling():
+    def pattern(x, w):
+        y = torch.nn.functional.linear(x, w)
+        return choose("after", relu=lambda: torch.relu(y), tanh=lambda: torch.tanh(y))
+
+    rule = declare(pattern, *(Sample(x=X, w=T("M N"), tags={"after": after}) for after in ("relu", "tanh")))
+    assert verdict(rule, lambda x, w: torch.tanh(x @ w.T), torch.randn(2, 3), torch.randn(4, 3)) == "matched"
