@@ -23,6 +23,7 @@ the caller gives. Not corrected: what AOTAutograd has made of several operators 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -299,6 +300,14 @@ def _contiguous(_: Sequence[Layout], result: Layout) -> Decision:
     return Order(_rows(len(result.sizes)))
 
 
+def _scaled_by_powers(operands: Sequence[Layout], result: Layout) -> Decision:
+    """As a product with powers of two, which are contiguous whatever the exponents are."""
+    x, exponents = operands
+    rows = tuple(math.prod(exponents.sizes[d + 1 :]) for d in range(len(exponents.sizes)))
+    decision = iterated([x, Layout(exponents.sizes, rows)], result)
+    return Order(_rows(len(result.sizes))) if decision == Same(1) else decision
+
+
 def _image(operands: Sequence[Layout], result: Layout, of: int) -> Decision:
     """Channels last or contiguous, as operand `of` is; what is no image is contiguous."""
     rank = len(result.sizes)
@@ -342,6 +351,7 @@ _NAMES: dict[Rule, str] = {
     iterated: _ITERATED,
     **{functools.partial(_iterated_in, order=order): names for order, names in _ITERATED_IN.items()},
     _contiguous: f"{_DENSE_ROWS} {_DENSE_ROWS_ANYWHERE}",
+    _scaled_by_powers: "ldexp",
     functools.partial(_image, of=0): _IMAGES,
     functools.partial(_image, of=1): _SECOND_IMAGES,
     **{functools.partial(_like, of=k): names for k, names in _LIKE.items()},

@@ -46,6 +46,7 @@ CALLS = {
     "angle": ((A,), WHOLE),
     "mul.Scalar": ((A, 2.0), WHOLE),
     "pow.Scalar": ((2.0, A), WHOLE),
+    "ldexp.Tensor": ((A, B), SHAPES),
     "hardswish_backward": ((A, B), WHOLE),
     "hardsigmoid_backward": ((A, B), WHOLE),
     "softplus_backward": ((A, B, 1, 20), WHOLE),
@@ -156,6 +157,7 @@ PROGRAMS = {
     "glu": lambda x, y: torch.nn.functional.glu(x[:1], 1) + 1,
     "norm": lambda x, y: torch.nn.functional.batch_norm(x[0].transpose(1, 2), None, None, training=True),
     "angle": lambda x, y: torch.complex(x.transpose(1, 3), x.transpose(1, 3)).angle(),
+    "powers of two": lambda x, y: torch.ldexp(torch.tensor(1.5), x.transpose(0, 3).round()) + 1,
     "one": lambda x, y: x[:1].transpose(0, 3) * 3.0,
 }
 
