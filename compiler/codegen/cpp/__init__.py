@@ -1,8 +1,8 @@
-"""C++ for CPUs: kernels become a shared library, as fast as vector kernels written by hand.
+"""C++ for CPUs: kernels are compiled into a shared library.
 
     Kernel -> flatten -> plan (which loops run in lanes) -> text (regions, loops, values) -> compiler -> binding
 
-`build` is the one entry.
+`build` is the only entry point.
 """
 
 from .build import CompiledKernel, build, source_text

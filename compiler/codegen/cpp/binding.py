@@ -1,4 +1,4 @@
-"""Callables from the addresses of kernels: through a small extension module, or ctypes where Python has no headers."""
+"""Makes callables from addresses of kernels: by an extension module, or by ctypes if Python's headers are missing."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _TYPES = {"i": ctypes.c_longlong, "f": ctypes.c_double}
 
 
 def bind(address: int, kinds: str, sizes: int, big: bool) -> Callable[..., None]:
-    """A callable that runs the kernel at `address`.
+    """Make a callable that runs the kernel at `address`.
 
     Args:
-        address: of its function.
-        kinds: of each param: ``t`` a tensor, ``i`` an integer by value, ``f`` a float by value.
-        sizes: how many sizes follow the params.
-        big: whether calls take so long that other Python threads should run meanwhile.
+        address: the address of its function.
+        kinds: a letter for each param: ``t`` a tensor, ``i`` an integer by value, ``f`` a float by value.
+        sizes: the number of sizes that follow the params.
+        big: whether to release the interpreter lock during a call, since it takes long.
 
     Returns:
-        a function of tensors, numbers and sizes. It raises IndexOutOfRange for an index out of range, RuntimeError for
-        an integer division by zero.
+        a function of tensors, numbers and sizes. It raises IndexOutOfRange if an index is out of range, and
+        RuntimeError if an integer is divided by zero.
     """
     module = _module()
     if module is not None:
@@ -42,7 +42,7 @@ def bind(address: int, kinds: str, sizes: int, big: bool) -> Callable[..., None]
 
 @functools.cache
 def _module() -> Any:
-    """The extension module, None where Python's headers are missing."""
+    """The extension module; None if Python's headers are missing."""
     include = Path(sysconfig.get_paths()["include"])
     if not (include / "Python.h").exists():
         return None

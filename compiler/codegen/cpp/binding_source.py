@@ -1,7 +1,8 @@
-"""The module that calls kernels from Python, in C against Python's own API: compiled once per machine and Python.
+"""The source of the extension module that calls kernels from Python: C, compiled once for each machine and Python.
 
-`make(address, kinds, sizes, big)` gives a callable over tensors (``t``), integers (``i``) and floats (``f``) by value,
-then sizes. A call costs the tensors' `data_ptr()` and little more. Big kernels let other Python threads run.
+`make(address, kinds, sizes, big)` returns a callable. Its arguments are tensors (``t``), integers (``i``) and floats
+(``f``) by value, then sizes. A call costs little more than the tensors' `data_ptr()`. Big kernels release the
+interpreter lock.
 """
 
 BINDING = r"""

@@ -1,4 +1,4 @@
-"""Kernels to callables: text, one or two translation units, machine code, bindings."""
+"""Turns kernels into callables: C++ text, one or two translation units, machine code, bindings."""
 
 from __future__ import annotations
 
@@ -25,25 +25,28 @@ from .prelude_runtime import RUNTIME
 from .prelude_types import TYPES
 from .target import Target, host_target
 
-_BIG = 16 * GRAIN  # work of a kernel whose call may leave the interpreter to other threads
-_SPLIT = 24  # distinct kernels from which on two compilers share the work
+_BIG = 16 * GRAIN  # work of a kernel from which on its call releases the interpreter lock
+_SPLIT = 24  # number of distinct kernels from which on two compilers share the work
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
     """A kernel as machine code; call it with tensors in the order of the kernel's params, then sizes.
 
-    Sizes and strides of buffers are those of the kernel, not looked up: tensors must have them. What the kernel does
-    not state is not checked. Pickles as its source: whoever loads it finds the library on disk or compiles it again.
+    The code assumes the sizes and strides of the kernel's buffers; it does not check those of the tensors. The object
+    is pickled as its source: unpickling finds the library on disk or compiles it again.
 
     Args:
-        name: of its function.
-        unit: the C++ that holds it; `source` the file.
-        kinds: of its params and `sizes`, how many follow, `big`: see `bind`.
-        bare: the bare callable, a little faster than the object.
+        name: the name of its function.
+        unit: the C++ source that contains the function.
+        source: the file of that source.
+        kinds: the kinds of its params; see `bind`.
+        sizes: the number of sizes that follow the params.
+        big: whether other Python threads run during a call.
+        bare: the callable itself, which is a little faster than the object.
 
     Raises:
-        IndexOutOfRange: an index read from memory was out of range; outputs are then incomplete.
+        IndexOutOfRange: an index read from memory was out of range. The outputs are then incomplete.
         RuntimeError: an integer was divided by zero.
     """
 
@@ -73,11 +76,11 @@ def _restored_library(unit: Source) -> tuple[ctypes.CDLL, Path]:
 
 
 def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[CompiledKernel]:
-    """Compile kernels, equal ones (names apart) once.
+    """Compile kernels; kernels that are equal except for names are compiled once.
 
     Args:
         kernels: scheduled loop trees.
-        target: instructions to use; the widest that this machine has if None.
+        target: the instruction set; by default the widest of this machine.
 
     Raises:
         CompilerMissing: there is no C++ compiler.
@@ -95,13 +98,13 @@ def build(kernels: Sequence[Kernel], target: Target | None = None) -> list[Compi
 
 
 def source_text(kernels: Sequence[Kernel], target: Target | None = None) -> str:
-    """The C++ of kernels in one unit, for reading."""
+    """The C++ source of kernels in one unit, for people to read."""
     target = target or host_target()
     return source_of(list(dict(_functions(kernels, target)).values()), target).text
 
 
 def _functions(kernels: Sequence[Kernel], target: Target) -> list[tuple[str, str]]:
-    """Name and text of each kernel's function; of kernels equal up to names, the first one's."""
+    """The name and text of each kernel's function; kernels that are equal except for names share the first one."""
     written: dict[Kernel, tuple[str, str]] = {}
     named: list[tuple[str, str]] = []
     for kernel in kernels:
@@ -130,7 +133,7 @@ def _prelude(target: Target) -> str:
 
 
 def source_of(functions: Sequence[str], target: Target) -> Source:
-    """One unit: the prelude for a target, then functions that use it."""
+    """One translation unit: the prelude for a target, then the functions."""
     libraries = ("-lmvec", "-lm") if target.functions else ("-lm",)
     return Source("\n\n".join([_prelude(target), *functions]) + "\n", (*target.flags, *libraries))
 

@@ -1,11 +1,11 @@
-"""Runs the C++ compiler: sources in, shared libraries out, kept on disk by the hash of all that they depend on.
+"""Runs the C++ compiler on sources, and stores the shared libraries on disk by the hash of everything they depend on.
 
     code/3f/3f9a...c1.so      the library        code/3f/3f9a...c1.cpp     its source, to read
 
-Files are written aside and renamed into place: readers in other processes see a whole library or none. A seal stands
-behind the library (the loader reads no further than its end): one that is damaged, or that this user's regraft did not
-write, is deleted and compiled again, as is one that can't be loaded, and one that was replaced since it was looked at.
-Where the disk is full, a library lasts as long as the process.
+A file is written under a temporary name and then renamed, so other processes see a complete library or none. A seal
+follows the library in its file; the loader ignores it. A library is deleted and compiled again if it is damaged, if
+another user or program wrote it, if it cannot be loaded, or if it was replaced after it was checked. If the disk is
+full, a library lasts as long as the process.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from ..code_cache_dir import code_folder, temporary_folder
 from .errors import CompileFailed, CompilerMissing
 
 SECONDS = 600.0
-"""That the compiler may take for one source."""
+"""The time limit of the compiler for one source."""
 
 _VERSION_SECONDS = 60.0
 _ATTEMPTS = 3
 _KIND = "code"
-_given_up: dict[str, str] = {}  # why a compiler is not asked again, by its path
+_given_up: dict[str, str] = {}  # by path of a compiler, the reason why it is not run again
 _NO_SPACE = "No space left on device"
 _CANDIDATES = ("g++", "clang++", "c++")
-# NaN, infinities and signed zeros are kept; only what nobody can see is given up: errno and floating-point traps.
-# Multiplications and additions are not contracted: eager rounds in between.
+# NaN, infinities and signed zeros are preserved; errno and floating-point traps are not, since nobody observes them.
+# A multiplication and an addition are not contracted, since eager rounds the product.
 FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-shared", "-w", "-fwrapv", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables",
@@ -55,8 +55,8 @@ class Compiler:
     """A C++ compiler.
 
     Args:
-        path: of the program.
-        version: what it says about itself.
+        path: the path of the program.
+        version: the first line that it prints for ``--version``.
     """
 
     path: str
@@ -68,8 +68,8 @@ class Source:
     """The source of one shared library.
 
     Args:
-        text: C++.
-        flags: further flags, those of the target and of libraries.
+        text: the C++ text.
+        flags: additional flags, for the target and for libraries.
     """
 
     text: str
@@ -77,7 +77,7 @@ class Source:
 
 
 def find_compiler() -> Compiler:
-    """The compiler named by ``$CXX``, else the first of g++, clang++ and c++ on the path.
+    """The compiler that ``$CXX`` names, or else the first of g++, clang++ and c++ on the path.
 
     Raises:
         CompilerMissing: there is none.
@@ -94,7 +94,7 @@ def find_compiler() -> Compiler:
 
 
 def kernel_flags() -> tuple[str, ...]:
-    """The flags of every kernel, but for the one that makes a shared library."""
+    """The flags of every kernel, except the flag that creates a shared library."""
     return tuple(flag for flag in FLAGS if flag != "-shared")
 
 
@@ -120,10 +120,13 @@ def _version(path: str) -> str:
 
 
 def compile_all(sources: Sequence[Source]) -> list[tuple[ctypes.CDLL, Path]]:
-    """The loaded libraries of sources, and where their sources lie; those not on disk are compiled side by side.
+    """Load the libraries of sources; those that are not on disk are compiled in parallel.
+
+    Returns:
+        for each source, its library and the path of its text.
 
     Raises:
-        CompilerMissing: something must be compiled, and there is no compiler.
+        CompilerMissing: a source must be compiled, and there is no compiler.
         CompileFailed: the compiler refused a source.
     """
     if len(sources) < 2:
@@ -147,7 +150,7 @@ def _library(source: Source) -> tuple[ctypes.CDLL, Path]:
 
 
 def _made(source: Source, compiler: Compiler, path: Path) -> ctypes.CDLL:
-    """The library of a source, compiled; once more where somebody spoils it before it is loaded."""
+    """Compile a source and load its library; try again if another process damages the file before it is loaded."""
     why = "it was damaged before it was loaded"
     for _ in range(_ATTEMPTS):
         _compile(source, compiler, path)
@@ -171,10 +174,10 @@ def _name(source: Source, compiler: Compiler) -> str:
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
-    """The library at `path`, None where there is none; what can't be believed or loaded is deleted."""
+    """The library at `path`; None if there is none. A library that is invalid or cannot be loaded is deleted."""
     try:
         loaded = _opened(path)
-    except FileNotFoundError:  # also where it was deleted meanwhile, and another process may make it again
+    except FileNotFoundError:  # another process may also have deleted it, and may create it again
         return None
     except OSError:
         loaded = None
@@ -184,12 +187,12 @@ def _loaded(path: Path) -> ctypes.CDLL | None:
 
 
 def _opened(path: Path) -> ctypes.CDLL | None:
-    """The library at `path`; None for one that this user's regraft did not write, or that is replaced all the time.
+    """The library at `path`; None if its seal is wrong, or if other processes keep replacing it.
 
     Raises:
         OSError: it cannot be read or loaded.
     """
-    for _ in range(_ATTEMPTS):  # another process may replace it meanwhile, by as good a one
+    for _ in range(_ATTEMPTS):  # another process may replace it by an equal one
         with path.open("rb") as file:
             if seal.opened(_entry(path), file.read()) is None:
                 return None
@@ -202,7 +205,7 @@ def _opened(path: Path) -> ctypes.CDLL | None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether a name still is that of an open file: the system's loader, which takes names, ends at half a library."""
+    """Whether a path still names an open file: the loader takes a path, and crashes on an incomplete library."""
     return os.path.samestat(os.fstat(descriptor), path.stat())
 
 
@@ -231,10 +234,10 @@ def _compile(source: Source, compiler: Compiler, path: Path) -> None:
         raise
     finally:
         made.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a source that was refused stays, to be looked at
+        with contextlib.suppress(OSError):  # a source that was refused is kept for inspection
             text.replace(path.with_suffix(".cpp"))
     _note(path)
-    with contextlib.suppress(OSError):  # somebody may have deleted it
+    with contextlib.suppress(OSError):  # another process may have deleted it
         note_written(path.stat().st_size + len(source.text))
 
 

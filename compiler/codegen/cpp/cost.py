@@ -1,4 +1,4 @@
-"""How much work a statement is, in memory accesses and cheap operations."""
+"""The work of statements, counted in memory accesses and cheap operations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ...ir.kernel import Fold, Loop, Statement
 from ...ir.ops import OPS
 from ...ir.value import Guarded, Load, Op, Value, walk
 
-GRAIN = 65536  # work for which it pays to wake a thread
+GRAIN = 65536  # work from which on another thread is worth waking
 _COSTLY = 6
 
 
 def work_of(statement: Statement) -> Any:
-    """The work of a statement, an index: 2 loads, an addition and a store, 768 times  ->  3072."""
+    """The work of a statement as an index: 2 loads, an addition and a store, 768 times  ->  3072."""
     if isinstance(statement, Loop):
         return mul(statement.var.extent, work_of_all(statement.body))
     if isinstance(statement, Fold):
@@ -24,7 +24,7 @@ def work_of(statement: Statement) -> Any:
 
 
 def work_of_all(body: tuple[Statement, ...]) -> Any:
-    """The work of statements in a row."""
+    """The total work of statements."""
     total: Any = 0
     for statement in body:
         total = add(total, work_of(statement))

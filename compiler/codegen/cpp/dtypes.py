@@ -1,4 +1,4 @@
-"""Dtypes in C++: what is in memory, what is computed with, and how numbers are spelled."""
+"""Dtypes in C++: the types of elements in memory, the types of values, and literals."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _MEMORY = {**_SCALARS, torch.bfloat16: "Bf16", torch.float16: "F16"}
 
 
 class UnsupportedDtype(TypeError):  # noqa: N818 (what is the case, not what went wrong)
-    """A dtype that kernels do not compute with."""
+    """Kernels do not support this dtype."""
 
 
 def scalar_type(dtype: torch.dtype) -> str:
-    """The C++ type that values of a compute dtype have."""
+    """The C++ type of a value of a compute dtype."""
     return _find(_SCALARS, dtype)
 
 
 def memory_type(dtype: torch.dtype) -> str:
-    """The C++ type of elements in memory."""
+    """The C++ type of an element in memory."""
     return _find(_MEMORY, dtype)
 
 
 def lane_type(dtype: torch.dtype) -> str:
-    """The C++ type of a vector's lanes: truth values are masks of 32 bits."""
+    """The C++ type of the lanes of a vector; truth values are masks of 32 bits."""
     return "i32" if dtype == torch.bool else scalar_type(dtype)
 
 
 def lane_bytes(dtype: torch.dtype) -> int:
-    """Bytes of a lane; narrow integers count as 4, so that they do not widen everything else."""
+    """The bytes of a lane. Narrow integers count as 4: with more lanes, other values would take several vectors."""
     return max(4, compute_dtype(dtype).itemsize)
 
 

@@ -1,4 +1,4 @@
-"""Errors of compiling kernels, and those that kernels report."""
+"""Errors of the compilation of kernels, and errors that kernels report."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 class CompilerMissing(RuntimeError):  # noqa: N818
-    """There is no C++ compiler on this machine; the message says where it was looked for."""
+    """There is no C++ compiler on this machine; the message lists the names that were tried."""
 
 
 class IndexOutOfRange(IndexError, RuntimeError):  # noqa: N818
     """An index read from memory is out of range.
 
-    Eager raises an IndexError from some operators (`index_select`) and a RuntimeError from others (`gather`), and a
-    kernel may hold several: whoever catches eager's error catches this one.
+    In eager some operators (`index_select`) raise an IndexError and others (`gather`) a RuntimeError. A kernel may
+    contain both kinds, so this error is both: code that catches eager's error catches this one.
     """
 
 
@@ -21,8 +21,8 @@ class CompileFailed(RuntimeError):  # noqa: N818
     """The C++ compiler refused a generated source, crashed or took too long.
 
     Args:
-        source: the file, kept for inspection.
-        output: what the compiler said.
+        source: the file of the source, kept for inspection.
+        output: the messages of the compiler.
     """
 
     def __init__(self, source: Path, output: str) -> None:

@@ -1,4 +1,4 @@
-"""Indices as C++ expressions of 64-bit integers, or of 32-bit ones, of which vectors hold twice as many."""
+"""Indices as C++ expressions, of 64-bit integers or of 32-bit integers, of which a vector holds twice as many."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...ir.index.bounds import bounds, known_nonnegative
 from ...ir.index.index import Atom, Index, Least, Loaded, Most, Quotient, Remainder, Size, Var, atoms
 from ..polynomial import polynomial
 
-_ROOM = torch.iinfo(torch.int32).max // 2  # what is added to a dividend may be as much again
+_ROOM = torch.iinfo(torch.int32).max // 2  # the number that is added to a dividend may be as large as the dividend
 Spell = Callable[[Atom], str]
 
 
 def index_text(number: Any, spell: Spell) -> str:
-    """An index in C++; `spell` gives variables, sizes and what is read from memory.
+    """An index in C++; `spell` returns the text of variables, sizes and numbers read from memory.
 
     768*i + j  ->  (768 * i + j)
     """
@@ -42,7 +42,7 @@ def _division(atom: Quotient | Remainder, spell: Spell) -> str:
 
 
 def fits_short(number: Any) -> bool:
-    """Whether an index may be computed in 32 bits: it fits, and so does what is divided or compared in it."""
+    """Whether an index can be computed in 32 bits: it fits, as do all dividends and compared numbers in it."""
     if not _in_short(number):
         return False
     for atom in atoms(number) if isinstance(number, Index) else ():
@@ -59,10 +59,10 @@ def fits_short(number: Any) -> bool:
 
 
 def short_text(number: Any, spell: Spell, lanes: int) -> str:
-    """An index that `fits_short` in C++, as a vector of i32; `spell` gives vectors, and i32 where lanes agree.
+    """An index that `fits_short` in C++, as a vector of i32; `spell` returns vectors, or i32 if lanes agree.
 
-    Compilers take lanes one by one where a loop over them holds more than an addition, so this is arithmetic of
-    vectors. What may be negative is divided after a multiple of the divisor was added.
+    Compilers do not vectorize a loop over lanes that contains more than an addition, so the text uses arithmetic of
+    vectors. If a dividend may be negative, a multiple of the divisor is added first.
     """
     return f"each<{lanes}>({polynomial(number, lambda atom: _short_atom(atom, spell, lanes), str)})"
 

@@ -1,10 +1,10 @@
-"""A kernel as C++: a function that runs regions one after the other, each over iterations that threads share.
+"""A kernel as C++: a function that runs one region after the other; threads share the iterations of each region.
 
     for i < 4096 parallel: ...         ->  region over i
     for j < 1000000 parallel: ...      ->  region over chunks of j, each a number of whole vectors
     fold sum: for j < 1000000: ...     ->  region over chunks, partial sums in memory; then a region that joins them
 
-Chunks do not depend on the number of threads, and neither do results.
+Chunks do not depend on the number of threads, so results do not either.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .plan import Plan
 from .region import Region
 from .target import Target
 
-_PIECES = 64  # with as many iterations outside, the vector loop stays whole
+_PIECES = 64  # number of outer iterations from which on the vector loop is not split
 
 
 def kernel_text(kernel: Kernel, target: Target) -> str:
-    """The kernel's functions; the one to call is named ``KERNEL``, the others begin so.
+    """The functions of a kernel. The entry point is named ``KERNEL``; the other names begin with it.
 
-    Equal kernels, names apart, have equal texts.
+    Kernels that are equal except for names have equal texts.
     """
     return _KernelText(move_bits(flatten(kernel)), target).text()
 
@@ -60,7 +60,7 @@ class _KernelText:
     def _region(
         self, count: Any, work: Any, body: Sequence[Statement], parallel: frozenset[Var] = frozenset()
     ) -> Region:
-        """The next region to run, over `count` iterations."""
+        """The next region, which runs over `count` iterations."""
         name = f"KERNEL_{len(self._calls)}"
         size = self._layout.size_text
         self._calls.append(f"  run(&call, {name}, {size(count)}, {size(work)}, {GRAIN});")
@@ -98,7 +98,7 @@ class _KernelText:
         region.iterate(loops, chunked, each)
 
     def _chain(self, loop: Loop) -> list[Loop]:
-        """Perfectly nested parallel loops, down to the first that runs in lanes."""
+        """The perfectly nested parallel loops, down to the first loop in lanes."""
         chain = [loop]
         while self._plan.of(chain[-1]) is None and len(chain[-1].body) == 1:
             inner = chain[-1].body[0]
@@ -108,7 +108,7 @@ class _KernelText:
         return chain
 
     def _chunk(self, chain: Sequence[Loop]) -> int:
-        """How many iterations of the innermost loop make a chunk; 0 leaves it whole, to one thread."""
+        """The number of iterations of the innermost loop in a chunk; with 0, one thread runs all of them."""
         inner, strategy = chain[-1], self._plan.of(chain[-1])
         around: Any = 1
         for outer in chain[:-1]:
@@ -122,7 +122,7 @@ class _KernelText:
     # -- folds over everything ------------------------------------------------------------------------------------
 
     def _splits(self, fold: Fold) -> bool:
-        """Whether a fold is worth splitting into chunks, and nothing in it minds."""
+        """Whether splitting a fold into chunks is worthwhile and legal."""
         if len(fold.body) != 1 or not isinstance(fold.body[0], Loop):
             return False
         names, high = {r.name for r in fold.reductions}, bounds(work_of(fold))[1]
@@ -143,7 +143,7 @@ class _KernelText:
 
 
 def _chunk_length(loop: Loop, strategy: Any, work: int) -> int:
-    """Iterations that make about so much work: whole vectors, of all copies."""
+    """The number of iterations with about this much work: a multiple of the lanes of all copies."""
     step = getattr(strategy, "lanes", 1) * getattr(strategy, "copies", 1)
     inside = bounds(work_of_all(loop.body))[1]
     return step * max(1, work // (step * max(inside or work, 1)))

@@ -1,4 +1,4 @@
-"""Where a kernel's parts are: pointers, sizes, scratch and results that regions hand on to one another."""
+"""The memory layout of a kernel: pointers, sizes, scratch, and results that one region passes to the next."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .index_text import index_text
 from .plan import Plan
 from .value_text import Names
 
-_STACK = 32768  # bytes of scratch that a region keeps on the stack
+_STACK = 32768  # bytes of scratch that a region allocates on the stack
 
 
 class Layout:
-    """The memory layout and the names that a kernel's functions share.
+    """The memory layout and the names that the functions of a kernel share.
 
     Args:
-        kernel: flattened.
-        plan: how its loops run.
-        dependence: of its values.
+        kernel: the flattened kernel.
+        plan: the strategies of its loops.
+        dependence: the variables that each of its values depends on.
     """
 
     def __init__(self, kernel: Kernel, plan: Plan, dependence: Dependence) -> None:
@@ -39,15 +39,15 @@ class Layout:
         self.slots = {result: k for k, result in enumerate(_top_results(kernel))}
 
     def size_text(self, number: Any) -> str:
-        """An index of sizes in C++; what else it depends on counts as 1."""
+        """An index of sizes in C++; atoms that are not sizes count as 1."""
         return index_text(number, lambda atom: self.sizes[atom.name] if isinstance(atom, Size) else "1ll")
 
     def bytes_text(self, buffer: Buffer) -> str:
-        """How many bytes a scratch buffer takes."""
+        """The number of bytes of a scratch buffer."""
         return f"{buffer.dtype.itemsize * self.plan.spread(buffer.name)} * {self.size_text(_span(buffer))}"
 
     def names(self, body: Sequence[Statement]) -> tuple[Names, list[str]]:
-        """Names in a region, and the lines that declare them."""
+        """The names in a region, and the lines that declare them."""
         buffers = [*(p.buffer for p in self.kernel.params), *self.kernel.scratch]
         tables = frozenset(b.name for b in buffers if b.kind == "constant")
         names = Names(dict(self.pointers), dict(self.sizes), {b.name: _span(b) for b in buffers}, tables)
@@ -93,7 +93,7 @@ def _uses(statement: Statement, name: str) -> bool:
 
 
 def _top_results(kernel: Kernel) -> list[tuple[str, int]]:
-    """Results that outlive their region: those of folds outside of all loops."""
+    """The results that outlive their region: those of folds outside of all loops."""
     return [
         (reduction.name, component)
         for statement in kernel.body
@@ -104,7 +104,7 @@ def _top_results(kernel: Kernel) -> list[tuple[str, int]]:
 
 
 def _span(buffer: Buffer) -> Any:
-    """How many elements from the first to the last."""
+    """The number of elements from the first to the last."""
     total: Any = 1
     for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
         total = add(total, mul(add(size, -1), stride))

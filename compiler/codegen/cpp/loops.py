@@ -1,4 +1,4 @@
-"""Loops, folds and stores as C++, by the plan."""
+"""Writes loops, folds and stores as C++, as the plan says."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .turned import Turned
 from .value_text import Values, Vectors, depends_on, may_fail
 from .woven import woven
 
-# How much goes into one accumulator before that is folded into another: rounding errors stay small. Means of moments
-# are rounded at each step, and so are the squares of what is left. Products round as often in any order.
+# Number of elements in one accumulator before it is folded into another, which bounds rounding errors. Means of moments
+# are rounded at each step, as are the squares of differences. Products have the same rounding errors in any order.
 _RUNS = {"sum": 256, "softmax": 256, "welford": 64}
-_GROUP = 64  # runs that are joined before they are joined to others
+_GROUP = 64  # number of runs that are joined into a group, before groups are joined
 _Part = Callable[[Sequence[Accumulators], str, str], None]
 
 
@@ -32,8 +32,8 @@ class Loops:
 
     Args:
         out: writes values.
-        plan: which loops run in lanes.
-        parallel: variables of loops whose iterations other threads run: stores that meet are atomic.
+        plan: the strategies of loops.
+        parallel: variables of loops whose iterations several threads run. Stores to the same element are then atomic.
     """
 
     def __init__(self, out: Values, plan: Plan, parallel: frozenset[Var] = frozenset()) -> None:
@@ -59,7 +59,7 @@ class Loops:
     # -- loops ----------------------------------------------------------------------------------------------------
 
     def loop(self, loop: Loop, begin: str = "0ll", end: str | None = None) -> None:
-        """Write a loop from `begin` (of lanes: a multiple of the step) to `end`, or over all of its extent."""
+        """Write a loop from `begin` to `end`, by default to its extent. In lanes `begin` is a multiple of the step."""
         self._out.prepare(loop.var.extent)
         if loop.var.extent == 0:
             return
@@ -87,10 +87,10 @@ class Loops:
         return name
 
     def _lanes(self, loop: Loop, strategy: Lanes, begin: str, end: str, whole: bool) -> None:
-        """All copies of the lanes, one copy, and what is left under a mask; those parts that can be needed."""
+        """Write iterations for all copies, for one copy, and the rest under a mask; omit parts that cannot run."""
         name, lanes = self._named(loop.var), strategy.lanes
         step, extent = lanes * strategy.copies, loop.var.extent
-        # Chunks are as long as a number of steps: what is left of them is left of the whole.
+        # A chunk is a whole number of steps, so only the last chunk has a rest.
         left = extent % step if isinstance(extent, int) else None
         with self._writer.block():
             self._writer.line(f"i64 {name} = {begin};")
@@ -119,7 +119,7 @@ class Loops:
     # -- tiles ----------------------------------------------------------------------------------------------------
 
     def _tiles(self, loop: Loop, tile: Tile, begin: str, end: str) -> None:
-        """Square tiles: transposed loads go through registers or memory on the stack, row by row."""
+        """Square tiles: transposed loads pass through registers or through memory on the stack, row by row."""
         lanes, block, column = tile.lanes, self._writer.fresh("v"), self._named(tile.inner.var)
         self._out.prepare(tile.inner.var.extent)
         limit, fixed = self._out.at(tile.inner.var.extent), tile.inner.var.extent
@@ -147,7 +147,7 @@ class Loops:
                 self._tile(loop, tile, rows, columns)
 
     def _whole_tile(self, loop: Loop, tile: Tile) -> None:
-        """A tile that stays in registers: its one load is transposed there, its rows are written one by one."""
+        """A tile in registers: its only load is transposed there, and its rows are written one after the other."""
         (load,), lanes, first = tile.loads, tile.lanes, self._out.names.variables[loop.var]
         kind, address, step = self._turned(load, tile)
         rows, at = self._writer.fresh(), self._writer.fresh("v")
@@ -183,7 +183,7 @@ class Loops:
         return name
 
     def _turned(self, load: Load, tile: Tile) -> tuple[str, str, str]:
-        """What a load that is transposed reads: type, address of its first element, elements between columns."""
+        """The source of a transposed load: type, address of its first element, number of elements between columns."""
         offset = load.indices[0]
         self._out.prepare(offset)
         step = self._out.at(self._out.dependence.stride(offset, tile.inner.var, tile.lanes))
@@ -193,7 +193,7 @@ class Loops:
     # -- rows along a loop inside lanes ---------------------------------------------------------------------------
 
     def _in_rows(self, loop: Loop, turned: Turned, begin: str, end: str) -> None:
-        """As many iterations at a time as there are lanes, then what is left: in part of a block, or one by one."""
+        """Write blocks of as many iterations as there are lanes, then the rest: as part of a block, or one by one."""
         around, extent = self._out.vectors, loop.var.extent
         assert around is not None
         lanes, first = around.lanes, self._named(loop.var)
@@ -211,7 +211,7 @@ class Loops:
                     self.block(loop.body)
 
     def _block_of_rows(self, loop: Loop, turned: Turned, first: str, count: int) -> None:
-        """`count` iterations, at most as many as there are lanes: rows of so many elements, transposed."""
+        """Write a block of `count` iterations, at most one a lane: rows of `count` elements, transposed."""
         around = self._out.vectors
         assert around is not None
         lanes, (suffix, left) = around.lanes, ("", "") if count == around.lanes else ("_if", f", {count}")
@@ -233,7 +233,7 @@ class Loops:
             self._writer.line(f"store_rows{suffix}({rows}, {address}, {step}{left});")
 
     def _rows(self, buffer: str, offset: Any, lanes: int) -> tuple[str, str, str, str]:
-        """Vectors declared for rows of a buffer: their name, where the first lane's row is, its distance, its type."""
+        """Declare vectors for rows of a buffer: their name, the address of the first lane's row, the step, the type."""
         assert self._out.vectors is not None
         self._out.prepare(offset)
         rows, kind = self._writer.fresh(), f"Bare<decltype(*{self._out.names.buffers[buffer]})>::type"
@@ -244,7 +244,7 @@ class Loops:
     # -- folds ----------------------------------------------------------------------------------------------------
 
     def fold(self, fold: Fold) -> dict[tuple[str, int], str]:
-        """Write a fold; its results are named after it. Outside of lanes: scalars, also given back."""
+        """Write a fold; its results are named after it. Outside of lanes the results are scalars, and returned."""
         made = [self.start(reduction, fold) for reduction in fold.reductions]
         for statement in fold.body:
             if isinstance(statement, Loop) and (names := self._long(statement, fold)):
@@ -254,7 +254,7 @@ class Loops:
         return self.finish(made)
 
     def start(self, reduction: Reduction, fold: Fold) -> Accumulators:
-        """Accumulators of a reduction at identity, folded into from here on."""
+        """Declare the accumulators of a reduction at the identity; later updates fold into them."""
         lanes, copies = self._shape(fold)
         made = Accumulators(self._writer, reduction, lanes, copies)
         made.start()
@@ -262,7 +262,7 @@ class Loops:
         return made
 
     def finish(self, made: Sequence[Accumulators]) -> dict[tuple[str, int], str]:
-        """Join copies and lanes: the results hold from here on."""
+        """Join copies and lanes; the results are valid from here on."""
         results = self._out.names.results
         scalars: dict[tuple[str, int], str] = {}
         for state in made:
@@ -281,7 +281,7 @@ class Loops:
         return shape_of(self._plan, fold)
 
     def _current(self, state: Accumulators) -> None:
-        """Updates go to `state`, and results so far are read from it."""
+        """Within the block, updates go to `state`, and partial results are read from it."""
         name = state.reduction.name
         self._folds[name] = state
         for copy, names in enumerate(state.names):
@@ -302,9 +302,9 @@ class Loops:
     # -- long sums ------------------------------------------------------------------------------------------------
 
     def _long(self, loop: Loop, fold: Fold) -> set[str]:
-        """The reductions that so many numbers are folded into that rounding errors call for partial results.
+        """The reductions of so many elements that rounding errors require partial results.
 
-        Of scans none: their results so far are read.
+        Scans have none, since their partial results are read.
         """
         scanned = {v.reduction for v in values(fold.body) if isinstance(v, Result)}
         folded = {r.name for r in fold.reductions} - scanned
@@ -319,7 +319,7 @@ class Loops:
     def _in_runs(self, loop: Loop, totals: Sequence[Accumulators]) -> None:
         """Fold runs apart: ``a += x[j]``  ->  ``b = 0``, for j in the run ``b += x[j]``, then ``a += b``.
 
-        Where there are very many, so are groups of runs.
+        If there are very many runs, groups of runs are folded apart too.
         """
         inner, trips = _trips_inside(loop), _trips(loop)
         lanes = self._plan.of(loop) if self._out.vectors is None else None
@@ -337,7 +337,7 @@ class Loops:
             self._apart(totals, "0", end, _GROUP * each, group)
 
     def _apart(self, totals: Sequence[Accumulators], start: str, end: str, each: int, write: _Part) -> None:
-        """Fold parts of `each` iterations by themselves, as `write` does given where to, begin and end; then join."""
+        """Fold parts of `each` iterations apart, and join them; `write` takes accumulators, begin and end of a part."""
         begin = self._writer.fresh("v")
         with self._writer.block(f"for (i64 {begin} = {start}; {begin} < {end}; {begin} += {each})"):
             parts = [Accumulators(self._writer, t.reduction, t.lanes, len(t.names)) for t in totals]
@@ -351,10 +351,10 @@ class Loops:
         for total in totals:
             self._current(total)
 
-    # -- what does not change in a loop ---------------------------------------------------------------------------
+    # -- loop invariants -----------------------------------------------------------------------------------------
 
     def _hoist(self, loop: Loop) -> None:
-        """Compute before a loop what is the same in all of its iterations."""
+        """Compute the invariants of a loop before it."""
         changed = _changed(loop) | frozenset({loop.var})
         low = bounds(loop.var.extent)[0]
         runs = low is not None and low > 0
@@ -379,13 +379,13 @@ class Loops:
 
 
 def varying_in(loop: Loop, expanded: frozenset[str]) -> Sources:
-    """The values that differ from lane to lane where a loop runs in lanes."""
+    """The values that differ from lane to lane in a loop in lanes."""
     folds = {("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
     return frozenset({loop.var, *folds, *(("buffer", name) for name in expanded)})
 
 
 def shape_of(plan: Plan, fold: Fold) -> tuple[int | None, int]:
-    """Lanes and copies of the accumulators of a fold that is not in lanes itself."""
+    """The lanes and copies of the accumulators of a fold whose own loop is not in lanes."""
     names = {r.name for r in fold.reductions}
     inside = [s for s in statements(fold.body) if isinstance(s, Loop) and names & updated(s.body).keys()]
     found = [s for loop in inside if isinstance(s := plan.of(loop), Lanes)]
@@ -393,13 +393,13 @@ def shape_of(plan: Plan, fold: Fold) -> tuple[int | None, int]:
 
 
 def _run_of(reductions: Iterable[Reduction]) -> int | None:
-    """How many iterations make a run of what is folded together; None where order makes no difference."""
+    """The number of iterations of a run; None if the order of folding does not change the result."""
     floating = (r.reducer for r in reductions if r.values[0].dtype.is_floating_point)
     return min((_RUNS[name] for name in floating if name in _RUNS), default=None)
 
 
 def _changed(loop: Loop) -> Sources:
-    """What changes while a loop runs, its variable apart."""
+    """The variables, buffers and results that change while a loop runs."""
     results = {("result", name) for name in updated(loop.body)}
     results |= {("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
     written = {("buffer", name) for name in stored_buffers(loop.body)}
@@ -413,7 +413,7 @@ def _trips(loop: Loop) -> int | None:
 
 
 def _trips_inside(loop: Loop) -> int | None:
-    """At most how often the body's updates run per iteration."""
+    """An upper bound on the number of times that the updates of the body run in each iteration."""
     most = 1
     for statement in loop.body:
         if isinstance(statement, Loop):

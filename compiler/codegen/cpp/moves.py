@@ -1,8 +1,8 @@
-"""Floats of 16 bits that a kernel only moves are moved as bits: nothing is gained by making them wide and narrow again.
+"""Moves 16-bit floats as bits if the kernel does not compute with them: conversions to float32 and back are omitted.
 
     out[i, j] = table[ids[i], j]       bfloat16, loaded as float32, rounded   ->   int16, loaded and stored
 
-It is eager's copy to the bit, NaN's payload included.
+The copy equals eager's to the bit, including the payload of NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...ir.value import HALVES, Const, Guarded, Load, Op, Value, walk
 
 
 def move_bits(kernel: Kernel) -> Kernel:
-    """A flattened kernel in which 16-bit floats that nothing is computed with are whole numbers of 16 bits."""
+    """The flattened kernel with 16-bit integers in place of 16-bit floats that are only moved."""
     buffers = [*(p.buffer for p in kernel.params), *kernel.scratch]
     moved = _moved(kernel, {b.name: b.dtype for b in buffers if b.dtype in HALVES})
     if not moved:
@@ -38,7 +38,7 @@ def move_bits(kernel: Kernel) -> Kernel:
 
 
 def _moved(kernel: Kernel, halves: dict[str, torch.dtype]) -> dict[str, torch.dtype]:
-    """The buffers, of those given, whose elements go from one to another and nowhere else."""
+    """Those of the given buffers whose elements are only copied from one to another."""
     found, before = dict(halves), -1
     while found and len(found) != before:
         before = len(found)
@@ -54,7 +54,7 @@ def _moved(kernel: Kernel, halves: dict[str, torch.dtype]) -> dict[str, torch.dt
 
 
 def _computed(statement: Statement, leaves: set[Value]) -> Iterator[Value]:
-    """The values of a statement that are computed with, those that are moved left out."""
+    """The values of a statement that take part in computations, without those that are only moved."""
     if not leaves or not isinstance(statement, Assign):
         yield from roots(statement)
         return
@@ -70,12 +70,12 @@ def _conditions(value: Value) -> Iterator[Value]:
 
 
 def _leaves(value: Value) -> Iterator[Value]:
-    """What one of is stored: through choices."""
+    """The values of which one is stored, found through choices."""
     return (part for part in _parts(value) if _choice(part) is None)
 
 
 def _parts(value: Value) -> list[Value]:
-    """A value, and all that it chooses from, each once."""
+    """A value and all values that it chooses from, each once."""
     found = {value: None}
     todo = [value]
     while todo:
@@ -87,7 +87,7 @@ def _parts(value: Value) -> list[Value]:
 
 
 def _choice(value: Value) -> tuple[Any, ...] | None:
-    """Condition and branches, if a value chooses."""
+    """The condition and branches of a value that is a choice; None for other values."""
     if isinstance(value, Guarded):
         return value.condition, value.value, value.other
     return value.args if isinstance(value, Op) and value.name == "where" else None
@@ -109,7 +109,7 @@ def _statement(statement: Statement, moved: dict[str, torch.dtype]) -> Statement
 
 
 def _bits(value: Value, dtype: torch.dtype) -> Value:
-    """What is moved, as 16 bits."""
+    """A moved value, as 16 bits."""
     if isinstance(value, Load):
         return Load(value.buffer, value.indices, torch.int16)
     if isinstance(value, Const):

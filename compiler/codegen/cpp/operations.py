@@ -1,4 +1,4 @@
-"""Pointwise operations as C++ expressions over operands that are all scalars or all vectors."""
+"""Pointwise operations as C++ expressions; their operands are all scalars or all vectors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .dtypes import lane_type, scalar_type
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _BITS = {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
 _LOGIC = {"logical_and": "&", "logical_or": "|", "logical_xor": "^"}
-# What arithmetic means for truth values, where it means anything.
+# The meaning of arithmetic operations on truth values.
 _TRUTH = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&", "ne": "^", "div": "&"}
 _ORDER = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
 def operation_text(value: Op, args: list[str], lanes: int | None) -> str:
-    """The operation on `args`; `lanes` of them in a vector, None for scalars."""
+    """The operation on `args`, which are vectors of `lanes` lanes, or scalars if `lanes` is None."""
     name, taken = value.name, value.args[-1].dtype
     if name in ("cast", "bitcast"):
         return conversion_text(args[0], taken, value.dtype, lanes, bits=name == "bitcast")
@@ -48,13 +48,13 @@ def conversion_text(text: str, source: torch.dtype, to: torch.dtype, lanes: int 
         return f"convert<V<{scalar_type(to)}, {lanes}>>(-{text})"
     if source.is_floating_point and to == torch.uint8:
         return f"to_bytes({text})"
-    if source.is_floating_point and to in (torch.int8, torch.int16):  # through a wider integer, as scalars are
+    if source.is_floating_point and to in (torch.int8, torch.int16):  # through a wider integer, like scalars
         text = f"convert<V<i32, {lanes}>>({text})"
     return f"convert<V<{scalar_type(to)}, {lanes}>>({text})"
 
 
 def _exact(text: str, dtype: torch.dtype, lanes: int | None) -> str:
-    """Narrow integers are promoted by C++ and wrap when they come back."""
+    """Convert back to a narrow integer: C++ promotes its operands, and the conversion wraps."""
     return f"({scalar_type(dtype)})({text})" if lanes is None else f"({text})"
 
 
@@ -69,7 +69,7 @@ def _logic(name: str, args: list[str], lanes: int | None) -> str:
 
 
 def _of_truth(name: str, args: list[str], lanes: int | None) -> str:
-    """Operations on truth values: of masks, true (-1) is less than false (0), so that orders turn round."""
+    """Operations on truth values. In masks, true (-1) is less than false (0), so comparisons are swapped."""
     sign = _TRUTH.get(name) or _BITS.get(name)
     if sign is not None:
         return f"({'(bool)' if lanes is None else ''}({args[0]} {sign} {args[1]}))"

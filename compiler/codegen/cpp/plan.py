@@ -1,4 +1,4 @@
-"""Which loops become vectors, and how: decided before any code is written.
+"""The plan of a kernel: which of its loops run in lanes, and how. It is made before any code is written.
 
 for i: for j: y[768*i + j] = ...              ->  j in vectors
 for j: fold (for i: update with x[768*i+j])   ->  j in strips of several vectors, the fold inside, lane by lane
@@ -31,21 +31,21 @@ from .target import Target
 from .turned import Turned, is_row, turned_inside
 from .woven import in_turns
 
-_ACCUMULATORS = 4  # independent vectors of a fold: their latencies overlap
+_ACCUMULATORS = 4  # number of independent vectors of a fold, whose latencies overlap
 _TALL = 1024  # iterations of a tiled loop from which on pages of memory matter more than pieces for threads
 _TALL_COPIES, _COPIES = 16, 4  # vectors of such a tile side by side, and of a lower one
-_SCATTERED = 2  # contiguous accesses that one scattered access takes as long as
-_TOO_SHORT = 100  # the same for a loop that fills no vector: more than any loop has
-_UNROLLED = 12  # operations of each row of a tile that is written row by row
-SMALL = 24  # operations of a body of which several copies are no burden
+_SCATTERED = 2  # number of contiguous accesses that take as long as one scattered access
+_TOO_SHORT = 100  # the same for a loop that fills no vector; larger than the number of accesses of any loop
+_UNROLLED = 12  # number of operations up to which a tile is written row by row
+SMALL = 24  # number of operations of a body up to which it is copied
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """A loop whose iterations are computed `lanes` at a time, `copies` such vectors after one another.
+    """A loop whose iterations are computed `lanes` at a time, in `copies` vectors one after the other.
 
     Args:
-        expanded: scratch buffers that hold one element a lane for each of their own.
+        expanded: scratch buffers that hold one element for each lane in place of each element.
     """
 
     lanes: int
@@ -55,11 +55,11 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Tile:
-    """A loop that is tiled together with the vector loop `inner` right in it: `loads` are contiguous along the outer.
+    """A loop that is tiled together with the vector loop `inner` in its body; `loads` are contiguous along the outer.
 
-    Tiles have `lanes` rows and columns; `copies` of them one below the other come before the next column of tiles, so
-    that every page and cache line of what is read is visited once rather than `copies` times. `unrolled`: row by row in
-    registers, where that is little code.
+    Tiles have `lanes` rows and columns. `copies` tiles of one column precede the next column of tiles, so every page
+    and cache line of the source is visited once rather than `copies` times. If `unrolled`, the rows of a tile are
+    written one by one from registers, which is done if it is little code.
     """
 
     lanes: int
@@ -73,7 +73,7 @@ Strategy = Lanes | Tile
 
 
 class Plan:
-    """Strategies of the loops of a kernel; loops without one run element by element."""
+    """The strategies of the loops of a kernel; a loop without a strategy runs element by element."""
 
     def __init__(self, kernel: Kernel, target: Target, dependence: Dependence) -> None:
         self._width, self._dependence = target.vector_bytes, dependence
@@ -90,11 +90,11 @@ class Plan:
         return self._strategies.get(id(loop))
 
     def turned(self, loop: Loop) -> Turned | None:
-        """What a loop inside of one in lanes reads and writes row by row."""
+        """The accesses that a loop inside a loop in lanes makes row by row."""
         return self._turned.get(id(loop))
 
     def spread(self, scratch: str) -> int:
-        """How many elements a scratch buffer holds for each of its own: one a lane where it is expanded."""
+        """The factor by which a scratch buffer is expanded: the number of lanes, or 1."""
         found = [s.lanes for s in self._strategies.values() if isinstance(s, Lanes) and scratch in s.expanded]
         return max(found, default=1)
 
@@ -109,7 +109,7 @@ class Plan:
     def _visit_loop(self, loop: Loop) -> None:
         variables = loop_variables(loop.body)
         score = self._score(loop)
-        # Lanes are joined for longer than it takes to fold two or three elements one by one.
+        # Joining the lanes takes longer than folding two or three elements one by one.
         worth = variables or not (self._is_short(loop, 2) and updated(loop.body))
         found = self._lanes(loop) if score is not None and worth else None
         if found is not None:
@@ -125,7 +125,7 @@ class Plan:
     # -- whether and how ------------------------------------------------------------------------------------------
 
     def _score(self, loop: Loop) -> int | None:
-        """Contiguous accesses less scattered ones, with lanes along the loop; None: lanes would change the result."""
+        """The contiguous accesses minus the scattered ones, with lanes along the loop; None if lanes would be wrong."""
         expanded = self._expanded(loop)
         if not self._independent(loop, expanded):
             return None
@@ -146,11 +146,11 @@ class Plan:
         return contiguous - _SCATTERED * scattered - _TOO_SHORT * self._is_short(loop)
 
     def _is_short(self, loop: Loop, times: int = 1) -> bool:
-        """Whether a loop is known to fill less than half a vector, if run so many times."""
+        """Whether `times` runs of a loop together are known to fill less than half a vector."""
         return isinstance(loop.var.extent, int) and times * loop.var.extent < self._width // 8
 
     def _inner_score(self, loop: Loop) -> int:
-        """The score of having lanes along the best loops further in instead."""
+        """The score of lanes along the best inner loops instead."""
         total = 0
         for inner in _loops_right_in(loop.body):
             own = self._score(inner)
@@ -159,14 +159,14 @@ class Plan:
         return total
 
     def _costly(self, loop: Loop) -> bool:
-        """Whether lanes pay though nothing is contiguous: functions, and folds that keep a place beside a number."""
+        """Whether lanes pay although nothing is contiguous: for functions, and for folds that keep a position."""
         folds = (r for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions)
         if any(len(REDUCERS[r.reducer].components) > 1 for r in folds):
             return True
         return any(isinstance(v, Op) and OPS[v.name].costly for v in values(loop.body))
 
     def _expanded(self, loop: Loop) -> frozenset[str]:
-        """Scratch used in this loop alone, at places that do not depend on its variable."""
+        """The scratch buffers that only this loop uses, at places that do not depend on its variable."""
         inside = list(accesses(loop.body, loop.var))
         names = {a.buffer for a in inside if a.stored and a.buffer in self._scratch}
         outside = [a.buffer for a in accesses(self._whole)]
@@ -178,13 +178,13 @@ class Plan:
         return frozenset(found)
 
     def _independent(self, loop: Loop, expanded: frozenset[str]) -> bool:
-        """Whether iterations may run side by side, statement by statement."""
+        """Whether iterations are independent, statement by statement."""
         own = updated(loop.body)
         started = {r.name for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions}
         carried = own.keys() - started
         if any(isinstance(v, Result) and v.reduction in carried for v in values(loop.body)):
             return False
-        # Reductions that the loop carries have lanes of their own only where no other loop is in between.
+        # Lanes fold a reduction of the loop separately only if no other loop is in between.
         if carried and (self._is_short(loop) if loop_variables(loop.body) else False):
             return False
         if any(carried & updated(s.body).keys() for s in statements(loop.body) if isinstance(s, Loop)):
@@ -195,13 +195,13 @@ class Plan:
     def _apart(self, loop: Loop, name: str, inside: Sequence[Any]) -> bool:
         touching = [a for a in inside if a.buffer == name]
         offsets = {a.offset for a in touching}
-        # Where it goes may be what the iteration has folded: `out[place of the greatest] = greatest`.
+        # The place may be a result of the iteration: `out[place of the greatest] = greatest`.
         folded = frozenset(
             ("result", r.name) for s in statements(loop.body) if isinstance(s, Fold) for r in s.reductions
         )
         strides = {self._dependence.stride(o, loop.var, self._width // 4, folded) for o in offsets}
         if len(touching) == 1 and touching[0].stored:
-            # A single store keeps the order of its lanes, wherever they go; loops in between would change turns.
+            # A single store writes its lanes in order, wherever they go; loops in between would change the order.
             in_order = touching[0].mode is not None or loop.parallel or touching[0].inner == loop.var
             if None in strides and not in_order:
                 return False
@@ -227,7 +227,7 @@ class Plan:
         return Lanes(lanes, self._copies(loop, lanes, operations, expanded), expanded)
 
     def _widened(self, loop: Loop) -> set[Value]:
-        """Whole numbers of 32 bits that are made wide where whole vectors of them are stored, and nowhere else."""
+        """The 32-bit integers that are only stored, in whole vectors, as 64-bit integers."""
         stores = [s.store for s in statements(loop.body) if isinstance(s, Assign)]
         found: set[Value] = {s.value for s in stores if is_widened(s) and self._is_along(s, loop.var)}
         others = [s.value for s in stores if not self._is_along(s, loop.var)]
@@ -247,7 +247,7 @@ class Plan:
         return wanted
 
     def _settle_fold(self, fold: Fold) -> None:
-        """Give all loops that update this fold's reductions as many lanes; all or none have them."""
+        """Give the same number of lanes to all loops that update the reductions of this fold, or lanes to none."""
         names = {r.name for r in fold.reductions}
         loops = [s for s in statements(fold.body) if isinstance(s, Loop) and id(s) in self._strategies]
         carrying = [loop for loop in loops if names & updated(loop.body).keys()]
@@ -265,7 +265,7 @@ class Plan:
     # -- tiles ----------------------------------------------------------------------------------------------------
 
     def _tile(self, loop: Loop) -> bool:
-        """Tile two perfectly nested loops where some loads are contiguous along the outer one only."""
+        """Tile two perfectly nested loops if some loads are contiguous along the outer one only."""
         inner = loop.body[0] if len(loop.body) == 1 else None
         if not isinstance(inner, Loop) or not (loop.parallel and _assigns_only(inner)):
             return False
@@ -305,12 +305,12 @@ class Plan:
         )
 
     def _plain_stride(self, number: Any, var: Var) -> Any:
-        """The coefficient of a variable that occurs nowhere but in it: good for any offset."""
+        """The coefficient of a variable that occurs in this term only, so that it is the stride for any offset."""
         return self._dependence.stride(number, var, 1 << 40)
 
 
 def _loops_right_in(body: Iterable[Statement]) -> list[Loop]:
-    """The loops of statements that are in no other loop of them."""
+    """The outermost loops of statements."""
     found: list[Loop] = []
     for statement in body:
         if isinstance(statement, Fold):
@@ -321,7 +321,7 @@ def _loops_right_in(body: Iterable[Statement]) -> list[Loop]:
 
 
 def weight_of(value: Value) -> int:
-    """How much code a value is."""
+    """The amount of code of a value."""
     if isinstance(value, Guarded) or (isinstance(value, Op) and OPS[value.name].costly):
         return SMALL // 3
     return 1 + 4 * any(map(index_values, indices_of(value)))
@@ -336,7 +336,7 @@ def _updates(body: Iterable[Statement], names: set[str]) -> list[Update]:
 
 
 def _lattice(var: Var, offsets: Iterable[Any]) -> bool:
-    """Whether equal elements mean equal `var`: all that is not `var` moves by multiples of more than its span.
+    """Whether equal elements imply equal `var`: all other terms are multiples of a number greater than its span.
 
     {j + 64*r, j + 64*q + 128}, j < 64   ->   True
     """

@@ -1,4 +1,4 @@
-"""Reductions as C++: accumulators of scalars or vectors, folded, joined over copies, lanes and blocks."""
+"""Reductions as C++: accumulators are scalars or vectors; they are folded, and joined over copies, lanes and blocks."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ...ir.reducers import algebra_of
 from ..source_writer import Writer
 from .dtypes import lane_type, literal, scalar_type
 
-_NO_PLACE = torch.iinfo(torch.int32).max  # what `NO_POSITION` is in 32 bits
+_NO_PLACE = torch.iinfo(torch.int32).max  # `NO_POSITION` in 32 bits
 _OPERATORS = {"sum": "+", "prod": "*", "any": "|", "all": "&", "xor": "^"}
 _CALLS = {"max": "op_maximum", "min": "op_minimum", "logaddexp": "logaddexp"}
 
 
 class Accumulators:
-    """The state of one reduction: `names[copy][component]`; a vector a copy, or one scalar.
+    """The state of one reduction, `names[copy][component]`: a vector for each copy, or one scalar.
 
     Args:
-        writer: where lines go.
-        reduction: what is folded.
-        lanes: of each accumulator; None for scalars.
-        copies: independent accumulators.
+        writer: takes the lines.
+        reduction: the reduction.
+        lanes: the lanes of each accumulator; None for scalars.
+        copies: the number of independent accumulators.
     """
 
     def __init__(self, writer: Writer, reduction: Reduction, lanes: int | None, copies: int = 1) -> None:
         self._writer, self._reducer, self.lanes = writer, algebra_of(reduction.reducer), lanes
-        self._element = "up" if self._reducer == reduction.reducer else "co"  # what an iteration contributes
+        self._element = "up" if self._reducer == reduction.reducer else "co"  # the contribution of an iteration
         self.reduction = reduction
         dtype = reduction.values[0].dtype
         self._truth = dtype == torch.bool
@@ -37,7 +37,7 @@ class Accumulators:
         self.names = [[writer.fresh("a") for _ in self.dtypes] for _ in range(copies)]
 
     def start(self) -> None:
-        """Declare them, at the identity."""
+        """Declare the accumulators, at the identity."""
         neutral = identity(self._reducer, self.reduction.values[0].dtype)
         for names in self.names:
             for name, dtype, number in zip(names, self.dtypes, neutral, strict=True):
@@ -46,7 +46,7 @@ class Accumulators:
                 self._writer.line(f"{kind} {name} = {self._spelled(literal(number, dtype), dtype)};")
 
     def update(self, values: Sequence[str], copy: int, mask: str | None) -> None:
-        """Fold one iteration's values in, in the lanes of `mask` only."""
+        """Fold the values of one iteration into the state, in the lanes of `mask` only."""
         names = self.names[copy]
         old = [self._writer.define("auto", name) for name in names] if mask else []
         self._fold(self._element, names, values)
@@ -54,7 +54,7 @@ class Accumulators:
             self._writer.line(f"{name} = sel({mask}, {name}, {before});")
 
     def join(self, other: Accumulators, copy: int) -> None:
-        """Fold another state of the same reduction in."""
+        """Fold another state of the same reduction into this one."""
         self._fold("co", self.names[copy], other.names[copy])
 
     def join_copies(self) -> None:
@@ -72,7 +72,7 @@ class Accumulators:
             self._fold("co", self.names[0], [f"{array}[k]" for array in arrays])
 
     def join_lanes(self) -> list[str]:
-        """The components over all lanes of the first copy, as scalars."""
+        """The components, joined over the lanes of the first copy, as scalars."""
         if self.lanes is None:
             return self.names[0]
         if self._short:
@@ -89,7 +89,7 @@ class Accumulators:
 
     @property
     def _short(self) -> bool:
-        """Whether joining is a few instructions, and a loop around it would be more."""
+        """Whether joining takes so few instructions that a loop around it would take more."""
         return self._reducer in _OPERATORS or self._reducer in ("max", "min")
 
     def _join_turned(self, by: str) -> None:

@@ -1,4 +1,4 @@
-"""Regions: functions over a range of iterations, which threads share.
+"""Regions: functions over a range of iterations that threads share.
 
 static void KERNEL_0(const Call* call, i64 begin, i64 end) { ... }
 """
@@ -21,9 +21,9 @@ class Region:
     """One function.
 
     Args:
-        layout: of the kernel.
-        name: the function's.
-        body: what it runs, or is made of.
+        layout: the layout of the kernel.
+        name: the name of the function.
+        body: the statements that it runs.
         parallel: variables of the loops whose iterations threads share.
     """
 
@@ -35,12 +35,12 @@ class Region:
         self._loops = Loops(self._out, layout.plan, parallel)
 
     def text(self) -> str:
-        """The function, after one of the methods below has written its body."""
+        """The text of the function, after one of the methods below has written its body."""
         head = f"static void {self._name}(const Call* call, i64 begin, i64 end) {{"
         return "\n".join([head, *("  " + line for line in self._lines), *self._writer.lines, "}"])
 
     def serial(self) -> None:
-        """The body, once; results of folds are kept."""
+        """Run the body once, and keep the results of folds."""
         for statement in self._body:
             if isinstance(statement, Fold):
                 for key, name in self._loops.fold(statement).items():
@@ -49,7 +49,7 @@ class Region:
                 self._loops.block([statement])
 
     def iterate(self, loops: Sequence[Loop], chunked: Loop | None, each: int) -> None:
-        """Iterations `begin` to `end` of perfectly nested loops, the innermost `chunked` in chunks of `each`."""
+        """Run iterations `begin` to `end` of perfectly nested loops, the innermost (`chunked`) in chunks of `each`."""
         if chunked is None and len(loops) == 1:
             self._loops.loop(loops[0], "begin", "end")
         elif not loops:
@@ -79,7 +79,7 @@ class Region:
         self._loops.loop(chunked, self._writer.define("i64", f"{piece} * {each}"), end)
 
     def partial(self, fold: Fold, loop: Loop, each: int, memory: int) -> None:
-        """Chunks `begin` to `end` of a fold: partial results of each go to memory."""
+        """Run chunks `begin` to `end` of a fold; the partial results of each chunk go to memory."""
         self._writer.line(f"i64* const partial = (i64*)call->buffers[{memory}];")
         limit = self._out.at(loop.var.extent)
         with self._writer.block("for (i64 q = begin; q < end; ++q)"):
@@ -95,7 +95,7 @@ class Region:
         return state.join_lanes()
 
     def joined(self, fold: Fold, memory: int, chunks: str) -> None:
-        """The results of a fold from its partial results, in order."""
+        """Join the partial results of a fold in order."""
         states = [Accumulators(self._writer, reduction, None) for reduction in fold.reductions]
         count = sum(len(state.dtypes) for state in states)
         self._writer.line(f"const i64* partial = (const i64*)call->buffers[{memory}];")

@@ -1,4 +1,4 @@
-"""Threads for kernels: torch's own pool, found in the process, so that there is one pool and torch's settings hold."""
+"""Threads for kernels: torch's pool, found in the process, so that there is one pool and torch's settings apply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPENMP = re.compile(r"/lib(?:gomp|iomp5|omp)[^/]*\.(?:so|dylib)[^/]*$")
 
 
 class RuntimeTable(ctypes.Structure):
-    """`Runtime` of the prelude: the entry points, and the first error of a call."""
+    """The struct `Runtime` of the prelude: the entry points, and the first error of a call."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("parallel", "max_threads", "threads", "thread")),
@@ -23,7 +23,7 @@ class RuntimeTable(ctypes.Structure):
 
 @functools.cache
 def entry_points() -> tuple[int, ...]:
-    """Addresses of OpenMP's functions in the library that torch has loaded; zeros, for one thread, without one."""
+    """Addresses of functions in the OpenMP library that torch has loaded; zeros, for one thread, if there is none."""
     for path in _loaded_libraries():
         with contextlib.suppress(OSError, AttributeError):
             library = ctypes.CDLL(path)
@@ -32,7 +32,7 @@ def entry_points() -> tuple[int, ...]:
 
 
 def _loaded_libraries() -> list[str]:
-    """OpenMP libraries in this process, torch's first."""
+    """The OpenMP libraries in this process; torch's comes first."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -1,10 +1,10 @@
-"""Folds of short rows: lanes along the rows' neighbours, where lanes along a row would mostly join and wait.
+"""Folds of short rows: lanes run across rows, since lanes along a row would mostly be joined.
 
-for i < 4096: fold (for j < 18: ...)   ->   16 rows at a time, read as blocks that are transposed, nothing to join
+for i < 4096: fold (for j < 18: ...)   ->   16 rows at a time, read as transposed blocks, without joins
 
-With lanes along `j` each fold of 18 numbers is two vectors, one of them with two lanes, and then four steps that join
-lanes, one after the other; what is done with the result is done row by row. Along `i` all of that has full lanes, for
-a few shuffles an element.
+With lanes along `j`, a fold of 18 numbers takes two vectors, one of which has two lanes, and four dependent steps that
+join lanes; computations with the result run row by row. With lanes along `i`, all of this has full lanes, at the cost
+of a few shuffles for each element.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ...ir.ops import OPS
 from ...ir.value import Op, Value, walk
 from .turned import ANYWHERE, Turned
 
-_JOINS = 16  # cheap operations that joining the lanes of a fold takes
-_WAITS = 52  # the same of a fold of functions, which wait for the row before
-_TURN = 6  # cheap operations that it takes to transpose a row, for each vector of it
-_COSTLY = 12  # cheap operations that take as long as a function
-_BLOCKS = 4  # vectors of rows from which on lanes along them are worth it
+_JOINS = 16  # cost of joining the lanes of a fold, in cheap operations
+_WAITS = 52  # the same for a fold of functions, which depend on the previous row
+_TURN = 6  # cost of transposing a row for each of its vectors, in cheap operations
+_COSTLY = 12  # cost of a function, in cheap operations
+_BLOCKS = 4  # number of vectors of rows from which on lanes across rows are worthwhile
 
 
 def rows_pay(loop: Loop, lanes: int, rows: dict[int, Turned], dependence: Dependence, expanded: frozenset[str]) -> bool:
-    """Whether lanes along `loop` save more than transposing what its inner loops read and write takes.
+    """Whether lanes along `loop` save more than the transposition of the rows of its inner loops costs.
 
     Args:
-        loop: independent iterations, each with folds inside.
-        lanes: how many a vector has.
-        rows: what inner loops read and write row by row, by the loop's identity.
-        dependence: of the kernel's values.
-        expanded: scratch that has an element for each lane.
+        loop: a loop of independent iterations that contain folds.
+        lanes: the lanes of a vector.
+        rows: the accesses that inner loops make row by row, by the identity of the loop.
+        dependence: the variables that each value of the kernel depends on.
+        expanded: scratch buffers that have an element for each lane.
     """
     extent = loop.var.extent
     if not loop.parallel or not isinstance(extent, int) or extent < _BLOCKS * lanes or not updated(loop.body):
@@ -55,7 +55,7 @@ def rows_pay(loop: Loop, lanes: int, rows: dict[int, Turned], dependence: Depend
 
 
 def _inner(body: Iterable[Statement]) -> list[Loop]:
-    """The loops of statements that are in no other loop of them."""
+    """The outermost loops of statements."""
     found: list[Loop] = []
     for statement in body:
         if isinstance(statement, Fold):
@@ -68,7 +68,7 @@ def _inner(body: Iterable[Statement]) -> list[Loop]:
 def _scatters(
     inner: Loop, loop: Loop, rows: dict[int, Turned], dependence: Dependence, expanded: frozenset[str]
 ) -> bool:
-    """Whether an inner loop touches memory in another way than row by row, side by side, or all lanes at one place."""
+    """Whether an inner loop accesses memory otherwise than by rows, contiguously, or at one place for all lanes."""
     turned = rows.get(id(inner))
     known = {(v.buffer, v.indices[0]) for v in turned.loads} if turned else set()
     known |= {(s.buffer, s.indices[0]) for s in turned.stores} if turned else set()
@@ -81,7 +81,7 @@ def _scatters(
 
 
 def _outside(body: Iterable[Statement]) -> Iterator[Value]:
-    """What is computed once a row."""
+    """The values that are computed once for each row."""
     for statement in body:
         if isinstance(statement, Fold):
             yield from _outside(statement.body)

@@ -1,4 +1,4 @@
-"""Stores as C++: plain, combining with what is there, atomic; of one element or of a vector."""
+"""Stores as C++: plain, combining with the old value, or atomic; of one element or of a vector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .value_text import Values, depends_on
 
 
 def write_store(values: Values, store: Store, atomic: bool) -> None:
-    """Write one store for every lane there is; what is known about the buffer's old content is forgotten."""
+    """Write one store for every lane, and invalidate the known content of the buffer."""
     vectors, offset = values.vectors, store.indices[0]
     if vectors is not None and store in vectors.woven and not values.mask:
         for copy in range(vectors.copies):
@@ -69,14 +69,14 @@ def _vector(values: Values, store: Store, copy: int, atomic: bool) -> None:
 
 
 def is_widened(store: Store) -> bool:
-    """Whether what is stored is a whole number of 32 bits as one of 64."""
+    """Whether the stored value is a 32-bit integer that is widened to 64 bits."""
     value = store.value
     is_cast = isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == torch.int32
     return is_cast and value.dtype == torch.int64 and store.mode is None
 
 
 def _widened(values: Values, store: Store, copy: int) -> None:
-    """Lanes of 32 bits become elements of 64 on their way to memory, half a vector at a time."""
+    """Widen lanes of 32 bits to elements of 64 bits while storing, half a vector at a time."""
     assert isinstance(store.value, Op)
     value = values.vector(store.value.args[0], copy)
     values.prepare(store.indices[0], copy)
@@ -86,7 +86,7 @@ def _widened(values: Values, store: Store, copy: int) -> None:
 
 
 def _weave(values: Values, stores: tuple[Store, ...], copy: int) -> None:
-    """Stores that take turns in memory, as whole vectors."""
+    """Write interleaved stores as whole vectors."""
     if not stores:
         return
     lanes = [values.vector(store.value, copy) for store in stores]
@@ -96,7 +96,7 @@ def _weave(values: Values, stores: tuple[Store, ...], copy: int) -> None:
 
 
 def _combine(values: Values, store: Store, copy: int, value: str, atomic: bool) -> None:
-    """Lane by lane, in order: lanes may meet in one place."""
+    """Combine lane by lane, in order, since lanes may have the same place."""
     assert values.vectors is not None
     how, offsets = _combined(store, atomic), values.offsets(store.indices[0], copy, store.buffer)
     kind = scalar_type(store.value.dtype)
@@ -112,10 +112,10 @@ def _combined(store: Store, atomic: bool) -> str:
 
 
 def exclusive(store: Store, parallel: frozenset[Var]) -> bool:
-    """Whether no two iterations of parallel loops store to one element: offsets are digits of a number.
+    """Whether no two iterations of parallel loops store to the same element: offsets are digits of a number.
 
     {i, j} parallel: 64*i + j with j < 64   ->   True          ids[i]   ->   False
-    {i} parallel: 64*i + ids[i, j] with ids < 64   ->   True: what is read is within its size, or the kernel has ended
+    {i} parallel: 64*i + ids[i, j] with ids < 64   ->   True: indices that are read are in range
     """
     digits = []
     for monomial, coefficient in terms(store.indices[0]):
@@ -135,7 +135,7 @@ def exclusive(store: Store, parallel: frozenset[Var]) -> bool:
 
 
 def _extent(atom: Any) -> Any:
-    """How many values a digit has, from 0 on; None where that is not known."""
+    """The number of values of a digit, which start at 0; None if it is unknown."""
     if isinstance(atom, Var):
         return atom.extent
     return atom.size if isinstance(atom, Loaded) else None

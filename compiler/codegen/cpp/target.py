@@ -1,4 +1,4 @@
-"""Which instructions to generate for: the width of vectors, compiler flags, and the vector functions at hand."""
+"""The target of generated code: the width of vectors, compiler flags, and the available vector functions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Target:
     """An instruction set.
 
     Args:
-        name: of the instruction set, part of every cache key.
-        vector_bytes: width of a vector register; 0 generates scalar code only.
-        flags: what tells the compiler.
-        functions: names of libmvec's functions that may be called.
+        name: the name of the instruction set, which is part of every cache key.
+        vector_bytes: the width of a vector register; 0 for scalar code only.
+        flags: the compiler flags for it.
+        functions: the names of functions of libmvec that may be called.
     """
 
     name: str
@@ -45,7 +45,7 @@ def target(name: str) -> Target:
 
 @functools.cache
 def host_target() -> Target:
-    """The widest target that this machine runs."""
+    """The target with the widest vectors on this machine."""
     have = cpu_flags()
     if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= have:
         return target("avx512")
@@ -58,7 +58,7 @@ def _native() -> tuple[str, ...]:
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """The features of this machine's processor as the system calls them; empty where it does not say."""
+    """The names that the system gives the features of the processor; empty if the system does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -69,7 +69,7 @@ def cpu_flags() -> frozenset[str]:
 
 @functools.cache
 def _functions() -> frozenset[str]:
-    """What glibc's vector math has here: newer versions have more."""
+    """The vector functions of the installed glibc; newer versions have more."""
     try:
         library = ctypes.CDLL("libmvec.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""Accesses that are scattered over lanes but contiguous along a loop inside: blocks of them are transposed.
+"""Accesses that are scattered over lanes but contiguous along an inner loop: blocks of them are transposed.
 
 lanes of i: for j: y[96*i + j] = f(i, j)   ->   for 16 j at a time: 16 vectors of f, transposed, stored as 16 rows
 """
@@ -17,27 +17,27 @@ from ...ir.kernel import Assign, Loop, Update
 from ...ir.program import Store
 from ...ir.value import Guarded, Load
 
-_NEAR = 4  # elements between lanes up to which whole vectors are read, and lanes chosen from them
-_LEAST = 5  # elements of a row from which on blocks of rows are transposed, though no row fills a vector
-ANYWHERE = 1 << 40  # a stride that holds for so many lanes holds for any offset
+_NEAR = 4  # distance of lanes, in elements, up to which whole vectors are read and lanes are selected from them
+_LEAST = 5  # elements of a row from which on blocks of rows are transposed although no row fills a vector
+ANYWHERE = 1 << 40  # a stride that holds for this many lanes holds for any offset
 
 
 @dataclass(frozen=True)
 class Turned:
-    """What of a loop is read and written as rows along it, while a loop around it runs in lanes."""
+    """The accesses of a loop that are made as rows along it, while an outer loop runs in lanes."""
 
     loads: tuple[Load, ...]
     stores: tuple[Store, ...]
 
 
 def turned(loop: Loop, lane: Var, lanes: int, dependence: Dependence) -> Turned | None:
-    """The accesses of a loop inside a loop of lanes that are better made row by row; None where there are none.
+    """The accesses of a loop, inside a loop in lanes, that are faster row by row; None if there are none.
 
     Args:
         loop: the inner loop.
-        lane: the variable whose values lanes are; its iterations are independent.
-        lanes: how many.
-        dependence: of the kernel's values.
+        lane: the variable of the loop in lanes, whose iterations are independent.
+        lanes: the lanes of a vector.
+        dependence: the variables that each value of the kernel depends on.
     """
     low, high = bounds(loop.var.extent)
     if high is not None and high < (_LEAST if low == high else lanes):
@@ -63,7 +63,7 @@ def turned(loop: Loop, lane: Var, lanes: int, dependence: Dependence) -> Turned 
 
 
 def is_row(offset: Any, var: Var, lane: Var, dependence: Dependence) -> bool:
-    """Whether an access moves by one element along `var`, and by as many for all lanes."""
+    """Whether an access moves by one element along `var`, and by the same number of elements from lane to lane."""
     step = dependence.stride(offset, lane, ANYWHERE)
     if step is None or (isinstance(step, int) and abs(step) <= _NEAR):
         return False
@@ -71,7 +71,7 @@ def is_row(offset: Any, var: Var, lane: Var, dependence: Dependence) -> bool:
 
 
 def turned_inside(loop: Loop, lanes: int, dependence: Dependence) -> dict[int, Turned]:
-    """The same for all loops inside of one that runs in lanes, by their identity."""
+    """The same for all loops inside a loop in lanes, by their identity."""
     inner: Sequence[Loop] = [s for s in statements(loop.body) if isinstance(s, Loop)] if loop.parallel else []
     found = {id(s): turned(s, loop.var, lanes, dependence) for s in inner}
     return {key: made for key, made in found.items() if made is not None}

@@ -1,4 +1,4 @@
-"""Values as C++: scalars where all lanes agree, vectors where they differ."""
+"""Values as C++: scalars if all lanes agree, vectors if they differ."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .dtypes import lane_type, literal, scalar_type
 from .index_text import fits_short, index_text, short_text
 from .operations import operation_text
 
-_SAMPLES = 8  # vectors of a loop that are looked at before it is written
+_SAMPLES = 8  # number of vectors of a loop that are examined before it is written
 INTEGER_DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
 
 @dataclass
 class Names:
-    """Names of buffers, variables and sizes in the function that is being written.
+    """The names of buffers, variables and sizes in the function that is being written.
 
     Args:
         buffers: pointers by buffer name, sizes by size name.
-        results: components of reductions: (name, component) where lanes agree, (name, component, copy) where not.
-        spans: how many elements each buffer has, where that is known.
-        tables: buffers of constants.
+        results: components of reductions, by (name, component) if lanes agree, else by (name, component, copy).
+        spans: the number of elements of each buffer, if it is known.
+        tables: the buffers of constants.
         variables: loop variables.
     """
 
@@ -47,16 +47,17 @@ class Names:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The loop that runs in lanes right now.
+    """The loop in lanes that is being written.
 
     Args:
         var: its variable, a multiple of `lanes`.
-        lanes, copies: how many lanes a vector has, how many vectors there are.
-        varying: what differs from lane to lane.
-        expanded: scratch buffers with `spread` elements for each of their own, one a lane and copy.
-        tiles: loads that were transposed, and this row of theirs.
-        rows: stores that will be transposed: where this row of theirs is kept, and the type in memory.
-        woven: stores that are made together, where the last of them stands; those that come before it have none.
+        lanes: the lanes of a vector.
+        copies: the number of vectors.
+        varying: the values that differ from lane to lane.
+        expanded: scratch buffers with `spread` elements for each element, one for each lane and copy.
+        tiles: transposed loads, with the current row of each.
+        rows: stores that will be transposed, with the variable of the current row and the type in memory.
+        woven: groups of stores that are made together at the place of the last one; the other groups are empty.
     """
 
     var: Var
@@ -71,21 +72,21 @@ class Vectors:
 
 
 class Values:
-    """Writes values and indices; what is computed once in a block keeps its name."""
+    """Writes values and indices; a value that is computed in a block keeps its name there."""
 
     def __init__(self, writer: Writer, names: Names, dependence: Dependence) -> None:
         self.writer, self.names, self.dependence = writer, names, dependence
         self.vectors: Vectors | None = None
         self.mask: str | None = None
 
-    # -- what is asked for ----------------------------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------------------------
 
     def varies(self, what: Any) -> bool:
         """Whether a value or an index may differ from lane to lane."""
         return self.vectors is not None and bool(self.dependence.of(what) & self.vectors.varying)
 
     def get(self, value: Value, copy: int = 0) -> str:
-        """The value: a vector (of one of the copies) if it varies, else a scalar."""
+        """The value: a vector (that of one copy) if it varies, else a scalar."""
         if isinstance(value, Const) and not isinstance(value.number, Index):
             return literal(value.number, value.dtype)
         varies = self.varies(value)
@@ -98,7 +99,7 @@ class Values:
         return self.writer.define(kind, text, key)
 
     def vector(self, value: Value, copy: int = 0) -> str:
-        """The value as a vector, whether it varies or not."""
+        """The value as a vector, even if it does not vary."""
         text = self.get(value, copy)
         if self.varies(value):
             return text
@@ -112,11 +113,11 @@ class Values:
         return f"V<{lane_type(dtype)}, {self.vectors.lanes}>"
 
     def at(self, number: Any, copy: int = 0) -> str:
-        """An index where lanes agree, or of the first lane."""
+        """An index on which lanes agree, or that of the first lane."""
         return index_text(number, lambda atom: self._atom(atom, copy, None))
 
     def offsets(self, number: Any, copy: int = 0, buffer: str = "") -> str:
-        """An index in every lane, where given in the memory of `buffer`: a vector of i64."""
+        """An index in every lane, or an offset in `buffer` if that is given, as a vector of i64."""
         assert self.vectors is not None
         expanded = buffer in self.vectors.expanded
         key = (number, "lane offsets" if expanded else "offsets", copy)
@@ -131,7 +132,7 @@ class Values:
         return found
 
     def short_offsets(self, number: Any, copy: int = 0) -> str:
-        """An index that `fits_short` in every lane: a vector of i32."""
+        """An index that `fits_short` in every lane, as a vector of i32."""
         assert self.vectors is not None
         key, lanes = (number, "short offsets", copy), self.vectors.lanes
         found = self.writer.find(key)
@@ -141,7 +142,7 @@ class Values:
         return found
 
     def _short_atom(self, atom: Atom, copy: int) -> str:
-        """An atom of an index in 32 bits: a vector, or a number where lanes agree."""
+        """An atom of an index in 32 bits: a vector, or a number if lanes agree."""
         assert self.vectors is not None
         kind = f"V<i32, {self.vectors.lanes}>"
         if atom is self.vectors.var:
@@ -152,13 +153,13 @@ class Values:
 
     @contextmanager
     def masked(self, mask: str | None) -> Iterator[None]:
-        """Lanes outside of `mask` touch no memory and raise no errors."""
+        """Within the block, lanes outside of `mask` access no memory and raise no errors."""
         before, self.mask = self.mask, mask
         yield
         self.mask = before
 
     def prepare(self, number: Any, copy: int = 0) -> None:
-        """Read (and check) what an index needs before it is spelled."""
+        """Read and check the values that an index needs, before it is written."""
         if not isinstance(number, Index):
             return
         for monomial, _ in number.terms:
@@ -185,7 +186,7 @@ class Values:
         return f"({first} + {lane})" if lane else f"({first})"
 
     def _loaded(self, atom: Loaded, copy: int) -> str:
-        """The name of a checked index."""
+        """The name of an index that is read and checked."""
         varies = self.varies(atom.index())
         key = (atom.index(), copy if varies else None)
         found = self.writer.find(key)
@@ -238,7 +239,7 @@ class Values:
         return operation_text(value, args, None)
 
     def address(self, buffer: str, offset: Any, copy: int = 0) -> str:
-        """A pointer to an element (the first lane's)."""
+        """A pointer to an element; that of the first lane."""
         text = self.at(offset, copy)
         if self.vectors is not None and buffer in self.vectors.expanded:
             text = f"{text} * {self.vectors.spread} + {copy * self.vectors.lanes}"
@@ -262,7 +263,7 @@ class Values:
         return operation_text(value, args, self.vectors.lanes)
 
     def _random_word(self, value: Op, copy: int) -> str:
-        """One of the four words that are drawn together; the seed stays a number where lanes share it."""
+        """One of the four words that are drawn together; a seed that lanes share is a scalar."""
         varies, (seed, offset) = self.varies(value), value.args
         kind = f"V<{{}}64, {self.vectors.lanes}>" if varies and self.vectors else "{}64"
         key = (Op("philox0", value.args, value.dtype), "words", copy if varies else None)
@@ -275,7 +276,7 @@ class Values:
         return f"({kind.format('i')}){words}.w[{value.name[-1]}]"
 
     def stride(self, buffer: str, offset: Any) -> Any:
-        """How an address grows from lane to lane, None where it does not do so evenly."""
+        """The stride of an address from lane to lane; None if it is not constant."""
         assert self.vectors is not None
         if buffer in self.vectors.expanded:
             return None if self.varies(offset) else 1
@@ -299,7 +300,7 @@ class Values:
         return f"strided{suffix}<{lanes}>({mask}{address}, {self.at(stride, copy)})"
 
     def _gather(self, buffer: str, offset: Any, copy: int, suffix: str, mask: str) -> str:
-        """Elements at places of any order: by whole vectors where these are near each other, which is seen when run."""
+        """Gather elements; whole vectors are read and selected from if the places turn out to be near each other."""
         assert self.vectors is not None
         lanes, pointer, span = self.vectors.lanes, self.names.buffers[buffer], self.names.spans.get(buffer)
         own = self._own(offset)
@@ -320,16 +321,16 @@ class Values:
         return from_terms(varying)
 
     def _is_regular(self, number: Any) -> bool:
-        """Whether an index follows from positions alone and from constants, not from what a user gives."""
+        """Whether an index depends on positions and constants only, not on inputs."""
         loaded = (atom.value for atom in atoms(number) if isinstance(atom, Loaded))
         return all(value.buffer in self.names.tables for value in walk(loaded) if isinstance(value, Load))
 
     def _is_near(self, number: Any) -> bool:
-        """Whether lanes of half of the vectors, at least, lie within two vectors, other variables left at 0."""
+        """Whether the lanes of at least half of the vectors lie within two vectors, with other variables at 0."""
         assert self.vectors is not None
         var, lanes = self.vectors.var, self.vectors.lanes
         if any(isinstance(atom, Loaded) for atom in atoms(number)) or not isinstance(var.extent, int):
-            return True  # a table, which the kernel looks at
+            return True  # a table that the kernel reads
         spread = []
         for first in range(0, var.extent, max(lanes, var.extent // _SAMPLES // lanes * lanes)):
             lane = range(first, min(first + lanes, var.extent))
@@ -395,7 +396,7 @@ class Values:
 
 
 def may_fail(value: Value) -> bool:
-    """Whether computing a value in vain could go wrong, or take long."""
+    """Whether the computation of an unused value could fail or take long."""
     if isinstance(value, Load):
         return True
     if isinstance(value, Number):
@@ -404,12 +405,12 @@ def may_fail(value: Value) -> bool:
 
 
 def _at(var: Var, place: int) -> Callable[[Any], int]:
-    """What atoms are in one iteration of a loop, all others 0."""
+    """The values of atoms in one iteration of a loop; all other variables are 0."""
     return lambda atom: place if atom is var else 0
 
 
 def depends_on(dependence: Dependence, sources: Sources) -> Any:
-    """A test for keys of named expressions: whether they are about something that depends on `sources`."""
+    """A test for keys of named expressions: whether the expression depends on `sources`."""
     return lambda key: bool(dependence.of(key[0]) & sources)
 
 

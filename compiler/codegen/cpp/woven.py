@@ -1,6 +1,6 @@
-"""Accesses that take turns in memory: pairs of real and imaginary parts, of sines and cosines, pixels of three colors.
+"""Interleaved accesses: pairs of real and imaginary parts, pairs of sines and cosines, pixels of three colors.
 
-y[2*i] = a; y[2*i + 1] = b        ->   lanes of a and b woven, stored as two whole vectors
+y[2*i] = a; y[2*i + 1] = b        ->   lanes of a and b interleaved, stored as two whole vectors
 x[3*i], x[3*i + 1], x[3*i + 2]    ->   every third lane of three whole vectors
 """
 
@@ -15,12 +15,12 @@ from ...ir.index.index import Var, sub
 from ...ir.kernel import Assign, Statement
 from ...ir.program import Store
 
-_MOST = 4  # accesses that take turns: more take more shuffles than lanes one by one
-_ANYWHERE = 1 << 40  # a stride that holds for so many lanes holds for any offset
+_MOST = 4  # number of interleaved accesses; for more, shuffles cost more than single lanes
+_ANYWHERE = 1 << 40  # a stride that holds for this many lanes holds for any offset
 
 
 def in_turns(found: Sequence[Access], var: Var, dependence: Dependence) -> set[tuple[str, Any]]:
-    """Buffers and offsets of accesses, all loads or all stores, that together miss no element along `var`."""
+    """Buffers and offsets of accesses, all loads or all stores, that together cover every element along `var`."""
     rows: dict[tuple[str, int], list[tuple[Any, set[int]]]] = {}
     whole: set[tuple[str, Any]] = set()
     for access in dict.fromkeys((a.buffer, a.offset) for a in found):
@@ -44,9 +44,9 @@ def in_turns(found: Sequence[Access], var: Var, dependence: Dependence) -> set[t
 
 
 def woven(body: Sequence[Statement], var: Var, dependence: Dependence) -> dict[Store, tuple[Store, ...]]:
-    """Stores of a body that are made together, where the last of them stands; the others' groups are empty.
+    """Groups of stores that are made together at the place of the last one; the groups of the others are empty.
 
-    Between the first and the last of a group nothing is written that the group reads, and nothing reads what it writes.
+    Between the first and the last store of a group, no statement writes what the group reads or reads what it writes.
     """
     found: dict[Store, tuple[Store, ...]] = {}
     for places in _by_buffer(body).values():
@@ -71,7 +71,7 @@ def _by_buffer(body: Sequence[Statement]) -> Mapping[str, list[int]]:
 
 
 def _complete(stores: Iterable[Store], var: Var, dependence: Dependence) -> tuple[Store, ...] | None:
-    """Stores in the order of memory, if there are as many as elements from one iteration to the next."""
+    """Stores in the order of memory, if their number equals the stride of an iteration."""
     by_turn: dict[Any, Store] = {}
     steps: set[Any] = set()
     first = None
