@@ -1,4 +1,4 @@
-"""The statements of a launch as lines of Triton: stores, folds, and loops inside programs, their iterations in lanes.
+"""Writes the statements of a launch as Triton: stores, folds, and loops inside programs, with iterations in lanes.
 
 fold sum:                                  s_lanes = tl.full([1, 1024], 0.0, tl.float32)
     for j < 5000: update with x[j]   ->    for first in range(0, 4096, 1024): s_lanes = join_sum(s_lanes, ...)
@@ -44,17 +44,17 @@ _ATOMIC_BYTES = 4  # of integers
 
 
 class UnsupportedStoreError(Exception):
-    """A store combines with memory in a way that has no atomic operation on a GPU."""
+    """A store combines with the old value by an operation that is not available atomically on GPUs."""
 
 
 class _State:
-    """A fold that is under way: its components are Python variables, assigned again and again."""
+    """A fold in progress: its components are variables that are assigned repeatedly."""
 
     def __init__(self, reduction: Reduction, names: list[str], shape: str) -> None:
         self.reduction, self.names, self.shape, self.started = reduction, names, shape, False
 
     def results(self) -> list[str]:
-        """The components as values: truth values are held as numbers."""
+        """The components as values; truth values are stored as numbers."""
         if self.reduction.values[0].dtype != torch.bool:
             return self.names
         return [f"({self.names[0]} != 0)", *self.names[1:]]
@@ -62,33 +62,33 @@ class _State:
 
 @dataclass(frozen=True)
 class _Accumulators:
-    """Partial results that each lane has to itself while a loop comes in blocks.
+    """Partial results of each lane, while a loop runs in blocks.
 
     Args:
-        names: by reduction, the variables of its components.
-        number: of the block that is folded in, from 1: of so many elements a lane that has one has then seen. A text
-            where it is not known.
+        names: the variables of the components, by reduction.
+        number: the number of the current block, counted from 1, which is the number of elements that a lane has
+            folded. It is a text if it is not known.
     """
 
     names: dict[str, list[str]]
     number: str | int
 
     def share(self, reduction: Reduction) -> str:
-        """That of one element of all so far: one number for all lanes."""
+        """The weight of one element among all elements so far: one number for all lanes."""
         if isinstance(self.number, int):
             return repr(1.0 / self.number)
         return f"1.0 / (tl.full([1, 1], 0.0, {type_name(carriers(reduction)[0])}) + {self.number})"
 
 
 class BodyWriter:
-    """Writes what a program does, once it is known which iterations it has.
+    """Writes the body of a program whose iterations are known.
 
     Args:
-        out: gets the lines.
-        values: what has been computed, and the lanes.
+        out: takes the lines.
+        values: the values that were computed, and the lanes.
         whole: all statements of the launch.
-        params: the tensors that it is given.
-        blocks: lanes of a loop inside, at most, and how many steps of it are on their way.
+        params: the tensors that are passed to the launch.
+        blocks: the maximum number of lanes of an inner loop, and the number of its steps that are pipelined.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class BodyWriter:
             self._statement(statement)
 
     def bound(self, name: str, loops: tuple[Var, ...], block: int, extent: Any) -> Axis:
-        """The axis of lanes `name`, that many numbers of loops; those from `extent` on are outside."""
+        """The axis of lanes `name`, which numbers iterations; lanes from `extent` on are outside."""
         mask = None
         if not (isinstance(extent, int) and extent and extent % block == 0):
             mask = f"{name}_inside"
@@ -124,7 +124,7 @@ class BodyWriter:
         return Axis(frozenset(loops), str(block), mask, number_of(loops), position)
 
     def decode(self, flat: str, loops: Sequence[Var]) -> None:
-        """Give the variables of loops, outermost first, their values at a position of all together."""
+        """Compute the variables of loops, outermost first, from a position in all loops together."""
         stale = frozenset(loops)
         self._forget(stale)
         inner: Any = 1
@@ -182,7 +182,7 @@ class BodyWriter:
         self._out.line(f'tl.atomic_{store.mode}({pointer}, {whole}{where}, sem="relaxed")')
 
     def _forget(self, sources: frozenset[Any]) -> None:
-        """Forget what depends on any of `sources`."""
+        """Forget the values that depend on any of `sources`."""
         self._out.forget(
             lambda key: bool(self._values.dependence.of(key[0] if isinstance(key, tuple) else key) & sources)
         )
@@ -191,7 +191,7 @@ class BodyWriter:
         self._forget(frozenset(("buffer", name) for name in buffers))
 
     def _overwrite(self, buffer: str, offset: Any) -> None:
-        """Forget what was read of a scratch buffer, but at places that this one certainly is not."""
+        """Forget the values read from a scratch buffer, except at places that certainly differ from this one."""
         source = frozenset({("buffer", buffer)})
         self._out.forget(
             lambda key: (
@@ -220,7 +220,7 @@ class BodyWriter:
             self._values.names.results[reduction.name, component] = name
 
     def _shape(self) -> str:
-        """Of what is the same for all iterations of loops inside."""
+        """The shape of values that are the same for all iterations of inner loops."""
         rows = self._values.rows.length if self._values.rows else "1"
         columns = self._values.columns.length if self._values.columns else "1"
         return f"[{rows}, {columns}]"
@@ -240,7 +240,7 @@ class BodyWriter:
         state.started = True
 
     def _update(self, reduction: Reduction) -> None:
-        """Fold in what every lane has: here lanes are iterations around the fold."""
+        """Fold the value of every lane; the lanes are iterations of loops around the fold."""
         state = self._states[reduction.name]
         operands = [self._values.get(value) for value in reduction.values]
         whole = [self._values.is_whole(value) for value in reduction.values]
@@ -259,7 +259,7 @@ class BodyWriter:
 
     def _serial(self, loop: Loop) -> None:
         self._before(loop.body)
-        self._forget(frozenset({loop.var}))  # an earlier loop over it was another
+        self._forget(frozenset({loop.var}))  # an earlier loop over this variable was a different one
         self._forget_axes((loop.var,), None)
         name, before = self._out.fresh("i"), self._values.touched.copy()
         with self._out.block(f"for {name} in range({self._values.at(loop.var.extent)})"):
@@ -270,7 +270,7 @@ class BodyWriter:
         self._values.perhaps(before, loop.var.extent)
 
     def _before(self, body: Sequence[Statement]) -> None:
-        """What a loop changes has a value before it, and what was read of it is stale inside."""
+        """Assign variables that a loop changes before it, and forget values that become stale inside."""
         for name in updated(body):
             if name in self._states:
                 self._start(self._states[name])
@@ -279,7 +279,7 @@ class BodyWriter:
         self._forget(own)
 
     def _barrier(self, body: Sequence[Statement]) -> None:
-        """Iterations see what earlier ones stored, and do not store before those have."""
+        """Synchronize iterations: each sees the stores of earlier ones, and stores after them."""
         stores = Counter(s.store.buffer for s in statements(body) if isinstance(s, Assign))
         loaded = loaded_buffers(body)
         memory = stores.keys() - self._values.names.scratch
@@ -307,7 +307,7 @@ class BodyWriter:
         self._lane_body(body, None, self._values.at(extent))
 
     def _forget_axes(self, loops: tuple[Var, ...], but: Any) -> None:
-        """One loop variable means one thing: other axes over it are not to be found again."""
+        """Forget the other axes over a loop variable, so that the variable has one meaning."""
         taken = frozenset(loops)
         self._out.forget(lambda key: _is_axis(key) and key != but and bool(taken & frozenset(key[1:])))
 
@@ -331,7 +331,7 @@ class BodyWriter:
             self._barrier(body)
             self._one_block(loops, body, (first, block, whole), _Accumulators(lanes, f"({first} // {block} + 1)"))
         self._values.perhaps(before, whole)
-        if whole != extent:  # the others need no mask, which would keep accesses narrow
+        if whole != extent:  # the other blocks need no mask, which would make accesses narrow
             self._forget_memory(stored_buffers(body))
             self._barrier(body)
             with self._out.apart():
@@ -350,7 +350,7 @@ class BodyWriter:
         lanes: tuple[str, int, Any],
         accumulators: _Accumulators,
     ) -> None:
-        """A body over `lanes`: where they begin, how many there are, and where the last of them ends."""
+        """Write a body over `lanes`: their beginning, their number, and the end of the last one."""
         first, block, extent = lanes
         name = self._out.fresh("r")
         self._out.line(f"{name} = {first} + tl.arange(0, {block})[None, :]")
@@ -362,14 +362,14 @@ class BodyWriter:
         self._forget(stale)
 
     def ahead(self, body: Sequence[Statement], lanes: frozenset[Var]) -> None:
-        """Write what is the same for all of `lanes`."""
+        """Write the values that are the same for all of `lanes`."""
         changed = lanes | {("buffer", name) for name in self._written}
         changed |= {("result", name) for name in updated(body)}
         for value in loaded_ahead(body, changed, self._values.dependence, self._sizes):
             self._values.get(value)
 
     def _accumulators(self, state: _State, block: int) -> list[str]:
-        """Partial results of each lane, over nothing yet."""
+        """Declare partial results of each lane, at the identity."""
         names = [f"{name}_lanes" for name in state.names]
         for name, text in zip(names, initial(state.reduction, self._lanes_shape(block)), strict=True):
             self._out.line(f"{name} = {text}")
@@ -380,16 +380,16 @@ class BodyWriter:
         return f"[{rows}, {block}]"
 
     def _reduce(self, state: _State, lanes: Sequence[str], number: str) -> None:
-        """Join what lanes with so many elements in all come to."""
+        """Join the partial results of lanes, which have this many elements together."""
         partial = [self._out.fresh() for _ in lanes]
         self._out.line(f"{', '.join(partial)} = {folded(state.reduction, lanes, number)}")
         self._join(state, partial)
         self._publish(state.reduction, state.results())
 
     def _lane_body(self, body: tuple[Statement, ...], lanes: _Accumulators | None, number: str = "") -> None:
-        """Statements of a loop whose iterations are lanes.
+        """Write statements of a loop whose iterations are lanes.
 
-        `lanes` are the accumulators where it comes in blocks; where it does not, it has `number` iterations.
+        `lanes` are the accumulators if the loop runs in blocks. Otherwise the loop has `number` iterations.
         """
         scan = is_scan(body)
         for statement in body:
@@ -408,7 +408,7 @@ class BodyWriter:
                 self._out.line(added(reduction, lanes.names[reduction.name], partial, lanes.share(reduction), inside))
 
     def _masked(self, reduction: Reduction, most: int | None) -> list[str]:
-        """The first components over each lane's element, those of nothing where lanes are outside of the loop."""
+        """The initial components for the element of each lane; the identity for lanes outside of the loop."""
         columns = self._values.columns
         assert columns is not None
         shape = self._values.shape()
@@ -424,7 +424,7 @@ class BodyWriter:
         return text if text.isidentifier() else self._out.define("", text)
 
     def _scan(self, state: _State, partial: list[str]) -> None:
-        """Results so far in every lane; the state becomes what all lanes come to."""
+        """Compute the partial results in every lane; the state becomes the result of all lanes."""
         so_far = [self._out.fresh() for _ in partial]
         self._out.line(f"{', '.join(so_far)} = {scanned(state.reduction, partial)}")
         if state.started:
