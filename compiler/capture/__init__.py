@@ -1,4 +1,4 @@
-"""Capture: Dynamo's graph of Python calls becomes ONE graph of ATen calls, before autograd.
+"""Capture: turns Dynamo's graph of Python calls into one graph of ATen calls, before autograd.
 
     torch.nn.functional.linear(x, w)          aten.linear(x, w)
     q.mT, q @ k, q.softmax(-1)           ->   aten.transpose, aten.matmul, aten.softmax.int
@@ -7,24 +7,24 @@
 Nothing is decomposed: `linear`, `matmul`, `softmax`, `dropout`, `layer_norm`, `gelu`, `batch_norm` are single nodes,
 with symbolic sizes in ``meta["val"]`` and the user's source in ``meta["stack_trace"]`` and ``meta["nn_module_stack"]``.
 
-The graph means what Dynamo's meant: writes to inputs and buffers, aliases, grad mode, inference mode, random numbers
-and the user's own derivatives all stay, so that AOTAutograd may take it in the place of Dynamo's. Only autocast is
-gone: its casts are nodes. Higher-order operators (`cond`, custom autograd functions, ...) keep
-Dynamo's subgraphs untouched; the body of `torch.utils.checkpoint` is captured like the rest.
+The graph has the meaning of Dynamo's: writes to inputs and buffers, aliases, grad mode, inference mode, random numbers
+and the user's own derivatives are preserved, so AOTAutograd can take it in place of Dynamo's. Only autocast is
+removed: its casts are nodes. Higher-order operators (`cond`, custom autograd functions, ...) keep Dynamo's subgraphs
+unchanged; the body of `torch.utils.checkpoint` is captured like the rest.
 
-Where that can't be promised, Dynamo's graph itself comes back, with a reason.
+If this cannot be guaranteed, the result is Dynamo's graph, with a reason.
 
     block_tables.py   tables of blocks that `flex_attention` need not read
-    mapped.py     what `vmap` does, as operators on whole batches
-    screen.py     what is refused before tracing
+    mapped.py     maps by `vmap`, as operators on whole batches
+    screen.py     refusals before tracing
     flex.py       `flex_attention` as products and a softmax
     retrace.py    running Dynamo's graph on fake tensors while ATen calls are recorded
     autocast.py   implicit casts made explicit
     checkpoints.py  bodies of activation checkpoints
     scopes.py     kernels that the program allows
-    audit.py      does the recorded run agree with what Dynamo saw?
-    finish.py     from the recording to a graph that takes the place of Dynamo's
-    eager_refuses.py  what eager may refuse, and AOTAutograd does not
+    audit.py      comparison of the recorded run with Dynamo's
+    finish.py     turns the recording into a graph that replaces Dynamo's
+    eager_refuses.py  calls that eager may refuse, and AOTAutograd does not
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Captured:
     """A captured program.
 
     Args:
-        graph_module: the ATen graph, or Dynamo's where `fallback` says why; its output is a flat tuple.
-        example_inputs: as given.
-        fallback: why the graph could not be captured, or None.
-        restore: gives a flat tuple of results the structure of the program's own; None where that is a flat tuple, as
-            it always is under Dynamo.
-        kept: why calls stay that are spelled out as operators elsewhere.
-        as_written: whether Dynamo's graph is to run, not compiled: what is made of it would not be what eager runs.
+        graph_module: the ATen graph, or Dynamo's graph if there is a `fallback`; its output is a flat tuple.
+        example_inputs: the given inputs.
+        fallback: the reason why the graph could not be captured, or None.
+        restore: turns a flat tuple of results into the structure of the program's results; None if that structure is a
+            flat tuple, as it always is under Dynamo.
+        kept: the reasons why calls were kept that are otherwise decomposed into operators.
+        as_written: whether Dynamo's graph must run without compilation, because a compiled one would differ from eager.
     """
 
     graph_module: fx.GraphModule
@@ -69,15 +69,15 @@ class Captured:
 
 
 def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
-    """Re-trace what Dynamo hands to a backend to ATen calls. Never raises; never changes `gm`.
+    """Trace the graph that Dynamo passes to a backend into ATen calls. Never raises; never changes `gm`.
 
     Args:
         gm: Dynamo's graph, or any `torch.fx.GraphModule` whose inputs are positional.
         example_inputs: one per placeholder: real tensors and symbolic numbers.
 
     Returns:
-        The captured graph, whose inputs, outputs and attributes are those of `gm`, in the same order; or `gm` itself
-        (but for results that were no flat tuple) and the reason.
+        The captured graph, with the inputs, outputs and attributes of `gm` in the same order; or `gm` itself (with
+        results as a flat tuple) and the reason.
     """
     flat, restore = flat_outputs(gm)
     opaque = opaque_memory(flat, example_inputs)
@@ -97,7 +97,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         return Captured(captured, example_inputs, None, restore, kept)
     except RefusedError as error:
         return Captured(flat, example_inputs, error.reason, restore)
-    except Exception as error:  # Whatever tracing may raise, Dynamo's graph is still right.
+    except Exception as error:  # Tracing may raise any error; Dynamo's graph is still correct.
         return Captured(flat, example_inputs, _failed(error), restore)
 
 

@@ -1,12 +1,12 @@
-"""Assertions of a program about sizes that depend on data, kept so that tracing does not take them for known.
+"""Preserves a program's assertions about sizes that depend on data, which tracing would otherwise fold.
 
     z = nonzero(x)                     z = nonzero(x)
     s = sym_size(z, 0)        ->       s = regraft.size(z, 0)
     assert_scalar(s == 4)              assert_scalar(s == 4)
 
-From the assertion on, the shape environment has 4 for the size of `z`. Where the graph is traced again, the size is 4
-before anything is asserted, the condition is folded to True, and kernels for 4 rows read whatever rows there are. The
-size that `regraft.size` gives is known to nobody; it depends on the tensor, as a number read from one would.
+After the assertion, the shape environment replaces the size of `z` by 4. If the graph is traced again, the size is 4
+before the assertion, the condition is folded to True, and kernels for 4 rows read a tensor with another number of rows.
+The result of `regraft.size` is opaque to the shape environment: it depends on the tensor, like a number read from it.
 """
 
 from __future__ import annotations
@@ -32,47 +32,47 @@ _FUNCTIONS = {"FloorDiv": operator.floordiv, "Mod": operator.mod, "Max": torch.s
 _SIZES = ("size", torch.ops.aten.sym_size.int)
 _COUNTS = ("numel", torch.numel, torch.ops.aten.sym_numel.default)
 _ASYNC = (torch.ops.aten._assert_async, torch.ops.aten._assert_async.default, getattr(torch, "_assert_async", None))
-_ASYNC_MESSAGE = "Expected Tensor with single nonzero value, but got zero"  # as eager's; autograd would drop the other
-_INSERTED = "Runtime assertion failed for expression"  # by Dynamo, for what the program relies on without saying so
+_ASYNC_MESSAGE = "Expected Tensor with single nonzero value, but got zero"  # like eager's
+_INSERTED = "Runtime assertion failed for expression"  # Dynamo inserts these for implicit requirements of the program
 
 
 def with_message(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """An assertion about a tensor in the form that is never taken for dead."""
+    """An assertion about a tensor, in the form that is never removed as dead."""
     if target in _ASYNC:
         return torch.ops.aten._assert_async.msg, args if len(args) > 1 else (*args, _ASYNC_MESSAGE)
     return target, args
 
 
 def is_inserted(node: fx.Node) -> bool:
-    """Whether Dynamo made an assertion: then the user's own about the same sizes comes first, with its message."""
+    """Whether Dynamo inserted an assertion; the user's own about the same sizes then comes first, with its message."""
     return node.target is ASSERT and str(node.args[1]).startswith(_INSERTED)
 
 
 def is_about_sizes(node: fx.Node) -> bool:
-    """Whether a node computes a number from sizes, or asserts something of one."""
+    """Whether a node computes a number from sizes, or asserts a condition on such a number."""
     return node.target is ASSERT or node.target in (*_SIZES, *_COUNTS) or _is_number(node)
 
 
 class Assertions:
-    """The assertions of one graph of Dynamo's, while it runs under the recorder."""
+    """The assertions of one of Dynamo's graphs, while it runs under the recorder."""
 
     def __init__(self) -> None:
         self._bound: dict[Any, tuple[torch.Tensor, int]] = {}
         self._sizes: dict[Any, Any] = {}
 
     def note(self, node: fx.Node, result: Any) -> None:
-        """Remember which sizes of a result have names that depend on data."""
+        """Remember the sizes of a result that are symbols which depend on data."""
         for symbol, path in (node.meta.get("unbacked_bindings") or {}).items():
             found = _sized_by(path, result)
             if found is not None:
                 self._bound[symbol] = found
 
     def condition(self, node: Any, value: Callable[[fx.Node], Any]) -> Any:
-        """The condition that a node of Dynamo's computes, of sizes that are not known.
+        """The condition that one of Dynamo's nodes computes, as a condition on opaque sizes.
 
         Args:
             node: the node, or a number.
-            value: gives what a node has computed.
+            value: returns the value that a node has computed.
         """
         if not isinstance(node, fx.Node):
             return node
@@ -90,9 +90,9 @@ class Assertions:
         )
 
     def _unfolded(self, expr: Any, known: Any) -> Any:
-        """A size computed from what `regraft.size` gives, if all its symbols are sizes that depend on data."""
+        """A size, computed from results of `regraft.size`, if all its symbols are sizes that depend on data."""
         if isinstance(known, torch.SymInt) and known.node.expr == expr:
-            return known  # nothing is known of it
+            return known  # its value is not known
         symbols = sorted(expr.free_symbols, key=str)
         if not symbols or not all(symbol in self._bound for symbol in symbols):
             return known
@@ -106,7 +106,7 @@ class Assertions:
 
 
 def _sized_by(path: Sequence[Any], result: Any) -> tuple[torch.Tensor, int] | None:
-    """The tensor and the dim whose size lies at the path of a symbol in a call's result."""
+    """The tensor and the dim whose size is at the path of a symbol in the result of a call."""
     for key in path:
         if getattr(key, "name", "") == "size" and isinstance(result, torch.Tensor):
             return result, path[-1].idx
@@ -125,7 +125,7 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _size_read(node: fx.Node) -> Any:
-    """The size that a node reads from a tensor, as an expression in the symbols that it was made with, or None."""
+    """The size that a node reads from a tensor, as an expression of the original symbols, or None."""
     sizes = next(_sizes_read(node), None)
     return compat.original_expression(sizes.node) if isinstance(sizes, torch.SymInt) else None
 

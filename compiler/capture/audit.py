@@ -1,4 +1,4 @@
-"""Does the recorded run agree with what Dynamo saw? A net under everything that tracing could silently change."""
+"""Compares the recorded run with Dynamo's: finds everything that tracing could change silently."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Derivatives:
         self._seen: set[Any] = set()
 
     def lost(self, values: Any, node: fx.Node) -> Reason | None:
-        """The refusal where a call made `values` with a derivative of the user's own.
+        """The refusal, if a call computed `values` with a derivative that the user defined.
 
-        Operators are recorded as they are, so that autograd finds their derivatives again, the user's too.
+        Operators are recorded as they are, so autograd still finds their derivatives, including those of the user.
         """
         custom = [fn for fn in self.extend(values) if compat.is_custom_function(fn)]
         if not custom or isinstance(node.target, (*compat.OPERATORS, compat.HigherOrderOperator)):
@@ -31,7 +31,7 @@ class Derivatives:
         return Reason("custom-derivative", message, (node,))
 
     def extend(self, values: Any) -> list[Any]:
-        """The nodes of the autograd graph behind `values` that were not there before."""
+        """The nodes of the autograd graph behind `values` that are new."""
         leaves = compat.tree_leaves(values)
         pending = [_history(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         found = []
@@ -45,19 +45,19 @@ class Derivatives:
 
 
 def _history(tensor: torch.Tensor) -> Any:
-    """What made a tensor; None for a view that autograd has lost sight of, which it will say where it is used."""
+    """The autograd node of a tensor; None for a view that autograd has invalidated, which raises when it is used."""
     try:
         return tensor.grad_fn
-    except RuntimeError:  # made under no_grad, and what it looks at was written to
+    except RuntimeError:  # created under no_grad, and its base was written to
         return None
 
 
 def disagreement(node: fx.Node, value: Any) -> Reason | None:
-    """How what a node of Dynamo's gave under the recorder differs from what it gave to Dynamo, or None.
+    """The difference between the value of one of Dynamo's nodes under the recorder and under Dynamo, or None.
 
     Args:
-        node: a placeholder, compared as it is at the end of the run, or the output.
-        value: the value now.
+        node: a placeholder, which is compared at the end of the run, or the output.
+        value: the value under the recorder.
     """
     if node.op != "output":
         return _difference(node, value)
@@ -74,7 +74,7 @@ def _difference(node: fx.Node, value: Any) -> Reason | None:
     for fact in _FACTS:
         if getattr(expected, fact) != getattr(value, fact):
             return _refusal(node, fact, getattr(expected, fact), getattr(value, fact))
-    # Only plain numbers: comparing symbols would put guards on them.
+    # Only plain numbers: a comparison of symbols would add guards.
     sizes = zip(expected.shape, value.shape, strict=True)
     if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes):
         return _refusal(node, "shape", expected.shape, value.shape)

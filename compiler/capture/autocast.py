@@ -1,13 +1,13 @@
-"""Autocast made explicit: the casts that it would do become nodes, and the graph needs no autocast any more.
+"""Makes autocast explicit: its casts become nodes, and the graph no longer needs autocast.
 
     autocast(bf16):  linear(x: f32, w: f32) -> bf16    ->    linear(to(x, bf16), to(w, bf16)) -> bf16
 
-Rules must see the types that an operator really computes in. A linear that reads float32 and returns bfloat16 because
-of a mode is no linear to any of them, and what a rule puts in its place would not be cast.
+Rules must see the dtypes in which an operator computes. No rule matches a linear that reads float32 and returns
+bfloat16 because of a mode, and the replacement would not be cast.
 
-An operator that autocast knows has a kernel of its own for it, which casts the arguments and calls the operator again
-with autocast off; running that kernel records the casts. An operator that is made of others (`einsum`, `lstm`, ...) may
-hide one that autocast knows: where its parts come out otherwise under autocast, it is recorded as its parts.
+An operator with an autocast policy has a kernel for autocast, which casts the arguments and calls the operator again
+with autocast off; running this kernel records the casts. A composite operator (`einsum`, `lstm`, ...) may contain an
+operator with a policy. If its parts differ under autocast, the parts are recorded in its place.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SOURCE_META = ("stack_trace", "nn_module_stack")
 
 
 class ExplicitAutocast(dict):
-    """A decomposition table for the recorder: the decomposition of every operator, while autocast is on.
+    """A table of decompositions for the recorder, with a decomposition for every operator while autocast is on.
 
     Args:
-        table: decompositions that hold with and without autocast.
+        table: decompositions that apply with and without autocast.
     """
 
     def __init__(self, table: dict[Any, Callable[..., Any]]) -> None:
@@ -54,7 +54,7 @@ class ExplicitAutocast(dict):
             return compat.run_kernel(target, key, args, kwargs)
         if compat.is_composite(target) and _casts_inside(target, args, kwargs):
             return target.decompose(*args, **kwargs)
-        self._as_is = target  # The recorder asks again on this call, and records it now.
+        self._as_is = target  # The recorder looks up this call again, and records it this time.
         return target(*args, **kwargs)
 
 
@@ -64,9 +64,9 @@ def _devices(args: Any, kwargs: Any) -> list[str]:
 
 
 def _casts_inside(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether autocast casts something inside a composite operator."""
+    """Whether autocast inserts a cast inside a composite operator."""
     if compat.is_mutable(target):
-        return False  # Views made in place and the like: running one for a try would not be harmless.
+        return False  # In-place views and the like: a trial run would have effects.
     with compat.not_recorded(), compat.quiet_fakes():
         under = _parts(target, args, kwargs)
         if not any(call[0] is torch.ops.aten._to_copy.default for call in under):
@@ -79,13 +79,13 @@ def _parts(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
     with _Log() as log:
         try:
             target(*args, **kwargs)
-        except Exception as error:  # Without the casts, types may not go together.
+        except Exception as error:  # Without the casts, dtypes may not be compatible.
             return [(type(error),)]
     return log.calls
 
 
 class _Log(TorchDispatchMode):
-    """Lists the operators below autograd and the types of their results."""
+    """Lists the operators below autograd and the dtypes of their results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ class _Log(TorchDispatchMode):
 
 
 def enabled_scopes() -> list[tuple[Any, ...]]:
-    """The devices that autocast is on for, with the arguments that enter it."""
+    """The devices for which autocast is on, with the arguments that enable it."""
     return [(device, torch.get_autocast_dtype(device), True, None) for device in _enabled_devices()]
 
 
 def wrap_without_autocast(graph: fx.Graph) -> None:
-    """Switch autocast off inside a graph that will be traced where it is on.
+    """Disable autocast inside a graph that will be traced under autocast.
 
     linear, ..., output   ->   _enter_autocast(device, enabled=False), linear, ..., _exit_autocast, output
     """

@@ -1,10 +1,10 @@
-"""Tables of blocks that nobody reads: what `BlockMask` computes beside the function that says which keys are kept.
+"""Removes tables of blocks that are not needed: `BlockMask` computes them besides the mask function.
 
     dense = vmap(...)(kv_indices); q_indices = argsort(dense^T)
     flex_attention(q, k, v, f, (..., q_indices, mask_mod))   ->   flex_attention(q, k, v, f, (..., None, mask_mod))
 
-Of a call that is spelled out (see `flex`), the function says it all. A mask that is made where it is used is then no
-work at all, and no `vmap` is in the way of capture.
+A call that is decomposed (see `flex`) needs the function only. A mask that is created where it is used then costs
+nothing, and its `vmap` does not prevent capture.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RANDOM = ("rand", "bernoulli", "multinomial", "normal", "dropout")
 
 
 def without_tables(gm: fx.GraphModule) -> fx.GraphModule:
-    """`gm` without tables that calls of flex attention need not read, as a copy; itself where there are none."""
+    """A copy of `gm` without the tables that calls of flex attention need not read; `gm` if there are none."""
     calls = [node for node in gm.graph.nodes if is_flex(node.target) and not reads_tables(node, gm)]
     tables = {call: _tables(call) for call in calls}
     if not any(tables.values()):
@@ -56,12 +56,12 @@ def without_tables(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _tables(call: fx.Node) -> list[fx.Node]:
-    """The tensors among what a call is told of its mask's blocks."""
+    """The tensors that describe the blocks of the mask of a call."""
     return [part for part in call.args[4][2:-3] if isinstance(part, fx.Node)]  # type: ignore[index]
 
 
 def _dead(graph: fx.Graph, unread: set[fx.Node]) -> list[fx.Node]:
-    """What was computed for values that nobody reads any more, in order."""
+    """The computations of values that are no longer read, in order."""
     scopes = {node for node in graph.nodes if _name(node) in _SCOPES}
     mapped = [node for node in graph.nodes if _name(node) in _MAPPED]
     dead = scopes | _sources(unread.union(node for node in mapped if not node.users))
@@ -80,7 +80,7 @@ def _dead(graph: fx.Graph, unread: set[fx.Node]) -> list[fx.Node]:
 
 
 def _sources(nodes: set[fx.Node]) -> set[fx.Node]:
-    """Nodes and what they are computed from by calls that draw nothing, writes to these included."""
+    """Nodes, and the nodes that they are computed from without random numbers; writes to these are included."""
     found, stack = set[fx.Node](), list(nodes)
     while stack:
         node = stack.pop()
@@ -103,5 +103,5 @@ def _is_write(node: fx.Node) -> bool:
 
 
 def _is_fresh(node: Any) -> bool:
-    """Whether memory is new, and not that of an input."""
+    """Whether memory is new, rather than that of an input."""
     return isinstance(node, fx.Node) and _name(node) in _FRESH

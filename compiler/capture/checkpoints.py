@@ -1,4 +1,4 @@
-"""Activation checkpoints of a captured program: bodies that were captured like the rest.
+"""Activation checkpoints of a captured program, whose bodies are captured like the rest.
 
 %c = tag_activation_checkpoint(%body, %x)       body: aten.linear, aten.gelu
 """
@@ -17,17 +17,17 @@ CAPTURED = "regraft_captured"
 
 
 def captured_bodies(graph_module: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
-    """The calls of checkpoints whose bodies were captured, with these."""
+    """The calls of checkpoints whose bodies were captured, each with its body."""
     calls = [node for node in graph_module.graph.nodes if node.target is compat.CHECKPOINT]
     found = [(call, compat.attribute(graph_module, str(call.args[0].target))) for call in calls]
     return [(call, body) for call, body in found if CAPTURED in body.meta]
 
 
 def inline_bodies(graph_module: fx.GraphModule) -> int:
-    """Put the bodies of checkpoints in the place of their calls; returns how many.
+    """Replace calls of checkpoints by their bodies; returns the number of calls.
 
-    For programs without gradients, that recompute nothing: to AOTAutograd a body is to be recomputed all the same, and
-    it refuses random numbers there.
+    This is for programs without gradients, which recompute nothing. AOTAutograd would treat a body as recomputed, and
+    refuse random numbers in it.
 
         %c = tag_activation_checkpoint(%body, %x)     ->     %l = aten.linear(%x, ...); %y = aten.gelu(%l)
     """

@@ -1,15 +1,15 @@
-"""What eager may refuse, or computes otherwise than AOTAutograd traces it: the program runs as it was written.
+"""Finds calls that eager may refuse, or that AOTAutograd traces differently: the program then runs as written.
 
-    x[:, :1].expand(4, 6).add_(1)       more than one element of the tensor that is written lies at one place
-    x[1:].copy_(x[:-1])                 the tensor that is read is the one that is written, shifted
-    interpolate(x, scale_factor=0.1)    nothing is left of an image
-    one_hot(x.int(), 4)                 eager takes int64 alone
-    x.long().mul_(2.5)                  the result is of a type that cannot be cast to that of the tensor
-    rnn_tanh(..., dropout=0.5)          torch's spelling of recurrent layers for tracing drops nothing between them
-    fused_moving_avg_obs_fake_quant     an empty state gets the size of the channels, which tracing does not know
+    x[:, :1].expand(4, 6).add_(1)       several elements of the written tensor have the same address
+    x[1:].copy_(x[:-1])                 the tensor that is read is the written one, shifted
+    interpolate(x, scale_factor=0.1)    the resulting image is empty
+    one_hot(x.int(), 4)                 eager takes int64 only
+    x.long().mul_(2.5)                  the result has a dtype that cannot be cast to that of the tensor
+    rnn_tanh(..., dropout=0.5)          torch's decomposition of recurrent layers has no dropout between them
+    fused_moving_avg_obs_fake_quant     an empty state is resized to the number of channels, which tracing ignores
 
-AOTAutograd makes such writes functional, and resampling indexing. Which operators refuse a write differs from one to
-the next. What is asked are the sizes of the first call.
+AOTAutograd makes such writes functional, and turns resampling into indexing. Eager's operators differ in the writes
+that they refuse. The sizes of the first call are examined.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ...rewrites.symbolic import hint
 
 _RECURRENT = ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
 _OBSERVERS = ("aten.fused_moving_avg_obs_fake_quant", "aten._fused_moving_avg_obs_fq_helper")
-_PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # whose metadata eager checks alone
-_FILLS = ("aten.fill_", "aten.zero_")  # every element gets the same
+_PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # only eager checks their metadata
+_FILLS = ("aten.fill_", "aten.zero_")  # every element gets the same value
 _Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
 
 
 def eager_may_refuse(graph: fx.Graph) -> Reason | None:
-    """The first call of a captured graph that eager may refuse, as a reason."""
+    """The reason for the first call of a captured graph that eager may refuse; None if there is none."""
     for node in graph.nodes:
         if not isinstance(node.target, compat.OpOverload) or op_name(node) in _FILLS:
             continue
@@ -50,7 +50,7 @@ def eager_may_refuse(graph: fx.Graph) -> Reason | None:
 
 
 def _of_call(node: fx.Node) -> tuple[str, str] | None:
-    """Code and message of a call that eager runs otherwise than it is traced."""
+    """The code and message of a call that eager runs differently from its trace."""
     name = op_name(node)
     if "upsample_" in name and _is_empty(node) and not _is_empty(node.args[0]):
         return "resampled-to-nothing", f"{node.name} leaves nothing of an image"
@@ -104,7 +104,7 @@ def _culprit(node: fx.Node, target: fx.Node) -> str | None:
 
 
 def _place(node: fx.Node) -> _Place | None:
-    """Where a tensor lies; None for what is no strided tensor, or is not known before the program runs."""
+    """The place of a tensor in memory; None if it is not strided, or if its place is unknown before a run."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
@@ -117,12 +117,12 @@ def _place(node: fx.Node) -> _Place | None:
 def _share_memory(a: fx.Node, b: fx.Node) -> bool:
     try:
         return storage_key(a.meta["val"]) == storage_key(b.meta["val"])
-    except (AttributeError, NotImplementedError, RuntimeError):  # no tensor, or one without memory of its own
+    except (AttributeError, NotImplementedError, RuntimeError):  # not a tensor, or a tensor without memory of its own
         return False
 
 
 def _is_partial(a: _Place | None, b: _Place) -> bool:
-    """Whether two dense tensors of one memory overlap without being the same, by the rule of ATen's kernels."""
+    """Whether two dense tensors in one memory overlap without being equal, by the rule of ATen's kernels."""
     if a is None or not (_is_dense(a) and _is_dense(b)):
         return False
     (first, last), (begin, end) = _range(a), _range(b)
@@ -137,7 +137,7 @@ def _range(place: _Place) -> tuple[int, int]:
 
 
 def _is_dense(place: _Place) -> bool:
-    """Whether a tensor has elements, and fills its memory from the first to the last of them, each once."""
+    """Whether a tensor has elements, and they fill its memory from the first to the last, each once."""
     expected = 1
     for stride, size in sorted((stride, size) for size, stride in zip(*place[1:], strict=True) if size != 1):
         if size == 0 or stride != expected:

@@ -1,4 +1,4 @@
-"""Effects of ATen calls as far as capture must know them: what may be dropped when dead, what may run twice."""
+"""Effects of ATen calls that matter to capture: which calls may be erased when dead, and which may run twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMESPACES = ("aten", "prims", "prim")
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether a call must stay though nobody reads its result: it writes, draws random numbers, checks, sets a mode."""
+    """Whether a call without users must be kept: it writes, draws random numbers, checks, or sets a mode."""
     if node.op != "call_function":
         return node.op != "get_attr"
     target = node.target

@@ -1,4 +1,4 @@
-"""From a recording to a graph module that takes the place of Dynamo's in AOTAutograd."""
+"""Turns a recording into a graph module that replaces Dynamo's in AOTAutograd."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .autocast import SOURCE_META, wrap_without_autocast
 from .effects import has_effect
 
 aten = torch.ops.aten
-# Dynamo's own working values: real tensors and fakes of another mode, which a compiled graph should not keep alive.
+# Dynamo's temporary values: real tensors, and fakes of another mode, which a compiled graph must not keep alive.
 _WORKING_META = ("example_value", "grapharg")
 
 
 def finish(recording: fx.GraphModule, gm: fx.GraphModule) -> tuple[fx.GraphModule, Reason | None]:
-    """Give a recording of `gm` the inputs, output, attributes and metadata that AOTAutograd knows `gm` by.
+    """Give a recording of `gm` the inputs, output, attributes and metadata that AOTAutograd expects of `gm`.
 
     Returns:
-        The finished graph module, and why it must not be used, or None.
+        The finished graph module, and the reason why it must not be used, or None.
     """
     graph = recording.graph
     graph.set_codegen(fx.CodeGen())  # Inputs and outputs are flat.
@@ -38,9 +38,9 @@ def finish(recording: fx.GraphModule, gm: fx.GraphModule) -> tuple[fx.GraphModul
 
 
 def _attributes(recording: fx.GraphModule, gm: fx.GraphModule) -> dict[str, Any]:
-    """What the recorded graph reads: the parameters and buffers of `gm`, and what tracing has added.
+    """The attributes that the recorded graph reads: parameters and buffers of `gm`, and attributes that tracing added.
 
-    The recording itself was made while fakes stood in for the former.
+    While the recording was made, fakes replaced the parameters and buffers.
     """
     own = dict([*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False)])
     names = [node.target for node in recording.graph.nodes if node.op == "get_attr"]
@@ -61,9 +61,9 @@ def _flatten_output(graph: fx.Graph) -> None:
 
 
 def _detach_factories(graph: fx.Graph) -> None:
-    """``randint_like(x, 10)  ->  randint_like(detach(x), 10)``, of floats: gradients end at either.
+    """``randint_like(x, 10)  ->  randint_like(detach(x), 10)`` for floats: no gradients flow through either.
 
-    The function in Python is called below autograd, its operator is not, and autograd has no derivative of it.
+    The Python function is called below autograd, but its operator is not, and autograd has no derivative of it.
     """
     for node in list(graph.nodes):
         if node.op != "call_function" or getattr(node.target, "overloadpacket", None) is not aten.randint_like:
@@ -77,10 +77,10 @@ def _detach_factories(graph: fx.Graph) -> None:
 
 
 def _drop_dead(graph: fx.Graph) -> None:
-    """Erase pure calls that nobody reads.
+    """Erase pure calls without users.
 
-    Not by `Graph.eliminate_dead_code`: it goes on to the subgraphs of higher-order operators, with a notion of purity
-    of its own, and would erase the writes in Dynamo's.
+    `Graph.eliminate_dead_code` is not used: it also erases calls in the subgraphs of higher-order operators, by another
+    notion of purity, and would erase the writes in Dynamo's subgraphs.
     """
     for node in reversed(graph.nodes):
         if not node.users and not has_effect(node):
@@ -88,7 +88,7 @@ def _drop_dead(graph: fx.Graph) -> None:
 
 
 def _complete_metadata(graph: fx.Graph) -> None:
-    """Give a source line to what has none: sizes, recorded where they are first needed, and Dynamo's own scopes."""
+    """Give a source line to nodes without one: sizes, which are recorded where they are first needed, and scopes."""
     nodes = list(graph.nodes)
     for node in (*reversed(nodes), *nodes):
         if isinstance(node.target, compat.OpOverload) and compat.returns_nothing(node.target):
@@ -104,7 +104,7 @@ def _take_source(node: fx.Node, neighbours: list[fx.Node]) -> None:
 
 
 def _unregister_constants(captured: fx.GraphModule, gm: fx.GraphModule) -> None:
-    """Tensors that the program made from literals are plain attributes: AOTAutograd wants a source for each buffer."""
+    """Make tensors from literals plain attributes, not buffers: AOTAutograd requires a source for each buffer."""
     known = dict(gm.named_buffers(remove_duplicate=False))
     for name, value in [*captured.named_buffers(recurse=False)]:
         if name not in known:
@@ -113,7 +113,7 @@ def _unregister_constants(captured: fx.GraphModule, gm: fx.GraphModule) -> None:
 
 
 def _carry_over(gm: fx.GraphModule, captured: fx.GraphModule) -> None:
-    """Attributes and metadata through which Dynamo speaks to AOTAutograd."""
+    """Copy the attributes and metadata through which Dynamo passes information to AOTAutograd."""
     captured.training = gm.training
     captured.meta = dict(gm.meta)
     for name, value in gm.__dict__.items():

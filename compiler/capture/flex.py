@@ -1,4 +1,4 @@
-"""`flex_attention` as the products and the softmax that it is, so that rules and templates find an attention in it.
+"""Decomposes `flex_attention` into products and a softmax, so that rules and templates find an attention in it.
 
     flex_attention(q, k, v, score_mod, (..., mask_mod), scale)   ->
 
@@ -6,8 +6,8 @@
         scores = where(mask_mod(b, h, i, j), score_mod(scores, b, h, i, j), -inf)
         matmul(to(_safe_softmax(scores, -1), q.dtype), v)
 
-The functions become operators on whole grids of positions, and what they capture is read by index. A row of which
-nothing is kept gives 0.
+The functions become operators on whole grids of positions; tensors that they capture are read by index. The result of a
+row without kept keys is 0.
 
     score_mod(score, b, h, i, j) = score + table[h, j - i]   ->   scores + index(table, [arange(H)[:, 1, 1], ...])
 """
@@ -31,16 +31,16 @@ from .screen import refused_call
 _MOVES = ("expand", "unsqueeze", "view", "permute", "alias")
 _ONES = ("ones", "new_ones", "ones_like")
 _LN2 = math.log(2)
-_WHOLE = 1 << 30  # rows and keys of the block of a mask that is not there
+_WHOLE = 1 << 30  # rows and keys of a block if there is no mask
 
 
 def is_flex(target: Any) -> bool:
-    """Whether a call of Dynamo's is one of `flex_attention`."""
+    """Whether a call in Dynamo's graph is a call of `flex_attention`."""
     return isinstance(target, compat.HigherOrderOperator) and target.__name__ == "flex_attention"
 
 
 def reads_tables(call: fx.Node, gm: fx.GraphModule) -> bool:
-    """Whether tables of blocks say more than the functions of a call, or the call is kept as it is."""
+    """Whether a call needs its tables of blocks besides its functions, or is kept."""
     *blocks, mask_mod = call.args[4]  # type: ignore[misc]
     bodies = [compat.attribute(gm, str(node.target)) for node in (call.args[3], mask_mod)]  # type: ignore
     kept = bool(call.kwargs) or not all(map(is_arithmetic, bodies))
@@ -48,7 +48,7 @@ def reads_tables(call: fx.Node, gm: fx.GraphModule) -> bool:
 
 
 def is_arithmetic(body: fx.GraphModule) -> bool:
-    """Whether all that a function does is compute, by operators whose derivatives are known."""
+    """Whether a function only computes, by operators with known derivatives."""
     return not any(
         isinstance(node.target, compat.HigherOrderOperator)
         or node.target in compat.SCOPES
@@ -59,7 +59,7 @@ def is_arithmetic(body: fx.GraphModule) -> bool:
 
 
 def why_kept(args: Sequence[Any], kwargs: Any, call: fx.Node) -> Reason | None:
-    """Why a call stays as it is: operators would lose what it is told, or what its functions do; or None."""
+    """The reason to keep a call, if operators would lose its options or the effects of its functions; or None."""
     if kwargs:
         return Reason("attention-arguments", "flex_attention has arguments by name", (call,), found=", ".join(kwargs))
     if not all(map(is_arithmetic, (args[3], args[4][-1]))):
@@ -68,17 +68,17 @@ def why_kept(args: Sequence[Any], kwargs: Any, call: fx.Node) -> Reason | None:
 
 
 def not_spelled(error: Exception, call: fx.Node) -> Reason:
-    """Why a call stays as it is whose spelling out has failed."""
+    """The reason to keep a call whose decomposition has failed."""
     message = next(iter(str(error).strip().splitlines()), "")[:300]
     return Reason("attention-not-spelled-out", f"flex_attention stays: {type(error).__name__}: {message}", (call,))
 
 
 def recompute_scores(before: fx.Node, args: Sequence[Any]) -> None:
-    """Have the backward compute what has an element for each row and key anew, as that of the operator does.
+    """Have the backward recompute values with an element for each row and key, as the backward of the operator does.
 
     Args:
-        before: the last node of the graph before the call was spelled out.
-        args: of the call.
+        before: the last node of the graph before the decomposition.
+        args: the arguments of the call.
     """
     rows, keys = args[0].shape[-2], args[1].shape[-2]
     made: list[fx.Node] = []
@@ -102,8 +102,8 @@ def spelled_out(args: Sequence[Any], given: Sequence[torch.Tensor]) -> tuple[tor
     """The results of a call: the attention, logarithms of row sums to base 2, and largest scores over ln 2.
 
     Args:
-        args: of the call.
-        given: what the call gave to the fakes of this trace: its dtype and strides are kept.
+        args: the arguments of the call.
+        given: the results of the call on the fakes of this trace, whose dtype and strides are preserved.
     """
     query, key, value, score_mod, block_mask, scale, _, score_buffers, mask_buffers = args
     out, *_ = given
@@ -127,12 +127,12 @@ def spelled_out(args: Sequence[Any], given: Sequence[torch.Tensor]) -> tuple[tor
 
 
 def _on_grid(body: fx.GraphModule, inputs: Sequence[torch.Tensor], buffers: Sequence[Any]) -> fx.GraphModule:
-    """A function of scalars as ATen calls on tensors of all of them.
+    """A function of scalars as ATen calls on tensors of all the scalars.
 
     Args:
-        body: takes scalars, a position along each dim, and `buffers`, which it reads by position.
-        inputs: tensors of four dims for the scalars, and the positions along each.
-        buffers: tensors and numbers.
+        body: the function, which takes scalars, a position along each dim, and `buffers`, which it reads by position.
+        inputs: tensors of four dims for the scalars, and the positions along each dim.
+        buffers: the tensors and numbers that the function captures.
     """
     mapped: Callable[..., Any] = body
     scalars, fixed = (0,) * (len(inputs) - 4), (None,) * len(buffers)
@@ -144,7 +144,7 @@ def _on_grid(body: fx.GraphModule, inputs: Sequence[torch.Tensor], buffers: Sequ
 
 
 def _of_numbers(made: fx.GraphModule) -> fx.GraphModule:
-    """`_to_copy(20, float32)`, as which `vmap` records a number beside a tensor, as the number."""
+    """Replace `_to_copy(20, float32)` by the number: `vmap` records a number beside a tensor in this form."""
     for node in made.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
         number = node.args[0]
         if isinstance(number, (int, float)):
@@ -155,7 +155,7 @@ def _of_numbers(made: fx.GraphModule) -> fx.GraphModule:
 
 
 def _for_each_head(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Keys or values for each batch and head of the queries."""
+    """Keys or values, expanded to each batch and head of the queries."""
     batch, heads = query.shape[:2]
     group = heads // x.shape[1]
     if group != 1:
@@ -164,7 +164,7 @@ def _for_each_head(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 def _in_order(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The result with the dimensions in memory as `like` has them."""
+    """The result with its dims in memory in the order of `like`."""
     order = sorted(range(4), key=lambda d: (hint(like.stride(d)), hint(like.shape[d])), reverse=True)
     if order == [0, 1, 2, 3]:
         return result
@@ -172,7 +172,7 @@ def _in_order(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _statistics(scores: torch.Tensor, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Logarithms of row sums, and maxima: -inf for rows of which nothing is kept, which get no gradient then."""
+    """Logarithms of row sums, and maxima: -inf for rows without kept keys, which then get no gradient."""
     empty = (scores == -math.inf).all(-1, keepdim=True)
     sums = torch.where(empty, 0.0, scores).logsumexp(-1)
     sums = torch.where(empty.squeeze(-1), -math.inf, sums) / _LN2
@@ -180,12 +180,12 @@ def _statistics(scores: torch.Tensor, given: Sequence[torch.Tensor]) -> list[tor
 
 
 def _is_one_block(blocks: Sequence[Any]) -> bool:
-    """Whether a mask is the one that is made where none is given."""
+    """Whether a mask is the default one."""
     return tuple(blocks[-2:]) == (_WHOLE, _WHOLE)
 
 
 def _listed(blocks: Sequence[Any], rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Whether the block of each row and column is in the tables: what a mask without a function says."""
+    """Whether the tables list the block of each row and column: the mask of a call without a mask function."""
     tables, (height, width) = blocks[2:6], blocks[-2:]
     numbers = torch.arange(-(-columns.shape[0] // width), device=columns.device)
     found: Any = None
@@ -198,7 +198,7 @@ def _listed(blocks: Sequence[Any], rows: torch.Tensor, columns: torch.Tensor) ->
 
 
 def _is_everything(keep: fx.GraphModule) -> bool:
-    """Whether a mask is True everywhere, whatever the positions."""
+    """Whether a mask is True for all positions."""
     node = keep.graph.output_node().args[0]
     node = node[0] if isinstance(node, (tuple, list)) and len(node) == 1 else node
     while isinstance(node, fx.Node) and _name(node) in _MOVES:

@@ -1,7 +1,7 @@
-"""Recompilations and graph breaks, which keep a program from being one graph that is compiled once, with advice.
+"""Records recompilations and graph breaks, with advice.
 
-details["recompiled"]    a guard that failed: what it expects, what would avoid it
-details["graph_break"]   what Dynamo could not trace, where, what would avoid it
+details["recompiled"]    a guard that failed, its condition, and advice
+details["graph_break"]   a call that Dynamo could not trace, its place, and advice
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BREAKS = (
 
 
 def note_interruptions(record: GraphRecord, gm: fx.GraphModule) -> None:
-    """Tell a record why its graph is compiled again, and why it ends where it does."""
+    """Record why a graph is compiled again, and why it ends where it does."""
     again = " ".join(recompile_reason().partition("User stack trace")[0].split())
     if again:
         record.details["recompiled"] = {"why": again[:500], "avoid": _advice(again, _ADVICE)}

@@ -1,9 +1,9 @@
-"""Maps written out: what `vmap` does to a part of a program, as operators on whole batches.
+"""Replaces maps by `vmap` in a program by operators on whole batches.
 
     vmap(lambda a, b: a * b.sum())(x, y)    ->    mul(x, view(sum(y, [1]), ...))
 
-So the rest of the program is captured before autograd. Scans (`associative_scan`) and masks made position by position
-are maps. Other transforms, and maps that draw or that hold constants, stay.
+The rest of the program can then be captured before autograd. Scans (`associative_scan`) and masks by position are maps.
+Other transforms, and maps that draw random numbers or contain constants, are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SOURCE = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 
 def without_maps(gm: fx.GraphModule) -> fx.GraphModule:
-    """`gm` with all maps written out, as a copy; itself where there are none, or where one must stay."""
+    """A copy of `gm` with all maps replaced; `gm` if there are none, or if one of them must be kept."""
     maps = list(_maps(gm.graph))
     if not maps or any(_stays(part) for part in maps):
         return gm
@@ -69,14 +69,14 @@ def _name(node: fx.Node) -> str:
 
 
 def _stays(part: Sequence[fx.Node]) -> bool:
-    """Whether a map must stay: it holds attributes or another transform, or what goes in is not known."""
+    """Whether a map must be kept: it contains attributes or another transform, or its inputs are unknown."""
     if _name(part[-1]) != _ENDS:
         return True
     return any(map(_refused, part)) or any("example_value" not in node.meta for node in _inputs(part))
 
 
 def _refused(node: fx.Node) -> bool:
-    """Whether a call may do more than compute a value from others."""
+    """Whether a call may have effects or draw random numbers."""
     if node.op == "call_method" and str(node.target).endswith("_"):
         return True
     if _name(node) == _BEGINS and node.args[1:] != ("error",):  # it may draw random numbers
@@ -93,7 +93,7 @@ def _inputs(part: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def _write_out(part: Sequence[fx.Node], graph: fx.Graph, copies: dict[fx.Node, Any]) -> None:
-    """Put what a map computes into `graph`."""
+    """Add the computations of a map to `graph`."""
     inputs = _inputs(part)
     own = set(part)
     results = [node for node in part if any(user not in own for user in node.users)]
@@ -117,7 +117,7 @@ def _fresh(value: Any) -> Any:
 
 
 def _running(part: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]) -> Callable[..., Any]:
-    """The function that runs the calls of a map; where one fails, none is left open."""
+    """A function that runs the calls of a map; if one fails, all open levels are closed."""
     end: Any = part[-1].target
 
     def run(*values: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Flat results: AOTAutograd wants a graph's output to be one flat tuple."""
+"""Flattens results: AOTAutograd requires the output of a graph to be one flat tuple."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def flat_outputs(gm: fx.GraphModule) -> tuple[fx.GraphModule, Callable[[Sequence
     """A graph module like `gm` whose output is a flat tuple, as Dynamo's always is.
 
     Returns:
-        `gm` itself and None where it is that already; else a copy that shares its attributes, and a function from the
-        flat results to the structure of those of `gm`.
+        `gm` and None if its output is a flat tuple already. Otherwise a copy that shares its attributes, and a function
+        from the flat results to the structure of the results of `gm`.
     """
     structure = gm.graph.output_node().args[0]
     if not compat.has_plain_signature(gm.graph) or _is_flat(structure):

@@ -1,4 +1,4 @@
-"""Running Dynamo's graph on fake tensors of its own shapes while every ATen call is recorded."""
+"""Runs Dynamo's graph on fake tensors of its shapes, and records every ATen call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .screen import refused_call
 
 
 class RefusedError(Exception):
-    """Tracing came upon something that a recorded graph would not keep."""
+    """Tracing found something that a recorded graph would lose."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.message)
@@ -33,24 +33,24 @@ class RefusedError(Exception):
 def retrace(gm: fx.GraphModule, example_inputs: Sequence[Any], kept: list[Reason]) -> fx.GraphModule:
     """Record `gm` as ATen calls before autograd.
 
-    The fake tensors live in a mode of their own that shares Dynamo's symbols: AOTAutograd makes its own fakes later,
-    and must not meet ours, whose metadata the traced program may have changed.
+    The fake tensors belong to a mode of their own that shares Dynamo's symbols. AOTAutograd creates its own fakes
+    later, and must not see these, because the traced program may have changed their metadata.
 
     Args:
         gm: Dynamo's graph.
-        example_inputs: one per placeholder.
-        kept: gets the reasons why calls stay that are spelled out elsewhere.
+        example_inputs: an input for each placeholder.
+        kept: takes the reasons why calls were kept that are otherwise decomposed.
 
     Raises:
-        RefusedError: the recording would not mean what `gm` means.
-        Exception: whatever torch raises on graphs that it can't trace.
+        RefusedError: the recording would not have the meaning of `gm`.
+        Exception: any error that torch raises on graphs that it cannot trace.
     """
     context = compat.tracing_context()
     shape_env = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
     mode = compat.new_fake_mode(shape_env)
     compat.correct_fakes(mode, corrected)
     quiet = compat.saved_tensor_hooks_off()
-    grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())  # again afterwards, wherever the program fails
+    grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())  # restored afterwards, even if the program fails
     with quiet, grad_mode, compat.borrowed_context(mode), compat.forget_new_symbols_on_error(shape_env):
         return _record(gm, [_fake(value, mode) for value in example_inputs], mode, kept)
 
@@ -78,25 +78,25 @@ def _record(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any, kept: list[Rea
 
 
 class Retracer(fx.Interpreter):
-    """Calls what a Dynamo graph calls, under the recorder; keeps by hand what the recorder would lose.
+    """Makes the calls of a Dynamo graph under the recorder, and preserves explicitly what the recorder would lose.
 
     Args:
         module: Dynamo's graph.
         fake_mode: the fake tensor mode of its inputs.
-        kept: gets the reasons why calls stay that are spelled out elsewhere.
+        kept: takes the reasons why calls were kept that are otherwise decomposed.
 
-    After the run, `refusal` says why the recording is of no use, or is None.
+    After the run, `refusal` is the reason why the recording cannot be used, or None.
     """
 
     def __init__(self, module: fx.GraphModule, fake_mode: Any, kept: list[Reason]) -> None:
-        super().__init__(module, garbage_collect_values=False)  # assertions read sizes again
+        super().__init__(module, garbage_collect_values=False)  # assertions read these sizes again
         self.extra_traceback = False
         self.refusal: Reason | None = None
         self.attributes = _fakes_of_attributes(module, fake_mode)
         self._fake_mode, self._kept = fake_mode, kept
         self._derivatives = Derivatives()
         self._scopes: dict[int, fx.Node] = {}
-        self._open: list[Any] = []  # of autocast and inference mode
+        self._open: list[Any] = []  # scopes of autocast and inference mode
         self._assertions = Assertions()
         self._late: list[fx.Node] = []
 
@@ -107,7 +107,7 @@ class Retracer(fx.Interpreter):
         compat.wrap_decompositions(recorder, ExplicitAutocast)
         self._adopt_attributes()
         pairs = zip(self.graph.find_nodes(op="placeholder"), inputs, strict=True)
-        # Of inputs that require gradients, Dynamo does not always know afterwards that they do.
+        # Dynamo does not always record that an input requires gradients.
         self._watched = [(n, x) for n, x in pairs if isinstance(x, torch.Tensor) and not x.requires_grad]
         self._derivatives.extend(inputs)
         try:
@@ -116,7 +116,7 @@ class Retracer(fx.Interpreter):
             self._leave_scopes()
 
     def _leave_scopes(self) -> None:
-        """Leave what the program has entered and, where it failed, not left: others compile after it."""
+        """Leave the scopes that a failed program has entered and not left, for the compilations that follow."""
         with compat.no_function_modes():
             while self._open:
                 self._open.pop().__exit__(None, None, None)
@@ -131,14 +131,14 @@ class Retracer(fx.Interpreter):
         return scope
 
     def _adopt_attributes(self) -> None:
-        """Parameters and buffers of the module become `get_attr` nodes by their own names."""
+        """Make parameters and buffers of the module `get_attr` nodes with their own names."""
         for name, value in _own_attributes(self.module):
-            setattr(self._tracer.root, name, value)  # No constant of the recording may take the name.
+            setattr(self._tracer.root, name, value)  # No constant of the recording may take this name.
         for name, fake in self.attributes.items():
             compat.track(fake, self._tracer.graph.get_attr(name), self._tracer)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one of Dynamo's nodes; data-dependent sizes keep the names they have in its graph."""
+        """Run one of Dynamo's nodes; data-dependent sizes keep the names that they have in its graph."""
         self._node = n
         if is_inserted(n):
             self._late.append(n)
@@ -157,7 +157,7 @@ class Retracer(fx.Interpreter):
         return result
 
     def _assert_late(self) -> None:
-        """Record the assertions that Dynamo made: the user's about the same sizes are there already."""
+        """Record the assertions that Dynamo inserted; the user's about the same sizes are recorded already."""
         late, self._late = self._late, []
         for node in late:
             self._asserted(node)
@@ -171,7 +171,7 @@ class Retracer(fx.Interpreter):
         self.refusal = reason if self.refusal is None else self.refusal
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function, under the recorder but where the recorder would lose its meaning."""
+        """Call a function: under the recorder, unless the recorder would lose its meaning."""
         if is_flex(target):
             return self._attention(target, args, kwargs)
         target, args = with_message(target, args)
@@ -191,22 +191,22 @@ class Retracer(fx.Interpreter):
     def _as_grad_mode(self, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Enter or leave inference mode, and record the grad mode that follows.
 
-        Gradients are off in it. What it saves beyond that, a compiled graph does not spend; and AOTAutograd fails on
-        views that are made in it of what was made outside.
+        Inference mode disables gradients. Its other savings do not matter to a compiled graph, and AOTAutograd fails on
+        views that are created inside it of tensors from outside.
         """
         scope = self._scope(target, args, {})
         self._effect(compat.SET_GRAD_MODE, (torch.is_grad_enabled(),))
         return scope
 
     def _keep_scope(self, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Enter or leave a scope that the recorder does not know of, and record that."""
+        """Enter or leave a scope that the recorder does not support, and record that."""
         scope = target(*args)
         known = compat.tree_map(lambda arg: self._scopes.get(id(arg), arg), args)
         self._scopes[id(scope)] = self._effect(target, known)
         return scope
 
     def _keep_operator(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Keep a higher-order operator with Dynamo's own subgraphs. They still need autocast: its scope is recorded."""
+        """Keep a higher-order operator with Dynamo's subgraphs, which still need autocast: its scope is recorded."""
         if target is compat.CHECKPOINT:
             body = self._captured_body(args[0], args[1:])
             if body is not args[0]:
@@ -219,7 +219,7 @@ class Retracer(fx.Interpreter):
         return result
 
     def _attention(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Flex attention as operators, or kept where these would lose what its functions do."""
+        """Decompose flex attention into operators, or keep it if the operators would lose effects of its functions."""
         reason = why_kept(args, kwargs, self._node)
         if reason is None:
             with compat.not_recorded(), torch.no_grad():
@@ -227,7 +227,7 @@ class Retracer(fx.Interpreter):
             before = list(self._tracer.graph.nodes)[-1]
             try:
                 results = spelled_out(args, given)
-            except Exception as error:  # what was recorded is read by nobody
+            except Exception as error:  # the recorded nodes have no users
                 reason = not_spelled(error, self._node)
             else:
                 if results[0].requires_grad:
@@ -237,12 +237,12 @@ class Retracer(fx.Interpreter):
         return self._keep_operator(target, args, kwargs)
 
     def _keep(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call unrecorded, and record just that it is made."""
+        """Make a call outside of the recorder, and record the call itself."""
         node_args, node_kwargs = compat.tree_map(self._proxy_of, (args, kwargs))
         proxy = self._tracer.create_proxy("call_function", target, node_args, node_kwargs)
         with compat.not_recorded():
             result = target(*args, **kwargs)
-        proxy.node.meta["val"] = None  # Until it is found to return something.
+        proxy.node.meta["val"] = None  # Until the call is found to return something.
         return compat.track(result, proxy.node, self._tracer)
 
     def _effect(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
@@ -251,9 +251,9 @@ class Retracer(fx.Interpreter):
         return node
 
     def _captured_body(self, body: fx.GraphModule, inputs: tuple[Any, ...]) -> fx.GraphModule:
-        """The body of an activation checkpoint, captured too, if that is safe; else as it is.
+        """The body of an activation checkpoint: captured if that is safe, else unchanged.
 
-        The policy of selective checkpointing is asked about every operator that is there in the end.
+        The policy of selective checkpointing is applied to every operator of the final body.
         """
         if any(refused_call(n) is not None for n in body.graph.nodes):
             return body
@@ -263,7 +263,7 @@ class Retracer(fx.Interpreter):
         except RefusedError:
             return body
         if may_write(captured):
-            return body  # Tracing has run it, and `_keep` will again: what it writes must be written once.
+            return body  # Tracing has run it, and `_keep` will run it again, but its writes must happen once.
         self.submodules[self._name_of(body)] = captured
         captured.meta[CAPTURED] = True
         if compat.CHECKPOINT_POLICY in body.meta:
@@ -281,7 +281,7 @@ class Retracer(fx.Interpreter):
         return proxy
 
     def _name_of(self, body: fx.GraphModule) -> str:
-        """The name of a subgraph in Dynamo's module, where the captured one of a checkpoint takes its place."""
+        """The name of a subgraph in Dynamo's module; the captured body of a checkpoint replaces it there."""
         return next(name for name, module in self.submodules.items() if module is body)
 
 
@@ -291,7 +291,7 @@ def _own_attributes(module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 
 def _fakes_of_attributes(module: torch.nn.Module, mode: Any) -> dict[str, torch.Tensor]:
-    """Fakes of parameters and buffers by qualified name; tied ones share a fake."""
+    """Fakes of parameters and buffers by qualified name; tied parameters share a fake."""
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return {name: _fake_attribute(tensor, mode) for name, tensor in named}
 

@@ -1,4 +1,4 @@
-"""Which kernels a program lets `scaled_dot_product_attention` choose from: around the call, and within the program."""
+"""The kernels that a program allows `scaled_dot_product_attention`: around the program, and inside it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ...rewrites.effects import allowed_by
 
 
 def backends_around() -> str | None:
-    """Names of the kernels that may be chosen where the program begins, with commas; None where all may."""
+    """The names of the kernels that are allowed at the beginning of the program, with commas; None for all."""
     return _told(attention.allowed_backends())
 
 
 def backends_throughout(gm: fx.GraphModule) -> str | None:
-    """Names of the kernels that may be chosen wherever `gm` is; None where all may.
+    """The names of the kernels that are allowed everywhere in `gm`; None for all.
 
-    After autograd nothing tells which node stood in which scope, so that what one scope forbids is forbidden.
+    After autograd the scope of a node is unknown, so a kernel that any scope forbids is not allowed.
     """
     calls = [n for m in gm.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes if _is_scope(n)]
     within = [frozenset(allowed_by(call).split(",")) for call in calls]

@@ -1,8 +1,8 @@
 """Inputs and calls that capture refuses before it traces, because recorded ATen calls would lose their meaning.
 
-Recording sees what reaches torch's dispatcher. A Python function that changes the state of the process or of autograd
-(streams, hooks, `.data`, `torch.func` transforms, functions that Dynamo was told not to look into) leaves no trace
-there, and would silently be dropped. So what is known to be nothing but operator calls is listed; the rest is refused.
+A recording contains the calls that reach torch's dispatcher. A Python function that changes the state of the process or
+of autograd (streams, hooks, `.data`, `torch.func` transforms, functions that Dynamo does not trace into) would be
+dropped silently. So functions that only call operators are listed, and all others are refused.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ...rewrites import compat
 from ...rewrites.compat import attention
 from ...rewrites.reason import Reason
 
-# Functions of these modules do nothing but call operators and compute sizes.
+# Functions of these modules only call operators and compute sizes.
 _MODULES = frozenset(
     ["torch", "torch.functional", "torch.nn.functional", "torch.linalg", "torch.special", "torch.fft", "torch._tensor"]
     + ["torch._refs", "torch._prims", "torch._jit_internal", "torch._VF", "_operator", "math", "builtins"]
     + ["torch._lowrank", "torch._linalg_utils", "torch.masked._ops", "torch.nn.grad", "torch.signal.windows.windows"]
     + [f"torch._C._{part}" for part in ("nn", "linalg", "fft", "special", "sparse")]
 )
-# Exceptions to that rule, by name: state of the process, and what autograd would not find again in a recorded graph.
+# Exceptions to that rule, by name: state of the process, and derivatives that a recorded graph would lose.
 _STATEFUL = frozenset(
     """
     backward register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ set_data share_memory_
@@ -38,7 +38,7 @@ _ATTRIBUTES = frozenset(["data", "grad", "grad_fn", "_base", "_version"])
 
 
 def screen(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason | None:
-    """Why `gm` must not be traced on these inputs, or None."""
+    """The reason why `gm` must not be traced on these inputs, or None."""
     if compat.functorch_active():
         return Reason("functorch-active", "compiled inside a torch.func transform")
     placeholders = gm.graph.find_nodes(op="placeholder")
@@ -50,7 +50,7 @@ def screen(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason | None:
 
 
 def opaque_memory(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason | None:
-    """Why `gm` must not be compiled, or None: tensors in memory of oneDNN's own, whose fakes are strided."""
+    """The reason why `gm` must not be compiled, or None: tensors in oneDNN's own layout, whose fakes are strided."""
     inputs = zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False)
     opaque = [node for node, value in inputs if isinstance(value, torch.Tensor) and value.is_mkldnn]
     opaque += gm.graph.find_nodes(op="call_method", target="to_mkldnn")
@@ -79,7 +79,7 @@ def _refused_tensor(node: fx.Node, value: torch.Tensor) -> Reason | None:
 
 
 def refused_call(node: fx.Node) -> Reason | None:
-    """Why a node of Dynamo's must not be traced, or None."""
+    """The reason why one of Dynamo's nodes must not be traced, or None."""
     if node.op == "call_method":
         return _refusal(node, f"Tensor.{node.target}") if _is_stateful(str(node.target)) else None
     if node.op != "call_function" or _is_plain(node.target, node.args):
@@ -88,13 +88,13 @@ def refused_call(node: fx.Node) -> Reason | None:
 
 
 def _refusal(node: fx.Node, name: str) -> Reason:
-    if "_functorch" in name or name.endswith("_saved_tensors_hooks_disable"):  # grad, vjp, jacrev begin by it
+    if "_functorch" in name or name.endswith("_saved_tensors_hooks_disable"):  # grad, vjp and jacrev begin with it
         return Reason("functorch-transform", f"{name} belongs to a torch.func transform", (node,))
     return Reason("opaque-call", f"{name} may do more than call operators", (node,))
 
 
 def _is_plain(target: Any, args: Sequence[Any]) -> bool:
-    """Whether a call leaves all its effects in the operators that it calls, or is handled by name in `retrace.py`."""
+    """Whether the operators that a call makes have all its effects, or `retrace.py` handles it by name."""
     if isinstance(target, (*compat.OPERATORS, compat.HigherOrderOperator)) or target in compat.SCOPES:
         return True
     if target in (attention.BACKEND_NAMED, attention.ALLOW_BACKENDS):
