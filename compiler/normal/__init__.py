@@ -5,11 +5,11 @@ Scores of an attention come out as
     matmul(q, kT); [mul(_, scale)]; [add(_, bias)] [where.ScalarOther(keep, _, fill)]; softmax.int(_, -1);
     [to(_, dtype)]; [dropout(_, p, True)]; matmul(_, v)
 
-with `scale` a number or 0-d tensor, each part at most once where it can be, products always `matmul`, probabilities
-always on the left, reorderings `permute`, regroupings `reshape`, broadcasts `expand`.
+`scale` is a number or a 0-d tensor. Each part occurs at most once if possible. A product is `matmul`, with
+probabilities on the left; a reordering is `permute`, a regrouping `reshape`, a broadcast `expand`.
 
-`NORMAL_FORM` is for graphs captured before autograd, `LOWERED_FORM` for those after it. Order matters only between
-respellings of one operator: the first that applies is taken.
+`NORMAL_FORM` is for graphs captured before autograd, `LOWERED_FORM` for graphs after it. The order of respellings
+matters only for the same operator: the first one that applies is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions that several respellings ask about a value: is it a number, a constant, attention scores, probabilities?
+"""Properties of values that several respellings use: is a value a number, a constant, scores, or probabilities?
 
 Nothing here changes a graph or adds a guard.
 """
@@ -16,11 +16,11 @@ from ...rewrites.graph import arguments, dtype, is_number, is_tensor, op_name, r
 from ...rewrites.symbolic import known_equal, same_shape
 
 Number = int | float
-Factor = Any  # a Python number, a symbolic one, a node holding one, or a 0-d tensor node
+Factor = Any  # a Python number, a symbolic number, a node with such a number, or a node with a 0-d tensor
 
 VIEWS = ("aten.permute", "aten.reshape", "aten.expand")
 
-# Spellings of a view that `views.py` will make one of VIEWS; walks meet them before it does.
+# Spellings of views that `views.py` turns into one of VIEWS; searches may find them earlier.
 _VIEW_SPELLINGS = (
     "aten.view", "aten.transpose", "aten.unsqueeze", "aten.squeeze", "aten.t", "aten._unsafe_view", "aten.contiguous",
     "aten.clone", "aten.alias", "aten.flatten", "aten.unflatten", "aten.slice", "aten.select", "aten.expand_as",
@@ -28,7 +28,7 @@ _VIEW_SPELLINGS = (
 )  # fmt: skip
 CASTS = ("aten.to", "aten._to_copy", "aten.type_as")
 
-# Elementwise operations that may stand between scores and softmax, or between probabilities and their product.
+# Elementwise operations that may occur between scores and softmax, or between probabilities and their product.
 UNARY = (
     "aten.tanh", "aten.neg", "aten.exp", "aten.clamp", "aten.clamp_min", "aten.clamp_max", "aten.relu", "aten.sigmoid",
     "aten.nan_to_num", "aten.abs", "aten.sqrt", "aten.square",
@@ -49,7 +49,7 @@ def is_literal(value: Any) -> TypeGuard[int | float]:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value scales a tensor as a whole: a number of any kind, or a tensor of one element."""
+    """Whether a value scales a whole tensor: a number of any kind, or a tensor of one element."""
     return is_number(value) or (is_tensor(value) and all(known_equal(s, 1) for s in shape(value)))
 
 
@@ -90,7 +90,7 @@ def uniform(value: Any) -> Number | None:
 
 
 def factor_of(value: Any) -> Factor | None:
-    """`value` as a factor: a plain number where it is known to be one, else itself where it is a scalar, else None."""
+    """`value` as a factor: a plain number if it is known, or else the value itself if it is a scalar, or else None."""
     known = uniform(value)
     if known is not None:
         return known
@@ -104,14 +104,14 @@ def _is_deviation(value: Any) -> bool:
 
 
 def holds_product(node: Any) -> bool:
-    """Whether a batched product of two computed values is found below elementwise operations and views: scores."""
+    """Whether a value is scores: elementwise operations and views of a batched product of two computed values."""
     return _reaches(node, "holds_product", _is_batched_product)
 
 
 def is_scaled_product(node: Any) -> bool:
     """Whether a value is a batched product itself, or a scalar multiple, cast or permutation of one.
 
-    A permutation that the product can take over, as its dims of batch, or both of its operands' in exchange.
+    The permutation must be one of batch dims, or swap the two operands of the product.
     """
     while isinstance(node, fx.Node) and "opaque" not in node.meta:
         if _is_batched_product(node):
@@ -133,12 +133,12 @@ def _within_product(order: Sequence[int]) -> bool:
 
 
 def directness(node: Any) -> int:
-    """How directly a term of a sum is scores: 2 for a scaled product, 1 for what contains one, 0 for a bias."""
+    """How directly a term of a sum is scores: 2 for a scaled product, 1 for a term that contains one, 0 for a bias."""
     return 2 if is_scaled_product(node) else int(holds_product(node))
 
 
 def holds_softmax(node: Any) -> bool:
-    """Whether a softmax is found below elementwise operations, dropout and views: probabilities."""
+    """Whether a value is probabilities: elementwise operations, dropout and views of a softmax."""
     return _reaches(node, "holds_softmax", lambda n: op_name(n) in SOFTMAXES)
 
 
@@ -153,7 +153,7 @@ def _is_batched_product(node: fx.Node) -> bool:
 
 
 def _reaches(node: Any, memo: str, found: Callable[[fx.Node], bool]) -> bool:
-    """Depth-first through `_CHAIN`; the answer is remembered in the node's metadata until the next sweep."""
+    """Search depth-first through `_CHAIN`; the result is cached in the metadata of the node until the next sweep."""
     if not isinstance(node, fx.Node):
         return False
     memos = node.meta.setdefault("memo", {})
@@ -167,7 +167,7 @@ def _reaches(node: Any, memo: str, found: Callable[[fx.Node], bool]) -> bool:
 
 
 def reduction(user: fx.Node, node: Any, *names: str) -> tuple[fx.Node, int] | None:
-    """(input, dim) where `node` is one of the reductions `names` over one dimension that stays as size 1, else None.
+    """(input, dim) if `node` is one of the reductions `names` over one dim, which is kept as size 1; else None.
 
     sum(x, [d], keepdim=True)   or   reshape(sum(x, [d]), [..., 1, ...])   ->   (x, d)
     """

@@ -1,8 +1,8 @@
-"""Builders of the canonical spellings: each returns the simplest node that has the asked value.
+"""Builders of the canonical spellings: each returns the simplest node with the requested value.
 
     permute(permute(x))  ->  permute(x)        reshape(reshape(x))  ->  reshape(x)        identity  ->  x
 
-`user` is the node that is being respelled: a builder looks through operands only where that node may.
+`user` is the node that is respelled: a builder looks through operands only if that node may.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def expand(edit: Editor, user: fx.Node, x: fx.Node, sizes: Sequence[Any]) -> fx.
 
 
 def cast(edit: Editor, user: fx.Node, x: fx.Node, to: torch.dtype) -> fx.Node:
-    """`x` in another dtype; a widening cast below is undone first."""
+    """`x` in another dtype; if `x` is a widening cast, its operand is cast instead."""
     while sees(user, x, "aten.to") and is_tensor(x.args[0]) and widens(dtype(x.args[0]), dtype(x)):
         if val(x).device != val(x.args[0]).device:
             break
@@ -82,7 +82,7 @@ def widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
 
 
 def scaled(edit: Editor, x: fx.Node, factor: Factor) -> fx.Node:
-    """`x * factor`; no node for a factor of 1."""
+    """`x * factor`; `x` itself for a factor of 1."""
     if is_literal(factor) and factor == 1:
         return x
     if is_tensor(factor) and rank(factor) > 0:
@@ -102,10 +102,10 @@ def times(edit: Editor, a: Factor, b: Factor) -> Factor:
 
 
 def inverse(edit: Editor, factor: Factor) -> Factor | None:
-    """`1 / factor`, or None where that is 1/0."""
+    """`1 / factor`, or None if the factor is 0."""
     known = uniform(factor)
     if known is not None:
         return 1.0 / known if known != 0 else None
-    if is_number(factor):  # a symbol may be 0 on the example, and later another number
+    if is_number(factor):  # a symbol may be 0 in the example and another number later
         return edit.call(operator.truediv, 1.0, factor) if hint(val(factor)) != 0 else None
     return edit.call(aten.reciprocal.default, factor)

@@ -1,4 +1,4 @@
-"""Casts: one `to(x, dtype)`, and none around a softmax that computes in a wider type by itself."""
+"""Casts: a single `to(x, dtype)`, and no cast around a softmax, which computes in a wider dtype by itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cast_there_and_back(node: fx.Node, edit: Editor) -> fx.Node | None:
 def softmax_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
     """to(softmax(to(x, float32), -1), x's dtype)  ->  softmax(x, -1), which computes in float32 anyway.
 
-    Not where the wide result is used too: there would be two softmaxes.
+    This is not done if the wide result has other users, since there would be two softmaxes.
     """
     soft = node.args[0]
     if node.target is not aten.to.dtype or not sees(node, soft, "aten.softmax") or len(soft.users) > 1:
@@ -58,7 +58,7 @@ def softmax_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
 def sum_in_own_type(node: fx.Node, edit: Editor) -> fx.Node | None:
     """to(add(scores, wider), scores' dtype)  ->  add(scores, to(wider, scores' dtype)), as for ``scores += wider``.
 
-    What is added is rounded as the sum is, and what overflows there overflows here.
+    The added value is rounded as the sum was, and overflows if the sum did.
     """
     total = node.args[0]
     if node.target is not aten.to.dtype or not sees(node, total, "aten.add") or len(total.args) != 2 or total.kwargs:

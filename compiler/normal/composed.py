@@ -1,4 +1,4 @@
-"""Operators that are others put together, or other names of them: rules see what they are made of."""
+"""Composite operators and other names of operators: rules see the operators that they consist of."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def tensor_product(node: fx.Node, edit: Editor) -> fx.Node | None:
 def sum_of_products(node: fx.Node, edit: Editor) -> fx.Node | None:
     """sum(mul(q[B, S, 1, D], k[B, 1, T, D]), [-1])  ->  einsum("bsd,btd->bst", q, k).
 
-    Where each operand is broadcast along a dim of the other: a product of matrices, every summand of it in memory.
+    Each operand is broadcast along a dim of the other: a product of matrices whose summands are all in memory.
     """
     inner, values = node.args[0], arguments(node)
     dims = values.get("dim")

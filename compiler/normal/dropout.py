@@ -1,4 +1,4 @@
-"""Dropout: one `dropout(x, p, True)`, or nothing where it does nothing; also where it was written by hand."""
+"""Dropout: a single `dropout(x, p, True)`, or no node if it has no effect; also for dropout written by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def native_dropout(node: fx.Node, edit: Editor) -> fx.Node | None:
 def handwritten_dropout(node: fx.Node, edit: Editor) -> fx.Node | None:
     """mul(mul(x, to(rand_like(x) > p, dtype)), 1 / (1 - p)), where(rand >= p, x, 0) / (1 - p)  ->  dropout(x, p, True).
 
-    The numbers drawn differ, their distribution does not.
+    The random numbers differ, but not their distribution.
     """
     found = _kept(node) if op_name(node) == "aten.where" else _scaled_kept(node)
     if found is None:
@@ -76,12 +76,12 @@ def _scaled_kept(node: fx.Node) -> _Found | None:
 
 
 def _will_be_scaled(node: fx.Node) -> bool:
-    """Whether the only user multiplies by a number: that user is the whole dropout then."""
+    """Whether the only user multiplies by a number, so that this user is the complete dropout."""
     return len(node.users) == 1 and all(is_literal(scale_of(user)) for user in node.users)
 
 
 def _kept(node: fx.Node) -> _Found | None:
-    """`x` where a random mask keeps it, 0 elsewhere."""
+    """A choice of `x` or 0 by a random mask."""
     if op_name(node) == "aten.where":
         return _selected(node)
     if op_name(node) != "aten.mul":

@@ -1,7 +1,7 @@
 """Gates, as activations are written by hand: x * (1 + erf(x * c)) / 2, x * (1 + tanh(p(x))) / 2, x * sigmoid(x).
 
-Cubic polynomials have one spelling, the error function and its relatives another, and what a gate is multiplied by
-stands with its own input first:
+Cubic polynomials have one spelling, as do the error function and related functions. A gate is multiplied by its own
+input first:
 
     u * x * sigmoid(x)                          ->   (x * sigmoid(x)) * u
     tanh(0.79788 * x * (1 + 0.044715 * x * x))  ->   tanh((x + pow(x, 3) * 0.044715) * 0.79788)
@@ -60,7 +60,7 @@ def _is_settled(user: fx.Node, argument: Any, x: fx.Node) -> bool:
 
 
 def _variable(user: fx.Node, node: Any) -> fx.Node | None:
-    """The one tensor that sums, products and powers of a value are made of; None where there are several."""
+    """The only tensor in the sums, products and powers of a value; None if there are several."""
     found, todo, seen = None, [node], 0
     while todo:
         n, seen = todo.pop(), seen + 1

@@ -1,11 +1,11 @@
-"""Heads: one layout for scores, whether heads are merged into the batch, split off, repeated or moved.
+"""Heads: a single layout for scores, even if heads are merged into the batch, split, repeated or permuted.
 
     q, k [B*H, S, D]:  matmul -> view [B, H, S, T] -> + mask -> view [B*H, S, T] -> softmax -> matmul -> view
     becomes            matmul [B, H, S, T] -> + mask -> softmax -> matmul, all in four dimensions
 
-A reshape that splits moves up through products, softmax and elementwise operations, one that merges moves down; where
-they meet they cancel. Only chains of scores and probabilities are touched. Dropout draws its numbers in memory order,
-so it commutes with a reshape but not with a permute.
+A reshape that splits dims moves up through products, softmax and elementwise operations; a reshape that merges dims
+moves down. When they meet, they cancel. Only chains of scores and probabilities change. Dropout draws random numbers in
+memory order, so it commutes with a reshape but not with a permute.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _merges(view: fx.Node, kept: int) -> list[Group] | None:
 
 
 def _can_move(node: fx.Node, keeps_one_user: bool = False) -> bool:
-    """Whether the call does the same in another grouping of dimensions; a draw may not be made twice."""
+    """Whether the call is equivalent with dims grouped differently; random numbers must not be drawn twice."""
     name = op_name(node)
     if name in _SOFTMAX:
         return last(node, node.args[1])
@@ -190,7 +190,7 @@ def _merges_alike(node: fx.Node, a: fx.Node, b: fx.Node) -> bool:
 def permute_below_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
     """mul(permute(scores, p), s)  ->  permute(mul(scores, s), p), where the last dimension stays last; also softmax.
 
-    Of two operands that hold scores, the more direct one decides.
+    If both operands contain scores, the more direct one decides.
     """
     if not is_tensor(node) or not _can_move(node):
         return None
@@ -205,7 +205,7 @@ def permute_below_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _main_operand(node: fx.Node) -> fx.Node | None:
-    """The operand that is most directly scores or probabilities, the first of equals."""
+    """The operand that is most directly scores or probabilities; the first one if several are."""
     operands = [a for a in node.args if is_tensor(a) and _is_scores(a)]
     return max(operands, key=lambda a: (directness(a), holds_softmax(a)), default=None)
 
@@ -228,7 +228,7 @@ def regrouped_and_back(node: fx.Node, edit: Editor) -> fx.Node | None:
         if not same_shape(shape(view), shape(inner)):
             continue
         if _is_scores(other) and same_shape(shape(other), shape(inner)):
-            continue  # `merge_below_elementwise` has brought these together, and would again
+            continue  # `merge_below_elementwise` moved these together, and would do so again
         whole = builders.expand(edit, node, other, shape(inner))
         args = [view.args[0], builders.reshape(edit, node, whole, shape(node))]
         return edit.call(inner.target, *(args if position == 0 else args[::-1]), **inner.kwargs)
@@ -239,7 +239,7 @@ def regrouped_and_back(node: fx.Node, edit: Editor) -> fx.Node | None:
 def transpose_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
     """permute(add(scores, m), [..., -1, 0])  ->  add(permute(scores), permute(m)), down to the product.
 
-    Where another dim becomes the last, as keys do that stand before batch and heads.
+    This is done if another dim becomes the last one, for example keys that precede batch and heads.
     """
     inner, order = node.args
     if not sees(node, inner, *POINTWISE) or order[-1] == rank(node) - 1:

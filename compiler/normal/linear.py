@@ -1,4 +1,4 @@
-"""Products with weights after autograd: `linear` again, whatever decompositions made of it."""
+"""Products with weights after autograd: turns the results of decompositions back into `linear`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def mm_as_linear(node: fx.Node, edit: Editor) -> fx.Node | None:
 def linear_of_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
     """reshape(linear(reshape(x, [B * S, D]), w, b), [B, S, N])  ->  linear(x, w, b).
 
-    Not where the rows are read as they are too (a backward keeps them): there would be two products.
+    This is not done if the rows have other users (a backward saves them), since there would be two products.
     """
     inner = node.args[0]
     if not sees(node, inner, "aten.linear") or not sees(node, inner.args[0], "aten.reshape"):

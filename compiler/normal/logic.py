@@ -1,4 +1,4 @@
-"""Boolean masks: `logical_not`, `logical_and`, `logical_or`, and comparisons; no double negation, no 0/1 arithmetic."""
+"""Boolean masks: `logical_not`, `logical_and`, `logical_or` and comparisons, without double negation and arithmetic."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _opposite(edit: Editor, user: fx.Node, mask: fx.Node) -> fx.Node | None:
 
 
 def _has_opposite(mask: fx.Node) -> bool:
-    """Equality always; an order only without NaN, so not for floating types."""
+    """Whether a comparison has an opposite: equality always, an order only without NaN, so not for floating dtypes."""
     exact = not any(is_tensor(a) and dtype(a).is_floating_point for a in mask.args)
     return is_tensor(mask.args[0]) and (exact or op_name(mask) in ("aten.eq", "aten.ne"))
 

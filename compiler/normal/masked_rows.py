@@ -1,10 +1,10 @@
-"""Weights that are masked once more: rows with nothing to keep are zero, which is done to the weighted sum instead.
+"""Attention weights that are masked again: rows without kept keys are zero. The weighted sum is masked instead.
 
     where(keep, softmax(where(keep, s, low)), 0) @ v   ->   where(any(keep), softmax(where(keep, s, low)) @ v, 0)
 
-In every other row the weights of what is not kept are zero already. DeBERTa, Conformer and CPM-Ant are written so.
-Where `low` is -inf, a row with nothing to keep would be NaN inside, and so would its gradients, which are zero as it
-was written: it keeps everything instead.
+In every other row the weights of dropped keys are zero already. DeBERTa, Conformer and CPM-Ant do this. If `low` is
+-inf, a row without kept keys would be NaN inside, and so would its gradients, which are zero in the original program;
+such a row keeps all keys instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .random_calls import moved_dropout
 
 aten = torch.ops.aten
 
-_DEEPEST = 12  # operators of a mask that are compared
+_DEEPEST = 12  # maximum number of operators of a mask that are compared
 
 
 @respelling("aten.where")
@@ -64,7 +64,7 @@ def _masked_by(user: fx.Node, scores: Any, keep: fx.Node) -> fx.Node | None:
 
 
 def _same(a: Any, b: Any, depth: int) -> bool:
-    """Whether two values are known to be equal: one node, the same constant, or the same pure calls of such."""
+    """Whether two values are known to be equal: the same node, the same constant, or the same pure calls of equals."""
     if a is b:
         return True
     if isinstance(a, fx.Node) and isinstance(b, fx.Node):

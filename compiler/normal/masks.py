@@ -1,4 +1,4 @@
-"""Masks: what is done to scores is `add(scores, bias)` or `where(keep, scores, fill)`, whichever way it was written."""
+"""Masks: every change of scores becomes `add(scores, bias)` or `where(keep, scores, fill)`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .logic import are_opposite, negated
 
 aten = torch.ops.aten
 
-MASKED = -1e4  # a fill this low takes a score out of a softmax
+MASKED = -1e4  # a fill this low removes a score from a softmax
 
 
 @respelling("aten.masked_fill")
@@ -65,7 +65,7 @@ def _keeps_type(scores: fx.Node, fill: Any) -> bool:
 def _where(edit: Editor, keep: fx.Node, scores: fx.Node, fill: Any) -> fx.Node:
     known = uniform(fill)
     if known is not None and _keeps_type(scores, fill):
-        kind = float if is_float(scores) else bool if is_bool(scores) else int  # else they would be promoted
+        kind = float if is_float(scores) else bool if is_bool(scores) else int  # otherwise they would be promoted
         return edit.call(aten.where.ScalarOther, keep, scores, kind(known))
     if isinstance(fill, fx.Node) and not is_tensor(fill):
         return edit.call(aten.where.ScalarOther, keep, scores, fill)
@@ -105,7 +105,7 @@ def choice_of_constants(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _fits(value: float, kind: torch.dtype) -> bool:
-    """Whether a number stays finite, or was infinite already, in a type."""
+    """Whether a number stays finite in a dtype, or is infinite itself."""
     return math.isinf(value) or abs(value) <= torch.finfo(kind).max
 
 
@@ -154,7 +154,7 @@ def difference_as_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
 def scores_first(node: fx.Node, edit: Editor) -> fx.Node | None:
     """add(m, scores)  ->  add(scores, m); add(s, m, alpha)  ->  add(s, mul(m, alpha)).
 
-    Of two terms that hold a product, the one that is little else comes first; of equal ones, the first.
+    If both terms contain a product, the more direct one comes first.
     """
     a, b, alpha = node.args[0], node.args[1], arguments(node).get("alpha", 1)
     if not is_literal(alpha) or not is_float(node):
