@@ -79,7 +79,7 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     rule = _rule(target) if isinstance(target, OpOverload) else None
     if rule is not None and _is_as_told(target, args, kwargs):
         return result
-    if rule is None and _shares_places(result) and _makes_memory(target):
+    if rule is None and _makes_memory(target) and _shares_places(result):
         rule = _apart
     if rule is None:
         return result
@@ -113,18 +113,22 @@ def _is_as_told(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def _shares_places(result: Any) -> bool:
-    """Whether elements of a tensor share places in memory, by a stride of 0."""
-    if not isinstance(result, torch.Tensor) or result.layout != torch.strided:
-        return False
-    return any(type(s) is int and s == 0 for s in result.stride()) and _overlaps(_layout(result))
+    """Whether elements of a tensor share places in memory."""
+    return isinstance(result, torch.Tensor) and result.layout == torch.strided and _overlaps(_layout(result))
 
 
 def _overlaps(layout: Layout | None) -> bool:
     if layout is None or 0 in layout.sizes:
         return False
-    return any(n > 1 and s == 0 for n, s in zip(layout.sizes, layout.strides, strict=True))
+    end = 1
+    for stride, size in sorted(zip(layout.strides, layout.sizes, strict=True)):
+        if size > 1 and stride < end:
+            return True
+        end += stride * (size - 1)
+    return False
 
 
+@functools.cache
 def _makes_memory(target: Any) -> bool:
     """Whether an operator of torch's gives memory of its own, in which no two elements share a place."""
     if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims") or "view" in str(target):

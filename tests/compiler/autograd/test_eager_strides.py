@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from support.layouts import every_layout, in_order
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regraft.compiler.autograd.eager_strides import RULES, corrected
 from regraft.rewrites.compat import new_fake_mode
@@ -206,6 +207,17 @@ def test_what_is_made_of_elements_that_share_places_has_places_of_its_own(dims):
     given, again = torch.arange(4.0), torch.arange(4.0)
     torch.testing.assert_close(torch.compile(written_once, backend="regraft")(given), written_once(again))
     torch.testing.assert_close(given, again)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("strides", [(32, 8, 1), (32, 0, 1), (0, 8, 1)])
+def test_no_metadata_makes_elements_of_new_memory_share_places(strides, device):
+    """Of a Fourier transform over two dims in descending order on a GPU torch 2.11 told the first of these."""
+    with FakeTensorMode():
+        x = torch.empty(3, 4, 16, dtype=torch.complex64, device=device)
+        told = torch.empty_strided((3, 4, 16), strides, dtype=torch.complex64, device=device)
+        found = corrected(torch.ops.aten._fft_c2c.default, (x, [2, 1], 0, True), {}, told)
+    assert found.stride() == (64, 16, 1)
 
 
 def test_gradients_lie_as_in_eager():
