@@ -98,6 +98,7 @@ def separate(a: Number, b: Number, var: Var, fixed: frozenset[Var]) -> bool:
 
         separate(768*i + j, 768*i + k, i, {})  where j, k < 768    ->  True
         separate(768*i + j, 768*i + k, j, {i})                     ->  False: k is free
+        separate(768*i + j, 768*i + k + 256, j, {i})  where j, k < 256     ->  True: they never meet
     """
     left, right = digits(a), digits(b)
     if left.stride(var) != right.stride(var) or left.stride(var) == 0:
@@ -107,7 +108,12 @@ def separate(a: Number, b: Number, var: Var, fixed: frozenset[Var]) -> bool:
         return False
     reaches = _reaches(mine, theirs)
     apart: Number = add(_shift(left.constant, mine), mul(_shift(right.constant, theirs), -1))
-    return reaches is not None and _outweighs(left.stride(var), var, reaches, apart)
+    if reaches is None:
+        return False
+    if _outweighs(left.stride(var), var, reaches, apart):
+        return True
+    alone = all(d.monomial == (var,) for side in (left, right) for d in side.digits if var in d.variables)
+    return alone and _never_meet(left.stride(var), var, reaches, apart)
 
 
 def _free(offset: Offset, bound: frozenset[Var]) -> list[Digit] | None:
@@ -169,6 +175,18 @@ def _outweighs(stride: Number, var: Var, reaches: dict[Number, tuple[Number, Num
         down, up = (own, own) if step == stride else reaches[step]
         below, above = add(below, mul(step, down)), add(above, mul(step, up))
     return True
+
+
+def _never_meet(stride: Number, var: Var, reaches: dict[Number, tuple[Number, Number]], apart: Number) -> bool:
+    """Whether accesses begin further apart than all free digits, and `var`, reach: as pieces of a concatenation do."""
+    sign = _sign(stride)
+    if sign == 0:
+        return False
+    own = mul(mul(stride, sign), add(var.extent, -1))
+    below, above = own, own
+    for step, (down, up) in reaches.items():
+        below, above = add(below, mul(step, down)), add(above, mul(step, up))
+    return less(below, apart) or less(above, mul(apart, -1))
 
 
 def less(a: Number, b: Number) -> bool:

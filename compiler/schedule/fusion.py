@@ -10,9 +10,12 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
+from typing import Any
 
 from ...rewrites.switches import allowed
+from ..ir.index.index import add, mul
 from ..ir.program import Buffer, Extern, Item
+from .affine import digits
 from .dependences import Effects, effects, order_of
 from .groups import Axes, Group, Member, Step, extent_of, members_of
 from .inlining import cost_of
@@ -31,6 +34,7 @@ _HELD = 16 << 20  # bytes that may stay allocated for a later kernel in any case
 _WORTH_HOLDING = 64  # bytes that may stay allocated for each byte that fusion saves
 _BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial", "walk", "pieces"})  # refusals for shared loops
 _APART = 4 << 20  # bytes moved in the time of another launch that reads from caches
+_FAR = 1024  # elements between pieces of a buffer that share no sectors to speak of
 _NEAREST = 6  # later groups tried with each group, for each buffer
 
 
@@ -46,6 +50,19 @@ def local_buffers(steps: Iterable[Step], buffers: Mapping[str, Buffer], outputs:
     """Buffers that only one step reads or writes, and that are not results of the program."""
     uses = Counter(name for step in steps for name in buffers_of(step))
     return frozenset(n for n, count in uses.items() if count == 1 and buffers[n].kind == "made") - {*outputs}
+
+
+def _are_pieces(one: Group, other: Group, name: str) -> bool:
+    """Whether two groups only write a buffer, in places far from each other: sharing loops saves nothing there."""
+    both = [[a for m in group.members for a in m.touched.get(name, ())] for group in (one, other)]
+    if any(a.offset is None or not a.write for side in both for a in side):
+        return False
+    return all(_are_far(a.offset, b.offset) for a in both[0] for b in both[1])
+
+
+def _are_far(a: Any, b: Any) -> bool:
+    apart = add(digits(a).constant, mul(digits(b).constant, -1))
+    return isinstance(apart, int) and abs(apart) >= _FAR
 
 
 class Fuser:
@@ -167,6 +184,8 @@ class Fuser:
             return Refusal("memory")
         telling = sorted(shared, key=lambda n: (n not in writes, -self._weights[n], n))
         found = fusion_of(one, other, telling, self.axes, self._target, in_columns=self._in_columns)
+        if isinstance(found, Fusion) and all(_are_pieces(one, other, name) for name in shared):
+            return Refusal("no-gain", tuple(telling[:1]))
         slow = self._slow(found, one, other, score) if isinstance(found, Fusion) else ""
         return Refusal(slow, tuple(telling[:1])) if slow else found
 

@@ -266,6 +266,20 @@ def test_small_tensors_are_not_touched_in_pieces():
     assert not check_schedule(found.program, found)
 
 
+@pytest.mark.parametrize(("shared", "kernels"), [(True, 1), (False, 3)])
+def test_pieces_of_one_result_share_loops_if_they_read_the_same(shared, kernels):
+    """Hue, saturation and value of a color are pieces; of tensors that have nothing in common, each is a kernel."""
+    x, y, z = (torch.randn(4, 64, 2048) for _ in range(3))
+
+    def stacked(x, y, z):
+        return torch.stack([x.exp(), (x if shared else y).cos(), (x if shared else z).neg()], 1)
+
+    program = lower(trace(stacked, x, y, z), strict=True).program
+    found = schedule(program, target=replace(GPU, shared=0))
+    assert len(found.kernels) == kernels and not check_schedule(found.program, found)
+    assert shared or "no-gain" in found.log.refusals
+
+
 def test_nor_do_cumulative_sums():
     """Of keys, and of keys times values, over places: sharing keys would take the values one after the other."""
     b = Builder()
