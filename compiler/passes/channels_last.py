@@ -71,18 +71,24 @@ def spread_channels_last(
     In a graph of forward and backward (`training`, on GPUs only), their gradients run in channels-last too. Outputs
     keep their strides. The decision is one match of `RULE` in `record`, with the summed times as its evidence. With
     `keep_stream`, random numbers must be the same as eager's. `rivals` are other programs that may compute a
-    convolution in its present layout; the fastest one counts.
+    convolution in its present layout; the fastest one counts, unless images are resampled:
+    kernels that resample take longer where pixels lie side by side than these programs save.
     """
     found = [node for node in graph_module.graph.nodes if _is_candidate(node, training)]
     if not found or all(has_channels_last(_input(node)) for node in found):
         return Spread(len(found))
-    chosen, seconds, evidence = _decide(found, oracle, rivals)
+    resampled = any("upsample" in op_name(node) for node in graph_module.graph.nodes if node.op == "call_function")
+    chosen, seconds, evidence = _decide(found, oracle, _no_rivals if resampled else rivals)
     (record.applied if chosen else record.declined).append(_match(found, chosen, evidence))
     if not chosen:
         return Spread(len(found), seconds=seconds)
     conversions = _convert(graph_module.graph, found, keep_stream)
     graph_module.recompile()
     return Spread(len(found), True, conversions, seconds)
+
+
+def _no_rivals(_: fx.Node) -> Mapping[str, Callable[..., Any]]:
+    return {}
 
 
 def _is_candidate(node: fx.Node, training: bool) -> bool:
