@@ -57,6 +57,7 @@ _ELEMENTS_A_WARP = 256
 # Folds whose elements are so expensive that work shared by lanes matters; and folds of 64-bit positions, for which
 # fewer lanes are better.
 _MOMENTS, _PLACES = frozenset({"welford"}), frozenset({"argmax", "argmin"})
+_SHARED = (1 << 16, 1 << 18)  # elements from which on a lane compares two and four rows of such tiles
 _PAIRS = (128, 16)  # rows and columns of a tile whose elements are compared each with each
 _SECTOR = 32  # bytes that memory moves together
 _STAGES, _FEW_LOADS = 3, 2  # for such folds: steps loaded at a time, if they need little shared memory
@@ -298,14 +299,20 @@ def _compares_pairs(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: 
 
 
 def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int) -> Launch:
-    """Tiles in which the elements of rows and those of columns are loaded once, and compared each with each."""
+    """Tiles in which the elements of rows and those of columns are loaded once, and compared each with each.
+
+    A lane has all columns of its rows. If there are many programs, it has several rows, which share the work that
+    columns need (of a sort, 14 instructions for a pair become 10 or 8).
+    """
     outer, around = loops[:-1], extent_of(loops[:-1])
     rows = min(_PAIRS[0], _power(loops[-1].extent))
     while rows > _LANES and _programs(around, 1) * _programs(loops[-1].extent, rows) < PROGRAMS:
         rows //= 2
-    columns = min(_PAIRS[1], longest)
-    sizes = [(rows, columns, 2), (rows, columns, 1), (rows, 2 * columns, 2), (rows // 2, 2 * columns, 2)]
-    made = [Blocks(loops[-1:], (), r, c, _warps(r * c, e)) for r, c, e in sizes if c <= longest and r]
+    elements = _programs(extent_of(loops), 1)
+    own = 1 if elements < _SHARED[0] else 2 if elements < _SHARED[1] else 4
+    columns = min(_PAIRS[1] if own == 1 else _PAIRS[1] // 2, longest)
+    sizes = [(rows, columns, own), (rows, columns, 2 * own), (rows, 2 * columns, own), (rows // 2, 2 * columns, 1)]
+    made = [Blocks(loops[-1:], (), r, c, max(1, r // (THREADS * e))) for r, c, e in sizes if c <= longest and r]
     return Launch(outer, made[0], body, tuple(made[1:]))
 
 

@@ -88,9 +88,15 @@ def kernels(function, *inputs):
 def test_pairs_are_compared_in_tiles_whose_elements_are_loaded_once():
     (source,) = kernels(torch.argsort, torch.randn(128, 256))
     (launch,) = source.launches
-    assert launch.programs == 512
+    assert (launch.programs, launch.warps) == (512, 2)
     assert source.text.count("tl.load") == 2 and "[64, 16]" in source.text
     assert "tl.arange(0, 16)[None, :]\n" in source.text
+
+
+@pytest.mark.parametrize(("rows", "tile", "warps"), [(64, (32, 16), 1), (256, (128, 8), 2), (1024, (128, 8), 1)])
+def test_many_programs_have_lanes_with_several_rows(rows, tile, warps):
+    (source,) = kernels(torch.argsort, torch.randn(rows, 256))
+    assert f"tl.full([{tile[0]}, {tile[1]}], 0" in source.text and source.launches[0].warps == warps
 
 
 def test_ranks_compare_once():
