@@ -252,7 +252,9 @@ class Values:
         if isinstance(value, Number):
             return self._vector_number(value, copy)
         if isinstance(value, Result):
-            return self.names.results[value.reduction, value.component, copy]
+            found = self.names.results[value.reduction, value.component, copy]
+            is_place = value.component > 0 and value.dtype == torch.int64  # which may have been found in 32 bits
+            return f"convert<{self.vector_type(value.dtype)}>({found})" if is_place else found
         if isinstance(value, Guarded):
             return self._guarded_vector(value, copy)
         assert isinstance(value, Op), value

@@ -79,3 +79,13 @@ def test_folds_in_folds_have_lanes_along_memory():
     for sizes in [(40, 26, 16), (33, 5, 24), (7, 3, 5), (1, 9, 70)]:
         compiled_agrees(squares, torch.randn(sizes) / 8, rtol=1e-4, atol=1e-4)
     assert "strided" not in written(squares, torch.randn(1024, 26, 16))
+
+
+@pytest.mark.parametrize("name", ["avx512", "avx2", "scalar"])
+def test_places_that_are_read_again(name):
+    """They are found in 32 bits, and are 64 bits wide to all that read them."""
+    if cpp.host_target().vector_bytes < target(name).vector_bytes:
+        pytest.skip("no such vectors here")
+    for x in (torch.randn(4, 70).t(), torch.randn(70, 10), torch.randn(4, 33).t()):
+        compiled_agrees(lambda x: ((i := x.argmax(-1)), (i >= 0).all(), i.sum(), i * 3), x, target=target(name))
+        compiled_agrees(lambda x: ((i := x.min(-1).indices), (i < 2).any(), i.amax()), x, target=target(name))
