@@ -202,10 +202,10 @@ class Fuser:
         traffic = sum(self._weights[name] for name in touched(one) | touched(other))
         if not self._target.serial:
             return ""
-        if self._walks_long(found, one, other):
-            return "walk"
         if walks_across(found):
             return "across"
+        if self._walks_long(found, one, other):
+            return "walk"
         if traffic <= _LAUNCH:
             return "pieces" if self._wastes(found, one, other) > max(score, _LAUNCH) else ""
         if makes_serial(found, one, other) and score * self._target.serial < traffic:

@@ -6,7 +6,8 @@
             for k < 32: y[i, j, k] = ...
         for k < 32: for j < 49: z[i, k, j] = y[i, j, k]
 
-Apart, all rows j run side by side. What sharing the loops saves must be more than waiting for the steps takes.
+Apart, all rows j run side by side. What sharing the loops saves must be more than waiting for the steps takes. However
+little is moved, a step takes the time of a load and of a fold over lanes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .profit import guess
 from .target import Target
 
 _THREADS = 256  # of a program that goes through blocks, at most
+_STEP = 1 << 19  # bytes moved in the time of a step that loads, and joins lanes
 
 
 def walks(trees: Sequence[Tree]) -> bool:
@@ -46,7 +48,16 @@ def time_of(trees: Sequence[Tree], weights: Mapping[str, int], target: Target) -
         # Numbers of a row go along with the row's loops.
         beside = max(n for n, (around, _) in zip(lanes, found, strict=True) if not path or path[-1] in around)
         total += sum(weights[name] for name in new) * all_lanes // max(1, min(beside, all_lanes))
-    return total
+    return max(total, _STEP * max(_steps(path) for path, _ in found))
+
+
+def _steps(path: Sequence[Nest]) -> int:
+    """The iterations that a program goes through one after the other for a member."""
+    steps = 1
+    for nest in path:
+        if not nest.parallel and _holds_more(nest):
+            steps *= guess(nest.axis.extent)
+    return steps if steps > 1 else 0
 
 
 def _lanes(path: Sequence[Nest], resident: int) -> int:

@@ -31,6 +31,23 @@ def test_narrow_rows_are_left_to_kernels_in_which_all_of_them_run_side_by_side(s
     assert ("walk" in found.log.refusals) == (kernels == 2)
 
 
+def sums_then_their_share(rows, columns, depth):
+    """s = sums over the depth; z = s / the sum of a row of them: a program could go through a row sum by sum."""
+    b = Builder()
+    x = b.given("x", (rows, columns, depth))
+    s = b.sum("s", (rows, columns), (depth,), lambda i, r: x.at((*i, *r)))
+    t = b.sum("t", (rows,), (columns,), lambda i, r: s.at((*i, *r)))
+    z = b.map("z", (rows, columns), lambda i: op("div", s.at(i), t.at(i[:1])))
+    return b.program(z)
+
+
+@pytest.mark.parametrize("columns, kernels", [(64, 2), (4, 1)])
+def test_many_folds_one_after_the_other_take_longer_than_a_launch_however_little_they_read(columns, kernels):
+    found = schedule(sums_then_their_share(256, columns, 128), target=GPU)
+    assert len(found.kernels) == kernels
+    assert ("walk" in found.log.refusals) == (kernels == 2)
+
+
 def test_processors_have_no_lanes_to_lose():
     assert "walk" not in scheduled(NARROW, CPU).log.refusals
 
