@@ -157,11 +157,13 @@ class _Kernel:
         if not written.numel() or not touched.numel():
             return True
         low, high = int(written.min()), int(written.max())
-        owner = torch.full((high - low + 1,), -1)
+        owner = torch.full((high - low + 1,), -1)  # the iteration that touches an element, if any
         mine = self._iteration(write, shared)
         owner[written - low] = mine
-        if not torch.equal(owner[written - low], mine):
-            return False
+        several = owner[written - low] != mine
+        if other is write:
+            return not bool(several.any())
+        owner[(written - low)[several]] = -2  # touched in several
         inside = (touched >= low) & (touched <= high)
         owners, its = owner[(touched - low)[inside]], self._iteration(other, shared)[inside]
         return bool(((owners == -1) | (owners == its)).all())

@@ -8,8 +8,8 @@ comes after; a library sorts in kernels of its own.
 
 More of them are the beginning of all in order (see `sorting`).
 
-Of equal elements the first is taken, as on GPUs the library does. What it does on CPUs depends on more than that, and
-its results are kept there.
+Of equal elements the first is taken. Which of them a library takes depends on how it sorts: its results are kept on
+CPUs, and on GPUs where equal elements are common, of integers and 16 bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from .elementwise import rounded
 from .sorting import in_order, ranks, require_few
 
 MOST, LONGEST = 8, 1024  # of a row that are asked for one by one, and that there are: beyond, sorting takes less time
-_LIBRARY = frozenset({"cpu"})  # devices on which ties are not ours to decide
+_SELDOM_EQUAL = frozenset({torch.float32, torch.float64})
+
+
+def is_librarys(device: str, dtype: torch.dtype) -> bool:
+    """Whether ties are not ours to decide: on CPUs, and where equal elements are common."""
+    return device == "cpu" or dtype not in _SELDOM_EQUAL
 
 
 @lowers("aten.topk.default")
@@ -43,7 +48,7 @@ def topk(
 
     They come in order whether `sorted` or not.
     """
-    if low.device.type in _LIBRARY:
+    if is_librarys(low.device.type, x.dtype):
         raise Unlowered("algorithm", "which of equal elements the library takes depends on how it sorts")
     if not x.sizes:
         raise Unlowered("arguments", "a number alone")

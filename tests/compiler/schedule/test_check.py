@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.kernels import flat_buffer, kernel
 from support.schedules import Builder, layer_norm, number, op, softmax
 
-from regraft.compiler.ir.index.index import Late
+from regraft.compiler.ir.index.index import Late, Var
 from regraft.compiler.ir.kernel import Assign, Fold, Kernel, Loop
+from regraft.compiler.ir.program import Store
 from regraft.compiler.ir.value import Load, Number, Rewriter
 from regraft.compiler.schedule import (
     check_schedule,
@@ -22,6 +24,7 @@ from regraft.compiler.schedule import (
     loop_tree,
     schedule,
 )
+from regraft.compiler.schedule.check_loops import loop_findings
 
 
 def codes(program, found):
@@ -167,6 +170,16 @@ def test_loops_that_are_not_parallel():
 
     assert codes(program, found) == set()
     assert codes(program, changed(found, 0, rewritten(kernel, all_parallel))) == {"race"}
+
+
+@pytest.mark.parametrize("begin, found", [(8, set()), (7, {"crossing"})])
+def test_elements_written_in_several_iterations_are_no_others(begin, found):
+    """Of sizes that are equal only when the program runs, a sample may say that rows of one statement overlap."""
+    i, j, k = Var("i", 2), Var("j", 4), Var("k", 2)
+    rows = Loop(j, (Assign(Store("out", (i.index() + 2 * j.index(),), number(1.0))),))
+    bias = Loop(k, (Assign(Store("out", (i.index() + k.index() + begin,), number(2.0))),))
+    made = kernel("k0", [], [flat_buffer("out", 12)], [Loop(i, (rows, bias))])
+    assert {finding.code for finding in loop_findings(made)} == found
 
 
 # -- bugs planted in the scheduler ------------------------------------------------------------------------------------

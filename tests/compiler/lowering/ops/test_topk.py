@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
     """As on devices whose library takes the first of equal elements, too."""
-    monkeypatch.setattr(topk, "_LIBRARY", frozenset())
+    monkeypatch.setattr(topk, "is_librarys", lambda device, dtype: False)
 
 
 def first_of(x, k, dim, largest):
@@ -84,6 +84,14 @@ def test_equal_elements_on_cpus_are_the_librarys(monkeypatch):
     monkeypatch.undo()
     made = lower(trace(lambda x: torch.topk(x, 2), torch.randn(3, 8)))
     assert [kept.code for kept in made.kept] == ["algorithm"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "librarys"), [(torch.float32, False), (torch.float64, False), (torch.bfloat16, True), (torch.int64, True)]
+)
+def test_equal_elements_on_gpus_are_the_librarys_where_they_are_common(dtype, librarys, monkeypatch):
+    monkeypatch.undo()
+    assert topk.is_librarys("cuda", dtype) == librarys
 
 
 def route(x):
