@@ -1,0 +1,197 @@
+"""The tables of small programs on a GPU: the time of their kernels beside eager's and Inductor's, and their results.
+
+    python benchmarks/gpu_programs.py --tables blocks,nets --jobs 14 --budget 400 --json rows.jsonl
+    python benchmarks/gpu_programs.py --tables blocks,nets --train --dtype float32 --names '.*U-Net.*'
+
+Many processes share the GPU, so that hundreds of programs take minutes. What each kernel took is the profiler's, least
+of two runs of a few calls: others that wait for the GPU hardly count in it. The host's part is not measured. A program
+that takes too long, or breaks the GPU, is left out, and its process started anew.
+
+Printed: programs whose results are further from eager's than a rounding and than Inductor's, programs whose kernels
+take longer than Inductor's, and the median of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from operators import RANDOM, TABLES, prepared, stepping
+from rich.console import Console
+from rich.table import Table
+
+import regraft
+
+CALLS, RUNS, SECONDS = 6, 2, 120
+BACKENDS = ("eager", "inductor", "regraft")
+Row = dict[str, Any]
+
+
+class LateError(Exception):
+    """A program has taken too long."""
+
+
+def kernels_of(step: Callable[[], Any]) -> tuple[float, int]:
+    """Microseconds that the kernels of a call take, and how many there are."""
+    found = []
+    for _ in range(RUNS):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for _ in range(CALLS):
+                step()
+            torch.cuda.synchronize()
+        rows = [row for row in profiler.key_averages() if row.device_time_total > 0]
+        found.append((sum(r.device_time_total for r in rows) / CALLS, sum(r.count for r in rows) // CALLS))
+    return min(found)
+
+
+def tensors_of(results: Any) -> list[torch.Tensor]:
+    """The tensors among results, in order."""
+    return [x for x in torch.utils._pytree.tree_leaves(results) if isinstance(x, torch.Tensor)]
+
+
+def error_of(ours: Any, eagers: Any) -> float:
+    """The largest difference, over the largest magnitude of its tensor; infinite where sizes, dtypes or NaN differ."""
+    worst = 0.0
+    for x, y in zip(tensors_of(ours), tensors_of(eagers), strict=True):
+        if x.shape != y.shape or x.dtype != y.dtype or not torch.equal(torch.isnan(x), torch.isnan(y)):
+            return float("inf")
+        finite = torch.isfinite(y)
+        if finite.any():
+            difference = (x.to(torch.complex128) - y.to(torch.complex128))[finite].abs().max()
+            worst = max(worst, float(difference / (y[finite].abs().max() + 1e-6)))
+    return worst
+
+
+def measured(module: str, kind: str, name: str, train: bool, dtype: str) -> Row | None:
+    """One program under all backends; None where nothing is differentiated."""
+    function, inputs = importlib.import_module(module).PROGRAMS[kind][name]
+    if isinstance(function, torch.nn.Module):
+        function = function.cuda()
+    function, given, leaves = prepared(function, inputs, "cuda", dtype, train, train or kind.startswith("gradients"))
+    if train and not leaves:
+        return None
+    step = stepping(function, given, leaves)
+    expected = step()
+    row: Row = {"kind": kind, "name": name, "us": {}, "launches": {}, "error": {}}
+    for backend in BACKENDS:
+        called = step
+        if backend != "eager":
+            torch._dynamo.reset()
+            compiler = regraft.backend if backend == "regraft" else backend
+            called = stepping(torch.compile(function, backend=compiler), given, leaves)
+            called()
+            row["error"][backend] = error_of(called(), expected)
+        row["us"][backend], row["launches"][backend] = kernels_of(called)
+    return row
+
+
+def work(queue: Any, to: str, end: float, train: bool, dtype: str) -> None:
+    """A process: measures one program after the other, and writes a line for each."""
+    folder = tempfile.mkdtemp()
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "REGRAFT_CACHE_DIR"):
+        os.environ[variable] = f"{folder}/{variable}"
+    torch.set_num_threads(1)
+
+    def late(*_: Any) -> None:
+        raise LateError
+
+    signal.signal(signal.SIGALRM, late)
+    while time.time() < end:
+        try:
+            module, kind, name = queue.get(timeout=2)
+        except Exception:  # nothing is left
+            return
+        signal.alarm(SECONDS)
+        try:
+            row = measured(module, kind, name, train, dtype)
+        except BaseException as error:
+            row = {"kind": kind, "name": name, "failed": f"{type(error).__name__}: {error}"[:200]}
+        signal.alarm(0)
+        if row is not None:
+            with Path(to).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        if "CUDA error" in json.dumps(row):
+            os._exit(3)  # the GPU's state is lost for this process
+
+
+def run_all(programs: list[tuple[str, str, str]], to: str, jobs: int, budget: float, *how: Any) -> None:
+    """Measure programs by `jobs` processes, for `budget` seconds at most."""
+    context, end = multiprocessing.get_context("spawn"), time.time() + budget
+    queue = context.Queue()
+    for program in programs:
+        queue.put(program)
+
+    def started() -> Any:
+        process = context.Process(target=work, args=(queue, to, end, *how), daemon=True)
+        process.start()
+        return process
+
+    workers = [started() for _ in range(jobs)]
+    while time.time() < end and any(worker.is_alive() for worker in workers):
+        time.sleep(1)
+        workers = [started() if worker.exitcode == 3 else worker for worker in workers]
+    for worker in workers:
+        worker.kill()
+
+
+def shown(rows: list[Row], slow: float, tolerance: float) -> None:
+    """Print what is wrong, what is slow, and the median."""
+    console = Console(width=140)
+    done = [row for row in rows if "us" in row]
+    fixed = [row for row in done if row["kind"] != "random" and row["name"] not in RANDOM]
+    for row in fixed:
+        ours, theirs = row["error"]["regraft"], row["error"]["inductor"]
+        if not ours <= max(tolerance, 2 * theirs):
+            console.print(f"unlike eager: {row['kind']}, {row['name']}: {ours:.1e} (Inductor {theirs:.1e})")
+    table = Table("kind", "program", *[f"{b} us" for b in BACKENDS], "over inductor", "launches: inductor, regraft")
+    speeds = [(row["us"]["inductor"] / row["us"]["regraft"], row) for row in done]
+    for speed, row in sorted(speeds, key=lambda pair: pair[0]):
+        if speed < slow:
+            times = [f"{row['us'][b]:.1f}" for b in BACKENDS]
+            launches = f"{row['launches']['inductor']}, {row['launches']['regraft']}"
+            table.add_row(row["kind"], row["name"], *times, f"{speed:.2f}x", launches)
+    console.print(table)
+    if speeds:
+        console.print(f"regraft over inductor: median {statistics.median(s for s, _ in speeds):.2f}x of {len(speeds)}")
+    console.print(f"not measured: {len(rows) - len(done)}")
+
+
+def main(
+    tables: Annotated[str, typer.Option(help=f"By commas: {', '.join(TABLES)}.")] = "blocks,nets,models,operators",
+    names: Annotated[str, typer.Option(help="A regular expression of programs.")] = ".*",
+    train: Annotated[bool, typer.Option(help="Gradients of all programs that have them.")] = False,
+    dtype: Annotated[str, typer.Option(help="What floating inputs are cast to.")] = "bfloat16",
+    jobs: Annotated[int, typer.Option(help="Processes that share the GPU.")] = 8,
+    budget: Annotated[float, typer.Option(help="Seconds that all may take; what is left then is not run.")] = 1e9,
+    slow: Annotated[float, typer.Option(help="What counts as slower, as a share of Inductor's speed.")] = 0.9,
+    to: Annotated[str, typer.Option("--json", help="A file to which each program adds a line.")] = "",
+) -> None:
+    """Run the tables and print what is wrong or slow."""
+    modules = [name for table in tables.split(",") for name in TABLES[table]]
+    found = [(m, kind, n) for m in modules for kind, rows in importlib.import_module(m).PROGRAMS.items() for n in rows]
+    chosen = [program for program in found if re.fullmatch(names, program[2])]
+    random.Random(1).shuffle(chosen)  # what a budget leaves out is of all kinds
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        path = to or f"{folder}/rows.jsonl"
+        run_all(chosen, path, jobs, budget, train, dtype)
+        lines = Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []
+    shown([json.loads(line) for line in lines], slow, 2e-3 if dtype == "float32" else 3e-2)
+
+
+if __name__ == "__main__":
+    typer.run(main)
