@@ -97,10 +97,19 @@ def _keep_draws_apart(graph: fx.Graph) -> None:
 
 
 def _drop_detached(graph: fx.Graph) -> None:
-    """``detach(x)  ->  x``, but for results: nothing is differentiated any more, and a cut may keep both."""
-    results = set(graph.output_node().all_input_nodes)
+    """``detach(x)  ->  x``: nothing is differentiated any more, and a cut may keep both.
+
+    Left alone is what results look into: a view of a result that has a gradient would have one, too.
+    """
+    kept: set[fx.Node] = set()
+    waiting = list(graph.output_node().all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        kept.add(node)
+        if node.op == "call_function" and _looks_into(node):
+            waiting += node.all_input_nodes
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        if node not in results and "recompute" not in node.meta:
+        if node not in kept and "recompute" not in node.meta:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
