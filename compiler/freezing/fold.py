@@ -36,6 +36,7 @@ _PRODUCTS = (
     "aten.convolution", "mkldnn._linear_pointwise", "mkldnn._convolution_pointwise", "mkldnn._reorder_linear_weight",
     "mkldnn._reorder_convolution_weight",
 )  # fmt: skip
+_TEMPLATES = ("gemm", "convolution")  # kernels of ours that multiply by weights
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _keep_small(known: dict[fx.Node, int]) -> None:
 
 def _multiplies(node: fx.Node) -> bool:
     kernel = node.target
-    return op_name(node) in _PRODUCTS or (isinstance(kernel, TemplateCall) and kernel.template == "gemm")
+    return op_name(node) in _PRODUCTS or (isinstance(kernel, TemplateCall) and kernel.template in _TEMPLATES)
 
 
 def _nbytes(node: fx.Node) -> int:
