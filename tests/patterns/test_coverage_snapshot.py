@@ -43,5 +43,7 @@ def test_the_snapshot_tells_of_attention_in_most_models():
 
 
 def test_the_command_makes_these_labels():
-    words = " ".join(corpus_arguments(choices("bert"), dynamic=False, profit="measured", verify="off"))
+    words = " ".join(
+        corpus_arguments(choices("bert"), {"profit": "always", "verify": "off", "mode": None}, {"dynamic": False})
+    )
     assert words == "--layers 2 --mask --tiny --profit always --no-time --threads 1"

@@ -24,13 +24,15 @@ def corpus_arguments(
 
     Args:
         choices: about the target.
-        options: others by name, with their value or values; None where one is not given.
+        options: others by name, with their value or values; None or ``off`` where one is not given.
         flags: those without a value.
     """
     given = choices.changed() | {"layers": str(choices.layers or LAYERS), "tiny": ""}
     arguments = [word for name, value in sorted(given.items()) for word in _words(name, value)]
     for name, value in options.items():
         values = [value] if isinstance(value, str) else value or ()
+        if value == "off":
+            continue
         arguments += [word for one in values for word in (f"--{name}", one)]
     return (*arguments, "--no-time", "--threads", "1", *(f"--{name}" for name, given in flags.items() if given))
 
