@@ -393,4 +393,4 @@ def test_distances_are_a_product_and_what_is_around_it(training):
             gradient, expected = (torch.autograd.grad(one, x)[0] for one in (got, want))
             torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
     kept = {call.operator for graph in report.graphs for code in graph.code for call in code.kept}
-    assert kept == {"aten.mm.default"}
+    assert kept and kept <= {"aten.mm.default", "aten.linear.default"}  # whichever is measured to be faster
