@@ -7,6 +7,7 @@ from .ops import (
     creation,
     foreach,
     functions,
+    grid_sampling,
     indexing,
     joining,
     losses,
@@ -26,6 +27,6 @@ from .ops import (
 )
 
 MODULES = (
-    activations, copies, creation, foreach, functions, indexing, joining, losses, norms, pointwise, pooling, products,
-    random, reductions, regions, resampling, scans, scatter, softmax, sorting, topk, views,
+    activations, copies, creation, foreach, functions, grid_sampling, indexing, joining, losses, norms, pointwise,
+    pooling, products, random, reductions, regions, resampling, scans, scatter, softmax, sorting, topk, views,
 )  # fmt: skip

@@ -225,7 +225,7 @@ class Cubic:
         first = op("minimum", cast(op("floor", place), torch.int64), size_value(add(self.at.size, -1), torch.int64))
         t = _unit(minus(place, cast(first, self.at.dtype)))
         rest = minus(const(1, self.at.dtype), t)
-        weights = [_outer(plus(t, 1)), _inner(t), _inner(rest), _outer(plus(rest, 1))]
+        weights = [outer_cubic(plus(t, 1)), inner_cubic(t), inner_cubic(rest), outer_cubic(plus(rest, 1))]
         return self.at.element(plus(first, size_value(add(k, -1), torch.int64))), _chosen(weights, k)
 
     def readers(self) -> Readers | None:
@@ -252,12 +252,12 @@ def _unit(value: Value) -> Value:
     return op("minimum", op("maximum", value, 0), 1)
 
 
-def _inner(x: Value) -> Value:
+def inner_cubic(x: Value) -> Value:
     """The cubic convolution at a distance of at most 1."""
     return plus(times(minus(times(CUBIC + 2, x), CUBIC + 3), x, x), 1)
 
 
-def _outer(x: Value) -> Value:
+def outer_cubic(x: Value) -> Value:
     """The cubic convolution at a distance between 1 and 2."""
     return minus(times(plus(times(minus(times(CUBIC, x), 5 * CUBIC), x), 8 * CUBIC), x), 4 * CUBIC)
 
