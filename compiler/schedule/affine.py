@@ -8,6 +8,7 @@ iterations of a loop that they share?
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cmp_to_key, lru_cache
@@ -116,6 +117,38 @@ def separate(a: Number, b: Number, var: Var, fixed: frozenset[Var]) -> bool:
     return alone and _never_meet(left.stride(var), var, reaches, apart)
 
 
+def never_meet(a: Number, b: Number) -> bool:
+    """Whether accesses at offsets `a` and `b` touch no element in common, whatever iteration of any loop each is in.
+
+    never_meet(4*i, 4*i + 1)                                          ->  True: their rests differ
+    never_meet(768*i + j, 768*i + k + 256)  where j, k < 256          ->  True
+    never_meet(768*i + j, 768*i + k + 256)  where j < 257, k < 256    ->  False
+    """
+    left, right = digits(a), digits(b)
+    apart = add(left.constant, mul(right.constant, -1))
+    strides = [d.stride for side in (left, right) for d in side.digits]
+    numbers = [s for s in (*strides, apart) if isinstance(s, int)]
+    if len(numbers) > len(strides) and strides and apart % math.gcd(*strides):
+        return True
+    fixed: frozenset[Var] = frozenset()
+    for var in _shared(left, right):
+        if separate(a, b, var, fixed):
+            fixed |= {var}
+    mine, theirs = (_free(side, fixed) for side in (left, right))
+    if mine is None or theirs is None or _fixed(left, fixed) != _fixed(right, fixed):
+        return False
+    reaches = _reaches(mine, theirs)
+    shift = add(_shift(left.constant, mine), mul(_shift(right.constant, theirs), -1))
+    return reaches is not None and _are_beyond(reaches, shift, 0)
+
+
+def _shared(left: Offset, right: Offset) -> list[Var]:
+    """The variables that are digits of both offsets with equal strides, the largest numbers first."""
+    ours = {d.monomial[0]: d.stride for d in left.digits if len(d.monomial) == 1 and isinstance(d.monomial[0], Var)}
+    both = [var for var, stride in ours.items() if right.stride(var) == stride]
+    return sorted(both, key=lambda var: -abs(ours[var]) if isinstance(ours[var], int) else -math.inf)
+
+
 def _free(offset: Offset, bound: frozenset[Var]) -> list[Digit] | None:
     """The digits that depend on free variables alone; None where one mixes free and bound ones."""
     found = []
@@ -182,7 +215,11 @@ def _never_meet(stride: Number, var: Var, reaches: dict[Number, tuple[Number, Nu
     sign = _sign(stride)
     if sign == 0:
         return False
-    own = mul(mul(stride, sign), add(var.extent, -1))
+    return _are_beyond(reaches, apart, mul(mul(stride, sign), add(var.extent, -1)))
+
+
+def _are_beyond(reaches: dict[Number, tuple[Number, Number]], apart: Number, own: Number) -> bool:
+    """Whether offsets that begin `apart` never meet: their digits, and `own` either way, do not reach so far."""
     below, above = own, own
     for step, (down, up) in reaches.items():
         below, above = add(below, mul(step, down)), add(above, mul(step, up))

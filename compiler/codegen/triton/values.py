@@ -17,6 +17,7 @@ from ...ir.dependence import Dependence, Sources
 from ...ir.index.index import Atom, Index, Loaded, Size, Var, add, atoms, mul
 from ...ir.index.ranges import in_range
 from ...ir.value import HALVES, Const, Guarded, Load, Number, Op, Result, Value, compute_dtype
+from ...schedule.affine import never_meet
 from .dtypes import bare_literal, literal, type_name
 from .index_text import index_text
 from .iteration_space import is_indirect, is_small
@@ -78,7 +79,7 @@ class Touch:
 
     def meets(self, earlier: Touch) -> bool:
         """Whether a lane may touch the element of another lane of an earlier access, and their order matters."""
-        if self.how == earlier.how and self.how != "write":
+        if (self.how == earlier.how and self.how != "write") or never_meet(self.offset, earlier.offset):
             return False
         if self.how == "read" or (self.offset, self.shape) != (earlier.offset, earlier.shape):
             return True

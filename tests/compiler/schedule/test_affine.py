@@ -11,7 +11,7 @@ from support.schedules import F32
 
 from regraft.compiler.ir.index.index import Loaded, Size, Var
 from regraft.compiler.ir.value import Load
-from regraft.compiler.schedule.affine import OPAQUE, ascending, digits, proportional, separate, variables_of
+from regraft.compiler.schedule.affine import OPAQUE, ascending, digits, never_meet, proportional, separate, variables_of
 
 VI, VJ, VK = Var("i", 8), Var("j", 16), Var("k", 16)
 i, j, k = VI.index(), VJ.index(), VK.index()
@@ -80,6 +80,22 @@ def test_separate_is_right_by_enumeration(a, b):
     for p, q in itertools.product(points, points):
         if p[1] == q[1] and _at(a, p) == _at(b, q):
             assert p[0] == q[0]
+
+
+@given(offsets(), offsets())
+def test_never_meet_is_right_by_enumeration(a, b):
+    """Where it says yes, no two iterations touch one element."""
+    points = list(itertools.product(*(range(v.extent) for v in SMALL)))
+    if never_meet(a, b):
+        assert not {_at(a, p) for p in points} & {_at(b, q) for q in points}
+
+
+@pytest.mark.parametrize(("a", "b", "expected"), [
+    (4 * i, 4 * j + 1, True), (4 * i, 4 * j + 4, False), (32 * i + j, 32 * i + k + 16, True), (3 * i, 3, False),
+    (8 * (i // 2) + 2, 8 * j, True), (S * i, S * i + 1, False), (5, 5, False), (5, 6, True), (i + 16, j, True),
+])  # fmt: skip
+def test_never_meet(a, b, expected):
+    assert never_meet(a, b) is expected
 
 
 def _at(offset, point):

@@ -51,6 +51,15 @@ def test_what_each_lane_keeps_to_itself_needs_no_waiting():
     assert "debug_barrier" not in lines(lambda x: x.copy_(torch.softmax(x, 1)), ROWS.clone())
 
 
+def test_pieces_of_one_result_need_no_waiting():
+    """Other lanes store elsewhere: no two pieces have an element in common."""
+    parts = [torch.randn(40, 8) for _ in range(3)]
+    for function in (lambda *x: torch.stack(x, -1), lambda *x: torch.cat(x, 1)):
+        found = lines(function, *parts)
+        assert found.count("tl.store") == 3
+        assert "debug_barrier" not in found
+
+
 def test_rows_that_are_turned_in_place_are_read_before():
     def turned(x):
         return x.copy_((x - x.amax(1, keepdim=True)).flip(1))
