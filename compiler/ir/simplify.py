@@ -2,6 +2,7 @@
 
     cast(cast(b, int64), float32)           ->  cast(b, float32)     b bool: nothing was lost in between
     x * 1.0,  x - 0.0,  x + -0.0            ->  x                    but not x + 0.0, which turns -0.0 into 0.0
+    x / 8.0                                 ->  x * 0.125            the same number, rounded once
     where(True, x, y)                       ->  x
     (i < 8) where i is below 8              ->  True                 decided by ranges
     position(i) + 3                         ->  position(i + 3)      integers of indices become indices
@@ -13,6 +14,7 @@ Each shared part is looked at once. What is computed on constants is computed by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -26,6 +28,7 @@ from .ops import OPS
 from .value import Const, Guarded, Load, Number, Op, Rewriter, Value
 
 ROUNDINGS = {"round_bfloat16": torch.bfloat16, "round_float16": torch.float16}
+_EXPONENTS = 120  # of powers of two whose reciprocals are normal numbers of all dtypes that are computed with
 _KEEPS_ROUNDED = {"neg", "abs", "maximum", "minimum", "where", "sign", "floor", "ceil", "trunc", "round"}
 
 
@@ -218,7 +221,18 @@ def _binary(value: Op) -> Value:
     for constant in (left, right):
         if _is(constant, _ABSORBING.get(value.name)) and constant.dtype == value.dtype:
             return constant
-    return value
+    return _scaled(value) if value.name == "div" else value
+
+
+def _scaled(value: Op) -> Value:
+    """A quotient by a power of two as a product, which is the same number rounded once."""
+    left, right = value.args
+    if not isinstance(right, Const) or type(right.number) is not float or not value.dtype.is_floating_point:
+        return value
+    mantissa, exponent = math.frexp(right.number)
+    if abs(mantissa) != 0.5 or abs(exponent) > _EXPONENTS:
+        return value
+    return _operation(Op("mul", (left, Const(1 / right.number, right.dtype)), value.dtype))
 
 
 def _is(value: Value, wanted: _Neutral | None) -> bool:

@@ -159,10 +159,10 @@ class _Inliner:
         return left, log
 
     def _rewritten(self, item: Definition) -> Definition:
-        """`item` with inlined values in place of its loads."""
+        """`item` with inlined values in place of its loads, simplified."""
         taken = [n for n in dict.fromkeys(load.buffer for load in loads(item)) if n in self._bodies]
         if not taken:
-            return item
+            return rewritten(item, self._simplify)
         nodes = dict.fromkeys(n for name in taken for n in self._nodes[name])
         made = rewritten(rewritten(item, Rewriter(value=self._body_of)), self._simplify)
         return replace(made, nodes=tuple(dict.fromkeys((*nodes, *item.nodes))))

@@ -55,6 +55,11 @@ def bits(tensor):
     ("value", "expected"),
     [
         (op("mul", X, c(1.0)), X),
+        (op("div", X, c(8.0)), op("mul", X, c(0.125))),
+        (op("div", X, c(-0.5)), op("mul", X, c(-2.0))),
+        (op("div", X, c(3.0)), op("div", X, c(3.0))),
+        (op("div", X, c(2.0**126)), op("div", X, c(2.0**126))),  # its reciprocal is denormal
+        (op("div", X, c(0.0)), op("div", X, c(0.0))),
         (op("mul", c(1.0), X), X),
         (op("add", X, c(-0.0)), X),
         (op("add", X, c(0.0)), op("add", X, c(0.0))),
