@@ -327,6 +327,8 @@ class BodyWriter:
         steps = f"0, {self._values.at(whole)}, {block}"
         ahead = self._blocks.stages > 1 and not scan and not stored_buffers(body)
         steps = f"tl.range({steps}, num_stages={self._blocks.stages})" if ahead else f"range({steps})"
+        if block == 1 and isinstance(extent, int):
+            steps = f"tl.static_range({extent})"
         with self._out.block(f"for {first} in {steps}"):
             self._barrier(body)
             self._one_block(loops, body, (first, block, whole), _Accumulators(lanes, f"({first} // {block} + 1)"))

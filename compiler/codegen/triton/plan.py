@@ -14,7 +14,8 @@ Elements per lane, measured on Hopper:
     8       if two values are loaded per element: more loads need more registers, and then wait for one another
     8       if columns of 16 bits are summed, since each has its own sum
     fewer   if they lie apart in memory, have long code, or are few in all (`lanes.py`)
-    all     of a row, if there are few columns: a lane then adds up a column without other lanes
+    all     that are folded together, if they are few: a lane then goes through them without other lanes, one after the
+            other in code that is written out for each
 
 Blocks are halved if there would be too few programs for the GPU. The best sizes depend on more than a plan can know:
 `candidates` lists those that are worth measuring.
@@ -46,6 +47,7 @@ _PERSISTENT = 8192  # most elements of a row in registers
 _LOOPED = 2048  # elements per block of a longer row
 _HELD = 96  # most values that a lane loads at once into registers, for rows that are read once
 _COLUMN = (64, 64)  # rows (contiguous in memory) and columns of a block for a reduction across rows
+_WINDOW = 16  # most elements of a window that one lane goes through
 _FEW = 64  # most columns that a lane reduces without other lanes
 _ACROSS = 2048  # fewest elements of such a block with fewer columns
 _LONELY = 8192  # elements of such a block if there are too few programs to hide memory latency
@@ -264,6 +266,8 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
         sizes = [*_fewer_a_lane(loops, inner, body, bytes_of, (rows, block)), *sizes]
         if (narrow or _folds(body, _PLACES)) and longest <= block and _programs(total, rows) >= _MANY:
             sizes = [(rows, block, 2), *sizes]
+        if longest <= _WINDOW and _are_windows(loops, inner, body):
+            sizes = [_unrolled(total), *sizes]
         sizes += [(1, 2 * block, 2)] if longest > block else [(1, _LOOPED, 1)] if block > _LOOPED else []
     sizes = [(r, c, each) for r, c, each in sizes if 1 <= r <= _power(total) and 1 <= c <= longest]
     made = [Blocks(loops, (), r, c, _warps(r * c, each)) for r, c, each in sizes]
@@ -274,14 +278,31 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
 
 def _whole_rows(total: Any, longest: int) -> list[tuple[int, int, float]]:
     """Blocks in which a lane reduces few columns without other lanes; nothing if they are many."""
-    if longest <= _FEW and _programs(total, _POINTWISE) >= PROGRAMS:
-        columns = min(longest, _VECTOR)
-        return [(_POINTWISE, columns, columns)]
     if longest > _VECTOR:
-        return []
-    each = busy_with(total, _VECTOR // 2)
-    rows = _fitting(_FEWER_WARPS * THREADS * each, total, _FEWER_WARPS * THREADS // 2)
-    return [(rows, longest, longest * each / _VECTOR)]
+        columns = min(longest, _VECTOR)
+        busy = longest <= _FEW and _programs(total, _POINTWISE) >= PROGRAMS
+        return [(_POINTWISE, columns, columns)] if busy else []
+    return [_unrolled(total)]
+
+
+def _unrolled(total: Any) -> tuple[int, int, float]:
+    """A block whose lanes go through their rows alone, in code that is written out for each column."""
+    each = busy_with(total, _VECTOR)
+    rows = _fitting(_FEWER_WARPS // 2 * THREADS * each, total, THREADS)
+    return rows, 1, each / MOST
+
+
+def _are_windows(loops: tuple[Var, ...], inner: Sequence[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
+    """Whether all folds go through a few neighbors, and no access goes through those of one iteration after the other.
+
+    A lane goes through them alone then: lanes beside it would have nothing to read with it.
+    """
+    dependence, few = Dependence(), _VECTOR // 2
+    if not loops or any(_power(leaf[-1].extent) > few for leaf in inner if leaf):
+        return False
+    of = {leaf[-1]: extent_of(leaf) for leaf in inner if leaf}
+    strides = [(dependence.stride(a.offset, loops[-1], _LANES), of[a.inner]) for a in accesses(body) if a.inner in of]
+    return not any(step == extent == _power(extent) for step, extent in strides)
 
 
 def _compares_pairs(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
@@ -291,11 +312,13 @@ def _compares_pairs(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: 
     """
     if not loops or not _is_long(loops[-1]) or len(inner) != 1 or _power(loops[-1].extent) < _NARROW:
         return False
-    dependence, var = Dependence(), inner[0][-1]
-    inside = [dependence.of(access.offset) for access in accesses(body) if var in dependence.of(access.offset)]
+    if _programs(extent_of(loops[:-1]), 1) * _programs(loops[-1].extent, _LANES) < PROGRAMS:
+        return False  # lanes of all columns would leave the GPU idle
+    dependence, folded = Dependence(), frozenset(inner[0])
+    inside = [found for access in accesses(body) if (found := dependence.of(access.offset)) & folded]
     fixed = all(loops[-1] not in found for found in inside)
     values_of = [v for s in statements(body) if isinstance(s, Update) for v in s.reduction.values]
-    return bool(inside) and fixed and all({var, loops[-1]} <= dependence.of(value) for value in values_of)
+    return bool(inside) and fixed and all({*folded, loops[-1]} <= dependence.of(value) for value in values_of)
 
 
 def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int) -> Launch:

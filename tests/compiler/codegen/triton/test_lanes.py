@@ -119,9 +119,9 @@ def hue(x):
     return (x.amax(1) - x.amin(1)) / (x.sum(1) + 4)
 
 
-@pytest.mark.parametrize(("size", "expected"), [(64, (128, 4, 4)), (160, (256, 4, 8)), (1024, (1024, 4, 4))])
+@pytest.mark.parametrize(("size", "expected"), [(64, (32, 1, 1)), (160, (128, 1, 4)), (1024, (1024, 1, 4))])
 def test_folds_of_few_columns_have_a_row_for_each_lane(size, expected):
-    """Three colors of each pixel: of few pixels, each has a lane of its own."""
+    """Three colors of each pixel: of few pixels, each has a lane of its own, which goes through its colors alone."""
     (made,) = planned(kernels(hue, S(4, 3, size, size))[0])
     assert (made.blocks.row_block, made.blocks.column_block, made.blocks.warps) == expected
 
@@ -129,6 +129,22 @@ def test_folds_of_few_columns_have_a_row_for_each_lane(size, expected):
 def test_few_columns_compute_the_same():
     for source in interpreted_agrees(hue, R(2, 3, 20, 20)):
         assert compiles(source)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.sum(2), hue, lambda x: F.adaptive_max_pool2d(x, 3)])
+def test_code_of_few_elements_is_written_out(function):
+    """No lane waits for another one, and neighbors in memory are read together."""
+    for source in interpreted_agrees(function, R(2, 3, 8, 8) if function is not hue else R(2, 3, 20, 20)):
+        assert "static_range" in source.text
+        assert compiles(source)
+
+
+def test_pairs_of_few_places_fill_the_gpu():
+    """Fifty sums over the pairs of one with two thousand: a program for each, not for sixteen of them."""
+    pairs = lambda d, c: torch.exp(-((d[:, None] - c) ** 2)).sum(0)  # noqa: E731
+    made = [one for kernel in kernels(pairs, S(20000), S(50)) for one in planned(kernel)]
+    assert made[0].blocks.column_block > 512
+    assert made[0].blocks.row_block == 1
 
 
 def test_areas_of_windows_are_products():

@@ -54,7 +54,7 @@ def sizes(blocks):
         (lambda x: x.softmax(-1), [S(8192, 64)], (16, 64, 4)),
         (lambda x: x.softmax(-1), [S(512, 64)], (1, 64, 1)),
         (lambda x: x.sum(0), [S(512, 50257)], (64, 64, 8)),
-        (lambda x: x.sum(1), [S(4096, 4, 64)], (512, 4, 8)),
+        (lambda x: x.sum(1), [S(4096, 4, 64)], (256, 1, 4)),
         (lambda x, b: x + b, [S(4096, 768), S(4096, 1)], (4, 256, 4)),
         (lambda x, b: x + b, [S(4096, 768), S(768)], (4, 256, 4)),
         (lambda x, b: x + b, [S(4096, 770), S(4096, 1)], (1, 1024, 4)),
@@ -88,8 +88,8 @@ def H(*shape):
         (lambda x: x.sum(0), [H(512, 50257)], (64, 64, 16)),
         (lambda x: x.sum(0), [S(512, 50257)], (64, 64, 8)),
         (lambda x: x.sum(0), [H(512, 50256)], (64, 32, 8)),
-        (lambda x: x.sum(0), [H(8, 1 << 21)], (1024, 8, 4)),  # no lanes meet
-        (lambda x: x.sum(0), [S(3, 1 << 21)], (1024, 4, 4)),
+        (lambda x: x.sum(0), [H(8, 1 << 21)], (1024, 1, 4)),  # no lanes meet
+        (lambda x: x.sum(0), [S(3, 1 << 21)], (1024, 1, 4)),
         (lambda x: x.sum(0), [H(16, 8, 1 << 17)], (1024, 8, 4)),
     ],
 )
