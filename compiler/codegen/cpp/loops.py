@@ -40,11 +40,14 @@ class Loops:
         self._out, self._plan, self._parallel = out, plan, parallel
         self._writer = out.writer
         self._folds: dict[str, Accumulators] = {}
+        self._around: Fold | None = None  # the fold that is being written
 
     def block(self, body: Iterable[Statement]) -> None:
         """Write statements in order."""
         for statement in body:
-            if isinstance(statement, Loop):
+            if isinstance(statement, Loop) and (states := self._long(statement)):
+                self._in_runs(statement, states)
+            elif isinstance(statement, Loop):
                 self.loop(statement)
             elif isinstance(statement, Fold):
                 self.fold(statement)
@@ -245,15 +248,20 @@ class Loops:
 
     def fold(self, fold: Fold) -> dict[tuple[str, int], str]:
         """Write a fold; its results are named after it. Outside of lanes the results are scalars, and returned."""
-        made = [self.start(reduction, fold) for reduction in fold.reductions]
-        for statement in fold.body:
-            if isinstance(statement, Loop) and (names := self._long(statement, fold)):
-                self._in_runs(statement, [state for state in made if state.reduction.name in names])
-            else:
-                self.block([statement])
-        return self.finish(made)
+        return self.finish(self._started(fold, lambda: self.block(fold.body)))
 
-    def start(self, reduction: Reduction, fold: Fold) -> Accumulators:
+    def part(self, fold: Fold, loop: Loop, begin: str, end: str) -> list[Accumulators]:
+        """Write iterations `begin` to `end` of a fold's loop; copies and lanes are not joined."""
+        return self._started(fold, lambda: self.loop(loop, begin, end))
+
+    def _started(self, fold: Fold, write: Callable[[], None]) -> list[Accumulators]:
+        made = [self._start(reduction, fold) for reduction in fold.reductions]
+        around, self._around = self._around, fold
+        write()
+        self._around = around
+        return made
+
+    def _start(self, reduction: Reduction, fold: Fold) -> Accumulators:
         """Declare the accumulators of a reduction at the identity; later updates fold into them."""
         lanes, copies = self._shape(fold)
         made = Accumulators(self._writer, reduction, lanes, copies)
@@ -301,16 +309,20 @@ class Loops:
 
     # -- long sums ------------------------------------------------------------------------------------------------
 
-    def _long(self, loop: Loop, fold: Fold) -> set[str]:
-        """The reductions of so many elements that rounding errors require partial results.
+    def _long(self, loop: Loop) -> list[Accumulators]:
+        """The accumulators of so many elements of a loop that rounding errors require partial results.
 
-        Scans have none, since their partial results are read.
+        Each loop of a nest is asked, from the outside. Scans have none, since their partial results are read.
         """
+        fold = self._around
+        if fold is None:
+            return []
         scanned = {v.reduction for v in values(fold.body) if isinstance(v, Result)}
         folded = {r.name for r in fold.reductions} - scanned
         inside = {name: r for name, r in updated(loop.body).items() if name in folded and _run_of([r])}
         run, trips = _run_of(inside.values()), _trips(loop)
-        return {*inside} if run and (trips is None or trips > 2 * run * self._step(fold)) else set()
+        long = run and (trips is None or trips > 2 * run * self._step(fold))
+        return [self._folds[name] for name in inside] if long else []
 
     def _step(self, fold: Fold) -> int:
         lanes, copies = self._shape(fold)

@@ -16,6 +16,8 @@ from .loops import Loops
 from .reductions import Accumulators
 from .value_text import Values
 
+_GROUP = 16  # number of chunks whose results are joined into a group, before groups are joined
+
 
 class Region:
     """One function.
@@ -83,9 +85,8 @@ class Region:
         self._writer.line(f"i64* const partial = (i64*)call->buffers[{memory}];")
         limit = self._out.at(loop.var.extent)
         with self._writer.block("for (i64 q = begin; q < end; ++q)"):
-            states = [self._loops.start(reduction, fold) for reduction in fold.reductions]
             end = self._writer.define("i64", f"least<i64>(q * {each} + {each}, {limit})")
-            self._loops.loop(loop, self._writer.define("i64", f"q * {each}"), end)
+            states = self._loops.part(fold, loop, self._writer.define("i64", f"q * {each}"), end)
             names = [n for state in states for n in self._finished(state)]
             for k, name in enumerate(names):
                 self._writer.line(f"keep(partial + q * {len(names)} + {k}, {name});")
@@ -95,22 +96,35 @@ class Region:
         return state.join_lanes()
 
     def joined(self, fold: Fold, memory: int, chunks: str) -> None:
-        """Join the partial results of a fold in order."""
-        states = [Accumulators(self._writer, reduction, None) for reduction in fold.reductions]
-        count = sum(len(state.dtypes) for state in states)
+        """Join the partial results of a fold in order: those of groups of chunks, then the groups."""
+        states = self._neutral(fold)
         self._writer.line(f"const i64* partial = (const i64*)call->buffers[{memory}];")
-        for state in states:
-            state.start()
-        with self._writer.block(f"for (i64 q = 0; q < {chunks}; ++q, partial += {count})"):
-            k = 0
-            for state in states:
-                part = Accumulators(self._writer, state.reduction, None)
-                part.start()
-                for name, dtype in zip(part.names[0], part.dtypes, strict=True):
-                    self._writer.line(f"__builtin_memcpy(&{name}, partial + {k}, sizeof({scalar_type(dtype)}));")
-                    k += 1
-                state.join(part, 0)
+        with self._writer.block(f"for (i64 first = 0; first < {chunks}; first += {_GROUP})"):
+            groups = self._neutral(fold)
+            last = self._writer.define("i64", f"least<i64>(first + {_GROUP}, {chunks})")
+            count = sum(len(state.dtypes) for state in groups)
+            with self._writer.block(f"for (i64 q = first; q < {last}; ++q, partial += {count})"):
+                self._join_stored(groups)
+            for state, group in zip(states, groups, strict=True):
+                state.join(group, 0)
         for state in states:
             for component, name in enumerate(state.names[0]):
                 slot = self._layout.slots[state.reduction.name, component]
                 self._writer.line(f"keep(call->results + {slot}, {name});")
+
+    def _neutral(self, fold: Fold) -> list[Accumulators]:
+        """New scalar accumulators of a fold, at the identity."""
+        states = [Accumulators(self._writer, reduction, None) for reduction in fold.reductions]
+        for state in states:
+            state.start()
+        return states
+
+    def _join_stored(self, states: Sequence[Accumulators]) -> None:
+        """Join the states that `partial` points to."""
+        parts, k = [Accumulators(self._writer, state.reduction, None) for state in states], 0
+        for state, part in zip(states, parts, strict=True):
+            part.start()
+            for name, dtype in zip(part.names[0], part.dtypes, strict=True):
+                self._writer.line(f"__builtin_memcpy(&{name}, partial + {k}, sizeof({scalar_type(dtype)}));")
+                k += 1
+            state.join(part, 0)

@@ -53,3 +53,30 @@ def test_long_rows_are_as_accurate_as_eagers(columns, dynamic):
     x, places = torch.randn(2, columns) + 0.5, torch.randperm(columns)
     made = torch.compile(everything, backend="regraft", dynamic=dynamic)(x, places)
     assert worse_than_eager(made, x, places) == {}
+
+
+def of_images(x):
+    """By name: what the pixels of all images are folded into, one fold a channel, with few and many channels."""
+    over = (0, 2, 3)
+    return {
+        "sum": x.sum(over),
+        "mean": x.mean(over),
+        "var": x.var(over),
+        "squares": ((x - x.mean(over, keepdim=True)) ** 2).sum(over),
+        "batch_norm": functional.batch_norm(x, None, None, training=True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "mean", "dynamic"),
+    [(8, 192, 0.0, True), (32, 192, 0.0, False), (3, 192, 0.0, False), (1, 1500, 0.5, False)],
+)
+def test_long_rows_of_nested_loops_are_as_accurate_as_eagers(channels, size, mean, dynamic):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    x = torch.randn(2, channels, size, size) + mean
+    made = torch.compile(of_images, backend="regraft", dynamic=dynamic)(x)
+    eager, exact = of_images(x), of_images(x.double())
+    off = {name: [(r[name] - exact[name]).norm().item() for r in (made, eager)] for name in exact}
+    unit = {name: torch.finfo(x.dtype).eps * value.norm().item() for name, value in exact.items()}
+    assert [name for name, (ours, theirs) in off.items() if ours > 2 * theirs + 0.8 * unit[name]] == []
