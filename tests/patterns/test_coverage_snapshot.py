@@ -10,6 +10,7 @@ import pytest
 from support.thorough import thorough
 
 from regraft.compiler.tools.cli.corpus import corpus_arguments
+from regraft.compiler.tools.cli.options import ReportOptions
 from regraft.compiler.tools.coverage.coverage_snapshot import counts, drops, read
 from regraft.compiler.tools.coverage.report import Plan, examine
 from regraft.compiler.tools.targets.load import load
@@ -43,7 +44,5 @@ def test_the_snapshot_tells_of_attention_in_most_models():
 
 
 def test_the_command_makes_these_labels():
-    words = " ".join(
-        corpus_arguments(choices("bert"), {"profit": "always", "verify": "off", "mode": None}, {"dynamic": False})
-    )
+    words = " ".join(corpus_arguments(choices("bert"), ReportOptions(profit="always")))
     assert words == "--layers 2 --mask --tiny --profit always --no-time --threads 1"

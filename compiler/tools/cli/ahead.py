@@ -7,36 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import (
-    TARGET,
-    Config,
-    DType,
-    Layers,
-    Mask,
-    Seq,
-    Settings,
-    Tiny,
-    chosen_target,
-    configured,
-    loaded_target,
-)
+from .groups import grouped
+from .options import TARGET, Config, ModelOptions, configured, loaded_target
 from .shared import UsageError, output_console, require_writable, usage_errors
 
 
+@grouped
 def aot(
+    model: ModelOptions,
     target: Annotated[str | None, typer.Argument(help=f"{TARGET}.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("model.rgx"),
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="Let dims change that torch.export can leave open.")
     ] = False,
     include: Annotated[bool, typer.Option("--include", help="Print the folder of regraft_aot.h.")] = False,
-    layers: Layers = None,
-    tiny: Tiny = False,
-    mask: Mask = False,
-    dtype: DType = "float32",
     batch: Annotated[int | None, typer.Option(min=1, help="Rows. [default: 2 of hf:TYPE]")] = None,
-    seq: Seq = None,
-    settings: Settings = None,
     config: Config = None,
 ) -> None:
     """Compile a model ahead of time, for CPUs, to one file for `regraft.load` and for C++."""
@@ -55,7 +40,7 @@ def aot(
         require_writable(out)
         options = configured(config)
         rows = batch or (2 if target.startswith("hf:") else 1)
-        made = loaded_target(target, chosen_target(layers, tiny, mask, False, dtype, rows, seq, "cpu", settings))
+        made = loaded_target(target, model.choices(batch=rows))
         try:
             written = aot_compile(
                 made.model,  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,28 +13,21 @@ from .shared import UsageError, shown_progress
 if TYPE_CHECKING:
     from ....rewrites.report.document import Report
     from ..targets.target import Choices
+    from .groups import Group
 
 LAYERS = 2
 
 
-def corpus_arguments(
-    choices: Choices, options: Mapping[str, str | Sequence[str] | None], flags: Mapping[str, bool]
-) -> tuple[str, ...]:
+def corpus_arguments(choices: Choices, backend: Group) -> tuple[str, ...]:
     """The command line for one target: tiny models, not timed.
 
     Args:
         choices: about the target.
-        options: others by name, with their value or values; None or ``off`` where one is not given.
-        flags: those without a value.
+        backend: how to compile.
     """
     given = choices.changed() | {"layers": str(choices.layers or LAYERS), "tiny": ""}
-    arguments = [word for name, value in sorted(given.items()) for word in _words(name, value)]
-    for name, value in options.items():
-        values = [value] if isinstance(value, str) else value or ()
-        if value == "off":
-            continue
-        arguments += [word for one in values for word in (f"--{name}", one)]
-    return (*arguments, "--no-time", "--threads", "1", *(f"--{name}" for name, given in flags.items() if given))
+    words = [word for name, value in sorted(given.items()) for word in _words(name, value)]
+    return (*words, *backend.arguments(), "--no-time", "--threads", "1")
 
 
 def _words(name: str, value: str) -> list[str]:

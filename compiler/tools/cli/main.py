@@ -6,6 +6,7 @@ Exit codes: 0 all is well; 1 a finding (wrong results, a regression, a rule that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,27 +18,18 @@ from .bisect import bisect
 from .cache import cache
 from .check import check
 from .corpus import corpus_arguments, run_corpus
+from .groups import grouped
 from .options import (
     TARGET,
-    Batch,
-    Config,
-    Device,
-    DType,
-    Dynamic,
-    Freezing,
-    Layers,
-    Mask,
-    Mode,
-    Profit,
-    Seq,
-    Settings,
-    Tiny,
-    Train,
-    chosen_target,
-    compiled_with,
+    CompileOptions,
+    ExplainedOptions,
+    ReportOptions,
+    TargetOptions,
+    Threads,
     loaded_target,
+    set_threads,
 )
-from .own_rules import OwnRules, own_rules, rules_named, with_offered
+from .own_rules import own_rules, rules_named, with_offered
 from .profile import bench, kernels
 from .repro import repro
 from .rules import rules
@@ -95,30 +87,14 @@ def _root(
 
 
 @app.command()
+@grouped
 def report(
+    model: TargetOptions,
+    backend: ReportOptions,
     targets: Annotated[
         list[str] | None, typer.Argument(metavar="[TARGET]...", help=f"{TARGET}. [default: hf:bert --mask]")
     ] = None,
-    layers: Layers = None,
-    tiny: Tiny = False,
-    mask: Mask = False,
-    train: Train = False,
-    dtype: DType = "float32",
-    batch: Batch = 1,
-    seq: Seq = None,
-    device: Device = "cpu",
-    settings: Settings = None,
-    dynamic: Dynamic = False,
-    mode: Mode = None,
-    freezing: Freezing = False,
-    profit: Profit = None,
-    verify: Annotated[
-        Literal["off", "structure", "live"],
-        typer.Option(help="Check each rewrite: the graph, or both sides on live inputs."),
-    ] = "off",
-    config: Config = None,
-    own: OwnRules = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads for eager and compiled code alike.")] = None,
+    threads: Threads = None,
     json_path: Annotated[Path, typer.Option("--json", help="The report as data.")] = Path("regraft-report.json"),
     html_path: Annotated[Path, typer.Option("--html", help="The report as a page.")] = Path("regraft-report.html"),
     no_time: Annotated[bool, typer.Option("--no-time", help="Compile and compare, but do not time.")] = False,
@@ -142,43 +118,27 @@ def report(
         if diff is not None:
             raise typer.Exit(_diff(*diff))
         require_writable(json_path, html_path)
-        chosen = chosen_target(layers, tiny, mask or not targets, train, dtype, batch, seq, device, settings)
+        chosen = model.choices(mask=model.mask or not targets)
         if corpus is not None:
-            given = {"mode": mode, "profit": profit or "always", "verify": verify, "config": config, "rules": own}
-            arguments = corpus_arguments(chosen, given, {"freezing": freezing, "dynamic": dynamic})
+            arguments = corpus_arguments(chosen, replace(backend, profit=backend.profit or "always"))
             made, drops = run_corpus(corpus, targets or (), arguments, parts, jobs, snapshot)
             _shown(made, json_path, html_path)
             raise typer.Exit(0 if made.right and not drops else 1)
         from ..coverage.report import Plan
 
-        wanted = compiled_with(config, mode, freezing=freezing, profit=profit, verify=verify, own=own_rules(own))
-        made = _examined(targets or ["hf:bert"], chosen, Plan(wanted, dynamic or None, not no_time), threads)
+        plan = Plan(backend.compiled(), backend.dynamic or None, not no_time)
+        made = _examined(targets or ["hf:bert"], chosen, plan, threads)
         _shown(made, json_path, html_path)
     raise typer.Exit(0 if made.right else 1)
 
 
 @app.command()
+@grouped
 def explain(
     rule: Annotated[str, typer.Argument(help="A rule or a family; `regraft rules` lists them.")],
     target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
-    layers: Layers = None,
-    tiny: Tiny = False,
-    mask: Mask = False,
-    train: Train = False,
-    dtype: DType = "float32",
-    batch: Batch = 1,
-    seq: Seq = None,
-    device: Device = "cpu",
-    settings: Settings = None,
-    dynamic: Dynamic = False,
-    mode: Mode = None,
-    freezing: Freezing = False,
-    profit: Annotated[
-        Literal["measured", "always", "never"] | None,
-        typer.Option(help="Apply legal matches where measured to pay, everywhere or nowhere. [default: always]"),
-    ] = None,
-    config: Config = None,
-    own: OwnRules = None,
+    model: TargetOptions,
+    backend: ExplainedOptions,
     everything: Annotated[bool, typer.Option("--all", help="Every near miss, however little matched.")] = False,
     normal: Annotated[bool, typer.Option("--normal", help="Print the program as rules see it, too.")] = False,
 ) -> None:
@@ -188,17 +148,22 @@ def explain(
     from ..explain.explain import explain_all
 
     with usage_errors():
-        mine = own_rules(own)
+        mine = own_rules(backend.own)
         chosen = _explained(rule, target, mine)
         mine = with_offered(mine, chosen)
-        loaded = loaded_target(target, chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings))
-        options = compiled_with(config, mode, freezing=freezing, profit=profit, own=mine)
+        loaded = loaded_target(target, model.choices())
+        options = backend.compiled(mine)
         options.setdefault("profit", "always")  # whatever is legal is of interest
         with shown_progress() as progress:
             progress(f"matching {rule} in {target}", 0.5)
-            with torch.set_grad_enabled(train):
+            with torch.set_grad_enabled(model.train):
                 found = explain_all(
-                    chosen, loaded.model, *loaded.args, options=options, dynamic=dynamic or None, **loaded.kwargs
+                    chosen,
+                    loaded.model,
+                    *loaded.args,
+                    options=options,
+                    dynamic=backend.dynamic or None,
+                    **loaded.kwargs,
                 )
     typer.echo("\n\n".join(explanation.text(everything=everything) for explanation in found))
     for name, text in found[0].normal.items() if normal else ():
@@ -220,29 +185,17 @@ def _names_rules(name: str, own: Sequence[Rule]) -> bool:
 
 
 @app.command()
+@grouped
 def code(
     target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
+    model: TargetOptions,
+    backend: CompileOptions,
     stage: Annotated[
         Literal["all", "graph", "normal", "program", "fusion", "kernels", "c++", "source"],
         typer.Option(
             help="Graphs, the program as rules see it, loop program, fusion log, kernels, their C++, or the wrapper."
         ),
     ] = "all",
-    layers: Layers = None,
-    tiny: Tiny = False,
-    mask: Mask = False,
-    train: Train = False,
-    dtype: DType = "float32",
-    batch: Batch = 1,
-    seq: Seq = None,
-    device: Device = "cpu",
-    settings: Settings = None,
-    dynamic: Dynamic = False,
-    mode: Mode = None,
-    freezing: Freezing = False,
-    profit: Profit = None,
-    config: Config = None,
-    own: OwnRules = None,
     standalone: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write each graph as a Python module that runs without regraft there."),
@@ -253,13 +206,13 @@ def code(
 
     with usage_errors():
         require_folder(standalone)
-        chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
-        options = compiled_with(config, mode, freezing=freezing, profit=profit, own=own_rules(own))
+        chosen = model.choices()
+        options = backend.compiled()
         options["debug"] = True
         if standalone is not None:
             _write_standalone(target, chosen, options, standalone)
             return
-        made = _examined([target], chosen, Plan(options, dynamic or None, timed=False), None)
+        made = _examined([target], chosen, Plan(options, backend.dynamic or None, timed=False), None)
     for graph in (graph for entry in made.entries for graph in entry.graphs):
         for name, text in graph.details.items():
             if isinstance(text, str) and (stage == "all" or name.partition(":")[0] == stage):
@@ -279,13 +232,10 @@ def _write_standalone(target: str, chosen: Choices, options: dict[str, Any], fol
 
 
 def _examined(targets: Sequence[str], choices: Choices, plan: Plan, threads: int | None) -> Report:
-    import torch
-
     from ....rewrites.report.document import Report
     from ..coverage.report import examine
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     entries = []
     for target in targets:
         loaded = loaded_target(target, choices)

@@ -9,53 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import (
-    TARGET,
-    Batch,
-    Config,
-    Device,
-    DType,
-    Dynamic,
-    Freezing,
-    Layers,
-    Mask,
-    Mode,
-    Modes,
-    Profit,
-    Seq,
-    Settings,
-    Tiny,
-    chosen_target,
-    compiled_with,
-    loaded_target,
-)
-from .own_rules import OwnRules, own_rules
+from .groups import grouped
+from .options import TARGET, BackendOptions, CompileOptions, Modes, TargetOptions, Threads, loaded_target, set_threads
 from .shared import UsageError, output_console, require_writable, shown_progress, usage_errors
 
-Training = Annotated[
-    bool, typer.Option("--train", "--training", help="Training mode: forward and backward, dropout on.")
-]
 
-
+@grouped
 def kernels(
     target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
-    layers: Layers = None,
-    tiny: Tiny = False,
-    mask: Mask = False,
-    train: Training = False,
-    dtype: DType = "float32",
-    batch: Batch = 1,
-    seq: Seq = None,
-    device: Device = "cpu",
-    settings: Settings = None,
-    dynamic: Dynamic = False,
-    mode: Mode = None,
-    freezing: Freezing = False,
-    profit: Profit = None,
-    config: Config = None,
-    own: OwnRules = None,
+    model: TargetOptions,
+    backend: CompileOptions,
     top: Annotated[int, typer.Option(min=1, help="Kernels in the table; files hold all.")] = 20,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU.")] = None,
+    threads: Threads = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="The report as data.")] = None,
     html_path: Annotated[Path | None, typer.Option("--html", help="The report as a page.")] = None,
 ) -> None:
@@ -66,16 +31,16 @@ def kernels(
     from ..profile.profiler import NothingRanError
 
     with usage_errors():
-        _threads(threads)
+        set_threads(threads)
         require_writable(json_path, html_path)
-        chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
+        chosen = model.choices()
         loaded = loaded_target(target, chosen)
-        options = compiled_with(config, freezing=freezing, profit=profit, own=own_rules(own))
-        with shown_progress() as progress, torch.set_grad_enabled(train):
+        options = backend.compiled()
+        with shown_progress() as progress, torch.set_grad_enabled(model.train):
             progress(f"timing the kernels of {target}", 0.5)
             try:
                 made = profiled(
-                    loaded.model, *loaded.args, mode=mode, options=options, dynamic=dynamic or None, **loaded.kwargs
+                    loaded.model, *loaded.args, options=options, dynamic=backend.dynamic or None, **loaded.kwargs
                 )
             except NothingRanError as error:
                 raise UsageError(f"{target}: {error}") from error
@@ -86,32 +51,21 @@ def kernels(
         typer.echo(f"\nwritten: {', '.join(written)}")
 
 
+@grouped
 def bench(
     target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
+    model: TargetOptions,
+    backend: BackendOptions,
     backends: Annotated[str, typer.Option(help="Backends of torch.compile.")] = "eager,inductor,regraft",
     modes: Annotated[str, typer.Option(help="Modes of torch.compile, for every backend.")] = "default",
-    layers: Layers = None,
-    tiny: Tiny = False,
-    mask: Mask = False,
-    train: Training = False,
-    dtype: DType = "float32",
-    batch: Batch = 1,
-    seq: Seq = None,
-    device: Device = "cpu",
-    settings: Settings = None,
-    dynamic: Dynamic = False,
-    freezing: Freezing = False,
-    profit: Profit = None,
     templates: Annotated[
         str, typer.Option(help="Configuration templates of regraft, or all of them: compared instead of backends.")
     ] = "",
-    config: Config = None,
-    own: OwnRules = None,
     generate: Annotated[
         int | None, typer.Option(min=2, help="Instead of a forward: generate so many tokens, static cache.")
     ] = None,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt of --generate.")] = 128,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the CPU.")] = None,
+    threads: Threads = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="The comparison as data.")] = None,
 ) -> None:
     """Time a model by several backends, taking turns in one process: medians, first call, error, peak memory."""
@@ -120,20 +74,20 @@ def bench(
     from ..profile.comparison import compare
 
     with usage_errors():
-        _threads(threads)
+        set_threads(threads)
         require_writable(json_path)
         made: Any
         contestants = _templates(templates) if templates else _contestants(backends, modes)
-        options = compiled_with(config, freezing=freezing, profit=profit, own=own_rules(own))
+        options = backend.compiled()
         for one in contestants:
-            one.dynamic = dynamic or None
+            one.dynamic = backend.dynamic or None
             one.options = {**options, **one.options} if one.backend == "regraft" else {}
-        chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
+        chosen = model.choices()
         if generate is not None:
             made = _generated(target, chosen, contestants, prompt, generate)
         else:
             loaded = loaded_target(target, chosen)
-            with shown_progress() as progress, torch.set_grad_enabled(train):
+            with shown_progress() as progress, torch.set_grad_enabled(model.train):
                 made = compare(
                     loaded.model, loaded.args, loaded.kwargs, contestants,
                     name=_label(target, chosen.changed()), progress=progress,
@@ -200,13 +154,6 @@ def _listed(text: str, known: set[str], what: str) -> list[str]:
     if not names:
         raise UsageError(f"no {what} is given; there are: {', '.join(sorted(known))}")
     return names
-
-
-def _threads(count: int | None) -> None:
-    import torch
-
-    if count is not None:
-        torch.set_num_threads(count)
 
 
 def _label(target: str, changed: dict[str, str]) -> str:

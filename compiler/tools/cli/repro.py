@@ -7,49 +7,17 @@ from typing import Annotated
 
 import typer
 
-from .options import (
-    TARGET,
-    Batch,
-    Config,
-    Device,
-    DType,
-    Dynamic,
-    Freezing,
-    Layers,
-    Mask,
-    Mode,
-    Profit,
-    Seq,
-    Settings,
-    Tiny,
-    Tolerance,
-    Train,
-    chosen_target,
-    compiled_with,
-    loaded_target,
-)
-from .own_rules import OwnRules, own_rules
+from .groups import grouped
+from .options import TARGET, CompileOptions, TargetOptions, Tolerance, loaded_target
 from .shared import UsageError, require_writable, shown_progress, usage_errors
 
 
+@grouped
 def repro(
     target: Annotated[str, typer.Argument(help=f"{TARGET}.")],
+    model: TargetOptions,
+    backend: CompileOptions,
     out: Annotated[Path, typer.Option("--out", help="The script.")] = Path("repro.py"),
-    layers: Layers = None,
-    tiny: Tiny = False,
-    mask: Mask = False,
-    train: Train = False,
-    dtype: DType = "float32",
-    batch: Batch = 1,
-    seq: Seq = None,
-    device: Device = "cpu",
-    settings: Settings = None,
-    dynamic: Dynamic = False,
-    mode: Mode = None,
-    freezing: Freezing = False,
-    profit: Profit = None,
-    config: Config = None,
-    own: OwnRules = None,
     tolerance: Tolerance = None,
     isolate: Annotated[bool, typer.Option("--isolate", help="Run in forks: for what crashes.")] = False,
     minimize: Annotated[bool, typer.Option(help="Make it small.")] = True,
@@ -61,14 +29,14 @@ def repro(
 
     with usage_errors():
         require_writable(out)
-        chosen = chosen_target(layers, tiny, mask, train, dtype, batch, seq, device, settings)
-        options = compiled_with(config, mode, freezing=freezing, profit=profit, own=own_rules(own))
+        chosen = model.choices()
+        options = backend.compiled()
         loaded = loaded_target(target, chosen)
         with shown_progress() as progress:
             try:
                 made = written(
-                    loaded.model, loaded.kwargs or loaded.args, out, options=options, dynamic=dynamic or None,
-                    train=train, tolerance=tolerance, isolate=isolate, minimize=minimize, seconds=seconds,
+                    loaded.model, loaded.kwargs or loaded.args, out, options=options, dynamic=backend.dynamic or None,
+                    train=model.train, tolerance=tolerance, isolate=isolate, minimize=minimize, seconds=seconds,
                     progress=progress,
                 )  # fmt: skip
             except (NothingFailsError, NotWritableError) as error:

@@ -5,6 +5,7 @@ import textwrap
 import pytest
 
 from regraft.compiler.tools.cli.corpus import corpus_arguments
+from regraft.compiler.tools.cli.options import ReportOptions
 from regraft.compiler.tools.coverage.corpus import CORPORA, Run, run
 from regraft.compiler.tools.coverage.coverage_snapshot import counts, drops, read, write
 from regraft.compiler.tools.targets.target import Choices
@@ -57,10 +58,12 @@ def test_other_choices_are_another_run(finished):
 
 
 def test_arguments_of_one_target():
-    given = {"mode": None, "profit": "always", "config": '{"nan": "safe"}', "rules": ["a.py", "b.py:f"]}
-    arguments = corpus_arguments(Choices(mask=True), given, {"dynamic": True, "freezing": False})
-    expected = '--layers 2 --mask --tiny --profit always --config {"nan": "safe"} --rules a.py --rules b.py:f'
-    expected += " --no-time --threads 1 --dynamic"
+    given = ReportOptions(
+        dynamic=True, profit="always", config='{"nan": "safe"}', own=["a.py", "b.py:f"], verify="live"
+    )
+    arguments = corpus_arguments(Choices(mask=True), given)
+    expected = '--layers 2 --mask --tiny --dynamic --profit always --config {"nan": "safe"} --rules a.py --rules b.py:f'
+    expected += " --verify live --no-time --threads 1"
     assert " ".join(arguments) == expected
 
 
