@@ -15,6 +15,7 @@ from ..rewrites.binding import Binding
 from ..rewrites.facts import Choice, Positions, ends, fact_of, nonnegative
 from ..rewrites.facts.evaluate import plainly
 from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, rank, shape, val
+from ..rewrites.moves import CUTS, EXPANDS, REORDERS, RESHAPES
 from ..rewrites.symbolic import SYMBOLIC, known_equal
 
 Answer = TypeVar("Answer")
@@ -155,7 +156,7 @@ def _empties_rows(bias: torch.Tensor | None, keep: torch.Tensor | None, fill: An
     return bool(torch.as_tensor(total).amax(-1).eq(-float("inf")).any()) if total.numel() else False
 
 
-MOVES = ("aten.reshape", "aten.permute", "aten.expand", "aten.slice", "aten.unsqueeze", "aten.view")
+MOVES = RESHAPES | REORDERS | EXPANDS | CUTS
 FROM_CONSTANTS = ("aten.zeros", "aten.ones", "aten.zeros_like", "aten.ones_like")
 
 

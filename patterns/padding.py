@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ..rewrites.binding import Binding
 from ..rewrites.graph import describe, dtype, op_name, promised, rank, val
 from ..rewrites.layout import ALIGNED, is_kernel, missing
+from ..rewrites.moves import RESHAPES, VIEWS
 from ..rewrites.pattern import Call, Term, choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
@@ -28,8 +29,7 @@ from .packing import is_frozen, prepared
 
 MOST = 1.25  # times as large as it was may a product become
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_VIEWS = ("aten.view", "aten.reshape", "aten.permute", "aten.transpose", "aten.t", "aten.expand", "aten.slice",
-          "aten.select", "aten.unsqueeze", "aten.squeeze", "aten._unsafe_view", "getitem")  # fmt: skip
+_MOVES = VIEWS | RESHAPES | {"getitem"}
 
 Sizes = tuple[int, int, int]  # rows, columns and inner size of a product, or what is added to them
 
@@ -83,7 +83,7 @@ def _read_dense(node: fx.Node) -> bool:
     return any(
         (user.op == "output" and node in promised(user))
         or is_kernel(user)
-        or (op_name(user) in _VIEWS and _read_dense(user))
+        or (op_name(user) in _MOVES and _read_dense(user))
         for user in node.users
     )
 

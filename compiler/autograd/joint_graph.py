@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-_VIEW_NAMES = "view _unsafe_view expand permute squeeze t transpose unsqueeze"
-# Operators whose results have all elements of what they look into, in other sizes or another order.
-VIEWS = frozenset(f"aten.{name}" for name in _VIEW_NAMES.split())
+from ...rewrites.moves import EXPANDS, REORDERS, RESIZES
+
+WHOLE_VIEWS = RESIZES | REORDERS | EXPANDS  # their results have all elements of their operand
 
 
 def backward_nodes(joint: fx.Graph) -> set[fx.Node]:

@@ -28,6 +28,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, op_name, val
+from ...rewrites.moves import ALIASES, VIEWS
 from ...rewrites.sizes import SizeTable
 from ..normal.analysis import is_literal, uniform
 from ..prims import is_hashed, ops
@@ -37,7 +38,6 @@ aten = torch.ops.aten
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_VIEWS = frozenset({"view", "unsqueeze", "squeeze", "expand", "permute", "transpose", "t", "alias", "detach", "slice"})
 
 
 def seed_calls(graph_module: fx.GraphModule, *, fast: bool = False) -> Counter[str]:
@@ -117,8 +117,8 @@ def _is_cheap(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, compat.OpOverload):
         return False
-    name = op_name(node).removeprefix("aten.")
-    return node.target.namespace == "regraft" or torch.Tag.pointwise in node.target.tags or name in _VIEWS
+    moves = op_name(node) in VIEWS or op_name(node) in ALIASES
+    return moves or node.target.namespace == "regraft" or torch.Tag.pointwise in node.target.tags
 
 
 def _can_seed(node: fx.Node) -> bool:

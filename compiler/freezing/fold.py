@@ -24,12 +24,13 @@ from ...patterns.packing import enlarges, is_little
 from ...rewrites import compat
 from ...rewrites.effects import storages
 from ...rewrites.graph import is_tensor, op_name
+from ...rewrites.moves import REORDERS, RESIZES
 from ..codegen.kernel_call import TemplateCall
 from ..passes.foldable import is_foldable, tensors_of
 
 MAX_GROWTH = 8  # how many times the bytes of the weights behind it a value may take: bfloat16 in float64 takes 4
 SMALL = 1 << 20  # bytes that are always allowed
-_MOVES = ("aten.view", "aten.permute", "aten.transpose", "aten.t", "aten.clone", "aten.unsqueeze", "aten.squeeze")
+_MOVES = RESIZES | REORDERS | {"aten.clone"}
 _UNPACKING = ("aten.bitwise_and", "aten.__and__", "aten.bitwise_right_shift", "aten.__rshift__")
 _PRODUCTS = (
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv", "aten.linear", "aten.matmul",

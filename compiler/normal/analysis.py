@@ -13,6 +13,7 @@ from torch import fx
 
 from ...rewrites.facts import Uniform, fact_of
 from ...rewrites.graph import arguments, dtype, is_number, is_tensor, op_name, rank, sees, shape, val
+from ...rewrites.moves import ALIASES, COPIES, CUTS, EXPANDS, REORDERS, RESHAPES
 from ...rewrites.symbolic import known_equal, same_shape
 
 Number = int | float
@@ -20,12 +21,6 @@ Factor = Any  # a Python number, a symbolic number, a node with such a number, o
 
 VIEWS = ("aten.permute", "aten.reshape", "aten.expand")
 
-# Spellings of views that `views.py` turns into one of VIEWS; searches may find them earlier.
-_VIEW_SPELLINGS = (
-    "aten.view", "aten.transpose", "aten.unsqueeze", "aten.squeeze", "aten.t", "aten._unsafe_view", "aten.contiguous",
-    "aten.clone", "aten.alias", "aten.flatten", "aten.unflatten", "aten.slice", "aten.select", "aten.expand_as",
-    "aten.mT", "aten.swapaxes", "aten.movedim", "aten.detach",
-)  # fmt: skip
 CASTS = ("aten.to", "aten._to_copy", "aten.type_as")
 
 # Elementwise operations that may occur between scores and softmax, or between probabilities and their product.
@@ -37,7 +32,8 @@ BINARY = ("aten.add", "aten.sub", "aten.rsub", "aten.mul", "aten.div", "aten.max
 SELECT = ("aten.where", "aten.masked_fill")
 DROPOUT = ("aten.dropout", "aten.native_dropout")
 POINTWISE = (*UNARY, *BINARY, *SELECT, *CASTS)
-_CHAIN = (*POINTWISE, *VIEWS, *_VIEW_SPELLINGS, *DROPOUT)
+# Searches may find views before `views.py` turns them into one of VIEWS.
+_CHAIN = RESHAPES | REORDERS | EXPANDS | CUTS | ALIASES | COPIES | {*POINTWISE, *DROPOUT}
 
 PRODUCTS = ("aten.matmul", "aten.bmm", "aten.baddbmm", "aten.einsum")
 SOFTMAXES = ("aten.softmax", "aten._softmax", "aten.special_softmax", "aten._safe_softmax")

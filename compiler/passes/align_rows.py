@@ -24,6 +24,7 @@ from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import dtype, has_known_strides, is_tensor, op_name, rank, shape, val
 from ...rewrites.layout import adapt_users, is_kernel, missing
+from ...rewrites.moves import REORDERS, RESIZES
 from ...rewrites.sizes import SizeTable
 from ..lowering.core import LOWERINGS
 
@@ -32,15 +33,7 @@ aten = torch.ops.aten
 _DEVICES = ("cuda",)
 MOST = 1.01  # largest ratio of a matrix's size after padding to its size before
 _DTYPES = (torch.float16, torch.bfloat16)
-_VIEWS = (
-    "aten.view",
-    "aten.permute",
-    "aten.t",
-    "aten.transpose",
-    "aten.unsqueeze",
-    "aten.squeeze",
-    "aten._unsafe_view",
-)
+_VIEWS = RESIZES | REORDERS
 
 
 def align_rows(graph_module: fx.GraphModule) -> int:

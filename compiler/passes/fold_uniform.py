@@ -17,6 +17,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.facts import Fact, Uniform, facts_of_graph, is_known_exactly, summary
 from ...rewrites.graph import op_name, val
 from ...rewrites.layout import same_layout
+from ...rewrites.moves import VIEWS
 from ...rewrites.sizes import SizeTable
 from .fold_constant_tables import compute
 from .foldable import mutable
@@ -24,7 +25,6 @@ from .foldable import mutable
 aten = torch.ops.aten
 
 _MAKERS = ("aten.full", "aten.zeros", "aten.ones", "aten.scalar_tensor", "aten.arange")
-_VIEWS = ("aten.expand", "aten.view", "aten.permute", "aten.unsqueeze", "aten.squeeze", "aten.slice", "aten.select")
 
 
 def fold_uniform(graph_module: fx.GraphModule) -> int:
@@ -53,12 +53,12 @@ def _wanted(facts: dict[fx.Node, Fact]) -> list[tuple[fx.Node, Uniform]]:
             read.add(node)
     found = [(node, fact) for node, fact in facts.items() if node in read and isinstance(fact, Uniform)]
     return [
-        (node, fact) for node, fact in found if node.op == "call_function" and op_name(node) not in _MAKERS + _VIEWS
+        (node, fact) for node, fact in found if node.op == "call_function" and op_name(node) not in VIEWS.union(_MAKERS)
     ]
 
 
 def _reads(user: fx.Node, facts: dict[fx.Node, Fact], read: set[fx.Node]) -> bool:
-    return user not in facts or (op_name(user) in _VIEWS and user in read)
+    return user not in facts or (op_name(user) in VIEWS and user in read)
 
 
 def _fold(node: fx.Node, fact: Uniform, editor: Editor) -> bool:

@@ -21,11 +21,10 @@ import torch
 from torch import fx
 
 from ...rewrites.graph import arguments, op_name, shape, val
+from ...rewrites.moves import ALIASES, COPIES, REORDERS, RESHAPES
 
 MEAN, SUM = 1, 2
-VIEWS = ("aten.view", "aten._unsafe_view", "aten.reshape")
-_SAME = ("aten.clone", "aten.detach", "aten.alias")
-_TURNS = ("aten.t", "aten.transpose", "aten.permute")
+_PASSED = RESHAPES | ALIASES | COPIES | {"aten._to_copy"}  # between a product and its loss
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _steps(logs: fx.Node) -> list[fx.Node]:
     """The calls between a product and the log-softmax, which must be their only reader."""
     steps: list[fx.Node] = []
     node: Any = logs.args[0]
-    while op_name(node) in (*VIEWS, *_SAME, "aten._to_copy", "aten.slice"):
+    while op_name(node) in _PASSED | {"aten.slice"}:
         steps.append(node)
         node = node.args[0]
     return steps[::-1]
@@ -170,7 +169,7 @@ def _followed(node: fx.Node) -> tuple[fx.Node, list[tuple[Any, ...]]]:
         if op_name(user) == "aten.slice_backward":
             _, sizes, dim, start, end, stride = user.args
             undone.append(_normalized(sizes, dim, start, end, stride))
-        elif op_name(user) not in (*VIEWS, *_SAME, "aten._to_copy"):
+        elif op_name(user) not in _PASSED:
             break
         node = user
     return node, undone
@@ -204,7 +203,7 @@ def _enter_turned(reader: fx.Node, turned: fx.Node, found: Gradients, rows: Any)
 
 def _turned(matrix: Any, times: int = 0) -> tuple[Any, int]:
     """A matrix without its transpositions, and the number of these modulo two."""
-    while op_name(matrix) in (*_TURNS, "aten.detach", "aten.alias") and len(shape(matrix)) == 2:
+    while op_name(matrix) in REORDERS | ALIASES and len(shape(matrix)) == 2:
         times += _turns(matrix)
         matrix = matrix.args[0]
     return matrix, times % 2

@@ -26,9 +26,10 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import op_name, shape, val
+from ...rewrites.moves import RESHAPES
 from ...rewrites.sizes import SizeTable
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
-from .linear_cross_entropy import MEAN, SUM, VIEWS, Gradients, LinearCrossEntropy, find
+from .linear_cross_entropy import MEAN, SUM, Gradients, LinearCrossEntropy, find
 from .recompute_softmax import ROWS
 
 aten = torch.ops.aten
@@ -144,7 +145,7 @@ class _Writing:
         value: Any = self.found.loss.args[1]
         for step in reversed(self.found.steps):
             before = list(shape(step.args[0])[:-1])  # type: ignore[arg-type]
-            if op_name(step) in VIEWS:
+            if op_name(step) in RESHAPES:
                 value = self.call(aten.view.default, value, before)
             elif op_name(step) == "aten.slice":
                 device = val(value).device

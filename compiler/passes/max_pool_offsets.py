@@ -23,13 +23,13 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import op_name, val
+from ...rewrites.moves import ALIASES
 from ...rewrites.sizes import SizeTable
 from ..autograd.joint_graph import backward_nodes, mark_recomputed
 
 aten = torch.ops.aten
 
 _FORWARD, _BACKWARD = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
-_SAME = ("aten.detach", "aten.alias")
 
 
 def save_max_pool_offsets(graph_module: fx.GraphModule) -> int:
@@ -108,7 +108,7 @@ def _rectifier(node: fx.Node) -> fx.Node | None:
 
 def _source(node: Any) -> Any:
     """The value without its other names."""
-    while isinstance(node, fx.Node) and op_name(node) in _SAME:
+    while isinstance(node, fx.Node) and op_name(node) in ALIASES:
         node = node.args[0]
     return node
 

@@ -14,6 +14,7 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, val
+from ...rewrites.moves import VIEWS
 from ...rewrites.sizes import SizeTable
 
 aten = torch.ops.aten
@@ -21,7 +22,6 @@ aten = torch.ops.aten
 _DEVICES = ("cuda",)
 _HALF = (torch.float16, torch.bfloat16)
 _LIBRARIES = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.convolution_backward")
-_VIEWS = ("aten.slice", "aten.permute", "aten.t", "aten.transpose", "aten.view")
 
 
 def use_mm_out_dtype(graph_module: fx.GraphModule) -> int:
@@ -51,14 +51,14 @@ def _is_cast(node: fx.Node) -> bool:
 def _is_written(cast: fx.Node) -> bool:
     """Whether a cast is a result of the graph, or read by a library call, perhaps through a view."""
     return any(
-        user.op == "output" or op_name(user) in _LIBRARIES or (op_name(user) in _VIEWS and _is_written(user))
+        user.op == "output" or op_name(user) in _LIBRARIES or (op_name(user) in VIEWS and _is_written(user))
         for user in cast.users
     )
 
 
 def _widen(editor: Editor, cast: fx.Node) -> bool:
     views, product = [], cast.args[0]
-    while len(product.users) == 1 and op_name(product) in _VIEWS:  # type: ignore[union-attr]
+    while len(product.users) == 1 and op_name(product) in VIEWS:  # type: ignore[union-attr]
         views.append(product)
         product = product.args[0]  # type: ignore[union-attr]
     if not isinstance(product, fx.Node) or product.target is not aten.mm.default or len(product.users) != 1:

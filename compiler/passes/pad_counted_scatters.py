@@ -21,14 +21,14 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, op_name, rank, shape, val
+from ...rewrites.moves import ALIASES, COPIES, RESHAPES
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known, known_equal, same_shape
 from .foldable import is_zeros
 
 aten = torch.ops.aten
 
-_SAME = ("aten.clone", "aten.detach", "aten.alias", "aten.lift_fresh_copy")
-_REGROUPED = ("aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze")
+_SAME = ALIASES | COPIES | {"aten.lift_fresh_copy", "aten._to_copy"}
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ def counted(node: Any) -> Count | None:
     if name in ("aten.arange", "prims.iota"):
         return _range(node)
     found = counted(node.args[0]) if node.args else None
-    if found is None or name in _SAME or name == "aten._to_copy":
+    if found is None or name in _SAME:
         return found
-    if name in _REGROUPED:
+    if name in RESHAPES:
         return _regrouped(found, shape(node.args[0]), shape(node))
     if name == "aten.expand":
         return _expanded(found, shape(node.args[0]), shape(node))

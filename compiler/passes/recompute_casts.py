@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ...rewrites.graph import op_name, val
-from ..autograd.joint_graph import VIEWS, backward_nodes, mark_recomputed
+from ..autograd.joint_graph import WHOLE_VIEWS, backward_nodes, mark_recomputed
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def _views(node: fx.Node, backward: set[fx.Node]) -> list[fx.Node]:
     """A value and its views in the forward."""
     found = [node]
     for one in found:
-        found += [user for user in one.users if user not in backward and op_name(user) in VIEWS]
+        found += [user for user in one.users if user not in backward and op_name(user) in WHOLE_VIEWS]
     return found
 
 
@@ -69,5 +69,5 @@ def _is_fused(seen: list[fx.Node], backward: set[fx.Node]) -> bool:
         reader = waiting.pop()
         if op_name(reader) in _LIBRARY:
             return False
-        waiting += reader.users if op_name(reader) in VIEWS else ()
+        waiting += reader.users if op_name(reader) in WHOLE_VIEWS else ()
     return bool(readers)

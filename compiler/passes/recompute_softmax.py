@@ -24,9 +24,10 @@ from torch import fx
 
 from ...rewrites.editor import Editor
 from ...rewrites.graph import is_tensor, op_name, val
+from ...rewrites.moves import ALIASES
 from ...rewrites.sizes import SizeTable
 from ...rewrites.symbolic import known_equal
-from ..autograd.joint_graph import VIEWS, backward_nodes, mark_recomputed
+from ..autograd.joint_graph import WHOLE_VIEWS, backward_nodes, mark_recomputed
 
 aten = torch.ops.aten
 
@@ -54,7 +55,7 @@ def _fake_rows(x: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Ten
 
 _library.impl("log_softmax_rows", _rows, "CompositeExplicitAutograd")
 torch.library.register_fake("regraft::log_softmax_rows", _fake_rows, lib=_library)
-_SAME = ("aten.detach", "aten.alias", "aten._to_copy", "aten.view")
+_SAME = ALIASES | {"aten._to_copy", "aten.view"}
 _CHAIN = 16  # steps from a product to the softmax of its scores: scale, bias, masks and views
 ROWS = torch.ops.regraft.log_softmax_rows.default
 
@@ -123,7 +124,7 @@ def _sources(x: Any, size: Any) -> set[fx.Node] | None:
     while waiting:
         node = waiting.pop()
         operands = [n for n in node.all_input_nodes if is_tensor(n) and known_equal(val(n).numel(), size)]
-        computed = op_name(node) in {*VIEWS, *_SAME} or torch.Tag.pointwise in getattr(node.target, "tags", ())
+        computed = op_name(node) in WHOLE_VIEWS | _SAME or torch.Tag.pointwise in getattr(node.target, "tags", ())
         if not computed:
             found.add(node)
             continue

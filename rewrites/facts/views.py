@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from ..graph import arguments, dtype, is_tensor, rank, shape, val
+from ..moves import ALIASES, COPIES, EXPANDS, RESHAPES
 from ..symbolic import known_equal
 from .fact import Fact, Positions, Table, Uniform, make_choice, make_positions, nonnegative, settled
 from .sources import INTEGER, Read
@@ -143,21 +144,11 @@ def _select(node: fx.Node, x: fx.Node, p: Positions) -> Moved:
 
 VIEWS: dict[str, Callable[[fx.Node, Read], Fact | None]] = {
     **dict.fromkeys(
-        (
-            "aten.clone", "aten.contiguous", "aten.alias", "aten.detach", "aten.lift_fresh", "aten.lift_fresh_copy",
-            "aten.positive",
-        ),
-        _by(_same),
+        [*ALIASES, *COPIES, "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive"], _by(_same)
     ),
-    **dict.fromkeys(
-        (
-            "aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze", "aten.flatten",
-            "aten.unflatten", "aten.view_as", "aten.reshape_as",
-        ),
-        _by(_regroup),
-    ),
+    **dict.fromkeys(RESHAPES, _by(_regroup)),
     **dict.fromkeys(("aten.transpose", "aten.swapaxes", "aten.swapdims", "aten.t", "aten.mT"), _by(_transpose)),
-    **dict.fromkeys(("aten.expand", "aten.expand_as", "aten.broadcast_to"), _by(_expand)),
+    **dict.fromkeys(EXPANDS, _by(_expand)),
     **dict.fromkeys(("aten.movedim", "aten.roll"), _by(_nothing)),
     **dict.fromkeys(("aten.repeat", "aten.tile"), _by(_repeat)),
     "aten.flip": _by(_flip),

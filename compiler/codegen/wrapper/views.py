@@ -15,13 +15,9 @@ import torch
 from torch import fx
 
 from ....rewrites.graph import PureCall, op_name
+from ....rewrites.moves import VIEWS
 from ..kernel_call import KernelCall
 from .stride_checks import is_doubtful, is_trusted, order_of
-
-_VIEWS = frozenset(
-    f"aten.{name}"
-    for name in "view _unsafe_view permute transpose t unsqueeze squeeze expand select slice".split()  # noqa: SIM905
-)
 
 
 class Views:
@@ -32,7 +28,7 @@ class Views:
 
     def strided(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
         """Sizes, strides and how far a view begins into its operand, all numbers; None where it stays a call."""
-        if op_name(node) not in _VIEWS or not self._lies_as_told(node.args[0]):
+        if op_name(node) not in VIEWS or not self._lies_as_told(node.args[0]):
             return None
         source, view = node.args[0].meta.get("val"), node.meta.get("val")  # type: ignore[union-attr]
         if not (_is_plain(source) and _is_plain(view)) or view.dtype != source.dtype:
@@ -50,7 +46,7 @@ class Views:
     def _decide(self, node: fx.Node) -> bool:
         if isinstance(node.target, (KernelCall, PureCall)):
             return True
-        if op_name(node) in _VIEWS:
+        if op_name(node) in VIEWS:
             return self._lies_as_told(node.args[0])
         if node.target is operator.getitem:
             return isinstance(getattr(node.args[0], "target", None), KernelCall)

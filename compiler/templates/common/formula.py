@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ....rewrites import moves
 from ....rewrites.compat import OpOverload, argument
 from ...ir.program import Buffer
 from ...ir.value import Load, Op, Rewriter, Value, compute_dtype
@@ -29,11 +30,8 @@ from .formula_nodes import mask_formula
 assert operators.MODULES
 
 # Operators that only move elements. Formulas see through them, even if the operator copies.
-_MOVES = """
-    view _unsafe_view reshape _reshape_alias permute transpose t unsqueeze squeeze expand slice select
-    split split_with_sizes unbind clone alias detach contiguous
-"""
-MOVES = frozenset(f"aten.{name}" for name in _MOVES.split())
+_PARTS = {"aten.split", "aten.split_with_sizes", "aten.unbind"}
+MOVES = moves.VIEWS | moves.RESHAPES | moves.ALIASES | moves.COPIES | _PARTS
 
 # A few operations on positions and numbers take less time than reading their result from memory.
 _MADE = "arange full scalar_tensor zeros ones new_full new_zeros new_ones full_like zeros_like ones_like"
@@ -44,7 +42,7 @@ _ARITHMETIC = """
 """
 _POSITIONAL = MOVES | frozenset(f"aten.{name}" for name in _ARITHMETIC.split())
 
-COPIES = ("aten.clone", "aten.contiguous", "aten.reshape")
+COPIES = moves.COPIES | (moves.RESHAPES - moves.RESIZES)  # or may copy
 
 
 def packet(node: fx.Node) -> str:

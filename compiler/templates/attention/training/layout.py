@@ -39,7 +39,7 @@ def destination(
     found, node = None, product
     while groups is not None and len(node.users) == 1:
         node = next(iter(node.users))
-        if packet(node) in COPIES[:1] or (packet(node) in CASTS and _is_float(node)):
+        if packet(node) == "aten.clone" or (packet(node) in CASTS and _is_float(node)):
             found = node, groups
         elif is_move(node) and packet(node) not in COPIES:
             groups = _moved(node, groups)
