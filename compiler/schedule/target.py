@@ -59,8 +59,11 @@ _MULTIPROCESSOR = Target(
 )  # fmt: skip
 
 
-def gpu(processors: int = 132) -> Target:
-    """A GPU with this many multiprocessors (132: Hopper).
+HOPPER = 132  # multiprocessors
+
+
+def gpu(processors: int = HOPPER) -> Target:
+    """A GPU with this many multiprocessors.
 
     Two programs per multiprocessor keep it busy, and four hide the latency of memory. A program holds rows of 16384
     elements. In the time of moving one byte (at about 4 TB/s), 8 operations are computed. A launch, with the time in
@@ -74,4 +77,4 @@ def gpu(processors: int = 132) -> Target:
 
 GPU = gpu()
 
-__all__ = ["CPU", "GPU", "Target", "gpu"]
+__all__ = ["CPU", "GPU", "HOPPER", "Target", "gpu"]

@@ -6,13 +6,15 @@
 `build` is the one entry.
 """
 
-from .build import CompiledKernel, begin, blamed, build, processors, source_text, start
+from .blocks import Blocks, Launch, candidates
+from .build import CompiledKernel, begin, blamed, build, source_text, start
 from .compiler import can_build, triton_version
+from .device import processors
 from .dtypes import UnsupportedDtypeError
 from .errors import TritonFailed, TritonMissing, UnsupportedKernels
 from .kernel_body import UnsupportedStoreError
 from .kernel_text import LaunchText, Workspace
-from .plan import Blocks, Launch, candidates, launches
+from .plan import launches
 from .source import KernelSource, kernel_source
 
 __all__ = [

@@ -6,7 +6,6 @@ k3_layer_norm (17 equal layers)  ->  one module  ->  machine code for aligned po
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +18,7 @@ from ...ir.program import Buffer
 from ..kernel_call import spell
 from .compile_pool import pool
 from .compiler import Cubin, Unit, begin_units, compile_units
+from .device import capability, index_of
 from .driver import driver
 from .dtypes import UnsupportedDtypeError
 from .errors import TritonFailed, UnsupportedKernels
@@ -176,24 +176,10 @@ def _described(kernels: Sequence[Kernel]) -> list[_Described]:
 
 def _planned(kernel: Kernel, source: KernelSource) -> tuple[int, int, tuple[str, ...], tuple[LaunchPlan, ...]]:
     """Device, params, sizes and launches of a kernel."""
-    device = next(p.buffer.device for p in kernel.params if not p.buffer.scalar)
-    index = torch.cuda.current_device() if device.index is None else device.index
+    index = index_of(kernel)
     sizes = tuple(f"n{k}" for k in range(len(kernel.sizes)))
     plans = tuple(_plan(kernel, source.text, one, capability(index)) for one in source.launches)
     return index, len(kernel.params), sizes, plans
-
-
-@functools.cache
-def capability(device: int) -> int:
-    """Of a GPU: 90 for Hopper."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-@functools.cache
-def processors(device: int) -> int:
-    """Multiprocessors of a GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _plan(kernel: Kernel, text: str, launch: LaunchText, capability: int) -> LaunchPlan:

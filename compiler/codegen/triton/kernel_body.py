@@ -19,10 +19,11 @@ from ...ir.index.index import Var, mul
 from ...ir.kernel import Assign, Fold, Loop, Statement, Update
 from ...ir.program import Buffer, Reduction, Store
 from ...ir.value import Load, compute_dtype
+from .blocks import Blocks
 from .dtypes import type_name
 from .hoist import loaded_ahead
 from .iteration_space import are_apart, extent_of, is_indirect, number_of
-from .plan import Blocks, is_independent, is_scan, nest_of
+from .plan import is_independent, is_scan, nest_of
 from .reductions import (
     added,
     begun,

@@ -19,10 +19,10 @@ from ...ir.dependence import Dependence
 from ...ir.index.index import Var, mul
 from ...ir.kernel import Kernel, Loop, Statement
 from ...ir.program import Buffer
+from .blocks import Launch
 from .dtypes import signature_name, type_name
 from .iteration_space import blocks_of, extent_of, is_small
 from .kernel_body import BodyWriter
-from .plan import Launch
 from .values import Axis, Names, UnservedError, Values
 from .writer import TritonWriter, factor
 

@@ -32,7 +32,7 @@ _COPIES = 16  # copies of long code in one program
 _LONG = frozenset(
     ["sin", "cos", "tan", "pow", "remainder", "fmod", "lgamma", "digamma", "erfinv", "atan2", "sinh", "asinh", "acosh"]
 )
-_BUSY = 16 * 132  # warps that hide latency on a large GPU: 16 of 64 for each multiprocessor
+_BUSY = 16  # warps of a multiprocessor that hide latency, of 64
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,34 @@ class Lanes:
     inside: bool = False
 
 
-def elements_of(lanes: Lanes, body: Sequence[Statement], bytes_of: Mapping[str, int], few: Any = None) -> int:
+@dataclass(frozen=True)
+class Few:
+    """The elements of a launch that may be too few for the GPU.
+
+    Args:
+        elements: the number of elements.
+        processors: the multiprocessors of the GPU.
+    """
+
+    elements: Any
+    processors: int
+
+    def each(self, most: int) -> int:
+        """The most elements of each lane, up to `most`, with which they keep the GPU busy."""
+        high = bounds(self.elements)[1]
+        while high is not None and most > 1 and high < _BUSY * self.processors * THREADS * most:
+            most //= 2
+        return most
+
+
+def elements_of(lanes: Lanes, body: Sequence[Statement], bytes_of: Mapping[str, int], few: Few | None = None) -> int:
     """The elements of a lane: 8, 4, 2 or 1.
 
     Args:
         lanes: where lanes are.
         body: what is done for each element.
         bytes_of: the bytes per element of each buffer in memory, by name.
-        few: the number of elements of the launch, if it may be too small for the GPU.
+        few: the elements of the launch, if they may be too few for the GPU.
     """
     found = [a for a in dict.fromkeys(accesses(body)) if a.buffer in bytes_of and not is_indirect(a.offset)]
     found = [a for a in found if not lanes.inside or a.inner == lanes.var]
@@ -68,15 +88,7 @@ def elements_of(lanes: Lanes, body: Sequence[Statement], bytes_of: Mapping[str, 
     copies = sum(isinstance(value, Op) and value.name in _LONG for value in values(body))
     while each > least and copies * each > _COPIES:
         each //= 2
-    return each if few is None else max(min(each, 2), busy_with(few, each))
-
-
-def busy_with(number: Any, most: int) -> int:
-    """The most elements of each lane, up to `most`, with which so many elements keep a large GPU busy."""
-    high = bounds(number)[1]
-    while high is not None and most > 1 and high < _BUSY * THREADS * most:
-        most //= 2
-    return most
+    return each if few is None else max(min(each, 2), few.each(each))
 
 
 def _by_lines(patterns: Sequence[_Pattern], least: int) -> int:

@@ -24,17 +24,20 @@ Blocks are halved if there would be too few programs for the GPU. The best sizes
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ...ir.accesses import accesses, loop_variables, statements, updated, values
 from ...ir.dependence import Dependence
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, add, mul
-from ...ir.kernel import Fold, Loop, Statement, Update
+from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
 from ...ir.value import Result
+from ...schedule.target import HOPPER
+from .blocks import Blocks, Launch, Memory
+from .device import processors_of
 from .iteration_space import extent_of, number_of
-from .lanes import MOST, THREADS, Lanes, busy_with, elements_of
+from .lanes import MOST, THREADS, Few, Lanes, elements_of
 
 _LANES = 16  # fewest neighboring elements that an access should read
 _POINTWISE = 1024  # elements per program without reductions
@@ -52,9 +55,8 @@ _FEW = 64  # most columns that a lane reduces without other lanes
 _ACROSS = 2048  # fewest elements of such a block with fewer columns
 _LONELY = 8192  # elements of such a block if there are too few programs to hide memory latency
 _NARROWEST = 16  # fewest neighbors in memory per program
-PROGRAMS = 264  # programs that keep a GPU busy: two per multiprocessor
 _NARROW_BYTES = 2  # bytes of values of which a lane has twice as many
-_MANY = 4 * PROGRAMS  # number of programs from which on each needs fewer lanes
+_MANY = 4  # times that many programs from which on each needs fewer lanes
 _ELEMENTS_A_WARP = 256
 # Folds whose elements are so expensive that work shared by lanes matters; and folds of 64-bit positions, for which
 # fewer lanes are better.
@@ -67,69 +69,36 @@ _WARPS, _FEWER_WARPS = 16, 8  # most warps of a program; of one whose lanes have
 _SMALL_TILE = 256  # elements of a tile of a transposition that is worth a program
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """The block sizes of one launch.
-
-    Args:
-        rows: the loops along the tile's first axis, outermost first; each program has `row_block` lanes of them.
-        columns: the loops along its second axis; empty if that axis belongs to inner loops.
-        column_block: the lanes of the second axis, and so the most iterations of an inner loop at a time.
-        warps: the warps of a program.
-        stages: the steps of an inner loop that are loaded at a time.
-    """
-
-    rows: tuple[Var, ...]
-    columns: tuple[Var, ...]
-    row_block: int
-    column_block: int
-    warps: int
-    stages: int = 1
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One launch: statements inside of the loops whose iterations are programs.
-
-    Args:
-        outer: other loops, of which every program has one iteration.
-        body: the statements inside of all these loops.
-        others: blocks that may be faster than `blocks`.
-    """
-
-    outer: tuple[Var, ...]
-    blocks: Blocks
-    body: tuple[Statement, ...]
-    others: tuple[Blocks, ...] = ()
-
-
-def candidates(launch: Launch) -> tuple[Launch, ...]:
-    """The launch in all ways worth measuring, with the one to use without measurement first."""
-    return tuple(replace(launch, blocks=blocks, others=()) for blocks in dict.fromkeys([launch.blocks, *launch.others]))
-
-
-def launches(body: Sequence[Statement], bytes_of: Mapping[str, int] | None = None) -> list[Launch]:
+def launches(
+    body: Sequence[Statement], bytes_of: Mapping[str, int] | None = None, processors: int = HOPPER
+) -> list[Launch]:
     """The launches of a kernel's body, in order.
 
     Args:
         body: the body of the kernel.
         bytes_of: the bytes per element of each buffer in memory, by name; 4 if it is not known.
+        processors: the multiprocessors of the GPU.
     """
-    bytes_of = bytes_of or {}
+    memory = Memory(bytes_of or {}, processors)
     if not any(isinstance(s, Loop) and s.parallel for s in body):
-        return [_reducing((), tuple(body), bytes_of)]
-    return [_launch(statement, bytes_of) for statement in body]
+        return [_reducing((), tuple(body), memory)]
+    return [_launch(statement, memory) for statement in body]
 
 
-def _launch(statement: Statement, bytes_of: Mapping[str, int]) -> Launch:
+def kernel_launches(kernel: Kernel) -> list[Launch]:
+    """The launches of a kernel on its GPU, in order."""
+    return launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params}, processors_of(kernel))
+
+
+def _launch(statement: Statement, memory: Memory) -> Launch:
     loops: list[Var] = []
     body: tuple[Statement, ...] = (statement,)
     while len(body) == 1 and isinstance(body[0], Loop) and body[0].parallel:
         loops.append(body[0].var)
         body = body[0].body
     if not any(isinstance(s, Loop) for s in statements(body)):
-        return _pointwise(tuple(loops), body, bytes_of)
-    return _reducing(tuple(loops), body, bytes_of)
+        return _pointwise(tuple(loops), body, memory)
+    return _reducing(tuple(loops), body, memory)
 
 
 def _loaded(body: Sequence[Statement], axes: Sequence[Collection[Var]], bytes_of: Mapping[str, int]) -> list[int]:
@@ -143,15 +112,15 @@ def _loaded(body: Sequence[Statement], axes: Sequence[Collection[Var]], bytes_of
 # -- without loops inside ---------------------------------------------------------------------------------------------
 
 
-def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Mapping[str, int]) -> Launch:
+def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memory) -> Launch:
     across = _across(loops, body)
     if across is None:
-        loaded = _loaded(body, (loops[:-1], loops[-1:]), bytes_of)
-        return _along(loops, body, 0 < sum(loaded) <= _NARROW_BYTES, bytes_of)
-    rows, columns = (_fitting(n, var.extent, n) for n, var in zip(_TILE, (across, loops[-1]), strict=True))
+        loaded = _loaded(body, (loops[:-1], loops[-1:]), memory.bytes_of)
+        return _along(loops, body, 0 < sum(loaded) <= _NARROW_BYTES, memory)
+    rows, columns = (_fitting(n, var.extent, n, memory) for n, var in zip(_TILE, (across, loops[-1]), strict=True))
     if rows * columns <= _SMALL_TILE and len(loops) > 2:
-        return _thin(loops, across, columns, body)
-    if _programs(extent_of(loops), rows * columns) < PROGRAMS:
+        return _thin(loops, across, columns, body, memory)
+    if _programs(extent_of(loops), rows * columns) < memory.programs:
         rows, columns = min(rows, _TILE[0] // 2), min(columns, _TILE[1] // 2)
     outer = tuple(v for v in loops if v is not across and v is not loops[-1])
     tiles = [(rows, columns), (rows // 2, columns // 2), (rows // 2, columns), (rows, columns // 2)]
@@ -159,31 +128,32 @@ def _pointwise(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Ma
     return Launch(outer, made[0], body, tuple(made[1:]))
 
 
-def _thin(loops: tuple[Var, ...], across: Var, columns: int, body: tuple[Statement, ...]) -> Launch:
+def _thin(loops: tuple[Var, ...], across: Var, columns: int, body: tuple[Statement, ...], memory: Memory) -> Launch:
     """Tiles of a transposition whose rows are those of all loops but the innermost: along `across`, they are few."""
     lines = (*(v for v in loops[:-1] if v is not across), across)
-    rows = _fitting(max(_LANES, _POINTWISE // columns), extent_of(lines), _LANES)
+    rows = _fitting(max(_LANES, _POINTWISE // columns), extent_of(lines), _LANES, memory)
     sizes = [(rows, 1), (2 * rows, 2), (max(1, rows // 2), 1)]
     made = [Blocks(lines, loops[-1:], r, columns, _warps(r * columns, each)) for r, each in sizes]
     return Launch((), made[0], body, tuple(made[1:]))
 
 
-def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, bytes_of: Mapping[str, int]) -> Launch:
+def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, memory: Memory) -> Launch:
     """Lanes along the innermost loop, so that neighboring lanes access neighboring elements.
 
     If there are loops around one that is long enough, their variables, and values computed from them alone, are
     computed once per row of a tile, rather than by division for every element.
     """
     total, width = extent_of(loops), _width(loops, body)
-    block = _fitting(_POINTWISE, total, _NARROWEST * _LANES)
+    block = _fitting(_POINTWISE, total, _NARROWEST * _LANES, memory)
     sizes: list[tuple[int, float]] = [(block, 1), (2 * block, 1), (2 * block, 2), (block // 2, 1), (4 * block, 2)]
-    fewer = elements_of(Lanes(loops, loops[-1], not width), body, bytes_of, total) if loops else MOST
+    few = Few(total, memory.processors)
+    fewer = elements_of(Lanes(loops, loops[-1], not width), body, memory.bytes_of, few) if loops else MOST
     if fewer < MOST:
         sizes = [(min(block, _FEWER_WARPS * THREADS * fewer), fewer / MOST), *sizes]
     flat = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= _power(total)]
     if not width:
         return Launch((), flat[0], body, tuple(flat[1:]))
-    if narrow and _programs(total, 2 * block) >= _MANY:
+    if narrow and _programs(total, 2 * block) >= _MANY * memory.programs:
         sizes = [(2 * block, 2), *sizes]
     tiles = [(max(1, n // width), min(n, width), each) for n, each in sizes if n]
     tiles = [tile for tile in tiles if tile[0] <= _power(extent_of(loops[:-1]))]
@@ -234,40 +204,40 @@ def _is_long(var: Var) -> bool:
 # -- with loops inside ------------------------------------------------------------------------------------------------
 
 
-def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Mapping[str, int]) -> Launch:
+def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memory) -> Launch:
     inner = [leaf for statement in body for leaf in _leaves(statement)]
     longest = max((_power(extent_of(leaf)) for leaf in inner), default=1)
     total = extent_of(loops)
     sizes: list[tuple[int, int, float]]
-    loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), bytes_of)
+    loaded = _loaded(body, (loops, {var for leaf in inner for var in leaf}), memory.bytes_of)
     narrow, ahead = 0 < max(loaded, default=0) <= _NARROW_BYTES, False
     if _has_scan(body) and _is_contiguous_along(loops, inner, body):
-        return _scanning(loops, body, longest, min(bytes_of.values(), default=4))
-    if _compares_pairs(loops, inner, body):
-        return _pairing(loops, body, longest)
+        return _scanning(loops, body, longest, memory)
+    if _compares_pairs(loops, inner, body, memory):
+        return _pairing(loops, body, longest, memory)
     if _is_contiguous_along(loops, inner, body):
         columns = min(_COLUMN[1], longest)
-        rows = _fitting(max(_COLUMN[0], _ACROSS // columns), total, _NARROWEST)
-        if _programs(total, rows) < PROGRAMS:
+        rows = _fitting(max(_COLUMN[0], _ACROSS // columns), total, _NARROWEST, memory)
+        if _programs(total, rows) < memory.programs:
             columns = max(columns, min(longest, _LONELY // rows))
         sizes = [(rows, columns, 2), (rows, columns, 1), (2 * rows, columns // 2, 2), (rows // 2, 2 * columns, 2)]
-        ahead = not narrow and _folds(body, _MOMENTS) and _programs(total, rows) >= PROGRAMS
+        ahead = not narrow and _folds(body, _MOMENTS) and _programs(total, rows) >= memory.programs
         if ahead:
             sizes = [(rows, columns // 2, 2), *sizes]
         if narrow and not _folds(body, _MOMENTS):
             fewer = columns // 2 if _is_multiple(loops[-1].extent, _VECTOR) else columns
             sizes = [(rows, fewer, 1), (rows // 2, columns, 1), (rows, columns, 1), *sizes]
-        sizes = [*_whole_rows(total, longest), *sizes]
+        sizes = [*_whole_rows(total, longest, memory), *sizes]
     else:
         spills = len(inner) == 1 and len(loaded) * longest > _HELD * THREADS * _warps(longest)
         block = longest if longest <= (_LOOPED if spills else _PERSISTENT) else _LOOPED
-        rows = _fitting(max(1, _POINTWISE // block), total, 1)
+        rows = _fitting(max(1, _POINTWISE // block), total, 1, memory)
         sizes = [(rows, block, 1), (rows, block, 2), (2 * rows, block, 2), (max(rows // 2, 1), block, 1)]
-        sizes = [*_fewer_a_lane(loops, inner, body, bytes_of, (rows, block)), *sizes]
-        if (narrow or _folds(body, _PLACES)) and longest <= block and _programs(total, rows) >= _MANY:
+        sizes = [*_fewer_a_lane(loops, inner, body, memory, (rows, block)), *sizes]
+        if (narrow or _folds(body, _PLACES)) and longest <= block and _programs(total, rows) >= _MANY * memory.programs:
             sizes = [(rows, block, 2), *sizes]
         if longest <= _WINDOW and _are_windows(loops, inner, body):
-            sizes = [_unrolled(total), *sizes]
+            sizes = [_unrolled(total, memory), *sizes]
         sizes += [(1, 2 * block, 2)] if longest > block else [(1, _LOOPED, 1)] if block > _LOOPED else []
     sizes = [(r, c, each) for r, c, each in sizes if 1 <= r <= _power(total) and 1 <= c <= longest]
     made = [Blocks(loops, (), r, c, _warps(r * c, each)) for r, c, each in sizes]
@@ -276,19 +246,19 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], bytes_of: Map
     return Launch((), made[0], body, tuple(made[1:]))
 
 
-def _whole_rows(total: Any, longest: int) -> list[tuple[int, int, float]]:
+def _whole_rows(total: Any, longest: int, memory: Memory) -> list[tuple[int, int, float]]:
     """Blocks in which a lane reduces few columns without other lanes; nothing if they are many."""
     if longest > _VECTOR:
         columns = min(longest, _VECTOR)
-        busy = longest <= _FEW and _programs(total, _POINTWISE) >= PROGRAMS
+        busy = longest <= _FEW and _programs(total, _POINTWISE) >= memory.programs
         return [(_POINTWISE, columns, columns)] if busy else []
-    return [_unrolled(total)]
+    return [_unrolled(total, memory)]
 
 
-def _unrolled(total: Any) -> tuple[int, int, float]:
+def _unrolled(total: Any, memory: Memory) -> tuple[int, int, float]:
     """A block whose lanes go through their rows alone, in code that is written out for each column."""
-    each = busy_with(total, _VECTOR)
-    rows = _fitting(_FEWER_WARPS // 2 * THREADS * each, total, THREADS)
+    each = Few(total, memory.processors).each(_VECTOR)
+    rows = _fitting(_FEWER_WARPS // 2 * THREADS * each, total, THREADS, memory)
     return rows, 1, each / MOST
 
 
@@ -305,14 +275,16 @@ def _are_windows(loops: tuple[Var, ...], inner: Sequence[tuple[Var, ...]], body:
     return not any(step == extent == _power(extent) for step, extent in strides)
 
 
-def _compares_pairs(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: Sequence[Statement]) -> bool:
+def _compares_pairs(
+    loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: Sequence[Statement], memory: Memory
+) -> bool:
     """Whether folds go through the same elements for each iteration of the innermost loop of programs.
 
     for i: for j: fold sum over k < 256 of before(x[256*i + k], x[256*i + j])
     """
     if not loops or not _is_long(loops[-1]) or len(inner) != 1 or _power(loops[-1].extent) < _NARROW:
         return False
-    if _programs(extent_of(loops[:-1]), 1) * _programs(loops[-1].extent, _LANES) < PROGRAMS:
+    if _programs(extent_of(loops[:-1]), 1) * _programs(loops[-1].extent, _LANES) < memory.programs:
         return False  # lanes of all columns would leave the GPU idle
     dependence, folded = Dependence(), frozenset(inner[0])
     inside = [found for access in accesses(body) if (found := dependence.of(access.offset)) & folded]
@@ -321,7 +293,7 @@ def _compares_pairs(loops: tuple[Var, ...], inner: list[tuple[Var, ...]], body: 
     return bool(inside) and fixed and all({*folded, loops[-1]} <= dependence.of(value) for value in values_of)
 
 
-def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int) -> Launch:
+def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, memory: Memory) -> Launch:
     """Tiles in which the elements of rows and those of columns are loaded once, and compared each with each.
 
     A lane has all columns of its rows. If there are many programs, it has several rows, which share the work that
@@ -329,7 +301,7 @@ def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int) 
     """
     outer, around = loops[:-1], extent_of(loops[:-1])
     rows = min(_PAIRS[0], _power(loops[-1].extent))
-    while rows > _LANES and _programs(around, 1) * _programs(loops[-1].extent, rows) < PROGRAMS:
+    while rows > _LANES and _programs(around, 1) * _programs(loops[-1].extent, rows) < memory.programs:
         rows //= 2
     elements = _programs(extent_of(loops), 1)
     own = 1 if elements < _SHARED[0] else 2 if elements < _SHARED[1] else 4
@@ -339,16 +311,17 @@ def _pairing(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int) 
     return Launch(outer, made[0], body, tuple(made[1:]))
 
 
-def _scanning(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, least: int) -> Launch:
+def _scanning(loops: tuple[Var, ...], body: tuple[Statement, ...], longest: int, memory: Memory) -> Launch:
     """Scans across rows of memory: as few columns as memory moves together, or fewer if there are few programs.
 
     In a scan by Triton, each element is joined with one partial result of each warp: hence few warps.
     """
+    least = min(memory.bytes_of.values(), default=4)
     rows = min(max(1, _SECTOR // least), _power(extent_of(loops)))
-    while rows > 1 and _programs(extent_of(loops), rows) < PROGRAMS // 2:
+    while rows > 1 and _programs(extent_of(loops), rows) < memory.programs // 2:
         rows //= 2
     programs = _programs(extent_of(loops), rows)
-    each = 1 if programs < PROGRAMS // 2 else 2 if programs < PROGRAMS else 4
+    each = 1 if programs < memory.programs // 2 else 2 if programs < memory.programs else 4
     columns = min(longest, _PERSISTENT // rows)
     sizes = [(rows, columns, each), (rows, columns, 2 * each), (2 * rows, columns, each), (rows, columns // 2, each)]
     sizes = [(r, c, e) for r, c, e in sizes if r <= _power(extent_of(loops)) and c]
@@ -360,14 +333,15 @@ def _fewer_a_lane(
     loops: tuple[Var, ...],
     inner: list[tuple[Var, ...]],
     body: tuple[Statement, ...],
-    bytes_of: Mapping[str, int],
+    memory: Memory,
     block: tuple[int, int],
 ) -> list[tuple[int, int, float]]:
     """The block with fewer elements per lane, if they lie apart or have long code; nothing otherwise."""
     rows, columns = block
-    total = None if any(isinstance(s, Update) for s in statements(body)) else mul(extent_of(loops), columns)
+    folds = any(isinstance(s, Update) for s in statements(body))
+    few = None if folds else Few(mul(extent_of(loops), columns), memory.processors)
     lanes = [Lanes((*loops, *leaf), leaf[-1], inside=True) for leaf in inner if leaf]
-    each = min((elements_of(one, body, bytes_of, total) for one in lanes), default=MOST)
+    each = min((elements_of(one, body, memory.bytes_of, few) for one in lanes), default=MOST)
     if each == MOST or _has_scan(body):
         return []
     most = _WARPS * THREADS * each
@@ -462,10 +436,10 @@ def _power(extent: Any) -> int:
     return 1 << 30 if high is None else 1 << max(int(high) - 1, 0).bit_length()
 
 
-def _fitting(block: int, extent: Any, least: int) -> int:
+def _fitting(block: int, extent: Any, least: int, memory: Memory) -> int:
     """A block of a loop: no larger than the loop, and halved down to `least` while there are few programs."""
     block = min(block, _power(extent))
-    while block > least and _programs(extent, block) < PROGRAMS:
+    while block > least and _programs(extent, block) < memory.programs:
         block //= 2
     return block
 

@@ -26,9 +26,11 @@ from ...ir.canonical import COUNT, beginnings, canonical, sized
 from ...ir.kernel import Kernel, Loop
 from ...ir.program import Buffer
 from ..kernel_call import evaluate
+from .blocks import PROGRAMS_EACH
+from .device import processors_of
 from .fast_math import with_fast_functions
 from .kernel_text import LaunchText, launch_text
-from .plan import PROGRAMS, Launch, launches
+from .plan import kernel_launches
 from .writer import TritonWriter
 
 _ARGUMENTS = 480  # of a launch: parameters have 4 KB on devices and drivers of all ages, each takes 8 bytes
@@ -101,7 +103,7 @@ def shared_launches(kernel: Kernel) -> list[LaunchText]:
             alone += [one for part, _ in found for one in _own_launches(kernel, part)]
         else:
             made += _within(computation, _ARGUMENTS)
-    packed = _packed(sorted(made, key=lambda c: -c.programs))
+    packed = _packed(sorted(made, key=lambda c: -c.programs), PROGRAMS_EACH * processors_of(kernel))
     buffers = {p.buffer.name: p.buffer for p in kernel.params}
     shared = [_launch(f"{kernel.name}_{k}", computations, buffers) for k, computations in enumerate(packed)]
     return [*shared, *(_renamed(one, f"{kernel.name}_own{k}") for k, one in enumerate(alone))]
@@ -117,7 +119,7 @@ def _computation(name: str, number: int, found: Sequence[tuple[Kernel, int | Non
     moved = beginnings(first)
     chosen = sized(first, most, moved)[0] if counted else canonical(first, moved)
     chosen = with_fast_functions(chosen)
-    plans = _plans(chosen)
+    plans = kernel_launches(chosen)
     if len(plans) != 1:
         return None
     text = launch_text(chosen, plans[0], f"{name}_part{number}", dealt=True)
@@ -133,13 +135,9 @@ def _part(kernel: Kernel, count: int, programs: int) -> _Part:
     return _Part(names, tuple(moved.get(name, 0) for name in names), count, programs)
 
 
-def _plans(kernel: Kernel) -> list[Launch]:
-    return launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
-
-
 def _own_launches(kernel: Kernel, part: Kernel) -> list[LaunchText]:
     part = with_fast_functions(part)
-    return [launch_text(part, plan, kernel.name) for plan in _plans(part)]
+    return [launch_text(part, plan, kernel.name) for plan in kernel_launches(part)]
 
 
 def _renamed(launch: LaunchText, name: str) -> LaunchText:
@@ -163,12 +161,12 @@ def _within(computation: _Computation, most: int) -> list[_Computation]:
     return [_Computation(computation.text, computation.counted, computation.whole, tuple(parts)) for parts in groups]
 
 
-def _packed(computations: Sequence[_Computation]) -> list[list[_Computation]]:
-    """Computations by launch: those with many programs alone, others together as far as there is room."""
+def _packed(computations: Sequence[_Computation], most: int) -> list[list[_Computation]]:
+    """Computations by launch: those with more than so many programs alone, others together as far as there is room."""
     found: list[list[_Computation]] = []
     room: list[_Computation] | None = None
     for computation in computations:
-        if computation.programs > PROGRAMS:
+        if computation.programs > most:
             found.append([computation])
             continue
         names = set[str]().union(*(c.names for c in room or ()), computation.names)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from importlib import resources
 
 from ...ir.kernel import Kernel
+from .blocks import Launch
 from .fast_math import with_fast_functions
 from .kernel_text import LaunchText, launch_text, waiting
-from .plan import Launch, launches
+from .plan import kernel_launches
 from .shared_launch import shared_launches
 
 _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
@@ -50,7 +51,7 @@ def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> Kern
         return KernelSource(module_text(list(dict.fromkeys(one.text for one in shared))), shared)
     if plans is None:
         kernel = with_fast_functions(kernel)
-        plans = launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
+        plans = kernel_launches(kernel)
     names = [kernel.name if len(plans) == 1 else f"{kernel.name}_{k}" for k in range(len(plans))]
     made = tuple(launch_text(kernel, plan, name) for plan, name in zip(plans, names, strict=True))
     made = tuple(map(waiting, made)) if kernel.early else made

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...codegen.triton import can_build
-from ...codegen.triton.build import capability, processors
+from ...codegen.triton.device import capability, processors
 from ...options.fields import Tma
 
 

@@ -13,8 +13,8 @@ from ....rewrites.compat import is_fake
 from ....rewrites.compat.memory import empty_strided
 from ...codegen.kernel_call import TemplateCall
 from ...codegen.triton import KernelSource, LaunchText, TritonFailed
-from ...codegen.triton.build import capability
 from ...codegen.triton.compiler import Cubin, Unit, compile_units
+from ...codegen.triton.device import capability
 from ...codegen.triton.driver import driver
 from ...codegen.triton.launch import Convention, launcher
 from .cpp_call import Layout

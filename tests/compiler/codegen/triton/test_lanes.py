@@ -20,13 +20,13 @@ def kernels(function, *inputs):
     return schedule(lower(trace(function, *inputs), strict=True).program, target=GPU).kernels
 
 
-def planned(kernel):
-    return launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params})
+def planned(kernel, processors=132):
+    return launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params}, processors)
 
 
-def elements(function, *inputs):
+def elements(function, *inputs, processors=132):
     """Of each lane, of the kernel that does most."""
-    made = [one for kernel in kernels(function, *inputs) for one in planned(kernel)]
+    made = [one for kernel in kernels(function, *inputs) for one in planned(kernel, processors)]
     blocks = max((one.blocks for one in made), key=lambda b: b.row_block * b.column_block * b.warps)
     return blocks.row_block * blocks.column_block / (32 * blocks.warps)
 
@@ -62,6 +62,18 @@ LARGE = S(64, 64, 128, 128)
 )
 def test_elements_of_a_lane(function, inputs, expected):
     assert elements(function, *inputs) == expected
+
+
+@pytest.mark.parametrize(("processors", "expected"), [(132, 2), (108, 4), (58, 8)])
+def test_smaller_gpus_are_busy_with_fewer_elements(processors, expected):
+    assert elements(torch.exp, S(256, 1024), processors=processors) == expected
+
+
+@pytest.mark.parametrize(("processors", "rows"), [(132, 4), (58, 16)])
+def test_smaller_gpus_are_busy_with_fewer_programs(processors, rows):
+    (kernel,) = kernels(lambda x: x.softmax(-1), S(2000, 60))
+    (launch,) = planned(kernel, processors)
+    assert launch.blocks.row_block == rows
 
 
 def test_folds_keep_their_lanes_unless_their_elements_lie_apart():

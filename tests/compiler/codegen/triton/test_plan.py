@@ -14,6 +14,7 @@ from support.schedules import SMALL_GPU
 from support.triton_kernels import compile_for, compiled, compiles, interpreted_agrees, run_interpreted, spilled
 
 from regraft.compiler.codegen.triton import candidates, kernel_source, launches, plan, source
+from regraft.compiler.codegen.triton.plan import kernel_launches
 from regraft.compiler.ir.interpreter import run_kernel
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, schedule
@@ -149,7 +150,7 @@ def test_every_candidate_computes_the_same(name, monkeypatch):
     function, *inputs = PROGRAMS[name]
     for pick in range(1, 5):
         monkeypatch.setattr(
-            source, "launches", lambda *given, pick=pick: [chosen(one, pick) for one in launches(*given)]
+            source, "kernel_launches", lambda kernel, pick=pick: [chosen(one, pick) for one in kernel_launches(kernel)]
         )
         interpreted_agrees(function, *inputs)
 

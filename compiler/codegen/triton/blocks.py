@@ -1,0 +1,70 @@
+"""The launches of a kernel as data: which loops are programs, the sizes of blocks, and what plans them knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ...ir.index.index import Var
+from ...ir.kernel import Statement
+
+PROGRAMS_EACH = 2  # programs of a multiprocessor that keep it busy
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The block sizes of one launch.
+
+    Args:
+        rows: the loops along the tile's first axis, outermost first; each program has `row_block` lanes of them.
+        columns: the loops along its second axis; empty if that axis belongs to inner loops.
+        column_block: the lanes of the second axis, and so the most iterations of an inner loop at a time.
+        warps: the warps of a program.
+        stages: the steps of an inner loop that are loaded at a time.
+    """
+
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    row_block: int
+    column_block: int
+    warps: int
+    stages: int = 1
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a plan knows besides the loops.
+
+    Args:
+        bytes_of: the bytes per element of each buffer in memory, by name; 4 if it is not known.
+        processors: the multiprocessors of the GPU.
+    """
+
+    bytes_of: Mapping[str, int]
+    processors: int
+
+    @property
+    def programs(self) -> int:
+        """The number of programs that keep the GPU busy."""
+        return PROGRAMS_EACH * self.processors
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: statements inside of the loops whose iterations are programs.
+
+    Args:
+        outer: other loops, of which every program has one iteration.
+        body: the statements inside of all these loops.
+        others: blocks that may be faster than `blocks`.
+    """
+
+    outer: tuple[Var, ...]
+    blocks: Blocks
+    body: tuple[Statement, ...]
+    others: tuple[Blocks, ...] = ()
+
+
+def candidates(launch: Launch) -> tuple[Launch, ...]:
+    """The launch in all ways worth measuring, with the one to use without measurement first."""
+    return tuple(replace(launch, blocks=blocks, others=()) for blocks in dict.fromkeys([launch.blocks, *launch.others]))
