@@ -41,6 +41,11 @@ def packet_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
+# Of operators whose schemas torch tests; and of those that have no effects but what their schemas declare.
+TORCH_NAMESPACES = frozenset({"aten", "prims", "prim"})
+KNOWN_NAMESPACES = TORCH_NAMESPACES | {"regraft", "mkldnn", "onednn"}
+
+
 def op_name(node: Any) -> str:
     """`packet_name` of a call node; the node's kind (``"placeholder"``, ...) otherwise; ``""`` for what is no node."""
     if not isinstance(node, fx.Node):

@@ -19,7 +19,7 @@ def _named(names: str) -> frozenset[str]:
 
 RESIZES = _named("view _unsafe_view _reshape_alias unsqueeze squeeze unflatten view_as")
 RESHAPES = RESIZES | _named("reshape reshape_as flatten")
-REORDERS = _named("permute transpose t mT swapaxes swapdims movedim")
+REORDERS = _named("permute transpose t mT swapaxes swapdims movedim moveaxis")
 EXPANDS = _named("expand expand_as broadcast_to")
 CUTS = _named("slice select")
 ALIASES = _named("alias detach")

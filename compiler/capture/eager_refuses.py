@@ -26,8 +26,6 @@ from ...rewrites.graph import op_name, val
 from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint
 
-_RECURRENT = ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
-_OBSERVERS = ("aten.fused_moving_avg_obs_fake_quant", "aten._fused_moving_avg_obs_fq_helper")
 _PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # only eager checks their metadata
 _FILLS = ("aten.fill_", "aten.zero_")  # every element gets the same value
 _Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
@@ -58,9 +56,9 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
         return "one-hot-of-other-integers", f"{node.name} is of integers that are no int64"
     if name in _PROMOTING and not _can_hold_its_result(node):
         return "result-of-another-type", f"{node.name} gives what the tensor that it writes to cannot hold"
-    if name in _RECURRENT and _given(node, "dropout") and _given(node, "train"):
+    if _given(node, "dropout") and _given(node, "train"):  # a recurrent network
         return "dropout-between-layers", f"{node.name} drops values between its layers"
-    if name in _OBSERVERS and _is_empty(_given(node, "running_min")) and _given(node, "per_row_fake_quant"):
+    if _given(node, "per_row_fake_quant") and _is_empty(_given(node, "running_min")):  # an observer
         return "state-without-size", f"{node.name} gives its empty state the size of the channels"
     return None
 
@@ -81,7 +79,12 @@ def _example(operand: Any) -> Any:
 
 
 def _given(node: fx.Node, name: str) -> Any:
+    """An argument of an operator; None where it takes none of that name."""
+    if not isinstance(node.target, compat.OpOverload):
+        return None
     names = [argument.name for argument in compat.schema(node.target).arguments]
+    if name not in names:
+        return None
     place = names.index(name)
     return node.args[place] if place < len(node.args) else node.kwargs.get(name)
 

@@ -7,9 +7,7 @@ import operator
 from torch import fx
 
 from ...rewrites import compat
-from ...rewrites.graph import writes_statistics
-
-_NAMESPACES = ("aten", "prims", "prim")
+from ...rewrites.graph import TORCH_NAMESPACES, writes_statistics
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -19,7 +17,7 @@ def has_effect(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, compat.OpOverload):
         return target is not operator.getitem and not isinstance(node.meta.get("val"), compat.NUMBERS)
-    if target.namespace not in _NAMESPACES or "unbacked_bindings" in node.meta:
+    if target.namespace not in TORCH_NAMESPACES or "unbacked_bindings" in node.meta:
         return True
     return node.is_impure() or compat.returns_nothing(target) or writes_statistics(node)
 

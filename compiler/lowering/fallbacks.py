@@ -107,6 +107,12 @@ def kept(name: str) -> tuple[str, str] | None:
     return KEPT.get(name) or KEPT.get(packet)
 
 
+def calls_library(name: str) -> bool:
+    """Whether an operator stays a call because a tuned library computes it: products, convolutions, attention."""
+    found = kept(name)
+    return found is not None and found[0] == "library"
+
+
 def explain_fallback(name: str) -> str:
     """One line on why an operator (``"aten.sort"``) stays a call."""
     found = kept(name)

@@ -27,6 +27,7 @@ from ...rewrites.compat import (
     tree_leaves,
 )
 from ...rewrites.faults import Faults
+from ...rewrites.graph import KNOWN_NAMESPACES
 from ...rewrites.reason import site_of
 from ..ir.index.index import Size
 from ..ir.program import Buffer, Extern, Program
@@ -44,7 +45,6 @@ from .sizes import Unlowered, number
 from .sizes import tokens as tokens_of
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_KNOWN_NAMESPACES = ("aten", "prims", "prim", "regraft")  # of operators without effects but those that they declare
 _SEEDING = (random_ops.seeds.default, random_ops.split.default)
 
 
@@ -456,7 +456,7 @@ def _is_pure(node: fx.Node) -> bool:
         return False
     if not isinstance(node.target, OpOverload):
         return getattr(node.target, "__module__", "") in ("_operator", "builtins", "math", "torch")
-    if node.target.namespace not in _KNOWN_NAMESPACES:
+    if node.target.namespace not in KNOWN_NAMESPACES:
         return False
     random = torch.Tag.nondeterministic_seeded in node.target.tags
     return not (random or is_mutable(node.target) or returns_nothing(node.target))

@@ -16,12 +16,12 @@ from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, val
 from ...rewrites.moves import VIEWS
 from ...rewrites.sizes import SizeTable
+from ..lowering.fallbacks import calls_library
 
 aten = torch.ops.aten
 
 _DEVICES = ("cuda",)
 _HALF = (torch.float16, torch.bfloat16)
-_LIBRARIES = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.convolution_backward")
 
 
 def use_mm_out_dtype(graph_module: fx.GraphModule) -> int:
@@ -51,7 +51,7 @@ def _is_cast(node: fx.Node) -> bool:
 def _is_written(cast: fx.Node) -> bool:
     """Whether a cast is a result of the graph, or read by a library call, perhaps through a view."""
     return any(
-        user.op == "output" or op_name(user) in _LIBRARIES or (op_name(user) in VIEWS and _is_written(user))
+        user.op == "output" or calls_library(op_name(user)) or (op_name(user) in VIEWS and _is_written(user))
         for user in cast.users
     )
 

@@ -15,13 +15,11 @@ from torch import fx
 
 from ...rewrites.graph import op_name, val
 from ..autograd.joint_graph import WHOLE_VIEWS, backward_nodes, mark_recomputed
+from ..lowering.fallbacks import calls_library
 
 aten = torch.ops.aten
 
 _CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-# Calls of libraries, for which the wider value would be written to memory again.
-_LIBRARY_NAMES = "mm bmm addmm baddbmm convolution convolution_backward"
-_LIBRARY = tuple(f"aten.{name}" for name in _LIBRARY_NAMES.split())
 
 
 def recompute_casts(graph_module: fx.GraphModule) -> int:
@@ -67,7 +65,7 @@ def _is_fused(seen: list[fx.Node], backward: set[fx.Node]) -> bool:
     waiting = list(readers)
     while waiting:
         reader = waiting.pop()
-        if op_name(reader) in _LIBRARY:
-            return False
+        if calls_library(op_name(reader)):
+            return False  # the wider value would be written to memory again
         waiting += reader.users if op_name(reader) in WHOLE_VIEWS else ()
     return bool(readers)

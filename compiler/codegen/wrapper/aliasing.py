@@ -16,7 +16,7 @@ from torch import fx
 
 from ....rewrites.compat import OpOverload, aliasing_arguments, is_mutable
 from ....rewrites.effects import storages
-from ....rewrites.graph import nodes_in, packet_name, val
+from ....rewrites.graph import TORCH_NAMESPACES, nodes_in, packet_name, val
 from ..kernel_call import KernelCall
 
 # Operators that always return new memory. Schemas do not tell: `aten.copy` and `aten._unsafe_view` are not annotated,
@@ -154,7 +154,7 @@ def _sources(node: fx.Node) -> tuple[list[fx.Node], bool]:
 
 def _annotated(node: fx.Node, target: OpOverload) -> list[fx.Node]:
     """Arguments that the schema declares as viewed or written; ATen's and prims' schemas are tested."""
-    if target.namespace not in ("aten", "prims"):
+    if target.namespace not in TORCH_NAMESPACES:
         return []
     found: list[fx.Node] = []
     for position, name in aliasing_arguments(target):

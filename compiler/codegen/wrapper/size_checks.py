@@ -15,9 +15,8 @@ import torch
 from torch import fx
 
 from ....rewrites import compat
+from ....rewrites.graph import KNOWN_NAMESPACES
 from ....rewrites.sizes import SizeTable
-
-_KNOWN = ("aten", "prims", "prim", "regraft", "mkldnn", "onednn")
 
 
 def check_sizes(tensor: torch.Tensor, sizes: tuple[tuple[int, int], ...]) -> None:
@@ -48,7 +47,7 @@ def _is_doubtful(node: fx.Node) -> bool:
         return False
     if torch.Tag.dynamic_output_shape in target.tags or "unbacked_bindings" in node.meta:
         return True
-    return target.namespace not in _KNOWN
+    return target.namespace not in KNOWN_NAMESPACES
 
 
 def claims(node: fx.Node, table: SizeTable) -> tuple[tuple[int, Any], ...]:

@@ -9,11 +9,10 @@ from torch import fx
 
 from ....rewrites import compat
 from ....rewrites.effects import written
-from ....rewrites.graph import arguments, op_name, val
+from ....rewrites.graph import KNOWN_NAMESPACES, arguments, op_name, val
 from ....rewrites.reason import Reason
 from ...options.fields import RngPolicy
 
-_KNOWN = frozenset({"aten", "prims", "prim", "regraft", "mkldnn"})
 _PURE = frozenset({"_operator", "math", "torch", "torch.fx.experimental.sym_node", "regraft"})
 _SYNCING = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
@@ -66,7 +65,7 @@ def _call(node: fx.Node, moving: set[fx.Node], rng: RngPolicy) -> Iterator[Reaso
 
 
 def _operator(node: fx.Node, target: compat.OpOverload, rng: RngPolicy) -> Iterator[Reason]:
-    if target.namespace not in _KNOWN:
+    if target.namespace not in KNOWN_NAMESPACES:
         yield Reason("custom-operator", f"{target} may do things that a replay does not repeat", (node,))
     if any(tag in target.tags for tag in _SYNCING) and not _is_plain_indexing(node):
         yield Reason("waits-for-data", f"{op_name(node)} needs to see data before the GPU has computed it", (node,))
