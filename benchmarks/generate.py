@@ -7,7 +7,9 @@
 
 Models have random weights; a prompt fills the cache by eager, then every backend decodes the same tokens from a cache
 of its own. `roof` is the time to read all weights that a step needs and the used part of the cache once, at the speed
-of a large copy (GPU) or of a sum (CPU). Errors are of logits, relative to the same weights in float32, in the 2-norm.
+of a large copy (GPU) or of a sum (CPU). Times are medians of turns on a GPU, and the least of a token on a CPU: a
+thread's own time if only one is used, which other work on the machine disturbs less. Errors are of logits, relative to
+the same weights in float32, in the 2-norm.
 """
 
 from __future__ import annotations
@@ -157,9 +159,10 @@ def filled(model: Any, setting: Setting, prompt: torch.Tensor) -> Any:
 def seconds(work: Callable[[], Any], device: torch.device) -> float:
     """How long work takes, on the GPU's own clock where there is one."""
     if device.type == "cpu":
-        start = time.perf_counter()
+        clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        start = clock()
         work()
-        return time.perf_counter() - start
+        return clock() - start
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     first.record()
@@ -173,7 +176,8 @@ def bandwidth(device: torch.device) -> float:
     """Bytes a second: read and written by a large copy on a GPU, read by all threads on a CPU."""
     x = torch.ones((1 << 27) if device.type == "cuda" else (1 << 25), device=device)
     if device.type == "cpu":
-        return x.nbytes / min(seconds(x.sum, device) for _ in range(7))
+        pieces = x.chunk(16)
+        return pieces[0].nbytes / min(seconds(piece.sum, device) for _ in range(15) for piece in pieces)
     y = torch.empty_like(x)
     return 2 * x.nbytes / statistics.median(seconds(lambda: y.copy_(x), device) for _ in range(9))
 
@@ -208,7 +212,11 @@ def take_turns(runs: list[Run], setting: Setting, tokens: list[torch.Tensor], li
             return
         for run in runs:
             rewind(run.cache, setting.prompt)
-            run.times.append(seconds(lambda: [step(run, setting, n, x) for n, x in enumerate(tokens)], setting.device))  # noqa: B023
+            if setting.device.type == "cpu":
+                run.times += [seconds(lambda: step(run, setting, n, x), setting.device) for n, x in enumerate(tokens)]  # noqa: B023
+            else:
+                whole = seconds(lambda: [step(run, setting, n, x) for n, x in enumerate(tokens)], setting.device)  # noqa: B023
+                run.times.append(whole / len(tokens))
 
 
 def profiled(run: Run, setting: Setting, tokens: list[torch.Tensor], console: Console, lines: int) -> None:
@@ -289,7 +297,7 @@ def measured(setting: Setting, backends: list[str], limit: float, profile: int, 
     roof = (weights + used) / rate
     table = Table("backend", "ms a token", "of roof", "first call s", "logits' error", title=str(setting))
     for run in runs:
-        ms = statistics.median(run.times) / len(tokens) * 1e3
+        ms = (min if setting.device.type == "cpu" else statistics.median)(run.times) * 1e3
         table.add_row(run.name, f"{ms:.4f}", f"{ms / roof / 1e3:.2f}", f"{run.cold:.1f}", f"{run.error:.2e}")
     table.add_row("roof", f"{roof * 1e3:.4f}", "1.00")
     console.print(table)

@@ -24,10 +24,10 @@ from math import prod
 import torch
 
 from ...codegen.cpp.dtypes import memory_type
+from ..common.dots import DOTS, PAIRED
 
 WIDEST = {16: (8, 8, 6, 6, 4, 4, 3, 3), 8: (6, 4, 3, 3), 4: (6, 4, 3, 3)}  # vectors of a tile, by lanes and by channels
 _WIDTHS = (1, 2, 3, 4, 6, 8)
-_PAIRED = 16  # lanes of vectors that products of pairs are summed in
 
 SOURCE = r"""
 namespace direct {
@@ -37,16 +37,7 @@ constexpr i64 CHUNK = 64 << 10;      // floats of the images that channels of th
 constexpr i64 ROUND = 128 << 10;     // floats that are copied before they are read, a thread
 typedef V<f32, W> X;
 
-// Sums of products of two channels each: every lane of `row`, and the weight, are two numbers of 16 bits.
-#if defined(__AVX512BF16__) && defined(MASKS)
-#define DOTS 1
-INLINE V<f32, 16> dots(V<f32, 16> sum, V<f32, 16> row, V<i32, 16> weight) {
-  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(weight), "v"(row));
-  return sum;
-}
-#else
-#define DOTS 0
-#endif
+// Lanes of a row, and the weight, are two channels each where `PAIRED`.
 constexpr bool PAIRED = DOTS && sizeof(T) == 2 && W == 16;
 INLINE u32 raw(const T* p) { return bitcast<u32>((f32)get(p)); }
 
@@ -405,10 +396,10 @@ constexpr i64 GRAIN = 200000;
 constexpr int WIDEST[] = {{{", ".join(map(str, widest))}}};
 """
     pairs = []
-    if dtype == torch.bfloat16 and lanes == _PAIRED:
+    if dtype == torch.bfloat16 and lanes == PAIRED:
         pairs = ["#if DOTS", f", {_tiles(widest, 'true')}", "#endif"]
     table = "\n".join(["static const Tile TILE[][TALLEST][9] = {", _tiles(widest, "false"), *pairs, "};"])
-    return constants + SOURCE.replace("TILES", table)
+    return DOTS + constants + SOURCE.replace("TILES", table)
 
 
 def _tiles(widest: Sequence[int], pairs: str) -> str:

@@ -9,7 +9,9 @@
 
 Rows of the left operand are copied as float32 first. The weight is a formula of the loop IR (`Prologue`): 16 bits
 become 32 by shifts, bytes and halves of bytes are dequantized in registers. Packed bytes have several places of the
-depth in one: the loop then goes through bytes, and the left operand is copied in that order.
+depth in one: the loop then goes through bytes, and the left operand is copied in that order. Operands that are
+bfloat16 in memory are multiplied as pairs if the processor can (`cpp_pairs.py`). A thread takes as many neighbouring
+blocks of columns at once as their sums fit in the first cache, so that it reads long pieces of each row.
 
     b[j, k] = packed[j, k / 2] >> 4 * (k % 2)   ->   for m: x[2m] * (p[j, m] & 15) + x[2m + 1] * (p[j, m] >> 4)
 """
@@ -28,14 +30,18 @@ from ...ir.dependence import Dependence
 from ...ir.index.index import Var, add, mul
 from ...ir.value import Load, Number, Op, Rewriter, Value, indices_of, substitute, walk
 from ..common.cpp_entry import with_entry
+from . import cpp_pairs
 from .cpp import GemmCpp
 from .description import CPU_FEW_ROWS, Product
 
 _SUMS = {16: 16, 8: 8, 4: 8}  # vectors of sums at a time, by lanes
 _COLUMNS = 4  # of a weight that are read side by side
 _PACKED = (1, 2, 4, 8)  # places of the depth that a word may hold
-_STEPS = 8  # rows of a weight that are read side by side
-_UNITS, _BLOCK = 16, 1024  # pieces of work, for as many threads; columns whose sums stay in the first cache
+_STEPS, _NARROW_STEPS = 8, 16  # rows of a weight that are read side by side; of elements of less than 4 bytes
+_BLOCK = 4  # vectors of columns that are one piece of work
+_SUMS_KEPT = 4096  # sums that stay in the first cache
+_COPIES, _NARROW_COPIES = 2, 4  # vectors of one column that are summed apart; of elements of less than 4 bytes
+_AHEAD, _CACHE_LINE = 4096, 64  # bytes from what is computed to what is requested from memory, and of one request
 
 PRELUDE = r"""
 namespace gemm {
@@ -82,7 +88,7 @@ def few_rows_cpp(product: Product, lanes: int) -> str:
     Raises:
         UnsupportedDtype: `f` or the weight is computed with a dtype that C++ has no type for.
     """
-    return PRELUDE + _FewRowsCpp(product, lanes).text()
+    return PRELUDE + cpp_pairs.PRELUDE + _FewRowsCpp(product, lanes).text()
 
 
 def _weight(product: Product) -> Value:
@@ -145,21 +151,20 @@ class _FewRowsCpp(GemmCpp):
         self._values.names.variables[plan.step] = "k"
         self._extent = plan.step.extent
         self._most = max(_SUMS[lanes] // product.row.extent, 1)  # vectors of sums for each row
-        self._block = lanes if plan.deep else self._wide_block()
-
-    def _wide_block(self) -> int:
-        columns = -(-self._p.column.extent // _UNITS)
-        return min(max(-(-columns // self._lanes), 4) * self._lanes, _BLOCK)
+        self._block = lanes if plan.deep else _BLOCK * lanes
+        self._blocks = -(-product.column.extent // self._block)
+        self._many = 1 if plan.deep else min(max(_SUMS_KEPT // product.row.extent // self._block, 1), self._blocks)
+        self._pairs = cpp_pairs.reads_pairs(product, lanes)
+        self._narrow = product.b.buffer.dtype.itemsize < 4
 
     def text(self) -> str:
         """The kernel's functions."""
         p = self._p
-        blocks = -(-p.column.extent // self._block)
         self._constants()
         self._memory()
-        with self._w.block("for (i64 unit = begin; unit < end; ++unit)"):
+        with self._w.block("for (i64 unit = begin, many; unit < end; unit += many)"):
             self._unit()
-        return with_entry(self._w.lines, blocks * p.batch.extent, f"{p.multiplications}ll")
+        return with_entry(self._w.lines, self._blocks * p.batch.extent, f"{p.multiplications}ll")
 
     # -- a thread -------------------------------------------------------------------------------------------------
 
@@ -167,8 +172,9 @@ class _FewRowsCpp(GemmCpp):
         p, w = self._p, self._lanes
         self._define({
             "W": w, "ROWS": p.row.extent, "COLUMNS": p.column.extent, "EXTENT": self._extent, "BLOCK": self._block,
-            "BLOCKS": -(-p.column.extent // self._block), "PACKED": len(self._plan.values),
-            "PITCH": (-(-self._extent // w) + 1) * w,  # rows a power of two apart would displace each other
+            "BLOCKS": self._blocks, "MANY": self._many, "WIDTH": self._many * self._block,
+            "PACKED": len(self._plan.values),
+            "PITCH": (-(-self._extent // (2 * w)) + 1) * 2 * w,  # rows a power of two apart would displace each other
         })  # fmt: skip
         self._line(f"typedef V<f32, {w}> X;")
 
@@ -176,21 +182,45 @@ class _FewRowsCpp(GemmCpp):
         self._pointers_to_buffers()
         self._line(
             "constexpr i64 LINE = PACKED * PITCH;",
-            f"const Heap scratch((ROWS * LINE + ROWS * BLOCK{' + ROWS * W * W' if self._plan.deep else ''}) * 4);",
+            f"const Heap scratch((ROWS * LINE + ROWS * WIDTH{' + ROWS * W * W' if self._plan.deep else ''}) * 4);",
             "f32* const x = (f32*)scratch.memory;", "f32* const tile = x + ROWS * LINE;", "i64 known = -1;",
         )  # fmt: skip
 
     def _unit(self) -> None:
-        self._line("const i64 g = unit / BLOCKS, j0 = unit % BLOCKS * BLOCK, stop = least(j0 + BLOCK, COLUMNS);")
+        self._line(
+            "const i64 g = unit / BLOCKS, block = unit % BLOCKS, j0 = block * BLOCK;",
+            "many = least(least(end - unit, BLOCKS - block), MANY);",
+            "const i64 stop = least(j0 + many * BLOCK, COLUMNS);",
+        )  # fmt: skip
+        if self._pairs:
+            self._line("#if DOTS")
+            self._multiply_pairs()
+            self._line("#else")
         with self._w.block("if (g != known)"):
             self._rows()
         if self._plan.deep:
             self._deep()
         else:
             self._wide()
+        if self._pairs:
+            self._line("#endif")
         with self._w.block("for (i64 i = 0; i < ROWS; ++i)"):
-            self._line("const f32* const row = tile + i * BLOCK;")
+            self._line("const f32* const row = tile + i * WIDTH;")
             self._epilogue()
+
+    def _multiply_pairs(self) -> None:
+        a, b = self._p.a, self._p.b
+        self._line("u16* const pairs = (u16*)x;")
+        with self._w.block("if (g != known)"):
+            self._line("known = g;", "__builtin_memset(pairs, 0, ROWS * PITCH * 2);")
+            with self._w.block("for (i64 r = 0; r < ROWS; ++r)"):
+                self._line(f"__builtin_memcpy(pairs + r * PITCH, {self._base(a)} + r * {a.row}ll, EXTENT * 2);")
+        weight = f"(const u16*)({self._base(b)}) + j0 * {b.column}ll"
+        if self._plan.deep:
+            given = f"tile, WIDTH, tile + ROWS * WIDTH, pairs, PITCH, {weight}, {b.column}ll, EXTENT, COLUMNS - j0"
+            self._line(f"gemm::deep_pairs<ROWS>({given});")
+        else:
+            self._line(f"gemm::wide_pairs<ROWS>(tile, WIDTH, pairs, PITCH, {weight}, {b.row}ll, EXTENT, stop - j0);")
 
     def _rows(self) -> None:
         """Copy the left operand: places of one word apart from each other, zeros after the last."""
@@ -204,10 +234,13 @@ class _FewRowsCpp(GemmCpp):
     # -- lanes along the depth ------------------------------------------------------------------------------------
 
     def _deep(self) -> None:
-        rows = self._p.row.extent
         columns = max(min(self._most, _COLUMNS), 1)
-        copies = 2 if rows * columns * 2 <= _SUMS[self._lanes] and len(self._plan.values) == 1 else 1
-        self._line("f32* const sums = tile + ROWS * BLOCK;")
+        copies = _COPIES
+        if self._narrow and self._p.row.extent == 1:
+            columns, copies = 1, _NARROW_COPIES
+        while copies > 1 and self._p.row.extent * columns * copies * len(self._plan.values) > _SUMS[self._lanes]:
+            copies //= 2
+        self._line("f32* const sums = tile + ROWS * WIDTH;")
         with self._w.block(f"for (i64 c = 0; c < W; c += {columns})"):
             self._line(f"X acc[{copies}][ROWS][{columns}] = {{}};", "i64 k = 0;")
             for many in dict.fromkeys((copies, 1)):
@@ -219,7 +252,7 @@ class _FewRowsCpp(GemmCpp):
             total = " + ".join(f"acc[{copy}][r][n]" for copy in range(copies))
             self._line("#pragma GCC unroll 16", "for (int r = 0; r < ROWS; ++r)", "#pragma GCC unroll 16")
             self._line(f"  for (int n = 0; n < {columns}; ++n) store(sums + (r * W + c + n) * W, {total});")
-        self._line("for (int r = 0; r < ROWS; ++r) gemm::sum_lanes<W>(tile + r * BLOCK, sums + r * W * W);")
+        self._line("for (int r = 0; r < ROWS; ++r) gemm::sum_lanes<W>(tile + r * WIDTH, sums + r * W * W);")
 
     def _deep_step(self, columns: int, copies: int, mask: str | None) -> None:
         """Some columns' weights of some vectors of the depth, multiplied with all rows."""
@@ -230,6 +263,8 @@ class _FewRowsCpp(GemmCpp):
             self._line("[[maybe_unused]] const i64 j = least(j0 + c + n, COLUMNS - 1);")
             for place, value in enumerate(self._plan.values):
                 for copy in range(copies):
+                    if mask is None and place == 0:
+                        self._request(value, columns, copy)
                     weight = self._values.vector(value, copy)
                     weight = weight if mask is None else f"sel({mask}, {weight}, X{{}})"
                     at = f"x + r * LINE + {place} * PITCH + k + {copy} * W"
@@ -239,10 +274,23 @@ class _FewRowsCpp(GemmCpp):
                     )  # fmt: skip
         self._values.vectors = None
 
+    def _request(self, value: Value, columns: int, copy: int) -> None:
+        """Ask memory for what is read soon: with conversions, a processor has too few loads under way by itself."""
+        b = self._p.b
+        size = b.buffer.dtype.itemsize
+        if not self._narrow or copy * self._lanes * size % _CACHE_LINE:
+            return
+        ahead = _AHEAD if columns == 1 else columns * b.column * size
+        for part in walk([value]):
+            if isinstance(part, Load) and part.buffer == b.buffer.name:
+                address = self._values.address(part.buffer, part.indices[0], copy)
+                self._line(f"__builtin_prefetch((const char*)({address}) + {ahead});")
+                return
+
     # -- lanes along the columns ----------------------------------------------------------------------------------
 
     def _wide(self) -> None:
-        steps = min(_STEPS, self._extent)
+        steps = min(_NARROW_STEPS if self._narrow and len(self._plan.values) == 1 else _STEPS, self._extent)
         self._line("i64 k0 = 0;")
         with self._w.block(f"for (; k0 + {steps} <= EXTENT; k0 += {steps})"):
             self._wide_steps(steps)
@@ -264,7 +312,7 @@ class _FewRowsCpp(GemmCpp):
         """A vector of columns, some of the depth."""
         column = self._p.column
         self._values.vectors = Vectors(column, self._lanes, 1, frozenset({column}))
-        self._line("X acc[ROWS] = {};", "#pragma GCC unroll 8")
+        self._line("X acc[ROWS] = {};", "#pragma GCC unroll 16")
         with self._w.block(f"for (int q = 0; q < {steps}; ++q)"):
             self._line("const i64 k = k0 + q;")
             with nullcontext() if mask is None else self._values.masked(mask):
@@ -276,5 +324,5 @@ class _FewRowsCpp(GemmCpp):
                     )  # fmt: skip
         self._line("#pragma GCC unroll 16")
         with self._w.block("for (int r = 0; r < ROWS; ++r)"):
-            self._line("f32* const to = tile + r * BLOCK + (j - j0);", "store(to, k0 ? load<W>(to) + acc[r] : acc[r]);")
+            self._line("f32* const to = tile + r * WIDTH + (j - j0);", "store(to, k0 ? load<W>(to) + acc[r] : acc[r]);")
         self._values.vectors = None

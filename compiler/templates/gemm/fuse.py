@@ -38,7 +38,7 @@ from .splice import anchor_of
 CANDIDATE, FEW_ROWS = "generated", "generated_few_rows"
 MOST_ROWS = 4  # most rows for which packing the weight takes longer than reading it
 _KERNELS = 8  # most kernels compiled for a graph if only few rows are measured
-_LARGE = 1 << 20  # fewest bytes of a weight that takes long to read
+_LARGE = 1 << 18  # fewest bytes of a weight that takes long to read
 _SMALL = 1 << 15  # number of multiplications that takes no longer than the call
 
 
@@ -206,7 +206,7 @@ def has_few_rows(product: Product) -> bool:
 def _is_large(product: Product) -> bool:
     """Whether reading the weight takes long enough to measure."""
     weight = product.b.buffer
-    return math.prod(weight.sizes) * weight.dtype.itemsize >= (_LARGE if product.right is None else _LARGE // 4)
+    return math.prod(weight.sizes) * weight.dtype.itemsize >= _LARGE
 
 
 def gemm_kernel(product: Product) -> TemplateKernel:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import regraft
 from regraft.compiler.codegen.cpp import target
 from regraft.compiler.templates import TemplateKernel, fuse_gemm
+from regraft.compiler.templates.common.cpp_call import lanes
 from regraft.compiler.templates.gemm.fuse import FEW_ROWS
 from regraft.rewrites.profit import Always, Decision, Question
 from regraft.rewrites.record import Evidence, GraphRecord
@@ -77,6 +78,43 @@ def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.T
 def test_any_sizes(m: int, n: int, k: int, dtype: torch.dtype, deep: bool) -> None:
     inputs = [random(m, k, dtype=dtype), random(*((n, k) if deep else (k, n)), dtype=dtype), random(n, dtype=dtype)]
     assert weights_read(layer if deep else turned, inputs) == [dtype] * 3
+
+
+@takes_turns("deep")
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 3), (2, 150, 65), (4, 33, 31), (3, 95, 129), (1, 4200, 40)])
+def test_pairs_end_anywhere(m: int, n: int, k: int, deep: bool) -> None:
+    """Neither rows nor columns that do not fill vectors are read: NaN surrounds the weight."""
+    large = torch.full((n + 40, k + 40) if deep else (k + 40, n + 40), float("nan"), dtype=BF16)
+    weight = large[:n, :k] if deep else large[:k, :n]
+    weight.copy_(random(*weight.shape, dtype=BF16))
+    assert weights_read(layer if deep else turned, [random(m, k, dtype=BF16), weight, random(n, dtype=BF16)])
+
+
+def test_a_thread_takes_neighbouring_columns_at_once() -> None:
+    inputs = [random(2, 60, dtype=BF16), random(60, 1000, dtype=BF16), random(1000, dtype=BF16)]
+    before = torch.get_num_threads()
+    made, _ = fused(turned, inputs)
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(made(*inputs))
+    torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize(
+    ("deep", "dtype", "pairs", "requests"),
+    [(True, F32, 0, 0), (True, F16, 0, 1), (True, BF16, 1, 1), (False, F32, 0, 0), (False, BF16, 1, 0)],
+)
+def test_how_a_weight_is_read(deep: bool, dtype: torch.dtype, pairs: int, requests: int) -> None:
+    """bfloat16 as pairs where vectors have 16 lanes; elements that are converted are requested before they are read."""
+    inputs = [random(1, K, dtype=dtype), random(*((N, K) if deep else (K, N)), dtype=dtype), random(N, dtype=dtype)]
+    made, _ = fused(layer if deep else turned, inputs)
+    (kernel,) = [node.target for node in made.graph.nodes if isinstance(node.target, TemplateKernel)]
+    body = kernel.source[kernel.source.index("begin, i64 end") :]
+    assert body.count("_pairs<ROWS>") == (pairs if lanes() == 16 else 0)
+    assert body.count("__builtin_prefetch") > 0 if requests else "__builtin_prefetch" not in body
 
 
 @pytest.mark.parametrize("name", ["avx2", "scalar"])
