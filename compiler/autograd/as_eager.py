@@ -1,12 +1,15 @@
-"""Losses that torch computes otherwise when it traces them than when it runs them.
+"""Operators that torch computes otherwise when it traces them than when it runs them.
 
 multilabel_margin_loss(x, t)    torch's spelling counts targets behind the end (-1), too: spelled anew
 binary_cross_entropy(x, y)      on a CPU eager refuses what is no probability: an assertion before the call
+one_hot(i, n), rrelu(x)         torch's spelling lies in memory as the operand does, eager's result is contiguous:
+                                of an operand that is made contiguous
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from ...rewrites import compat
 
 aten = torch.ops.aten
 _NONE, _MEAN = range(2)
+_CONTIGUOUS = (aten.one_hot.default, aten.rrelu.default)
 _MARGIN, _ENTROPY = aten.multilabel_margin_loss.default, aten.binary_cross_entropy.default
 _REFUSED = "all elements of {} should be between 0 and 1"
 
@@ -32,9 +36,28 @@ def compute_as_eager(graph_module: fx.GraphModule) -> int:
             made = graph_module.graph.call_function(_refuse_improbable, node.args[:2])
         made.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
         made.meta["val"] = None
-    if margins or entropies:
+    contiguous = [node for node in found if node.target in _CONTIGUOUS and _lies_otherwise(node)]
+    for node in contiguous:
+        node.target = _OF_CONTIGUOUS[node.target]
+    if margins or entropies or contiguous:
         graph_module.recompile()
-    return len(margins) + len(entropies)
+    return len(margins) + len(entropies) + len(contiguous)
+
+
+def _lies_otherwise(node: fx.Node) -> bool:
+    value = _value(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
+    return value is not None and value.layout == torch.strided and not value.is_contiguous()
+
+
+def _of_contiguous(target: Any) -> Callable[..., Any]:
+    def call(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return target(x.contiguous(), *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = compat.packet_name(target)  # nodes are named after it
+    return call
+
+
+_OF_CONTIGUOUS = {target: _of_contiguous(target) for target in _CONTIGUOUS}
 
 
 def _is_known(node: fx.Node) -> bool:

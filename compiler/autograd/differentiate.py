@@ -22,7 +22,7 @@ from .as_eager import compute_as_eager
 from .changing_numbers import by_tensors
 from .circular_padding import spell_circular_padding
 from .eager_strides import corrected
-from .whole_resampling import keep_whole
+from .whole_resampling import keep_whole, of_symbolic_sizes
 
 GraphKind = Literal["inference", "forward", "backward"]
 CompileGraph = Callable[[fx.GraphModule, Sequence[Any], GraphKind], Callable[[list[Any]], Any]]
@@ -63,7 +63,7 @@ def differentiate(
     _pack_rules(graph_module)
     mode = compat.fake_mode_of(example_inputs)
     if mode is not None:
-        compat.correct_fakes(mode, corrected)
+        compat.correct_fakes(mode, corrected, of_symbolic_sizes)
 
     def compiler(kind: GraphKind) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
         def compile_kind(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:

@@ -10,7 +10,7 @@ whole numbers by that kernel, and in floats by torch's spelling: they differ by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.sizes import SizeTable
-from ...rewrites.symbolic import concrete
+from ...rewrites.symbolic import concrete, hint
 
 aten = torch.ops.aten
 _NAMES = (
@@ -27,6 +27,9 @@ _NAMES = (
 )
 # What eager calls for `vec`: sizes of the result, and a scale for each dim.
 _VEC = {getattr(aten, name).vec: getattr(aten, name).default for name in _NAMES.split()}
+_WEIGHTED = tuple(getattr(aten, f"upsample_{name}") for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d"))
+_WEIGHTED_BACKWARD = tuple(getattr(aten, f"{packet.__name__}_backward").default for packet in _WEIGHTED)
+_CALLS = (*(packet.default for packet in _WEIGHTED), *_WEIGHTED_BACKWARD)
 
 
 def keep_whole(graph_module: fx.GraphModule) -> int:
@@ -45,14 +48,16 @@ def keep_whole(graph_module: fx.GraphModule) -> int:
 
 
 def _outs(node: fx.Node) -> list[int] | None:
-    """The sizes of the result, where they and those of the input are known, or no gradient is."""
+    """The sizes of the result; None where they are not known, or those of neighbours' copies are symbolic.
+
+    Where an output lies among an unknown number of elements only eager's kernel says for nearest neighbours, while
+    torch's spelling is one kernel with what is around it.
+    """
     x, result = node.args[0].meta.get("val"), node.meta.get("val")
     if node.kwargs or not isinstance(x, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
-    # Of the gradients of weighted means torch has metadata for known sizes only.
-    rows = () if "nearest" in compat.packet_name(node.target) else x.shape[:2]
-    sizes = (*rows, *x.shape[2:], *result.shape[2:])
-    known = all(map(concrete, sizes)) or not x.is_floating_point()
+    copies = "nearest" in compat.packet_name(node.target) and x.is_floating_point()
+    known = not copies or all(map(concrete, (*x.shape[2:], *result.shape[2:])))
     return list(result.shape[2:]) if known else None
 
 
@@ -66,3 +71,24 @@ def _whole(target: Any) -> Callable[..., Any]:
 
 
 _WHOLE = {vec: _whole(target) for vec, target in _VEC.items()}
+
+
+def of_symbolic_sizes(func: Any, args: Sequence[Any]) -> torch.Tensor | None:
+    """What such a call of symbolic sizes gives on fake tensors, for which torch's metadata raises; None for others.
+
+    It is laid out as torch has it for the example values.
+    """
+    if func not in _CALLS:
+        return None
+    (x, outs, *rest), of_gradient = args, func in _WEIGHTED_BACKWARD
+    sizes = rest.pop(0) if of_gradient else (*x.shape[:2], *outs)
+    if all(map(concrete, (*x.shape, *outs, *sizes))):
+        return None
+    told = [[hint(n) for n in numbers] for numbers in (x.shape, x.stride(), outs, sizes)]
+    if any(None in numbers for numbers in told):
+        return x.new_empty(sizes)
+    with compat.no_dispatch_modes():
+        example = torch.empty_strided(*told[:2], dtype=x.dtype, device="meta")
+        strides = func(example, *told[2 : 4 if of_gradient else 3], *rest).stride()
+    order = sorted(range(x.dim()), key=lambda dim: (-strides[dim], dim))
+    return x.new_empty([sizes[dim] for dim in order]).permute([order.index(dim) for dim in range(x.dim())])

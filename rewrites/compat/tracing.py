@@ -77,15 +77,27 @@ def _counted_from_the_left(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     return (x, order, [d + x.dim() if d < 0 else d for d in dims], *rest)
 
 
-def correct_fakes(fake_mode: Any, correct: Callable[[Any, Sequence[Any], dict[str, Any], Any], Any]) -> None:
-    """Have ``correct(operator, args, kwargs, result)`` give what operators give in a fake mode, from now on."""
+def correct_fakes(
+    fake_mode: Any,
+    correct: Callable[[Any, Sequence[Any], dict[str, Any], Any], Any],
+    instead: Callable[[Any, Sequence[Any]], Any] = lambda func, args: None,
+) -> None:
+    """Have ``correct(operator, args, kwargs, result)`` give what operators give in a fake mode, from now on.
+
+    Args:
+        fake_mode: the mode.
+        correct: called for each operator, after torch's metadata.
+        instead: ``instead(operator, args)`` gives the result where torch's metadata raises, and None elsewhere.
+    """
     dispatch = fake_mode.dispatch
     if getattr(dispatch, "corrects", False):
         return
 
     def corrected(func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         args = _counted_from_the_left(func, args)
-        result = dispatch(func, types, args, kwargs or {})
+        result = instead(func, args)
+        if result is None:
+            result = dispatch(func, types, args, kwargs or {})
         return correct(func, args, kwargs or {}, result)
 
     corrected.corrects = True  # type: ignore[attr-defined]

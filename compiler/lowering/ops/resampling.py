@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ...ir.index.bounds import known_lt
 from ...ir.index.index import Index, Loaded, add, least, most, mul, quotient
 from ...ir.value import Number, Value, compute_dtype
 from ..arithmetic import minus, op, over, plus, size_value, times, where
@@ -60,6 +61,7 @@ class Scale:
         factor: outputs for each element, where not ``out / size``.
         align_corners: whether first and last outputs lie on first and last elements.
         dtype: in which positions are computed.
+        copies_same: whether as many outputs as elements are the elements, whatever `factor` says.
     """
 
     size: Any
@@ -67,6 +69,7 @@ class Scale:
     factor: float | None
     align_corners: bool
     dtype: torch.dtype
+    copies_same: bool = False
 
     @property
     def is_static(self) -> bool:
@@ -81,11 +84,25 @@ class Scale:
         return bool(self.out == mul(self.size, round(self.factor)))
 
     @property
+    def is_same(self) -> bool | Value:
+        """Whether there are as many outputs as elements: a value of the loop program where only a run tells."""
+        if self.is_static or self.out == self.size:
+            return bool(self.out == self.size)
+        if known_lt(self.size, self.out) or known_lt(self.out, self.size):
+            return False
+        return compared("eq", self.out, self.size)
+
+    @property
     def step(self) -> Value:
         """How far two neighbouring outputs lie apart."""
         if self.align_corners:
             return self._ratio(add(self.size, -1), add(self.out, -1))
-        return const(1 / self.factor, self.dtype) if self.factor else self._ratio(self.size, self.out)
+        if not self.factor:
+            return self._ratio(self.size, self.out)
+        step, same = const(1 / self.factor, self.dtype), self.copies_same and self.is_same
+        if isinstance(same, bool):
+            return const(1.0, self.dtype) if same else step
+        return where(same, const(1.0, self.dtype), step)
 
     def _ratio(self, size: Any, out: Any) -> Value:
         if isinstance(size, int) and isinstance(out, int):
@@ -185,12 +202,12 @@ class Linear:
     """The two elements around an output.
 
     Args:
-        twice: outputs are the elements, which eager reads twice on CPUs: 0 times infinity is NaN.
+        twice: whether outputs are the elements, which eager reads twice on CPUs: 0 times infinity is NaN.
     """
 
     at: Scale
     taps: int = 2
-    twice: bool = False
+    twice: bool | Value = False
 
     def tap(self, o: Any, k: Any) -> tuple[Any, Value | None]:
         """Element `k` of output `o`, and its weight."""
@@ -198,8 +215,13 @@ class Linear:
         place = place if self.at.align_corners else op("maximum", place, 0)
         first = self.at.element(cast(place, torch.int64))
         weight = _unit(minus(place, size_value(first, self.at.dtype)))
-        index = first if self.twice else least(add(first, k), add(self.at.size, -1))
-        return index, _chosen([minus(const(1, self.at.dtype), weight), weight], k)
+        return self._index(first, k), _chosen([minus(const(1, self.at.dtype), weight), weight], k)
+
+    def _index(self, first: Any, k: Any) -> Any:
+        second = least(add(first, k), add(self.at.size, -1))
+        if isinstance(self.twice, bool):
+            return first if self.twice else second
+        return self.at.element(where(self.twice, *(size_value(index, torch.int64) for index in (first, second))))
 
     def readers(self) -> Readers | None:
         """Which outputs read an element, where that is known."""
@@ -387,16 +409,12 @@ def _agreed(axis: Nearest) -> Axis:
 
 
 def _read_twice(axis: Axis) -> Axis:
-    return replace(axis, twice=True) if isinstance(axis, Linear) and axis.at.out == axis.at.size else axis
+    return replace(axis, twice=axis.at.is_same) if isinstance(axis, Linear) else axis
 
 
 def _linear(at: Scale) -> Linear:
     """Linear interpolation; outputs of the same size are the elements, whatever the scale."""
-    if not at.is_consistent and not _known_unlike(at.out, at.size):
-        if at.out != at.size:
-            raise Unlowered("symbolic", f"linear interpolation scaled by {at.factor} from {at.size} to {at.out}")
-        at = replace(at, factor=None)
-    return Linear(at)
+    return Linear(replace(at, copies_same=True))
 
 
 def _known_unlike(size: Any, *others: Any) -> bool:

@@ -63,6 +63,8 @@ CALLS = {
     "_prelu_kernel": ((A, B), WHOLE),
     "_prelu_kernel_backward": ((A, B, B), WHOLE),
     "rrelu_with_noise": ((A, B), WHOLE),
+    "rrelu": ((A, 0.1, 0.3, True), WHOLE),
+    "one_hot": ((A, 3), WHOLE),
     "hardtanh_backward": ((A, B, -1.0, 1.0), WHOLE),
     "logit_backward": ((A, B), WHOLE),
     "native_dropout_backward": ((A, B, 2.0), WHOLE),
@@ -85,7 +87,11 @@ CALLS = {
     "nll_loss2d_forward": ((A, CLASSES, None, 0, -100), IMAGES),
 }  # fmt: skip
 
-DTYPES = {"native_dropout_backward": (torch.float32, torch.bool), "lcm": (torch.int64, torch.int64)}
+DTYPES = {
+    "native_dropout_backward": (torch.float32, torch.bool),
+    "lcm": (torch.int64, torch.int64),
+    "one_hot": (torch.int64,),
+}
 
 
 def operator(name):
@@ -160,6 +166,9 @@ PROGRAMS = {
     "angle": lambda x, y: torch.complex(x.transpose(1, 3), x.transpose(1, 3)).angle(),
     "powers of two": lambda x, y: torch.ldexp(torch.tensor(1.5), x.transpose(0, 3).round()) + 1,
     "one": lambda x, y: x[:1].transpose(0, 3) * 3.0,
+    "one hot": lambda x, y: torch.nn.functional.one_hot((x.transpose(1, 3) > 0).long(), 3),
+    "random slope": lambda x, y: torch.nn.functional.rrelu(x.transpose(0, 2)) * 2,
+    "slope": lambda x, y: torch.rrelu(x.abs(), training=True),
 }
 
 

@@ -133,3 +133,39 @@ def test_bytes(mode, antialias):
         x = torch.randint(0, 256, sizes, dtype=torch.uint8)
         for got, want in zip(compiled(x), function(x), strict=True):
             assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize(
+    "to", [{"scale_factor": 1.3}, {"scale_factor": 1.9, "recompute_scale_factor": True}, {"size": 7}]
+)
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear", "bicubic"])
+def test_infinite_pixels_of_symbolic_sizes(mode, to, align_corners):
+    """Eager multiplies the pixels around by weights that may be 0, also where a dim keeps its size."""
+    dims = MODES[mode]
+
+    def function(x):
+        return F.interpolate(x, mode=mode, align_corners=align_corners, **to)
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="regraft", dynamic=True, options={"strict": True})
+    for sizes in [(7, 3, 6), (5, 4, 9), (3, 3, 3)]:  # of 3 pixels a factor of 1.3 leaves 3
+        x = torch.randn(2, 3, *sizes[:dims])
+        x.view(-1)[::11], x.view(-1)[5::13] = float("inf"), float("-inf")
+        torch.testing.assert_close(compiled(x), function(x), equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_gradients_of_symbolic_sizes(memory_format):
+    def function(x):
+        return F.interpolate(x * 2, scale_factor=1.3, mode="bilinear") * 2
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="regraft", dynamic=True, options={"strict": True})
+    for sizes in [(2, 3, 7, 5), (3, 4, 3, 6)]:
+        x = torch.randn(sizes).to(memory_format=memory_format).requires_grad_()
+        weights = torch.randn_like(function(x))
+        (got,) = torch.autograd.grad((compiled(x) * weights).sum(), x)
+        (want,) = torch.autograd.grad((function(x) * weights).sum(), x)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert got.stride() == want.stride()
