@@ -150,16 +150,21 @@ class SizeTable:
         return solved
 
     def _solved(self, name: str) -> Any:
-        """A symbol that inputs have in sums only: ``2 * s + t`` is a size, and ``t`` known   ->   (size - t) // 2."""
+        """A symbol that inputs have in sums and products only.
+
+        ``s * t + t`` is a size, and ``t`` known   ->   (size - t) // max(t, 1)
+        """
         known = {*self._nodes, *self._sizes}
         for expr in [e for e in (*self._nodes, *self._sizes) if name in map(str, e.free_symbols)]:
             symbol = next(s for s in expr.free_symbols if str(s) == name)
             terms = sympy.expand(expr)
             factor = terms.coeff(symbol)
             rest = sympy.expand(terms - factor * symbol)
-            if factor.is_Integer and factor != 0 and rest.free_symbols <= known and not rest.has(symbol):
+            apart = not rest.has(symbol) and not factor.has(symbol)
+            if apart and factor != 0 and rest.free_symbols | factor.free_symbols <= known:
                 size = self._call(operator.sub, self._build(expr), self._build(rest))
-                return self._call(operator.floordiv, size, int(factor))
+                each = int(factor) if factor.is_Integer else self._call(torch.sym_max, self._build(factor), 1)
+                return self._call(operator.floordiv, size, each)
         return None
 
     def _arithmetic(self, expr: sympy.Basic) -> Any:

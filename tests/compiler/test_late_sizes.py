@@ -165,3 +165,23 @@ def test_sizes_of_equal_calls_are_one(function):
             ours, theirs = compiled(x), function(y)
             torch.testing.assert_close(ours, theirs)
             torch.testing.assert_close(*(torch.autograd.grad(z.sum(), w)[0] for z, w in ((ours, x), (theirs, y))))
+
+
+def test_backward_with_a_read_number_times_a_symbolic_size():
+    """The gradient's size is a product of the number that the program read and a size: the number is their quotient."""
+
+    def program(x, n):
+        k = n.item()
+        return x.repeat_interleave(k, 1) * 2, x.repeat_interleave(n, 0)
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(**IN_GRAPH):
+        compiled = torch.compile(program, backend="regraft", dynamic=True, options={"strict": True})
+        for sizes, times in (((4, 6), 3), ((3, 5), 2), ((3, 4), 4)):
+            x, n = torch.randn(sizes, requires_grad=True), torch.tensor(times)
+            ours, theirs = compiled(x, n), program(x, n)
+            torch.testing.assert_close(ours, theirs)
+            weights = [torch.randn_like(result) for result in theirs]
+            torch.testing.assert_close(
+                torch.autograd.grad(ours, x, weights), torch.autograd.grad(theirs, x, weights), rtol=1e-5, atol=1e-5
+            )
