@@ -1,13 +1,13 @@
-"""Batched products with a vector: on CPUs a sum or a product of elements, which fuses with what is around it.
+"""Products with a vector: sums or products of elements, which fuse with what is around them.
 
     bmm(x[b, m, k], y[b, k, 1])   ->   for b, i: reduce r < k of x[b, i, r] * y[b, r, 0]: out[b, i, 0] = sum
     bmm(x[b, m, 1], y[b, 1, n])   ->   for b, i, j: out[b, i, j] = x[b, i, 0] * y[b, 0, j]
 
-Libraries call a product for each matrix, which is small in such batches. One matrix alone is theirs, and so are
-batches on GPUs, and large matrices of float32 whose rows are added up.
+Libraries call a product for each matrix, which is small in such batches. Batches on GPUs are theirs, and so are large
+matrices of float32 whose rows are added up.
 
-On GPUs, a product of one small matrix and a vector takes a library's kernel several times as long as a fold, with
-which the operations around it fuse (spectral norm):
+Of one matrix and a vector, a library's kernel takes several times as long as a fold on GPUs if the matrix is small, and
+on CPUs if it has 16 bits. On CPUs, small products of float32 are as fast, and fuse (spectral norm):
 
     mv(x[m, k], y[k])             ->   for i: reduce r < k of x[i, r] * y[r]: out[i] = sum
     dot(x[k], y[k])               ->   reduce r < k of x[r] * y[r]: out = sum
@@ -59,8 +59,8 @@ def _adds_up_long_rows(low: Lowering, matrices: Tensor) -> bool:
 
 @lowers("aten.mv")
 def mv(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
-    """A small matrix by a vector on a GPU; terms are added up in float32 where elements have 16 bits."""
-    if not _is_small(low, x, y):
+    """A matrix by a vector; terms are added up in float32 where elements have 16 bits."""
+    if not _is_fold(low, x, y):
         raise Unlowered(*_library("mv"))
     depth = x.sizes[1]
     term = lambda at, r: times(x.at((at[0], r[0])), y.at(r))  # noqa: E731
@@ -69,19 +69,25 @@ def mv(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
 
 @lowers("aten.dot")
 def dot(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
-    """The sum of products of two short vectors on a GPU, in the same way."""
-    if not _is_small(low, x, y):
+    """The sum of products of two vectors, in the same way."""
+    if not _is_fold(low, x, y):
         raise Unlowered(*_library("dot"))
     term = lambda _, r: times(x.at(r), y.at(r))  # noqa: E731
     return low.reduce("sum", term, (), x.sizes, lambda _, parts: parts[0], [x.dtype])[0]
 
 
-def _is_small(low: Lowering, x: Tensor, y: Tensor) -> bool:
+def _is_fold(low: Lowering, x: Tensor, y: Tensor) -> bool:
+    """Whether a fold takes no longer than a library's kernel."""
+    if not x.dtype.is_floating_point or x.dtype != y.dtype:
+        return False
     size: Any = x.dtype.itemsize
     for extent in x.sizes:
         size = mul(size, extent)
-    known = isinstance(size, int) and 0 < size <= _SMALL_BYTES
-    return low.device.type == "cuda" and x.dtype.is_floating_point and x.dtype == y.dtype and known
+    if not isinstance(size, int) or size == 0:
+        return False
+    if low.device.type == "cpu":
+        return x.dtype.itemsize < torch.float32.itemsize or size <= _MATRIX_BYTES
+    return size <= _SMALL_BYTES
 
 
 def _library(name: str) -> tuple[str, str]:

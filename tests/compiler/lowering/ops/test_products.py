@@ -56,7 +56,7 @@ def test_whole_numbers_stay_a_call():
     assert kept(torch.bmm, torch.ones(5, 7, 3, dtype=torch.int64), torch.ones(5, 3, 1, dtype=torch.int64))
 
 
-# -- one matrix on a GPU -----------------------------------------------------------------------------------------------
+# -- one matrix and a vector ------------------------------------------------------------------------------------------
 
 SMALL = {
     "mv": (torch.mv, R(19, 33), R(33)),
@@ -70,7 +70,7 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_small_matrices_on_gpus(name, monkeypatch):
     function, *inputs = SMALL[name]
-    monkeypatch.setattr(products, "_is_small", lambda *_: True)
+    monkeypatch.setattr(products, "_is_fold", lambda *_: True)
     assert not kept(function, *inputs)
     for source in interpreted_agrees(function, *inputs, **(HALF if "16" in name else {"rtol": 1e-4, "atol": 1e-4})):
         assert compiles(source)
@@ -83,11 +83,22 @@ def test_small_matrices_on_gpus(name, monkeypatch):
         ("cuda", 512, torch.bfloat16, True),
         ("cuda", 5120, torch.float32, False),  # memory decides
         ("cuda", 512, torch.int64, False),
-        ("cpu", 512, torch.float32, False),
+        ("cpu", 512, torch.float32, True),
+        ("cpu", 5120, torch.float32, False),
+        ("cpu", 5120, torch.bfloat16, True),  # libraries are slow
+        ("cpu", 512, torch.int64, False),
     ],
 )
-def test_which_matrices_are_small(device, rows, dtype, own):
+def test_which_matrices_are_folded(device, rows, dtype, own):
     with FakeTensorMode(allow_non_fake_inputs=True):
         x, y = torch.empty(rows, 512, dtype=dtype, device=device), torch.empty(512, dtype=dtype, device=device)
         module = make_fx(torch.mv)(x, y)
     assert bool(lower(module).kept) != own
+
+
+def test_a_spectral_norm_on_a_cpu_calls_no_library():
+    def function(w, u):
+        v = F.normalize(w.t() @ u, dim=0)
+        return w / (F.normalize(w @ v, dim=0) @ (w @ v))
+
+    assert not kept(function, R(40, 70).bfloat16(), R(40).bfloat16())
