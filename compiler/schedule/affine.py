@@ -8,7 +8,6 @@ iterations of a loop that they share?
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cmp_to_key, lru_cache
@@ -124,29 +123,26 @@ def never_meet(a: Number, b: Number) -> bool:
     never_meet(768*i + j, 768*i + k + 256)  where j, k < 256          ->  True
     never_meet(768*i + j, 768*i + k + 256)  where j < 257, k < 256    ->  False
     """
-    left, right = digits(a), digits(b)
-    apart = add(left.constant, mul(right.constant, -1))
-    strides = [d.stride for side in (left, right) for d in side.digits]
-    numbers = [s for s in (*strides, apart) if isinstance(s, int)]
-    if len(numbers) > len(strides) and strides and apart % math.gcd(*strides):
-        return True
-    fixed: frozenset[Var] = frozenset()
-    for var in _shared(left, right):
-        if separate(a, b, var, fixed):
-            fixed |= {var}
-    mine, theirs = (_free(side, fixed) for side in (left, right))
-    if mine is None or theirs is None or _fixed(left, fixed) != _fixed(right, fixed):
+    left, right = (_free(digits(side), frozenset()) for side in (a, b))
+    if left is None or right is None:
         return False
-    reaches = _reaches(mine, theirs)
-    shift = add(_shift(left.constant, mine), mul(_shift(right.constant, theirs), -1))
-    return reaches is not None and _are_beyond(reaches, shift, 0)
+    reaches = _reaches(left, right)
+    apart = add(_shift(digits(a).constant, left), mul(_shift(digits(b).constant, right), -1))
+    if reaches is None or not _are_numbers(reaches, apart):
+        return reaches is not None and _are_beyond(reaches, apart, 0)
+    return _are_beyond(reaches, apart, 0) or any(_are_between(step, reaches, apart) for step in reaches)
 
 
-def _shared(left: Offset, right: Offset) -> list[Var]:
-    """The variables that are digits of both offsets with equal strides, the largest numbers first."""
-    ours = {d.monomial[0]: d.stride for d in left.digits if len(d.monomial) == 1 and isinstance(d.monomial[0], Var)}
-    both = [var for var, stride in ours.items() if right.stride(var) == stride]
-    return sorted(both, key=lambda var: -abs(ours[var]) if isinstance(ours[var], int) else -math.inf)
+def _are_numbers(reaches: dict[Number, tuple[Number, Number]], apart: Number) -> bool:
+    return all(isinstance(n, int) for n in (apart, *reaches, *(n for both in reaches.values() for n in both)))
+
+
+def _are_between(step: int, reaches: dict[Number, tuple[Number, Number]], apart: int) -> bool:
+    """Whether all that is no multiple of `step` leaves two offsets apart by more than one multiple, less than two."""
+    rest = [(stride, both) for stride, both in reaches.items() if stride % step]
+    lowest = apart - sum(stride * below for stride, (below, _) in rest)
+    highest = apart + sum(stride * above for stride, (_, above) in rest)
+    return lowest % step > 0 and lowest // step == highest // step
 
 
 def _free(offset: Offset, bound: frozenset[Var]) -> list[Digit] | None:

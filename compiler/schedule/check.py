@@ -22,6 +22,7 @@ from ..ir.index.index import Index, Late, Loaded, Var, atoms
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.program import Definition, Extern, Program, Store
 from ..ir.value import Load, Result, Value, indices_of, walk
+from .affine import never_meet
 from .check_loops import Finding, loop_findings
 
 if TYPE_CHECKING:
@@ -48,7 +49,16 @@ def _side_by_side(kernel: Kernel) -> Iterator[Finding]:
         written = {s.store.buffer for s in _assigns(part.body)}
         for other in (*kernel.parts[:k], *kernel.parts[k + 1 :]):
             for name in sorted(written & _touched(other.body)):
+                if _are_pieces(part, other, name):
+                    continue
                 yield Finding("race", kernel.name, f"{part.name} writes {name}, which {other.name} touches beside it")
+
+
+def _are_pieces(one: Kernel, other: Kernel, name: str) -> bool:
+    """Whether two kernels only store to a buffer, no element of which both touch."""
+    both = [[s.store for s in _assigns(kernel.body) if s.store.buffer == name] for kernel in (one, other)]
+    read = any(p.buffer.name == name and p.access != "write" for kernel in (one, other) for p in kernel.params)
+    return not read and all(never_meet(a.indices[0], b.indices[0]) for a in both[0] for b in both[1])
 
 
 def _touched(body: Sequence[Statement]) -> set[str]:

@@ -6,9 +6,10 @@ mm                                                                              
 k2: for i < 3072: r[i] = f(r[i], k[i])               mm
 
 Those of one computation (up to names, the number of iterations and where in a buffer they begin) share one whatever
-they move, up to the target's `shared`; different ones if they are light: a launch takes longer than they do. Each runs
-as late as the last of them. Nothing joins where a kernel needs another, directly or through others, where it would no
-longer find in a cache what was written just before it, or where memory that waits would raise the peak.
+they move, up to the target's `shared`, and so do those that store pieces of one result (`cat`); different ones if they
+are light: a launch takes longer than they do. Each runs as late as the last of them. Nothing joins where a kernel needs
+another, directly or through others, where it would no longer find in a cache what was written just before it, or where
+memory that waits would raise the peak.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ...rewrites.switches import allowed
-from ..ir.accesses import roots
+from ..ir.accesses import roots, statements
 from ..ir.canonical import beginnings, sized
 from ..ir.index.index import Index, Late
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Param, Statement
 from ..ir.program import Buffer, Extern
 from ..ir.value import Load, walk
+from .affine import never_meet
 from .dependences import Effects, effects, order_of
 from .profit import bytes_of, guess
 from .target import Target
@@ -50,7 +54,7 @@ def share_launches(
     """
     order = _Order(steps, buffers, frozenset(outputs))
     peak = order.peak() + _SLACK
-    for keys in _alike(steps, buffers, target):
+    for keys in (*_alike(steps, buffers, target), *_of_one_result(order.pieces, steps, buffers, target)):
         before = order.state()
         if order.join(keys) and order.peak() > peak:
             order.restore(before)
@@ -118,6 +122,65 @@ def _effects(step: Step) -> Effects:
     return Effects(frozenset(reads), frozenset(p.buffer.name for p in step.params if p.access != "read"))
 
 
+def _of_one_result(
+    pieces: Mapping[str, list[int]], steps: Sequence[Step], buffers: Mapping[str, Buffer], target: Target
+) -> list[list[int]]:
+    """Positions of kernels that store pieces of one buffer."""
+    devices = {buffer.device.type for buffer in buffers.values()}
+
+    def joins(step: Step) -> bool:
+        return isinstance(step, Kernel) and _may_join(step, devices) and _traffic(step, buffers) <= target.shared
+
+    return [places for places in pieces.values() if all(joins(steps[k]) for k in places)]
+
+
+def _all_pieces(steps: Sequence[Step], found: Sequence[Effects]) -> dict[str, list[int]]:
+    """By buffer, the steps that store pieces of it before anything else touches it; of at least two pieces."""
+    counts = Counter(name for one in found for name in one.writes)
+    often = [name for name, count in counts.items() if count > 1]
+    return {name: places for name in often if len(places := _pieces(name, steps, found)) > 1}
+
+
+def _with_pieces(found: Sequence[Effects], pieces: Mapping[str, list[int]]) -> list[Effects]:
+    """Effects by which kernels that store pieces of one buffer, with no element in common, may come in any order.
+
+    k0 writes t[x];  k1 writes t[x + 512];  k2 reads t     ->     k0 writes t, t[0];  k1 writes t, t[1];  k2 reads both
+    """
+    made = []
+    for place, effects_ in enumerate(found):
+        reads, writes = set(effects_.reads), set(effects_.writes)
+        for name, places in pieces.items():
+            if place in places:
+                writes = writes - {name} | {f"{name}[{places.index(place)}]"}
+            elif name in reads | writes:
+                both = {f"{name}[{k}]" for k in range(len(places))}
+                reads, writes = (reads | both, writes) if name not in writes else (reads, writes | both)
+        made.append(replace(effects_, reads=frozenset(reads), writes=frozenset(writes)))
+    return made
+
+
+def _pieces(name: str, steps: Sequence[Step], found: Sequence[Effects]) -> list[int]:
+    """The first steps that touch a buffer, if they are kernels that store pieces of it apart from each other."""
+    places: list[int] = []
+    offsets: list[list[Any]] = []
+    for place in (k for k, one in enumerate(found) if name in one.reads | one.writes):
+        step = steps[place]
+        if isinstance(step, Extern) or name in found[place].reads:
+            break
+        mine = _stored(step, name)
+        if not mine or not all(never_meet(a, b) for other in offsets for a in mine for b in other):
+            break
+        places.append(place)
+        offsets.append(mine)
+    return places
+
+
+def _stored(kernel: Kernel, name: str) -> list[Any]:
+    """Where a kernel stores into a buffer that it only stores to; nothing if it combines with what is there."""
+    stores = [s.store for s in statements(kernel.body) if isinstance(s, Assign) and s.store.buffer == name]
+    return [] if any(store.mode is not None for store in stores) else [store.indices[0] for store in stores]
+
+
 class _Order:
     """Steps as groups that run at one time, and what must come before what."""
 
@@ -125,7 +188,8 @@ class _Order:
         self._steps, self._buffers = steps, buffers
         self._effects = [_effects(step) for step in steps]
         self._traffic = [_traffic(step, buffers) for step in steps]
-        self._before = order_of(self._effects)
+        self.pieces = _all_pieces(steps, self._effects)
+        self._before = order_of(_with_pieces(self._effects, self.pieces))
         self._members: dict[int, tuple[int, ...]] = {k: (k,) for k in range(len(steps))}  # by the first of them
         self._of = list(range(len(steps)))  # the group of each step, by its first
         self._above: list[int] = []  # by group: all steps that come before it, as bits

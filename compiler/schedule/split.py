@@ -93,9 +93,10 @@ class _Splitter:
         item = self._in_memory_order(item)
         if item.loops:
             self._rows |= {store.buffer for store in item.stores}
-        if not _folds_rows(item, self._rows):
+        single = list(item.reduced) if _folds_rows(item, self._rows) else self._rows_with_more(item)
+        if not single:
             return self._staged(item, self._outermost(item, self._wanted(item)))
-        rows, total = self._staged(item, [self._cut(item, var, var.extent) for var in item.reduced])
+        rows, total = self._staged(item, [self._cut(item, var, var.extent) for var in single])
         assert isinstance(total, Definition)
         return [rows, *self._staged(total, self._outermost(total, self._wanted(total)))]
 
@@ -117,6 +118,18 @@ class _Splitter:
             return made
 
         return [*scan_in_parts(item, parts, self._partial, fresh)]
+
+    def _rows_with_more(self, item: Definition) -> list[Var]:
+        """The loops over rows that a fold to few numbers goes through, where other reductions made numbers of each row.
+
+        Nothing if parts do not pay, or if rows are fewer than the parts that would keep the machine busy.
+        """
+        if item.loops or self._target.lanes == 1:
+            return []
+        made = [load for load in _loads(item) if load.buffer in self._rows]
+        found = [v for v in item.reduced if v.extent != 1 and any(_steps(load, [v]) for load in made)]
+        enough = guess(extent_of(tuple(found))) >= self._wanted(item) > 1
+        return found if len(found) < len(item.reduced) and enough else []
 
     # -- how far ------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ k0 (2 programs), k1 (1), k2 (3) of one computation, k3 (1) of another      ->
         KERNEL_part1(program - 6, p3_ptr)
 
 The largest come first, so that small ones fill up what is idle at the end. A computation that has programs enough to
-keep a GPU busy has launches of its own: code for others would take registers and warps from it.
+keep a GPU busy has launches of its own: code for others would take registers and warps from it. Those that only move
+elements take few of either, and share launches with each other (the pieces of a `cat`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ...ir.accesses import statements
 from ...ir.canonical import COUNT, beginnings, canonical, sized
-from ...ir.kernel import Kernel, Loop
+from ...ir.kernel import Assign, Kernel, Loop
 from ...ir.program import Buffer
+from ...ir.value import Load, Op, Value
 from ..kernel_call import evaluate
 from .blocks import PROGRAMS_EACH
 from .device import processors_of
@@ -69,12 +72,14 @@ class _Computation:
         text: of the function, with params `p0`, `p1`, ...
         counted: whether it takes the number of iterations, and whether that is a multiple of `_WHOLE`.
         parts: those with most programs first.
+        moves: whether it only moves elements.
     """
 
     text: LaunchText
     counted: bool
     whole: bool
     parts: tuple[_Part, ...]
+    moves: bool
 
     @property
     def programs(self) -> int:
@@ -127,7 +132,18 @@ def _computation(name: str, number: int, found: Sequence[tuple[Kernel, int | Non
         return None
     parts = [_part(part, count or 0, evaluate(text.programs, {COUNT: count or 0})) for part, count in found]
     multiple = all(count is not None and count % _WHOLE == 0 for count in counts)
-    return _Computation(text, counted, multiple, tuple(sorted(parts, key=lambda part: -part.programs)))
+    ordered = tuple(sorted(parts, key=lambda part: -part.programs))
+    moves = all(
+        isinstance(s, Loop) or (isinstance(s, Assign) and _is_move(s.store.value)) for s in statements(chosen.body)
+    )
+    return _Computation(text, counted, multiple, ordered, moves)
+
+
+def _is_move(value: Value) -> bool:
+    """Whether a value is an element of memory, converted at most."""
+    while isinstance(value, Op) and value.name == "cast":
+        (value,) = value.args
+    return isinstance(value, Load)
 
 
 def _part(kernel: Kernel, count: int, programs: int) -> _Part:
@@ -158,20 +174,26 @@ def _within(computation: _Computation, most: int) -> list[_Computation]:
             names = set()
         groups[-1].append(part)
         names |= more
-    return [_Computation(computation.text, computation.counted, computation.whole, tuple(parts)) for parts in groups]
+    return [replace(computation, parts=tuple(parts)) for parts in groups]
 
 
 def _packed(computations: Sequence[_Computation], most: int) -> list[list[_Computation]]:
-    """Computations by launch: those with more than so many programs alone, others together as far as there is room."""
+    """Computations by launch: those with more than so many programs alone, others together as far as there is room.
+
+    Computations of many programs that only move elements are together, and those of few programs with them.
+    """
     found: list[list[_Computation]] = []
-    room: list[_Computation] | None = None
+    rooms: dict[bool, list[_Computation]] = {}  # by whether all only move elements
     for computation in computations:
-        if computation.programs > most:
+        many = computation.programs > most
+        if many and not computation.moves:
             found.append([computation])
             continue
+        kind = computation.moves and (many or True in rooms)
+        room = rooms.get(kind)
         names = set[str]().union(*(c.names for c in room or ()), computation.names)
         if room is None or len(room) == _COMPUTATIONS or len(names) > _ARGUMENTS:
-            room = []
+            room = rooms[kind] = []
             found.append(room)
         room.append(computation)
     return found

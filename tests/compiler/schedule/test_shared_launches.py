@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from support.lowering import lowered
 from support.schedules import Builder, assert_same, number, op
 
 from regraft.compiler.ir.index.index import add
@@ -43,6 +45,16 @@ def test_updates_of_many_sizes_share_a_launch_on_gpus_only():
     assert [len(names) for names in found.log.as_dict()["shared"]] == [4]
     assert "one launch for" in str(found.log)
     assert all(not kernel.parts for kernel in schedule(program(), target=CPU).kernels)
+
+
+def test_pieces_of_one_result_share_a_launch():
+    """The order of stores to different elements does not matter, and what reads the result comes after them."""
+    x, y, w = torch.empty(8, 512, 64), torch.empty(8, 16, 64), torch.empty(8, 64, 10)
+    program = lowered(lambda x, y, w: torch.cat([x, y], 1) @ w, x, y, w).program
+    found = schedule(program, target=GPU)
+    assert not check_schedule(program, found)
+    assert parts(found) == [2]
+    assert not isinstance(found.steps[-1], Kernel)
 
 
 def test_a_row_of_a_large_buffer_is_little():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.lowering import lowered
 from support.schedules import SMALL_GPU, Builder, assert_same, body_text, inputs_of, number, op
 
 from regraft.compiler.ir.folds import component_dtypes
@@ -154,6 +155,18 @@ def test_folds_over_rows_are_computed_where_the_rows_are():
     assert first.body[0].parallel and first.body[0].var.extent == 96
     assert [p.buffer.sizes for p in second.params if p.access == "read"] == [(96,)]
     assert len(split(program, GPU).items) == 3
+
+
+@pytest.mark.parametrize(("rows", "together"), [(4096, True), (528, True), (2, False)])
+def test_folds_over_elements_of_rows_are_computed_where_the_rows_are(rows, together):
+    """A loss of normalized rows: each program has one row, and stores one number of it."""
+
+    def loss(x):
+        return (x / x.norm(dim=-1, keepdim=True)).relu().sum()
+
+    plan = schedule(lowered(loss, torch.empty(rows, 512)).program, target=GPU)
+    first = body_text(plan.steps[0])
+    assert ("linalg_vector_norm" in first and "_part[i0]" in first) is together
 
 
 def test_many_rows_are_folded_in_stages():

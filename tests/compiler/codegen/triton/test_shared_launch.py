@@ -119,10 +119,20 @@ def test_more_pointers_than_a_launch_takes_are_several(monkeypatch):
 
 
 def test_computations_that_fill_a_gpu_have_launches_of_their_own(monkeypatch):
-    monkeypatch.setattr(shared, "PROGRAMS", 1)
+    monkeypatch.setattr(shared, "PROGRAMS_EACH", 0)
     tensors = [*triples([(600,), (700,)]), *triples([(700,), (600,)], torch.bfloat16)]
     sources = interpreted_agrees(momentum, *tensors, rtol=0.02, atol=0.02)
     assert launches(sources) >= 2
+
+
+@pytest.mark.parametrize("most", [0, 1000])
+def test_pieces_of_one_result_are_one_launch(monkeypatch, most):
+    """Whatever they move: their code is a load and a store."""
+    monkeypatch.setattr(shared, "PROGRAMS_EACH", most)
+    sources = interpreted_agrees(
+        lambda x, y: torch.cat([x, y], 2), torch.randn(4, 3, 50, 64), torch.randn(4, 3, 16, 64)
+    )
+    assert launches(sources) == 1
 
 
 @settings(max_examples=6, deadline=None)
