@@ -30,7 +30,7 @@ KERNELS = (
 # Frames stay, so that a finding names its kernel; the run goes on after one.
 FLAGS = (
     "-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fsanitize-recover=address,undefined", "-g1",
-    "-fno-omit-frame-pointer", "-O1",
+    "-fno-omit-frame-pointer", "-O1", "-lasan", "-lubsan",
 )  # fmt: skip
 ASAN = {
     "detect_leaks": "0", "halt_on_error": "0", "alloc_dealloc_mismatch": "0", "new_delete_type_mismatch": "0",

@@ -23,6 +23,7 @@ from .prelude_math import operations
 from .prelude_memory import MEMORY
 from .prelude_runtime import RUNTIME
 from .prelude_types import TYPES
+from .prelude_use import used_of
 from .target import Target, host_target
 
 _BIG = 16 * GRAIN  # work of a kernel from which on its call releases the interpreter lock
@@ -133,9 +134,10 @@ def _prelude(target: Target) -> str:
 
 
 def source_of(functions: Sequence[str], target: Target) -> Source:
-    """One translation unit: the prelude for a target, then the functions."""
+    """One translation unit: the prelude for a target, as far as it is used, then the functions."""
     libraries = ("-lmvec", "-lm") if target.functions else ("-lm",)
-    return Source("\n\n".join([_prelude(target), *functions]) + "\n", (*target.flags, *libraries))
+    text = "\n\n".join(functions)
+    return Source(f"{used_of(_prelude(target), text)}\n\n{text}\n", (*target.flags, *libraries), plain=True)
 
 
 def _compiled(kernel: Kernel, name: str, unit: Source, library: ctypes.CDLL, source: Path) -> CompiledKernel:
