@@ -1,4 +1,4 @@
-"""Programs around the library's rules: what a rule's sample computes, changed in one place.
+"""Programs around the library's rules: what a rule's sample computes, changed in a place or two.
 
 relu(exp(x))      ->      relu(exp(neg(x))), relu(exp(x)) with exp(x) returned, relu(sin(x)), ...
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,20 +40,22 @@ class Program:
     inputs: list[Any]
 
 
-def programs(generator: random.Random, count: int) -> Iterator[Program]:
-    """Programs around rules of stage "forward" and "lowered", in turn."""
-    chosen = [rule for rule in regraft.default_rules() if rule.stage != "simplify"]
+def programs(
+    generator: random.Random, count: int, rules: Sequence[Rule] | None = None, changes: int = 1
+) -> Iterator[Program]:
+    """Programs around rules, of stage "forward" and "lowered" by default, each changed in up to so many places."""
+    chosen = list(rules or (rule for rule in regraft.default_rules() if rule.stage != "simplify"))
     while count:
         rule = generator.choice(chosen)
         sample = generator.choice([s for s in rule.samples if not s.refused])
         case = Case.of(rule, sample, Drawn.plain(sample))
         module, places = capture_function(case.program, list(case.operands), dynamic=False)
-        name, change = generator.choice(list(_CHANGES.items()))
-        if not change(module.graph, generator):
+        drawn = [generator.choice(list(_CHANGES)) for _ in range(generator.randint(1, changes))]
+        if not all(_CHANGES[change](module.graph, generator) for change in drawn):
             continue
         module.recompile()
         count -= 1
-        yield Program(rule, name, module, [case.operands[i].detach() for i in places])
+        yield Program(rule, " and ".join(drawn), module, [case.operands[i].detach() for i in places])
 
 
 def agreement(program: Program) -> str | None:
