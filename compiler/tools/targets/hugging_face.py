@@ -19,7 +19,7 @@ import torch
 
 from .hugging_face_inputs import Inputs, masks, parts, working_inputs
 from .hugging_face_tiny import left_open, tiny_rotations, tiny_settings
-from .target import Choices, TargetError
+from .target import Choices, TargetError, said_by
 
 LAYER_COUNTS = {
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "layers", "depth", "num_encoder_layers",
@@ -107,7 +107,7 @@ def _config(model_type: str, choices: Choices) -> Any:
     try:
         config = mapping[name](**{**_smaller(mapping[name](), choices), **choices.config})
     except Exception as error:
-        raise TargetError(f"the configuration of hf:{model_type} failed: {type(error).__name__}: {error}") from error
+        raise TargetError(f"hf:{model_type} cannot be configured{_given(choices)}: {said_by(error)}") from error
     for part in parts(config):
         if "use_cache" in vars(part):
             part.use_cache = False
@@ -170,7 +170,13 @@ def _model(model_type: str, choices: Choices, create: Callable[[torch.dtype], to
     try:
         return create(choices.dtype)
     except Exception as error:
-        raise TargetError(f"building hf:{model_type} failed: {type(error).__name__}: {error}") from error
+        raise TargetError(f"hf:{model_type} cannot be built{_given(choices)}: {said_by(error)}") from error
+
+
+def _given(choices: Choices) -> str:
+    """The user's settings, which are the likely cause of what fails with them."""
+    settings = ", ".join(f"{name}={value}" for name, value in choices.config.items())
+    return f" with {settings}" if settings else ""
 
 
 def _constructor(config: Any) -> Callable[[torch.dtype], torch.nn.Module]:

@@ -13,6 +13,15 @@ class TargetError(ValueError):
     """A target that does not exist, cannot be built or cannot be given inputs."""
 
 
+def said_by(error: BaseException) -> str:
+    """What an error of another library says, in one line: of errors that follow from another, what that one says."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, KeyError) and error.args:
+        return f"{error.args[0]!r} is not known"
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or type(error).__name__
+
+
 @dataclass(frozen=True)
 class Choices:
     """The user's choices about a target.
