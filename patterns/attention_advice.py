@@ -12,6 +12,8 @@ ADVICE = {
     "inner-value-escapes": "return or keep it only where it is needed (attention weights: output_attentions=False)",
     "inner-value-escapes: logsumexp": "write a sink as one more column, softmax(cat([scores, sink], -1))[..., :-1], "
     "not as a gate, sigmoid(logsumexp(scores) - sink)",
+    "inner-value-escapes: amax": "subtract no maximum from scores whose exponents are divided by their sum and a "
+    "number, or divide by the sum alone (softmax)",
     "fill-not-a-mask": "fill with -inf or torch.finfo(dtype).min, and add a bias before the fill",
     "mask-shape": "give the mask the rows and columns of the scores, or 1",
     "bias-not-floating": "make it a floating tensor before it is added; a mask of flags belongs into masked_fill",

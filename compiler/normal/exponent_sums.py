@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -60,7 +61,8 @@ def _attached(user: fx.Node, node: Any) -> Any:
 def exponents_over_sum_and_sink(node: fx.Node, edit: Editor) -> fx.Node | None:
     """exp(x - m) / (sum(exp(x - m), [-1], True) + exp(s - m))  ->  slice(softmax(cat([x, s], -1), -1), -1, 0, -1).
 
-    The division may follow a product with values. `m` is a maximum of `x`, or of it and something else.
+    The division may follow a product with values. `m` is a maximum of `x`, or of it and something else. Where none is
+    subtracted, a positive number `a` in the place of `exp(s)` is a sink of ``log(a)``.
     """
     dividend, divisor = quotient(node)
     values = None
@@ -70,18 +72,20 @@ def exponents_over_sum_and_sink(node: fx.Node, edit: Editor) -> fx.Node | None:
     if found is None:
         return None
     x, sink = found
-    if sink is None:
-        columns = edit.call(aten.constant_pad_nd.default, x, [0, 1], 0.0)
+    if isinstance(sink, float):
+        columns = edit.call(aten.constant_pad_nd.default, x, [0, 1], sink)
     else:
         columns = edit.call(aten.cat.default, [x, builders.expand(edit, node, sink, [*shape(x)[:-1], 1])], -1)
     weights = edit.call(aten.slice.Tensor, edit.call(aten.softmax.int, columns, -1), -1, 0, -1)
     return weights if values is None else edit.call(aten.matmul.default, weights, values)
 
 
-def _sum_and_sink(user: fx.Node, exponents: Any, divisor: Any) -> tuple[fx.Node, fx.Node | None] | None:
-    """(x, s) of exponents `exp(x - m)` and a divisor `sum(exp(x - m)) + exp(s - m)`; `s` is None for `exp(-m)`."""
+def _sum_and_sink(user: fx.Node, exponents: Any, divisor: Any) -> tuple[fx.Node, fx.Node | float] | None:
+    """(x, s) of exponents `exp(x - m)` and a divisor `sum(exp(x - m)) + exp(s - m)`; `s` is 0 for `exp(-m)`."""
     if not sees(user, exponents, "aten.exp") or not sees(user, divisor, "aten.add"):
         return None
+    if is_literal(divisor.args[1]):
+        return _sum_and_number(user, exponents, divisor)
     x, shift = difference(user, exponents.args[0])
     if x is None or shift is None or not is_float(x) or not like(exponents, x):
         return None
@@ -92,11 +96,23 @@ def _sum_and_sink(user: fx.Node, exponents: Any, divisor: Any) -> tuple[fx.Node,
         if over != (exponents, rank(x) - 1) or not like(divisor, total) or not sees(user, other, "aten.exp"):
             continue
         if _is_negative(user, other.args[0], shift):
-            return x, None
+            return x, 0.0
         sink, subtracted = difference(user, other.args[0])
         if sink is not None and subtracted is shift and _is_one_column(sink, x):
             return x, sink
     return None
+
+
+def _sum_and_number(user: fx.Node, exponents: fx.Node, divisor: fx.Node) -> tuple[fx.Node, float] | None:
+    """(x, log(a)) of exponents `exp(x)` and a divisor `sum(exp(x)) + a`.
+
+    What is subtracted from `x`, such as its maximum, is part of it: the sink stands beside the scores as they are.
+    """
+    x, (total, number) = exponents.args[0], divisor.args[:2]
+    if not is_float(x) or arguments(divisor).get("alpha", 1) != 1 or number <= 0 or not is_tensor(total):
+        return None
+    over = reduction(user, total, "aten.sum")
+    return (x, math.log(number)) if over == (exponents, rank(x) - 1) and like(divisor, total) else None
 
 
 def _is_negative(user: fx.Node, node: Any, of: fx.Node) -> bool:

@@ -103,6 +103,10 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda q, k, v: (e := torch.exp((s := q @ k.mT * SCALE) - s.amax(-1, True))) / (e.sum(-1, True) + 1e-9) @ v,
         qkv(),
     ),
+    "exp and sum by hand, and a number": (
+        lambda q, k, v: (e := torch.exp(q @ k.mT * SCALE)) / (e.sum(-1, True) + 1e-6) @ v,
+        qkv(),
+    ),
     "additive mask after scale": (lambda q, k, v, m: attend((q @ k.mT) * SCALE + m, v), (*qkv(), BIAS)),
     "additive mask after div": (lambda q, k, v, m: attend((q @ k.mT) / math.sqrt(D) + m, v), (*qkv(), BIAS)),
     "additive mask first": (lambda q, k, v, m: attend(m + (q * SCALE) @ k.mT, v), (*qkv(), BIAS)),

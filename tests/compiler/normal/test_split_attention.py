@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -76,6 +78,19 @@ def test_one_more_in_the_sum_is_a_sink_of_zero():
         return torch.softmax(torch.nn.functional.pad(q @ k.mT, (0, 1)), -1)[..., :-1] @ v
 
     assert form(off_by_one, Q, K, V) == form(padded, Q, K, V)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-2, 2.0])
+def test_a_number_in_the_sum_is_a_sink_of_its_logarithm(eps):
+    def divided(q, k, v):
+        e = torch.exp(q @ k.mT)
+        return (e / (e.sum(-1, keepdim=True) + eps)) @ v
+
+    def padded(q, k, v):
+        columns = torch.nn.functional.pad(q @ k.mT, (0, 1), value=math.log(eps))
+        return torch.softmax(columns, -1)[..., :-1] @ v
+
+    assert form(divided, Q, K, V) == form(padded, Q, K, V)
 
 
 def test_sum_of_products():

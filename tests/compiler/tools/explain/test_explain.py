@@ -211,3 +211,16 @@ def test_a_sink_as_a_gate_is_explained():
         told = str(regraft.explain("sdpa", gated, q, k, v, torch.randn(())))
     assert "is also used by logsumexp" in told and "write a sink as one more column" in told
     assert "output_attentions" not in told
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1.0])
+def test_a_number_beside_the_sum_of_shifted_exponents_is_explained(eps):
+    def divided(q, k, v):
+        scores = q @ k.mT * 0.3
+        e = torch.exp(scores - scores.amax(-1, keepdim=True))
+        return e / (e.sum(-1, keepdim=True) + eps) @ v
+
+    torch._dynamo.reset()  # else a number that differs between calls is no constant
+    with torch.no_grad():
+        told = str(regraft.explain("sdpa", divided, *qkv()))
+    assert "is also used by amax" in told and "or divide by the sum alone" in told
