@@ -6,7 +6,7 @@ from ..rewrites.ruleset import RuleSet
 
 
 def default_rules() -> RuleSet:
-    """The rules that run unless `options={"rules": ...}` says otherwise, in the order in which they are tried."""
+    """The rules that run unless `options={"rules": ...}` names others, in the order in which they are tried."""
     from .activations import gelu, gelu_tanh, mish, silu
     from .algebra import idempotent, identity, reordered_twice
     from .attention import sdpa, sdpa_with_weights

@@ -1,13 +1,13 @@
-"""Activations written out by hand, as the one operator that they are.
+"""Activations that are written out by hand, replaced by one operator.
 
     x/2 * (1 + erf(x / sqrt(2)))                              ->   gelu(x)
     x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))      ->   gelu(x, approximate="tanh")
     x * sigmoid(x)                                            ->   silu(x)
     x * tanh(softplus(x))                                     ->   mish(x)
 
-Where kernels are generated, the operator keeps `x` alone for its backward, and a product before it can take it as its
-epilogue; elsewhere it is one kernel instead of two to eight. A gate, ``silu(gate) * up``, has no operator of its own:
-generated code fuses it with the activation, and whatever made the gate by hand is found here.
+If kernels are generated, the operator saves only `x` for its backward, and can be the epilogue of a product before it;
+otherwise it is one kernel instead of two to eight. A gate, ``silu(gate) * up``, has no operator: the rules find its
+activation, and generated code fuses both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..rewrites.symbolic import hint, same_shape
 
 TANH_ROOT = math.sqrt(2 / math.pi)
 ERF_ROOT = math.sqrt(0.5)
-_ROUNDED = torch.finfo(torch.float32).eps  # of a root that was taken in float32
+_ROUNDED = torch.finfo(torch.float32).eps  # of a square root that was computed in float32
 
 
 def floating(x: Any) -> Reason | None:
@@ -48,7 +48,7 @@ def wide_is_x(x: Any, wide_x: Any) -> Reason | None:
 
 
 def _source(node: Any) -> Any:
-    """What a value was made of by casts and regroupings, which keep the order of its entries."""
+    """The value before casts and reshapes, which keep the order of its elements."""
     while sees(None, node, "aten.reshape") or (sees(None, node, "aten.to") and _widens(node)):
         node = node.args[0]
     return node
@@ -59,11 +59,11 @@ def _widens(node: Any) -> bool:
 
 
 def is_root_of(expected: float) -> Callable[..., Reason | None]:
-    """A guard: the constant inside is `expected`, to the digits that show."""
+    """A guard: the inner constant is `expected`, up to rounding."""
 
     def root_is_exact(x: Any, root: Any) -> Reason | None:
         error = 1e-12 if dtype(x) == torch.float64 else _ROUNDED
-        number = hint(val(root))  # of a symbolic one, which replacements put under a guard
+        number = hint(val(root))  # of a symbolic number, which replacements guard
         if isinstance(number, float) and math.isclose(number, expected, rel_tol=error):
             return None
         nodes = (root,) if is_tensor(root) else ()
@@ -73,17 +73,17 @@ def is_root_of(expected: float) -> Callable[..., Reason | None]:
 
 
 def _halved(x: Any, gate: Any) -> Any:
-    """x * gate / 2: what is halved differs."""
+    """x * gate / 2, with the division in different places."""
     return choose("half", x=lambda: (x * 0.5) * gate, gate=lambda: x * (gate * 0.5), product=lambda: (x * gate) * 0.5)
 
 
 def _gelu(x: torch.Tensor, root: float, approximate: str) -> torch.Tensor:
-    float(root)  # reading a symbolic number puts it under a guard
+    float(root)  # reading a symbolic number guards it
     return F.gelu(x, approximate=approximate)
 
 
 def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype of what is replaced."""
+    """The dtype of the value that is replaced."""
     return dtype(match.matched[0])
 
 
@@ -121,7 +121,7 @@ def gelu_tanh(x: Any, wide_x: Any, root: Any) -> Any:
     "gelu",
     family="activation",
     replacement=lambda x, root: _gelu(x, root, "none"),
-    samples=[  # moderate: for inf, and near it, the kernel of torch that stands in for ours gives NaN or inf on a CPU
+    samples=[  # moderate: on CPUs, torch's own kernel, which is compared, gives NaN or inf for inputs near infinity
         *(
             Sample(x=T("B S N", values="moderate"), root=ERF_ROOT, tags={"half": half})
             for half in ("x", "gate", "product")
@@ -146,10 +146,10 @@ def gelu(x: Any, root: Any) -> Any:
     samples=[Sample(x=T("B S N")), Sample(x=_COMPLEX, refused="dtype-not-floating")],
     guards=(floating,),
     numerics=ROUNDING,
-    profitable=True,  # one pass over memory instead of two, and nothing but x is kept for the backward
+    profitable=True,  # one pass over memory instead of two, and only x is saved for the backward
 )
 def silu(x: Any) -> Any:
-    """x * sigmoid(x)  ->  silu(x). Not x / (1 + exp(-x)), whose gradient is NaN where exp(-x) is inf."""
+    """x * sigmoid(x)  ->  silu(x). x / (1 + exp(-x)) does not match, because its gradient is NaN if exp(-x) is inf."""
     return torch.sigmoid(x) * x
 
 
@@ -159,7 +159,7 @@ def silu(x: Any) -> Any:
     replacement=lambda x: F.mish(x),  # noqa: PLW0108
     samples=[Sample(x=T("B S N"))],
     numerics=ROUNDING,
-    profitable=True,  # one pass over memory instead of three, and nothing but x is kept for the backward
+    profitable=True,  # one pass over memory instead of three, and only x is saved for the backward
 )
 def mish(x: Any) -> Any:
     """x * tanh(softplus(x))  ->  mish(x)."""

@@ -1,13 +1,13 @@
-"""Identities that keep every bit: NaN, infinities and the sign of zero among them.
+"""Identities that keep every bit, including NaN, infinities and the sign of zero.
 
     x * 1, x / 1, x - 0, x ** 1, where(c, x, x), maximum(x, x), -(-x), cat([x])   ->   x
     to(to(x, wider), dtype of x), view(x, its own shape), a slice of all          ->   x
     relu(relu(x)), abs(abs(x)), floor(floor(x))                                   ->   once
     permute(permute(x, a), b)                                                     ->   permute(x, c), or x
 
-They run on the program as it is spelled after autograd: normal form drops more, but only where another rule makes use
-of it, and it may round. Kernels fuse most of these anyway; what is saved are calls and copies that stay. Not here,
-because they are no identities: x + 0 (makes 0 of -0), x * 0, x - x, sqrt(x) ** 2, exp(log(x)).
+They run on the program after autograd. The normal form removes more, but it may round, and it only changes the program
+where another rule matches. Kernels fuse most of these operators anyway; the rules save calls and copies that would
+remain. Not included, because they are not identities: x + 0 (turns -0 into 0), x * 0, x - x, sqrt(x) ** 2, exp(log(x)).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..rewrites.rule import EXACT, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import same_shape
 
-Free = Callable[[], Any]  # an argument that a pattern leaves open, as samples give it
+Free = Callable[[], Any]  # an argument that a pattern does not compare, with the values of samples
 
 
 def called(name: str, *operands: Any, free: tuple[Free, ...] = (), to: Free | None = None) -> Any:
-    """A call of ``aten.name`` as it stands in a graph, with arguments that are not compared; made, on tensors."""
+    """A call of ``aten.name`` with arguments that are not compared; on tensors, the operator is called."""
     first = operands[0][0] if isinstance(operands[0], list) else operands[0]
     if isinstance(first, Term):
         kwargs = (("dtype", ANYTHING),) if to else ()
@@ -45,16 +45,16 @@ def itself(x: Any, condition: Any) -> Any:
 
 
 def real(x: Any) -> Any:
-    """Not complex: a complex product with 1 makes NaN of infinities."""
+    """x is not complex: a complex product with 1 turns infinities into NaN."""
     if not dtype(x).is_complex:
         return None
     return Reason("complex", f"{describe(x)} is complex", (x,), "real numbers", describe(x))
 
 
 def same_value(match: Binding) -> Reason | None:
-    """Shape, dtype and device of the result are the operand's: nothing is broadcast or promoted.
+    """The result has the shape, dtype and device of the operand: nothing is broadcast or promoted.
 
-    Strides may differ: they are restored where somebody relies on them.
+    Strides may differ: they are restored if readers rely on them.
     """
     x, result = match.operands["x"], match.matched[0]
     placed = dtype(x) == dtype(result) and val(x).device == val(result).device
@@ -65,7 +65,7 @@ def same_value(match: Binding) -> Reason | None:
 
 
 def fixed_sizes(match: Binding) -> Reason | None:
-    """A view's sizes are numbers, and not computed by the program."""
+    """The sizes of a view are numbers that the program does not compute."""
     computed = list(nodes_in([value for node in match.matched for value in node.args[1:] if _is_size(value)]))
     if not computed:
         return None
@@ -73,7 +73,7 @@ def fixed_sizes(match: Binding) -> Reason | None:
 
 
 def one_result(match: Binding) -> Reason | None:
-    """The program is not given one tensor twice: it may do with one of its results what the other does not see."""
+    """The program does not return one tensor twice: writes to one result would change the other."""
     x, result = match.operands["x"], match.matched[0]
     if not (isinstance(x, fx.Node) and _is_returned(x) and _is_returned(result)):
         return None
@@ -97,7 +97,7 @@ def nothing_subtracted(match: Binding) -> Reason | None:
 
 
 def widened(match: Binding) -> Reason | None:
-    """A cast there and back loses nothing on the way."""
+    """A cast and the cast back lose nothing."""
     x, casts = match.operands["x"], [n for n in match.matched if op_name(n) == "aten._to_copy"]
     if len(casts) < 2:
         return None
@@ -114,7 +114,7 @@ _IDENTITIES = (
     "cast", "there_and_back", "view", "expand", "slice",
 )  # fmt: skip
 _FOR_INTEGERS = {"inverted"}
-_FOR_TRUTH = ("inverted", "joined", "cast", "view", "expand", "slice")  # masks are moved and joined as numbers are
+_FOR_TRUTH = ("inverted", "joined", "cast", "view", "expand", "slice")  # masks are moved and joined like numbers
 
 
 def _identity_samples() -> Iterator[Sample]:
@@ -204,7 +204,7 @@ _MOVES = ("permute", "transpose", "t")
 
 
 def composed(match: Binding, policy: Mapping[str, str]) -> list[int]:
-    """The one order of dims that two reorderings make."""
+    """The order of dims after two reorderings."""
     outer, inner = (_order(n) for n in match.matched)
     return [inner[d] for d in outer]
 
@@ -221,7 +221,7 @@ def _order(node: fx.Node) -> list[int]:
 
 
 def reordered(x: Any, *, order: list[int]) -> torch.Tensor:
-    """One reordering, or none."""
+    """One reordering; x itself if the order is unchanged."""
     return x if order == sorted(order) else torch.permute(x, order)
 
 

@@ -1,12 +1,12 @@
-"""Scaled dot-product attention: one pattern for every spelling.
+"""Scaled dot-product attention: one pattern for all spellings.
 
     scores = query @ key_t [* scale] [tanh(. [+ inner]) * cap] [+ bias] [where(keep, ., fill)] [beside a sink]
     softmax(scores, -1) [dropout] @ value              ->      one attention kernel
 
-What normal form cannot erase is an optional part or an alternative here. Which kernel runs is measured.
+The differences that the normal form keeps are optional parts or alternatives of the pattern. Kernels are measured.
 
-    sdpa                 where nobody else needs the weights
-    sdpa_with_weights    where somebody does: they are the second result
+    sdpa                 if nothing else reads the weights
+    sdpa_with_weights    if something does: they are the second result
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _DECLARED: dict[str, Any] = {
     "advice": ADVICE,
     "dims": {"query": "... S D", "key_t": "... D T", "value": "... T E"},
     "numbers": ("scale", "cap", "fill", "p"),
-    # ATen's kernel for CPUs takes an exp that is right to 20 units in the last place, forward and backward.
+    # ATen's kernel for CPUs uses an exp with errors of up to 20 units in the last place, forward and backward.
     "numerics": Numerics(slack=4.0, roundings=40, random="stream"),
     "nan": "same",
 }
 
 
 def _masked(scores: Any, factor: Any, bias: Any, keep: Any, fill: Any) -> Any:
-    """Scores under what is added to them and what selects among them."""
+    """Scores with their bias and their mask."""
     return choose(
         "mask",
         none=scores,
@@ -77,7 +77,7 @@ def _masked(scores: Any, factor: Any, bias: Any, keep: Any, fill: Any) -> Any:
 
 
 def _capped(scores: Any, inner: Any, cap: Any) -> Any:
-    """Scores, perhaps with a cap on them, and a bias within that."""
+    """Scores with an optional cap, and an optional bias inside of it."""
     return choose(
         "softcap",
         no=scores,
@@ -87,7 +87,7 @@ def _capped(scores: Any, inner: Any, cap: Any) -> Any:
 
 
 def _softmax(masked: Any, sink: Any) -> Any:
-    """Softmax, perhaps with one more score whose weight is dropped."""
+    """Softmax, optionally with one more score whose weight is dropped."""
     columns = optional("sink", masked, lambda m: torch.cat([m, sink], -1))
     weights = choose(
         "softmax",
@@ -102,7 +102,7 @@ def _weights(  # noqa: PLR0913 - the parts of an attention
     query: Any, key_t: Any, scale: Any, row_scale: Any, inner: Any, cap: Any, factor: Any, bias: Any, keep: Any,
     fill: Any, sink: Any, p: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """The weights of an attention before dropout, and as they meet value."""
+    """The weights of an attention before dropout, and those that multiply value."""
     scores = optional("cast", query @ key_t, cast)
     scaled = choose("scale", no=scores, number=lambda: scores * scale, rows=lambda: scores * row_scale)
     scores = optional("upcast", _capped(scaled, inner, cap), cast)
@@ -141,6 +141,6 @@ def sdpa_with_weights(  # noqa: PLR0913 - the parts of an attention
     query: Any, key_t: Any, value: Any, scale: Any, row_scale: Any, inner: Any, cap: Any, factor: Any, bias: Any,
     keep: Any, fill: Any, sink: Any, p: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """`sdpa` whose weights are used elsewhere too, as they meet value or as they were before dropout."""
+    """`sdpa` whose weights have other readers, before or after dropout."""
     whole, weights = _weights(query, key_t, scale, row_scale, inner, cap, factor, bias, keep, fill, sink, p)
     return weights @ value, choose("weights", dropped=weights, whole=whole)

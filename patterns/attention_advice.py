@@ -1,4 +1,4 @@
-"""Advice on programs where an attention nearly matched, by the reason, or by the operator found instead."""
+"""Advice for near misses of attention, by the reason, or by the operator that was found."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The CUDA kernels for scaled dot-product attention: cuDNN, flash and memory-efficient.
 
-All return the result first. Under policy ``rng="statistical"`` they draw dropout from their own counter-based stream.
+All of them return the result first. With ``rng="statistical"`` they draw dropout from their own counter-based stream.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from .masks import is_causal_match
 aten = torch.ops.aten
 
 _HALF = (torch.float16, torch.bfloat16)
-_ALIGNMENT = 8  # elements of the innermost dim that the kernels load at once
+_ALIGNMENT = 8  # elements of the innermost dim in one load of the kernels
 _CUDNN_HEAD = 128
 _FLASH_HEAD = 256
 
 
 def _kernel_mask(heads: Heads) -> torch.Tensor | None:
-    """The mask in query's dtype, finite entries kept finite, with a column of its own for every key."""
+    """The mask in the dtype of query, with finite elements kept finite and a column for each key."""
     if heads.mask is None:
         return None
     mask, columns = like(heads.mask, heads.query.dtype), heads.key.shape[2]
@@ -61,7 +61,7 @@ def cudnn(*operands: Any, **derived: Any) -> torch.Tensor:
 
 
 def flash(*operands: Any, **derived: Any) -> torch.Tensor:
-    """FlashAttention-2, which takes no mask but the causal one."""
+    """FlashAttention-2, which supports the causal mask only."""
     attention = Attention(*operands, **derived)
     heads = attention.heads()
     out = aten._scaled_dot_product_flash_attention(
@@ -71,7 +71,7 @@ def flash(*operands: Any, **derived: Any) -> torch.Tensor:
 
 
 def efficient(*operands: Any, **derived: Any) -> torch.Tensor:
-    """The memory-efficient kernel, whose mask must be spread over the scores with aligned rows."""
+    """The memory-efficient kernel, whose mask must have the shape of the scores and aligned rows."""
     attention = Attention(*operands, **derived)
     heads = attention.heads()
     q, k, v, mask = heads.query, heads.key, heads.value, _kernel_mask(heads)
@@ -83,7 +83,7 @@ def efficient(*operands: Any, **derived: Any) -> torch.Tensor:
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """The same mask with rows that start at aligned addresses, as a view of a wider one where need be."""
+    """The mask with rows that start at aligned addresses; a view of a wider mask if necessary."""
     columns, step = mask.shape[-1], 2 * _ALIGNMENT
     if known(columns % step == 0):
         return mask
@@ -112,7 +112,7 @@ def _basics(name: str, match: Binding, policy: Mapping[str, str], dtypes: tuple[
 
 
 def cudnn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """Half precision, heads of at most 128, more than one row."""
+    """Half precision, heads of at most 128 elements, more than one row."""
     reason = _basics("cudnn", match, policy, _HALF)
     if reason is not None:
         return reason
@@ -126,7 +126,7 @@ def cudnn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
 
 def flash_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """Half precision and no mask, unless it is known to be causal (which the kernel is told)."""
+    """Half precision, and no mask but one that is known to be causal."""
     reason = _basics("flash", match, policy, _HALF)
     if reason is not None:
         return reason
@@ -139,9 +139,9 @@ def flash_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
 
 def efficient_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """Any mask; single precision too, where an infinite operand may become NaN.
+    """Any mask; also single precision if infinite operands may give NaN.
 
-    Its products of float32 are those of each operand's upper and lower bits: of infinity, inf - inf is among them.
+    Its float32 products split operands into upper and lower bits, which gives inf - inf for infinity.
     """
     reason = _basics("efficient", match, policy, (*_HALF, torch.float32))
     if reason is not None:

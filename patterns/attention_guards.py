@@ -1,4 +1,4 @@
-"""Where the attention rules are legal, and what they derive from a match: types, shapes, masks, policies."""
+"""Guards of the attention rules, and values that they derive from a match: types, shapes, masks, policies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..rewrites.symbolic import known_equal
 from .masks import is_causal_match, may_empty_rows
 
 _LEAST_FILL = -1e4
-_LEAST_FILL_BELOW_BIAS = -1e9  # so low that what is added to it hardly shows
+_LEAST_FILL_BELOW_BIAS = -1e9  # so low that numbers added to it hardly change it
 
 
 def floating(query: Any, key_t: Any, value: Any) -> Reason | None:
@@ -45,14 +45,14 @@ def masks_fit(
 
 
 def bias_is_floating(bias: Any) -> Reason | None:
-    """What is added to scores is a floating tensor."""
+    """A bias of scores is a floating tensor."""
     if not dtype(bias).is_floating_point:
         return Reason("bias-not-floating", f"{describe(bias)} is added to scores", (bias,), "float", describe(bias))
     return None
 
 
 def fill_masks(fill: Any) -> Reason | None:
-    """What masked scores are replaced by is so low that their weight is zero, or a tensor that is selected as it is."""
+    """Masked scores are replaced by a number so low that their weight is zero, or by a tensor."""
     number = val(fill)
     if is_tensor(fill):
         return None
@@ -63,7 +63,7 @@ def fill_masks(fill: Any) -> Reason | None:
 
 
 def fill_hides_bias(match: Binding) -> Reason | None:
-    """Where a bias is added to masked scores, none of it is left in a row with nothing to keep."""
+    """If a bias is added to masked scores, the fill absorbs it, so that rows without keys have uniform weights."""
     fill = match.operands.get("fill")
     if dict(match.tags)["mask"] != "where_bias" or (not is_tensor(fill) and val(fill) <= _LEAST_FILL_BELOW_BIAS):
         return None
@@ -73,7 +73,7 @@ def fill_hides_bias(match: Binding) -> Reason | None:
 
 
 def row_scale_is_per_row(row_scale: Any) -> Reason | None:
-    """A tensor that scales scores is constant along the keys, so that it can scale query instead."""
+    """A tensor that scales the scores is constant along the keys, so that it can scale query instead."""
     if rank(row_scale) == 0 or known_equal(shape(row_scale)[-1], 1):
         return None
     return Reason(
@@ -86,7 +86,7 @@ def row_scale_is_per_row(row_scale: Any) -> Reason | None:
 
 
 def casts_stay_floating(match: Binding) -> Reason | None:
-    """No part of the match casts to something that is not floating."""
+    """No part of the match casts to a type that is not floating."""
     for node in match.matched:
         if not dtype(node).is_floating_point:
             found = describe(node)
@@ -95,7 +95,7 @@ def casts_stay_floating(match: Binding) -> Reason | None:
 
 
 def casts_keep_precision(match: Binding) -> Reason | None:
-    """No part of the match is rounded to less than the result holds: a kernel would not round."""
+    """No part of the match is rounded to a narrower type than the result: a kernel would not round."""
     result = dtype(next(n for n in match.matched if op_name(n) == "aten.matmul"))
     for node in match.matched:
         if dtype(node).is_floating_point and torch.finfo(dtype(node)).eps > torch.finfo(result).eps:
@@ -106,7 +106,7 @@ def casts_keep_precision(match: Binding) -> Reason | None:
 
 
 def sink_is_a_column(sink: Any) -> Reason | None:
-    """What stands beside the scores, and is dropped after the softmax, is one column."""
+    """The sink, which is dropped after the softmax, is one column beside the scores."""
     if known_equal(shape(sink)[-1], 1):
         return None
     message = f"{describe(sink)} stands beside the scores"
@@ -114,7 +114,7 @@ def sink_is_a_column(sink: Any) -> Reason | None:
 
 
 def rows_keep_a_key(match: Binding) -> Reason | None:
-    """Of a softmax that gives 0 for rows with nothing to keep: there are none, so that it is one like others."""
+    """If the softmax gives 0 for rows without keys: there are no such rows, so that it is a usual softmax."""
     if dict(match.tags)["softmax"] != "safe" or not empty_rows(match, {}):
         return None
     masks = tuple(match.operands[n] for n in ("bias", "keep", "fill") if is_tensor(match.operands.get(n)))
@@ -122,7 +122,7 @@ def rows_keep_a_key(match: Binding) -> Reason | None:
 
 
 def weights_are_used(match: Binding) -> Reason | None:
-    """The weights have another use than their product with value; else rule `sdpa` is the one."""
+    """The weights have readers besides the product with value; otherwise rule `sdpa` applies."""
     product, *inner = match.matched
     inside = {product, *inner}
     if any(user not in inside for node in inner for user in node.users):
@@ -131,9 +131,9 @@ def weights_are_used(match: Binding) -> Reason | None:
 
 
 def compute_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype to compute in: that of the scores, unless query and key were only cast up from the result's.
+    """The dtype to compute in: that of the scores, unless query and key are only cast from the dtype of the result.
 
-    A fill that is a tensor may be any number: scores have the range that they had where it was selected.
+    A fill that is a tensor may have any value, so that scores need the range of the type in which it is selected.
     """
     if is_tensor(match.operands.get("fill")):
         return next(dtype(n) for n in match.matched if op_name(n) == "aten.where")
@@ -145,30 +145,30 @@ def compute_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
 
 
 def _cast_from(node: Any, source: torch.dtype) -> bool:
-    """Whether a tensor is a cast of one with dtype `source`, perhaps seen through a permutation."""
+    """Whether a tensor is a cast from dtype `source`, possibly permuted."""
     while op_name(node) in ("aten.permute", "aten.reshape"):
         node = node.args[0]
     return op_name(node) == "aten.to" and dtype(node.args[0]) == source
 
 
 def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype of what is replaced."""
+    """The dtype of the value that is replaced."""
     return dtype(match.matched[0])
 
 
 def nan_policy(match: Binding, policy: Mapping[str, str]) -> str:
-    """``"eager"`` where rows that are NaN in eager code must stay NaN, ``"safe"`` where they may be finite."""
+    """``"eager"`` if rows that are NaN in eager code must stay NaN, ``"safe"`` if they may be finite."""
     return policy.get("nan", "eager")
 
 
 def empty_rows(match: Binding, policy: Mapping[str, str]) -> bool:
-    """Whether the mask could leave nothing of a row."""
+    """Whether the mask may hide all keys of a row."""
     bias, keep, fill = (match.operands.get(n) for n in ("bias", "keep", "fill"))
     return is_tensor(fill) or (not is_causal_match(match) and may_empty_rows(bias, keep, val(fill)))
 
 
 def causal(match: Binding, policy: Mapping[str, str]) -> bool:
-    """Whether the mask is known to be the causal one, so that kernels need none."""
+    """Whether the mask is known to be causal, so that kernels need no mask."""
     return is_causal_match(match)
 
 
@@ -178,7 +178,7 @@ def training(match: Binding, policy: Mapping[str, str]) -> bool:
 
 
 def kept_weights(match: Binding, policy: Mapping[str, str]) -> tuple[str, torch.dtype]:
-    """Which weights are wanted beside the result, before dropout or after, and their dtype."""
+    """The weights that are returned besides the result, before or after dropout, and their dtype."""
     tags, node = dict(match.tags), match.matched[0].args[0]
     for tag in ("recast", "dropout"):
         if tags["weights"] == "whole" and tags[tag] == "yes":

@@ -1,15 +1,14 @@
 """The kernels that can compute scaled dot-product attention, as candidates of the attention rule.
 
-Each takes the rule's operands as they were matched, brings them into the kernel's form (4-D, one mask, contiguous
-head dim) and calls the kernel itself rather than `scaled_dot_product_attention`, whose own choice depends on what
-tracing sees.
+Each candidate takes the operands of the match, converts them to the form of the kernel (4-D, one mask, contiguous head
+dim), and calls the kernel directly, not `scaled_dot_product_attention`, whose choice would depend on what tracing sees.
 
-A row whose scores are all -inf, or NaN, is NaN in eager code but may be finite in a kernel. Where the mask could empty
-a row, or the kernel hides NaN in query, the result is multiplied by a factor per row that is 1 or NaN: eager's NaN
-stays, in the result and in the gradients.
+A row whose scores are all -inf, or NaN, is NaN in eager code but may be finite in a kernel. If the mask may hide a
+whole row, or the kernel hides NaN in query, the result is multiplied by a factor for each row that is 1 or NaN. This
+keeps the NaN of eager code, in the result and in the gradients.
 
-Kernels add masks where eager code may select: what selection hides from every query is given to them as zeros, since
-inf - inf is NaN. A key that some queries see and others do not has to be finite, or all of them may be NaN.
+Kernels add masks where eager code may select. Keys that are hidden from all queries are replaced by zeros, because
+inf - inf is NaN. A key that only some queries see must be finite, or the rows of all queries may be NaN.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Heads:
-    """What a kernel takes: query, key and value in four dims, the mask broadcast to them, and the scale as a number.
+    """The operands of a kernel: query, key and value in four dims, the broadcast mask, and the scale as a number.
 
-    `dead` marks rows that are NaN in eager code and that the mask no longer shows.
+    `dead` marks rows that are NaN in eager code, but not with the mask that the kernel gets.
     """
 
     query: torch.Tensor
@@ -48,7 +47,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Attention:
-    """The operands of a match, as the pattern names them (tensors, numbers, or None for what it left out)."""
+    """The operands of a match, by their names in the pattern: tensors, numbers, or None for missing optional parts."""
 
     query: Any
     key_t: Any
@@ -81,7 +80,7 @@ class Attention:
         return torch.broadcast_shapes(*(t.shape[:-2] for t in inputs if t is not None))
 
     def scaled_query(self) -> tuple[torch.Tensor, float]:
-        """query in the compute dtype, and what is left of the scale as a number for the kernel."""
+        """query in the compute dtype, and the rest of the scale as a number for the kernel."""
         query, factor = self.query.to(self.compute), 1.0
         if isinstance(self.scale, (int, float)):
             factor = float(self.scale)
@@ -96,7 +95,7 @@ class Attention:
         return merge_masks(self.bias, self.keep, self.fill, self.compute, hides_bias=not self.added_last)
 
     def seen_keys(self) -> torch.Tensor:
-        """The keys, transposed; 0 where selection hides them from every query, whatever they are."""
+        """The transposed keys, with zeros for keys that are hidden from all queries."""
         if self.keep is None or self.causal:
             return self.key_t
         seen = self.keep
@@ -105,7 +104,7 @@ class Attention:
         return torch.where(seen, self.key_t, 0.0)
 
     def heads(self) -> Heads:
-        """The operands of a kernel; no mask where it is known to be causal."""
+        """The operands of a kernel; without a mask if the mask is known to be causal."""
         query, factor = self.scaled_query()
         mask = None if self.causal else fit_mask(self.mask(), query.dtype)
         dead = None
@@ -119,13 +118,13 @@ class Attention:
         return Heads(query, key, value, mask, factor, dead)
 
     def restore(self, out: torch.Tensor) -> torch.Tensor:
-        """A kernel's 4-D result in the shape and dtype that the product of weights and value had."""
+        """The 4-D result of a kernel in the shape and dtype of the product of weights and value."""
         out = out.to(self.result)
         return out if len(self.batch) == 2 else out.reshape(*self.batch, *out.shape[-2:])
 
 
 def fit_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """The mask in a type that kernels take beside a query of `dtype`; finite entries stay finite."""
+    """The mask in a type that kernels support with a query of `dtype`; finite elements stay finite."""
     if mask is None or mask.dtype == dtype:
         return mask
     if torch.finfo(mask.dtype).bits < torch.finfo(dtype).bits:
@@ -134,7 +133,7 @@ def fit_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | No
 
 
 def like(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask in `dtype`, finite entries kept finite."""
+    """The mask in `dtype`, with finite elements kept finite."""
     if mask.dtype == dtype:
         return mask
     wide = mask if mask.dtype == torch.float64 else mask.float()
@@ -148,10 +147,10 @@ def _one_element(scale: Any) -> Any:
 def merge_masks(
     bias: Any, keep: Any, fill: Any, dtype: torch.dtype, *, hides_bias: bool = False
 ) -> torch.Tensor | None:
-    """One additive mask from an additive and a boolean one, which may hide the additive one's entries, too.
+    """One additive mask from an additive mask and a boolean one, which may also hide elements of the additive one.
 
-    A finite fill becomes the lowest number, which absorbs any score: a row with nothing to keep stays uniform, as in
-    eager code, and elsewhere its weight is zero as before.
+    A finite fill becomes the lowest number, which absorbs any score: a row without keys stays uniform, as in eager
+    code, and in other rows the weight of hidden keys stays zero.
     """
     if keep is None:
         return bias
@@ -166,11 +165,11 @@ def merge_masks(
 def _four_dims(x: torch.Tensor, batch: Any) -> torch.Tensor:
     """``(*batch, rows, columns)`` as ``(outer, inner, rows, columns)``, with rows contiguous and apart.
 
-    Kernels hand the stride of rows to library products, which give garbage for rows that overlap or repeat.
+    Kernels pass the stride of rows to library products, whose results are wrong for rows that overlap or repeat.
     """
     x = x.expand(*batch, *x.shape[-2:])
     if x.stride(-1) != 1 or x.stride(-2) < x.shape[-1]:
-        # A single row counts as contiguous whatever its stride, which some kernels look at all the same.
+        # A single row counts as contiguous with any stride, but some kernels use the stride.
         x = x.clone(memory_format=torch.contiguous_format) if x.is_contiguous() else x.contiguous()
     while x.dim() < 4:
         x = x.unsqueeze(0)
@@ -186,10 +185,10 @@ def _mask_four_dims(mask: torch.Tensor, batch: Any) -> torch.Tensor:
 
 
 def row_factor(query: torch.Tensor | None, mask: torch.Tensor | None, empty_rows: bool) -> torch.Tensor | None:
-    """1 for sound rows and NaN for rows that are NaN in eager code: (..., rows or 1, 1); None where all are sound.
+    """NaN for rows that are NaN in eager code, 1 for others: (..., rows or 1, 1); None if there are only others.
 
     Args:
-        query: (..., rows, size), or None where the kernel shows NaN in query by itself.
+        query: (..., rows, size), or None if the kernel propagates NaN in query.
         mask: additive, (..., rows or 1, columns).
         empty_rows: whether the mask could hold a row of -inf.
     """
@@ -205,11 +204,11 @@ def row_factor(query: torch.Tensor | None, mask: torch.Tensor | None, empty_rows
 
 
 def keep_nan(attention: Attention, out: torch.Tensor, heads: Heads, *, shows_nan: bool) -> torch.Tensor:
-    """`out` with eager's NaN rows, where the policy asks for them."""
+    """`out` with the NaN rows of eager code, if the policy requires them."""
     if attention.nan == "safe":
         return out
     mask, empty = heads.mask, attention.empty_rows and heads.dead is None
-    if mask is not None and attention.sink is not None and empty:  # a sink is left in any row
+    if mask is not None and attention.sink is not None and empty:  # each row keeps its sink
         mask = torch.maximum(mask.amax(-1, keepdim=True), _sink_four_dims(attention, mask.dtype))
     factor = row_factor(None if shows_nan else heads.query, mask, empty)
     out = out if factor is None else out * factor.to(out.dtype)
@@ -222,14 +221,14 @@ def _sink_four_dims(attention: Attention, dtype: torch.dtype) -> torch.Tensor:
 
 
 def share_sink(attention: Attention, out: torch.Tensor, log_sums: torch.Tensor) -> torch.Tensor:
-    """The result with a sink beside the keys, from the result without.
+    """The result with a sink beside the keys, computed from the result without it.
 
     Args:
-        attention: whose sink it is.
-        out: (outer, inner, rows, width), in four dims as kernels give it.
-        log_sums: (outer, inner, rows) logarithms of the rows' sums of exponents.
+        attention: the attention with the sink.
+        out: (outer, inner, rows, width), the 4-D result of the kernel.
+        log_sums: (outer, inner, rows), logarithms of the sums of exponentials of each row.
 
-    The keys' share of a row is exp(log_sum) / (exp(log_sum) + exp(sink)). Rows without keys are 0 in `out` already.
+    The share of the keys is exp(log_sum) / (exp(log_sum) + exp(sink)). Rows without keys are 0 in `out` already.
     """
     if attention.sink is None:
         return out
@@ -241,7 +240,7 @@ def share_sink(attention: Attention, out: torch.Tensor, log_sums: torch.Tensor) 
 
 
 def _one_width(*heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Heads of one width: narrower ones are filled up with zeros, which add nothing to a score."""
+    """Heads of one width: narrower heads are padded with zeros, which do not change scores."""
     width = max(x.shape[-1] for x in heads)
     return tuple(x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1])) for x in heads)
 
@@ -260,14 +259,14 @@ def flash_cpu(*operands: Any, **derived: Any) -> torch.Tensor:
 
 
 def math_kernel(*operands: Any, **derived: Any) -> torch.Tensor:
-    """Two products and a softmax, as eager code has them, with dropout from eager's own random stream."""
+    """Two products and a softmax as in eager code, with dropout from eager's random stream."""
     attention = Attention(*operands, **derived)
     _, weights = _weights(attention)
     return torch.matmul(weights, attention.value.to(attention.compute)).to(attention.result)
 
 
 def weights_kernel(*operands: Any, kept: tuple[str, torch.dtype], **derived: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """`math_kernel`, and the weights that are wanted beside it: before or after dropout, and in which dtype."""
+    """`math_kernel`, and the weights that are returned besides its result, before or after dropout, in their dtype."""
     attention = Attention(*operands, **derived)
     which, dtype = kept
     whole, weights = _weights(attention, dtype)
@@ -297,28 +296,28 @@ def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
 
 
 def _masked(attention: Attention, scores: torch.Tensor) -> torch.Tensor:
-    """Scores under both masks, selected where eager code selects: what is masked out gets no gradient."""
+    """Scores with both masks, selected where eager code selects, so that hidden scores get no gradient."""
     keep, fill = attention.keep, attention.fill
     if attention.factor is not None:
         scores = scores * attention.factor
     if keep is None or not _is_selected(fill, scores.dtype):
         mask = attention.mask()
         return scores if mask is None else scores + mask
-    if attention.added_last:  # low numbers of both masks add up to -inf
+    if attention.added_last:  # the sum of low numbers in both masks is -inf
         return torch.where(keep, scores, fill) + attention.bias
     return torch.where(keep, scores if attention.bias is None else scores + attention.bias, fill)
 
 
 def _is_selected(fill: Any, dtype: torch.dtype) -> bool:
-    """Whether a fill can be selected as it is: a tensor of any number, or a number that `dtype` has."""
+    """Whether a fill can be selected unchanged: a tensor, or a number that `dtype` can represent."""
     return isinstance(fill, torch.Tensor) or fill == -float("inf") or fill >= torch.finfo(dtype).min
 
 
-# -- when a kernel can be used
+# -- conditions of kernels
 
 
 def refused(kernel: str, why: str, match: Binding, *names: str) -> Reason:
-    """The reason for which a kernel is no candidate for a match; `names` are the operands to blame."""
+    """The reason why a kernel is not a candidate for a match; `names` are the operands that cause it."""
     return Reason("kernel-unavailable", f"{kernel}: {why}", tuple(match.operands[n] for n in names or ("query",)))
 
 
@@ -326,7 +325,7 @@ _BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cu
 
 
 def not_allowed(kernel: str, match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """The reason not to take a kernel that the program has excluded, by `sdpa_kernel` or for good."""
+    """The reason not to use a kernel that the program excludes, by `sdpa_kernel` or by a global switch."""
     allowed = policy.get("backends")
     if allowed is None or _BACKENDS[kernel] in allowed.split(","):
         return None
@@ -334,7 +333,7 @@ def not_allowed(kernel: str, match: Binding, policy: Mapping[str, str]) -> Reaso
 
 
 def device_of(match: Binding) -> str:
-    """The type of the device that the operands live on."""
+    """The type of the device of the operands."""
     return str(val(match.operands["query"]).device.type)
 
 
@@ -345,7 +344,7 @@ def wants_mask_gradient(match: Binding) -> bool:
 
 
 def softmax_is_plain(kernel: str, match: Binding) -> Reason | None:
-    """Kernels add a mask to scaled scores and do nothing else to them; gradients do not flow to what they sum up."""
+    """Kernels only scale scores and add a mask; gradients do not flow to sums of masks."""
     if "cap" in match.operands:
         return refused(kernel, "it takes no softcap", match)
     if is_tensor(match.operands.get("fill")):
@@ -360,18 +359,18 @@ def softmax_is_plain(kernel: str, match: Binding) -> Reason | None:
 
 
 def sizes_positive(match: Binding) -> bool:
-    """Whether no size can be zero."""
+    """Whether all sizes are known to be positive."""
     return all(known(s >= 1) for n in ("query", "key_t", "value") for s in shape(match.operands[n]))
 
 
 def head_size(match: Binding) -> Any:
-    """The size of a head where query and value agree on it, else None."""
+    """The size of a head if query and value have the same, otherwise None."""
     size = shape(match.operands["query"])[-1]
     return size if known_equal(size, shape(match.operands["value"])[-1]) else None
 
 
 def flash_cpu_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """The kernel divides by sizes, and knows neither dropout nor gradients of a mask nor a value of another width."""
+    """The kernel divides by sizes, and has neither dropout, nor gradients of masks, nor values of another width."""
     name = "flash"
     if device_of(match) != "cpu":
         return refused(name, "not on a CPU", match)

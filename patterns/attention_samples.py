@@ -1,4 +1,4 @@
-"""Inputs of the attention rules: what their property tests are derived from, and near misses by the reason."""
+"""Samples of the attention rules for their property tests, and near misses by reason."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..rewrites.sample import Sample, T
 
 _QKV = {"query": T("B H S D"), "key_t": T("B H D T"), "value": T("B H T E")}
 _BIAS, _KEEP = T("B 1 S T", values="mask"), T("B 1 S T", values="bool")
-# Kernels add masks: a key that a mask shows to some queries only has to be finite (`Attention.seen_keys`).
+# Kernels add masks: a key that only some queries see must be finite (`Attention.seen_keys`).
 _SEEN_BY_SOME: dict[str, Any] = {"keep": _KEEP, "key_t": T("B H D T", values="finite")}
 _SEEN_IN_ROWS: dict[str, Any] = _SEEN_BY_SOME | {"keep": T("S T", values="bool")}
 _PADDING = T("B 1 1 T", values="bool")
 _SINK = T("B H S 1")
-# Scores that are all -inf leave a row to what is hidden, if that is a number.
+# If all scores of a row are -inf and the fill is a number, hidden keys have all of the weight.
 _LOWEST: dict[str, Any] = _SEEN_BY_SOME | {
     "query": T("B H S D", values="finite"), "fill": torch.finfo(torch.float32).min,
 }  # fmt: skip

@@ -4,9 +4,9 @@
         ->  scale = gamma / sqrt(variance + eps)
             convolution(x, weight * scale, (bias - mean) * scale + beta)
 
-The same for linear layers. A pass over the layer's result is traded for one over its weights: frozen ones are computed
-once, in float64, and rounded once; others at every call on a CPU, where that is measured to be faster. On GPUs see
-`cudnn_convolution`.
+Linear layers are treated in the same way. A pass over the weights replaces a pass over the result. Frozen weights are
+computed once, in float64, and rounded once. Other weights are computed at each call, on CPUs, if that is measured to be
+faster. For GPUs, see `cudnn_convolution`.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ _WEIGHTS = ("weight", "bias", "mean", "variance", "gamma", "beta")
 
 
 def _frozen(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """Weights and statistics are known while compiling."""
+    """Weights and statistics are known at compile time."""
     return only_frozen(*(match.operands.get(n) for n in _WEIGHTS))
 
 
 def _changing(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """One of them is not, and the norm is a pass of its own: on a GPU it is part of the kernel that follows."""
+    """Not all are known, and the norm needs a pass of its own: on GPUs, it is part of the next kernel."""
     if val(match.operands["x"]).device.type == "cuda":
         message = "on GPUs the norm costs no pass of its own, and weights are not computed at every call for it"
         return Reason("fused-anyway", message, (match.operands["x"],))
@@ -102,7 +102,7 @@ def layer_call(match: Binding, policy: Mapping[str, str]) -> Layer:
 
 
 def running_statistics(match: Binding) -> Reason | None:
-    """The norm uses what it learned, not the batch."""
+    """The norm uses running statistics, not those of the batch."""
     node = next(n for n in match.matched if op_name(n) == _NORM)
     if arguments(node)["training"] is False:
         return None
@@ -110,7 +110,7 @@ def running_statistics(match: Binding) -> Reason | None:
 
 
 def channels_second(match: Binding) -> Reason | None:
-    """The layer's channels are what is normalized: the second dim of its result."""
+    """The norm normalizes the channels of the layer, the second dim of its result."""
     node, weight = _layer_node(match), match.operands["weight"]
     if rank(node) == rank(weight):
         return None
@@ -119,7 +119,7 @@ def channels_second(match: Binding) -> Reason | None:
 
 
 def forward_layer(match: Binding) -> Reason | None:
-    """The layer is no transposed convolution, whose channels are elsewhere in its weight, and its geometry is fixed."""
+    """The layer is not a transposed convolution, whose weight has another order of dims, and its geometry is fixed."""
     node = _layer_node(match)
     values = arguments(node)
     if values.get("transposed", False) is False and not list(nodes_in(list(values.values())[3:])):
@@ -128,14 +128,14 @@ def forward_layer(match: Binding) -> Reason | None:
 
 
 def floating(x: Any, weight: Any) -> Reason | None:
-    """Real floating-point numbers of one dtype."""
+    """The operands are real floating-point tensors of one dtype."""
     if dtype(x).is_floating_point and dtype(x) == dtype(weight):
         return None
     return Reason("kernel-unavailable", f"not for {describe(x)}", (x, weight), "one floating-point dtype", describe(x))
 
 
 def applied(x: Any, weight: Any, bias: Any) -> Any:
-    """A convolution of any geometry, or a linear layer."""
+    """A convolution with any geometry, or a linear layer."""
 
     def convolution(name: str) -> Any:
         more, sample = _CONVOLUTIONS[name]
@@ -159,7 +159,7 @@ _W = {"conv1d": "N 4 3", "conv2d": "N 4 3 3", "conv3d": "N 2 2 2 2", "convolutio
 
 
 def _sample(layer: str, *, bias: bool = True, affine: bool = True, frozen: bool = False, **changes: Any) -> Sample:
-    # Moderate: weights times gamma overflow where a product with a small x does not.
+    # Moderate: weights times gamma may overflow if the product with a small x does not.
     vector = T("N", values="moderate", frozen=frozen)
     given = {"x": T(_X[layer], values="moderate"), "weight": T(_W[layer], values="moderate", frozen=frozen)}
     given["mean"] = T("N", values="moderate", gradient=False, frozen=frozen)

@@ -1,8 +1,8 @@
-"""Convolutions with their epilogue, by oneDNN in channels-last.
+"""Convolutions and their epilogues, by oneDNN in channels-last layout.
 
     activation(convolution(x, weight, bias) + other)   ->   one oneDNN call with sum and activation as post-ops
 
-The result is laid out with its channels side by side, so a network of such calls converts at its ends only.
+The result is channels-last, so that a network of such calls only converts its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .packing import (
     packed_convolution_weight,
 )
 
-# Without gelu by erf: oneDNN's is NaN for infinities.
+# Without gelu by erf, which is NaN for infinities in oneDNN.
 ACTIVATIONS = ("relu", "silu", "sigmoid", "tanh", "gelu_tanh", "hardswish")
 _HIDING_NAN = ("relu",)
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -42,7 +42,7 @@ Geometry = tuple[list[int], list[int], list[int], int]
 
 
 def convolved(x: Any, weight: Any, bias: Any) -> Any:
-    """A convolution of any geometry; on tensors, that of the samples."""
+    """A convolution with any geometry; on tensors, with the geometry of the samples."""
     if isinstance(x, Term):
         return Call("aten.convolution", (x, weight, bias, *(ANYTHING for _ in _SAMPLED)))
     return torch.convolution(x, weight, bias, *_SAMPLED)
@@ -53,18 +53,18 @@ def _the_convolution(match: Binding) -> Any:
 
 
 def geometry(match: Binding, policy: Mapping[str, str]) -> Geometry:
-    """Padding, stride, dilation and groups, in the order in which oneDNN's operators take them."""
+    """Padding, stride, dilation and groups, in the order of oneDNN's operators."""
     values = arguments(_the_convolution(match))
     return (*(list(values[n]) for n in ("padding", "stride", "dilation")), values["groups"])  # type: ignore[return-value]
 
 
 def epilogue(match: Binding, policy: Mapping[str, str]) -> str:
-    """The activation that the match took."""
+    """The activation in the match."""
     return dict(match.tags)[ACTIVATION]
 
 
 def onednn(x: Any, weight: Any, bias: Any, other: Any, *, geometry: Geometry, activation: str) -> torch.Tensor:
-    """One oneDNN call on plain weights; one of both operands must say by its strides that they are channels-last."""
+    """One oneDNN call on plain weights; the strides of one operand must be channels-last."""
     x, weight = channels_last(x), channels_last(weight)
     if not (lies_channels_last(x) or lies_channels_last(weight)):
         weight = weight.clone(memory_format=SPATIAL_FORMATS[weight.dim()])
@@ -90,7 +90,7 @@ def _call(x: Any, weight: Any, bias: Any, other: Any, geometry: Geometry, activa
 
 
 def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """oneDNN: no activation that turns NaN into numbers, unless allowed; after a sum, none but relu."""
+    """oneDNN: no activation that turns NaN into numbers, unless this is allowed; only relu after a sum."""
     x, activation = match.operands["x"], epilogue(match, policy)
     if activation in _HIDING_NAN and policy.get("nan", "eager") == "eager":
         return Reason("kernel-unavailable", "oneDNN: its relu turns NaN into 0 (option nan='safe' allows that)", (x,))
@@ -100,12 +100,12 @@ def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
 
 def onednn_packed_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """As oneDNN, with a weight that is known while compiling."""
+    """As oneDNN, with a weight that is known at compile time."""
     return only_frozen(match.operands["weight"]) or onednn_applies(match, policy)
 
 
 def spatial(x: Any) -> Reason | None:
-    """Images or volumes of a dtype that oneDNN computes in, none of them empty."""
+    """Images or volumes of a dtype that oneDNN supports, none of them empty."""
     if rank(x) not in _RANKS or dtype(x) not in _DTYPES:
         wanted = "float32 or bfloat16, 2 or 3 dims in space"
         return Reason("kernel-unavailable", f"oneDNN: not for {describe(x)}", (x,), wanted, describe(x))
@@ -115,7 +115,7 @@ def spatial(x: Any) -> Reason | None:
 
 
 def forward_convolution(match: Binding) -> Reason | None:
-    """The convolution is not a transposed one, and its geometry is made of numbers."""
+    """The convolution is not transposed, and its geometry consists of numbers."""
     node = _the_convolution(match)
     values = arguments(node)
     if values["transposed"] is not False:
@@ -127,7 +127,7 @@ def forward_convolution(match: Binding) -> Reason | None:
 
 
 def added_whole(match: Binding) -> Reason | None:
-    """What is added has the shape, dtype and device of the result, so that nothing is broadcast."""
+    """The summand has the shape, dtype and device of the result, so that it is not broadcast."""
     other, result = match.operands.get("other"), _the_convolution(match)
     if other is None or (same_shape(shape(other), shape(result)) and dtype(other) == dtype(result)):
         return None

@@ -1,12 +1,12 @@
-"""Rows of scores that a mask hides entirely, in training: a fused kernel gives them eager's gradients, or is refused.
+"""Rows whose scores are all hidden by a mask, in training: a fused kernel gives them eager's gradients, or is refused.
 
     where(keep, s, low)     the row's weights are uniform; queries and keys get no gradient from the row
     where(keep, s, -inf)    the row is NaN, and so are all gradients of value; queries and keys get none from the row
     s + mask, mask <= -1e6  the row's weights are uniform, and gradients pass as if the scores had decided: refused
     s + mask, mask = -inf   the row is NaN, and so are all gradients
 
-Kernels keep the logarithm of a row's sum for the backward pass. That number rounds to the lowest mask itself, so that a
-hidden row is given to them as a row of zeros: `opened`.
+Kernels save the logarithm of the sum of each row for the backward pass. In a hidden row this number rounds to the fill
+itself. Kernels therefore get zeros in place of hidden rows (`opened`).
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from ..rewrites.facts import Choice, fact_of
 from ..rewrites.graph import arguments, is_tensor, op_name
 from .masks import FROM_CONSTANTS, MOVES, asked, evaluate, is_causal_match, is_flag, keeps_diagonal
 
-_ABSORBING = -1e6  # float32 scores lose their digits in the sum with lower numbers
-_LOW = -16.0  # beside lower numbers, the logarithm of a sum does
+_ABSORBING = -1e6  # float32 scores lose their digits when lower numbers are added
+_LOW = -16.0  # with lower numbers, the logarithm of a sum loses its digits
 
 
 def opened(
     query: torch.Tensor, mask: torch.Tensor, *, selected: bool, own_bias: bool, empty: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The same scores for a kernel that is to have a backward pass, without rows that hide every key.
+    """The operands that give the same scores, but without hidden rows, for a kernel with a backward pass.
 
     Args:
         query: (..., rows, size).
         mask: additive, (..., rows or 1, columns).
-        selected: hidden scores are selected, not added to.
-        own_bias: the selection is made from scores that a bias was added to.
-        empty: the mask may hide a row by -inf.
+        selected: hidden scores are replaced, not added to.
+        own_bias: a bias was added to the scores before hidden ones were replaced.
+        empty: the mask may hide a row with -inf.
 
     Returns:
-        The query, zero in hidden rows; the mask, of hidden rows less its maximum; where hidden rows were NaN and are
-        to get a result of their own (`with_dead_rows`), these rows.
+        The query, with zeros in hidden rows; the mask, minus its maximum in hidden rows; hidden rows that are NaN in
+        eager code (for `with_dead_rows`).
     """
     top = mask.amax(-1, keepdim=True)
-    if not selected:  # less its maximum, a mask has the same weights, and sums keep their digits
+    if not selected:  # without its maximum, a mask gives the same weights, and sums keep their digits
         return query, mask - torch.where(top == -torch.inf, 0.0, top).detach(), None
     hidden = top < _ABSORBING
     level = mask - top
@@ -58,7 +58,7 @@ def opened(
 
 
 def with_dead_rows(out: torch.Tensor, value: torch.Tensor, dead: torch.Tensor) -> torch.Tensor:
-    """The result with NaN in dead rows, whose gradient makes all of value's NaN and reaches nothing else.
+    """The result with NaN in dead rows, whose gradient makes that of value NaN and reaches nothing else.
 
     Args:
         out: (..., rows, width).
@@ -70,17 +70,17 @@ def with_dead_rows(out: torch.Tensor, value: torch.Tensor, dead: torch.Tensor) -
 
 
 def selects(match: Binding, policy: Mapping[str, str]) -> bool:
-    """Whether hidden scores are selected (where, masked_fill), so that no gradient passes them."""
+    """Whether hidden scores are replaced (where, masked_fill), so that they get no gradient."""
     return dict(match.tags)["mask"] in ("where", "bias_where", "where_bias")
 
 
 def bias_comes_last(match: Binding, policy: Mapping[str, str]) -> bool:
-    """Whether a bias is added after hidden scores were selected."""
+    """Whether a bias is added after hidden scores were replaced."""
     return dict(match.tags)["mask"] == "where_bias"
 
 
 def rows_lose_gradients(match: Binding) -> bool:
-    """Whether rows that a mask absorbs may get gradients in eager code, which kernels do not compute."""
+    """Whether hidden rows may get gradients in eager code that kernels do not compute."""
     bias = match.operands.get("bias")
     if not is_tensor(bias) or not any(wants_gradient(o) for o in match.operands.values() if is_tensor(o)):
         return False
@@ -88,20 +88,20 @@ def rows_lose_gradients(match: Binding) -> bool:
         return False
     if lowest_top(bias) < _ABSORBING:
         return True
-    # A row that selection and bias hide together passes gradients to some of its keys only.
+    # In a row that is hidden by selection and bias together, only some keys get gradients.
     return is_tensor(match.operands.get("keep")) and _Least(-math.inf).of(bias) < _LOW
 
 
 def sums_lose_digits(match: Binding, policy: Mapping[str, str]) -> bool:
-    """Whether an additive mask may leave a row only such numbers that the logarithm of its sum loses digits."""
+    """Whether all numbers of a row in an additive mask may be so low that the logarithm of its sum loses digits."""
     bias = match.operands.get("bias")
     return is_tensor(bias) and lowest_top(bias) < _LOW
 
 
 def lowest_top(bias: Any) -> float:
-    """The least finite maximum that a row of an additive mask may have; -inf where nothing is known.
+    """The least finite maximum of a row of an additive mask; -inf if nothing is known.
 
-    What is learned is a bias: it is taken to hide nothing.
+    A learned mask is a bias, and assumed to hide nothing.
     """
     if keeps_diagonal(bias, None):
         fact = fact_of(bias)
@@ -118,10 +118,10 @@ def _least_finite_top(mask: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Least:
-    """The least number in a tensor; -inf where nothing is known.
+    """The least number in a tensor; -inf if nothing is known.
 
     Args:
-        infinite: what -inf counts as.
+        infinite: the number that -inf counts as.
     """
 
     infinite: float

@@ -1,13 +1,12 @@
-"""Linear layers: which of the libraries that torch carries computes the product, and with what as its epilogue.
+"""Linear layers: the library of torch that computes the product, and its epilogue.
 
     activation(linear(x, weight, bias))   ->   one oneDNN call with the activation as post-op
 
     gelu_tanh(linear(x, weight, bias))    ->   one cuBLASLt call, on CUDA devices
 
-A weight that is known while compiling is laid out as oneDNN wants it, once.
+A weight that is known at compile time is converted to the layout of oneDNN once.
 
-MKL and oneDNN differ by up to 2.4x for the same product, in either direction, by CPU and by shape: measured, never
-assumed.
+MKL and oneDNN differ by up to 2.4x for the same product. Which one is faster depends on CPU and shape, and is measured.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ POST_OPS = {
     "hardswish": ("hardswish", ""),
 }
 ACTIVATIONS = ("none", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh")
-_HIDING_NAN = ("relu",)  # activations that make a number of NaN in oneDNN and in cuBLASLt
+_HIDING_NAN = ("relu",)  # activations that turn NaN into a number in oneDNN and cuBLASLt
 _DTYPES = (torch.float32, torch.bfloat16)
-_CUDA_ACTIVATIONS = ("gelu_tanh", "relu")  # what cuBLASLt has as an epilogue
+_CUDA_ACTIVATIONS = ("gelu_tanh", "relu")  # the epilogues of cuBLASLt
 _CUDA_DTYPES = (torch.float16, torch.bfloat16)
-FEW_ROWS = 16  # up to which a product waits for its weights: generated kernels read them faster, and have epilogues too
+FEW_ROWS = 16  # rows up to which reading the weights limits a product: generated kernels read them faster
 
 
 def activation(match: Binding, policy: Mapping[str, str]) -> str:
-    """The activation that the match took."""
+    """The activation in the match."""
     return dict(match.tags)[ACTIVATION]
 
 
@@ -67,7 +66,7 @@ def onednn_packed(x: Any, weight: Any, bias: Any, *, activation: str) -> torch.T
 
 
 def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """oneDNN: CPU tensors of a dtype it computes in, none of them empty."""
+    """oneDNN: CPU tensors of a supported dtype, none of them empty."""
     x, weight = match.operands["x"], match.operands["weight"]
     if val(x).device.type != "cpu":
         return Reason("device-unsupported", "oneDNN: it is for CPUs", (x,), "cpu", str(val(x).device))
@@ -83,19 +82,19 @@ def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
 
 def _overlaps(weight: Any) -> bool:
-    """Whether the rows of a matrix may share memory with each other, as windows over a vector do."""
+    """Whether rows of a matrix may share memory, like windows over a vector."""
     (rows, columns), (row, column) = shape(weight), val(weight).stride()
     apart = row >= columns * column, column >= rows * row, rows == 1, columns == 1
     return not any(map(known, apart))
 
 
 def onednn_packed_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """As oneDNN, with a weight that is known while compiling."""
+    """As oneDNN, with a weight that is known at compile time."""
     return only_frozen(match.operands["weight"]) or onednn_applies(match, policy)
 
 
 def cublaslt(x: Any, weight: Any, bias: Any, *, activation: str) -> torch.Tensor:
-    """One cuBLASLt call that applies the activation to what it accumulates."""
+    """One cuBLASLt call that applies the activation to its accumulators."""
     rows = x.reshape(-1, x.shape[-1])
     y = torch.ops.aten._addmm_activation(bias, rows, weight.t(), use_gelu=activation == "gelu_tanh")
     return y.reshape(*x.shape[:-1], y.shape[-1])
@@ -106,7 +105,7 @@ def cublaslt_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None
     x, name = match.operands["x"], activation(match, policy)
     possible = name in _CUDA_ACTIVATIONS and "bias" in match.operands
     if val(x).device.type != "cuda":
-        code = "device-unsupported" if possible else "kernel-unavailable"  # the former can be tried on the CPU
+        code = "device-unsupported" if possible else "kernel-unavailable"  # the operator also runs on CPUs, for tests
         return Reason(code, "cuBLASLt: it is for CUDA devices", (x,), "cuda", str(val(x).device))
     if not possible:
         return Reason("kernel-unavailable", f"cuBLASLt: {name} of a product is no epilogue of its own here", (x,))
@@ -124,7 +123,7 @@ def cublaslt_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None
 
 
 def has_library(x: Any, match: Binding) -> Reason | None:
-    """A CPU for which torch carries oneDNN, or an epilogue that cuBLASLt has."""
+    """The device is a CPU with oneDNN, or cuBLASLt has the epilogue."""
     device = val(x).device
     if device.type == "cuda" and dict(match.tags)[ACTIVATION] in _CUDA_ACTIVATIONS and "bias" in match.operands:
         return None
@@ -132,7 +131,7 @@ def has_library(x: Any, match: Binding) -> Reason | None:
 
 
 def on_cpu(x: Any) -> Reason | None:
-    """The product is computed by a CPU for which torch carries oneDNN."""
+    """The product is on a CPU, and torch has oneDNN."""
     if val(x).device.type == "cpu" and torch.backends.mkldnn.is_available():
         return None
     return Reason(
@@ -145,21 +144,21 @@ def on_cpu(x: Any) -> Reason | None:
 
 
 def matrix_product(x: Any, weight: Any) -> Reason | None:
-    """A batch of rows times one matrix."""
+    """The product is one of rows and a matrix."""
     if rank(x) < 2 or rank(weight) != 2:
         return Reason("rank-too-low", "a linear layer has a matrix as weight and rows as input", (x, weight))
     return None
 
 
 def one_dtype(x: Any, weight: Any, bias: Any = None) -> Reason | None:
-    """Input, weight and bias have one dtype."""
+    """Input, weight and bias have the same dtype."""
     if {dtype(t) for t in (x, weight, bias) if t is not None} == {dtype(x)}:
         return None
     return Reason("kernel-unavailable", "oneDNN: input, weight and bias differ in dtype", (x, weight))
 
 
 def bias_per_column(weight: Any, bias: Any = None) -> Reason | None:
-    """A bias is one number for each column: the library takes no other."""
+    """A bias has one number for each column: the library supports no other."""
     if bias is None or (rank(bias) == 1 and known_equal(shape(bias)[0], shape(weight)[0])):
         return None
     message = f"{describe(bias)} is broadcast"

@@ -1,6 +1,6 @@
-"""Facts about masks from the graph alone.
+"""Facts about masks that follow from the graph.
 
-Of masks built from sizes, also symbolic ones, `rewrites/facts` knows what they hold; other constants are evaluated.
+`rewrites/facts` knows the elements of masks that are built from sizes, also symbolic ones; others are evaluated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_ELEMENTS = 1 << 22
 
 
 def evaluate(node: Any) -> torch.Tensor | None:
-    """The value of a tensor that depends on nothing but constants and static sizes; None where it is not known."""
+    """The value of a tensor that only depends on constants and static sizes; None if it is not known."""
     cone = _cone(node)
     if cone is None:
         return None
@@ -38,13 +38,13 @@ def evaluate(node: Any) -> torch.Tensor | None:
 
 
 def asked(question: Callable[..., Answer], *values: Any) -> Answer:
-    """The answer to a question about values that `evaluate` found: they are no fake tensors, and nothing records it."""
+    """The answer to a question about values from `evaluate`, outside of fake and tracing modes."""
     with plainly():
         return question(*values)
 
 
 def _cone(node: Any) -> list[fx.Node] | None:
-    """The nodes that `node` is computed from, in order, if all are pure, static, small and start from constants."""
+    """The nodes that `node` is computed from, in order, if all are pure, static and small, and start from constants."""
     if not is_tensor(node):
         return None
     found: set[fx.Node] = set()
@@ -80,7 +80,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def is_causal(mask: Any) -> bool:
-    """Whether a mask, additive or boolean, is known to keep exactly the keys up to each query, and to add nothing."""
+    """Whether a mask, additive or boolean, is known to be causal: each query sees the keys up to its own position."""
     fact = fact_of(mask)
     if isinstance(fact, Choice):
         return _is_lower_triangle(fact, shape(mask)) and _keeps_and_masks(fact)
@@ -100,28 +100,28 @@ def _keeps_lower_triangle(value: torch.Tensor) -> bool:
 
 
 def _is_lower_triangle(fact: Choice, sizes: Sequence[Any]) -> bool:
-    """Whether a choice is made where the row is the column or comes after it, in square matrices."""
+    """Whether a condition holds for the lower triangle of square matrices, including the diagonal."""
     if len(sizes) < 2 or not known_equal(sizes[-1], sizes[-2]) or len(fact.conditions) > 1:
         return False
     return fact.conditions[0].same(Positions(0, (*[0] * (len(sizes) - 2), 1, -1)))
 
 
 def _keeps_and_masks(fact: Choice) -> bool:
-    """Whether a choice is between what keeps a score, or adds nothing to it, and what masks it."""
+    """Whether a selection is between a number that keeps a score (True, or 0 to add) and one that hides it."""
     if isinstance(fact.yes, bool):
         return fact.yes and not fact.no
     return fact.yes == 0 and fact.no <= -1e4
 
 
 def is_causal_match(match: Binding) -> bool:
-    """Whether the match's only mask is known to be causal."""
+    """Whether the only mask of the match is known to be causal."""
     masks = [match.operands[n] for n in ("bias", "keep") if n in match.operands]
     square = known_equal(shape(match.operands["query"])[-2], shape(match.operands["key_t"])[-1])
     return len(masks) == 1 and square and is_causal(masks[0])
 
 
 def may_empty_rows(bias: Any, keep: Any, fill: Any) -> bool:
-    """Whether a row of scores could be masked out altogether by -inf, which makes it NaN in eager code."""
+    """Whether -inf may hide all scores of a row, which makes it NaN in eager code."""
     if (bias is None and keep is None) or keeps_diagonal(bias, keep):
         return False
     known = [evaluate(m) for m in (bias, keep) if m is not None]
@@ -133,7 +133,7 @@ def may_empty_rows(bias: Any, keep: Any, fill: Any) -> bool:
 
 
 def keeps_diagonal(bias: Any, keep: Any) -> bool:
-    """Whether the only mask, square, is known to leave the entry in every row whose column is the row."""
+    """Whether the only mask is square and known to keep the diagonal."""
     mask = keep if bias is None else bias
     fact = fact_of(mask)
     if (bias is not None and keep is not None) or not isinstance(fact, Choice) or rank(mask) < 2:
@@ -161,7 +161,7 @@ FROM_CONSTANTS = ("aten.zeros", "aten.ones", "aten.zeros_like", "aten.ones_like"
 
 
 def _is_finite(node: Any) -> bool:
-    """Whether every entry is known to be finite: selections among, and products of, finite constants and flags."""
+    """Whether all elements are known to be finite: selections and products of finite constants and flags."""
     if isinstance(node, (int, float)):
         return abs(node) < float("inf")
     if not is_tensor(node) or "opaque" in node.meta:
@@ -181,7 +181,7 @@ def _is_finite(node: Any) -> bool:
 
 
 def is_flag(node: Any) -> bool:
-    """Whether a float tensor is made of 0 and 1: a cast of booleans, or one minus such."""
+    """Whether the elements of a float tensor are 0 and 1: a cast of booleans, or one minus such a cast."""
     if not is_tensor(node) or "opaque" in node.meta:
         return False
     if val(node).dtype == torch.bool:

@@ -5,9 +5,10 @@
     x @ wq, x @ wk, x @ wv
         ->  split(x @ cat([wq, wk, wv], 1))
 
-Query, key and value of an attention, gate and up of a gated layer, keys and values of a cross attention: two at a time,
-until no two are left. One large product keeps a device busier than several small ones, and `x` is read once. A frozen
-weight is concatenated once; others are copied at every call, which seldom pays: measured, never assumed.
+Examples are query, key and value of an attention, gate and up projection of a gated layer, and keys and values of a
+cross attention. Two are merged at a time, until no pair is left. One large product uses a device better than several
+small ones, and `x` is read once. A frozen weight is concatenated once; other weights are copied at each call, which is
+seldom faster. Both are measured.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import hint, known_equal, product
 from .packing import only_changing, only_frozen, prepared
 
-NEARBY = 2  # other products between the two, at most: a merged result lives from the first use to the last
-MIN_ROWS = 32  # below, a product waits for its weights, and a copy of them takes twice as long as the product
+NEARBY = 2  # most products between the two: the merged result stays in memory from the first use to the last
+MIN_ROWS = 32  # with fewer rows, a product is limited by reading its weights, and copying them takes twice as long
 _MERGED = ("aten.linear", "aten.matmul")
 _PRODUCTS = (*_MERGED, "aten.scaled_dot_product_attention", "aten.convolution", "aten.conv2d")
 
@@ -70,7 +71,7 @@ def _stacked(weight: Any, later: Any, columns: bool) -> torch.Tensor:
 
 
 def _biases(weight: Any, bias: Any, later: Any, later_bias: Any, columns: bool) -> Any:
-    """Both biases in one, zeros for one that is missing; None where both are."""
+    """Both biases in one tensor, with zeros for a missing one; None if both are missing."""
     if bias is None and later_bias is None:
         return None
     pairs, dim = ((weight, bias), (later, later_bias)), int(columns)
@@ -79,18 +80,18 @@ def _biases(weight: Any, bias: Any, later: Any, later_bias: Any, columns: bool) 
 
 
 def _split(result: torch.Tensor, weight: Any, columns: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The columns of the later product, and those of the one before it, as the pattern has them."""
+    """The columns of the later product and of the earlier one, in the order of the pattern."""
     width = weight.shape[int(columns)]
     return result[..., width:], result[..., :width]
 
 
 def _frozen(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """Weights and biases are known while compiling."""
+    """Weights and biases are known at compile time."""
     return only_frozen(*_weights(match))
 
 
 def _changing(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """A weight or bias is not, and more rows read the weights than copying them costs."""
+    """A weight or bias is not known, and there are enough rows for the copies to pay."""
     x, rows = match.operands["x"], hint(product(shape(match.operands["x"])[:-1]))
     if rows is not None and rows < MIN_ROWS:
         message = f"{rows} rows read each weight once, and copying it costs more than that (option freezing)"
@@ -113,7 +114,7 @@ def rows(x: Any) -> Reason | None:
 
 
 def trained_apart(match: Binding) -> Reason | None:
-    """No gradient flows to the weights: each step would copy them, keep the copy, and tie their gradients together."""
+    """No gradient flows to the weights: otherwise each step would copy and keep them, and split their gradients."""
     trained = next((w for w in _weights(match) if wants_gradient(w)), None)
     if trained is None:
         return None
@@ -122,7 +123,7 @@ def trained_apart(match: Binding) -> Reason | None:
 
 
 def matrices(x: Any, weight: Any, later: Any) -> Reason | None:
-    """Weights are matrices of the input's dtype: a batch of them has no columns to put side by side."""
+    """Weights are matrices of the input's dtype; batches of matrices cannot be concatenated."""
     for one in (weight, later):
         if rank(one) != 2 or dtype(one) != dtype(x):
             wanted = f"a matrix of {dtype(x)}".replace("torch.", "")
@@ -131,7 +132,7 @@ def matrices(x: Any, weight: Any, later: Any) -> Reason | None:
 
 
 def one_bias_each(match: Binding) -> Reason | None:
-    """A bias is one number for each column, so that it stays with them."""
+    """A bias has one number for each column, so that it can be concatenated like the columns."""
     dim = int(by_columns(match, {}))
     for name in ("", "later_"):
         bias, weight = match.operands.get(f"{name}bias"), match.operands[name.rstrip("_") or "weight"]
@@ -144,7 +145,7 @@ def one_bias_each(match: Binding) -> Reason | None:
 
 
 def nearby(match: Binding) -> Reason | None:
-    """The products stand in the order of the pattern, with little between them."""
+    """The products are in the order of the pattern, with few products between them."""
     products = [node for node in match.matched if op_name(node) in _MERGED]
     later, first = products[0], products[-1]
     if later <= first:
@@ -176,7 +177,7 @@ def _sample(biases: Mapping[str, T], *, frozen: bool, **changes: Any) -> Sample:
 
 
 def _columns(sample: Sample, **changes: Any) -> Sample:
-    """The same product, its weights the other way round."""
+    """The same product with transposed weights."""
     turned = {n: replace(sample.operands[n], dims=f"K {side}") for n, side in (("later", "M"), ("weight", "N"))}
     refused = changes.pop("refused", "")
     operands = sample.operands | turned | changes
@@ -209,7 +210,7 @@ def _columns(sample: Sample, **changes: Any) -> Sample:
     },
 )  # fmt: skip
 def merged_linear(x: Any, later: Any, later_bias: Any, weight: Any, bias: Any) -> Any:
-    """linear(x, later, later_bias) and, before it, linear(x, weight, bias); also x @ w; biases are optional."""
+    """linear(x, later, later_bias) after linear(x, weight, bias), or x @ w; biases are optional."""
 
     def product(name: str, w: Any, b: Any) -> Any:
         return choose(

@@ -1,12 +1,12 @@
-"""Normalization written out by hand, as the one operator that it is.
+"""Normalization that is written out by hand, replaced by one operator.
 
     weight * (x * rsqrt(mean(x ** 2) + eps))                      ->   rms_norm(x, [D], weight, eps)
     weight * ((x - m) * rsqrt(mean((x - m) ** 2) + eps)) + bias   ->   layer_norm(x, [D], weight, bias, eps)
 
-What is cast up first is computed in the wider type in either form; a product with the weight is rounded once less.
-In generated code both forms come out as the same kernels. A layer norm becomes the RMS norm of centered rows, which is
-what was written: ATen's own for CPUs subtracts the mean last, and loses the digits of rows that hardly vary; its own
-for GPUs gives NaN for rows whose variance overflows, where what was written gives 0.
+Operands that are cast to a wider type are computed in it in both forms; the product with the weight is rounded once
+less. Generated kernels are the same for both forms. A layer norm becomes the RMS norm of centered rows, as the program
+computes it. ATen's layer norm for CPUs subtracts the mean last, which loses digits of rows that hardly vary; the one
+for GPUs gives NaN for rows whose variance overflows, for which the program gives 0.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def floating(x: Any) -> Reason | None:
 
 
 def eps_is_a_number(eps: Any) -> Reason | None:
-    """What is added under the root is known while compiling."""
-    if type(eps) in (int, float) or isinstance(val(eps), torch.SymFloat):  # the latter becomes one, under a guard
+    """The number that is added under the square root is known at compile time."""
+    if type(eps) in (int, float) or isinstance(val(eps), torch.SymFloat):  # a symbolic one gets a guard
         return None
     nodes = (eps,) if is_tensor(eps) else ()
     return Reason("eps-not-a-number", "what is added under the root is computed", nodes, "a number", describe(eps))
 
 
 def casts_keep_values(match: Binding) -> Reason | None:
-    """x is only cast up, and the result to a floating type."""
+    """x is only cast to wider types, and the result to a floating type."""
     x = match.operands["x"]
     for node in match.matched:
         if op_name(node) != "aten.to":
@@ -57,12 +57,12 @@ def casts_keep_values(match: Binding) -> Reason | None:
 
 
 def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype of what is replaced."""
+    """The dtype of the value that is replaced."""
     return dtype(match.matched[0])
 
 
 def compute_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The narrowest dtype that holds operands and result: operators widen it inside."""
+    """The narrowest dtype that holds operands and result: operators compute in a wider one."""
     tensors = [dtype(o) for o in match.operands.values() if is_tensor(o)]
     return reduce(torch.promote_types, tensors, result_dtype(match, policy))
 
@@ -72,12 +72,12 @@ def _squared(value: Any) -> Any:
 
 
 def _of_row(x: Any) -> Any:
-    """What is summed up: x, or x in a wider dtype."""
+    """The operand of the mean: x, or x in a wider dtype."""
     return choose("upcast", yes=lambda: cast(x), statistics=lambda: cast(x), no=x)
 
 
 def _of_element(x: Any) -> Any:
-    """What is normalized: T5 casts up for the statistics only."""
+    """The value that is normalized: T5 casts only for the statistics."""
     return choose("upcast", yes=lambda: cast(x), statistics=x, no=x)
 
 
@@ -104,7 +104,7 @@ def _sample(**given: Any) -> Sample:
     return Sample(tags=_PLAIN | tags, **operands)
 
 
-_SHORT = T("B D", gradient=False)  # with two entries a row, gradients of a norm are nothing but rounding
+_SHORT = T("B D", gradient=False)  # with two elements in a row, the gradients of a norm are only rounding errors
 
 
 _COMPLEX: dict[str, Any] = {"x": T("B 16", dtype=torch.complex64), "refused": "dtype-not-floating"}
@@ -131,7 +131,7 @@ _COMPUTED_EPS: dict[str, Any] = {"eps": T("1", values="positive"), "refused": "e
     profitable=True,  # the same generated kernels, or one library call instead of six
 )
 def rms_norm(x: Any, weight: Any, eps: Any) -> Any:
-    """weight * x / sqrt(mean(x ** 2) + eps)  ->  rms_norm(x, [D], weight, eps), with casts where models have them."""
+    """weight * x / sqrt(mean(x ** 2) + eps)  ->  rms_norm(x, [D], weight, eps), with the casts that models have."""
     mean_square = torch.mean(_squared(lambda: _of_row(x)), [-1], True)
     return optional("recast", _normalized(mean_square, eps, lambda: _of_element(x), weight), cast)
 
@@ -141,12 +141,12 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, compute:
 
 
 def _as(x: Any, to: torch.dtype) -> Any:
-    """x in the dtype `to`: no call where it has that already, or where there is no x."""
+    """x in the dtype `to`; x itself if it already has this dtype, or is None."""
     return x if x is None or x.dtype == to else x.to(to)
 
 
 def _layer_norm(x: torch.Tensor, weight: Any, bias: Any, eps: float, compute: torch.dtype) -> torch.Tensor:
-    """In parts, which generated code fuses, and in float32 at least: rounding comes last."""
+    """In parts, which generated code fuses, and at least in float32, so that rounding comes last."""
     wide = _as(x, torch.promote_types(compute, torch.float32))
     normal = F.rms_norm(wide - wide.mean(-1, keepdim=True), x.shape[-1:], _as(weight, wide.dtype), float(eps))
     return normal if bias is None else normal + bias
@@ -160,7 +160,7 @@ def _layer_norm(x: torch.Tensor, weight: Any, bias: Any, eps: float, compute: to
     ),
     samples=[
         _sample(bias=T("16")),
-        _sample(weight=T("16", values="moderate"), bias=T("16"), shift="folded"),  # inf less inf is NaN in that form
+        _sample(weight=T("16", values="moderate"), bias=T("16"), shift="folded"),  # inf - inf is NaN in this form
         _sample(x=T("B 16"), weight="scale", shift="no"),
         _sample(x=T("B 16"), square="product", weight="first", shift="no"),
         _sample(x=T("1 16"), shift="no"),

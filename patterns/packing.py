@@ -1,9 +1,9 @@
-"""Weights in the blocked layouts that oneDNN computes in, and which operands are known while compiling.
+"""Weights in the blocked layouts of oneDNN, and operands that are known at compile time.
 
-    linear(x, weight)   ->   _linear_pointwise(x, _reorder_linear_weight(weight))       the inner call is folded away
+    linear(x, weight)   ->   _linear_pointwise(x, _reorder_linear_weight(weight))       the inner call is folded
 
-A weight is packed by a call in the graph; freezing evaluates it once. While candidates are measured, what follows from
-weights alone is computed once (`prepared`), so that their times are those of the program after folding.
+A call in the graph packs a weight, and freezing evaluates this call once. Candidates are measured with values that only
+depend on weights computed once (`prepared`), so that the times are those of the program after folding.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch import fx
 from ..rewrites.graph import describe, is_pure, is_tensor, op_name
 from ..rewrites.reason import Reason
 
-FROZEN = "frozen"  # mark in the metadata of an input or a constant: what follows from it is folded while compiling
-PACKED = "packed"  # mark in a call's metadata: it gives a linear layer's weight in the layout of a generated kernel
-_LITTLE = 64 << 10  # bytes of a constant that may be larger than what it follows from
-_GROWN = 1.25  # more bytes than that many times those of the weights behind it: 8 bits in 16 take 2, 4 bits in 8 too
+FROZEN = "frozen"  # mark in the metadata of inputs and constants: values that only depend on them are folded
+PACKED = "packed"  # mark in the metadata of a call: its result is a weight in the layout of a generated kernel
+_LITTLE = 64 << 10  # bytes up to which a constant may be larger than the weights that it is computed from
+_GROWN = 1.25  # largest ratio of the bytes of a constant to those of its weights; 8 bits in 16 take 2
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 SPATIAL_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def is_frozen(node: Any) -> bool:
-    """Whether a tensor is computed from frozen weights and constants alone, and folding will make a constant of it."""
+    """Whether a tensor only depends on frozen weights and constants, so that folding turns it into a constant."""
     cone = _cone(node)
     return cone is not None and not enlarges(node, cone)
 
 
 def _cone(node: Any) -> list[fx.Node] | None:
-    """What a tensor is computed from, itself included; None where not all of that is frozen."""
+    """The nodes that a tensor is computed from, including itself; None if not all of them are frozen."""
     if not is_tensor(node):
         return None
     found, todo = {node: None}, [node]
@@ -56,14 +56,14 @@ def _cone(node: Any) -> list[fx.Node] | None:
 
 
 def enlarges(node: fx.Node, cone: Sequence[fx.Node]) -> bool:
-    """Whether a value takes more memory than the weights that it follows from: dequantized ones, say.
+    """Whether a value takes more memory than the weights that it is computed from, such as dequantized weights.
 
-    A product that read it as a constant would read more than it has to. Zeros that pad rows are no such growth: a
-    kernel wants them.
+    A product that reads it as a constant would read more memory than necessary. Zeros that pad rows do not count: a
+    kernel needs them.
 
     Args:
         node: the value.
-        cone: it and everything that it is computed from.
+        cone: the value and all nodes that it is computed from.
     """
     behind = sum(_nbytes(n) for n in cone if n.op in ("placeholder", "get_attr"))
     pads = [n for n in cone if op_name(n) == "aten.constant_pad_nd"]
@@ -72,12 +72,12 @@ def enlarges(node: fx.Node, cone: Sequence[fx.Node]) -> bool:
 
 
 def is_little(node: fx.Node) -> bool:
-    """Whether a constant takes so few bytes that it does not matter whether it could take fewer."""
+    """Whether a constant is so small that its size does not matter."""
     return _nbytes(node) <= _LITTLE
 
 
 def _nbytes(node: fx.Node) -> int:
-    """Bytes of a tensor's different elements; 0 where a size varies."""
+    """Bytes of the distinct elements of a tensor; 0 if a size is symbolic."""
     val = node.meta["val"]
     if val.layout != torch.strided or not all(type(n) is int for n in (*val.shape, *val.stride())):
         return 0
@@ -86,7 +86,7 @@ def _nbytes(node: fx.Node) -> int:
 
 
 def only_frozen(*weights: fx.Node | None) -> Reason | None:
-    """What is prepared pays only where that happens once."""
+    """Weights are frozen: preparing them pays only if it happens once."""
     changing = next((w for w in weights if w is not None and not is_frozen(w)), None)
     if changing is None:
         return None
@@ -98,14 +98,14 @@ def only_frozen(*weights: fx.Node | None) -> Reason | None:
 
 
 def only_changing(*weights: fx.Node | None) -> Reason | None:
-    """What is computed at every call is for weights that are not known before."""
+    """Not all weights are frozen: this candidate computes with them at each call."""
     if any(w is not None and not is_frozen(w) for w in weights):
         return None
     return Reason("weight-frozen", "every weight is frozen: constants are faster")
 
 
 def packed_linear_weight(weight: torch.Tensor, rows: int | None) -> torch.Tensor:
-    """`weight` (N, K) for products with `rows` rows at once; None where that varies."""
+    """`weight` (N, K) in the layout for products with `rows` rows; None for `rows` if their number varies."""
     declare_results()
     return prepared(torch.ops.mkldnn._reorder_linear_weight, weight, settings=(rows,))
 
@@ -118,22 +118,22 @@ def packed_convolution_weight(
     groups: int,
     input_size: Sequence[int] | None,
 ) -> torch.Tensor:
-    """`weight` (out, in / groups, *kernel) for inputs of that size; None where it varies."""
+    """`weight` (out, in / groups, *kernel) in the layout for inputs of this size; None for a size that varies."""
     declare_results()
     settings = (list(padding), list(stride), list(dilation), groups, input_size)
     return prepared(torch.ops.mkldnn._reorder_convolution_weight, weight, settings=settings)
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """`x` (batch, channels, *space) with its channels side by side in memory; itself where it is so already."""
+    """`x` (batch, channels, *space) in channels-last layout; itself if it has this layout."""
     return x.contiguous(memory_format=SPATIAL_FORMATS[x.dim()])
 
 
 def lies_channels_last(x: torch.Tensor) -> bool:
-    """Whether libraries take `x` (batch, channels, *space) for channels-last by its strides alone.
+    """Whether the strides of `x` (batch, channels, *space) alone tell libraries that it is channels-last.
 
     Dims of size 1 have strides too: (1, 64, 32, 32) with strides (64, 1, 2048, 64) is contiguous in channels-last, so
-    that nothing converts it, and libraries take it for channels-first. Symbolic strides are trusted.
+    that no conversion happens, but libraries treat it as channels-first. Symbolic strides are trusted.
     """
     if not all(type(number) is int for number in (*x.shape, *x.stride())):
         return True
@@ -147,14 +147,14 @@ def lies_channels_last(x: torch.Tensor) -> bool:
 
 
 def dense(bias: torch.Tensor | None) -> torch.Tensor | None:
-    """`bias` one number after the other, as oneDNN reads it whatever its strides say."""
+    """`bias` with contiguous elements, since oneDNN ignores its strides."""
     return bias if bias is None or bias.is_contiguous() else bias.contiguous()
 
 
 def prepared(function: Callable[..., torch.Tensor], *tensors: torch.Tensor | None, settings: Sequence[Any] = ()) -> Any:
-    """`function(*tensors, *settings)` of weights alone: folded away by freezing, so computed once while measuring.
+    """`function(*tensors, *settings)` of weights; freezing folds it, so measuring computes it once.
 
-    The last result of each function is kept for as long as the first of `tensors` lives.
+    The last result of each function is kept as long as the first of `tensors` lives.
     """
     if any(t is not None and type(t) not in _PLAIN for t in tensors):  # traced: nodes of the graph
         return function(*tensors, *settings)
@@ -165,7 +165,7 @@ def prepared(function: Callable[..., torch.Tensor], *tensors: torch.Tensor | Non
 
 
 class _Last:
-    """The last result of one function of real tensors; it lives as long as the first of them."""
+    """The last result of a function of real tensors, which lives as long as the first tensor."""
 
     def __init__(self) -> None:
         self.key: tuple[Any, ...] = ()
@@ -192,7 +192,7 @@ _last: dict[Callable[..., torch.Tensor], _Last] = {}
 
 @cache
 def declare_results() -> None:
-    """Tell tracing what these operators of torch return, which torch leaves open."""
+    """Register the metadata of results of these operators for tracing, which torch does not define."""
 
     def unchanged(weight: torch.Tensor, *_settings: Any) -> torch.Tensor:
         return torch.empty_like(weight, memory_format=torch.contiguous_format)
@@ -207,5 +207,5 @@ def declare_results() -> None:
     ):
         try:
             torch.library.register_fake(name, result)
-        except RuntimeError:  # this torch knows already
+        except RuntimeError:  # this version of torch defines it
             continue

@@ -1,10 +1,10 @@
-"""Matrix products padded with zeros to the sizes that a device computes fast.
+"""Matrix products, padded with zeros to sizes for which a device has fast kernels.
 
     linear(x, weight, bias)   ->   slice(linear(pad(x), pad(weight), pad(bias)))        mm, addmm and bmm alike
 
-Tensor cores, and vector units less so, want each row of a matrix to begin at a multiple of 16 bytes; where it does not,
-slower kernels run: BERT's 30522 words are the known case. A frozen weight is padded once. Padding an input costs a
-copy, and so does a result that somebody needs dense: both are part of what is measured.
+Tensor cores, and to a lesser degree vector units, need each row of a matrix to begin at a multiple of 16 bytes;
+otherwise slower kernels run. The vocabulary of BERT, with 30522 words, is the known example. A frozen weight is padded
+once. Padding an input costs a copy, and so does a result that must be dense: measurements include both.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from .packing import is_frozen, prepared
 
-MOST = 1.25  # times as large as it was may a product become
+MOST = 1.25  # largest ratio of the work of a product after padding to its work before
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _MOVES = VIEWS | RESHAPES | {"getitem"}
 
-Sizes = tuple[int, int, int]  # rows, columns and inner size of a product, or what is added to them
+Sizes = tuple[int, int, int]  # rows, columns and inner size of a product, or the padding of each
 
 
 def padded(x: Any, weight: Any, bias: Any, *, dense: bool, constant: bool, bytes_: int) -> torch.Tensor:
-    """The product of padded operands, without what padding added; laid out without gaps where `dense`."""
+    """The product of padded operands, without the padding of the result; without gaps in memory if `dense`."""
     rows, columns, inner = added(x, weight, bytes_)
     prepare = prepared if constant else _at_each_call
     wide = prepare(_padded, weight, settings=(columns, inner) if weight.dim() == 2 else (inner, columns))
@@ -60,22 +60,22 @@ def _at_each_call(function: Any, x: torch.Tensor, *, settings: tuple[int, ...]) 
 
 
 def added(x: Any, weight: Any, bytes_: int) -> Sizes:
-    """How much to add to rows, columns and inner size, so that rows of memory are multiples of `bytes_`.
+    """The padding of rows, columns and inner size that makes rows in memory multiples of `bytes_`.
 
-    What is aligned to 16 bytes stays; the number of rows matters only where they are side by side in memory.
+    Rows that are aligned to 16 bytes are not padded. The number of rows matters only if they are contiguous in memory.
     """
     sizes = _aligned_sizes(x, weight)
     return tuple(0 if s is None else missing(s, x.dtype.itemsize, bytes_) for s in sizes)  # type: ignore[return-value]
 
 
 def _aligned_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[Any, Any, Any]:
-    """Rows, columns and inner size; None for rows that do not matter."""
+    """Rows, columns and inner size; None for the rows if their number does not matter."""
     side_by_side = x.dim() == weight.dim() and x.stride(-1) != 1 and x.stride(-2) == 1
     return x.shape[-2] if side_by_side else None, weight.shape[0 if weight.dim() == 2 else -1], x.shape[-1]
 
 
 def needed_dense(match: Binding, policy: Mapping[str, str]) -> bool:
-    """Whether the result, seen through views, is returned or read by a kernel that trusts its strides."""
+    """Whether the result, or a view of it, is returned or read by a kernel that relies on its strides."""
     return _read_dense(match.matched[0])
 
 
@@ -95,7 +95,7 @@ def known_before(match: Binding, policy: Mapping[str, str]) -> bool:
 
 
 def grows_little(match: Binding, policy: Mapping[str, str], bytes_: int) -> Reason | None:
-    """What is added is little beside the product itself."""
+    """Padding increases the work of the product only a little."""
     x, weight = match.operands["x"], match.operands["weight"]
     growth = 1.0
     for size, more in zip(_aligned_sizes(val(x), val(weight)), added(val(x), val(weight), bytes_), strict=True):
@@ -107,7 +107,7 @@ def grows_little(match: Binding, policy: Mapping[str, str], bytes_: int) -> Reas
 
 
 def supported(x: Any, weight: Any) -> Reason | None:
-    """Rows times a matrix, or matrices times matrices, of a dtype that wants alignment."""
+    """The operands are rows and a matrix, or batches of matrices, of a dtype that needs alignment."""
     if dtype(x) not in _DTYPES or dtype(weight) != dtype(x):
         wanted = "one of float16, bfloat16, float32"
         return Reason("kernel-unavailable", f"padding is not for {describe(x)}", (x, weight), wanted, describe(x))
@@ -117,7 +117,7 @@ def supported(x: Any, weight: Any) -> Reason | None:
 
 
 def static(x: Any, weight: Any) -> Reason | None:
-    """Sizes are known and positive, so that it is known what to add."""
+    """Sizes are known and positive, so that the padding is known."""
     sizes = [s for s in _aligned_sizes(val(x), val(weight)) if s is not None]
     symbolic = next((s for s in sizes if type(s) is not int), None)
     if symbolic is not None:

@@ -1,11 +1,11 @@
-"""Rotary position embedding: the entries of pairs (a, b), turned by an angle each.
+"""Rotary position embedding: pairs (a, b) of elements, each rotated by an angle.
 
     x * cos + cat([-b, a]) * sin                     ->   cat([a * cos1 - b * sin1, b * cos2 + a * sin2])
     view_as_real(view_as_complex(pairs) * turns)     ->   stack([a * re - b * im, b * re + a * im], -1)
 
-where a and b are the halves of x, or its entries at even and odd places. Nothing is negated and joined before it is
-needed: less traffic where these are calls, no scratch memory in generated code. Complex numbers stay calls to the code
-generator, which breaks up the kernels around them; as real ones they are part of these.
+where a and b are the halves of x, or its elements at even and odd positions. The replacement does not build [-b, a],
+which saves memory traffic if the operators are calls, and scratch memory in generated code. No kernels are generated
+for complex numbers, which therefore separate the kernels around them; real numbers are part of these kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import same_shape
 
 FORM = "form"  # the tag that names the spelling
-_END = torch.iinfo(torch.int64).max  # what x[..., n:] has for the end of a slice
+_END = torch.iinfo(torch.int64).max  # the end of the slice in x[..., n:]
 
 
 def real(x: Any) -> Reason | None:
@@ -36,7 +36,7 @@ def real(x: Any) -> Reason | None:
 
 
 def turns_are_complex(turns: Any) -> Reason | None:
-    """What pairs are multiplied by is complex, of their precision."""
+    """The factors of pairs are complex, with their precision."""
     if dtype(turns) in (torch.complex64, torch.complex128):
         return None
     return Reason("turns-not-complex", f"pairs are scaled by {describe(turns)}", (turns,), "complex", describe(turns))
@@ -59,10 +59,10 @@ def _symbolic(x: Any) -> Reason:
 
 
 def pairs_are_whole(match: Binding) -> Reason | None:
-    """Pairs that stand side by side are merged to the shape of x, and nothing else; how many there are is known."""
+    """Adjacent pairs are merged to the shape of x, and their number is known."""
     x = match.operands["x"]
     if dict(match.tags)[FORM] == "neighbours" and not isinstance(shape(x)[-1], int):
-        return _symbolic(x)  # half of a symbol is rounded: twice that need not be the symbol
+        return _symbolic(x)  # half of a symbolic size is rounded: twice that may differ from the size
     merged = next((n for n in match.matched if op_name(n) == "aten.reshape"), x)
     if same_shape(shape(merged), shape(x)):
         return None
@@ -71,7 +71,7 @@ def pairs_are_whole(match: Binding) -> Reason | None:
 
 
 def result_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
-    """The dtype of what is replaced."""
+    """The dtype of the value that is replaced."""
     return dtype(match.matched[0])
 
 
@@ -81,9 +81,9 @@ def form(match: Binding, policy: Mapping[str, str]) -> str:
 
 
 def pays(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """Complex numbers where kernels are generated: as calls, real ones are six for one. Neighbours without gradients.
+    """Complex numbers have a device with generated kernels, where six calls are one; adjacent pairs have no gradients.
 
-    The gradient of every other entry is spread out by a call of its own, which costs more than is saved.
+    The gradient of every other element needs a call of its own, which costs more than the rule saves.
     """
     x, spelling = match.operands["x"], form(match, policy)
     if spelling == "complex" and val(x).device.type != "cpu":
@@ -98,7 +98,7 @@ def pays(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 def in_parts(
     x: torch.Tensor, cos: Any, sin: Any, half: Any, turns: Any, *, form: str, result: torch.dtype
 ) -> torch.Tensor:
-    """Each entry of the pairs by two products of its own."""
+    """Each element of the pairs, by two products."""
     if form == "complex":
         return _as_real(x, turns)
     wide, sin = (t if t.dtype == result else t.to(result) for t in (x, sin))
@@ -109,7 +109,7 @@ def in_parts(
 
 
 def _as_real(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """The product of complex numbers, written out."""
+    """The product of complex numbers in real arithmetic."""
     a, b = x.unbind(-1)
     re, im = torch.view_as_real(turns.resolve_conj()).unbind(-1)
     return torch.stack((a * re - b * im, b * re + a * im), -1)
@@ -129,7 +129,7 @@ def _cut(x: Any, start: Any, end: Any, step: int = 1) -> Any:
 
 
 def _merged(pairs: Any) -> Any:
-    """Pairs side by side; recorded, a reshape to whatever shape."""
+    """Adjacent pairs; in a pattern, a reshape to any shape."""
     return Call("aten.reshape", (pairs, ANYTHING)) if isinstance(pairs, Term) else pairs.flatten(-2)
 
 
@@ -166,10 +166,10 @@ _WRONG: dict[str, Any] = {"x": T("B S 8", dtype=torch.complex64), "refused": "dt
     numbers=("half",),
     derived={"form": form, "result": result_dtype},
     numerics=ROUNDING,
-    profitable=True,  # a quarter less traffic as calls; in generated code no scratch memory
+    profitable=True,  # a quarter less traffic if operators are calls; no scratch memory in generated code
 )
 def rotary(x: Any, cos: Any, sin: Any, half: Any, turns: Any) -> Any:
-    """x * cos + rotated(x) * sin, or a product of complex numbers, in parts that need no rotated x."""
+    """x * cos + rotated(x) * sin, or a product of complex numbers, computed without a rotated x."""
     aten = torch.ops.aten
 
     def halves() -> Any:

@@ -1,31 +1,31 @@
-"""Conditions of the default rules that no sample's operands can break, and the test that breaks each.
+"""Conditions of the default rules that the operands of samples cannot violate, and the test that violates each.
 
-The proof of a rule drops its conditions one by one and asks which near miss notices (`regraft check --guards`). Some
-cannot be broken by operands alone: they are about who else uses a value, about what a graph may say and a program on
-tensors may not, or about a place in the program. Those are listed here, under the rule's name and the condition's.
+`regraft check --guards` drops the conditions of a rule one by one, and reports which near miss notices. Some conditions
+cannot be violated by operands alone: they concern other readers of a value, arguments that a graph may have and a
+program on tensors may not, or a place in the program. They are listed here by the names of rule and condition.
 """
 
 from __future__ import annotations
 
 UNSAMPLED: dict[tuple[str, str], str] = {
-    # The pattern's casts keep the numbers on tensors: on a graph they may be to anything.
+    # On tensors, the casts of a pattern keep the values; in a graph, they may be casts to any type.
     ("sdpa", "guard casts_stay_floating"): "test_attention_silent_wrong.py::test_right_or_refused",
     ("sdpa_with_weights", "guard casts_stay_floating"): "test_attention_silent_wrong.py::test_right_or_refused",
     ("sdpa", "guard casts_keep_precision"): "test_attention_silent_wrong.py::test_right_or_refused",
     ("sdpa_with_weights", "guard casts_keep_precision"): "test_attention_silent_wrong.py::test_right_or_refused",
     ("rms_norm", "guard casts_keep_values"): "test_normalization.py::test_statistics_of_rounded_values",
     ("layer_norm", "guard casts_keep_values"): "test_normalization.py::test_cast_to_integers",
-    # A weight or bias that is no row is left out of the match, which is one without it.
+    # A weight or bias that is not a row is not part of the match.
     ("rms_norm", "dims x"): "test_normalization.py::test_weight_that_is_no_row",
     ("rms_norm", "dims weight"): "test_normalization.py::test_weight_that_is_no_row",
     ("layer_norm", "dims x"): "test_normalization.py::test_weight_that_is_no_row",
     ("layer_norm", "dims weight"): "test_normalization.py::test_weight_that_is_no_row",
     ("layer_norm", "dims bias"): "test_normalization.py::test_weight_that_is_no_row",
-    # On tensors a pattern merges pairs in one way only.
+    # On tensors, a pattern merges pairs in one way.
     ("rotary", "guard pairs_are_whole"): "test_rotary.py::test_regrouped_pairs",
-    # A sample is all of a program: nobody else can be missing there.
+    # A sample is a whole program: its values have no other readers.
     ("sdpa_with_weights", "guard weights_are_used"): "test_attention_refusals.py::test_nobody_wants_the_weights",
-    # Arguments that the pattern leaves open have one value on tensors, and a sample returns one result.
+    # Arguments that a pattern does not compare have one value on tensors, and a sample returns one result.
     ("batch_norm", "guard running_statistics"): "test_batch_norm.py::test_near_miss_batch_statistics",
     ("batch_norm", "guard forward_layer"): "test_batch_norm.py::test_near_miss_transposed",
     ("convolution", "guard forward_convolution"): "test_convolution.py::test_refused",
@@ -33,10 +33,10 @@ UNSAMPLED: dict[tuple[str, str], str] = {
     ("identity", "guard one_result"): "test_algebra.py::test_results_are_tensors_of_their_own",
     ("identity", "guard nothing_subtracted"): "test_algebra.py::test_what_only_looks_like_one",
     ("identity", "guard widened"): "test_algebra.py::test_integers_through_floats",
-    # Eager refuses operands of different dtypes as well, so that there is no such program.
+    # Eager refuses operands of different dtypes too, so that there is no such program.
     ("batch_norm", "guard floating"): "test_batch_norm.py::test_near_miss_dtype",
     ("convolution", "guard one_dtype"): "test_convolution.py::test_operands_of_other_dtypes_are_refused",
-    # What runs after autograd is not trained by its samples, and a pattern alone has nothing in between.
+    # Samples of rules after autograd have no gradients, and a pattern has no other products in between.
     ("merged_linear", "guard trained_apart"): "test_merging.py::test_trained_weights_stay_apart",
     ("merged_linear", "guard nearby"): "test_merging.py::test_products_far_apart",
 }
