@@ -25,6 +25,7 @@ from .layout import Layout
 from .moves import move_bits
 from .plan import Plan
 from .region import Region
+from .short_loops import unroll_short_loops
 from .target import Target
 
 _PIECES = 64  # number of outer iterations from which on the vector loop is not split
@@ -35,7 +36,7 @@ def kernel_text(kernel: Kernel, target: Target) -> str:
 
     Kernels that are equal except for names have equal texts.
     """
-    return _KernelText(move_bits(flatten(kernel)), target).text()
+    return _KernelText(unroll_short_loops(move_bits(flatten(kernel))), target).text()
 
 
 class _KernelText:

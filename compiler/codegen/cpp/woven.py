@@ -15,7 +15,7 @@ from ...ir.index.index import Var, sub
 from ...ir.kernel import Assign, Statement
 from ...ir.program import Store
 
-_MOST = 4  # number of interleaved accesses; for more, shuffles cost more than single lanes
+MOST = 4  # number of interleaved accesses; for more, shuffles cost more than single lanes
 _ANYWHERE = 1 << 40  # a stride that holds for this many lanes holds for any offset
 
 
@@ -25,7 +25,7 @@ def in_turns(found: Sequence[Access], var: Var, dependence: Dependence) -> set[t
     whole: set[tuple[str, Any]] = set()
     for access in dict.fromkeys((a.buffer, a.offset) for a in found):
         step = dependence.stride(access[1], var, _ANYWHERE)
-        if not isinstance(step, int) or not 2 <= step <= _MOST:
+        if not isinstance(step, int) or not 2 <= step <= MOST:
             continue
         same = rows.setdefault((access[0], step), [])
         for first, turns in same:
@@ -81,7 +81,7 @@ def _complete(stores: Iterable[Store], var: Var, dependence: Dependence) -> tupl
         steps.add(dependence.stride(offset, var, _ANYWHERE) if store.mode is None else None)
         by_turn[sub(offset, first)] = store
     step = steps.pop() if len(steps) == 1 else None
-    if not isinstance(step, int) or not 2 <= step <= _MOST or not all(isinstance(turn, int) for turn in by_turn):
+    if not isinstance(step, int) or not 2 <= step <= MOST or not all(isinstance(turn, int) for turn in by_turn):
         return None
     least = min(by_turn)
     wanted = [least + k for k in range(step)]
