@@ -16,6 +16,8 @@ from .core import cast, const
 from .positions import compared
 from .readers import MOST_OUTPUTS, Readers, readers
 
+_FITS = 1 << 30  # places below it, and one more, are integers of 32 bits
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -98,7 +100,13 @@ class Scale:
         # What lies outside is read at the nearest end.
         return min(start, self.size - 1), max(stop, 1)
 
+    def whole(self, place: Value) -> Value:
+        """A place without its fraction, in 32 bits if these are known to hold it: twice as many fill a vector."""
+        step = 1 / self.factor if self.factor else 1.0
+        fits = self.is_static and abs(step) * (max(self.out, self.size) + 1) < _FITS
+        return cast(place, torch.int32 if fits else torch.int64)
+
     def element(self, position: Value) -> Any:
         """The index nearest to an integral position that is in range."""
-        within = op("maximum", op("minimum", position, size_value(add(self.size, -1), torch.int64)), 0)
+        within = op("maximum", op("minimum", position, size_value(add(self.size, -1), position.dtype)), 0)
         return Loaded(within, self.size, False).index()

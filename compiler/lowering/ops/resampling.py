@@ -67,7 +67,7 @@ class Nearest:
         position = cast(size_value(o, torch.int64), self.at.dtype)
         position = times(self.at.step, plus(position, 0.5) if self.exact else position)
         # Eager rounds to float32 before it takes the floor, whatever it computed in.
-        return self.at.element(cast(op("floor", cast(position, torch.float32)), torch.int64)), None
+        return self.at.element(self.at.whole(op("floor", cast(position, torch.float32)))), None
 
     def readers(self) -> Readers | None:
         """Which outputs read an element, where that is known."""
@@ -125,7 +125,7 @@ class Linear:
         """Element `k` of output `o`, and its weight."""
         place = self.at.place(o)
         place = place if self.at.align_corners else op("maximum", place, 0)
-        first = self.at.element(cast(place, torch.int64))
+        first = self.at.element(self.at.whole(place))
         weight = _unit(minus(place, size_value(first, self.at.dtype)))
         return self._index(first, k), _chosen([minus(const(1, self.at.dtype), weight), weight], k)
 
@@ -156,11 +156,12 @@ class Cubic:
     def tap(self, o: Any, k: Any) -> tuple[Any, Value | None]:
         """Element `k` of output `o`, and its weight."""
         place = self.at.place(o)
-        first = op("minimum", cast(op("floor", place), torch.int64), size_value(add(self.at.size, -1), torch.int64))
+        first = self.at.whole(op("floor", place))
+        first = op("minimum", first, size_value(add(self.at.size, -1), first.dtype))
         t = _unit(minus(place, cast(first, self.at.dtype)))
         rest = minus(const(1, self.at.dtype), t)
         weights = [outer_cubic(plus(t, 1)), inner_cubic(t), inner_cubic(rest), outer_cubic(plus(rest, 1))]
-        return self.at.element(plus(first, size_value(add(k, -1), torch.int64))), _chosen(weights, k)
+        return self.at.element(plus(first, size_value(add(k, -1), first.dtype))), _chosen(weights, k)
 
     def readers(self) -> Readers | None:
         """Which outputs read an element, where that is known."""

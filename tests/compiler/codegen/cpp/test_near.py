@@ -94,3 +94,13 @@ def test_nothing_is_read_past_the_end(width, dtype):
         compiled_agrees(lambda x: x[:, (torch.arange(50) * 2) % x.shape[1]] * 2, x)
     finally:
         assert libc.mprotect(ctypes.c_void_p(at + page), page, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_places_of_resampling_have_32_bits(mode, dtype):
+    """Places of 64 bits would halve the number of lanes."""
+    x = torch.randn(2, 3, 40, 40).to(dtype)
+    program = lower(trace(lambda x: F.interpolate(x, size=(70, 70), mode=mode), x)).program
+    text = "".join(kernel_text(kernel, HOST) for kernel in schedule(program, target=CPU).kernels)
+    assert "V<i64" not in text and (HOST.name != "avx512" or "V<f32, 16>" in text)
