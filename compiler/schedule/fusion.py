@@ -245,11 +245,11 @@ class Fuser:
         return sum(self._weights[name] for name, place in free.items() if place < calls[-1])
 
     def _computes_long(self, member: Member) -> bool:
-        """Whether computing a pointwise member takes over a quarter of the time of moving its operands and results."""
+        """Whether computing a pointwise member takes longer than moving its operands and results."""
         definition = member.definition
         work = sum(cost_of(store.value, definition.loops, self._buffers).work for store in definition.stores)
         moved = sum(self._weights[name] for name in member.touched)
-        return 4 * work * guess(extent_of(member.outer)) > self._target.operations * moved
+        return work * guess(extent_of(member.outer)) > self._target.operations * moved
 
     def _between(self, a: int, b: int) -> bool:
         """Whether a path leads from `a` to `b` through another step."""

@@ -154,8 +154,11 @@ def _fused(aligned: Aligned, target: Target, in_columns: bool) -> Fusion | Refus
 
 
 def _enough(members: Iterable[Member], target: Target) -> int:
-    """Columns with which programs that process neighbors together keep a GPU busy: scans have fewer in a program."""
-    return target.busy * (1 if all(m.part != "fold" for m in members) else target.lanes)
+    """Columns with which programs that process neighbors together keep a GPU busy: scans have fewer in a program.
+
+    One program for each multiprocessor is enough where the other choice is to read what is folded once more.
+    """
+    return target.busy // 2 * (1 if all(m.part != "fold" for m in members) else target.lanes)
 
 
 def _sharing(
