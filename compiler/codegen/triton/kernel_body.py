@@ -23,6 +23,7 @@ from .blocks import Blocks
 from .dtypes import type_name
 from .hoist import loaded_ahead
 from .iteration_space import are_apart, extent_of, is_indirect, number_of
+from .lanes import THREADS
 from .plan import is_independent, is_scan, nest_of
 from .reductions import (
     added,
@@ -42,6 +43,7 @@ from .writer import TritonWriter, factor
 
 _ATOMICS = ("add", "max", "min", "or", "and")
 _ATOMIC_BYTES = 4  # of integers
+_HELD = 64  # most values of a lane that wait in registers for the first store
 
 
 class UnsupportedStoreError(Exception):
@@ -108,8 +110,19 @@ class BodyWriter:
 
     def write(self, body: Sequence[Statement]) -> None:
         """Write statements."""
+        self._before_stores(body)
         for statement in body:
             self._statement(statement)
+
+    def _before_stores(self, body: Sequence[Statement]) -> None:
+        """Load what several stores need before the first of them, behind which the compiler leaves every load.
+
+        y[i] = x[i];  y[i + 64] = z[i]     ->   t1 = x[i];  t2 = z[i];  y[i] = t1;  y[i + 64] = t2
+        """
+        rows, columns = (int(axis.length) if axis else 1 for axis in (self._values.rows, self._values.columns))
+        held = len(body) * max(1, rows * columns // (THREADS * self._blocks.warps))
+        if len(body) > 1 and held <= _HELD and all(isinstance(s, Assign) and s.store.mode is None for s in body):
+            self.ahead(body, frozenset())
 
     def bound(self, name: str, loops: tuple[Var, ...], block: int, extent: Any) -> Axis:
         """The axis of lanes `name`, which numbers iterations; lanes from `extent` on are outside."""
@@ -395,6 +408,7 @@ class BodyWriter:
         `lanes` are the accumulators if the loop runs in blocks. Otherwise the loop has `number` iterations.
         """
         scan = is_scan(body)
+        self._before_stores(body)
         for statement in body:
             if not isinstance(statement, Update) or statement.reduction.name not in self._states:
                 self._statement(statement)

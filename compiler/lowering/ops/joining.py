@@ -7,6 +7,7 @@ constant_pad_nd(x, [1, 1])   ->   for i < 6: out[i] = x[i - 1] if 0 <= i - 1 < 4
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
@@ -36,6 +37,8 @@ from .elementwise import widened
 from .views import promised_sizes, wrapped
 
 Source = Callable[[Indices], Value]
+_SCATTERING = frozenset({"cuda"})  # types of devices on which each store touches sectors of many rows
+_SMALL_RUN, _MANY_RUNS = 16, 8  # bytes of a row of a tensor that is joined; tensors that an element chooses among
 
 
 @lowers("aten.cat")
@@ -45,12 +48,40 @@ def cat(low: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     d = wrapped(dim, len(joined[0].sizes))
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     total = reduce(add, (x.sizes[d] for x in joined))
+    if low.device.type in _SCATTERING and _is_interleaved(joined, d, dtype):
+        return _interleaved(low, joined, d, dtype)
     into = whole(low.buffer(swapped(joined[0].sizes, d, total), dtype))
     offset: Any = 0
     for x in [x for x in joined if not is_empty(x.sizes)] or joined[:1]:
         _place(low, into, x, d, offset)
         offset = add(offset, x.sizes[d])
     return into
+
+
+def _is_interleaved(tensors: Sequence[Tensor], d: int, dtype: torch.dtype) -> bool:
+    """Whether stores of one tensor would touch a small part of each sector of memory, and leave the rest to others."""
+    runs = [numel(x.sizes[d:]) for x in tensors]
+    small = all(isinstance(run, int) and 0 < run * dtype.itemsize <= _SMALL_RUN for run in runs)
+    return small and 1 < len(tensors) <= _MANY_RUNS
+
+
+def _interleaved(low: Lowering, tensors: Sequence[Tensor], d: int, dtype: torch.dtype) -> Tensor:
+    """Each element of the result chooses the tensor that it is of, so that neighbors are stored together.
+
+    stack([x, y], -1)   ->   for i < 4, k < 2: out[i, k] = x[i] if k < 1 else y[i]
+    """
+    ends = list(itertools.accumulate(x.sizes[d] for x in tensors))
+
+    def element(at: Indices) -> Value:
+        made: Value | None = None
+        for x, end in reversed(list(zip(tensors, ends, strict=True))):
+            within_it = 0 if x.sizes[d] == 1 else add(at[d], x.sizes[d] - end)
+            mine = widened(x.at(swapped(at, d, within_it)), x.dtype, dtype)
+            made = mine if made is None else guarded([compared("lt", at[d], end)], mine, made)
+        assert made is not None
+        return made
+
+    return low.pointwise(element, swapped(tensors[0].sizes, d, ends[-1]), dtype)
 
 
 @lowers("aten.stack")

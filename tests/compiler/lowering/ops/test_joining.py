@@ -8,8 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.lowering import HALVES, agree, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim, tensors
+from support.triton_kernels import compiles, interpreted_agrees
 
 from regraft.compiler.lowering import lower
+from regraft.compiler.lowering.ops import joining
 
 aten = torch.ops.aten
 functional = torch.nn.functional
@@ -162,3 +164,28 @@ def test_gradients_of_mirrored_pads_are_rounded_once(name, dynamic):
         half_a_unit = torch.finfo(dtype).eps / 2 * exact.abs()
         assert (error <= half_a_unit + 1e-5).all(), (shape, pad)
         assert error.max() <= (backward(grad, x, pad).double() - exact).abs().max() + 1e-6, (shape, pad)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 3), min_size=2, max_size=5),
+    last=st.integers(1, 2),
+    dtypes=st.lists(st.sampled_from([torch.float32, torch.bfloat16, torch.int32, torch.bool]), min_size=5, max_size=5),
+)
+def test_short_pieces_choose(lengths, last, dtypes):
+    """As on devices whose stores of a few bytes touch a sector each: one loop over the result."""
+    parts = [(torch.randn(3, n, last) * 3).to(dtype) for n, dtype in zip(lengths, dtypes, strict=False)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joining, "_SCATTERING", frozenset({"cpu"}))
+        agree(lambda *x: torch.cat(x, 1), *parts, exact=True)
+        agree(lambda *x: torch.cat(x, -2)[:, 1:], *parts, exact=True)
+        agree(lambda x: torch.stack([x, x * 2, x + 1], -1), parts[0].float(), exact=True)
+
+
+def test_short_pieces_are_stored_together(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(joining, "_SCATTERING", frozenset({"cpu"}))
+    x, y = torch.randn(6, 40).unbind(0)[:2]
+    (source,) = interpreted_agrees(lambda x, y: torch.stack([x * y, x - y], -1), x, y)
+    assert source.text.count("tl.store") == 1
+    assert compiles(source)
