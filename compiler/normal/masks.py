@@ -19,7 +19,7 @@ from .logic import are_opposite, negated
 
 aten = torch.ops.aten
 
-MASKED = -1e4  # a fill this low removes a score from a softmax
+MASKED = -1e4  # a fill as low as this removes a score from a softmax
 
 
 @respelling("aten.masked_fill")
@@ -50,9 +50,9 @@ def written_entries(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _keeps_type(scores: fx.Node, fill: Any) -> bool:
-    """Whether `where` gives the type of scores: it promotes to that of the fill, which `masked_fill` converts.
+    """Whether `where` returns the type of the scores: it promotes to that of the fill, which `masked_fill` converts.
 
-    Complex numbers are no scores.
+    Complex tensors are not scores.
     """
     known = uniform(fill)
     if dtype(scores).is_complex:
@@ -65,7 +65,7 @@ def _keeps_type(scores: fx.Node, fill: Any) -> bool:
 def _where(edit: Editor, keep: fx.Node, scores: fx.Node, fill: Any) -> fx.Node:
     known = uniform(fill)
     if known is not None and _keeps_type(scores, fill):
-        kind = float if is_float(scores) else bool if is_bool(scores) else int  # otherwise they would be promoted
+        kind = float if is_float(scores) else bool if is_bool(scores) else int  # otherwise `where` would promote them
         return edit.call(aten.where.ScalarOther, keep, scores, kind(known))
     if isinstance(fill, fx.Node) and not is_tensor(fill):
         return edit.call(aten.where.ScalarOther, keep, scores, fill)
@@ -186,7 +186,7 @@ def _has_alpha(*nodes: fx.Node) -> bool:
 
 @respelling("aten.add")
 def multiplied_mask(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """s * b + (1 - b) * fill  ->  where(b, s, fill), for `b` of zeros and ones and a fill that masks."""
+    """s * b + (1 - b) * fill  ->  where(b, s, fill), for `b` of zeros and ones and a fill that hides scores."""
     for a, b in (node.args[:2], node.args[1::-1]):
         found = _selected(node, a, b)
         if found is not None:

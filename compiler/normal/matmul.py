@@ -26,7 +26,7 @@ def product(node: fx.Node, edit: Editor) -> fx.Node | None:
 def product_with_bias(node: fx.Node, edit: Editor) -> fx.Node | None:
     """baddbmm(m, a, b, beta, alpha), addmm  ->  add(mul(matmul(a, b), alpha), mul(m, beta))."""
     if node.target not in (aten.baddbmm.default, aten.addmm.default) or not val(node).dtype.is_floating_point:
-        return None  # of integers, eager takes floats for factors and drops their fractions
+        return None  # for integers, eager accepts floats as factors and drops their fractions
     bias, a, b, beta, alpha = arguments(node).values()
     result = builders.scaled(edit, edit.call(aten.matmul.default, a, b), alpha)
     if beta == 0 and not isinstance(beta, fx.Node):

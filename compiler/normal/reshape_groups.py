@@ -32,9 +32,9 @@ class Group:
 
 
 def regroup(old: Sequence[Any], new: Sequence[Any]) -> list[Group] | None:
-    """The finest grouping that takes the sizes `old` to `new`, in order; None where it cannot be proven.
+    """The finest grouping of the sizes `old` and `new`, in order; None if it cannot be proven.
 
-    Sizes of 1 that appear or vanish are groups of their own.
+    Sizes of 1 that appear or disappear are separate groups.
     """
     groups: list[Group] = []
     i = j = 0
@@ -48,7 +48,7 @@ def regroup(old: Sequence[Any], new: Sequence[Any]) -> list[Group] | None:
 
 
 def _single(old: Sequence[Any], new: Sequence[Any], i: int, j: int) -> Group | None:
-    """A dimension that stays, appears or vanishes."""
+    """A dimension that stays, appears or disappears."""
     if i < len(old) and j < len(new) and known_equal(old[i], new[j]):
         return Group((i,), (j,))
     if j < len(new) and known_equal(new[j], 1):
@@ -59,7 +59,7 @@ def _single(old: Sequence[Any], new: Sequence[Any], i: int, j: int) -> Group | N
 
 
 def _several(old: Sequence[Any], new: Sequence[Any], i: int, j: int) -> Group | None:
-    """The shortest runs of equal product from `i` and `j` on; example sizes only say which run to extend."""
+    """The shortest runs from `i` and `j` with equal products; example sizes only decide which run to extend."""
     if i == len(old) or j == len(new):
         return None
     a, b, end_a, end_b = old[i], new[j], i + 1, j + 1
@@ -77,19 +77,19 @@ def _several(old: Sequence[Any], new: Sequence[Any], i: int, j: int) -> Group | 
 
 
 def keeps_last(groups: list[Group], count: int, old_rank: int, new_rank: int) -> bool:
-    """Whether the last `count` dimensions stay what they are."""
+    """Whether the last `count` dimensions stay unchanged."""
     kept = [Group((old_rank - k,), (new_rank - k,)) for k in range(count, 0, -1)]
     return min(old_rank, new_rank) >= count and groups[-count:] == kept
 
 
 def unmerged(groups: list[Group], merged: Sequence[Any], full: Sequence[Any], sizes: Sequence[Any]) -> list[Any] | None:
-    """Sizes for an operand that broadcasts against `merged`, so that it broadcasts against `full` instead.
+    """The sizes with which an operand that broadcasts to `merged` broadcasts to `full`.
 
     Args:
-        groups: of the reshape from `merged` to `full`, all splits.
+        groups: the groups of the reshape from `merged` to `full`, all of them splits.
         merged: the shape with merged dimensions.
-        full: the shape with these split.
-        sizes: of the operand; it may have fewer dimensions than `merged`.
+        full: the shape with these dimensions split.
+        sizes: the sizes of the operand, which may have fewer dimensions than `merged`.
 
         merged [B*H, S, T], full [B, H, S, T]:   [B*H, 1, T] -> [B, H, 1, T],   [1, S, T] -> [1, 1, S, T],   [S, T]
     """
@@ -112,7 +112,7 @@ def unmerged(groups: list[Group], merged: Sequence[Any], full: Sequence[Any], si
 
 
 def inverted(groups: list[Group]) -> list[Group]:
-    """The groups of the reshape back."""
+    """The groups of the inverse reshape."""
     return [Group(g.new, g.old) for g in groups]
 
 

@@ -1,6 +1,6 @@
 """Scale: one multiplication by a scalar, `mul(x, factor)`, placed after the product.
 
-A factor is a Python number where it is known to be one, else a symbolic number or a 0-d tensor.
+A factor is a Python number if it is known, otherwise a symbolic number or a 0-d tensor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ aten = torch.ops.aten
 
 @respelling("aten.div", "aten.true_divide")
 def division_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """div(x, 8.0)  ->  mul(x, 0.125), for every scalar divisor."""
+    """div(x, 8.0)  ->  mul(x, 0.125), for any scalar divisor."""
     values = arguments(node)
     x, divisor = node.args[0], factor_of(node.args[1])
     if values.get("rounding_mode") or divisor is None or not is_float(x) or not like(node, x):
@@ -89,13 +89,13 @@ def _scaled_below_cast(node: fx.Node, edit: Editor, cast: fx.Node, outer: Factor
 
 
 def _combine(a: Factor, b: Factor) -> bool:
-    """Numbers always combine; tensors do where they have one type (their product is then exact to rounding)."""
+    """Numbers always combine; tensors combine if they have one type, so that their product is only rounded once."""
     tensors = [f for f in (a, b) if is_tensor(f)]
     return all(dtype(t) == dtype(tensors[0]) and dtype(t).is_floating_point for t in tensors)
 
 
 def scale_of(node: fx.Node) -> Factor | None:
-    """`s` of a node `mul(x, s)` that keeps the type and shape of `x`, else None."""
+    """`s` of a node `mul(x, s)` that keeps the type and shape of `x`; otherwise None."""
     if op_name(node) != "aten.mul" or not like(node, node.args[0]) or not is_float(node):
         return None
     return factor_of(node.args[1])
@@ -129,7 +129,7 @@ def _path_to_scale(user: fx.Node, node: fx.Node) -> list[fx.Node] | None:
 
 
 def _rebuilt(user: fx.Node, edit: Editor, path: list[fx.Node]) -> fx.Node:
-    """The views and casts of `path` over what its last node scales."""
+    """The views and casts of `path`, applied to the operand that its last node scales."""
     x = path[-1].args[0]
     for view in reversed(path[:-1]):
         name = op_name(view)
@@ -170,7 +170,7 @@ def scale_of_choice(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not is_literal(fill) or not holds_product(scores) or not like(inner, scores):
         return None
     low = fill * factor
-    if abs(low) > torch.finfo(dtype(node)).max:  # as rounding in the type of the scores has it
+    if abs(low) > torch.finfo(dtype(node)).max:  # rounded in the type of the scores
         low = math.copysign(math.inf, low)
     return edit.call(aten.where.ScalarOther, keep, builders.scaled(edit, scores, factor), low)
 
@@ -183,7 +183,7 @@ def division_by_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
         return None
     if not is_scaled_product(x) or not known_equal(shape(divisor)[-1], 1) or dtype(divisor) != dtype(x):
         return None
-    if reduction(node, divisor, "aten.sum") is not None:  # exponents over their sum are a softmax
+    if reduction(node, divisor, "aten.sum") is not None:  # exponentials divided by their sum are a softmax
         return None
     return edit.call(aten.mul.Tensor, x, edit.call(aten.reciprocal.default, divisor))
 

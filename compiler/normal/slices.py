@@ -1,6 +1,6 @@
 """Slices: one spelling for the parts of a tensor along a dim.
 
-chunk(x, 2, -1)[1], split(x, 4, -1)[1], x[..., 4:8]    ->    slice(x, 2, 4, END)         for 8 entries
+chunk(x, 2, -1)[1], split(x, 4, -1)[1], x[..., 4:8]    ->    slice(x, 2, 4, END)         for 8 elements
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .reshape_groups import regroup
 aten = torch.ops.aten
 
 _CUTS = ("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.tensor_split")
-_END = torch.iinfo(torch.int64).max  # what x[n:] has for the end
+_END = torch.iinfo(torch.int64).max  # the end of the slice in x[n:]
 
 
 @respelling("getitem")
@@ -36,14 +36,16 @@ def piece(node: fx.Node, edit: Editor) -> fx.Node | None:
     dim %= rank(x)
     sizes = [part.shape[dim] for part in val(call)]
     start = sum(sizes[:index])
-    if hint(start) is None or hint(sizes[index]) is None:  # of data: a slice is as long as it can be, a part as told
+    if (
+        hint(start) is None or hint(sizes[index]) is None
+    ):  # data-dependent sizes: a slice is as long as possible, a part has the given size
         return None
     return edit.call(aten.slice.Tensor, x, dim, start, _end(start + sizes[index], shape(x)[dim]))
 
 
 @respelling("aten.slice")
 def to_the_end(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """slice(x, -1, 4, 8) of 8 entries  ->  slice(x, 2, 4, END)."""
+    """slice(x, -1, 4, 8) of 8 elements  ->  slice(x, 2, 4, END)."""
     if node.target is not aten.slice.Tensor:
         return None
     values = arguments(node)
@@ -67,7 +69,7 @@ def narrowed(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("getitem")
 def unbound(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """getitem(unbind(reshape(x, [..., n, 2]), -1), 0)  ->  slice(x, dim, 0, END, 2), as `one_of_regrouped` has it."""
+    """getitem(unbind(reshape(x, [..., n, 2]), -1), 0)  ->  slice(x, dim, 0, END, 2), as in `one_of_regrouped`."""
     call, index = node.args
     if not sees(node, call, "aten.unbind") or not isinstance(index, int):
         return None
@@ -83,9 +85,9 @@ def one_of_regrouped(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _picked(node: fx.Node, edit: Editor, view: Any, dim: Any, index: Any) -> fx.Node | None:
-    """Entry `index` of the dim `dim` of a view that split the last dim of a tensor in two, as a slice of that.
+    """Element `index` of dim `dim` of a view that splits the last dim of a tensor in two, as a slice of the tensor.
 
-    Dims before these two may be in another order: heads that were put before rows after the split.
+    The dims before these two may be permuted, as heads that are moved before rows after the split.
     """
     order = None
     if sees(node, view, "aten.permute"):
@@ -93,7 +95,7 @@ def _picked(node: fx.Node, edit: Editor, view: Any, dim: Any, index: Any) -> fx.
     if not sees(node, view, "aten.reshape", "aten.view", "aten.unflatten") or not isinstance(dim, int):
         return None
     if rank(view) < 2 or (order is not None and order[-2:] != [rank(view) - 2, rank(view) - 1]):
-        return None  # flattened: nothing is split; or turned
+        return None  # flattened, so that nothing is split, or permuted
     n, (*lead, outer, inner) = rank(view), shape(view)
     dim %= n
     if dim < n - 2 or not all(isinstance(s, int) for s in (outer, inner, index)) or holds_softmax(view):
@@ -114,7 +116,7 @@ def _picked(node: fx.Node, edit: Editor, view: Any, dim: Any, index: Any) -> fx.
 
 
 def _splits_more(view: fx.Node) -> bool:
-    """Whether a view does more than to split dims, the last one's rest apart: heads and pairs of what a layer gives."""
+    """Whether a view splits more than the last dim, as heads and pairs of the result of a layer."""
     groups = regroup(shape(view.args[0]), shape(view))
     return groups is None or not all(g.is_split for g in groups) or len(groups[-1].new) < 2
 

@@ -26,7 +26,7 @@ def softmax_name(node: fx.Node, edit: Editor) -> fx.Node | None:
     """_softmax(x, 3, False), special.softmax(x, 3), softmax(x, 3, dtype=float32)  ->  softmax(to(x, float32), -1)."""
     x, dim = node.args[0], node.args[1]
     target = aten.softmax.int if op_name(node) in _SOFTMAX else aten.log_softmax.int
-    if not isinstance(dim, int) or not is_float(x) or not -rank(x) <= dim < rank(x):  # which eager refuses
+    if not isinstance(dim, int) or not is_float(x) or not -rank(x) <= dim < rank(x):  # eager refuses this
         return None
     if node.target is target and node.args[1:] == (-1,) and not node.kwargs:
         return None
@@ -74,7 +74,7 @@ def difference(user: fx.Node, node: Any) -> tuple[fx.Node | None, fx.Node | None
 
 
 def quotient(node: fx.Node) -> tuple[Any, Any]:
-    """(a, b) of ``a / b`` or ``a * reciprocal(b)``, of a's shape and type; else (a, None)."""
+    """(a, b) of ``a / b`` or ``a * reciprocal(b)`` with the shape and type of a; otherwise (a, None)."""
     dividend, divisor = node.args[0], node.args[1]
     if op_name(node) == "aten.mul":
         if not sees(node, divisor, "aten.reciprocal"):
@@ -86,14 +86,14 @@ def quotient(node: fx.Node) -> tuple[Any, Any]:
 
 
 def _quotient_by_sum(node: fx.Node) -> tuple[Any, tuple[fx.Node, int] | None]:
-    """(a, (x, dim)) of ``a / sum(x, [dim], keepdim=True)``, else (a, None)."""
+    """(a, (x, dim)) of ``a / sum(x, [dim], keepdim=True)``; otherwise (a, None)."""
     dividend, total = quotient(node)
     return dividend, None if total is None else reduction(node, total, "aten.sum")
 
 
 @respelling("aten.div", "aten.mul")
 def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """exp(x - m) / sum(exp(x - m), [d], keepdim=True)  ->  softmax(x, d), with `m` a maximum along `d`, or none."""
+    """exp(x - m) / sum(exp(x - m), [d], keepdim=True)  ->  softmax(x, d), `m` a maximum along `d`, or missing."""
     exponents, over = _quotient_by_sum(node)
     if over is None or over[0] is not exponents or not _is_exponent(node, exponents):
         return None
@@ -101,7 +101,7 @@ def exponents_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _is_exponent(user: fx.Node, node: Any) -> bool:
-    """Whether a value is `exp(x)` of floating-point numbers: those of integers are another type."""
+    """Whether a value is `exp(x)` of floating-point numbers; for integers, the type differs."""
     return sees(user, node, "aten.exp") and is_float(node.args[0])
 
 
@@ -122,9 +122,9 @@ def product_over_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _unshifted(user: fx.Node, x: fx.Node, dim: int) -> fx.Node:
-    """`y` where `x` is `y - m` or `y + m * s`, with `m` a maximum along `dim`.
+    """`y` if `x` is `y - m` or `y + m * s`, where `m` is a maximum along `dim`.
 
-    Another term that is constant along `dim` may be so large that it absorbs `y`, as a mask of whole rows is.
+    Other terms that are constant along `dim` may be so large that they absorb `y`, such as masks of whole rows.
     """
     if not sees(user, x, "aten.sub", "aten.add") or not is_literal(arguments(x).get("alpha", 1)):
         return x
@@ -139,7 +139,7 @@ def _unshifted(user: fx.Node, x: fx.Node, dim: int) -> fx.Node:
 
 @respelling("aten.softmax")
 def shifted_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """softmax((x - max(x, [-1], keepdim=True)) * s, -1)  ->  softmax(x * s, -1), scaled by a number or not."""
+    """softmax((x - max(x, [-1], keepdim=True)) * s, -1)  ->  softmax(x * s, -1), with an optional scale."""
     if node.target is not aten.softmax.int or node.args[1:] != (-1,):
         return None
     shifted, factor = node.args[0], None

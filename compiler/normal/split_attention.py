@@ -1,11 +1,11 @@
-"""Attention in parts is one attention: keys side by side, scores that are sums, weights of which a part is used.
+"""Attention in parts becomes one attention: concatenated keys, sums of scores, and parts of weights.
 
     cat([q @ k1 * s + m1, q @ k2 * s + m2])          ->   q @ cat([k1, k2]) * s + cat([m1, m2])
     w[..., :n] @ v1 + w[..., n:] @ v2                ->   w @ cat([v1, v2])
     q1 @ k1 * s1 + q2 @ k2 * s2                      ->   cat([q1 * s1, q2 * s2]) @ cat([k1, k2])
 
-Global and local keys (Pegasus-X), random, banded and first blocks (BigBird), two channels (LiLT) are written so. `w`
-are probabilities; a column of them that is dropped is an attention sink.
+Models with global and local keys (Pegasus-X), random, banded and first blocks (BigBird) or two channels (LiLT) are
+written in this way. `w` are probabilities; a column of them that is dropped is an attention sink.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Scores:
     bias: fx.Node | None = None
 
 
-# -- keys side by side
+# -- concatenated keys
 
 
 @respelling(*_CAT)
@@ -72,7 +72,7 @@ def keys_side_by_side(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _read_scores(user: fx.Node, edit: Editor, node: Any) -> _Scores | None:
-    """The parts of scores that are a product, scaled by a number or not, biased or not."""
+    """The parts of scores that are a product with an optional scale and an optional bias."""
     bias = scale = None
     if sees(user, node, "aten.add") and len(node.args) == 2 and not node.kwargs and is_tensor(node.args[1]):
         inner, bias = node.args
@@ -89,7 +89,7 @@ def _read_scores(user: fx.Node, edit: Editor, node: Any) -> _Scores | None:
 
 
 def _product(user: fx.Node, edit: Editor, node: Any) -> tuple[fx.Node, fx.Node] | None:
-    """The operands of a product; where its rows were merged for it, as `einsum` does, those of the unmerged one.
+    """The operands of a product; if rows were merged for it, as in `einsum`, those of the unmerged product.
 
     reshape(matmul(reshape(q, [B, n*m, D]), k), [B, n, m, T])   ->   q, reshape(k, [B, 1, D, T])
     """
@@ -110,12 +110,12 @@ def _product(user: fx.Node, edit: Editor, node: Any) -> tuple[fx.Node, fx.Node] 
 
 
 def _joins(a: _Scores, b: _Scores) -> bool:
-    """Whether two products have one query and one scale."""
+    """Whether two products have the same query and scale."""
     return _same(a.query, b.query) and _same(a.scale, b.scale) and rank(a.key_t) == rank(b.key_t)
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two values are one: the same node, or the same views of one."""
+    """Whether two values are equal: the same node, or equal views of the same node."""
     if isinstance(a, fx.Node) and isinstance(b, fx.Node) and a is not b:
         if a.target is not b.target or op_name(a) not in ("aten.reshape", "aten.permute", "aten.slice", "aten.expand"):
             return False
@@ -126,7 +126,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _biases(node: fx.Node, edit: Editor, parts: list[_Scores]) -> fx.Node | None:
-    """What is added to scores side by side, side by side; zeros where nothing is."""
+    """The concatenated biases of concatenated scores, with zeros for missing ones."""
     if all(p.bias is None for p in parts):
         return None
     lead = shape(node)[:-1]
@@ -140,7 +140,7 @@ def _biases(node: fx.Node, edit: Editor, parts: list[_Scores]) -> fx.Node | None
     return edit.call(aten.cat.default, biases, -1)
 
 
-# -- weights of which parts are used
+# -- parts of weights
 
 
 @respelling("getitem")
@@ -173,14 +173,14 @@ def parts_of_weights(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _terms(user: fx.Node, node: Any) -> list[Any]:
-    """The terms of a sum of tensors of one shape."""
+    """The terms of a sum of tensors with the same shape."""
     plain = sees(user, node, "aten.add") and len(node.args) == 2 and not node.kwargs
     if not plain or not all(like(node, a) for a in node.args) or (node is not user and len(node.users) > 1):
         return [node]
     return [term for a in node.args for term in _terms(user, a)]
 
 
-_Part = tuple[fx.Node, Any, Any, fx.Node]  # weights, first and last column (the latter left out), value
+_Part = tuple[fx.Node, Any, Any, fx.Node]  # weights, first column, end of the columns, value
 
 
 def _weighted(user: fx.Node, edit: Editor, node: Any) -> _Part | None:
@@ -194,7 +194,7 @@ def _weighted(user: fx.Node, edit: Editor, node: Any) -> _Part | None:
 
 
 def _columns(user: fx.Node, node: Any) -> tuple[fx.Node, Any, Any] | None:
-    """(x, start, end) of a slice of the last dim that is in range and whole."""
+    """(x, start, end) of a slice of the last dim that is in range, with step 1."""
     if not sees(user, node, "aten.slice") or not is_tensor(node.args[0]):
         return None
     values, x = arguments(node), node.args[0]
@@ -213,7 +213,7 @@ def _bound(given: Any, size: Any, default: Any) -> Any:
 
 
 def _tiling(parts: list[_Part]) -> list[_Part] | None:
-    """The parts in the order of their columns, if these are all of one value's, each once."""
+    """The parts in the order of their columns, if they cover all columns of one value once."""
     weights, end, left, ordered = parts[0][0], 0, list(parts), []
     while left:
         following = next((p for p in left if p[0] is weights and known_equal(p[1], end)), None)
@@ -227,7 +227,7 @@ def _tiling(parts: list[_Part]) -> list[_Part] | None:
 
 @respelling("aten.slice")
 def sink_dropped(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """slice(to(weights), 3, 0, T) of T + 1 columns  ->  to(slice(weights, -1, 0, -1)); one that is first is put last.
+    """slice(to(weights), 3, 0, T) of T + 1 columns  ->  to(slice(weights, -1, 0, -1)); a first one moves to the end.
 
     slice(softmax(cat([sink, scores])), -1, 1, end)  ->  slice(softmax(cat([scores, sink])), -1, 0, -1)
     """
@@ -254,7 +254,7 @@ def sink_dropped(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.add")
 def summed_products(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """q1 @ k1 * s1 + q2 @ k2 * s2  ->  cat([q1 * s1, q2 * s2]) @ cat([k1, k2]), where few sums share the products."""
+    """q1 @ k1 * s1 + q2 @ k2 * s2  ->  cat([q1 * s1, q2 * s2]) @ cat([k1, k2]), if few sums share the products."""
     terms = _terms(node, node)
     found = [_read_scores(node, edit, t) if _is_of_few_sums(t) else None for t in terms]
     if len(found) < 2 or any(f is None or f.bias is not None or holds_softmax(f.query) for f in found):
@@ -269,13 +269,13 @@ def summed_products(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _is_of_few_sums(term: Any) -> bool:
-    """Whether at most two sums read a term: one that many attentions share is better computed once, as a bias."""
+    """Whether at most two sums read a term: a term that many attentions share is better computed once, as a bias."""
     return isinstance(term, fx.Node) and len(term.users) <= 2 and all(op_name(u) == "aten.add" for u in term.users)
 
 
 @respelling("aten.matmul")
 def factor_of_heads(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """matmul(mul(weights, h), v)  ->  mul(matmul(weights, v), h), for `h` constant along the keys: a head mask."""
+    """matmul(mul(weights, h), v)  ->  mul(matmul(weights, v), h), for a head mask `h`, constant along the keys."""
     weights = node.args[0]
     if not sees(node, weights, "aten.mul") or not is_float(weights):
         return None

@@ -1,4 +1,4 @@
-"""Statistics of rows: means, population variances and reciprocal roots have one spelling each.
+"""Statistics of rows: one spelling each for means, population variances and reciprocal square roots.
 
 (x - x.mean(-1, True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + eps)
     ->   mul(sub(x, m), rsqrt(add(mean(pow(sub(x, m), 2), [-1], True), eps)))       with m = mean(x, [-1], True)
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 def power_as_root(node: fx.Node, edit: Editor) -> fx.Node | None:
     """pow(x, -0.5)  ->  rsqrt(x);  pow(x, 0.5)  ->  sqrt(x).
 
-    Where eager does so too: by a tensor, and of halves on CPUs, -0.0 has the root 0.0 and -inf the root inf.
+    Only if eager computes it so: for tensor exponents, and for 16-bit types on CPUs, -0.0 gives 0.0 and -inf gives inf.
     """
     x, exponent = node.args
     if not is_float(x) or not like(node, x) or not isinstance(exponent, float):
@@ -59,7 +59,7 @@ def division_by_root(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.mul")
 def sum_as_mean(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """mul(sum(x, [-1], True), 1 / n)  ->  mean(x, [-1], True), for `n` entries."""
+    """mul(sum(x, [-1], True), 1 / n)  ->  mean(x, [-1], True), for `n` elements."""
     total, factor = node.args[0], scale_of(node)
     if not sees(node, total, "aten.sum") or not like(node, total):
         return None
@@ -73,7 +73,7 @@ def sum_as_mean(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _is_inverse(factor: Any, count: Any) -> bool:
-    """Whether a factor is one over a number of entries; of a symbol, as dividing by it is spelled."""
+    """Whether a factor is one divided by a number of elements; for a symbolic number, as the division is spelled."""
     if is_literal(factor):
         return isinstance(count, int) and math.isclose(factor * count, 1)
     if not isinstance(factor, fx.Node) or factor.target is not operator.truediv or factor.args[0] != 1.0:
@@ -103,7 +103,7 @@ def kept_dims(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _with_dims(node: fx.Node, edit: Editor, call: fx.Node) -> fx.Node | None:
-    """A reduction that keeps its dims as ones, where that has the shape of `node`."""
+    """A reduction that keeps its dims with size 1, if it has the shape of `node`."""
     values = arguments(call)
     x, dims = values["self"], _dims(values)
     if dims is None or values.get("keepdim") or values.get("dtype") not in (None, dtype(x)) or not is_float(x):
@@ -145,7 +145,7 @@ def variance(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("getitem")
 def variance_and_mean(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """getitem(var_mean(x, [-1], correction=0), 1)  ->  mean(x, [-1]); at 0, the variance as `variance` has it."""
+    """getitem(var_mean(x, [-1], correction=0), 1)  ->  mean(x, [-1]); at 0, the variance as in `variance`."""
     both, index = node.args
     if not sees(node, both, "aten.var_mean", "aten.std_mean") or not is_tensor(node):
         return None
@@ -159,7 +159,7 @@ def variance_and_mean(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _variance(node: fx.Node, edit: Editor, call: fx.Node) -> fx.Node | None:
-    """The variance that `call` asks for, if it is the population's, over some dims."""
+    """The variance that `call` computes, if it is the population variance over some dims."""
     values = arguments(call)
     x, dims = values["self"], _dims(values)
     population = values.get("unbiased") is False or values.get("correction") == 0
@@ -171,7 +171,7 @@ def _variance(node: fx.Node, edit: Editor, call: fx.Node) -> fx.Node | None:
 
 
 def _dims(values: dict[str, Any]) -> list[int] | None:
-    """The dims that a reduction names, as a list; None where it takes all."""
+    """The dims of a reduction, as a list; None for all dims."""
     dims = values.get("dim")
     dims = [dims] if isinstance(dims, int) else dims
     return list(dims) if dims else None

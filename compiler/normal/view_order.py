@@ -1,9 +1,9 @@
-"""The order of views: splits go inward, merges go outward, broadcasts stand outside permutes.
+"""The order of views: splits move inward, merges move outward, broadcasts are outside of permutes.
 
     reshape(permute(x)) that only splits   ->   permute(reshape(x))
     permute(reshape(x)) that only merges   ->   reshape(permute(x))
 
-So heads merged into the batch drift towards the output, heads split off drift towards the inputs, and the two meet.
+Heads that are merged into the batch move towards the output, heads that are split off towards the inputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def split_below_permute(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _commuted(node: fx.Node, edit: Editor, x: fx.Node, groups: list[Group], order: Sequence[int]) -> fx.Node:
-    """Regroup `x` in its own order of dimensions, then permute the groups."""
+    """Reshape `x` in its own order of dimensions, then permute the groups."""
     ranked = sorted(groups, key=lambda g: order[g.old[0]] if g.old else -1)
     place = [d for g in ranked for d in g.new]
     split = builders.reshape(edit, node, x, [shape(node)[d] for d in place])
@@ -92,7 +92,7 @@ _BROADCASTING = (
 
 @respelling(*_BROADCASTING)
 def implied_broadcast(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """add(scores, expand(mask))  ->  add(scores, mask), where the scores have the size already."""
+    """add(scores, expand(mask))  ->  add(scores, mask), if the scores have the size already."""
     for position, operand in enumerate(node.args):
         if not sees(node, operand, "aten.expand") or rank(operand.args[0]) == 0:
             continue
@@ -104,7 +104,7 @@ def implied_broadcast(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling(*_BROADCASTING, "aten.logical_not", "aten.to", "aten.rsub", "aten.ne")
 def broadcast_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """where(expand(keep), 0.0, -inf)  ->  expand(where(keep, 0.0, -inf)), where no other operand needs the size."""
+    """where(expand(keep), 0.0, -inf)  ->  expand(where(keep, 0.0, -inf)), if the size is not needed."""
     tensors = [a for a in node.args if is_tensor(a)]
     if not any(sees(node, a, "aten.expand") for a in tensors):
         return None
@@ -116,7 +116,7 @@ def broadcast_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.matmul")
 def implied_batch(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """matmul(q, expand(k))  ->  matmul(q, k), where only batch dimensions were broadcast and q has them."""
+    """matmul(q, expand(k))  ->  matmul(q, k), if only batch dimensions are broadcast and q has them."""
     for position, operand in enumerate(node.args):
         if not sees(node, operand, "aten.expand") or min(rank(a) for a in node.args) < 3:
             continue
@@ -129,7 +129,7 @@ def implied_batch(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _broadcasts_to(shapes: list[tuple[Any, ...]], target: Sequence[Any]) -> bool:
-    """Whether each size of `target` is the size of some operand there, every other operand having 1 or the same."""
+    """Whether each size of `target` is the size of an operand, and all other operands have this size or 1."""
     if max(map(len, shapes)) != len(target):
         return False
     for back in range(1, len(target) + 1):

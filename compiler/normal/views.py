@@ -1,6 +1,6 @@
-"""Views: every reordering of dimensions is one `permute`, every regrouping one `reshape`, every broadcast one `expand`.
+"""Views: one `permute` for each reordering of dims, one `reshape` for each regrouping, one `expand` for broadcasts.
 
-What changes nothing (a copy, a whole slice, a cast to the same type) is dropped: a mirror has no memory layout.
+Calls that change nothing (copies, slices of all, casts to the same type) are removed: a mirror has no memory layout.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def permutation(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _order(node: fx.Node) -> list[int] | None:
-    """The order of dimensions that a permuting call asks for."""
+    """The order of dimensions of a call that permutes."""
     name, n = op_name(node), rank(node)
     given = list(arguments(node).values())[1:]
     if name == "aten.permute":
@@ -69,7 +69,7 @@ def _swapped(n: int, pair: list[Any]) -> list[int] | None:
 
 
 def _moved(n: int, source: Any, destination: Any) -> list[int] | None:
-    if n == 0:  # which has dims 0 and -1 all the same
+    if n == 0:  # a 0-d tensor has dims 0 and -1 nevertheless
         return None
     sources = [d % n for d in ([source] if isinstance(source, int) else source)]
     targets = [d % n for d in ([destination] if isinstance(destination, int) else destination)]
@@ -137,7 +137,7 @@ def broadcast(node: fx.Node, edit: Editor) -> fx.Node | None:
 def identity(node: fx.Node, edit: Editor) -> fx.Node | None:
     """contiguous(x), clone(x), slice(x, 0, None), to(x, its own dtype), detach(x without grad)  ->  x.
 
-    A slice with as many entries as there are takes them all, in order.
+    A slice with as many elements as its operand has all of them, in order.
     """
     x = node.args[0]
     if not like(node, x) or val(node).layout != val(x).layout:
@@ -160,7 +160,7 @@ def neutral(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.cat", "aten.concat", "aten.concatenate")
 def lone_part(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """cat([x]), cat([x, y]) with `y` of size 0 there  ->  x; an empty key cache may have one dimension only."""
+    """cat([x]), cat([x, y]) with `y` of size 0 in this dim  ->  x; an empty key cache may have a single dimension."""
     dim = arguments(node).get("dim", 0)
     if not isinstance(dim, int):
         return None

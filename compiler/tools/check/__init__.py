@@ -1,12 +1,12 @@
-"""The property test that every rule carries, derived from its pattern, its candidates and its samples alone.
+"""The property test of a rule, derived from its pattern, its candidates and its samples.
 
-operands.py      how a tensor of a sample may look: layout and values
-drawn.py         hypothesis draws sizes, dtypes, looks and gradients
-case.py          the program that the rule's pattern makes of them, captured and rewritten by the real driver
-compare.py       do both agree, by the rule's contract? distribution.py: where random draws differ on purpose
-search.py        `check`: looks for a counterexample, and makes it small
-script.py        a counterexample as a program of its own, which replay.py runs
-guards.py        does every guard have an operand that only it refuses?
+operands.py      layouts and values of the tensors of a sample
+drawn.py         hypothesis draws sizes, dtypes, layouts, values and gradients
+case.py          the program of the rule's pattern on these tensors, captured and rewritten by the driver
+compare.py       do both agree within the rule's contract? distribution.py: if random draws differ on purpose
+search.py        `check`: finds a counterexample, and makes it small
+script.py        a counterexample as a script, which replay.py runs
+guards.py        is there a sample for each guard that only this guard refuses?
 """
 
 from __future__ import annotations

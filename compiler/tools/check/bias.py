@@ -1,15 +1,15 @@
-"""In low precision one comparison tells little: a result may be off by a few roundings. Many together tell a bias.
+"""Finds errors in low precision, where one comparison says little, since results may differ by a few roundings.
 
-Both programs run on `RUNS` draws of the same operands. Roundings go either way, so over the runs they cancel; what is
-wrong does not. With e the error of the rewritten program and x the exact result, of each entry and of all together:
+Both programs run on `RUNS` draws of the same operands. Rounding errors cancel over the runs, and other errors do not.
+Let e be the error of the rewritten program and x the exact result. For each element, and for all elements together:
 
-    slope    sum(e * x) / sum(x * x)     a factor that is off; also of positive and of negative results alone
-    offset   mean(e) / rms(x)            a term that is off
-    spread   rms(e) / rms(x)             an error that goes either way, held against eager's own
+    slope    sum(e * x) / sum(x * x)     a wrong factor; also for positive and for negative results alone
+    offset   mean(e) / rms(x)            a wrong term
+    spread   rms(e) / rms(x)             errors of both signs, compared with those of eager
 
-Allowed is what eager itself has, what one rounding of every operand in the same direction does (a constant that is
-rounded once does no more), and `_SIGMAS` standard errors. So a factor of 1.01 is found in bfloat16, whose roundings
-are 0.4% each.
+The bound is the sum of eager's own statistic, the effect of rounding every operand once in the same direction (the most
+that one rounded constant can do), and `_SIGMAS` standard errors. A factor of 1.01 is therefore found in bfloat16, in
+which one rounding is up to 0.4%.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .outcome import Disagreement, run
 
 LOW = (torch.bfloat16, torch.float16)
 RUNS = 24
-_SIGMAS = 7.0  # entries of one tensor are many, runs few
-_ROUNDING = 0.29  # of a unit in the last place: root mean square of an error that is uniform within a half
+_SIGMAS = 7.0  # a tensor has many elements, and there are few runs
+_ROUNDING = 0.29  # root mean square of a rounding error, in units in the last place
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """One result, or one gradient, over all runs: (runs, entries) in float64."""
+    """One result or gradient of all runs: (runs, elements) in float64."""
 
     name: str
     ours: torch.Tensor
@@ -44,7 +44,7 @@ class _Runs:
 
 
 def biased(case: Case, sample: Sample, drawn: Drawn, rewritten: Rewritten) -> Disagreement | None:
-    """The first statistic in which the rewritten program errs other than by rounding; None for rules that draw."""
+    """The first statistic with an error beyond rounding; None for rules that draw random numbers."""
     if case.rule.numerics.exact or case.rule.numerics.random != "none":
         return None
     for one in _collected(case, sample, drawn, rewritten):
@@ -55,7 +55,7 @@ def biased(case: Case, sample: Sample, drawn: Drawn, rewritten: Rewritten) -> Di
 
 
 def _collected(case: Case, sample: Sample, drawn: Drawn, rewritten: Rewritten) -> Iterator[_Runs]:
-    """What is observed of the results and gradients that have the low precision."""
+    """The results and gradients in low precision."""
     rows: dict[str, list[tuple[torch.Tensor, ...]]] = {}
     for seed in range(drawn.seed, drawn.seed + RUNS):
         drawn_anew = Case.of(case.rule, sample, replace(drawn, seed=seed))
@@ -78,7 +78,7 @@ def _exact(case: Case) -> Case:
 
 
 def _tilted(case: Case) -> Case:
-    """Every operand larger by half a unit in the last place: what a rounding that always goes one way does."""
+    """Operands that are larger by half a unit in the last place, the effect of rounding in one direction."""
     return _changed(case, lambda x: x * (1 + torch.finfo(_low(case)).eps / 2))
 
 
@@ -97,7 +97,7 @@ def _low(case: Case) -> torch.dtype:
 
 
 def _changed(case: Case, change: Any) -> Case:
-    """The operands in float64, the low ones changed."""
+    """The operands in float64, with `change` applied to those in low precision."""
 
     def one(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
@@ -142,7 +142,7 @@ Estimate = tuple[torch.Tensor, torch.Tensor]
 
 
 def _biased(what: str, estimates: Sequence[Estimate], half: float) -> Disagreement | None:
-    """`estimates` of the rewritten program, of eager, and of what a rounding that always goes one way does."""
+    """`estimates` for the rewritten program, for eager, and for rounding in one direction."""
     (value, error), eager, tilted = estimates
     allowed = torch.maximum(tilted[0].abs(), torch.full_like(value, half)) + eager[0].abs() + _SIGMAS * error
     worst = int((value.abs() - allowed).argmax())
@@ -153,7 +153,7 @@ def _biased(what: str, estimates: Sequence[Estimate], half: float) -> Disagreeme
 
 
 def _slopes(error: torch.Tensor, exact: torch.Tensor) -> Estimate:
-    """Of each entry; of all; of those above zero and below."""
+    """Groups of elements: each alone, all, the positive ones, the negative ones."""
     parts = [(error, exact)] if error.shape[1] > 1 else []
     parts += [(error.reshape(-1, 1), exact.reshape(-1, 1))]
     parts += [(error.reshape(-1, 1), side.reshape(-1, 1)) for side in (exact.clamp(min=0), exact.clamp(max=0))]

@@ -1,4 +1,4 @@
-"""A case: the program that a rule's pattern makes, on operands, captured and rewritten as the backend does it."""
+"""A case: the program of a rule's pattern on operands, captured and rewritten as in the backend."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Case:
     """A rule, one program of its pattern, and operands.
 
     Args:
-        rule: whose pattern is the program.
-        operands: in the pattern's order; None for what is left out.
-        tags: the alternatives of the pattern that the program takes.
-        frozen: names of operands that are weights, known while compiling.
-        dynamic: sizes are symbolic while compiling.
+        rule: the rule, whose pattern is the program.
+        operands: the operands in the order of the pattern; None for missing ones.
+        tags: the alternatives of the pattern in the program.
+        frozen: names of operands that are frozen weights.
+        dynamic: whether sizes are symbolic.
         nan: option ``nan``.
-        seed: of the random draws.
-        gradients: ``"compared"``; ``"finite"`` where only NaN and inf are looked for; ``"ignored"``.
-        incoming: how gradients of results come in; see `drawn.INCOMING`.
+        seed: the seed of random draws.
+        gradients: ``"compared"``; ``"finite"``, to look for NaN and inf only; or ``"ignored"``.
+        incoming: the form of incoming gradients; see `drawn.INCOMING`.
     """
 
     rule: Rule
@@ -58,7 +58,7 @@ class Case:
 
     @classmethod
     def of(cls, rule: Rule, sample: Sample, drawn: Drawn) -> Case:
-        """The case that a sample makes of what was drawn for it."""
+        """The case of a sample and its drawn example."""
         specs, sizes = tensors(sample), dict(drawn.sizes)
         operands = [sample.operands.get(v.name) for v in rule.variables]
         for i, variable in enumerate(rule.variables):
@@ -83,7 +83,7 @@ class Case:
         return any(isinstance(o, torch.Tensor) and o.device.type not in ("cpu", "meta") for o in self.operands)
 
     def program(self, *operands: Any) -> Any:
-        """The program as eager runs it."""
+        """The program in eager mode."""
         with choosing(dict(self.tags)):
             return self.rule.pattern(*operands)
 
@@ -97,7 +97,7 @@ class Case:
         return graph_module, places
 
     def rewritten(self, rule: Rule | None = None) -> Rewritten:
-        """The program as a rule, by default the case's own, rewrites it."""
+        """The program, rewritten by a rule, by default the rule of the case."""
         chosen = rule or self.rule
         captured, places = self._captured
         graph_module, renamed = fx.GraphModule(captured, fx.Graph()), dict[fx.Node, fx.Node]()
@@ -106,7 +106,7 @@ class Case:
             new.meta = dict(old.meta)
         graph_module.recompile()
         record = GraphRecord(chosen.name)
-        with torch.set_grad_enabled(self.training):  # a replacement may ask, as it may in a compilation
+        with torch.set_grad_enabled(self.training):  # replacements may read it, as in a compilation
             rewrite(graph_module, [chosen], self._settings(chosen), record)
         return Rewritten(graph_module, places, record, frozenset(renamed.values()))
 
@@ -119,7 +119,7 @@ class Case:
             training=self.training,
             keep_stream=keeps,
             verify="structure",
-            # Candidates that draw otherwise on purpose are for those who allow it: they could not be compared by value.
+            # Candidates whose draws differ on purpose need this option; they cannot be compared by value.
             policy=(("nan", self.nan), *((("rng", "eager"),) if keeps else ())),
             near_miss_depth=0,
         )
@@ -130,7 +130,7 @@ _COPIES = ("aten.clone", "aten.contiguous", "aten.permute")
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A rewritten program, which takes the case's operands, what happened, and the nodes that it had before."""
+    """A rewritten program with the operands of the case, its record, and its nodes before the rewrite."""
 
     graph_module: fx.GraphModule
     places: list[int]
@@ -143,50 +143,50 @@ class Rewritten:
 
     @property
     def applied(self) -> bool:
-        """Whether the rule matched, be it a part of the program."""
+        """Whether the rule matched, also if it matched a part of the program."""
         return bool(self.record.applied)
 
     @property
     def whole(self) -> bool:
-        """Whether it matched all of the program: it returns the replacement, not the pattern's last call.
+        """Whether it matched the whole program, which then returns the replacement, not the last call of the pattern.
 
-        Where the replacement is an operand as it is, that is a copy of it: returned is nobody else's memory.
+        If the replacement is an operand, the program returns a copy, because results have memory of their own.
         """
         return self.applied and all(map(self._is_made, nodes_in(self.graph_module.graph.output_node().args)))
 
     def _is_made(self, node: fx.Node) -> bool:
-        """Whether a rule made a value, or it is an operand, through copies that keep strides as they were."""
+        """Whether a value is from a rule or an operand, possibly behind copies that keep its strides."""
         while op_name(node) in _COPIES and node not in self.captured and "regraft_rule" not in node.meta:
             node = node.all_input_nodes[0]
         return node.op != "call_function" or "regraft_rule" in node.meta
 
     @property
     def codes(self) -> frozenset[str]:
-        """The codes of the reasons for which it did not match all of it; empty where it did."""
+        """The codes of the reasons why it did not match the whole program; empty if it did."""
         return frozenset() if self.whole else frozenset(m.code for m in self.record.near_misses)
 
 
 def operand_seed(seed: int, place: int) -> int:
-    """Each operand has values of its own."""
+    """Operands with separate values."""
     return 100 * seed + place
 
 
 def alone(rule: Rule, candidate: str) -> Rule:
-    """A rule with one of its candidates."""
+    """A rule with only one of its candidates."""
     return replace(rule, candidates=tuple(c for c in rule.candidates if c.name == candidate))
 
 
 def refusals(rule: Rule, sample: Sample) -> set[str]:
-    """The codes of the reasons that a rule gives on a sample's own operands; empty where it matches.
+    """The codes of the reasons of a rule for the operands of a sample; empty if it matches.
 
-    The program is the rule's pattern itself, so what a rule refuses is what its operands are.
+    The program is the pattern of the rule, so that a rule can only refuse the operands.
     """
     return set(Case.of(rule, sample, Drawn.plain(sample)).rewritten().codes)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's log of errors: where tracing fails, that is told as a counterexample, or was wanted."""
+    """Turn off torch's log of errors: a failing trace is reported as a counterexample, or expected."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

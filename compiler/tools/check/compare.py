@@ -1,4 +1,4 @@
-"""Do a pattern and its rewritten form agree? Errors are held against float64, and eager's own error is the measure."""
+"""Do a pattern and its replacement agree? Errors are measured against float64 and compared with eager's own error."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .case import Case, Program
 from .distribution import compare_distributions
 from .outcome import Disagreement, Outcome, run
 
-_SHAKEN = 3  # times that operands are rounded anew, to see what one rounding does to a result
-_ROUNDINGS_DOUBLE = 64  # nothing is wider than float64: eager's own error is unknown there, and counts as zero
+_SHAKEN = 3  # number of runs with rounded operands, which show the effect of one rounding on the results
+_ROUNDINGS_DOUBLE = 64  # no type is wider than float64: eager's own error is unknown, and counts as zero
 
 
 def compare(case: Case, rewritten: Program) -> Disagreement | None:
@@ -32,8 +32,8 @@ def compare(case: Case, rewritten: Program) -> Disagreement | None:
     found = _misshapen(ours, eager) or _difference(case, ours, eager, exact)
     if found is None or found.error == torch.inf or eager.drew:
         return found
-    # Eager may have been lucky: what one rounding of an operand does to a result is nobody's error; but where all
-    # results have more digits than an operand, nobody may round to its few.
+    # The error of eager may be small by chance, so the effect of rounding one operand is allowed too; but if all
+    # results have more digits than an operand, they must not be rounded to its digits.
     made = [x.dtype for x in (*eager.results, *(eager.gradients if case.gradients == "compared" else ()))]
     coarsest = max((torch.finfo(d).eps for d in made if d.is_floating_point or d.is_complex), default=0.0)
     shaken = [run(one, one.program) for one in (_shaken(case, number, coarsest) for number in range(_SHAKEN))]
@@ -58,7 +58,7 @@ def _double(operand: Any) -> Any:
 
 
 def _shaken(case: Case, number: int, coarsest: float) -> Case:
-    """The operands in float64, each number off by up to one rounding of its own dtype, or a finer one."""
+    """The operands in float64, each changed by up to one rounding of its dtype, or of a finer one."""
     generator = torch.Generator().manual_seed(number)
 
     def off(operand: Any) -> Any:
@@ -73,7 +73,7 @@ def _shaken(case: Case, number: int, coarsest: float) -> Case:
 
 
 def _misshapen(ours: Outcome, eager: Outcome) -> Disagreement | None:
-    """Another number of results, another shape or dtype."""
+    """A difference in the number, shapes or dtypes of results."""
     if len(ours.results) != len(eager.results):
         return Disagreement(f"it has {len(ours.results)} results, where eager has {len(eager.results)}")
     for i, (a, b) in enumerate(zip(ours.results, eager.results, strict=True)):
@@ -97,7 +97,7 @@ def _difference(
             return found
     if case.gradients == "ignored":
         return None
-    # Gradients cancel where results do not: their roundings are relative to the largest of them.
+    # Gradients may cancel where results do not: their rounding errors are relative to the largest gradient.
     scale = max((float(g.double().nan_to_num(0, 0, 0).norm()) for g in exact.gradients), default=0.0)
     for i, values in enumerate(zip(ours.gradients, eager.gradients, exact.gradients, strict=True)):
         if case.gradients == "finite":
@@ -113,7 +113,7 @@ def _off(
     case: Case, name: str, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, *,
     scale: float = 0.0, shaken: Sequence[torch.Tensor] = (),
 ) -> Disagreement | None:  # fmt: skip
-    """`scale` is a norm that roundings are relative to beside the result's own; `shaken` are other exact results."""
+    """`scale` is another norm that rounding errors are relative to; `shaken` are exact results of rounded operands."""
     if case.rule.numerics.exact or not (eager.is_floating_point() or eager.is_complex()):
         return _other_bits(name, ours, eager)
     ours, eager, exact, *shaken = map(_real, (ours, eager, exact, *shaken))
@@ -147,7 +147,7 @@ def _distance(x: torch.Tensor, reference: torch.Tensor, unit: float) -> float:
 
 
 def _other_bits(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
-    """A promise of the same bits; only NaN is NaN whatever its bits."""
+    """The check of equal bits; all NaN count as equal."""
     same = ours == eager
     if eager.is_floating_point():
         same = (same & (ours.signbit() == eager.signbit())) | (ours.isnan() & eager.isnan())
@@ -159,7 +159,7 @@ def _other_bits(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreem
 
 
 def _appears(name: str, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> Disagreement | None:
-    """NaN or inf where eager has numbers, unless no digit of these is right: eager overflowed on its way there."""
+    """NaN or inf where eager has numbers, unless no digit of these is right because eager overflowed before."""
     lost = (eager != exact) & ((eager.double() - exact.double()).abs() >= exact.double().abs())
     appears = ~ours.isfinite() & eager.isfinite() & exact.isfinite() & ~lost
     if not bool(appears.any()):
@@ -170,7 +170,7 @@ def _appears(name: str, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Te
 def _other_specials(
     case: Case, name: str, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor
 ) -> Disagreement | None:
-    """NaN and inf stand where eager has them. What only eager overflows to is its rounding error, not its value."""
+    """NaN and inf are where eager has them. Elements at which only eager overflows count as its rounding errors."""
     appears = _appears(name, ours, eager, exact)
     if appears is not None:
         return appears

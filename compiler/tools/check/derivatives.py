@@ -1,9 +1,9 @@
-"""Does a candidate bring a backward of its own? Replacements are traced, and tracing sees forwards only.
+"""Does a candidate have its own backward? Replacements are traced, and tracing records the forward only.
 
     class Rounded(torch.autograd.Function)         forward: round(x), backward: the gradient as it is
     replacement=Rounded.apply                ->    %round = aten.round(%x), whose derivative is zero
 
-What brings a backward that is kept is an operator: `torch.library.custom_op` with `register_autograd`.
+Operators keep their backward: `torch.library.custom_op` with `register_autograd`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .case import Case
 
 
 def own_backwards(case: Case, rule: Rule) -> str:
-    """The autograd functions that a rule's candidates call, by name; empty where there are none."""
+    """The names of autograd functions that the candidates of a rule call."""
     called: list[tuple[Candidate, dict[str, Any]]] = []
 
     def noting(candidate: Candidate) -> Candidate:
@@ -32,7 +32,7 @@ def own_backwards(case: Case, rule: Rule) -> str:
     try:
         case.rewritten(replace(rule, candidates=tuple(map(noting, rule.candidates))))
         results = [c.function(*map(_leaf, case.operands), **derived) for c, derived in called[:1]]
-    except Exception:  # told elsewhere, where it is one
+    except Exception:  # other checks report the error
         return ""
     return ", ".join(sorted(_custom(results)))
 
@@ -45,7 +45,7 @@ def _leaf(operand: Any) -> Any:
 
 
 def _custom(results: Any) -> set[str]:
-    """The names of custom functions in the history of results."""
+    """The names of custom autograd functions in the graph of results."""
     pending = [r.grad_fn for r in compat.tree_leaves(results) if isinstance(r, torch.Tensor)]
     seen, found = set[Any](), set[str]()
     while pending:

@@ -1,14 +1,14 @@
 """Rules that draw other random numbers than eager must draw them from the same distribution: two samples are compared.
 
-Both programs run many times, each time with another seed. Compared are, of results, gradients and their products:
+Both programs run many times with different seeds. Results, gradients and their products are compared by:
 
-    how often an entry is exactly zero     the keep rate of a dropout; a binomial proportion
-    the mean of every entry, and of all    means of independent runs
-    how much the share of zeros varies     entries that are drawn together vary together
+    how often an element is exactly zero     the keep rate of a dropout; a binomial proportion
+    the mean of each element, and of all   means of independent runs
+    how much the share of zeros varies     elements of one draw vary together
 
-Products of a result and the gradient of an operand of its shape tell whether both used one mask. Bounds are `_SIGMAS`
-standard errors of the difference, so that chance alone fails about one comparison in 10**6 where entries are few, and
-the seeds are fixed: a check that passes once passes always.
+Products of a result and the gradient of an operand with its shape show whether both use the same mask. Bounds are
+`_SIGMAS` standard errors of the difference, so that about one comparison in 10**6 fails by chance. Seeds are fixed, so
+that a check that passes once always passes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SIGMAS = 6.0
 
 
 def compare_distributions(case: Case, rewritten: Program) -> Disagreement | None:
-    """The first statistic in which two programs that draw differ by more than chance."""
-    first = 2 * _RUNS * case.seed  # eager and ours draw independently: no seed is used twice
+    """The first statistic in which two random programs differ by more than chance."""
+    first = 2 * _RUNS * case.seed  # both programs draw independently: no seed is used twice
     eager = _sampled(case, case.program, range(first, first + _RUNS))
     ours = _sampled(case, rewritten, range(first + _RUNS, first + 2 * _RUNS))
     for (name, a), (_, b) in zip(ours, eager, strict=True):
@@ -38,7 +38,7 @@ def compare_distributions(case: Case, rewritten: Program) -> Disagreement | None
 
 
 def _sampled(case: Case, program: Program, seeds: range) -> list[tuple[str, torch.Tensor]]:
-    """What is observed of a program: by name, (runs, entries) in float64."""
+    """The observed values of a program by name: (runs, elements) in float64."""
     runs = [dict(_observed(case, run(case, program, seed))) for seed in seeds]
     return [(name, torch.stack([one[name].double().flatten() for one in runs])) for name in runs[0]]
 
@@ -54,7 +54,7 @@ def _observed(case: Case, outcome: Outcome) -> Iterator[tuple[str, torch.Tensor]
 
 
 def _other_zeros(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
-    """Each entry is zero with some chance, independently: the binomial bound on the difference of two proportions."""
+    """The binomial bound on the difference of two proportions: each element is zero independently of the others."""
     if not ours.numel():
         return None
     a, b = (float((x == 0).double().mean()) for x in (ours, eager))
@@ -66,7 +66,7 @@ def _other_zeros(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagree
 
 
 def _other_means(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
-    """The mean of each entry over the runs, and of a run over its entries."""
+    """The mean of each element over the runs, and of each run over its elements."""
     sound = (ours.isfinite() & eager.isfinite()).all(0)
     if not bool(sound.any()):
         return None
@@ -75,7 +75,7 @@ def _other_means(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagree
         a, b = (x if "entry" in what else x.mean(1, keepdim=True) for x in (ours, eager))
         difference = (a.mean(0) - b.mean(0)).abs()
         spread = ((a.var(0) + b.var(0)) / _RUNS).sqrt()
-        allowed = _SIGMAS * spread + 1e-2 * b.abs().mean(0)  # roundings, and entries that seldom vary
+        allowed = _SIGMAS * spread + 1e-2 * b.abs().mean(0)  # for rounding errors, and for elements that seldom vary
         worst = int((difference - allowed).argmax())
         if bool(difference[worst] > allowed[worst]):
             return Disagreement(f"{what} differs", float(difference[worst]), float(allowed[worst]))
@@ -83,7 +83,7 @@ def _other_means(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagree
 
 
 def _drawn_together(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
-    """The variance over the runs of the share of zeros: entries that share one draw have a larger one.
+    """The variance of the share of zeros over the runs, which is larger if elements share draws.
 
     The logarithm of a ratio of two sample variances has a standard error of sqrt(2 / (n - 1)) for each of them.
     """

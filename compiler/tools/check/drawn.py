@@ -16,14 +16,14 @@ from ....rewrites.sample import LEADING, Sample
 from .operands import LAYOUTS, Look, differentiable, dim_names, looks_of, tensors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.int32)  # a rule may be not for them
+OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.int32)  # a rule may not support them
 LARGE = (64, 65, 130, 257, 1000)  # one dim at a time
 EQUAL = (130, 65, 17, 9)  # all dims at once, the first that leaves operands small enough
 MOST = 1 << 20  # elements that all operands may be broadcast to: beyond, a large dim is the smallest of these
 INCOMING = ("contiguous", "transposed", "expanded", "of the first result", "of the last result")
 """How gradients of results come in: laid out in order; otherwise; all one number, as of a sum; of one result only."""
 LEADING_SIZES = ((2,), (), (3, 2), (1,), (2, 1, 3), (0,))
-_PLAIN_LAYOUTS, _PLAIN_VALUES = 2, 12  # how many times likelier than another the plain one is
+_PLAIN_LAYOUTS, _PLAIN_VALUES = 2, 12  # how much likelier the plain one is than each other one
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Drawn:
     """One drawn example of a sample.
 
     Args:
-        sizes: of the named dims.
-        dtype: of tensors that fix none.
-        looks: of tensors, by parameter; plain where it is missing.
+        sizes: the sizes of the named dims.
+        dtype: the dtype of tensors without a fixed one.
+        looks: layout and values of tensors, by parameter; plain if missing.
         dynamic: sizes are symbolic.
         nan: option ``nan``: ``"eager"``, or ``"safe"``, which allows rules to hide NaN.
         seed: of values and random draws.
-        incoming: how gradients of results come in: one of `INCOMING`.
+        incoming: the form of incoming gradients: one of `INCOMING`.
     """
 
     sizes: tuple[tuple[str, Any], ...]
@@ -50,13 +50,13 @@ class Drawn:
 
     @classmethod
     def plain(cls, sample: Sample, factor: int = 1) -> Drawn:
-        """The sample's own sizes, perhaps times a factor, and nothing odd."""
+        """The sizes of the sample, possibly times a factor, with plain layouts and values."""
         return cls(tuple((n, _times(factor, sample.sizes[n])) for n in dim_names(sample)))
 
     def ordinary(self, sample: Sample) -> bool:
-        """Whether the rule has to match: numbers, and sizes that the sample says it is for.
+        """Whether the rule must match: known sizes, within the ranges of the sample.
 
-        Where it gives no range, nothing is empty, nor so small that it might as well be a scalar.
+        Without ranges: no size is zero, or so small that a tensor is like a scalar.
         """
         if self.dtype not in DTYPES:
             return False
@@ -81,7 +81,7 @@ class Drawn:
 
 
 def hypothesis() -> ModuleType:
-    """The library that draws examples, which only those need who check rules.
+    """The library hypothesis, which only checks of rules need.
 
     Raises:
         ModuleNotFoundError: it is not installed; the message says how to get it.
@@ -95,7 +95,7 @@ def hypothesis() -> ModuleType:
 
 
 def drawings(rule: Rule, samples: Sequence[Sample]) -> Any:
-    """A strategy for pairs of a sample and what is `Drawn` for it; the first sample is the simplest."""
+    """A strategy for pairs of a sample and its `Drawn` example; the first sample is the simplest."""
     st = hypothesis().strategies
 
     @st.composite
@@ -111,7 +111,7 @@ def drawings(rule: Rule, samples: Sequence[Sample]) -> Any:
         for name, spec in tensors(sample).items():
             layout = draw(st.sampled_from(_mostly_first(LAYOUTS, _PLAIN_LAYOUTS)))
             values = draw(st.sampled_from(_mostly_first(looks_of(spec, dtype), _PLAIN_VALUES)))
-            trained = rule.stage == "forward" and differentiable(spec, dtype)  # what runs after autograd is not trained
+            trained = rule.stage == "forward" and differentiable(spec, dtype)  # rules after autograd have no gradients
             looks[name] = Look(layout, values, trained and draw(st.booleans()))
         dynamic, nan = draw(st.booleans()), draw(st.sampled_from(("eager", "eager", "eager", "safe")))
         incoming = draw(st.sampled_from(_mostly_first(INCOMING, len(INCOMING))))
@@ -121,7 +121,7 @@ def drawings(rule: Rule, samples: Sequence[Sample]) -> Any:
 
 
 def sizes_of(sample: Sample, name: str, *, large: bool = False) -> tuple[Any, ...]:
-    """Mostly the sample's own size, or one of its range; small ones, odd ones, one beyond a vector, none at all."""
+    """Mostly the size of the sample, or one in its range; also small and odd sizes, one beyond a vector, and zero."""
     if name == LEADING:
         return (*LEADING_SIZES, *((n,) for n in LARGE)) if large else LEADING_SIZES
     if name in sample.ranges:
@@ -132,12 +132,12 @@ def sizes_of(sample: Sample, name: str, *, large: bool = False) -> tuple[Any, ..
 
 
 def fits(sample: Sample, sizes: Mapping[str, Any]) -> bool:
-    """Whether operands with these sizes, else their own, stay small enough for many runs."""
+    """Whether operands with these sizes are small enough for many runs."""
     return _broadcast(sample, {n: sizes.get(n, sample.sizes[n]) for n in dim_names(sample)}) <= MOST
 
 
 def _broadcast(sample: Sample, sizes: Mapping[str, Any]) -> int:
-    """How many elements a result has that all operands of a sample are broadcast to."""
+    """The number of elements of a result to which all operands of a sample are broadcast."""
     shapes = [reversed(spec.shape(sizes)) for spec in tensors(sample).values()]
     return math.prod(map(max, zip_longest(*shapes, fillvalue=1)))
 

@@ -1,9 +1,9 @@
-"""Is every guard needed? Mutation of a rule's legality: drop one condition, and some operand must notice.
+"""Is every guard needed? If one condition of a rule is dropped, a sample must fail.
 
 sdpa without guard floating       its near miss of integers, refused="dtype-not-floating", matches
 linear/onednn without applies     a sample that the candidate cannot take is given to it
 
-A condition that nobody would miss is either not needed, or not tested: `unguarded` lists them.
+A condition whose removal no sample notices is not needed or not tested: `unguarded` lists them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Weakened:
     Args:
         condition: e.g. ``"guard floating"``, ``"dims query"``, ``"applies flash"``.
         rule: the rule without it.
-        whole: the rule with it; a candidate's condition is looked at where it is the only candidate.
+        whole: the rule with it; conditions of candidates are checked with the candidate alone.
     """
 
     condition: str
@@ -37,7 +37,7 @@ class Weakened:
 
     @property
     def alone(self) -> bool:
-        """Whether it is a candidate's condition."""
+        """Whether it is a condition of a candidate."""
         return self.condition.startswith("applies ")
 
 
@@ -55,12 +55,12 @@ def weakened(rule: Rule) -> Iterator[Weakened]:
 
 
 def without_applies(rule: Rule) -> Rule:
-    """The rule with candidates that take every match."""
+    """The rule with candidates that accept every match."""
     return replace(rule, candidates=tuple(replace(c, applies=_ALWAYS) for c in rule.candidates))
 
 
 def noticed(rule: Rule) -> dict[str, Sample | None]:
-    """For every condition of a rule, a sample that notices its removal; None where none does.
+    """For each condition of a rule, a sample that notices its removal; None if there is none.
 
     Removal of a guard or of dims is noticed by a near miss that then matches, raises, or is refused for other reasons
     than it declares; removal of a candidate's condition by any sample that the candidate alone then accepts.

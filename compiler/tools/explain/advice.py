@@ -1,4 +1,4 @@
-"""Advice on a near miss: that of its rule, else one that holds for every rule."""
+"""Advice on a near miss: the advice of its rule, otherwise general advice."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _EVERYWHERE = {
 
 
 def advice(miss: NearMiss, of_rule: Mapping[str, str]) -> str:
-    """What to change, as one line, or "" where nothing is known."""
+    """What to change, in one line; "" if nothing is known."""
     if miss.code != "pattern-differs":
         own = of_rule.get(f"{miss.code}: {miss.found.partition(':')[0]}", of_rule.get(miss.code))
         return _EVERYWHERE.get(miss.code, "") if own is None else own
-    told = miss.marked and miss.depth >= TELLING  # more than the root, be it an optional part
+    told = miss.marked and miss.depth >= TELLING  # more than the root has matched, possibly an optional part
     return of_rule.get(miss.found.partition(":")[0], "") if told else ""

@@ -1,4 +1,4 @@
-"""`expect_match`: a test of one's own model that fails, with the reason, when a rule stops matching it.
+"""`expect_match`: a test for your own model that fails, with the reason, if a rule no longer matches it.
 
 def test_attention_is_fused():
     regraft.expect_match("sdpa", model, count=12, **inputs)
@@ -23,15 +23,15 @@ def expect_match(
         rule: a rule or the name of one.
         model: a module or function; it is run once. It is not changed.
         *args: its arguments.
-        count: how many matches there must be, neither more nor fewer; None asks for at least one.
+        count: the exact number of matches; None for at least one.
         **kwargs: its keyword arguments.
 
     Returns:
-        What became of the rule, for further assertions.
+        The explanation of the rule, for further assertions.
 
     Raises:
-        AssertionError: there are other matches than expected; the message names each near miss, what was expected
-            there, what was found, and the source line.
+        AssertionError: the number of matches differs; the message lists each near miss with the expected and the found
+            value, and the source line.
         OptionError: no rule has that name.
     """
     found = explain(rule, model, *args, **kwargs)

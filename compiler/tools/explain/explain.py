@@ -1,6 +1,6 @@
-"""Why did a rule match, or not? `explain` compiles a model as it is compiled, and tells of one rule, or of some.
+"""Why did a rule match, or not? `explain` compiles a model as `torch.compile` does, and reports on some rules.
 
-All rules run, so that one whose input another rule makes is found; what is told is down to single operators.
+All rules run, so that rules whose input another rule creates match too. Reports go down to single operators.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .explanation import Explanation
 def explain(
     rule: Rule | str, model: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> Explanation:
-    """Compile `model`, run it on the arguments, and tell what became of `rule` in it.
+    """Compile `model`, run it on the arguments, and report the matches and near misses of `rule`.
 
     Args:
         rule: a rule or the name of one. It runs among those of option ``rules``, by default the library's.
         model: a module or function; it is run once. It is not changed.
         *args: its arguments.
-        options: as for `torch.compile`. By default every legal match is applied (``{"profit": "always"}``): give the
-            options that you compile with to see what becomes of the rule there.
+        options: as for `torch.compile`. By default, every legal match is applied (``{"profit": "always"}``). To see
+            the matches of your own compilation, give its options.
         **kwargs: the model's keyword arguments.
 
     Raises:
@@ -48,7 +48,7 @@ def explain_all(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> list[Explanation]:
-    """The same for several rules, which are looked at in one compilation.
+    """The same for several rules, in one compilation.
 
     Args:
         rules: rules or names.
@@ -81,7 +81,7 @@ def _chosen(rule: Any, model: Any) -> Rule:
 
 
 def _beside(rules: Any, chosen: Iterable[Rule]) -> RuleSet:
-    """The rules that run: those asked for, after those to explain that are not among them, so that each is tried."""
+    """The rules that run: those of the options, after rules to explain that are not among them."""
     items = (rules,) if isinstance(rules, (str, Rule)) else rules
     known = resolve_rules(None if items is None else tuple(items))
     return RuleSet(rule for rule in chosen if rule.name not in known) + known
@@ -91,7 +91,7 @@ def _explanation(rule: Rule, graphs: list[GraphRecord]) -> Explanation:
     misses = [m for g in graphs for m in g.near_misses if m.rule == rule.name]
     telling = [m for m in misses if m.is_telling]
     matches = [m for g in graphs for m in g.applied if m.rule == rule.name]
-    if not matches and not telling:  # the closest there is
+    if not matches and not telling:  # the closest near miss
         deepest = max((m.depth for m in misses), default=0)
         telling = [m for m in misses if m.depth == deepest]
     return Explanation(
@@ -110,7 +110,7 @@ def _explanation(rule: Rule, graphs: list[GraphRecord]) -> Explanation:
 
 
 def _later(rule: Rule, graphs: list[GraphRecord]) -> dict[tuple[str, str], list[str]]:
-    """What others did, by module and source line."""
+    """The matches of other rules, by module and source line."""
     found: dict[tuple[str, str], list[str]] = {}
     for match in (match for graph in graphs for match in graph.applied):
         if match.rule != rule.name and match.site is not None and match.stage != "simplify":

@@ -1,4 +1,4 @@
-"""An explanation as text that can be read at a glance: what is equal is told once, what came closest first.
+"""An explanation as text: equal matches are listed once, the closest near misses first.
 
 sdpa: 24 matched, 2 near misses in 1 graph
   looks for softmax(query @ key_t * scale + mask) @ value, ...
@@ -18,24 +18,24 @@ from ....rewrites.record import Fallback, Match, NearMiss
 from .advice import advice
 
 TOP = "(top level)"
-SHOWN = 6  # kinds of near misses told of, where not all are asked for
+SHOWN = 6  # kinds of near misses that are listed by default
 
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The fate of one rule in one model.
+    """The matches and near misses of one rule in one model.
 
     Attributes:
         purpose: what the rule does, in one line.
         matches: where it matched and was applied.
-        declined: where it matched and measuring said that it does not pay; never without option `profit`.
-        near_misses: where it nearly matched, deepest first; places where it had too little in common are `others`.
-        fallbacks: parts of the model that no rule saw, and why; rules that raised.
+        declined: where it matched, but was measured to be slower; only with option ``profit="measured"``.
+        near_misses: where it nearly matched, deepest first; `others` are places with too little in common.
+        fallbacks: parts of the model that no rule saw, with the reason; rules that raised errors.
         later: what other rules and templates did at the source line of a match or near miss, by that line.
-        advice: what the rule's author says about reasons, by their codes.
-        normal: the graphs as rules see them, as text, by graph and stage of the rules.
+        advice: the advice of the rule's author, by the codes of reasons.
+        normal: the graphs in normal form as text, by graph and stage of the rules.
     """
 
     rule: str
@@ -54,7 +54,7 @@ class Explanation:
         return self.text()
 
     def text(self, *, everything: bool = False) -> str:
-        """The explanation for people; `everything` lists all kinds of near misses, and places with little in common."""
+        """The explanation as text; `everything` lists all kinds of near misses, and places with little in common."""
         return _text(self, everything=everything)
 
 
@@ -89,7 +89,7 @@ def _kind(miss: NearMiss) -> Hashable:
 
 
 def _rest(found: Explanation, kinds: int, everything: bool) -> list[str]:
-    """What is not shown; or places with little in common, where everything is asked for."""
+    """The number of near misses that are not listed; with `everything`, the places with little in common."""
     if everything:
         return [line for misses in _grouped(found.others, _kind) for line in ("", *_missed(misses, found))]
     lines = [f"  and {_counted(kinds, 'further kind', 'further kinds')} of near miss"] if kinds else []
@@ -135,13 +135,13 @@ def _missed(same: list[NearMiss], found: Explanation) -> list[str]:
 
 
 def _then(found: Explanation, module: str, site: Site | None, told: str) -> list[str]:
-    """What other rules and templates did at the same source line."""
+    """The matches of other rules and templates at the same source line."""
     others = [rule for rule in found.later.get((module, str(site)), []) if rule != told] if site is not None else []
     return [f"    also      {', '.join(others)} matched at this line"] if others else []
 
 
 def _grouped(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:
-    """Items with equal keys together, in the order of the first of each."""
+    """Groups of items with equal keys, in the order of their first items."""
     found: dict[Hashable, list[_Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
@@ -158,7 +158,7 @@ def _modules(same: list[Match] | list[NearMiss]) -> str:
 
 
 def _module(name: str) -> str:
-    """Dynamo's name without what it adds: ``L['self'].layer.0``  ->  ``layer.0``; the model itself has none."""
+    """A module's name without Dynamo's prefix: ``L['self'].layer.0``  ->  ``layer.0``; empty for the model itself."""
     return name.removeprefix("L['self']").removeprefix("L['fn']").lstrip(".") or TOP
 
 
