@@ -359,7 +359,7 @@ class _Run:
                 continue  # only the first rule of a family is recorded: the others are variants of it
             told.add((family, node))
             taken_by = self.taken.get(node, "")
-            if compat.is_erased(node) and not (explained and taken_by):
+            if taken_by == name or (compat.is_erased(node) and not (explained and taken_by)):
                 continue
             miss = _near_miss(by_name[name], node, failure, taken_by)
             if not explained and (not miss.is_telling or failure.reason.code in _CIRCUMSTANCES):

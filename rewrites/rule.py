@@ -38,7 +38,7 @@ from .pattern import (
 )
 from .pattern_tracing import Declaration
 from .reason import Reason
-from .sample import Sample, T
+from .sample import Sample, T, require_kinds, samples_of
 from .spelling import Spellings
 
 Stage = Literal["forward", "simplify", "lowered"]
@@ -312,7 +312,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
 
     def declare(pattern: Callable[..., Any]) -> Rule:
         parameters = _parameters(pattern, name)
-        variables = tuple(Variable(p, p in numbers, _kinds(p, samples)) for p in parameters)
+        variables = tuple(Variable(p, p in numbers, _kinds(p, samples_of(name, samples))) for p in parameters)
         _require_values(name, {"stage": (stage, Stage), "nan": (nan, NanPolicy), "escapes": (escapes, Escapes)})
         _require_given(name, samples, parameters, numbers, dims or {})
         outputs = _outputs(Declaration(name, pattern, variables, tuple(samples), _recorded(pattern, variables)), spell)
@@ -324,7 +324,7 @@ def register_pattern(  # noqa: PLR0913 - a declaration, each argument by keyword
             numerics=numerics, nan=nan, escapes=escapes, samples=tuple(samples), profitable=profitable,
             tags=_tags(outputs), advice=dict(advice or {}),
         )  # fmt: skip
-        _require_samples(rule)
+        _require_whole(rule)
         return _claim(rule)
 
     return declare
@@ -486,7 +486,8 @@ def _listed(names: Any) -> Iterable[str]:
     return [names] if isinstance(names, str) else names
 
 
-def _require_samples(rule: Rule) -> None:
+def _require_whole(rule: Rule) -> None:
+    require_kinds(rule.name, numerics=(rule.numerics, Numerics, "EXACT"), profitable=(rule.profitable, bool, "True"))
     for sample in rule.samples:
         for tag, label in sample.tags.items():
             if label not in rule.tags.get(tag, ()):

@@ -10,7 +10,7 @@ What is written wrongly is an error where it is written: a `PatternError` that s
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -185,3 +185,25 @@ def _is_size(name: str, size: Any) -> bool:
     if isinstance(size, range):
         return len(size) > 0 and min(size) >= 0
     return isinstance(size, int) and not isinstance(size, bool) and size >= 0
+
+
+def samples_of(rule: str, samples: Any) -> Sequence[Sample]:
+    """The samples of a declaration.
+
+    Raises:
+        PatternError: they are not a sequence of samples.
+    """
+    if isinstance(samples, Sample) or not all(isinstance(sample, Sample) for sample in samples):
+        raise PatternError(f"rule {rule!r}: samples={samples!r}: a list of samples is expected, samples=[Sample(...)]")
+    return samples
+
+
+def require_kinds(rule: str, **given: tuple[Any, type, str]) -> None:
+    """Raise unless the arguments of a declaration have their types; each comes with its type and an example.
+
+    Raises:
+        PatternError: one has another type.
+    """
+    for name, (value, kind, example) in given.items():
+        if not isinstance(value, kind):
+            raise PatternError(f"rule {rule!r}: {name}={value!r} is not a {kind.__name__}, such as {example}")

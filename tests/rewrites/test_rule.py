@@ -55,6 +55,10 @@ def test_a_declaration():
         ({"stage": "backward"}, "stage 'backward'.*forward, simplify, lowered"),
         ({"nan": "maybe"}, "nan 'maybe'.*same, safe"),
         ({"escapes": "ignore"}, "escapes 'ignore'.*refuse, keep"),
+        ({"samples": Sample(x=T("N"), y=T("N"))}, r"a list of samples is expected, samples=\[Sample\(\.\.\.\)\]"),
+        ({"samples": [{"x": T("N"), "y": T("N")}]}, "a list of samples is expected"),
+        ({"numerics": "exact"}, "numerics='exact' is not a Numerics, such as EXACT"),
+        ({"profitable": "yes"}, "profitable='yes' is not a bool, such as True"),
     ],
 )
 def test_wrong_declarations_are_refused_when_declared(changes, message):

@@ -155,7 +155,8 @@ def _other_bits(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreem
         same |= (ours != ours) & (eager != eager)
     if bool(same.all()):
         return None
-    return Disagreement(f"{name} has other bits in {int((~same).sum())} of {same.numel()} places")
+    kind = "bits" if eager.is_floating_point() or eager.is_complex() else "values"
+    return Disagreement(f"{name} has other {kind} in {int((~same).sum())} of {same.numel()} places")
 
 
 def _appears(name: str, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> Disagreement | None:

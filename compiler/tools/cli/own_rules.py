@@ -134,7 +134,8 @@ def rules_named(name: str, own: Iterable[Rule] = ()) -> list[Rule]:
     named = [*(rule.name for rule in known), *(rule.family for rule in known), *plugin_names()]
     names = list(dict.fromkeys(named))
     close = difflib.get_close_matches(name, names, n=3)
-    hint = f"; did you mean {', '.join(close)}?" if close else f"; there are: {', '.join(names) or 'none'}"
+    own_ones = "" if own else "; rules of your own are found with --rules PATH"
+    hint = f"; did you mean {', '.join(close)}?" if close else f"{own_ones}; there are: {', '.join(names) or 'none'}"
     raise UsageError(f"there is no rule {name!r}{hint}")
 
 

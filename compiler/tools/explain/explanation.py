@@ -111,7 +111,7 @@ def _matched(same: list[Match], how: str, found: Explanation) -> list[str]:
     lines += [f"    then    {first.settled_by} took its place"] if first.settled_by else []
     if first.evidence is not None and first.evidence.note and how == "declined":
         lines.append(f"    because {first.evidence.note}")
-    return lines + _then(found, first.module, first.site, first.settled_by)
+    return lines + _also(found, first.module, first.site, first.settled_by, 8)
 
 
 def _missed(same: list[NearMiss], found: Explanation) -> list[str]:
@@ -131,13 +131,13 @@ def _missed(same: list[NearMiss], found: Explanation) -> list[str]:
         lines.append(f"    root      {miss.operator}{line}")
     if miss.taken_by:
         lines.append(f"    then      {miss.taken_by} replaced it")
-    return lines + _then(found, miss.module, miss.root, miss.taken_by)
+    return lines + _also(found, miss.module, miss.root, miss.taken_by, 10)
 
 
-def _then(found: Explanation, module: str, site: Site | None, told: str) -> list[str]:
-    """The matches of other rules and templates at the same source line."""
+def _also(found: Explanation, module: str, site: Site | None, told: str, width: int) -> list[str]:
+    """The matches of other rules and templates at the same source line, behind a label of that width."""
     others = [rule for rule in found.later.get((module, str(site)), []) if rule != told] if site is not None else []
-    return [f"    also      {', '.join(others)} matched at this line"] if others else []
+    return [f"    {'also':<{width}}{', '.join(others)} matched at this line"] if others else []
 
 
 def _grouped(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:

@@ -71,6 +71,18 @@ def test_one_output_of_two_is_a_near_miss():
     assert miss.code == "output-missing" and "mul(cos(x), 2)" in miss.expected
 
 
+def test_outputs_that_a_match_has_taken_are_no_near_misses():
+    """The second output of a match was tried as the first one."""
+
+    def firsts(x):
+        values, places = torch.sort(x, dim=-1, descending=True)
+        return values[:, :3], places[:, :3]
+
+    rule = declared(firsts, replacement=lambda x: tuple(torch.topk(x, 3, -1)), x=T("B N"))
+    found = regraft.explain(rule, firsts, torch.randn(2, 8))
+    assert len(found.matches) == 1 and not found.near_misses and "replaced it" not in str(found)
+
+
 def test_rules_run_together():
     """A rule whose input another one makes is found, and what another one took is told."""
     first = declared(lambda x: torch.sin(x) * 2, "first", lambda x: torch.tanh(torch.exp(x)), x=T("B N"))
