@@ -1,7 +1,7 @@
 """Targets `hf:TYPE`: any model type of `transformers` with random weights, and inputs to run it.
 
-The model is built from its configuration alone, nothing is downloaded; attention is `attn_implementation="eager"`, that
-is, as the model's authors spelled it.
+Models are built from their configurations, and nothing is downloaded. Attention is `attn_implementation="eager"`, as
+written by the authors of the model.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def build(model_type: str, choices: Choices) -> tuple[torch.nn.Module, tuple[()]
     """A model of `model_type` with inputs that it accepts.
 
     Raises:
-        TargetError: no such type, a configuration that cannot be built, a model that does not fit into memory, inputs
-            that this module does not know how to make, or a mask that the model does not take.
+        TargetError: there is no such type, the configuration or the model cannot be built, the model does not fit into
+            memory, no inputs for it are known, or it takes no mask.
     """
     try:
         model, inputs = _running(model_type, choices)
@@ -43,17 +43,17 @@ def build(model_type: str, choices: Choices) -> tuple[torch.nn.Module, tuple[()]
             raise
         model, inputs = _running(
             model_type, replace(choices, tiny=False)
-        )  # made smaller, its parts did not fit together
+        )  # its parts do not fit together when they are made smaller
     if choices.mask:
         inputs |= masks(model_type, model, inputs)
     return model, (), inputs
 
 
 def build_decoder(model_type: str, choices: Choices, tokens: int) -> torch.nn.Module:
-    """A model of `model_type` that predicts the next token, with positions for so many tokens where it can have them.
+    """A model of `model_type` that predicts the next token, with positions for `tokens` tokens if possible.
 
     Raises:
-        TargetError: as `build`, or the type has no such model.
+        TargetError: as for `build`, or the type has no such model.
     """
     config = _config(model_type, choices)
     known = _transformers().MODEL_FOR_CAUSAL_LM_MAPPING
@@ -71,7 +71,7 @@ def _running(model_type: str, choices: Choices) -> tuple[torch.nn.Module, Inputs
 
 
 def _transformers() -> Any:
-    # Nothing is downloaded, so nothing needs the network; the user's own setting wins.
+    # Nothing is downloaded, so that no network is needed; a setting of the user has priority.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
@@ -82,7 +82,7 @@ def _transformers() -> Any:
 
 
 def is_model_type(name: str) -> bool:
-    """Whether `transformers` has this model type, `-` and `_` being the same."""
+    """Whether `transformers` has this model type; `-` and `_` are equal."""
     return _spelled(name) in _model_types()
 
 
@@ -115,18 +115,21 @@ def _config(model_type: str, choices: Choices) -> Any:
 
 
 def _require_settings(model_type: str, config: Any, given: Mapping[str, Any]) -> None:
-    """Raise where a configuration has no setting of a name: it would take any, and leave it unread."""
+    """Raise an error if a configuration does not have a setting: it would accept and ignore any name."""
     plain = vars(config())
     known = {*plain, *dir(config), *inspect.signature(config).parameters, *config.attribute_map}
     for name, value in given.items():
-        if name not in known and vars(config(**{name: value})) == {**plain, name: value}:  # older names are translated
+        if name not in known and vars(config(**{name: value})) == {
+            **plain,
+            name: value,
+        }:  # older names are translated to new ones
             close = difflib.get_close_matches(name, known, n=3)
             hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise TargetError(f"hf:{model_type} has no setting {name!r}{hint}")
 
 
 def _smaller(config: Any, choices: Choices) -> dict[str, Any]:
-    """The settings that give `config`, and the configurations in it, fewer layers and tiny ones, where asked."""
+    """The settings that reduce the layers and sizes of `config` and of the configurations in it, as chosen."""
     settings = _own_backbones(config)
     settings |= tiny_settings(vars(config)) | tiny_rotations(config) if choices.tiny else {}
     settings |= left_open(vars(config) | settings)
@@ -138,7 +141,7 @@ def _smaller(config: Any, choices: Choices) -> dict[str, Any]:
 
 
 def _own_backbones(config: Any) -> dict[str, Any]:
-    """A ResNet of `transformers` itself for each backbone of `config` that would need `timm`, where that is missing."""
+    """If `timm` is missing: a ResNet of `transformers` for each backbone of `config` that needs it."""
     if importlib.util.find_spec("timm") is not None:
         return {}
     transformers = _transformers()
@@ -180,7 +183,7 @@ def _given(choices: Choices) -> str:
 
 
 def _constructor(config: Any) -> Callable[[torch.dtype], torch.nn.Module]:
-    """The base model of the configuration: AutoModel's, or for parts of larger models the one of their own module."""
+    """The base model of the configuration: that of AutoModel, or for parts of larger models that of their module."""
     return _created(_model_class(config), config)
 
 
@@ -191,7 +194,7 @@ def _created(model: Any, config: Any) -> Callable[[torch.dtype], torch.nn.Module
 def _model_class(config: Any) -> Any:
     mapping = _transformers().MODEL_MAPPING
     if type(config) in mapping:
-        known = mapping[type(config)]  # several where a family has base models with and without a decoder
+        known = mapping[type(config)]  # several if a family has base models with and without a decoder
         return known[0] if isinstance(known, (list, tuple)) else known
     module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
     named = getattr(module, type(config).__name__.removesuffix("Config") + "Model", None)
@@ -199,7 +202,7 @@ def _model_class(config: Any) -> Any:
 
 
 def _made_for(config: Any, module: Any) -> Any:
-    """The first model of `module` that takes this configuration, base classes without a `forward` apart.
+    """The first model of `module` with this configuration that has a `forward`.
 
     Raises:
         TargetError: there is none.
@@ -218,7 +221,7 @@ def _parameters(create: Callable[[torch.dtype], torch.nn.Module]) -> int:
         with torch.device("meta"):
             return sum(p.numel() for p in create(torch.float32).parameters())
     except Exception:
-        return 0  # some constructors compute with values, which meta tensors have not: build without the check
+        return 0  # some constructors need values, which meta tensors do not have: build without the check
 
 
 def _check_memory(model_type: str, needed: int) -> None:

@@ -53,15 +53,15 @@ def load(target: str, choices: Choices | None = None, **given: Any) -> Target:
 
 
 def load_decoder(target: str, choices: Choices, tokens: int) -> Target:
-    """The same for a model that predicts the next token; the inputs of factories are not used.
+    """Build a model that predicts the next token; inputs of factories are not used.
 
     Args:
         target: as for `load`.
         choices: what to build.
-        tokens: that it will read at once, at most.
+        tokens: the most tokens that it reads at once.
 
     Raises:
-        TargetError: as `load`, or it is no model that predicts tokens.
+        TargetError: as for `load`, or the model does not predict tokens.
     """
     if not target.startswith("hf:"):
         return load(target, choices)
@@ -72,10 +72,10 @@ def load_decoder(target: str, choices: Choices, tokens: int) -> Target:
 
 
 def require_device(name: str) -> None:
-    """Raise where this machine has no such device.
+    """Raise an error if this machine does not have the device.
 
     Raises:
-        TargetError: it has none, or the name is none of a device.
+        TargetError: there is no such device, or the name is not the name of a device.
     """
     try:
         torch.empty(1, device=name)
@@ -85,10 +85,10 @@ def require_device(name: str) -> None:
 
 
 def require_running(target: Target) -> None:
-    """Raise where a target does not run in eager mode, before anything is said of compiling it.
+    """Raise an error if a target does not run in eager mode, before it is compiled.
 
     Raises:
-        TargetError: it raises; the message has its error, and the place in the user's code.
+        TargetError: it raises an error; the message contains the error and the line of the user's code.
     """
     try:
         with torch.random.fork_rng(), torch.no_grad():
@@ -99,7 +99,7 @@ def require_running(target: Target) -> None:
 
 
 def _place(error: Exception) -> str:
-    """The innermost line of the traceback that is not torch's."""
+    """The innermost line of the traceback outside of torch."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
     last = frames[-1] if len(frames) > 1 else None  # the first is the one here
     return "" if last is None else f" (at {last.filename}:{last.lineno}: {last.line})"
@@ -129,10 +129,10 @@ def _placed(target: Target) -> Target:
 
 
 def module_at(place: str) -> Any:
-    """The module of a file or of a name.
+    """The module with a path or a name.
 
     Raises:
-        TargetError: there is none, or importing it failed.
+        TargetError: it does not exist, or importing it failed.
     """
     return _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
 
@@ -148,7 +148,7 @@ def _factory(place: str, name: str) -> Callable[..., Any]:
 
 
 def _nearest(name: str, known: Sequence[str], which: str) -> str:
-    """A hint: names like the one that is not there, or all that there are."""
+    """A hint: names similar to the unknown one, or all names."""
     close = difflib.get_close_matches(name, known, n=3)
     return f"did you mean {', '.join(close)}?" if close else f"{which} {', '.join(known) or 'none'}"
 
