@@ -11,6 +11,7 @@ what follows from a seed alone is drawn again (`seed_dropout`), so that no rando
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -78,16 +79,18 @@ def differentiate(
         _unpack_rules(graph)
         prepare(graph, "joint")
 
-    return autograd.aot_compile(
-        graph_module,
-        example_inputs,
-        inference=compiler("inference"),
-        forward=compiler("forward"),
-        backward=compiler("backward"),
-        joint=prepare_joint,
-        recompute=memory_budget if recompute else None,
-        decompositions={**by_tensors(), **_around_products()},
-    )
+    # The derivative of ``x[mask] = y`` reads ``grad[mask]``, also in a graph whose program has no such reading.
+    with nullcontext() if mode is None else compat.sizes_from_data(mode):
+        return autograd.aot_compile(
+            graph_module,
+            example_inputs,
+            inference=compiler("inference"),
+            forward=compiler("forward"),
+            backward=compiler("backward"),
+            joint=prepare_joint,
+            recompute=memory_budget if recompute else None,
+            decompositions={**by_tensors(), **_around_products()},
+        )
 
 
 def _around_products() -> dict[Any, Callable[..., Any]]:

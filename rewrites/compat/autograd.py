@@ -70,7 +70,9 @@ def aot_compile(
         _keep_draws_apart(joint_module.graph)
         _drop_detached(joint_module.graph)
         with config.patch(activation_memory_budget=1.0 if recompute is None else recompute):
-            return split(joint_module, inputs, **more)
+            graphs = split(joint_module, inputs, **more)
+        _keep_old_values(graphs[0].graph, more["num_fwd_outputs"])
+        return graphs
 
     compiler = aot_autograd(
         fw_compiler=forward,
@@ -135,6 +137,25 @@ def _keep_readings_of_written(graph: fx.Graph) -> None:
                 waiting.append(user)
             else:
                 user.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)  # a checkpoint's is eager's, too
+
+
+def _keep_old_values(forward: fx.Graph, results: int) -> None:
+    """Have copies kept for the backward of inputs that are written after the forward graph has run.
+
+    AOTAutograd copies such an input first, and writes to it when the graph has run. A cut keeps the input itself, to
+    copy it again in the backward, which autograd refuses after the write:
+
+        t.mul_(s)       the gradient of s reads t before the write
+    """
+    copies = {}
+    for node in forward.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
+        if "stack_trace" not in node.meta and node.args[0].op == "placeholder":  # no copy of the program's
+            copies[node.args[0]] = node
+    output = forward.output_node()
+    values = list(output.args[0])  # type: ignore[arg-type]
+    kept = [copies.get(node, node) if isinstance(node, fx.Node) else node for node in values[results:]]
+    if kept != values[results:]:
+        output.args = (type(output.args[0])([*values[:results], *kept]),)
 
 
 def _looks_into(node: fx.Node) -> bool:

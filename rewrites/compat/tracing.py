@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -102,6 +103,21 @@ def correct_fakes(
 
     corrected.corrects = True  # type: ignore[attr-defined]
     fake_mode.dispatch = corrected  # of this mode alone, which belongs to one compilation
+
+
+@contextlib.contextmanager
+def sizes_from_data(fake_mode: Any) -> Iterator[None]:
+    """Let operators in a fake mode give as many elements as data says, also where Dynamo's graphs break at them."""
+    shape_env = fake_mode.shape_env
+    before = getattr(shape_env, "settings", None)
+    if before is None:
+        yield
+        return
+    shape_env.settings = dataclasses.replace(before, allow_dynamic_output_shape_ops=True)
+    try:
+        yield
+    finally:
+        shape_env.settings = before
 
 
 def tracing_context() -> Any:

@@ -347,3 +347,38 @@ def test_a_second_derivative_is_refused_in_words():
     (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         gradient.sum().backward()
+
+
+def _scaled_in_place(y, t, scale, places):
+    t.mul_(scale)
+    y.index_put_((places,), t)
+    return y.sin(), t.t()[0] * 2
+
+
+def _written_where_masked(y, t, scale, places):
+    keep = places[:, None] > 0
+    y[keep.expand_as(y)] = scale.mean()
+    y[places > 2] *= scale
+    return y.sin(), t * 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [_scaled_in_place, _written_where_masked])
+def test_inputs_that_are_written_and_read_by_the_backward(function, dynamic):
+    """Eager keeps a copy of what a write in place replaces; the derivative of a masked write has a size of data."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="regraft", dynamic=dynamic)
+    with regraft.coverage() as report:
+        for rows in (4, 5):
+            results = []
+            for run in (compiled, function):
+                torch.manual_seed(0)
+                x, scale = torch.randn(rows, 6, requires_grad=True), torch.randn(6, requires_grad=True)
+                y, places = x * 2, torch.tensor([0, 3])
+                if function is _written_where_masked:
+                    places = torch.arange(rows)
+                outputs = run(y, (x * 3)[:2], scale, places)
+                gradients = torch.autograd.grad(sum(o.sum() for o in outputs), (x, scale))
+                results.append((outputs, gradients))
+            torch.testing.assert_close(*results)
+    assert not report.fallbacks
