@@ -26,7 +26,7 @@ from .faults import Faults
 from .functional import is_simplified
 from .graph import describe, op_name, val
 from .index import Index
-from .legality import Found, veto
+from .legality import Found, late_operands, veto
 from .live import observe, watch
 from .matcher import Matcher
 from .mirror import Mirror
@@ -319,6 +319,8 @@ class _Run:
         operands = found.operands()
         traced = self._traced(found.rule, candidate, derived, operands)
         place = min(found.outputs)
+        for node in late_operands(found) or ():
+            place.prepend(node)
         editor, application = self.normalizer.editor, found.application()
         outputs = insert(self.mirror, editor, traced, operands, place, application, found.nodes)
         if self.settings.verify == "structure":

@@ -2,7 +2,8 @@
 
 kinds of dtypes without sample     refused: the rule was not tested on integers, for example
 inner values with other users      refused, or kept for these users (unless they are random)
-outputs that need each other       refused: a replacement cannot stand before its own operands
+outputs that need each other       refused: a replacement cannot stand before its own operands; operands that are only
+                                   computed later are moved before it
 reads moved across a write         refused
 random calls moved across others   refused if eager's random numbers are promised
 random numbers in another order    refused in this case too: numbers follow the order of memory
@@ -17,7 +18,7 @@ from torch import fx
 
 from .binding import Binding
 from .effects import moved_read
-from .graph import describe, is_random, is_tensor, nodes_in, val
+from .graph import describe, is_pure, is_random, is_tensor, nodes_in, val
 from .mirror import Mirror
 from .reason import Reason
 from .rule import Rule
@@ -127,12 +128,43 @@ def _escapes(found: Found) -> Reason | None:
     return None
 
 
+def late_operands(found: Found) -> list[fx.Node] | None:
+    """What operands need that stands after the first output, in order; None if some of it cannot be moved before it.
+
+        weights = softmax(scores);  v = permute(value);  out = matmul(weights, v)      [v]: `sdpa_with_weights` needs it
+
+    Only pure calls of the same region can be moved, past calls without effects, and only if they do not need an output.
+    """
+    first, inside = min(found.outputs), set(found.binding.matched)
+    moved: set[fx.Node] = set()
+    todo = [n for n in nodes_in(found.operands()) if not n < first]
+    while todo:
+        node = todo.pop()
+        if node in moved:
+            continue
+        if node in inside or not is_pure(node) or node.meta.get("region") != first.meta.get("region"):
+            return None
+        moved.add(node)
+        todo.extend(n for n in node.all_input_nodes if not n < first)
+    return sorted(moved) if not moved or _without_effects(first, max(moved)) else None
+
+
+def _without_effects(first: fx.Node, last: fx.Node) -> bool:
+    """Whether no call from one node to another writes, asserts, or changes state; random numbers may be drawn."""
+    node = first
+    while node is not last:
+        if not is_pure(node) and not (node.op == "call_function" and is_random(node)):
+            return False
+        node = node.next
+    return True
+
+
 def _entangled(found: Found) -> Reason | None:
     """With several outputs, the replacement stands before the first, so that all operands must exist there."""
-    first = min(found.outputs)
-    late = next((n for n in nodes_in(found.operands()) if not n < first), None)
-    if late is None:
+    if late_operands(found) is not None:
         return None
+    first = min(found.outputs)
+    late = next(n for n in nodes_in(found.operands()) if not n < first)
     message = f"{describe(late)} is computed only after the first output, {describe(first)}"
     return Reason("outputs-entangled", message, (late, first), "operands before all outputs", describe(late))
 

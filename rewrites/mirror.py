@@ -96,6 +96,7 @@ class _Commit:
         self._rewritten: dict[fx.Node, bool] = {}
         self._made: list[fx.Node] = []
         self._changed: list[fx.Node] = []
+        self._early: set[fx.Node] = set()  # made before the real nodes whose values they are
         self._memory = {s for node in mirror.effects.position for s in storages(node)}
         self._returned = {s for node in mirror.real.output_node().all_input_nodes for s in storages(node)}
 
@@ -103,12 +104,18 @@ class _Commit:
         for node, _ in sorted(self._mirror.effects.position.items(), key=lambda item: item[1]):
             image = self._mirror.image[node]
             if node.op == "output" or not self._is_replaced(node, image):
-                self._settled.setdefault(image, node)
-                self._sizes.note(node)
+                self._keep(node, image)
                 continue
             self._replace(node, image)
         adapt_users(self._mirror.real, self._changed, keep_stream=self._mirror.keep_stream)
         return self._made
+
+    def _keep(self, node: fx.Node, image: fx.Node) -> None:
+        """Keep a real node, unless a replacement needed its value earlier and it was computed there."""
+        known = self._settled.setdefault(image, node)
+        self._sizes.note(node)
+        if known in self._early and same_layout(val(node), val(known)):
+            node.replace_all_uses_with(known)
 
     def _is_replaced(self, node: fx.Node, image: fx.Node) -> bool:
         """Whether a rule changed what `node` is.
@@ -170,6 +177,8 @@ class _Commit:
             new = self._editor.call(image.target, *args, **kwargs)
         self._settled[image] = new
         self._made.append(new)
+        if "regraft_rule" not in image.meta and self._mirror.sources(image):
+            self._early.add(new)
         return new
 
     def _arguments(self, image: fx.Node) -> tuple[Any, Any]:

@@ -262,10 +262,24 @@ def returned_after_dropout(q, k, v, m):
     return p @ v, p
 
 
+def returned_before_value(q, k, v, m):
+    p = torch.softmax(q @ k.mT * SCALE + m, -1)
+    kept = p.mean(1)
+    return p @ torch.tanh(v.transpose(1, 2).contiguous()).transpose(1, 2), kept
+
+
+def returned_from_einsum(q, k, v, m):
+    p = torch.softmax(torch.einsum("bhid,bhjd->bhij", q, k) * SCALE + m, -1)
+    return torch.einsum("bhij,bhjd->bihd", p, v), p
+
+
 @takes_turns("dynamic")
 @BOTH
 @SIZES
-@pytest.mark.parametrize("function", [returned, returned_before_dropout, returned_after_dropout])
+@pytest.mark.parametrize(
+    "function",
+    [returned, returned_before_dropout, returned_after_dropout, returned_before_value, returned_from_einsum],
+)
 def test_weights_are_a_second_result(function: Any, training: bool, dynamic: bool) -> None:
     inputs = (*qkv(T, T), additive(keeps(T, T)))
     given = trained(inputs) if training else list(inputs)

@@ -183,15 +183,55 @@ def test_outputs_that_depend_on_each_other():
     assert outcome(rule(*PAIR), function, X, X + 1) == (0, {"outputs-entangled"})
 
 
-def test_outputs_with_no_common_place():
+def late(compute):
+    """A program whose second product has an operand computed after a use of the first product."""
+
     def function(a, b):
         first = torch.relu(a * b)
         used = torch.exp(first)
-        late = torch.sin(b)
-        return used, torch.relu(a * late)
+        return used, torch.relu(a * compute(b, used))
+
+    return function
+
+
+def random_late(b, _):
+    return torch.dropout(b, 0.5, True)
+
+
+def written_late(b, used):
+    b.add_(1)
+    return torch.sin(b)
+
+
+def without_gradient(b, _):
+    with torch.no_grad():
+        return torch.sin(b)
+
+
+@pytest.mark.parametrize(
+    "compute", [lambda b, _: torch.sin(b), lambda b, _: torch.sin(torch.cos(b)) * 2, lambda b, _: b.t().t()]
+)
+def test_operands_computed_after_the_first_output_move_before_it(compute):
+    module = capture(late(compute), X, X + 1)
+    assert len(applied(module, rule(*PAIR)).applied) == 1 and "relu" not in ops(module)
+    for ours, eager in zip(module(X, X + 1), late(compute)(X, X + 1), strict=True):
+        assert torch.equal(ours, eager)
+
+
+def test_an_operand_that_moves_is_computed_once():
+    def function(a, b):
+        first = torch.relu(a * b)
+        other = torch.sin(b)
+        return first, torch.relu(a * other), other + 1
 
     module = capture(function, X, X + 1)
-    record = applied(module, rule(*PAIR))
-    assert {m.code for m in record.near_misses} == {"outputs-entangled"} and not record.applied
+    assert len(applied(module, rule(*PAIR)).applied) == 1 and ops(module).count("sin") == 1
     for ours, eager in zip(module(X, X + 1), function(X, X + 1), strict=True):
         assert torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("compute", [random_late, written_late, without_gradient, lambda b, used: used + b])
+def test_operands_that_must_not_move(compute):
+    module = capture(late(compute), X, X + 1)
+    record = applied(module, rule(*PAIR))
+    assert {m.code for m in record.near_misses} == {"outputs-entangled"} and not record.applied
