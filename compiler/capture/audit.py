@@ -52,27 +52,28 @@ def _history(tensor: torch.Tensor) -> Any:
         return None
 
 
-def disagreement(node: fx.Node, value: Any) -> Reason | None:
+def disagreement(node: fx.Node, value: Any, wrong: frozenset[str] = frozenset()) -> Reason | None:
     """The difference between the value of one of Dynamo's nodes under the recorder and under Dynamo, or None.
 
     Args:
         node: a placeholder, which is compared at the end of the run, or the output.
         value: the value under the recorder.
+        wrong: facts that Dynamo is known to have wrong.
     """
     if node.op != "output":
-        return _difference(node, value)
+        return _difference(node, value, wrong)
     sources = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
     values = value if isinstance(value, (tuple, list)) else (value,)
     pairs = ((s, v) for s, v in zip(sources, values, strict=True) if isinstance(s, fx.Node))
-    return next((reason for s, v in pairs if (reason := _difference(s, v)) is not None), None)
+    return next((reason for s, v in pairs if (reason := _difference(s, v, wrong)) is not None), None)
 
 
-def _difference(node: fx.Node, value: Any) -> Reason | None:
+def _difference(node: fx.Node, value: Any, wrong: frozenset[str]) -> Reason | None:
     expected = node.meta.get("example_value")
     if not isinstance(expected, torch.Tensor) or not isinstance(value, torch.Tensor):
         return None
     for fact in _FACTS:
-        if getattr(expected, fact) != getattr(value, fact):
+        if fact not in wrong and getattr(expected, fact) != getattr(value, fact):
             return _refusal(node, fact, getattr(expected, fact), getattr(value, fact))
     # Only plain numbers: a comparison of symbols would add guards.
     sizes = zip(expected.shape, value.shape, strict=True)

@@ -17,6 +17,7 @@ from .audit import Derivatives, disagreement
 from .autocast import ExplicitAutocast, enabled_scopes
 from .checkpoints import CAPTURED
 from .effects import may_write
+from .fast_paths import fast_path
 from .finish import finish
 from .flex import is_flex, not_spelled, recompute_scores, spelled_out, why_kept
 from .screen import refused_call
@@ -99,6 +100,7 @@ class Retracer(fx.Interpreter):
         self._open: list[Any] = []  # scopes of autocast and inference mode
         self._assertions = Assertions()
         self._late: list[fx.Node] = []
+        self._wrong: frozenset[str] = frozenset()  # facts that Dynamo has wrong
 
     def record(self, *inputs: Any) -> Any:
         """The function to trace: run the graph, with attributes and autocast prepared."""
@@ -151,7 +153,7 @@ class Retracer(fx.Interpreter):
         if n.op in ("call_function", "call_method", "call_module"):
             self._refuse(self._derivatives.lost(result, n))
         if n.op == "output":
-            self._refuse(disagreement(n, result))
+            self._refuse(disagreement(n, result, self._wrong))
             for node, value in self._watched:
                 self._refuse(disagreement(node, value))
         return result
@@ -174,6 +176,10 @@ class Retracer(fx.Interpreter):
         """Call a function: under the recorder, unless the recorder would lose its meaning."""
         if is_flex(target):
             return self._attention(target, args, kwargs)
+        if (operators := fast_path(target, args)) is not None:
+            if compat.autocast_on():  # Dynamo takes the result for one of the input's dtype.
+                self._wrong = frozenset({"dtype"})
+            return operators(*args, **kwargs)
         target, args = with_message(target, args)
         if isinstance(target, compat.HigherOrderOperator):
             return self._keep_operator(target, args, kwargs)

@@ -1,4 +1,4 @@
-"""Which kernels `scaled_dot_product_attention` may choose from: torch's switches for that, and `sdpa_kernel`."""
+"""Which kernels `scaled_dot_product_attention` may choose from, and calls of attention that are not public."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import fx
 
 # What Dynamo makes of `sdpa_kernel`: the kernels by name, and the call that allows these and no others.
 BACKEND_NAMED, ALLOW_BACKENDS = torch.nn.attention._backend_from_string, torch.nn.attention._sdpa_kernel
+# What `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` call in inference.
+NATIVE_ATTENTION, NATIVE_ENCODER_LAYER = torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd
 BACKENDS = frozenset({"CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"})
 _SWITCHES = [getattr(torch._C, f"_get_{name}_sdp_enabled") for name in torch.nn.attention._backend_names]
 
