@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape
+from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees, shape, val
 from ...rewrites.respell import respelling
-from ...rewrites.symbolic import known_equal
+from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
 from .analysis import (
     CASTS,
@@ -146,16 +146,25 @@ def _rebuilt(user: fx.Node, edit: Editor, path: list[fx.Node]) -> fx.Node:
 
 @respelling("aten.mul")
 def scale_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """mul(add(scores, m), s)  ->  add(mul(scores, s), mul(m, s))."""
+    """mul(add(scores, m), s)  ->  add(mul(scores, s), mul(m, s)), if the sum is as wide as the scores or wider."""
     inner, factor = node.args[0], scale_of(node)
     if factor is None or not sees(node, inner, "aten.add") or arguments(inner).get("alpha", 1) != 1:
         return None
     scores, term = inner.args[:2]
-    if not is_tensor(term) or not is_float(term) or not holds_product(scores) or not like(inner, scores):
+    if not is_tensor(term) or not is_float(term) or not holds_product(scores) or not _as_wide(inner, scores):
         return None
     if is_literal(factor) and factor == 0:
         return None
+    scores = builders.cast(edit, node, scores, dtype(inner))
     return edit.call(aten.add.Tensor, builders.scaled(edit, scores, factor), builders.scaled(edit, term, factor))
+
+
+def _as_wide(total: fx.Node, scores: fx.Node) -> bool:
+    """Whether a sum has the sizes of `scores`, and their dtype or a wider one, which it promotes them to."""
+    if like(total, scores):
+        return True
+    a, b = val(total), val(scores)
+    return a.device == b.device and same_shape(a.shape, b.shape) and builders.widens(b.dtype, a.dtype)
 
 
 @respelling("aten.mul")

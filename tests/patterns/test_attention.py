@@ -117,6 +117,27 @@ def test_autocast(training: bool, dynamic: bool) -> None:
         torch.testing.assert_close(a, b, rtol=5e-2, atol=2e-2)
 
 
+def scaled_sum(q, k, v, b, keep):
+    return ((q @ k.mT + b) / 4).masked_fill(~keep, torch.finfo(b.dtype).min).softmax(-1).masked_fill(~keep, 0.0) @ v
+
+
+def scaled_choice(q, k, v, b, keep):
+    return ((q @ k.mT + b) * 0.3).masked_fill(~keep, -math.inf).softmax(-1) @ v
+
+
+@BOTH
+@pytest.mark.parametrize("attention", [scaled_sum, scaled_choice])
+def test_autocast_of_scores_with_a_float32_bias(attention: Any, training: bool) -> None:
+    """The bias promotes the scores, which are bfloat16; the scale comes after it."""
+    given = [*qkv(), normal(B, H, S, T), keeps(S, T)]
+    given = [*trained(tuple(given[:4])), given[4]] if training else given
+    run, coverage = compiled(attention)
+    with coverage, torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, eager = run(*given), attention(*given)
+    assert coverage.count("attention") == 1, coverage.near_misses
+    torch.testing.assert_close(ours, eager, rtol=5e-2, atol=2e-2)
+
+
 def test_autocast_around() -> None:
     run, coverage = compiled(plain)
     with coverage, torch.autocast("cpu", dtype=torch.bfloat16):
