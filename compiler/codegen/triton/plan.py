@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from ...ir.accesses import accesses, loop_variables, statements, updated, values
@@ -33,6 +34,7 @@ from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, add, mul
 from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
 from ...ir.value import Result
+from ...schedule.affine import never_meet
 from ...schedule.target import HOPPER
 from .blocks import Blocks, Launch, Memory
 from .device import processors_of
@@ -413,9 +415,14 @@ def is_independent(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
         moved = all(dependence.of(offset) & frozenset(loops) for offset in offsets)
         if alone and next(a for a in inside if a.buffer == name).mode is not None:
             continue
-        if not moved or not (alone or len(offsets) == 1):
+        pieces = all(a.stored for a in inside if a.buffer == name) and all(map(_never_meet, combinations(offsets, 2)))
+        if not moved or not (alone or pieces or len(offsets) == 1):
             return False
     return True
+
+
+def _never_meet(offsets: tuple[Any, Any]) -> bool:
+    return never_meet(*offsets)
 
 
 def _has_scan(body: Sequence[Statement]) -> bool:

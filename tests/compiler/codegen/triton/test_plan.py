@@ -313,3 +313,14 @@ def test_steps_on_their_way_change_no_result():
     ahead = replace(made, blocks=replace(made.blocks, row_block=32, column_block=16, stages=3))
     assert "num_stages=3" in kernel_source(kernel, [ahead]).text
     close(run_interpreted(kernel, {"x": x}, plans=[ahead]), run_kernel(kernel, {"x": x}), F32)
+
+
+def test_pieces_that_one_program_stores_are_stored_by_its_lanes():
+    """A sum over what a few stores have written, all in one program: they touch no element in common."""
+
+    def function(*parts):
+        out = torch.stack(parts, -1)
+        return out, out.square().mean()
+
+    (source,) = interpreted_agrees(function, *(torch.randn(40) for _ in range(3)))
+    assert " in range(" not in source.text
