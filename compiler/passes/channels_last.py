@@ -3,9 +3,9 @@
     conv(conv(x))   ->   conv(conv(clone(x, channels_last)))       later nodes keep that layout, up to the outputs
 
 A single convolution would have to convert its input and its result; in a network only the two ends convert. Each kind
-of convolution is therefore measured in both layouts, on inputs that are already converted. The decision compares the
-sums over the network, including the conversions at its ends (`layout_ends`). On GPUs most kinds need no measurement
-(`seconds_saved`), and weights are converted together with the inputs.
+of convolution is therefore measured in both layouts, on inputs that are already converted, in training together with
+its gradients. The decision compares the sums over the network, including the conversions at its ends (`layout_ends`).
+On GPUs most kinds need no measurement (`seconds_saved`), and weights are converted together with the inputs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def spread_channels_last(
     if not found or all(has_channels_last(_input(node)) for node in found):
         return Spread(len(found))
     resampled = any("upsample" in op_name(node) for node in graph_module.graph.nodes if node.op == "call_function")
-    chosen, seconds, evidence = _decide(found, oracle, _no_rivals if resampled else rivals)
+    gradients = {node: call for call in _gradients(graph_module.graph, found) for node in found if _is_of(call, node)}
+    chosen, seconds, evidence = _decide(found, gradients, oracle, _no_rivals if resampled else rivals)
     (record.applied if chosen else record.declined).append(_match(found, chosen, evidence))
     if not chosen:
         return Spread(len(found), seconds=seconds)
@@ -106,16 +107,18 @@ def _input(node: fx.Node) -> fx.Node:
     return node.args[0]  # type: ignore[return-value]
 
 
-def _decide(found: Sequence[fx.Node], oracle: Oracle, rivals: Rivals) -> tuple[bool, tuple[float, float], Evidence]:
-    """Ask the oracle once for each kind of convolution, and add up the times."""
-    kinds = {_kind(node): node for node in found}
-    count = Counter(map(_kind, found))
+def _decide(
+    found: Sequence[fx.Node], gradients: Mapping[fx.Node, fx.Node], oracle: Oracle, rivals: Rivals
+) -> tuple[bool, tuple[float, float], Evidence]:
+    """Ask the oracle once for each kind of convolution, and add up the times, those of their gradients with them."""
+    kinds = {_kind(node, gradients.get(node)): node for node in found}
+    count = Counter(_kind(node, gradients.get(node)) for node in found)
     certain = {} if isinstance(oracle, (Always, Never)) else _certain(kinds)
     saved = sum(count[kind] * seconds for kind, seconds in certain.items())
     before = after = 0.0
     votes, told = [], {}
     for kind in _asked(kinds, certain, count):
-        decision = oracle.decide(layout_question(kinds[kind], rivals))
+        decision = oracle.decide(layout_question(kinds[kind], rivals, gradients.get(kinds[kind])))
         votes += [decision.chosen is not None]
         times = decision.evidence.times
         told[decision.evidence.note] = decision.evidence
@@ -152,18 +155,24 @@ def _match(found: Sequence[fx.Node], chosen: bool, evidence: Evidence) -> Match:
     return Match(RULE, FAMILY, "lowered", CANDIDATE if chosen else "", (), nodes, site_of(found[0]), evidence=evidence)
 
 
-def _kind(node: fx.Node) -> str:
-    """The properties of a convolution that determine its time."""
+def _kind(node: fx.Node, gradient: fx.Node | None) -> str:
+    """The properties of a convolution, and of its gradient, that determine their time."""
     values = arguments(node)
     x, weight = (val(values[n]) for n in ("input", "weight"))
     facts = [tuple(x.shape), tuple(weight.shape), x.dtype, is_frozen(values["weight"]), values["bias"] is None]
-    return str(facts + [values[n] for n in _GEOMETRY])
+    mask = [] if gradient is None else [arguments(gradient)["output_mask"]]
+    return str(facts + [values[n] for n in _GEOMETRY] + mask)
 
 
-def layout_question(node: fx.Node, rivals: Rivals) -> Question:
-    """How a convolution should run: as it is, in channels-last, or by one of its rivals in the present layout."""
+def layout_question(node: fx.Node, rivals: Rivals, gradient: fx.Node | None = None) -> Question:
+    """How a convolution should run: as it is, in channels-last, or by one of its rivals in the present layout.
+
+    With its `gradient`, both are timed together: libraries may be fast at one of them and slow at the other.
+    """
     values = arguments(node)
     geometry = [values[n] for n in _GEOMETRY]
+    if gradient is not None:
+        return _question_of_both(node, gradient, geometry)
     inputs = [val(values["input"]), val(values["weight"]), val(values["bias"])]
     frozen = is_frozen(values["weight"])
     others = rivals(node)
@@ -173,6 +182,28 @@ def layout_question(node: fx.Node, rivals: Rivals) -> Question:
         inputs=inputs,
         original=_original(geometry),
         candidates={CANDIDATE: _packed(geometry) if frozen else _plain(geometry), **others},
+    )
+
+
+def _question_of_both(node: fx.Node, gradient: fx.Node, geometry: Sequence[Any]) -> Question:
+    values, others = arguments(node), arguments(gradient)
+    mask = list(others["output_mask"])
+    ready = _Ready()
+
+    def as_it_is(x: Any, weight: Any, bias: Any, grad: Any) -> Any:
+        made = aten.convolution.default(x, weight, bias, *geometry)
+        found = aten.convolution_backward.default(grad, x, weight, others["bias_sizes"], *geometry, mask)
+        return [made, *(gradient for gradient in found if gradient is not None)]
+
+    def laid_out(x: Any, weight: Any, bias: Any, grad: Any) -> Any:
+        return as_it_is(ready(x), ready(weight), bias, ready(grad))
+
+    return Question(
+        rule=RULE,
+        key=f"{geometry} with gradients {mask}",
+        inputs=[*(val(values[n]) for n in ("input", "weight", "bias")), val(others["grad_output"])],
+        original=as_it_is,
+        candidates={CANDIDATE: laid_out},
     )
 
 
@@ -241,6 +272,11 @@ def _gradients(graph: fx.Graph, found: Sequence[fx.Node]) -> list[fx.Node]:
     weights = {node.args[1] for node in found}
     calls = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
     return [node for node in calls if node.args[2] in weights]
+
+
+def _is_of(gradient: fx.Node, node: fx.Node) -> bool:
+    """Whether a call computes the gradients of this convolution."""
+    return gradient.args[1:3] == node.args[:2]
 
 
 def _laid_out_with(node: fx.Node) -> list[Any]:

@@ -9,9 +9,14 @@ import torch
 from support.freezing import residual_network
 from support.rewriting import compiled
 from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.passes import channels_last
 from regraft.rewrites.graph import op_name
+from regraft.rewrites.profit import Decision, Question
+from regraft.rewrites.record import Evidence, GraphRecord
+
+aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +51,38 @@ def gradients(model: nn.Module, run, x: torch.Tensor) -> list[torch.Tensor]:
 def strides(x: torch.Tensor) -> list[int]:
     """Strides of dims of more than one element: the others say nothing."""
     return [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size != 1]
+
+
+class Asked:
+    """An oracle that notes what it is asked, and keeps everything as it is."""
+
+    def __init__(self) -> None:
+        self.questions: list[Question] = []
+
+    def decide(self, question: Question) -> Decision:
+        self.questions.append(question)
+        return Decision(None, Evidence({"original": 1e-3, "channels_last": 2e-3}, "measured"))
+
+
+@pytest.mark.parametrize("mask", [[True, True, False], [False, True, True]])
+def test_gradients_are_timed_with_their_convolution(mask: list[bool]) -> None:
+    """A library may have a fast kernel for the one and a slow one for the other."""
+    geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 8)
+
+    def step(x, w, g):
+        made = aten.convolution(x, w, None, *geometry)
+        return made, aten.convolution_backward(g, x, w, [8], *geometry, mask)
+
+    x, w, g = torch.randn(2, 8, 9, 9), torch.randn(8, 1, 3, 3), torch.randn(2, 8, 9, 9)
+    graph = make_fx(step, tracing_mode="fake")(x, w, g)
+    oracle = Asked()
+    channels_last.spread_channels_last(graph, oracle, GraphRecord("joint"), training=True)
+    (question,) = oracle.questions
+    assert len(question.inputs) == 4
+    results = [run(x, w, None, g) for run in (question.original, question.candidates["channels_last"])]
+    assert len(results[0]) == 3
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
