@@ -46,7 +46,7 @@ HELD: dict[str, tuple[str, ...]] = {
     "5 splicing: #148751 #162019 #137280 #188223": (
         "test_pains.py::test_a_mask_that_is_made_after_the_scores",
         "test_pains.py::test_attentions_that_interleave", "rewrites/test_verifier.py::test_order",
-        "rewrites/test_legality.py::test_outputs_with_no_common_place",
+        "rewrites/test_legality.py::test_operands_that_must_not_move",
         "rewrites/test_driver.py::test_provenance_survives",
         "rewrites/test_layout.py::test_metadata_downstream_is_renewed",
     ),
