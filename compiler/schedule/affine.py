@@ -128,9 +128,10 @@ def never_meet(a: Number, b: Number) -> bool:
         return False
     reaches = _reaches(left, right)
     apart = add(_shift(digits(a).constant, left), mul(_shift(digits(b).constant, right), -1))
-    if reaches is None or not _are_numbers(reaches, apart):
-        return reaches is not None and _are_beyond(reaches, apart, 0)
-    return _are_beyond(reaches, apart, 0) or any(_are_between(step, reaches, apart) for step in reaches)
+    if reaches is None:
+        return False
+    known = _are_numbers(reaches, apart)
+    return _are_beyond(reaches, apart, 0) or (known and any(_are_between(step, reaches, apart) for step in reaches))
 
 
 def _are_numbers(reaches: dict[Number, tuple[Number, Number]], apart: Number) -> bool:

@@ -12,6 +12,8 @@ import torch
 from torch import fx
 
 from regraft.compiler.codegen import cpp
+from regraft.compiler.codegen.cpp.kernel_text import kernel_text
+from regraft.compiler.codegen.cpp.target import target
 from regraft.compiler.ir.index.index import Var
 from regraft.compiler.ir.interpreter import allocate, bound_sizes
 from regraft.compiler.ir.kernel import Assign, Kernel, Loop, Param
@@ -20,7 +22,17 @@ from regraft.compiler.ir.value import Value
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import schedule
 
-from .lowering import Replay, compare, fresh, trace
+from .lowering import Replay, compare, fresh, lowered, trace
+
+
+def numbers(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Numbers of a dtype, of both signs where it has them, and far from 0."""
+    return (torch.randn(*sizes) * 50).to(dtype)
+
+
+def avx512_text(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
+    """The C++ of a function's kernels for processors with AVX-512."""
+    return "".join(kernel_text(k, target("avx512")) for k in schedule(lowered(function, *inputs).program).kernels)
 
 
 def compiled_agrees(

@@ -304,6 +304,13 @@ def test_sums_of_columns_take_what_computes_the_columns():
     assert_same(sums_of_columns(4), target=SMALL_GPU, compiled=True)
 
 
+@pytest.mark.parametrize("sizes", [(8, 21, 64, 64), (8, 64, 56, 56)])
+def test_softmax_over_channels_is_one_kernel(sizes):
+    """What is folded is read once: the exponentials of a program's columns stay with it."""
+    program = lower(trace(lambda x: x.softmax(1), torch.randn(sizes)), strict=True).program
+    assert len(schedule(program, target=GPU).kernels) == 1
+
+
 def test_but_not_what_takes_long_to_compute():
     found = schedule(sums_of_columns(64, costly=4), target=GPU)
     assert "compute" in str(found.log) and len(found.kernels) == 3

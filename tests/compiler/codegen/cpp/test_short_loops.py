@@ -2,24 +2,13 @@
 
 import pytest
 import torch
-from support.kernels import compiled_agrees
-from support.lowering import lowered
+from support.kernels import avx512_text, compiled_agrees, numbers
 from support.thorough import takes_turns
 
-from regraft.compiler.codegen.cpp.kernel_text import kernel_text
-from regraft.compiler.codegen.cpp.target import host_target, target
-from regraft.compiler.schedule import schedule
+from regraft.compiler.codegen.cpp.target import host_target
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 avx512 = pytest.mark.skipif(host_target().name != "avx512", reason="how lanes are chosen depends on the instructions")
-
-
-def numbers(*sizes, dtype=torch.float32):
-    return (torch.randn(*sizes) * 50).to(dtype)
-
-
-def text(function, *inputs):
-    return "".join(kernel_text(k, target("avx512")) for k in schedule(lowered(function, *inputs).program).kernels)
 
 
 def to_last(x):
@@ -61,11 +50,11 @@ def test_other_programs():
 @pytest.mark.parametrize(("channels", "yes"), [(2, True), (3, True), (4, True), (5, False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_which_loops_are_unrolled(channels, yes, dtype):
-    made = text(to_last, numbers(2, channels, 20, 20, dtype=dtype))
+    made = avx512_text(to_last, numbers(2, channels, 20, 20, dtype=dtype))
     assert ("weave(" in made) == yes and ("load_tile" not in made or not yes)
-    back = text(from_last, numbers(2, 20, 20, channels, dtype=dtype))
+    back = avx512_text(from_last, numbers(2, 20, 20, channels, dtype=dtype))
     assert ("strided<" in back) == yes and ("load_tile" not in back or not yes)
 
 
 def test_few_pixels_are_left_as_they_are():
-    assert "weave(" not in text(to_last, numbers(8, 3, 3, 3))
+    assert "weave(" not in avx512_text(to_last, numbers(8, 3, 3, 3))

@@ -2,23 +2,12 @@
 
 import pytest
 import torch
-from support.kernels import compiled_agrees
-from support.lowering import lowered
+from support.kernels import avx512_text, compiled_agrees, numbers
 
-from regraft.compiler.codegen.cpp.kernel_text import kernel_text
-from regraft.compiler.codegen.cpp.target import host_target, target
-from regraft.compiler.schedule import schedule
+from regraft.compiler.codegen.cpp.target import host_target
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 avx512 = pytest.mark.skipif(host_target().name != "avx512", reason="how lanes are chosen depends on the instructions")
-
-
-def numbers(*sizes, dtype=torch.float32):
-    return (torch.randn(*sizes) * 50).to(dtype)
-
-
-def text(function, *inputs):
-    return "".join(kernel_text(k, target("avx512")) for k in schedule(lowered(function, *inputs).program).kernels)
 
 
 def rotated(x, f):
@@ -65,16 +54,18 @@ def test_three_values_of_each_row_become_one_matrix():
 @pytest.mark.parametrize(("count", "yes"), [(2, True), (3, True), (4, True), (5, False)])
 def test_which_stores_are_woven(count, yes):
     parts = [torch.randn(4, 64) for _ in range(count)]
-    assert ("weave(" in text(lambda *x: torch.stack(x, -1), *parts)) == yes
+    assert ("weave(" in avx512_text(lambda *x: torch.stack(x, -1), *parts)) == yes
 
 
 def test_turns_that_are_not_all_there():
     """The element between two that are written is another's."""
-    made = text(lambda x: torch.nn.functional.pad(torch.stack([x, x * 2], -1), (0, 1)).contiguous(), torch.randn(4, 64))
+    made = avx512_text(
+        lambda x: torch.nn.functional.pad(torch.stack([x, x * 2], -1), (0, 1)).contiguous(), torch.randn(4, 64)
+    )
     assert "weave(" not in made or "scatter(" not in made
 
 
 @avx512
 def test_complex_products_have_no_scalar_loop():
-    made = text(rotated, torch.randn(4, 8, 64, 2), torch.randn(8, 64, 2))
+    made = avx512_text(rotated, torch.randn(4, 8, 64, 2), torch.randn(8, 64, 2))
     assert made.count("weave(") == 1 and "scatter" not in made and "gather" not in made
