@@ -80,7 +80,11 @@ class Editor:
             raise RewriteError("call() outside of at()")
         node = self.graph.call_function(target, self._sizes.resolve(args), self._sizes.resolve(kwargs))
         self._adopt(node)
-        node.meta["val"] = self._inferred(node)
+        try:
+            node.meta["val"] = self._inferred(node)
+        except Exception:
+            self.graph.erase_node(node)
+            raise
         pass_gradient(node)
         self._listener(node)
         return node

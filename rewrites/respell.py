@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
 from . import compat
 from .editor import Editor
-from .graph import op_name
+from .graph import op_name, val
 from .memo import Memo
 from .mirror import Mirror
 from .reason import Reason
@@ -76,8 +78,14 @@ class Normalizer:
     def run(self) -> None:
         """Apply respellings until none applies.
 
-        Respellings look several nodes deep, so everything is looked at once more after the last change.
+        Respellings look several nodes deep, so everything is looked at once more after the last change. They assume
+        nothing of symbolic sizes that the program does not: a respelling that would need a guard does not apply.
         """
+        environment = _environment(self.mirror.graph)
+        with compat.refusing_guards(environment) if environment is not None else nullcontext():
+            self._apply()
+
+    def _apply(self) -> None:
         limit = _EDITS_PER_NODE * (len(self.mirror.graph.nodes) + 10)
         applied = -1
         while self.stopped is None and applied != self.counts.total():
@@ -122,7 +130,7 @@ class Normalizer:
         for step in self._steps.get(op_name(node), ()):
             try:
                 new = step.step(node, self.editor)
-            except Undecided:  # it looks at a size that is known when run
+            except Undecided:  # it looks at a size that is known when run, or would need a guard
                 continue
             if new is not None and new is not node:
                 return step.name, new
@@ -136,6 +144,12 @@ class Normalizer:
         self.editor.replace(old, new)
         self.mirror.replaced(old, new)
         self.editor.erase_dead(old)
+
+
+def _environment(graph: fx.Graph) -> Any:
+    """Where what is known of symbolic sizes stands; None where there are none."""
+    modes = (getattr(val(node), "fake_mode", None) for node in graph.nodes)
+    return next((mode.shape_env for mode in modes if mode is not None), None)
 
 
 _MOVED = frozenset(f"aten.{name}" for name in ("matmul", "softmax", "linear", "add", "where", "dropout", "clamp_min"))

@@ -198,6 +198,25 @@ def forget_new_symbols_on_error(shape_env: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def refusing_guards(shape_env: Any) -> Iterator[None]:
+    """Within the block, a question about sizes that only a guard would answer raises, as if there were no example."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    def refuse(condition: Any, *_: Any) -> None:
+        raise GuardOnDataDependentSymNode(condition, f"{condition} would be a guard")
+
+    before = vars(shape_env).get("_check_frozen")
+    shape_env._check_frozen = refuse  # called before each new guard or runtime assertion
+    try:
+        yield
+    finally:
+        if before is None:
+            del shape_env._check_frozen
+        else:
+            shape_env._check_frozen = before
+
+
+@contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
     """Let calls on fake tensors fail without a log entry."""
     log = logging.getLogger("torch._subclasses.fake_tensor")

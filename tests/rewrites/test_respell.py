@@ -1,5 +1,7 @@
+import pytest
 import torch
 from support.engine import X, calls, capture
+from support.normal import traced
 
 from regraft.rewrites.mirror import Mirror
 from regraft.rewrites.reason import Reason
@@ -73,6 +75,32 @@ def test_what_is_opaque_or_made_by_a_rule_keeps_its_spelling():
         found = Normalizer(mirror, [relu_as_clamp])
         found.run()
         assert names(found) == ["relu"]
+
+
+@respelling("aten.relu")
+def relu_of_a_pair(node, edit):
+    if node.args[0].meta["val"].shape[0] != 2:
+        return None
+    return edit.call(aten.clamp.default, node.args[0], 0)
+
+
+@respelling("aten.relu")
+def relu_of_pairs(node, edit):
+    edit.call(aten.reshape.default, node.args[0], [2, -1])
+    return edit.call(aten.clamp.default, node.args[0], 0)
+
+
+@pytest.mark.parametrize("step", [relu_of_a_pair, relu_of_pairs])
+def test_a_step_that_needs_a_guard_does_not_apply(step):
+    module = traced(torch.relu, torch.randn(2, 4), dynamic=True)
+    environment = next(iter(module.graph.nodes)).meta["val"].fake_mode.shape_env
+    guards = len(environment.guards)
+    found = Normalizer(Mirror(module), [step])
+    found.run()
+    found.mirror.graph.lint()
+    assert names(found) == ["relu"] and len(environment.guards) == guards
+    assert next(iter(module.graph.nodes)).meta["val"].shape[0] == 2
+    assert len(environment.guards) == guards + 1  # where others ask, it is one
 
 
 def test_users_are_looked_at_again():
