@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import torch
@@ -60,13 +61,20 @@ def _float(number: float, dtype: torch.dtype) -> str:
     suffix = "f" if dtype == torch.float32 else ""
     if math.isnan(number):
         return f'__builtin_nan{suffix}("")'
-    if suffix and abs(number) > torch.finfo(torch.float32).max:
-        number = torch.tensor(number, dtype=torch.float64).to(torch.float32).item()
+    if suffix:
+        number = _as_float32(number)
     if math.isinf(number):
         return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
-    if suffix:
-        number = torch.tensor(number, dtype=torch.float64).to(torch.float32).item()
     return f"{number.hex()}{suffix}"
+
+
+def _as_float32(number: float) -> float:
+    """The nearest number of float32; infinite where it holds none."""
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    return rounded
 
 
 def _find(names: dict[torch.dtype, str], dtype: torch.dtype) -> str:

@@ -10,7 +10,8 @@
 Rows of the left operand are copied as float32 first. The weight is a formula of the loop IR (`Prologue`): 16 bits
 become 32 by shifts, bytes and halves of bytes are dequantized in registers. Packed bytes have several places of the
 depth in one: the loop then goes through bytes, and the left operand is copied in that order. Operands that are
-bfloat16 in memory are multiplied as pairs if the processor can (`cpp_pairs.py`). A thread takes as many neighbouring
+bfloat16 in memory, or computed as bfloat16 (`cpp_read_pairs.py`), are multiplied as pairs if the processor can
+(`cpp_pairs.py`). A thread takes as many neighbouring
 blocks of columns at once as their sums fit in the first cache, so that it reads long pieces of each row.
 
     b[j, k] = packed[j, k / 2] >> 4 * (k % 2)   ->   for m: x[2m] * (p[j, m] & 15) + x[2m + 1] * (p[j, m] >> 4)
@@ -31,7 +32,7 @@ from ...ir.index.index import Var, add, mul
 from ...ir.value import Load, Number, Op, Rewriter, Value, indices_of, substitute, walk
 from ..common.cpp_entry import with_entry
 from . import cpp_pairs
-from .cpp import GemmCpp
+from .cpp_read_pairs import WORDS, ReadsPairs, reading
 from .description import CPU_FEW_ROWS, Product
 
 _SUMS = {16: 16, 8: 8, 4: 8}  # vectors of sums at a time, by lanes
@@ -40,6 +41,7 @@ _PACKED = (1, 2, 4, 8)  # places of the depth that a word may hold
 _STEPS, _NARROW_STEPS = 8, 16  # rows of a weight that are read side by side; of elements of less than 4 bytes
 _BLOCK = 4  # vectors of columns that are one piece of work
 _SUMS_KEPT = 4096  # sums that stay in the first cache
+_ROWS_KEPT = 24 << 10  # bytes of the left operand that do
 _COPIES, _NARROW_COPIES = 2, 4  # vectors of one column that are summed apart; of elements of less than 4 bytes
 _AHEAD, _CACHE_LINE = 4096, 64  # bytes from what is computed to what is requested from memory, and of one request
 
@@ -142,7 +144,7 @@ def _is_side_by_side(value: Value, var: Var, lanes: int) -> bool:
     return all(stride in (0, 1) for stride in strides) and 1 in strides
 
 
-class _FewRowsCpp(GemmCpp):
+class _FewRowsCpp(ReadsPairs):
     def __init__(self, product: Product, lanes: int) -> None:
         super().__init__(product, lanes)
         plan = _plan(product, lanes)
@@ -154,7 +156,7 @@ class _FewRowsCpp(GemmCpp):
         self._block = lanes if plan.deep else _BLOCK * lanes
         self._blocks = -(-product.column.extent // self._block)
         self._many = 1 if plan.deep else min(max(_SUMS_KEPT // product.row.extent // self._block, 1), self._blocks)
-        self._pairs = cpp_pairs.reads_pairs(product, lanes)
+        self._pairs = cpp_pairs.reads_pairs(product, lanes, plan.deep)
         self._narrow = product.b.buffer.dtype.itemsize < 4
 
     def text(self) -> str:
@@ -212,15 +214,31 @@ class _FewRowsCpp(GemmCpp):
         a, b = self._p.a, self._p.b
         self._line("u16* const pairs = (u16*)x;")
         with self._w.block("if (g != known)"):
-            self._line("known = g;", "__builtin_memset(pairs, 0, ROWS * PITCH * 2);")
-            with self._w.block("for (i64 r = 0; r < ROWS; ++r)"):
-                self._line(f"__builtin_memcpy(pairs + r * PITCH, {self._base(a)} + r * {a.row}ll, EXTENT * 2);")
-        weight = f"(const u16*)({self._base(b)}) + j0 * {b.column}ll"
+            given = f"pairs, PITCH * PACKED, (const u16*)({self._base(a)}), {a.row}ll, EXTENT"
+            self._line("known = g;", f"gemm::copy_pairs<ROWS, PACKED>({given});")
         if self._plan.deep:
-            given = f"tile, WIDTH, tile + ROWS * WIDTH, pairs, PITCH, {weight}, {b.column}ll, EXTENT, COLUMNS - j0"
-            self._line(f"gemm::deep_pairs<ROWS>({given});")
+            self._deep_pairs()
+            return
+        weight = f"(const u16*)({self._base(b)}) + j0 * {b.column}ll"
+        self._line(f"gemm::wide_pairs<ROWS>(tile, WIDTH, pairs, PITCH, {weight}, {b.row}ll, EXTENT, stop - j0);")
+
+    def _deep_pairs(self) -> None:
+        """Column after column, for some of the depth at a time, so that rows stay in the first cache."""
+        b, rows = self._p.b, self._p.row.extent
+        most = max(_ROWS_KEPT // (2 * rows * len(self._plan.values)), WORDS)
+        pieces = -(-self._extent // most)
+        some = -(-self._extent // (pieces * WORDS)) * WORDS
+        how = None if self._p.right is None else reading(self._plan.step, self._plan.values, rows)
+        self._line("f32* const sums = tile + ROWS * WIDTH;")
+        if how is None:
+            weight = f"(const u16*)({self._base(b)}) + j0 * {b.column}ll, {b.column}ll"
+            self._line(f"const gemm::InPlace read = {{{weight}}};", f"const gemm::InPart last = {{{weight}, EXTENT}};")
         else:
-            self._line(f"gemm::wide_pairs<ROWS>(tile, WIDTH, pairs, PITCH, {weight}, {b.row}ll, EXTENT, stop - j0);")
+            self._read_pairs(how)
+        kind = f"ROWS, PACKED, {'true' if how is not None and how.factors else 'false'}"
+        given = f"sums, pairs, PITCH * PACKED, least(stop - j0, W), k0, least(k0 + {some}, EXTENT), read, last"
+        self._line(f"for (i64 k0 = 0; k0 < EXTENT; k0 += {some}) gemm::deep_pairs<{kind}>({given});")
+        self._line("for (int r = 0; r < ROWS; ++r) gemm::sum_lanes<W>(tile + r * WIDTH, sums + r * W * W);")
 
     def _rows(self) -> None:
         """Copy the left operand: places of one word apart from each other, zeros after the last."""

@@ -17,6 +17,7 @@ from ..common.dots import DOTS, PAIRED
 from .description import Product
 
 STREAMS = 4  # vectors of sums of a column, or as many as 16 registers hold
+AHEAD, BYTES_AHEAD = 2048, 8192  # bytes from what is computed to what is requested from memory; of bytes
 STEPS = 16  # rows of a weight that are read at a time
 
 PRELUDE = (
@@ -39,36 +40,113 @@ INLINE Row row_at(const u16* p, i64 count) {
   return x;
 }
 
-// tile[R rows][16] of 16 columns that lie `step` apart; rows of x end with zeros.
-template <int R>
-static inline void deep_pairs(f32* tile, i64 width, f32* sums, const u16* x, i64 pitch, const u16* w, i64 step,
-                              i64 depth, i64 columns) {
-  constexpr int S = R > 8 ? 1 : R > 4 ? 2 : STREAMS;
-  for (i64 c = 0; c < 16; ++c) {
-    const u16* const from = w + least(c, columns - 1) * step;
-    Sums acc[S][R] = {};
-    i64 k = 0;
-    for (; k + S * 32 <= depth; k += S * 32)
-#pragma GCC unroll 4
-      for (int s = 0; s < S; ++s) {
-        const Sums weight = (Sums)pairs_at(from + k + s * 32);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) acc[s][r] = dots(acc[s][r], weight, pairs_at(x + r * pitch + k + s * 32));
-      }
-    for (; k < depth; k += 32) {
-      const Sums weight = (Sums)row_at(from + k, depth - k);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) acc[0][r] = dots(acc[0][r], weight, pairs_at(x + r * pitch + k));
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      Sums total = acc[0][r];
-#pragma GCC unroll 4
-      for (int s = 1; s < S; ++s) total += acc[s][r];
-      store(sums + (r * 16 + c) * 16, total);
+// Rows of x: of each 32 words of P numbers, the first numbers, then the second ones, and so on; zeros after the last.
+template <int R, int P> static inline void copy_pairs(u16* x, i64 pitch, const u16* a, i64 row, i64 words) {
+  __builtin_memset(x, 0, R * pitch * 2);
+  for (i64 r = 0; r < R; ++r) {
+    const u16* const from = a + r * row;
+    u16* const to = x + r * pitch;
+    if constexpr (P == 1) {
+      __builtin_memcpy(to, from, words * 2);
+    } else {
+      for (i64 b = 0; b < words; b += 32)
+        for (int p = 0; p < P; ++p) {
+          u16* const part = to + b * P + p * 32;
+          const u16* const some = from + b * P + p;
+          if (b + 32 <= words)
+            for (int l = 0; l < 32; ++l) part[l] = some[l * P];
+          else
+            for (i64 l = 0; l < words - b; ++l) part[l] = some[l * P];
+        }
     }
   }
-  for (int r = 0; r < R; ++r) sum_lanes<16>(tile + r * width, sums + r * 256);
+}
+
+// 32 numbers, rounded as bfloat16.
+INLINE Pairs paired(Sums low, Sums high) {
+  Pairs both;
+  __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(high), "v"(low));
+  return both;
+}
+
+// 32 bytes as numbers of 16 bits, zeros after the first `count`.
+INLINE Row bytes_at(const u8* p, i64 count) {
+  V<u8, 32> x = {};
+  if (count >= 32) __builtin_memcpy(&x, p, sizeof x);
+  else if (count > 0) __builtin_memcpy(&x, p, count);
+  return __builtin_convertvector(x, Row);
+}
+
+// Columns in memory that are bfloat16 already: 32 numbers, or those before the last.
+struct InPlace {
+  const u16* from;
+  i64 step;
+  inline __attribute__((always_inline)) void operator()(i64 k, i64 c, Pairs* w, Sums&) const {
+    __builtin_prefetch((const char*)(from + c * step + k) + AHEAD);
+    w[0] = pairs_at(from + c * step + k);
+  }
+};
+struct InPart {
+  const u16* from;
+  i64 step, depth;
+  inline __attribute__((always_inline)) void operator()(i64 k, i64 c, Pairs* w, Sums&) const {
+    w[0] = (Pairs)row_at(from + c * step + k, depth - k);
+  }
+};
+
+// sums[r][c..] (+)= words of C columns by R rows of x. `read` makes P vectors of pairs of the 32 words from k on, and
+// what their sums are multiplied by if FACTOR; `last` those of fewer words.
+template <int R, int P, int C, bool FACTOR, class Read, class Last>
+INLINE void columns_of_pairs(f32* sums, const u16* x, i64 pitch, i64 c, i64 begin, i64 end, const Read& read,
+                             const Last& last) {
+  constexpr int A = R * C > 8 ? 1 : R * C > 4 ? 2 : STREAMS, S = A > P ? A / P : 1;
+  Sums acc[A][R][C] = {}, factor[C] = {};
+  Pairs w[C][P];
+  const auto multiply = [&](i64 k, int s, const auto& from) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int n = 0; n < C; ++n) from(k, c + n, w[n], factor[n]);
+    const u16* const at = x + k * P;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int n = 0; n < C; ++n) {
+        Sums part = {};
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) {
+          Sums& to = FACTOR ? part : acc[(s * P + p) % A][r][n];
+          to = dots(to, (Sums)w[n][p], pairs_at(at + r * pitch + p * 32));
+        }
+        if constexpr (FACTOR) acc[s % A][r][n] = fma(part, factor[n], acc[s % A][r][n]);
+      }
+  };
+  i64 k = begin;
+  for (; k + S * 32 <= end; k += S * 32)
+#pragma GCC unroll 4
+    for (int s = 0; s < S; ++s) multiply(k + s * 32, s, read);
+  for (; k + 32 <= end; k += 32) multiply(k, 0, read);
+  if (k < end) multiply(k, 0, last);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int n = 0; n < C; ++n) {
+      Sums total = acc[0][r][n];
+#pragma GCC unroll 4
+      for (int a = 1; a < A; ++a) total += acc[a][r][n];
+      f32* const to = sums + (r * 16 + c + n) * 16;
+      store(to, begin ? load<16>(to) + total : total);
+    }
+}
+
+// All `columns` of them, of which there are 16 at most.
+template <int R, int P, bool FACTOR, class Read, class Last>
+static inline void deep_pairs(f32* sums, const u16* x, i64 pitch, i64 columns, i64 begin, i64 end, const Read& read,
+                              const Last& last) {
+  constexpr int C = R > 4 && R <= 8 ? 2 : 1;
+  i64 c = 0;
+  for (; c + C <= columns; c += C)
+    columns_of_pairs<R, P, C, FACTOR>(sums, x, pitch, c, begin, end, read, last);
+  if constexpr (C > 1)
+    for (; c < columns; ++c) columns_of_pairs<R, P, 1, FACTOR>(sums, x, pitch, c, begin, end, read, last);
 }
 
 // STEPS rows of a weight, of which there are `rows`, for 32 columns, of which there are `columns`.
@@ -122,11 +200,17 @@ static inline void wide_pairs(f32* tile, i64 width, const u16* x, i64 pitch, con
 
 }  // namespace gemm
 #endif
-""".replace("STREAMS", str(STREAMS)).replace("STEPS", str(STEPS))
+""".replace("STREAMS", str(STREAMS))
+    .replace("AHEAD", str(AHEAD))
+    .replace("STEPS", str(STEPS))
 )
 
 
-def reads_pairs(product: Product, lanes: int) -> bool:
-    """Whether both operands are bfloat16 in memory, and vectors are wide enough for the instruction."""
-    dtypes = product.a.buffer.dtype, product.b.buffer.dtype
-    return lanes == PAIRED and product.right is None and set(dtypes) == {torch.bfloat16}
+def reads_pairs(product: Product, lanes: int, deep: bool) -> bool:
+    """Whether both operands are bfloat16, and vectors are wide enough for the instruction.
+
+    A weight that is computed as it is read becomes bfloat16 in registers where lanes go along the depth.
+    """
+    right = product.b.buffer.dtype if product.right is None else product.right.dtype
+    computed = product.right is not None
+    return lanes == PAIRED and {product.a.buffer.dtype, right} == {torch.bfloat16} and (deep or not computed)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +38,7 @@ from .splice import anchor_of
 
 CANDIDATE, FEW_ROWS = "generated", "generated_few_rows"
 MOST_ROWS = 4  # most rows for which packing the weight takes longer than reading it
-_KERNELS = 8  # most kernels compiled for a graph if only few rows are measured
+_KERNELS = 8  # most kernels compiled for a graph if only few rows are measured, of weights that are not computed
 _LARGE = 1 << 18  # fewest bytes of a weight that takes long to read
 _SMALL = 1 << 15  # number of multiplications that takes no longer than the call
 
@@ -86,7 +87,8 @@ class _Fusion:
                 if self._cannot_win(found) is None:
                     mine = {kernel.name: kernel for kernel in self._kernels(found).values()}
                     kernels |= mine
-                    work.update(dict.fromkeys(mine, found.product.multiplications))
+                    if not found.before:
+                        work.update(dict.fromkeys(mine, found.product.multiplications))
         if self._few_rows:
             self._left_out = {name for name, _ in work.most_common()[_KERNELS:]}
             kernels = {name: kernel for name, kernel in kernels.items() if name not in self._left_out}
@@ -104,6 +106,8 @@ class _Fusion:
             computed = match_gemm(node, sides="b")
             if isinstance(computed, FoundProduct) and computed.before and self._considers(computed):
                 yield computed
+                if self._few_rows:
+                    return
         if isinstance(plain, Reason) or self._considers(plain):
             yield plain
 
@@ -199,14 +203,16 @@ def is_transposed(found: FoundProduct) -> bool:
 
 
 def has_few_rows(product: Product) -> bool:
-    """Whether a kernel may read the weight in place: with few rows any weight, with some more only one of few bits."""
-    return product.row.extent <= (MOST_ROWS if product.right is None else CPU_FEW_ROWS)
+    """Whether a kernel may read the weight in place: with few rows any, with some more one of 16 bits or fewer."""
+    narrow = product.right is not None or {product.a.buffer.dtype, product.b.buffer.dtype} == {torch.bfloat16}
+    return product.row.extent <= (CPU_FEW_ROWS if narrow else MOST_ROWS)
 
 
 def _is_large(product: Product) -> bool:
-    """Whether reading the weight takes long enough to measure."""
+    """Whether reading the weight takes long enough to measure: as it is, or as it would be made before the product."""
     weight = product.b.buffer
-    return math.prod(weight.sizes) * weight.dtype.itemsize >= _LARGE
+    made = 0 if product.right is None else product.column.extent * product.depth * product.right.dtype.itemsize
+    return max(math.prod(weight.sizes) * weight.dtype.itemsize, made) >= _LARGE
 
 
 def gemm_kernel(product: Product) -> TemplateKernel:
@@ -226,7 +232,12 @@ def few_rows_kernel(product: Product) -> TemplateKernel:
     Raises:
         UnsupportedDtype: the epilogue or the weight is computed with a dtype that C++ has no type for.
     """
-    return template_kernel("gemm", few_rows_cpp(product, lanes()), *_layouts(product), product.flops)
+    return _few_rows_kernel(product, lanes())
+
+
+@functools.lru_cache(maxsize=256)
+def _few_rows_kernel(product: Product, lanes: int) -> TemplateKernel:
+    return template_kernel("gemm", few_rows_cpp(product, lanes), *_layouts(product), product.flops)
 
 
 def _layouts(product: Product) -> tuple[tuple[Layout, ...], Layout]:

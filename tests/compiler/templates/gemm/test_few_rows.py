@@ -73,9 +73,10 @@ def turned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.T
 
 @settings(max_examples=6, deadline=None)
 @given(
-    st.integers(1, 4), st.integers(1, 150), st.integers(2, 200), st.sampled_from([F32, BF16, F16]), st.booleans()
+    st.integers(1, 16), st.integers(1, 150), st.integers(2, 200), st.sampled_from([F32, BF16, F16]), st.booleans()
 )  # fmt: skip
 def test_any_sizes(m: int, n: int, k: int, dtype: torch.dtype, deep: bool) -> None:
+    m = m if dtype == BF16 else -(-m // 4)
     inputs = [random(m, k, dtype=dtype), random(*((n, k) if deep else (k, n)), dtype=dtype), random(n, dtype=dtype)]
     assert weights_read(layer if deep else turned, inputs) == [dtype] * 3
 
@@ -113,7 +114,7 @@ def test_how_a_weight_is_read(deep: bool, dtype: torch.dtype, pairs: int, reques
     made, _ = fused(layer if deep else turned, inputs)
     (kernel,) = [node.target for node in made.graph.nodes if isinstance(node.target, TemplateKernel)]
     body = kernel.source[kernel.source.index("begin, i64 end") :]
-    assert body.count("_pairs<ROWS>") == (pairs if lanes() == 16 else 0)
+    assert body.count("gemm::deep_pairs<ROWS" if deep else "gemm::wide_pairs<ROWS>") == (pairs if lanes() == 16 else 0)
     assert body.count("__builtin_prefetch") > 0 if requests else "__builtin_prefetch" not in body
 
 
@@ -182,9 +183,62 @@ def test_weights_of_bytes(name: str, rows: int, dtype: torch.dtype) -> None:
     assert sorted(kernel.all_input_nodes) == sorted(placeholders)  # nothing is computed before
 
 
+def in_groups(size: int) -> Callable[..., torch.Tensor]:
+    """Halves of bytes with a scale for each group of so many."""
+    return lambda x, w, s: F.linear(
+        x, ((halves(w).view(w.shape[0], -1, size).to(x.dtype) - 8) * s[..., None]).view(w.shape[0], -1)
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 16), st.integers(1, 70), st.integers(1, 100), st.sampled_from(["int8", "int4"]))
+def test_bytes_of_any_size(m: int, n: int, k: int, kind: str) -> None:
+    """Neither rows nor columns need to fill vectors; the last words are read alone."""
+    scale = random(n, dtype=BF16) * 0.01
+    if kind == "int8":
+        weights_read(SPELLINGS["scaled"][0], [random(m, k + 1, dtype=BF16), random(n, k + 1, dtype=torch.int8), scale])
+    else:
+        given = [random(m, 2 * k, dtype=BF16), random(n, k, dtype=torch.uint8), scale]
+        weights_read(SPELLINGS["halves of bytes"][0], given)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 6, 16])
+@pytest.mark.parametrize("size", [16, 32, 64, 128])
+def test_groups_of_any_size(rows: int, size: int) -> None:
+    """Of 16 and 32 words, whose factors are taken out of sums if rows are few, and of fewer."""
+    given = [random(rows, 256, dtype=BF16), random(40, 128, dtype=torch.uint8), random(40, 256 // size, dtype=BF16)]
+    weights_read(in_groups(size), given)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("name", ["halves of bytes", "halves in groups", "scaled", "groups"])
+def test_numbers_that_are_not_finite(name: str, rows: int) -> None:
+    """NaN where eager has NaN, from rows and from scales; what is near infinities is not finite either."""
+    function, (weight, scale) = SPELLINGS[name]
+    x, scale = random(rows, K, dtype=BF16), scale.to(BF16).clone()
+    x[0, 3], scale.view(-1)[5], scale.view(-1)[17] = float("nan"), float("nan"), float("inf")
+    for inputs in ([x, weight, scale], [x.nan_to_num(float("inf")), weight, scale]):
+        ours, eager = fused(function, inputs)[0](*inputs), function(*inputs)
+        assert bool((ours.isnan() | ~eager.isnan()).all()) and torch.equal(ours.isfinite(), eager.isfinite())
+
+
+def test_halves_of_bytes_are_looked_up() -> None:
+    """One look-up for 32 numbers where vectors have 16 lanes; factors of groups are taken out of sums."""
+    for name, factors in (("halves of bytes", "false"), ("halves in groups", "true")):
+        function, (weight, scale) = SPELLINGS[name]
+        x, weight, scale = random(1, 128, dtype=BF16), random(N, 64, dtype=torch.uint8), random(N, 4, dtype=BF16)
+        given = [x, weight, scale[:, 0] if factors == "false" else scale]
+        function = function if factors == "false" else in_groups(32)
+        made, _ = fused(function, given)
+        (kernel,) = [node.target for node in made.graph.nodes if isinstance(node.target, TemplateKernel)]
+        if lanes() == 16:
+            assert "shuffle(table1" in kernel.source and f"deep_pairs<ROWS, PACKED, {factors}>" in kernel.source
+
+
 def test_many_rows_keep_the_library() -> None:
     assert fused(SPELLINGS["scaled"][0], [random(17, K), BYTES, SCALE])[1].applied == []
     assert fused(layer, [random(5, K), random(N, K), SCALE])[1].applied == []
+    assert fused(layer, [random(17, K, dtype=BF16), random(N, K, dtype=BF16), random(N, dtype=BF16)])[1].applied == []
 
 
 def test_values_that_others_read_stay() -> None:
@@ -237,6 +291,20 @@ def test_no_wide_copy_in_the_program(freezing: bool, model: nn.Module) -> None:
     assert graph.details.get("freezing", {}).get("constants", 0) == 0
     source = graph.details["source:inference"]
     assert "gemm_" in source and "1024, 512" not in source and "1024, 1024" not in source, source
+
+
+def test_every_layer_of_few_bits_reads_its_bytes_by_default() -> None:
+    """However many kernels that takes, and though bytes are few: made in full, the weight would be large."""
+    sizes = [(n, 512) for n in (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960)]
+    given = [(random(n, k // 2, dtype=torch.uint8), random(n, dtype=BF16) * 0.01) for n, k in sizes]
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [SPELLINGS["halves of bytes"][0](x, weight, scale) for weight, scale in given]
+
+    torch._dynamo.reset()
+    with regraft.coverage() as cov, torch.no_grad():
+        torch.compile(function, backend="regraft")(random(1, 512, dtype=BF16))
+    assert [match.candidate for match in cov.graphs[0].applied].count(FEW_ROWS) == len(sizes)
 
 
 def test_small_weights_keep_the_library_by_default() -> None:
