@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from .flex import is_flex, reads_tables
+from .screen import writes_in_place
 
 _SCOPES = ("lazy_load_decompositions", "_vmap_increment_nesting", "_vmap_decrement_nesting")
 _MAPPED = ("_add_batch_dim", "_remove_batch_dim")
@@ -97,7 +98,7 @@ def _name(node: fx.Node) -> str:
 
 def _is_write(node: fx.Node) -> bool:
     if node.op == "call_method":
-        return _name(node).endswith("_") and not _name(node).endswith("__")
+        return writes_in_place(_name(node))
     module = getattr(node.target, "__module__", "")
     return _name(node) in _WRITES if module == "_operator" else node.op == "call_function" and _name(node)[-1:] == "_"
 

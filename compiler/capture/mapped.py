@@ -18,7 +18,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.compat import attention
 from ...rewrites.tracing import record
-from .screen import refused_call
+from .screen import refused_call, writes_in_place
 
 _BEGINS, _ENDS, _PREPARES = "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"
 _ALLOWED = (_BEGINS, _ENDS, _PREPARES, "_add_batch_dim", "_remove_batch_dim")
@@ -77,7 +77,7 @@ def _stays(part: Sequence[fx.Node]) -> bool:
 
 def _refused(node: fx.Node) -> bool:
     """Whether a call may have effects or draw random numbers."""
-    if node.op == "call_method" and str(node.target).endswith("_"):
+    if node.op == "call_method" and writes_in_place(str(node.target)):
         return True
     if _name(node) == _BEGINS and node.args[1:] != ("error",):  # it may draw random numbers
         return True

@@ -35,6 +35,8 @@ _STATEFUL = frozenset(
 )
 _STATEFUL_PREFIXES = ("set_default", "set_rng", "set_float32", "set_num", "set_flush", "set_warn", "_set_")
 _ATTRIBUTES = frozenset(["data", "grad", "grad_fn", "_base", "_version"])
+_OPERATORS_IN_PLACE = "add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split()  # noqa: SIM905
+_SPECIAL_IN_PLACE = frozenset(["__setitem__", *(f"__i{name}__" for name in _OPERATORS_IN_PLACE)])
 
 
 def screen(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Reason | None:
@@ -114,6 +116,11 @@ def _module(target: Any) -> str:
     if getattr(operator, getattr(target, "__name__", ""), None) is target:
         return "_operator"
     return getattr(target, "__module__", None) or ""
+
+
+def writes_in_place(method: str) -> bool:
+    """Whether a method of tensors writes to its tensor: `add_`, `__iadd__`, but not `__add__`."""
+    return method in _SPECIAL_IN_PLACE or (method.endswith("_") and not method.endswith("__"))
 
 
 def _is_stateful(name: str) -> bool:

@@ -82,6 +82,21 @@ def under_a_mapped_mask(q, k, v):
     return (q @ k.mT).masked_fill(~keep[:, None], -1e9).softmax(-1) @ v
 
 
+def under_joined_mapped_masks(q, k, v):
+    """As transformers joins functions of positions: calls of methods with names as `__and__`."""
+    ends = torch.tensor([4, 6])
+
+    def joined(b, i, j):
+        near = (i - j >= 0).__and__(i - j < 3).__or__((i - j).__lt__(0).__and__(j - i < 2))
+        return i.new_ones((), dtype=torch.bool) & near & (j < ends[b])
+
+    rows, places = torch.arange(q.shape[0]), torch.arange(q.shape[-2])
+    keep = torch.vmap(torch.vmap(torch.vmap(joined, (None, None, 0)), (None, 0, None)), (0, None, None))(
+        rows, places, places
+    )
+    return (q @ k.mT).masked_fill(~keep[:, None], -1e9).softmax(-1) @ v
+
+
 def either(q, k, v):
     return torch.cond(q.sum() > 0, attend, lambda q, k, v: (q - k).contiguous() + v, (q, k, v))
 
@@ -122,6 +137,10 @@ KINDS = {
     "vmap of vmap, trained": Kind(lambda q, k, v: torch.vmap(torch.vmap(attend))(q, k, v), training=True),
     "beside a scan, trained": Kind(beside_a_scan, training=True),
     "under a mask made by vmap, trained": Kind(under_a_mapped_mask, training=True),
+    "under joined masks made by vmap": Kind(under_joined_mapped_masks),
+    "under a map that writes": Kind(
+        lambda q, k, v: attend(torch.vmap(lambda x: x.sin().add_(1.0))(q), k, v), reason="functorch-transform"
+    ),
     "under a map that draws": Kind(
         lambda q, k, v: attend(q, k, v) + 0 * torch.vmap(torch.rand_like, randomness="different")(q).sum(),
         reason="functorch-transform",
