@@ -3,13 +3,14 @@
     vmap(lambda a, b: a * b.sum())(x, y)    ->    mul(x, view(sum(y, [1]), ...))
 
 The rest of the program can then be captured before autograd. Scans (`associative_scan`) and masks by position are maps.
-Other transforms, and maps that draw random numbers or contain constants, are kept.
+Other transforms, and maps that draw random numbers or read attributes of the program, are kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.compat import attention
 from ...rewrites.tracing import record
-from .screen import refused_call, writes_in_place
+from .screen import refused_call
 
 _BEGINS, _ENDS, _PREPARES = "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"
 _ALLOWED = (_BEGINS, _ENDS, _PREPARES, "_add_batch_dim", "_remove_batch_dim")
+_CONSTANT = "_constant_of_a_map_"
 _SOURCE = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 
@@ -32,17 +34,23 @@ def without_maps(gm: fx.GraphModule) -> fx.GraphModule:
         return gm
     last = {part[-1]: part for part in maps}
     inside = {node for part in maps for node in part}
-    graph, copies = fx.Graph(), dict[fx.Node, Any]()
+    graph, copies, constants = fx.Graph(), dict[fx.Node, Any](), dict[str, Any]()
     for node in gm.graph.nodes:
         if node in last:
-            _write_out(last[node], graph, copies)
+            _write_out(last[node], graph, copies, constants)
         elif node.op == "output":
             graph.output(fx.node.map_arg(node.args[0], copies.__getitem__)).meta = dict(node.meta)
         elif node not in inside:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    made = fx.GraphModule(gm, graph, class_name=type(gm).__name__)
+    made = fx.GraphModule(_attributes(gm, graph) | constants, graph, class_name=type(gm).__name__)
     made.meta, made.training = dict(gm.meta), gm.training
     return made
+
+
+def _attributes(gm: fx.GraphModule, graph: fx.Graph) -> dict[str, Any]:
+    """What a graph reads of the program that it comes from; constants of maps are not part of the program."""
+    named = [str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")]
+    return {name: attrgetter(name)(gm) for name in named if not name.startswith(_CONSTANT)}
 
 
 def _maps(graph: fx.Graph) -> Iterator[list[fx.Node]]:
@@ -76,9 +84,7 @@ def _stays(part: Sequence[fx.Node]) -> bool:
 
 
 def _refused(node: fx.Node) -> bool:
-    """Whether a call may have effects or draw random numbers."""
-    if node.op == "call_method" and writes_in_place(str(node.target)):
-        return True
+    """Whether a call may have effects other than writes to tensors, or draw random numbers."""
     if _name(node) == _BEGINS and node.args[1:] != ("error",):  # it may draw random numbers
         return True
     scope = node.target in (*compat.SCOPES, attention.BACKEND_NAMED, attention.ALLOW_BACKENDS) or isinstance(
@@ -92,8 +98,8 @@ def _inputs(part: Sequence[fx.Node]) -> list[fx.Node]:
     return list(dict.fromkeys(n for node in part for n in node.all_input_nodes if n not in own))
 
 
-def _write_out(part: Sequence[fx.Node], graph: fx.Graph, copies: dict[fx.Node, Any]) -> None:
-    """Add the computations of a map to `graph`."""
+def _write_out(part: Sequence[fx.Node], graph: fx.Graph, copies: dict[fx.Node, Any], constants: dict[str, Any]) -> None:
+    """Add the computations of a map to `graph`, and the tensors that it makes from numbers to `constants`."""
     inputs = _inputs(part)
     own = set(part)
     results = [node for node in part if any(user not in own for user in node.users)]
@@ -108,8 +114,10 @@ def _write_out(part: Sequence[fx.Node], graph: fx.Graph, copies: dict[fx.Node, A
             inner[node].meta = {key: part[-1].meta[key] for key in _SOURCE if key in part[-1].meta}
         elif node.op == "output":
             copies |= zip(results, fx.node.map_arg(node.args[0], inner.__getitem__), strict=True)
-        elif node.op != "placeholder":
-            raise ValueError(f"a map holds the constant {node.target}")
+        elif node.op == "get_attr":
+            name = f"{_CONSTANT}{len(constants)}"
+            constants[name] = attrgetter(str(node.target))(made)
+            inner[node] = graph.get_attr(name)
 
 
 def _fresh(value: Any) -> Any:
