@@ -113,7 +113,7 @@ def _function(step: Step, forward: Boxed, backward: Boxed) -> Any:
             if not torch.is_grad_enabled():
                 return _backward(given)
             # Gradients of gradients: an error when they are asked for, not before.
-            return _Once.apply(_backward, given, torch.empty(0, requires_grad=True))
+            return _Once.apply(_backward, len(given), torch.empty(0, requires_grad=True), *given, *_parameters(ctx))
 
     def _backward(given: list[Any]) -> Any:
         with torch.no_grad(), compat.autocast_off():
@@ -122,12 +122,20 @@ def _function(step: Step, forward: Boxed, backward: Boxed) -> Any:
     return RecalledStep
 
 
+def _parameters(ctx: Any) -> list[torch.Tensor]:
+    """The inputs of a step that accumulate gradients themselves."""
+    return [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")]
+
+
 class _Once(torch.autograd.Function):
-    """Results of a backward that has no derivative."""
+    """Results of a backward that has no derivative.
+
+    All tensors that they depend on are arguments, so that autograd comes here for a derivative by any of them.
+    """
 
     @staticmethod
-    def forward(_ctx: Any, run: Callable[[list[Any]], Any], given: list[Any], _: torch.Tensor) -> Any:
-        return run(given)
+    def forward(_ctx: Any, run: Callable[[list[Any]], Any], length: int, _: torch.Tensor, *tensors: Any) -> Any:
+        return run(list(tensors[:length]))
 
     @staticmethod
     def backward(_ctx: Any, *_gradients: Any) -> Any:

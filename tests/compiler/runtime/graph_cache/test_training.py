@@ -121,6 +121,18 @@ def test_backward_twice_and_gradients_of_gradients():
         made.sum().backward()
 
 
+@pytest.mark.parametrize("function", [PROGRAMS["one"], lambda x, w: (x.exp() * w.exp()).sin()])
+@pytest.mark.parametrize("place", [0, 1])
+def test_gradients_of_gradients_of_chosen_inputs(function, place):
+    """Autograd leaves out what no path leads to, and `functional.jvp` takes it for zeros."""
+    inputs = tensors(True, True)
+    (made,) = torch.autograd.grad(twice(function, inputs)(*inputs).square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.autograd.grad(made.sum(), inputs[place], allow_unused=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.autograd.functional.jvp(twice(function, inputs), tuple(inputs), tuple(tensors(False, False)))
+
+
 def test_hooks_see_what_is_kept():
     x, w = inputs = tensors(True, True)
     run, packed = twice(PROGRAMS["one"], inputs), []
