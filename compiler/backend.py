@@ -19,7 +19,14 @@ import torch
 from torch import fx
 
 from ..rewrites.backup import Backup
-from ..rewrites.compat import compile_lock, compile_name, dynamo_signal, finish_before_forks, is_renamed_tensor
+from ..rewrites.compat import (
+    compile_lock,
+    compile_name,
+    dynamo_signal,
+    finish_before_forks,
+    is_renamed_tensor,
+    ships_with_torch,
+)
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import StepFacts, calls_plainly, keep_saved, places, step_facts, tell_strides
 from ..rewrites.compat.dispatch import forward_ad_active, guard_forward_ad
@@ -147,6 +154,7 @@ class Compilation:
         self._raised: Exception | None = None  # by a stage of ours within AOTAutograd
         self._plain: Wrapper | None = None  # the wrapper of an inference graph that runs without AOTAutograd
         self._restores = False
+        self._foreign = False  # whether a rule has put in an operator whose code the cache's key does not know
         self._unsaved: str | None = None  # the key under which to save the compiled program
         self._forward: tuple[Wrapper, StepFacts] | None = None  # the same in training
         self._step: Step | None = None
@@ -211,7 +219,7 @@ class Compilation:
             return
         self._unsaved = None
         told = all(f.stage in ("configuration", "cudagraphs", "wrapper") and not f.fault for f in self.record.fallbacks)
-        if not told or self._restores:
+        if not told or self._restores or self._foreign:
             return
         if self._step is not None:
             save(key, Entry(self.record.name, None, self.record, self._replay.static.get("forward"), self._step))
@@ -240,7 +248,8 @@ class Compilation:
         # Records and code contain weights; explanations and searches need a new compilation.
         if self.options.freezing or self._explained or searching():
             return None
-        key = graph_key(self._gm, self._example_inputs, self.options)
+        rules = None if self.options.rules is None else (self.rules,)
+        key = graph_key(self._gm, self._example_inputs, replace(self.options, rules=rules))
         return key if isinstance(key, str) else None
 
     def _compile(self) -> Callable[..., Any]:
@@ -376,6 +385,7 @@ class Compilation:
         if returned is not None:
             tell_strides(do(strides_of_outputs, graph_module))
         self._code.note_graph(kind, graph_module)
+        self._foreign |= not all(ships_with_torch(node.target) for node in graph_module.graph.nodes)
         parts = do(split_host, graph_module) if self._replay.graphs is not None else None
         if parts is not None:
             return protected(self._compiled_apart(graph_module, parts, kind, returned))

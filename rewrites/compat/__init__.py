@@ -65,6 +65,7 @@ from .operators import (
     returns_nothing,
     schema,
     schema_arguments,
+    ships_with_torch,
     symbolic_function,
 )
 from .tensors import (
@@ -194,6 +195,7 @@ __all__ = [
     "saved_tensor_hooks_off",
     "schema",
     "schema_arguments",
+    "ships_with_torch",
     "sizes_from_data",
     "symbolic_function",
     "takes_guards",

@@ -64,6 +64,25 @@ def is_registered(target: HigherOrderOperator) -> bool:
     return getattr(torch.ops.higher_order, target.__name__, None) is target
 
 
+# Of operators that torch registers itself, in C++ or Python, and of our own.
+_SHIPPED = {
+    *("aten", "prims", "prim", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "sparse", "rngprims", "inductor"),
+    *("quantized", "_quantized", "quantized_decomposed", "c10d", "_c10d_functional", "_c10d_functional_autograd"),
+    *("_dtensor", "symm_mem", "profiler", "export", "regraft"),
+}
+_LAUNCHES = ("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional")  # of kernels of users, by numbers
+
+
+def ships_with_torch(target: Any) -> bool:
+    """Whether the versions of torch and regraft fix an operator and its derivative; True of other calls."""
+    if isinstance(target, OPERATORS):
+        name = target._schema.name if isinstance(target, OpOverload) else target._qualified_op_name
+        return name.partition("::")[0] in _SHIPPED
+    if isinstance(target, HigherOrderOperator):
+        return type(target).__module__.partition(".")[0] == "torch" and target.__name__ not in _LAUNCHES
+    return True
+
+
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 # Methods of tensors as C++ defines them.
 TENSOR_METHODS = (type(torch._C.TensorBase.add), type(torch._C.TensorBase.__add__))

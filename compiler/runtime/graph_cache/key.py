@@ -1,7 +1,7 @@
 """Everything that a compilation depends on, as one hash: equal keys promise that the same code may run.
 
-What cannot be told apart by its text (closures, tensor subclasses, symbolic sizes, big constants) has no key, and says
-why: such graphs are compiled anew each time.
+What cannot be told apart by its text (closures, operators of users, subclasses, symbolic sizes, big constants) has
+no key, and says why: such graphs are compiled anew each time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ class _NoKeyError(Exception):
 
 
 def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> str | Reason:
-    """The key of compiling `gm` for inputs like these, or why it has none."""
+    """The key of compiling `gm` for inputs like these, or why it has none.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: its inputs.
+        options: with rules, not their names, which edited rules keep.
+    """
     try:
         devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor)}
         parts = [*_machine(), *_gpus(devices), *_state(), options.key(), *_module(gm), *_inputs(example_inputs)]
@@ -79,6 +85,8 @@ def _state() -> Iterator[str]:
 
 
 def _module(gm: fx.GraphModule) -> Iterator[str]:
+    if compat.CHECKPOINT_POLICY in gm.meta:
+        raise _NoKeyError("a function decides what a checkpoint recomputes, and its code is not part of the key")
     for node in gm.graph.nodes:
         if _is_given(node.meta.get("example_value")):
             raise _NoKeyError("a number that the program is given is symbolic: compiling may fix it, by a guard")
@@ -96,7 +104,9 @@ def _is_given(number: Any) -> bool:
 def _target(node: fx.Node) -> str:
     if isinstance(node.target, str):
         return node.target
-    if isinstance(node.target, compat.OpOverload):
+    if not compat.ships_with_torch(node.target):
+        raise _NoKeyError(f"the graph calls {node.target}, whose code is not part of the key")
+    if isinstance(node.target, compat.OPERATORS):
         return str(node.target)
     name = getattr(node.target, "__qualname__", None) or getattr(node.target, "__name__", "")
     module = getattr(node.target, "__module__", None) or type(node.target).__module__

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import fx
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+from torch._ops import HigherOrderOperator
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from regraft.compiler.options import Options
 from regraft.compiler.runtime.graph_cache.key import graph_key
+from regraft.rewrites import rule
 from regraft.rewrites.reason import Reason
+from regraft.rewrites.rule import register_pattern
+from regraft.rewrites.sample import Sample, T
 
 
 def key(function=lambda x: torch.relu(x) + 1, *inputs, options=None):
@@ -71,6 +79,87 @@ def test_code_that_a_key_cannot_hold_has_none():
     graph.output((graph.call_function(mine, (graph.placeholder("x"),)),))
     refusal = graph_key(fx.GraphModule({}, graph), (torch.randn(3),), Options())
     assert isinstance(refusal, Reason) and "mine" in refusal.message
+
+
+LIBRARY = torch.library.Library("keys", "DEF")
+LIBRARY.define("composed(Tensor x) -> Tensor")
+LIBRARY.impl("composed", lambda x: x + 1, "CompositeImplicitAutograd")
+
+
+class Own(HigherOrderOperator):
+    def __call__(self, x):
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize(
+    "target", [torch.ops.keys.composed, torch.ops.keys.composed.default, triton_kernel_wrapper_mutation, Own("own")]
+)
+def test_operators_of_users_have_none(target):
+    """Capture decomposes them, AOTAutograd traces their backward, and kernels of users go by numbers."""
+    graph = fx.Graph()
+    graph.output((graph.call_function(target, (graph.placeholder("x"),)),))
+    refusal = graph_key(fx.GraphModule({}, graph), (torch.randn(3),), Options())
+    assert isinstance(refusal, Reason) and "whose code is not part of the key" in refusal.message
+
+
+@pytest.mark.parametrize("target", [torch.ops.aten.relu.default, torch.ops.aten.relu, torch.ops.quantized.linear])
+def test_operators_of_torch_have_one(target):
+    graph = fx.Graph()
+    graph.output((graph.call_function(target, (graph.placeholder("x"),)),))
+    assert isinstance(graph_key(fx.GraphModule({}, graph), (torch.randn(3),), Options()), str)
+
+
+def test_policies_of_checkpoints_have_none():
+    def body(x):
+        return torch.sin(x).cos()
+
+    def key_of(**options):
+        keys = []
+
+        def note(gm, inputs):
+            keys.append(graph_key(gm, inputs, Options()))
+            return gm
+
+        torch._dynamo.reset()
+        x = torch.randn(3, requires_grad=True)
+        torch.compile(lambda x: checkpoint(body, x, use_reentrant=False, **options), backend=note)(x)
+        return keys[0]
+
+    policy = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
+    assert isinstance(key_of(), str) and isinstance(key_of(context_fn=policy), Reason)
+
+
+def test_an_edited_operator_is_not_recalled(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
+    for slope in (2.0, 3.0):
+
+        @torch.library.custom_op("keys::edited", mutates_args=())
+        def edited(x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+        edited.register_fake(torch.empty_like)
+        edited.register_autograd(lambda ctx, g: g * slope, setup_context=lambda ctx, inputs, output: None)  # noqa: B023
+        torch.compiler.reset()
+        x = torch.zeros(3, requires_grad=True)
+        torch.compile(lambda x: torch.ops.keys.edited(x) * 2, backend="regraft")(x).sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), 2 * slope))
+
+
+def test_edited_rules_are_not_recalled_under_their_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
+
+    def pattern(x):
+        return torch.relu(x).sinh()
+
+    for factor in (2.0, 3.0):
+        replacement = functools.partial(lambda x, factor: torch.relu(x).sinh() * factor, factor=factor)
+        monkeypatch.setattr(rule, "_declared", {})
+        register_pattern("edited", replacement=replacement, samples=[Sample(x=T("N"))])(pattern)
+        torch.compiler.reset()
+        compiled = torch.compile(pattern, backend="regraft", options={"rules": ("edited",), "profit": "always"})
+        torch.testing.assert_close(compiled(torch.ones(3)), pattern(torch.ones(3)) * factor)
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.vmap, torch.func.jacrev])
