@@ -12,11 +12,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
-import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from types import CodeType
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -40,14 +38,12 @@ from .pattern import (
 from .pattern_tracing import Declaration
 from .reason import Reason
 from .sample import Sample, T, require_kinds, samples_of
+from .source_text import source_text
 from .spelling import Spellings
 
 Stage = Literal["forward", "simplify", "lowered"]
 NanPolicy = Literal["same", "safe"]
 Escapes = Literal["refuse", "keep"]
-
-# The code of these changes with versions that cache keys contain.
-_LIBRARIES = ("torch", "regraft", "builtins", "math", "operator", "_operator", "functools")
 
 # computes a value from a match and the options' policies (`{"nan": "eager", ...}`)
 Derive = Callable[[Binding, Mapping[str, str]], Any]
@@ -214,58 +210,11 @@ class Rule:
         facts += [f"{name}: {spec}" for name, spec in self.dims.items()]
         facts += [f"{name}: {sorted(kinds)}" for name, kinds in self.kinds.items()]
         facts += [*(c.name for c in self.candidates), *self.derived]
-        text = "\n".join([*map(str, facts), *map(_source, functions)])
+        text = "\n".join([*map(str, facts), *map(source_text, functions)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
         return f"<Rule {self.name} ({self.family}, {self.stage})>"
-
-
-def _source(function: Callable[..., Any], seen: frozenset[int] = frozenset()) -> str:
-    """The source of a function, and of the functions and values that it reads from its closure and its module."""
-    if id(function) in seen:
-        return ""
-    seen = seen | {id(function)}
-    if isinstance(function, partial):
-        parts = (function.func, function.args, tuple(function.keywords.items()))
-        return "\n".join(_content(part, seen) for part in parts)
-    try:
-        text = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
-        code = getattr(function, "__code__", None)
-        text = _code(code) if code else repr(getattr(function, "__name__", type(function).__name__))
-    return "\n".join([text, *(_content(value, seen) for value in _read_by(function))])
-
-
-def _code(code: CodeType) -> str:
-    """The code of a function without a source file, as text."""
-    constants = [_code(value) if isinstance(value, CodeType) else repr(value) for value in code.co_consts]
-    return " ".join([code.co_code.hex(), *code.co_names, *constants])
-
-
-def _read_by(function: Callable[..., Any]) -> Iterator[Any]:
-    """The values that a function reads from its closure, and those of its module that are not a library's."""
-    for cell in getattr(function, "__closure__", None) or ():
-        yield cell.cell_contents
-    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    for name in sorted(_names(code)) if code else ():
-        value = known.get(name)
-        if str(getattr(value, "__module__", "")).partition(".")[0] not in _LIBRARIES:
-            yield value
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return set(code.co_names).union(*inner)
-
-
-def _content(value: Any, seen: frozenset[int] = frozenset()) -> str:
-    """A value as text that is the same in every process."""
-    if isinstance(value, (tuple, list)):
-        return ", ".join(_content(item, seen) for item in value)
-    if callable(value):
-        return _source(value, seen)
-    return repr(value) if isinstance(value, (int, float, str, torch.dtype, type(None))) else type(value).__name__
 
 
 Spell = Callable[[Declaration], tuple[Any, ...]]
@@ -382,7 +331,7 @@ def _tags(outputs: Sequence[Any]) -> dict[str, tuple[str, ...]]:
 def _claim(rule: Rule) -> Rule:
     """Register a rule under its name; declaring the same pattern again (a module run twice) replaces it."""
     other = _declared.get(rule.name)
-    if other is not None and _source(other.pattern) != _source(rule.pattern):
+    if other is not None and source_text(other.pattern) != source_text(rule.pattern):
         raise PatternError(f"rule {rule.name!r} is declared already, in {other.pattern.__module__}: names are unique")
     _declared[rule.name] = rule
     return rule
