@@ -232,7 +232,8 @@ class _FewRowsCpp(ReadsPairs):
         self._line("f32* const sums = tile + ROWS * WIDTH;")
         if how is None:
             weight = f"(const u16*)({self._base(b)}) + j0 * {b.column}ll, {b.column}ll"
-            self._line(f"const gemm::InPlace read = {{{weight}}};", f"const gemm::InPart last = {{{weight}, EXTENT}};")
+            self._line(f"const gemm::InPlace read = {{{weight}, {cpp_pairs.ahead(self._p)}}};")
+            self._line(f"const gemm::InPart last = {{{weight}, EXTENT}};")
         else:
             self._read_pairs(how)
         kind = f"ROWS, PACKED, {'true' if how is not None and how.factors else 'false'}"

@@ -17,7 +17,7 @@ from ..common.dots import DOTS, PAIRED
 from .description import Product
 
 STREAMS = 4  # vectors of sums of a column, or as many as 16 registers hold
-AHEAD, BYTES_AHEAD = 2048, 8192  # bytes from what is computed to what is requested from memory; of bytes
+AHEAD = 1 << 14  # bytes from what is computed to what is requested from memory, in whole columns
 STEPS = 16  # rows of a weight that are read at a time
 
 PRELUDE = (
@@ -80,9 +80,9 @@ INLINE Row bytes_at(const u8* p, i64 count) {
 // Columns in memory that are bfloat16 already: 32 numbers, or those before the last.
 struct InPlace {
   const u16* from;
-  i64 step;
+  i64 step, ahead;
   inline __attribute__((always_inline)) void operator()(i64 k, i64 c, Pairs* w, Sums&) const {
-    __builtin_prefetch((const char*)(from + c * step + k) + AHEAD);
+    __builtin_prefetch(from + c * step + k + ahead, 0, 2);
     w[0] = pairs_at(from + c * step + k);
   }
 };
@@ -141,12 +141,16 @@ INLINE void columns_of_pairs(f32* sums, const u16* x, i64 pitch, i64 c, i64 begi
 template <int R, int P, bool FACTOR, class Read, class Last>
 static inline void deep_pairs(f32* sums, const u16* x, i64 pitch, i64 columns, i64 begin, i64 end, const Read& read,
                               const Last& last) {
-  constexpr int C = R > 4 && R <= 8 ? 2 : 1;
+  constexpr int H = R > 8 ? (R + 1) / 2 : R, C = H > 4 && H <= 8 ? 2 : 1;  // rows and columns at a time
+  const auto some = [&](auto count, i64 c) __attribute__((always_inline)) {
+    constexpr int N = sizeof count;
+    columns_of_pairs<H, P, N, FACTOR>(sums, x, pitch, c, begin, end, read, last);
+    if constexpr (H < R)
+      columns_of_pairs<R - H, P, N, FACTOR>(sums + H * 256, x + H * pitch, pitch, c, begin, end, read, last);
+  };
   i64 c = 0;
-  for (; c + C <= columns; c += C)
-    columns_of_pairs<R, P, C, FACTOR>(sums, x, pitch, c, begin, end, read, last);
-  if constexpr (C > 1)
-    for (; c < columns; ++c) columns_of_pairs<R, P, 1, FACTOR>(sums, x, pitch, c, begin, end, read, last);
+  for (; c + C <= columns; c += C) some(V<u8, C>{}, c);
+  for (; c < columns; ++c) some(u8{}, c);
 }
 
 // STEPS rows of a weight, of which there are `rows`, for 32 columns, of which there are `columns`.
@@ -161,6 +165,7 @@ INLINE void wide_vector(f32* tile, i64 width, const u16* x, i64 pitch, const u16
   }
 #pragma GCC unroll 16
   for (int q = 0; q < STEPS; q += 2) {
+    if (WHOLE) __builtin_prefetch(w + (q + STEPS) * row, 0, 2), __builtin_prefetch(w + (q + 1 + STEPS) * row, 0, 2);
     const Row a = row_at(w + q * row, WHOLE || q < rows ? columns : 0);
     const Row b = row_at(w + (q + 1) * row, WHOLE || q + 1 < rows ? columns : 0);
     const Row even = __builtin_shuffle(a, b, (Row){0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43, 16, 48,
@@ -200,10 +205,18 @@ static inline void wide_pairs(f32* tile, i64 width, const u16* x, i64 pitch, con
 
 }  // namespace gemm
 #endif
-""".replace("STREAMS", str(STREAMS))
-    .replace("AHEAD", str(AHEAD))
-    .replace("STEPS", str(STEPS))
+""".replace("STREAMS", str(STREAMS)).replace("STEPS", str(STEPS))
 )
+
+
+def ahead(product: Product) -> int:
+    """How many elements of the weight before they are read they are requested: the same place of a later column.
+
+    With more rows, a processor has too few loads under way by itself; then rows must stay in the first cache, and the
+    request fetches into the second one.
+    """
+    column = max(product.b.column, 1)
+    return max(AHEAD // (column * product.b.buffer.dtype.itemsize), 1) * column
 
 
 def reads_pairs(product: Product, lanes: int, deep: bool) -> bool:

@@ -18,7 +18,7 @@ from ...ir.dependence import Dependence
 from ...ir.index.index import Var, add, mul
 from ...ir.value import Load, Op, Value, substitute, walk
 from .cpp import GemmCpp
-from .cpp_pairs import BYTES_AHEAD
+from .cpp_pairs import ahead
 from .looked_up import LookedUp, looked_up
 
 WORDS = 32  # of a column that are read at a time
@@ -110,9 +110,8 @@ class ReadsPairs(GemmCpp):
         load = next(
             part for part in walk(how.values) if isinstance(part, Load) and part.buffer == self._p.b.buffer.name
         )
-        self._line(
-            f"__builtin_prefetch((const char*)({self._values.address(load.buffer, load.indices[0])}) + {BYTES_AHEAD});"
-        )
+        address = self._values.address(load.buffer, load.indices[0])
+        self._line(f"__builtin_prefetch({address} + {ahead(self._p)}, 0, 2);")
 
     def _look_up(self, how: Reading, partly: bool) -> None:
         rows = dict[Load, str]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,9 +114,19 @@ def test_how_a_weight_is_read(deep: bool, dtype: torch.dtype, pairs: int, reques
     inputs = [random(1, K, dtype=dtype), random(*((N, K) if deep else (K, N)), dtype=dtype), random(N, dtype=dtype)]
     made, _ = fused(layer if deep else turned, inputs)
     (kernel,) = [node.target for node in made.graph.nodes if isinstance(node.target, TemplateKernel)]
-    body = kernel.source[kernel.source.index("begin, i64 end") :]
+    body = kernel.source[kernel.source.index("call, i64 begin, i64 end") :]
     assert body.count("gemm::deep_pairs<ROWS" if deep else "gemm::wide_pairs<ROWS>") == (pairs if lanes() == 16 else 0)
     assert body.count("__builtin_prefetch") > 0 if requests else "__builtin_prefetch" not in body
+
+
+@pytest.mark.parametrize("k", [40, 4096, 1 << 14])
+def test_requests_follow_the_order_of_reading(k: int) -> None:
+    """Whole columns ahead: a column may be read in several parts, each for some columns before the next."""
+    made, _ = fused(lambda x, w: F.linear(x, w), [random(1, k, dtype=BF16), random(20, k, dtype=BF16)])
+    (kernel,) = [node.target for node in made.graph.nodes if isinstance(node.target, TemplateKernel)]
+    if lanes() == 16:
+        (ahead,) = re.findall(r"InPlace read = {.*, (\d+)};", kernel.source)
+        assert int(ahead) % k == 0 and 0 < int(ahead) <= max(k, 1 << 13)
 
 
 @pytest.mark.parametrize("name", ["avx2", "scalar"])
