@@ -184,6 +184,7 @@ def _reaches(wide: torch.dtype, narrow: torch.dtype) -> bool:
     return torch.finfo(wide).max >= torch.finfo(narrow).max and torch.finfo(wide).tiny <= torch.finfo(narrow).tiny
 
 
+@lru_cache(1 << 12)
 def _const_roundings(value: Const) -> frozenset[torch.dtype]:
     if value.dtype != torch.float32:
         return frozenset()
