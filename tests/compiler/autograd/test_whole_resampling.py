@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import THOROUGH, thorough
-
-import regraft
+from support.thorough import THOROUGH, takes_turns
 
 MODES = {
     "nearest": 2,
@@ -19,11 +17,6 @@ MODES = {
 }
 SIZES = [{"scale_factor": 2}, {"scale_factor": 1.5}, {"scale_factor": 0.5}, {"size": 9}, {"size": 1}]
 ALIKE = ("nearest-exact", "linear", "trilinear")  # they differ from another mode by a shift, or by the number of dims
-SIZES_OF_MODES = [
-    (thorough if mode in ALIKE and number % 2 == 0 else pytest.param)(mode, to)
-    for mode in MODES
-    for number, to in enumerate(SIZES)
-]
 
 
 def image(dims, dtype=torch.float32):
@@ -31,42 +24,52 @@ def image(dims, dtype=torch.float32):
     return x.to(dtype).requires_grad_()
 
 
-def hold(function, x, rtol=1e-4, atol=1e-4, **options):
+def hold(functions, x, rtol=1e-4, atol=1e-4):
+    """Functions of images, in one program."""
+    images = [x.detach().clone().requires_grad_() for _ in functions]
+
+    def program(*images):
+        return [function(image) for function, image in zip(functions, images, strict=True)]
+
     torch.compiler.reset()
-    compiled = torch.compile(function, backend="regraft", **options)
-    with regraft.coverage() as report:
-        got, want = compiled(x), function(x)
-        weights = torch.randn_like(want)  # laid out as tracing takes gradients to be
-        (gradient,) = torch.autograd.grad((got * weights).sum(), x)
-        (expected,) = torch.autograd.grad((want * weights).sum(), x)
+    compiled = torch.compile(program, backend="regraft")
+    got, want = compiled(*images), program(*images)
+    weights = [torch.randn_like(result) for result in want]  # laid out as tracing takes gradients to be
+    gradients = torch.autograd.grad(got, images, weights)
+    expected = torch.autograd.grad(want, images, weights)
     torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
-    torch.testing.assert_close(gradient, expected, rtol=rtol, atol=atol)
-    assert gradient.stride() == expected.stride()
-    return report
+    torch.testing.assert_close(gradients, expected, rtol=rtol, atol=atol)
+    assert [g.stride() for g in gradients] == [g.stride() for g in expected]
 
 
-@pytest.mark.parametrize(("mode", "to"), SIZES_OF_MODES)
-def test_gradients(mode, to):
-    hold(lambda x: F.interpolate(x * 2, mode=mode, **to).sin(), image(MODES[mode]))
+def sizes_of(mode):
+    return SIZES if mode not in ALIKE or THOROUGH else SIZES[1::2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients(mode):
+    hold([lambda x, to=to: F.interpolate(x * 2, mode=mode, **to).sin() for to in sizes_of(mode)], image(MODES[mode]))
 
 
 @pytest.mark.parametrize("mode", ["linear", "bilinear", "bicubic", "trilinear"])
 def test_gradients_with_corners_aligned(mode):
-    for to in SIZES if mode not in ALIKE or THOROUGH else SIZES[1::2]:
-        hold(lambda x, to=to: F.interpolate(x * 2, mode=mode, align_corners=True, **to), image(MODES[mode]))
+    def resized(x, to):
+        return F.interpolate(x * 2, mode=mode, align_corners=True, **to)
+
+    hold([lambda x, to=to: resized(x, to) for to in sizes_of(mode)], image(MODES[mode]))
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dtypes(mode, dtype):
     near = {"rtol": 5e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}
-    hold(lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode), image(2, dtype), **near)
+    hold([lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode)], image(2, dtype), **near)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_channels_last(mode):
     x = image(2).detach().to(memory_format=torch.channels_last).requires_grad_()
-    hold(lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode), x)
+    hold([lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode)], x)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
@@ -112,7 +115,7 @@ def test_nothing_is_scattered(mode, monkeypatch):
         return aot(*args, backward=compile_backward, **more)
 
     monkeypatch.setattr(differentiate.autograd, "aot_compile", kept)
-    hold(lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode), image(MODES[mode]))
+    hold([lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode)], image(MODES[mode]))
     (targets,) = graphs
     names = {str(target) for target in targets}
     assert any("upsample" in name and "backward" in name for name in names), names
@@ -135,6 +138,7 @@ def test_bytes(mode, antialias):
             assert torch.equal(got, want)
 
 
+@takes_turns("to")
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize(
     "to", [{"scale_factor": 1.3}, {"scale_factor": 1.9, "recompute_scale_factor": True}, {"size": 7}]

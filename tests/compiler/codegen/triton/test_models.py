@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import torch
 
 from ....support.offline_gpu import OfflineGpu
-from ....support.thorough import THOROUGH
+from ....support.thorough import takes_turns
 from ...templates.test_models import _IMAGE, _TINY, _TOKENS, bert, gpt2, t5
 
 transformers = pytest.importorskip("transformers")
@@ -45,6 +45,7 @@ def fresh_dynamo(monkeypatch: Any, tmp_path_factory: Any) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@takes_turns("training")
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("make", MODELS)
 def test_all_kernels_have_machine_code(make: Callable[[], Any], training: bool, monkeypatch: Any) -> None:
@@ -59,5 +60,4 @@ def test_all_kernels_have_machine_code(make: Callable[[], Any], training: bool, 
     assert kinds == ({"forward", "backward"} if training else {"inference"})
     assert not {call.code for code in offline.code for call in code.kept} & {"failed", "unsupported"}
     assert len(offline.kernels) >= 3
-    if THOROUGH or training == MODELS.index(make) % 2:
-        offline.build_for(80)
+    offline.build_for(80)
