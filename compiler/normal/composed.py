@@ -164,7 +164,7 @@ def columns_padded(node: fx.Node, edit: Editor) -> fx.Node | None:
     x, widths, number = values["self"], values["pad"], values.get("value") or 0.0
     if values.get("mode", "constant") != "constant" or not is_float(x) or len(widths) != 2 or not holds_product(x):
         return None
-    if sorted(widths) != [0, 1] or not is_literal(number):
+    if list(widths) not in ([0, 1], [1, 0]) or not is_literal(number):
         return None
     unit = edit.call(aten.full.default, [], number, dtype=dtype(x), device=val(x).device)
     column = builders.expand(edit, node, unit, [*shape(x)[:-1], 1])

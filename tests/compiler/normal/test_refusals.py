@@ -256,3 +256,36 @@ def test_two_products_that_are_added_are_brought_together_once() -> None:
     form(
         function, torch.randn(2, 2, 16, 8), torch.randn(2, 2, 16, 8), torch.randn(2, 3, 4, 4), torch.randn(16, 3, 1, 1)
     )
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda s, n: F.pad(s, (0, n)),
+        lambda s, n: F.pad(s, (n, 0), value=-1.0),
+        lambda s, n: F.pad(s, (n, 1, 0, n)),
+        lambda s, n: F.pad(s, (0, -n)),
+        lambda s, n: s[..., n:],
+        lambda s, n: s[..., :-n],
+        lambda s, n: s[:, n - 2],
+        lambda s, n: s.narrow(-1, n, 2),
+        lambda s, n: s.roll(n, -1),
+        lambda s, n: s.repeat(n, 1, 1, 1),
+        lambda s, n: s.split([n, s.shape[-1] - n], -1)[1],
+        lambda s, n: s.tril(n).triu(-n),
+        lambda s, n: s.repeat_interleave(n, 1),
+        lambda s, n: s.clamp(min=-n, max=n),
+        lambda s, n: s / n + n,
+        lambda s, n: s.masked_fill(s > n, -n),
+    ],
+)
+def test_symbolic_numbers_beside_scores(step: Any) -> None:
+    q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
+    n = torch.randn(3)
+
+    def attend(q, k, n):
+        weights = torch.softmax(step(q @ k.mT, n.shape[0]), -1)
+        return weights @ torch.ones_like(weights).mT
+
+    mirror = normalized(traced(attend, q, k, n, dynamic=True))
+    torch.testing.assert_close(module_of(mirror)(q, k, n), attend(q, k, n))
