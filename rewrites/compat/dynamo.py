@@ -103,6 +103,17 @@ def dynamo_signal() -> type[BaseException]:
     return TorchDynamoException
 
 
+def reads_values(shape_env: Any) -> bool:
+    """Whether Dynamo has symbols for values of this compilation's inputs (of a tensor, of a float), not only for sizes.
+
+    Compiling may fix such a value, by a guard, and then the symbol is in no graph.
+    """
+    from torch._dynamo.source import TensorPropertySource
+
+    known = getattr(shape_env, "var_to_sources", {}).values()
+    return any(not isinstance(source, TensorPropertySource) for sources in known for source in sources)
+
+
 def compile_name() -> str:
     """Name of the compilation in progress: Dynamo's frame and attempt, e.g. ``"graph 0/1"``."""
     current = torch._guards.CompileContext.current_compile_id()

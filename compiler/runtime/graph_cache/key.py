@@ -18,6 +18,7 @@ from torch import fx
 
 from ....rewrites import compat
 from ....rewrites.compat import attention, memory
+from ....rewrites.compat.dynamo import reads_values
 from ....rewrites.machine import cpu_model
 from ....rewrites.reason import Reason
 from ....rewrites.symbolic import SYMBOLIC, hint
@@ -42,6 +43,8 @@ def graph_key(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Option
         options: with rules, not their names, which edited rules keep.
     """
     try:
+        if reads_values(getattr(compat.fake_mode_of(example_inputs), "shape_env", None)):
+            raise _NoKeyError("a number is the value of an input: compiling may fix it, by a guard")
         devices = {x.device for x in example_inputs if isinstance(x, torch.Tensor)}
         parts = [*_machine(), *_gpus(devices), *_state(), options.key(), *_module(gm), *_inputs(example_inputs)]
     except _NoKeyError as missing:

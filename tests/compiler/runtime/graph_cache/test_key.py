@@ -184,3 +184,18 @@ def test_what_is_compiled_for_one_value_of_a_float_is_not_recalled_for_another(t
     for number in (-3.5, 0.0, 1.0, 7.25, 0.0):
         full, product = compiled(x, number)
         torch.testing.assert_close((full, product), (torch.full((3,), number), x * number))
+
+
+@pytest.mark.parametrize("mode", ["circular", "constant"])
+def test_what_is_compiled_for_one_value_of_a_tensor_is_not_recalled_for_another(mode, tmp_path, monkeypatch):
+    """Dynamo fixes a number that it reads from a tensor, by a guard that a recalled graph lacks: here a width of 0."""
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
+
+    def padded(x, width):
+        return torch.nn.functional.pad(x.sin(), (width, 0), mode=mode) * 2
+
+    torch._dynamo.reset()
+    x, compiled = torch.randn(2, 3, 5), torch.compile(padded, backend="regraft", fullgraph=True)
+    for width in map(torch.tensor, (0, 1, 3)):
+        torch.testing.assert_close(compiled(x, width), padded(x, width))
