@@ -107,17 +107,21 @@ def correct_fakes(
 
 @contextlib.contextmanager
 def sizes_from_data(fake_mode: Any) -> Iterator[None]:
-    """Let operators in a fake mode give as many elements as data says, also where Dynamo's graphs break at them."""
+    """Let sizes in a fake mode follow from data, also where Dynamo's graphs break at them.
+
+    Operators may give as many elements as data says (`nonzero`), and numbers may be values of tensors (`pad`'s widths).
+    """
     shape_env = fake_mode.shape_env
-    before = getattr(shape_env, "settings", None)
-    if before is None:
+    before = getattr(shape_env, "settings", None), fake_mode.allow_scalar_outputs
+    if before[0] is None:
         yield
         return
-    shape_env.settings = dataclasses.replace(before, allow_dynamic_output_shape_ops=True)
+    shape_env.settings = dataclasses.replace(before[0], allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True)
+    fake_mode.allow_scalar_outputs = True
     try:
         yield
     finally:
-        shape_env.settings = before
+        shape_env.settings, fake_mode.allow_scalar_outputs = before
 
 
 def tracing_context() -> Any:

@@ -216,6 +216,33 @@ def test_what_fails_as_it_was_written_is_no_fault_of_ours(monkeypatch, caplog):
         torch.compile(torch.cos, backend="regraft", options={"strict": True})(torch.ones(3))
 
 
+class PaddedByABuffer(nn.Module):
+    """Attention to rows that are padded as audio codecs do: by a number that lies in a tensor."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.attention, self.mode = Attention(), mode
+        self.register_buffer("padding", torch.tensor(2))
+
+    def forward(self, x):
+        attended = self.attention(x)
+        return torch.nn.functional.pad(attended.flatten(1, 2), (self.padding, 0), mode=self.mode).relu()
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "circular"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("keywords", [{}, {"fullgraph": True}], ids=str)
+def test_numbers_may_be_values_of_tensors(mode, training, keywords):
+    (_, x), model = attention(), PaddedByABuffer(mode)
+    with torch.set_grad_enabled(training), regraft.coverage() as cov:
+        compiled = torch.compile(model, backend="regraft", options={"profit": "always"}, **keywords)
+        for width in (2, 0, 1, 5):
+            model.padding.fill_(width)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert cov.matches["sdpa"] and not cov.faults
+    assert mode == "circular" or not cov.fallbacks  # copies to parts of circular padding need known widths
+
+
 def test_what_our_stages_raise_is_a_fault_of_ours(monkeypatch):
     def failing(*args, **kwargs):
         raise RuntimeError("no wrapper")
