@@ -209,6 +209,7 @@ template <int STEP, class X, class P> INLINE X every(const P* p) {
     const int begin = k < STEP - 1 ? k * N : (STEP - 1) * (N - 1);
     __builtin_memcpy(&part, p + begin, sizeof part);
     Bits<X> from;
+#pragma GCC unroll 64
     for (int l = 0; l < N; ++l) {
       const int at = STEP * l;
       from[l] = at >= k * N ? N + (at - begin < N ? at - begin : 0) : k == 1 ? at : l;
@@ -272,15 +273,34 @@ template <class T, class X> INLINE void scatter_if(Mask<X> m, T* p, V<i64, Count
 // x0[0], x1[0], ..., x0[1], x1[1], ...: lanes in turns, as whole vectors.
 template <int STEP, class T, class X> INLINE void weave_rows(T* p, const X* x) {
   constexpr int N = Count<X>;
+#if !defined(__clang__)
+  // Those half of the turns apart first: fewer shuffles than for each result from all rows.
+  if constexpr (STEP > 2 && STEP % 2 == 0) {
+    constexpr int H = STEP / 2;
+    Bits<X> low, high;
+#pragma GCC unroll 64
+    for (int l = 0; l < N; ++l) low[l] = l / 2 + l % 2 * N, high[l] = low[l] + N / 2;
+    X first[H], second[H];
 #pragma GCC unroll 4
+    for (int k = 0; k < H; ++k) {
+      first[k] = __builtin_shuffle(x[k], x[k + H], low);
+      second[k] = __builtin_shuffle(x[k], x[k + H], high);
+    }
+    weave_rows<H>(p, first);
+    weave_rows<H>((Raw<T>*)p + H * N, second);
+    return;
+  }
+#endif
+#pragma GCC unroll 8
   for (int k = 0; k < STEP; ++k) {
     X r = x[0];
 #if defined(__clang__)
     for (int l = 0; l < N; ++l) r[l] = x[(k * N + l) % STEP][(k * N + l) / STEP];
 #else
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int s = 1; s < STEP; ++s) {
       Bits<X> from;
+#pragma GCC unroll 64
       for (int l = 0; l < N; ++l) {
         const int turn = (k * N + l) % STEP, at = (k * N + l) / STEP;
         from[l] = turn == s ? N + at : s == 1 ? at : l;
@@ -297,9 +317,12 @@ template <class T, class X, class... More> INLINE void weave(T* p, X x, More... 
   weave_rows<1 + sizeof...(More)>(p, rows);
 }
 
+// Loops that make places for shuffles are unrolled by request: with the flags of `build`, gcc 12 runs them each time.
+
 // A tile of N rows (contiguous in the source) and N columns, written transposed: to[column * N + row].
 template <int half, class X> INLINE void swap_blocks(X* x) {
   Bits<X> low, high;
+#pragma GCC unroll 64
   for (int l = 0; l < Count<X>; ++l) {
     low[l] = l & half ? Count<X> + l - half : l;
     high[l] = l & half ? Count<X> + l : l + half;

@@ -21,7 +21,7 @@ from ...ir.kernel import Assign, Kernel, Loop, Statement
 from ...ir.value import Guarded, substitute
 from .plan import weight_of
 from .turned import ANYWHERE
-from .woven import MOST
+from .woven import MOST, MOST_STORED
 
 _CODE = 128  # operations of the unrolled body, at most
 _LONG = 16  # fewest iterations of the loop that will run in lanes
@@ -71,7 +71,7 @@ def _copy(assign: Assign, var: Var, place: int) -> Assign:
 def _interleaves(short: Loop, long: Loop, body: Sequence[Statement]) -> bool:
     """Whether elements of the short loop alternate in memory along the long one, and nothing else is scattered."""
     extent, length = short.var.extent, long.var.extent
-    if not isinstance(extent, int) or not 2 <= extent <= MOST or (isinstance(length, int) and length < _LONG):
+    if not isinstance(extent, int) or not 2 <= extent <= MOST_STORED or (isinstance(length, int) and length < _LONG):
         return False
     if not all(isinstance(s, Assign) and s.store.mode is None for s in body):
         return False
@@ -84,6 +84,8 @@ def _interleaves(short: Loop, long: Loop, body: Sequence[Statement]) -> bool:
     for access in accesses(body):
         along = dependence.stride(access.offset, long.var, ANYWHERE)
         if along == extent and dependence.stride(access.offset, short.var, ANYWHERE) == 1:
+            if extent > MOST and not access.stored:
+                return False
             turns += 1
         elif along != 1 and (along != 0 or access.stored):
             return False

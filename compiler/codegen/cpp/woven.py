@@ -15,7 +15,8 @@ from ...ir.index.index import Var, sub
 from ...ir.kernel import Assign, Statement
 from ...ir.program import Store
 
-MOST = 4  # number of interleaved accesses; for more, shuffles cost more than single lanes
+MOST = 4  # number of interleaved loads; for more, shuffles cost more than single lanes
+MOST_STORED = 8  # the same of stores, which are woven in halves
 _ANYWHERE = 1 << 40  # a stride that holds for this many lanes holds for any offset
 
 
@@ -23,9 +24,10 @@ def in_turns(found: Sequence[Access], var: Var, dependence: Dependence) -> set[t
     """Buffers and offsets of accesses, all loads or all stores, that together cover every element along `var`."""
     rows: dict[tuple[str, int], list[tuple[Any, set[int]]]] = {}
     whole: set[tuple[str, Any]] = set()
+    most = MOST_STORED if any(a.stored for a in found) else MOST
     for access in dict.fromkeys((a.buffer, a.offset) for a in found):
         step = dependence.stride(access[1], var, _ANYWHERE)
-        if not isinstance(step, int) or not 2 <= step <= MOST:
+        if not isinstance(step, int) or not 2 <= step <= most:
             continue
         same = rows.setdefault((access[0], step), [])
         for first, turns in same:
@@ -81,7 +83,7 @@ def _complete(stores: Iterable[Store], var: Var, dependence: Dependence) -> tupl
         steps.add(dependence.stride(offset, var, _ANYWHERE) if store.mode is None else None)
         by_turn[sub(offset, first)] = store
     step = steps.pop() if len(steps) == 1 else None
-    if not isinstance(step, int) or not 2 <= step <= MOST or not all(isinstance(turn, int) for turn in by_turn):
+    if not isinstance(step, int) or not 2 <= step <= MOST_STORED or not all(isinstance(turn, int) for turn in by_turn):
         return None
     least = min(by_turn)
     wanted = [least + k for k in range(step)]

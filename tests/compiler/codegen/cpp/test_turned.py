@@ -1,8 +1,15 @@
 """What is contiguous along another loop than the one in lanes: transposed in registers, whatever the sizes."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
-from support.kernels import compiled_agrees
+from support.kernels import avx512_text, compiled_agrees
+
+from regraft.compiler.codegen.cpp.build import source_of
+from regraft.compiler.codegen.cpp.compiler import compile_all
+from regraft.compiler.codegen.cpp.target import host_target
 
 SIZES = [(16, 16), (48, 33), (35, 64), (70, 133), (5, 90)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -18,6 +25,14 @@ def numbers(*sizes, dtype=torch.float32):
 def test_transpositions(dtype):
     for sizes in SIZES:
         compiled_agrees(lambda x: x.t().contiguous(), numbers(*sizes, dtype=dtype), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(host_target().name != "avx512", reason="shuffles are those of AVX-512")
+def test_places_of_shuffles_are_constants():
+    """Compilers must not make them for each tile, which takes longer than the shuffles: no code tests their bits."""
+    text = avx512_text(lambda x: x.transpose(1, 2).contiguous(), torch.randn(4, 3136, 16))
+    ((library, _),) = compile_all([source_of([text], host_target())])
+    assert not re.search(rb"\xf6[\xc0-\xc7]\x08|\xa8\x08", Path(library._name).read_bytes())  # test $8, %cl
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -16,7 +16,7 @@ def rotated(x, f):
 
 
 def put_together(*parts):
-    return [torch.stack(parts[:count], -1) for count in (2, 3, 4, 5)]
+    return [torch.stack(parts[:count], -1) for count in range(2, 10)]
 
 
 def turned(x):
@@ -25,7 +25,7 @@ def turned(x):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_put_together(dtype):
-    compiled_agrees(put_together, *[numbers(2, 53, dtype=dtype) for _ in range(5)], rtol=0, atol=0)
+    compiled_agrees(put_together, *[numbers(2, 53, dtype=dtype) for _ in range(9)], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:5:2], ids=str)
@@ -51,7 +51,7 @@ def test_three_values_of_each_row_become_one_matrix():
     compiled_agrees(lambda x: torch.stack([x.cos(), -x.sin(), x.sin(), x.cos(), x, x * 2], -1), x)
 
 
-@pytest.mark.parametrize(("count", "yes"), [(2, True), (3, True), (4, True), (5, False)])
+@pytest.mark.parametrize(("count", "yes"), [(2, True), (3, True), (4, True), (7, True), (8, True), (9, False)])
 def test_which_stores_are_woven(count, yes):
     parts = [torch.randn(4, 64) for _ in range(count)]
     assert ("weave(" in avx512_text(lambda *x: torch.stack(x, -1), *parts)) == yes
