@@ -38,7 +38,7 @@ def packet_name(target: Any) -> str:
         return "getitem"
     if target in _SYMBOLIC:
         return f"sym.{_SYMBOLIC[target]}"
-    return getattr(target, "__name__", str(target))
+    return getattr(target, "__name__", None) or str(target)  # the text of a generated kernel may be very long
 
 
 # Of operators whose schemas torch tests; and of those that have no effects but what their schemas declare.

@@ -314,5 +314,23 @@ def test_a_model_dies_when_the_program_forgets_it(training, tmp_path, monkeypatc
     assert [ref() for ref in refs] == [None, None]
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_long_chain_whose_values_are_read_twice(training):
+    """Whatever walks a value as a tree takes twice as long for each step, and would not return from sixty."""
+
+    def roots(x):
+        y = torch.ones_like(x)
+        for _ in range(60):
+            y = 0.5 * (y + (x + 1) / y)
+        return y
+
+    torch.compiler.reset()
+    x = torch.rand(5).requires_grad_(training)
+    ours = torch.compile(roots, backend="regraft")(x)
+    torch.testing.assert_close(ours, roots(x))
+    if training:
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (ours, roots(x))))
+
+
 def test_a_reset_of_dynamo_is_told_to_captures():
     assert regraft.backend.reset is drop_captures

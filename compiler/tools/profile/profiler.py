@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from ....rewrites import compat
+from ....rewrites.graph import packet_name
 from ....rewrites.machine import environment
 from ...backend import Compilation
 from ...backend import backend as compile_graph
@@ -154,7 +155,7 @@ def _name_and_kind(node: fx.Node) -> tuple[str, str]:
         return _generated_name(target), "generated"
     if isinstance(target, (TemplateKernel, TritonTemplateKernel)):
         return target.name, "template"
-    return str(target) if isinstance(target, compat.OpOverload) else getattr(target, "__name__", str(target)), "library"
+    return str(target) if isinstance(target, compat.OpOverload) else packet_name(target), "library"
 
 
 def _generated_name(call: KernelCall) -> str:
