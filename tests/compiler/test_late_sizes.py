@@ -70,6 +70,24 @@ def test_sizes_that_the_program_makes_known(program):
     assert not [name for name in kept if name not in KEPT and "assert" not in name and "mm" not in name], kept
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, n: x.sin()[:, : n.item()] * 2,
+        lambda x, n: (x.sin()[:, 1 : n.item()] * 2).sum(-1),
+        lambda x, n: x.sin()[:, -n.item() :] * 2,
+        lambda x, n: torch.cat([x[:, : n.item()], x[:, n.item() :]], 1) + 1,
+    ],
+)
+def test_slices_whose_length_no_check_tells(program):
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(IN_GRAPH), regraft.coverage() as cov:
+        compiled = torch.compile(program, backend="regraft", fullgraph=True)
+        for number in map(torch.tensor, (2, 1, 3, 0, 4, 9)):
+            torch.testing.assert_close(compiled(X, number), program(X, number))
+    assert not cov.fallbacks
+
+
 def test_gpu_kernels_of_such_sizes():
     calls = [(X, mask, W) for mask in MASKS]
     kept = check(places, calls, "interpreter", rtol=1e-4, atol=1e-5)

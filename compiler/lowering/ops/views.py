@@ -239,6 +239,8 @@ def place_of(index: Any, size: Any) -> Any:
 
 @lowers("aten.slice.Tensor")
 def _slice(low: Lowering, x: Tensor, dim: int = 0, start: Any = None, _: Any = None, step: Any = 1) -> Tensor:
+    if low.current.meta.get("unbacked_bindings"):
+        raise Unlowered("data-dependent", "a length that the slice itself makes known when run")
     dim = wrapped(dim, len(x.sizes))
     first = clamped(0 if start is None else start, x.sizes[dim])
     return narrowed(x, dim, first, promised_sizes(low)[dim], step)
