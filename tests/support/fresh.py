@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import json
 import os
 import runpy
@@ -104,12 +105,16 @@ def _become(request: dict[str, Any], i: int) -> None:
 
 def _main() -> None:
     import torch
-    import torch._dynamo
+    import torch._dynamo.repro.after_dynamo  # imports what the first compilation of a process imports
+    import torch._functorch.partitioners
 
     import regraft.compiler.backend
-    import regraft.patterns  # noqa: F401
+    import regraft.patterns
 
+    regraft.patterns.default_rules()
     torch.set_num_threads(1)  # torch's own threads do not survive a fork
+    gc.collect()
+    gc.freeze()  # the collectors of the processes need not look at what all of them share
     command = _serve()
     if command:
         sys.argv = command
