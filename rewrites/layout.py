@@ -236,6 +236,7 @@ def restore_layout(graph: fx.Graph, source: fx.Node, like: torch.Tensor) -> fx.N
     where their number is known, and lie apart in the order of the dims elsewhere.
 
         x, like with strides of dims (0, 2, 1)   ->   permute(contiguous(permute(x, [0, 2, 1])), [0, 2, 1])
+        x, other strides of dims of one entry    ->   as_strided(x), no copy
         x, like expanded along dim 1 to 4        ->   expand(the same of x[:, :1], [-1, 4, -1])
     """
     strides = [hint(s) or 0 for s in _strides(like)]
@@ -246,12 +247,32 @@ def restore_layout(graph: fx.Graph, source: fx.Node, like: torch.Tensor) -> fx.N
     steps: list[tuple[Any, tuple[Any, ...]]] = [(aten.slice.Tensor, (d, 0, 1)) for d in shared]
     steps += [(aten.permute.default, (order,)), (aten.contiguous.default, ()), (aten.permute.default, (back,))]
     steps += [(aten.expand.default, (sizes,))] if shared else []
+    if is_tensor(source) and _lies_alike(val(source), like):
+        steps = []
     node = source
     for target, args in steps:
-        node = graph.call_function(target, (node, *args))
-        node.meta = {k: v for k, v in source.meta.items() if k not in ("val", "regraft_layout")}
-        node.meta["val"] = infer(node)
-    return node if is_tensor(node) else source
+        node = _called(graph, source, target, node, *args)
+    if not is_tensor(node):
+        return source
+    if _lies_alike(val(node), like) and not same_layout(val(node), like):
+        return _called(graph, source, aten.as_strided.default, node, list(like.shape), list(like.stride()))
+    return node
+
+
+def _called(graph: fx.Graph, source: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A call at the graph's current place, with what is known of `source`."""
+    node = graph.call_function(target, args)
+    node.meta = {k: v for k, v in source.meta.items() if k not in ("val", "regraft_layout")}
+    node.meta["val"] = infer(node)
+    return node
+
+
+def _lies_alike(value: torch.Tensor, like: torch.Tensor) -> bool:
+    """Whether two tensors have their elements at the same places: the strides of dims of one entry do not matter."""
+    known = all(isinstance(number, int) for number in (*value.shape, *value.stride(), *like.shape, *like.stride()))
+    if not known or value.dtype != like.dtype or value.shape != like.shape:
+        return False
+    return all(a == b for a, b, n in zip(value.stride(), like.stride(), like.shape, strict=True) if n != 1)
 
 
 def _memory_order(strides: list[int]) -> list[int]:
