@@ -40,6 +40,7 @@ from .passes.fold_constant_tables import fold_constant_tables
 from .passes.fold_uniform import fold_uniform
 from .passes.gathered_products import transpose_gathered_products
 from .passes.host_scalars import copy_host_scalars
+from .passes.lines_as_images import lines_as_images
 from .passes.loss_in_blocks import loss_in_blocks
 from .passes.max_pool_offsets import save_max_pool_offsets
 from .passes.mm_out_dtype import use_mm_out_dtype
@@ -132,6 +133,10 @@ def _channels_last(graph: fx.GraphModule, context: Context) -> int:
     return spread.convolutions if spread.chosen else 0
 
 
+def _lines_as_images(graph: fx.GraphModule, context: Context) -> int:
+    return lines_as_images(graph, keep_stream=context.options.rng == "eager")
+
+
 def _computes_convolutions(context: Context) -> bool:
     """Whether kernels of our own may compute convolutions on a CPU."""
     return "cuda" not in context.devices and context.options.kernels.products != "library"
@@ -212,6 +217,7 @@ _CONSTANTS = (
     _simple("fold_constant_tables", fold_constant_tables),
     _simple("scalars_to_device", move_scalars_to_device),
 )
+_LINES = (LAYOUTS, MEASURED)
 _IMAGES = (INFERENCE, LAYOUTS, CONVOLUTIONS, MEASURED)
 
 CAPTURED = (
@@ -241,6 +247,7 @@ JOINT = (
     _simple("recompute_log_softmax", recompute_log_softmax, TRAINING),
     _simple("recompute_norms", recompute_norms, TRAINING),
     _simple("recompute_casts", recompute_casts, TRAINING),
+    Pass("lines_as_images", _lines_as_images, (TRAINING, *_LINES), source=lines_as_images, seconds="layout"),
     Pass(
         "channels_last", _channels_last, (TRAINING,), source=spread_channels_last, family="layout",
         candidates=("channels_last",), numerics=_DIFFER, seconds="layout",
@@ -270,6 +277,7 @@ LOWERED = (
         "freeze", _begin_freezing, (INFERENCE, FROZEN), doc="Tell the rules which values are weights.",
         seconds="freeze",
     ),
+    Pass("lines_as_images", _lines_as_images, (INFERENCE, *_LINES), source=lines_as_images, seconds="layout"),
     Pass(
         "channels_last", _channels_last, (INFERENCE, LAYOUTS), source=spread_channels_last, family="layout",
         candidates=("channels_last",), numerics=_DIFFER, seconds="layout",
