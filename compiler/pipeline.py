@@ -39,6 +39,7 @@ from .passes.decompose_composites import decompose_composites
 from .passes.fold_constant_tables import fold_constant_tables
 from .passes.fold_uniform import fold_uniform
 from .passes.gathered_products import transpose_gathered_products
+from .passes.grouped_conv_gradients import compute_grouped_conv_gradients
 from .passes.host_scalars import copy_host_scalars
 from .passes.lines_as_images import lines_as_images
 from .passes.loss_in_blocks import loss_in_blocks
@@ -135,6 +136,10 @@ def _channels_last(graph: fx.GraphModule, context: Context) -> int:
 
 def _lines_as_images(graph: fx.GraphModule, context: Context) -> int:
     return lines_as_images(graph, keep_stream=context.options.rng == "eager")
+
+
+def _grouped_conv_gradients(graph: fx.GraphModule, context: Context) -> int:
+    return compute_grouped_conv_gradients(graph, keep_stream=context.options.rng == "eager")
 
 
 def _computes_convolutions(context: Context) -> bool:
@@ -251,6 +256,10 @@ JOINT = (
     Pass(
         "channels_last", _channels_last, (TRAINING,), source=spread_channels_last, family="layout",
         candidates=("channels_last",), numerics=_DIFFER, seconds="layout",
+    ),
+    Pass(
+        "grouped_conv_gradients", _grouped_conv_gradients, (TRAINING, LAYOUTS, MEASURED),
+        source=compute_grouped_conv_gradients, numerics=_DIFFER,
     ),
     _simple("split_conv_bias", split_conv_biases, TRAINING, MEASURED),
     _simple("sum_conv_bias_gradients", sum_conv_bias_gradients, TRAINING, MEASURED),

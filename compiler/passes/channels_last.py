@@ -75,10 +75,13 @@ def spread_channels_last(
     kernels that resample take longer where pixels lie side by side than these programs save.
     """
     found = [node for node in graph_module.graph.nodes if _is_candidate(node, training)]
-    if not found or all(has_channels_last(_input(node)) for node in found):
+    backward = _gradients(graph_module.graph, found)
+    if all(has_channels_last(_input(node)) for node in found) and all(
+        has_channels_last(x) for call in backward for x in _laid_out_with(call)
+    ):
         return Spread(len(found))
     resampled = any("upsample" in op_name(node) for node in graph_module.graph.nodes if node.op == "call_function")
-    gradients = {node: call for call in _gradients(graph_module.graph, found) for node in found if _is_of(call, node)}
+    gradients = {node: call for call in backward for node in found if _is_of(call, node)}
     chosen, seconds, evidence = _decide(found, gradients, oracle, _no_rivals if resampled else rivals)
     (record.applied if chosen else record.declined).append(_match(found, chosen, evidence))
     if not chosen:

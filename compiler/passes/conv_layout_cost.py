@@ -3,7 +3,9 @@
     NCHW:  nchwToNhwc(x), convolution, nhwcToNchw(y)        NHWC:  convolution
 
 In half precision cuDNN computes in NHWC only, so that each convolution on NCHW copies its input and its result once
-more. Grouped convolutions and convolutions in single precision have kernels for both layouts.
+more. Convolutions of groups run one group after the other in either layout, but generated kernels (the template, which
+reads NHWC) multiply groups side by side where each has channels enough for tensor cores. Convolutions of smaller groups
+and in single precision have kernels for both layouts.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ...rewrites.graph import arguments, dtype, val
 from ...rewrites.symbolic import hint
 
 MOST_ASKED = 4  # most kinds that are measured: the largest ones determine the outcome
+FEWEST = 16  # channels of a group: fewer leave tensor cores mostly idle
 _HALVES = (torch.float16, torch.bfloat16)
 _BANDWIDTH = 2e12  # bytes per second that a conversion moves on a large GPU; smaller GPUs save more
 
@@ -31,10 +34,18 @@ def is_on_cuda(node: fx.Node) -> bool:
 
 def seconds_saved(node: fx.Node) -> float | None:
     """The seconds that channels-last saves for one convolution; None if a measurement is needed."""
-    if not is_on_cuda(node) or dtype(node) not in _HALVES or arguments(node)["groups"] != 1:
+    if not is_on_cuda(node) or dtype(node) not in _HALVES or not _fills_tensor_cores(node):
         return None
     moved = work(node)
     return 2 * moved * dtype(node).itemsize / _BANDWIDTH
+
+
+def _fills_tensor_cores(node: fx.Node) -> bool:
+    """Whether there is one group, or channels enough in each."""
+    values = arguments(node)
+    channels = values["input"].meta["val"].shape[1], node.meta["val"].shape[1]
+    groups = values["groups"]
+    return groups == 1 or (not values["transposed"] and min(hint(n) or 1 for n in channels) >= groups * FEWEST)
 
 
 def work(node: fx.Node) -> int:

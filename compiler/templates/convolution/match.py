@@ -25,6 +25,7 @@ from ...lowering.core import Indices, Tensor, contiguous
 from ...lowering.positions import raveled, unraveled
 from ...lowering.sizes import Unlowered
 from ...lowering.windows import Sliding
+from ...passes.conv_layout_cost import FEWEST
 from ..attention.match import at
 from ..common.formula import packet
 from ..gemm.description import Matrix, Product
@@ -35,7 +36,6 @@ from .description import Convolution, Side
 from .triton_depthwise import MOST_UNROLLED, Depthwise
 
 CONVOLUTION = "aten.convolution"
-_FEWEST = 16  # channels of a group: fewer leave tensor cores mostly idle
 _FEW = 16  # channels that are taken together with a line of the window
 
 
@@ -75,8 +75,8 @@ def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
         return Reason("transposed", "a transposed convolution", (call,))
     if call.meta["val"].dim() < 3 or x.meta["val"].dim() != call.meta["val"].dim():
         return Reason("rank", "images without a batch", (call,))
-    if values["groups"] > 1 and not single and min(weight.meta["val"].shape[1], _columns(call, values)) < _FEWEST:
-        return Reason("groups", f"groups of fewer than {_FEWEST} channels are not for tensor cores", (call,))
+    if values["groups"] > 1 and not single and min(weight.meta["val"].shape[1], _columns(call, values)) < FEWEST:
+        return Reason("groups", f"groups of fewer than {FEWEST} channels are not for tensor cores", (call,))
     if any(node.meta["val"].stride(1) != 1 and node.meta["val"].shape[1] > 1 for node in (x, call)):
         return Reason("layout", "channels do not lie side by side", (call,), "channels last", "channels apart")
     return None

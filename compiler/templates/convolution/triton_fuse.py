@@ -5,8 +5,8 @@
 cuDNN multiplies as fast as a GPU can, and a kernel follows it that reads and writes the image once more. A kernel of
 our own pays where that pass counts: in early layers, whose images are large. That is estimated first; where all layers
 of a kind may save 50 microseconds, it is measured as products are (see `gemm.triton_fuse`). Images of few channels, and
-convolutions of single ones, cuDNN computes at a fraction of what memory allows: these are asked about without an
-epilogue, and in training, too.
+convolutions of single ones, cuDNN computes at a fraction of what memory allows, and groups it computes one after the
+other: these are asked about without an epilogue, and in training, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KERNELS = 6  # compiled for a graph by default: each takes a second
 _WORTH = 0.18  # of the library's time at its best: what an epilogue must save to be asked about
 _NOTABLE = 85_000  # cycles, 50 microseconds: what all layers of a kind must save
 # What is saved for each element of the result, in passes over it: an epilogue, or what the library loses otherwise.
-_EPILOGUE, _SINGLE, _FEW = 2, 3, 8
+_EPILOGUE, _SINGLE, _GROUP, _FEW = 2, 3, 4, 8
 
 
 class ConvolutionPass(ProductPass):
@@ -88,7 +88,8 @@ class ConvolutionPass(ProductPass):
     def work(self, product: Product) -> int:
         """Elements that are written or read less, more or less."""
         assert isinstance(product, Convolution)
-        passes = _SINGLE if isinstance(product, Depthwise) else _FEW if product.merged else _EPILOGUE
+        groups = _GROUP if product.batch.extent > 1 else _EPILOGUE
+        passes = _SINGLE if isinstance(product, Depthwise) else _FEW if product.merged else groups
         return passes * product.batch.extent * product.row.extent * product.column.extent
 
     def is_worth(self, product: Product, work: int) -> bool:
@@ -121,8 +122,9 @@ class ConvolutionPass(ProductPass):
 
 
 def is_slow(product: Product) -> bool:
-    """Whether the library has no good kernel: images of few channels, and channels apart from each other."""
-    return isinstance(product, Depthwise) or (isinstance(product, Convolution) and product.merged)
+    """Whether the library has no good kernel: images of few channels, groups, and channels apart from each other."""
+    few = isinstance(product, Convolution) and (product.merged or product.batch.extent > 1)
+    return few or isinstance(product, Depthwise)
 
 
 @functools.lru_cache(maxsize=256)

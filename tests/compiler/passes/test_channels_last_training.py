@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.passes import channels_last
 from regraft.rewrites.graph import op_name
-from regraft.rewrites.profit import Decision, Question
+from regraft.rewrites.profit import Always, Decision, Question
 from regraft.rewrites.record import Evidence, GraphRecord
 
 aten = torch.ops.aten
@@ -62,6 +62,24 @@ class Asked:
     def decide(self, question: Question) -> Decision:
         self.questions.append(question)
         return Decision(None, Evidence({"original": 1e-3, "channels_last": 2e-3}, "measured"))
+
+
+def test_gradients_that_lie_otherwise_are_converted() -> None:
+    """Hidden states that are transposed before a convolution lie with channels last; its gradient need not."""
+    geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+    def step(x, w, g):
+        return aten.convolution_backward(g, x, w, [8], *geometry, [True, True, False]), aten.convolution(
+            x, w, None, *geometry
+        )
+
+    last = {"memory_format": torch.channels_last}
+    x, w, g = torch.randn(2, 8, 9, 9).contiguous(**last), torch.randn(8, 8, 3, 3), torch.randn(2, 8, 9, 9)
+    graph = make_fx(step, tracing_mode="fake")(x, w, g)
+    spread = channels_last.spread_channels_last(graph, Always(), GraphRecord("joint"), training=True)
+    assert spread.chosen and spread.conversions == 2
+    (call,) = graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    assert all(n.meta["val"].is_contiguous(**last) for n in call.args[:3])
 
 
 @pytest.mark.parametrize("mask", [[True, True, False], [False, True, True]])

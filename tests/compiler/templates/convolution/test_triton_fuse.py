@@ -140,6 +140,16 @@ def test_single_precision_is_asked_about_only_then(monkeypatch: pytest.MonkeyPat
     assert len(oracle.questions) == 2
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_groups_are_asked_about_without_an_epilogue(training: bool) -> None:
+    """Libraries compute one group after the other: a wide window over a line is no exception."""
+    oracle = Fastest(original=1.0, x=0.5)
+    x, w = empty(8, 768, 1, 100), empty(768, 48, 1, 128)
+    module, _ = fuse(lambda x, w: F.conv2d(x, w, padding=(0, 64), groups=16), x, w, oracle=oracle, training=training)
+    (kernel,) = kernels(module)
+    assert kernel.template == "convolution"
+
+
 def test_training_asks_about_single_channels_only() -> None:
     oracle = Fastest()
     fuse(block, *EARLY, oracle=oracle, training=True)

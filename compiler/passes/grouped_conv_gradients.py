@@ -1,0 +1,131 @@
+"""Computes gradients of grouped convolutions on a GPU by programs that compute all groups at once.
+
+    convolution_backward(g, x, w)[0]   ->   convolution(g, w turned around, padding d * (k - 1) - p)      stride 1
+    convolution_backward(g, x, w)[1]   ->   bmm(rows(g).T, rows(x)), one matrix a group                   a window of 1
+
+Libraries compute the gradients of one group after the other. The gradient of an input is a convolution again, for which
+there is a template if channels are last; the gradient of a weight that looks at one pixel is a product of matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+from ...rewrites.editor import Editor
+from ...rewrites.graph import arguments, dtype, op_name, rank, shape, val
+from ...rewrites.layout import adapt_users, same_layout
+from ...rewrites.sizes import SizeTable
+from .conv_layout_cost import FEWEST
+from .layout_ends import has_channels_last
+
+aten = torch.ops.aten
+
+_GPUS = ("cuda",)
+_HALVES = (torch.float16, torch.bfloat16)
+_INPUT, _WEIGHT = 0, 1  # indices of the gradients among the results
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def compute_grouped_conv_gradients(
+    graph_module: fx.GraphModule, devices: Collection[str] = _GPUS, keep_stream: bool = False
+) -> int:
+    """Replace gradients of grouped convolutions, in place; returns how many.
+
+    Gradients may lie with channels last then; outputs keep their strides. With `keep_stream`, random numbers must be
+    the same as eager's.
+    """
+    graph, made = graph_module.graph, 0
+    editor = Editor(graph, SizeTable(graph))
+    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        if val(node.args[0]).device.type not in devices or not _is_grouped(node):
+            continue
+        values = arguments(node)
+        for index, fits, computed in (
+            (_INPUT, _has_convolution, _gradient_of_input),
+            (_WEIGHT, _has_product, _gradient_of_weight),
+        ):
+            if values["output_mask"][index] and fits(values):
+                _replace(editor, node, index, computed, keep_stream)
+                made += 1
+    graph_module.recompile()
+    return made
+
+
+def _is_grouped(node: fx.Node) -> bool:
+    """Whether each group has channels enough for tensor cores, channels are last, and strides are 1."""
+    values = arguments(node)
+    operands = [values[name] for name in ("grad_output", "input", "weight")]
+    if any(dtype(n) not in _HALVES or rank(n) not in _FORMATS for n in operands):
+        return False
+    sizes = [size for n in operands for size in shape(n)]
+    if values["transposed"] or values["groups"] == 1 or not all(isinstance(size, int) and size for size in sizes):
+        return False
+    if set(values["stride"]) != {1} or not all(map(has_channels_last, operands[:2])):
+        return False
+    return min(shape(n)[1] for n in operands[:2]) >= values["groups"] * FEWEST
+
+
+def _paddings(values: dict[str, Any]) -> list[int]:
+    """The paddings of the convolution that computes the gradient of the input."""
+    window = shape(values["weight"])[2:]
+    each = zip(values["dilation"], window, values["padding"], strict=True)
+    return [dilation * (size - 1) - padding for dilation, size, padding in each]
+
+
+def _has_convolution(values: dict[str, Any]) -> bool:
+    return min(_paddings(values)) >= 0
+
+
+def _has_product(values: dict[str, Any]) -> bool:
+    return prod(shape(values["weight"])[2:]) == 1 and not any(values["padding"])
+
+
+def _gradient_of_input(editor: Editor, values: dict[str, Any]) -> fx.Node:
+    weight, groups, space = values["weight"], values["groups"], rank(values["weight"]) - 2
+    outputs, inputs, *window = shape(weight)
+    apart = editor.call(aten.view.default, weight, [groups, outputs // groups, inputs, *window])
+    turned = editor.call(aten.transpose.int, apart, 1, 2)
+    joined = editor.call(aten.reshape.default, turned, [groups * inputs, outputs // groups, *window])
+    flipped = editor.call(aten.flip.default, joined, list(range(2, space + 2)))
+    laid_out = editor.call(aten.clone.default, flipped, memory_format=_FORMATS[space + 2])
+    geometry = [1] * space, _paddings(values), values["dilation"], False, [0] * space, groups
+    return editor.call(aten.convolution.default, values["grad_output"], laid_out, None, *geometry)
+
+
+def _gradient_of_weight(editor: Editor, values: dict[str, Any]) -> fx.Node:
+    groups = values["groups"]
+    above, below = (_rows(editor, values[name], groups) for name in ("grad_output", "input"))
+    product = editor.call(aten.bmm.default, editor.call(aten.transpose.int, above, 1, 2), below)
+    return editor.call(aten.view.default, product, shape(values["weight"]))
+
+
+def _rows(editor: Editor, image: fx.Node, groups: int) -> fx.Node:
+    """The pixels of each group: [groups, pixels, channels of a group]."""
+    images, channels, *space = shape(image)
+    last = editor.call(aten.permute.default, image, [0, *range(2, rank(image)), 1])
+    rows = editor.call(aten.reshape.default, last, [images * prod(space), groups, channels // groups])
+    return editor.call(aten.transpose.int, rows, 0, 1)
+
+
+def _replace(editor: Editor, node: fx.Node, index: int, computed: Any, keep_stream: bool) -> None:
+    """Put one gradient in place of the call's, which need not compute it any longer."""
+    values = arguments(node)
+    for old in [user for user in node.users if op_name(user) == "getitem" and user.args[1] == index]:
+        with editor.at(node):
+            new = computed(editor, values)
+        editor.replace(old, new)
+        if not same_layout(val(old), val(new)):
+            new.meta["regraft_layout"] = val(old)
+            adapt_users(editor.graph, [new], keep_stream=keep_stream)
+        editor.erase_dead(old)
+    if compat.is_erased(node):
+        return
+    mask = [wanted and k != index for k, wanted in enumerate(values["output_mask"])]
+    node.args, node.kwargs = (*list(values.values())[:-1], mask), {}
+    node.meta["val"] = tuple(None if k == index else part for k, part in enumerate(node.meta["val"]))
