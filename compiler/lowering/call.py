@@ -25,6 +25,11 @@ def find(target: OpOverload) -> Callable[..., Any] | None:
     return LOWERINGS.get(name) or LOWERINGS.get(name.rsplit(".", 1)[0])
 
 
+def becomes_kernel(target: Any) -> bool:
+    """Whether calls of an operator are lowered whatever their sizes; of products only small ones are."""
+    return isinstance(target, OpOverload) and find(target) is not None and kept(overload_text(target)) is None
+
+
 def lower_call(low: Lowering, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     """The value of a node: a `Tensor`, or a tuple of them.
 

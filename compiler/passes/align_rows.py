@@ -26,7 +26,7 @@ from ...rewrites.graph import dtype, has_known_strides, is_tensor, op_name, rank
 from ...rewrites.layout import adapt_users, is_kernel, missing
 from ...rewrites.moves import REORDERS, RESIZES
 from ...rewrites.sizes import SizeTable
-from ..lowering.core import LOWERINGS
+from ..lowering.call import becomes_kernel
 
 aten = torch.ops.aten
 
@@ -66,7 +66,7 @@ def _gap(node: fx.Node) -> int:
 
 def _is_written_by_us(node: fx.Node) -> bool:
     """Whether a generated kernel computes the value, in memory of its own."""
-    if not isinstance(node.target, compat.OpOverload) or op_name(node) not in LOWERINGS:
+    if not becomes_kernel(node.target):
         return False
     return not any(result.alias_info is not None for result in compat.schema(node.target).returns)
 

@@ -1,10 +1,11 @@
-"""Products with a vector: sums or products of elements, which fuse with what is around them.
+"""Small products: sums or products of elements, which fuse with what is around them.
 
-    bmm(x[b, m, k], y[b, k, 1])   ->   for b, i: reduce r < k of x[b, i, r] * y[b, r, 0]: out[b, i, 0] = sum
+    bmm(x[b, m, k], y[b, k, n])   ->   for b, i, j: reduce r < k of x[b, i, r] * y[b, r, j]: out[b, i, j] = sum
     bmm(x[b, m, 1], y[b, 1, n])   ->   for b, i, j: out[b, i, j] = x[b, i, 0] * y[b, 0, j]
 
-Libraries call a product for each matrix, which is small in such batches. Batches on GPUs are theirs, and so are large
-matrices of float32 whose rows are added up.
+Libraries have tiles for large matrices. Of many small ones (poses, points, filters' states), a tile each is mostly
+idle; of one small one (the layers of a policy), the launch is all that counts. On CPUs such are products with vectors;
+large matrices of float32 whose rows are added up are the library's.
 
 Of one matrix and a vector, a library's kernel takes several times as long as a fold on GPUs if the matrix is small, and
 on CPUs if it has 16 bits. On CPUs, small products of float32 are as fast, and fuse (spectral norm):
@@ -19,32 +20,107 @@ from typing import Any
 
 import torch
 
+from ....rewrites.graph import arguments
 from ...ir.index.index import mul
 from ...ir.value import Value
-from ..arithmetic import times
-from ..core import Indices, Lowering, Tensor, Unlowered, lowers
+from ..arithmetic import plus, times
+from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
 from ..fallbacks import kept
+from ..scalars import Scalar
 
 _MATRIX_BYTES = 1 << 20  # a second cache
 _SMALL_BYTES = 4 << 20  # of one matrix on a GPU: a library's kernel takes longer than a fold of the graph's own
+# Of products on a GPU:
+_SHORT, _FEW = 3, 8  # terms of a sum: coordinates, with as few columns or rows
+_MATRIX, _THIN = 4096, 4  # elements of a matrix of a batch, and rows or columns of the other
+_LONG = 1024  # terms of 16 bits that make a library's product with one vector slow
+_RESULTS = 4096  # elements of a result: fewer do not fill the GPU
+_WORK, _NARROW, _MOST_WORK = 1 << 18, 16, 1 << 20  # products of elements; of so few columns, or 32 bits, more
 
 
 @lowers("aten.bmm")
-def bmm(low: Lowering, x: Tensor, y: Tensor) -> Tensor:
+def bmm(low: Lowering, x: Tensor, y: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """Each of the matrices of `x` by the one of `y`; terms are added up in float32 where elements have 16 bits."""
-    (batch, rows, depth), columns = x.sizes, y.sizes[2]
-    if low.device.type != "cpu" or not x.dtype.is_floating_point or x.dtype != y.dtype or batch == 1:
+    if not _are_floats(x, y) or not (_is_small_on_cpu(low, x, y) or _is_small_on_gpu(low, x, y)):
         raise Unlowered(*_library("bmm"))
-    sizes = (batch, rows, columns)
-    if depth == 1 and x.dtype.itemsize >= torch.float32.itemsize:
-        return low.pointwise(lambda at: times(x.at((at[0], at[1], 0)), y.at((at[0], 0, at[2]))), sizes, x.dtype)
-    if 1 not in (rows, columns) or depth in (0, 1) or _adds_up_long_rows(low, y):
-        raise Unlowered(*_library("bmm"))
+    return _product(low, x, y, out_dtype or x.dtype)
+
+
+@lowers("aten.mm")
+def mm(low: Lowering, x: Tensor, y: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """A matrix by another, in the same way; on GPUs only."""
+    if not _are_floats(x, y) or not _is_small_on_gpu(low, x, y):
+        raise Unlowered(*_library("mm"))
+    return _product(low, x, y, out_dtype or x.dtype)
+
+
+@lowers("aten.addmm")
+def addmm(low: Lowering, bias: Tensor, x: Tensor, y: Tensor, *, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor:
+    """The same of a linear layer, whose bias is added before the sum is rounded."""
+    is_layer = bias.dtype == x.dtype and bias.sizes == y.sizes[1:] and (beta, alpha) == (1, 1)
+    if not is_layer or not _are_floats(x, y) or not _is_small_on_gpu(low, x, y):
+        raise Unlowered(*_library("addmm"))
+    return _product(low, x, y, x.dtype, bias)
+
+
+def _product(low: Lowering, x: Tensor, y: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """One reduction for each element, or one product of two."""
+    *batch, rows, depth = x.sizes
+    sizes = (*batch, rows, y.sizes[-1])
 
     def term(at: Indices, r: Indices) -> Value:
-        return times(x.at((at[0], at[1], r[0])), y.at((at[0], r[0], at[2])))
+        *place, row, column = at
+        return times(x.at((*place, row, r[0])), y.at((*place, r[0], column)))
 
-    return low.reduce("sum", term, sizes, (depth,), lambda _, parts: parts[0], [x.dtype])[0]
+    if depth == 1 and bias is None:
+        return low.pointwise(lambda at: term(at, (0,)), sizes, dtype)
+
+    def finish(at: Indices, parts: tuple[Value, ...]) -> Value:
+        return parts[0] if bias is None else plus(parts[0], cast(bias.at(at[1:]), parts[0].dtype))
+
+    return low.reduce("sum", term, sizes, (depth,), finish, [dtype])[0]
+
+
+def _are_floats(x: Tensor, y: Tensor) -> bool:
+    return x.dtype.is_floating_point and x.dtype == y.dtype
+
+
+def _is_small_on_cpu(low: Lowering, x: Tensor, y: Tensor) -> bool:
+    """Whether these are vectors, or matrices of single columns and rows, and many."""
+    (batch, rows, depth), columns = x.sizes, y.sizes[2]
+    if low.device.type != "cpu" or batch == 1 or depth == 0:
+        return False
+    if depth == 1 and x.dtype.itemsize >= torch.float32.itemsize:
+        return True
+    return 1 in (rows, columns) and depth != 1 and not _adds_up_long_rows(low, y)
+
+
+def _is_small_on_gpu(low: Lowering, x: Tensor, y: Tensor) -> bool:
+    """Whether a library's kernel takes longer than a fold, as measured on an H100."""
+    *batch, rows, depth = x.sizes
+    columns = y.sizes[-1]
+    count = batch[0] if batch else 1
+    sizes = count, rows, depth, columns
+    if low.device.type != "cuda" or not all(isinstance(size, int) and size for size in sizes):
+        return False
+    if depth <= _SHORT or (depth <= _FEW and min(rows, columns) <= _FEW):
+        return True
+    wide, aligned, results = x.dtype.itemsize >= torch.float32.itemsize, _lie_side_by_side(low), count * rows * columns
+    thin = min(rows, columns)
+    if batch and depth * max(rows, columns) <= _MATRIX and results >= _RESULTS and thin <= (_THIN if aligned else 1):
+        return True
+    if thin == 1 and aligned and (wide or (not batch and depth >= _LONG)):
+        return True
+    if wide:
+        return results * depth <= _MOST_WORK
+    return results <= _RESULTS and results * depth <= (_WORK if columns > _NARROW else _MOST_WORK)
+
+
+def _lie_side_by_side(low: Lowering) -> bool:
+    """Whether the elements to add are in rows of the first matrix, and in columns of the second."""
+    values = arguments(low.current)
+    first, second = values.get("mat1", values["self"]), values["mat2"]
+    return first.meta["val"].stride(-1) == 1 == second.meta["val"].stride(-2)
 
 
 def _adds_up_long_rows(low: Lowering, matrices: Tensor) -> bool:

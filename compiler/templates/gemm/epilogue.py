@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ....rewrites.compat import OpOverload, argument
+from ....rewrites.compat import argument
 from ....rewrites.graph import CASTS
 from ....rewrites.symbolic import known_equal
 from ...ir.value import Const, Load, Op, Value
-from ...lowering.call import find
+from ...lowering.call import becomes_kernel
 from ...lowering.core import LOWERINGS, Indices, Tensor, cast
 from ...lowering.ops.elementwise import element
 from ...lowering.sizes import Unlowered
@@ -113,8 +113,8 @@ def is_read_by_loops(node: fx.Node) -> bool:
 
 
 def _is_opaque(node: fx.Node) -> bool:
-    """Whether a node reads its operands from memory, however they were computed."""
-    return not isinstance(node.target, OpOverload) or find(node.target) is None
+    """Whether a node reads its operands from memory, however they were computed: so do most products."""
+    return not becomes_kernel(node.target)
 
 
 # -- formulas ---------------------------------------------------------------------------------------------------------

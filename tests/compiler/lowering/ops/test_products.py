@@ -1,9 +1,9 @@
-"""Batched products with a vector against eager; what stays the library's."""
+"""Small products against eager; what stays the library's."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.lowering import agree, trace
+from support.lowering import agree, run_program, trace
 from support.triton_kernels import compiles, interpreted_agrees
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -54,6 +54,89 @@ def test_what_stays_a_call(name):
 
 def test_whole_numbers_stay_a_call():
     assert kept(torch.bmm, torch.ones(5, 7, 3, dtype=torch.int64), torch.ones(5, 3, 1, dtype=torch.int64))
+
+
+# -- small products on GPUs -------------------------------------------------------------------------------------------
+
+PRODUCTS = {
+    "poses": (torch.bmm, R(70, 3, 3), R(70, 3, 3)),
+    "filters": (lambda a, p: a @ p @ a.transpose(1, 2) + p, R(9, 4, 4), R(9, 4, 4)),
+    "outer": (torch.bmm, R(6, 17, 1), R(6, 1, 9)),
+    "vectors": (torch.bmm, R(5, 9, 20), R(5, 20, 1)),
+    "points": (torch.mm, R(70, 3), R(3, 3)),
+    "layers": (lambda x, w, b: torch.tanh(F.linear(torch.tanh(F.linear(x, w, b)), w, b)), R(7, 20), R(20, 20), R(20)),
+    "values that are not finite": (torch.mm, torch.tensor([[1.0, float("inf")], [float("nan"), 0.0]]), R(2, 3)),
+    "one entry": (torch.mm, R(1, 1), R(1, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_small_products_on_gpus(name, dtype, monkeypatch):
+    function, *inputs = PRODUCTS[name]
+    monkeypatch.setattr(products, "_is_small_on_gpu", lambda *_: True)
+    given = [x.to(dtype) for x in inputs]
+    assert not kept(function, *given)
+    for source in interpreted_agrees(function, *given, **(HALF if given[0].itemsize == 2 else {})):
+        assert dtype != torch.float32 or compiles(source)
+
+
+def test_products_with_results_of_more_bits(monkeypatch):
+    """Sums of 16-bit products that are asked for in float32 are not rounded."""
+    monkeypatch.setattr(products, "_is_small_on_gpu", lambda *_: True)
+    x, y = R(5, 3).bfloat16(), R(3, 4).bfloat16()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module = make_fx(lambda x, y: torch.ops.aten.mm.dtype(x, y, torch.float32))(
+            *(torch.empty(v.shape, dtype=v.dtype, device="cuda") for v in (x, y))
+        )
+    lowered = lower(module)
+    assert not lowered.kept
+    names = [name for name, buffer in lowered.program.buffers.items() if buffer.kind == "input"]
+    made = list(run_program(lowered.program, dict(zip(names, (x, y), strict=True))).values())[-1]
+    assert made.dtype == torch.float32
+    torch.testing.assert_close(made, x.float() @ y.float())
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "dtype", "own"),
+    [
+        (torch.bmm, ((4096, 8, 8), (4096, 8, 8)), torch.bfloat16, True),
+        (torch.bmm, ((4096, 16, 16), (4096, 16, 16)), torch.bfloat16, False),
+        (torch.bmm, ((64, 512, 1), (64, 1, 512)), torch.bfloat16, True),
+        (torch.bmm, ((24576, 64, 9), (24576, 9, 1)), torch.bfloat16, True),
+        (torch.bmm, ((64, 512, 512), (64, 512, 1)), torch.bfloat16, False),
+        (torch.bmm, ((64, 512, 512), (64, 512, 1)), torch.float32, True),
+        (torch.bmm, ((64, 1, 512), (64, 512, 512)), torch.float32, False),  # terms lie apart
+        (torch.bmm, ((0, 3, 3), (0, 3, 3)), torch.float32, False),
+        (torch.mm, ((65536, 3), (3, 3)), torch.float32, True),
+        (torch.mm, ((64, 64), (64, 64)), torch.bfloat16, True),
+        (torch.mm, ((128, 784), (784, 10)), torch.float32, True),
+        (torch.mm, ((1024, 1024), (1024, 1024)), torch.float32, False),
+        (torch.mm, ((65536, 16), (16, 16)), torch.bfloat16, False),
+        (torch.mm, ((64, 65536), (65536, 64)), torch.float32, False),
+        (torch.mm, ((64, 65536), (65536, 1)), torch.bfloat16, True),
+        (lambda x, y: x @ y.mT, ((4096, 4, 64), (4096, 4, 64)), torch.bfloat16, True),
+        (torch.bmm, ((4096, 4, 64), (4096, 64, 4)), torch.bfloat16, False),  # terms lie apart
+    ],
+)
+def test_which_products_are_folded(function, shapes, dtype, own):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module = make_fx(function)(*(torch.empty(sizes, dtype=dtype, device="cuda") for sizes in shapes))
+    assert bool(lower(module).kept) != own
+
+
+def test_layers_with_factors_stay_a_call():
+    """The bias of a linear layer is added as it is; other sums are the library's."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        bias, x, w = (torch.empty(sizes, device="cuda") for sizes in ((4,), (8, 3), (3, 4)))
+        whole = torch.empty(8, 4, device="cuda")
+        for function, own in (
+            (lambda b, x, w, m: torch.addmm(b, x, w), True),
+            (lambda b, x, w, m: torch.addmm(b, x, w, beta=2), False),
+            (lambda b, x, w, m: torch.addmm(b, x, w, alpha=0.5), False),
+            (lambda b, x, w, m: torch.addmm(m, x, w), False),
+        ):
+            assert bool(lower(make_fx(function)(bias, x, w, whole)).kept) != own
 
 
 # -- one matrix and a vector ------------------------------------------------------------------------------------------
