@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..ir.index.index import Index, Var, atoms
-from ..ir.program import Buffer, Definition, Extern, Item
+from ..ir.program import Buffer, Definition, Extern, Item, Store
 from ..ir.value import Load
 from .dependences import loads
 
@@ -36,17 +36,26 @@ def in_reading_order(items: Sequence[Item], buffers: Mapping[str, Buffer], outpu
         outputs: names of buffers whose strides are promised.
     """
     kept = {*outputs, *(n for i in items if isinstance(i, Extern) for n in (*i.reads, *i.writes))}
-    votes = _votes([item for item in items if isinstance(item, Definition)], buffers)
+    read, written = _votes([item for item in items if isinstance(item, Definition)], buffers)
     found = dict(buffers)
-    for name, count in votes.items():
+    for name in {**read, **written}:
         buffer = buffers[name]
         if name in kept or not _is_movable(buffer):
             continue
-        inner = buffer.strides.index(1)
-        dim, most = count.most_common(1)[0]
-        if dim != inner and most - count[inner] >= _OFTEN * math.prod(buffer.sizes):
+        dim = _wanted(buffer, read[name], written[name])
+        if dim is not None:
             found[name] = replace(buffer, strides=_strides(buffer.sizes, dim))
     return found
+
+
+def _wanted(buffer: Buffer, read: Counter[int | None], written: Counter[int | None]) -> int | None:
+    """The dim that had better be the innermost; None where it is, or where readers and writers want different ones."""
+    inner, asked = buffer.strides.index(1), {dim for dim in read if dim is not None}
+    dim = max(asked, key=lambda dim: read[dim], default=inner)
+    if dim != inner and read[dim] - read[inner] >= _OFTEN * math.prod(buffer.sizes):
+        return dim
+    (writer, *others) = written or (None,)
+    return writer if not others and writer is not None and writer != inner and asked <= {writer} else None
 
 
 def _is_movable(buffer: Buffer) -> bool:
@@ -58,20 +67,33 @@ def _is_movable(buffer: Buffer) -> bool:
     )
 
 
-def _votes(items: Iterable[Definition], buffers: Mapping[str, Buffer]) -> dict[str, Counter[int]]:
-    """For each buffer, how many reads go from neighbour to neighbour along each dim."""
-    votes: dict[str, Counter[int]] = defaultdict(Counter)
+_Votes = dict[str, Counter[int | None]]
+
+
+def _votes(items: Iterable[Definition], buffers: Mapping[str, Buffer]) -> tuple[_Votes, _Votes]:
+    """For each buffer, how many reads, and how many writes, go to neighbours along each dim (None: along none)."""
+    read, written = defaultdict[str, Counter[int | None]](Counter), defaultdict[str, Counter[int | None]](Counter)
     for item in items:
         extents = [var.extent for var in (*item.loops, *item.reduced)]
         if not all(isinstance(n, int) for n in extents):
+            written.update({store.buffer: Counter({None: 1}) for store in item.stores})
             continue
         along = _contiguous(item, buffers)
-        for load in dict.fromkeys(loads(item)):
-            fast = _fast(item, load, along)
-            moving = [dim for dim, index in enumerate(load.indices) if fast is not None and _mentions(index, fast)]
-            if fast is not None and len(moving) == 1 and _steps_by_one(load.indices[moving[0]], fast):
-                votes[load.buffer][moving[0]] += math.prod(extents)
-    return votes
+        for votes, accesses in ((read, loads(item)), (written, item.stores)):
+            for access in dict.fromkeys(accesses):
+                dim = _dim(item, access, along)
+                if dim is not None or votes is written:
+                    votes[access.buffer][dim] += math.prod(extents)
+    return read, written
+
+
+def _dim(item: Definition, access: Load | Store, along: Mapping[str, Counter[Var]]) -> int | None:
+    """The dim along which a definition had better go from neighbour to neighbour."""
+    fast = _fast(item, access, along)
+    moving = [dim for dim, index in enumerate(access.indices) if fast is not None and _mentions(index, fast)]
+    return (
+        moving[0] if fast is not None and len(moving) == 1 and _steps_by_one(access.indices[moving[0]], fast) else None
+    )
 
 
 def _contiguous(item: Definition, buffers: Mapping[str, Buffer]) -> dict[str, Counter[Var]]:
@@ -88,19 +110,19 @@ def _contiguous(item: Definition, buffers: Mapping[str, Buffer]) -> dict[str, Co
     return found
 
 
-def _fast(item: Definition, load: Load, along: Mapping[str, Counter[Var]]) -> Var | None:
+def _fast(item: Definition, access: Load | Store, along: Mapping[str, Counter[Var]]) -> Var | None:
     """The loop along which lies most of what a definition touches beside a buffer.
 
     None where it touches less than the buffer along its loops, such as the results of folds of the buffer's rows: it
     may take them in any order, and takes that of the buffer.
     """
-    name, loops = load.buffer, (*item.loops, *item.reduced)
+    name, loops = access.buffer, (*item.loops, *item.reduced)
     others: Counter[Var] = Counter()
     for other, elements in along.items():
         if other != name:
             others.update(elements)
     most = max(others.values(), default=0)
-    if most < math.prod(var.extent for var in loops if any(_mentions(index, var) for index in load.indices)):
+    if most < math.prod(var.extent for var in loops if any(_mentions(index, var) for index in access.indices)):
         return None
     wanted = [var for var in loops if most and others[var] == most]
     own = [var for var in wanted if name in along and along[name][var]]

@@ -96,3 +96,35 @@ def test_folds_of_rows_take_the_order_of_the_rows():
     program = b.program(*made)
     assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (N, 1)
     assert_same(program, target=GPU)
+
+
+# -- the order in which they are written ------------------------------------------------------------------------------
+
+
+def branches(more=lambda b, table: (b.sum("y", (N,), (HEADS,), lambda i, r: (table.at((*i, *r)),)),), other=True):
+    """A sum of images whose channels lie side by side, stored with channels apart; what reads it."""
+    b = Builder()
+    x, q = b.given("x", (N, HEADS), strides=(1, N)), b.given("q", (N, HEADS), strides=(1, N) if other else None)
+    table = b.sum("table", (N, HEADS), (2,), lambda i, r: (op("add", op("exp", x.at(i)), q.at(i)),))
+    return b.program(*more(b, table))
+
+
+def test_sums_that_no_reader_wants_otherwise_are_laid_out_as_they_are_written():
+    program = branches()
+    found = assert_same(program, target=GPU)
+    assert found.program.buffers["table"].strides == (1, N)
+
+
+def test_readers_in_order_count_more():
+    program = branches(lambda b, table: (b.map("y", (N, HEADS), lambda i: op("log", op("exp", table.at(i)))),))
+    assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (HEADS, 1)
+
+
+def test_writers_of_both_orders_stay():
+    program = branches(other=False)
+    assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (HEADS, 1)
+
+
+def test_results_stay():
+    program = branches(lambda b, table: (table,))
+    assert in_reading_order(program.items, program.buffers, program.outputs)["table"].strides == (HEADS, 1)
