@@ -56,6 +56,7 @@ from .passes.scalars_to_device import move_scalars_to_device
 from .passes.sdpa_backward_layout import lay_out_sdpa_gradients
 from .passes.split_conv_bias import split_conv_biases, sum_conv_bias_gradients
 from .passes.sum_by_diagonal import sum_by_diagonal
+from .passes.tables_to_device import make_tables_on_device
 from .templates import (
     direct_rivals,
     fuse_attention,
@@ -243,6 +244,7 @@ DESUGARED = (
 
 JOINT = (
     _simple("equate_sizes", equate_sizes),
+    _simple("tables_to_device", make_tables_on_device, TRAINING, ON_CUDA),
     # Before the graph is split, so that the backward computes known numbers again instead of saving them.
     _simple("fold_uniform", fold_uniform, TRAINING),
     _simple("scalars_to_device", move_scalars_to_device, TRAINING),

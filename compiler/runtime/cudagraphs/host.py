@@ -99,6 +99,8 @@ def _sides(nodes: Sequence[fx.Node]) -> set[fx.Node] | None:
         if node.op == "output":
             continue
         tensors = _tensors(node)
+        if tensors is None and op_name(node) == "getitem" and not found.intersection(node.all_input_nodes):
+            continue  # a number beside the tensors that a call on the GPU gives
         if tensors is None:
             return None
         on_cpu = [x in found and not _is_on_gpu(x) for x in node.all_input_nodes]
@@ -114,10 +116,10 @@ def _sides(nodes: Sequence[fx.Node]) -> set[fx.Node] | None:
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor] | None:
-    """The tensors that a node's value consists of; None if it is anything else."""
+    """The tensors that a node gives, perhaps with numbers beside them; None if it gives no tensor."""
     value = val(node)
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
-    return values if values and all(isinstance(x, torch.Tensor) for x in values) else None
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [x for x in values if isinstance(x, torch.Tensor)] or None
 
 
 def _is_on_gpu(node: fx.Node) -> bool:

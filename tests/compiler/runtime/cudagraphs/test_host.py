@@ -70,6 +70,24 @@ def test_both_parts_together_are_the_graph():
         assert (len(device.captures), device.replays) == (min(k, 1), k)
 
 
+def test_calls_that_give_more_than_tensors_stay_on_the_gpu():
+    """Attentions give lengths beside their result, gradients of norms nothing in place of some results."""
+
+    def forward(q, table):
+        x = q + aten._to_copy.default(table, device=torch.device("cuda"))
+        y = x.expand(2, 3, 4, 6)
+        made = aten._scaled_dot_product_flash_attention.default(y, y, y)
+        normed = aten.native_layer_norm.default(x, [6], None, None, 1e-5)
+        wanted = [True, False, False]
+        return made[0], *aten.native_layer_norm_backward.default(x, x, [6], *normed[1:], None, None, wanted)
+
+    module = graph_of(forward, "cuda", "cpu")
+    several = [n.meta["val"] for n in module.graph.nodes if isinstance(n.meta.get("val"), tuple)]
+    assert all(any(not isinstance(x, torch.Tensor) for x in values) for values in several[::2])
+    parts = split_host(module)
+    assert parts is not None and parts.given == 1 and parts.host_inputs == (1,)
+
+
 def test_a_batch_that_the_program_moves_to_the_gpu():
     def forward(w, n):
         return (aten.mul.Tensor(w, aten._to_copy.default(aten.sin.default(n), device=torch.device("cuda"))),)
