@@ -29,10 +29,11 @@ def model(build: Callable[[str], Built]) -> Callable[[str], Built]:
 
 
 def built(name: str, size: str) -> Built:
-    """One of `MODELS`, ``hf:TYPE`` (the base model of a type of `transformers`), or ``timm:NAME``."""
+    """One of `MODELS`, ``hf:TYPE`` or ``hf:TYPE@LENGTH`` (a base model of `transformers`), or ``timm:NAME``."""
     kind, _, rest = name.partition(":")
     if kind == "hf":
-        return family(rest, size)
+        type_, _, length = rest.partition("@")
+        return family(type_, size, int(length or 0))
     if kind == "timm":
         import timm
 
@@ -52,12 +53,12 @@ class Named(nn.Module):
         return self.model(x)
 
 
-def family(kind: str, size: str) -> Built:
-    """The base model of a type of `transformers`: 8 rows of 512 tokens or 8 images, 4 layers a stack."""
+def family(kind: str, size: str, length: int = 0) -> Built:
+    """The base model of a type of `transformers`: 8 rows of 512 tokens (or `length`) or 8 images, 4 layers a stack."""
     from regraft.compiler.tools.targets.hugging_face import build
     from regraft.compiler.tools.targets.target import Choices
 
-    rows, length = of(size, 2, 8, 8), of(size, 16, 512, 512)
+    rows, length = of(size, 2, 8, 8), length or of(size, 16, 512, 512)
     choices = Choices(layers=of(size, 1, 4, None), tiny=size == "tiny", batch=rows, seq=length)
     model, _, inputs = build(kind, choices)
     return model, inputs
