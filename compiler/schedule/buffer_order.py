@@ -76,14 +76,16 @@ def _votes(items: Iterable[Definition], buffers: Mapping[str, Buffer]) -> tuple[
     for item in items:
         extents = [var.extent for var in (*item.loops, *item.reduced)]
         if not all(isinstance(n, int) for n in extents):
-            written.update({store.buffer: Counter({None: 1}) for store in item.stores})
+            for name in (*(x.buffer for x in loads(item)), *(x.buffer for x in item.stores)):
+                written[name][None] += 1  # in an order that is not known
             continue
         along = _contiguous(item, buffers)
-        for votes, accesses in ((read, loads(item)), (written, item.stores)):
-            for access in dict.fromkeys(accesses):
-                dim = _dim(item, access, along)
-                if dim is not None or votes is written:
-                    votes[access.buffer][dim] += math.prod(extents)
+        for load in dict.fromkeys(loads(item)):
+            dim = _dim(item, load, along)
+            if dim is not None:
+                read[load.buffer][dim] += math.prod(extents)
+        for store in dict.fromkeys(item.stores):
+            written[store.buffer][_dim(item, store, along)] += math.prod(extents)
     return read, written
 
 
@@ -91,9 +93,9 @@ def _dim(item: Definition, access: Load | Store, along: Mapping[str, Counter[Var
     """The dim along which a definition had better go from neighbour to neighbour."""
     fast = _fast(item, access, along)
     moving = [dim for dim, index in enumerate(access.indices) if fast is not None and _mentions(index, fast)]
-    return (
-        moving[0] if fast is not None and len(moving) == 1 and _steps_by_one(access.indices[moving[0]], fast) else None
-    )
+    if fast is None or len(moving) != 1 or not _steps_by_one(access.indices[moving[0]], fast):
+        return None
+    return moving[0]
 
 
 def _contiguous(item: Definition, buffers: Mapping[str, Buffer]) -> dict[str, Counter[Var]]:

@@ -26,7 +26,6 @@ from ...ir.value import Value
 from ..arithmetic import plus, times
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
 from ..fallbacks import kept
-from ..scalars import Scalar
 
 _MATRIX_BYTES = 1 << 20  # a second cache
 _SMALL_BYTES = 4 << 20  # of one matrix on a GPU: a library's kernel takes longer than a fold of the graph's own
@@ -55,7 +54,7 @@ def mm(low: Lowering, x: Tensor, y: Tensor, out_dtype: torch.dtype | None = None
 
 
 @lowers("aten.addmm")
-def addmm(low: Lowering, bias: Tensor, x: Tensor, y: Tensor, *, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor:
+def addmm(low: Lowering, bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """The same of a linear layer, whose bias is added before the sum is rounded."""
     is_layer = bias.dtype == x.dtype and bias.sizes == y.sizes[1:] and (beta, alpha) == (1, 1)
     if not is_layer or not _are_floats(x, y) or not _is_small_on_gpu(low, x, y):
