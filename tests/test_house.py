@@ -235,7 +235,7 @@ def test_values_are_those_of_the_sources():
 
 def test_rows_are_whole():
     for key, (_, what, device, since, basis) in choices():
-        assert what and device in ("any", "CPU", "GPU", "A100", "H200"), key
+        assert what and device in ("any", "CPU", "GPU", "A100", "H100", "H200"), key
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", since), key
         kind, _, command = basis.partition(": ")
         assert kind in ("measured", "estimate", "limit") and bool(command) == (kind == "measured"), key
