@@ -203,7 +203,11 @@ def forget_new_symbols_on_error(shape_env: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusing_guards(shape_env: Any) -> Iterator[None]:
-    """Within the block, a question about sizes that only a guard would answer raises, as if there were no example."""
+    """Within the block, a question about sizes that only a guard would answer raises, as if there were no example.
+
+    Metadata that asks with an answer for sizes that are not known takes that answer.
+    """
+    from torch.fx.experimental import _config as config
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     def refuse(condition: Any, *_: Any) -> None:
@@ -212,7 +216,8 @@ def refusing_guards(shape_env: Any) -> Iterator[None]:
     before = vars(shape_env).get("_check_frozen")
     shape_env._check_frozen = refuse  # called before each new guard or runtime assertion
     try:
-        yield
+        with config.patch(backed_size_oblivious=True):
+            yield
     finally:
         if before is None:
             del shape_env._check_frozen

@@ -138,9 +138,7 @@ KINDS = {
     "beside a scan, trained": Kind(beside_a_scan, training=True),
     "under a mask made by vmap, trained": Kind(under_a_mapped_mask, training=True),
     "under joined masks made by vmap": Kind(under_joined_mapped_masks),
-    "under a map that writes": Kind(
-        lambda q, k, v: attend(torch.vmap(lambda x: x.sin().add_(1.0))(q), k, v), reason="functorch-transform"
-    ),
+    "under a map that writes": Kind(lambda q, k, v: attend(torch.vmap(lambda x: x.sin().add_(1.0))(q), k, v)),
     "under a map that draws": Kind(
         lambda q, k, v: attend(q, k, v) + 0 * torch.vmap(torch.rand_like, randomness="different")(q).sum(),
         reason="functorch-transform",
