@@ -34,6 +34,7 @@ from .passes.bags_as_sums import write_bags_as_sums
 from .passes.channels_last import Spread, layout_question, spread_channels_last
 from .passes.constant_sdpa_masks import simplify_sdpa_masks
 from .passes.conv_as_mm import convolutions_as_matmuls, images_as_rows
+from .passes.convert_on_device import convert_on_device
 from .passes.cse import eliminate_common_subexpressions, equate_sizes
 from .passes.decompose_composites import decompose_composites
 from .passes.fold_constant_tables import fold_constant_tables
@@ -280,6 +281,7 @@ _SIZES = _simple(
 LOWERED = (
     _SIZES,
     *_CONSTANTS,
+    _simple("convert_on_device", convert_on_device, ON_CUDA),
     _simple("host_scalars", copy_host_scalars, ON_CUDA),
     _simple("loss_in_blocks", loss_in_blocks, INFERENCE, numerics=_DIFFER),
     _simple("cse", eliminate_common_subexpressions, INFERENCE),  # autograd's partition does this for joint graphs

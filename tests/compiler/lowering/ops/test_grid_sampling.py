@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, lower, run, trace
+from support.thorough import examples
 from support.triton_kernels import compiles, interpreted_agrees
 
 from regraft.compiler.lowering.ops import grid_sampling
@@ -27,7 +28,7 @@ def given_for(sizes, outs, dtype=torch.float64, reach=1.6):
     return image, (torch.rand(2, *outs, len(sizes), generator=draw, dtype=dtype) * 2 - 1) * reach
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(12, 40), deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     outs=st.tuples(st.integers(1, 4), st.integers(1, 4)),
