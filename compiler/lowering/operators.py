@@ -24,9 +24,11 @@ from .ops import (
     sorting,
     topk,
     views,
+    weight_norm,
 )
 
 MODULES = (
     activations, copies, creation, foreach, functions, grid_sampling, indexing, joining, losses, norms, pointwise,
     pooling, products, random, reductions, regions, resampling, scans, scatter, softmax, sorting, topk, views,
+    weight_norm,
 )  # fmt: skip
