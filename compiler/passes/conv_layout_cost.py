@@ -34,16 +34,16 @@ def is_on_cuda(node: fx.Node) -> bool:
 
 def seconds_saved(node: fx.Node) -> float | None:
     """The seconds that channels-last saves for one convolution; None if a measurement is needed."""
-    if not is_on_cuda(node) or dtype(node) not in _HALVES or not _fills_tensor_cores(node):
+    if not is_on_cuda(node) or dtype(node) not in _HALVES or not fills_tensor_cores(node):
         return None
     moved = work(node)
     return 2 * moved * dtype(node).itemsize / _BANDWIDTH
 
 
-def _fills_tensor_cores(node: fx.Node) -> bool:
-    """Whether there is one group, or channels enough in each."""
+def fills_tensor_cores(node: fx.Node) -> bool:
+    """Whether a convolution, or its gradient, has one group, or channels enough in each."""
     values = arguments(node)
-    channels = values["input"].meta["val"].shape[1], node.meta["val"].shape[1]
+    channels = val(values["input"]).shape[1], val(values.get("grad_output", node)).shape[1]
     groups = values["groups"]
     return groups == 1 or (not values["transposed"] and min(hint(n) or 1 for n in channels) >= groups * FEWEST)
 

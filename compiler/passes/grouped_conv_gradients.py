@@ -79,10 +79,14 @@ def _paddings(values: dict[str, Any]) -> list[int]:
 
 
 def _has_convolution(values: dict[str, Any]) -> bool:
+    """A window may be padded by no more than reaches beyond its own size."""
     return min(_paddings(values)) >= 0
 
 
 def _has_product(values: dict[str, Any]) -> bool:
+    """In float16, a library may add up parts of a long sum in 16 bits, which overflow."""
+    if dtype(values["input"]) == torch.float16:
+        return False
     return prod(shape(values["weight"])[2:]) == 1 and not any(values["padding"])
 
 

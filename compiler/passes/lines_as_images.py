@@ -16,9 +16,10 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import arguments, is_tensor, op_name, rank, val
+from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, val
 from ...rewrites.layout import adapt_users, same_layout
 from ...rewrites.sizes import SizeTable
+from .conv_layout_cost import fills_tensor_cores
 
 aten = torch.ops.aten
 
@@ -26,6 +27,7 @@ _GPUS = ("cuda",)
 _CALLS = ("aten.convolution", "aten.convolution_backward")
 _LINES = ("grad_output", "input", "weight")
 _ROWS = 2  # the dim that lines lack
+_HALF = 2  # bytes
 # What an added dim of one row has where a line's own dim has other numbers.
 _NEUTRAL = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
 
@@ -50,7 +52,10 @@ def lines_as_images(graph_module: fx.GraphModule, devices: Collection[str] = _GP
 def _reads_lines(node: fx.Node, devices: Collection[str]) -> bool:
     values = arguments(node)
     lines = values["input"], values["weight"]
-    return all(is_tensor(n) and rank(n) == 3 for n in lines) and val(values["input"]).device.type in devices
+    if not all(is_tensor(n) and rank(n) == 3 for n in lines) or val(values["input"]).device.type not in devices:
+        return False
+    # Of few channels in single precision, libraries have no good gradients where channels are last.
+    return dtype(values["input"]).itemsize == _HALF or fills_tensor_cores(node)
 
 
 def _replaced(editor: Editor, node: fx.Node, images: dict[fx.Node, fx.Node]) -> list[fx.Node]:
@@ -85,7 +90,7 @@ def _parts(editor: Editor, node: fx.Node, call: fx.Node) -> list[tuple[fx.Node, 
     if is_tensor(node):
         return [(node, _line(editor, node, call))]
     parts = [(user, editor.call(user.target, call, user.args[1])) for user in node.users]
-    return [(old, _line(editor, old, part) if rank(part) == 4 else part) for old, part in parts]
+    return [(old, _line(editor, old, part) if is_tensor(part) and rank(part) == 4 else part) for old, part in parts]
 
 
 def _line(editor: Editor, line: fx.Node, image: fx.Node) -> fx.Node:

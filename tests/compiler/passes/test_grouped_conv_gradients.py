@@ -80,6 +80,16 @@ def test_what_is_not_asked_for_is_not_computed() -> None:
     assert cov.graphs[0].changes("grouped_conv_gradients") == {"changes": 1}
 
 
+def test_long_sums_of_float16_stay_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product may add up parts of them in 16 bits."""
+    monkeypatch.setattr(grouped_conv_gradients, "_HALVES", (torch.float16,))
+    layer = nn.Conv2d(8, 4, 1, groups=2).half()
+    run, cov = compiled(layer)
+    with cov:
+        gradients(run, torch.randn(2, 8, 5, 3).half().contiguous(memory_format=LAST[4]), layer)
+    assert cov.graphs[0].changes("grouped_conv_gradients") == {"changes": 1}
+
+
 def test_few_channels_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_conv_gradients, "FEWEST", 16)
     layer, sizes, _ = LAYERS["padded"]
