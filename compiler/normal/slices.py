@@ -13,7 +13,7 @@ from torch import fx
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, is_tensor, rank, sees, shape, val
 from ...rewrites.respell import Respelling, respelling
-from ...rewrites.symbolic import hint, known, known_equal, same_shape
+from ...rewrites.symbolic import known, known_equal, same_shape
 from . import builders
 from .analysis import holds_softmax
 from .reshape_groups import regroup
@@ -36,11 +36,16 @@ def piece(node: fx.Node, edit: Editor) -> fx.Node | None:
     dim %= rank(x)
     sizes = [part.shape[dim] for part in val(call)]
     start = sum(sizes[:index])
-    if (
-        hint(start) is None or hint(sizes[index]) is None
-    ):  # data-dependent sizes: a slice is as long as possible, a part has the given size
-        return None
-    return edit.call(aten.slice.Tensor, x, dim, start, _end(start + sizes[index], shape(x)[dim]))
+    return _cut(node, edit, x, dim, start, start + sizes[index])
+
+
+def _cut(node: fx.Node, edit: Editor, x: fx.Node, dim: int, start: Any, end: Any) -> fx.Node | None:
+    """slice(x, dim, start, end) for a part that `node` takes, if it is known to be as long.
+
+    A slice ends where x ends. Of symbolic sizes it may not be known that they reach no further.
+    """
+    new = edit.call(aten.slice.Tensor, x, dim, start, _end(end, shape(x)[dim]))
+    return new if same_shape(shape(new), shape(node)) else None
 
 
 @respelling("aten.slice")
@@ -63,8 +68,7 @@ def narrowed(node: fx.Node, edit: Editor) -> fx.Node | None:
     x, dim, start, length = node.args[:4]
     if node.target is not aten.narrow.default or not all(isinstance(n, int) for n in (dim, start, length)) or start < 0:
         return None
-    dim %= rank(x)
-    return edit.call(aten.slice.Tensor, x, dim, start, _end(start + length, shape(x)[dim]))
+    return _cut(node, edit, x, dim % rank(x), start, start + length)
 
 
 @respelling("getitem")

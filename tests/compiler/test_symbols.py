@@ -178,3 +178,21 @@ def test_sizes_that_gradients_have_as_well():
             results = compiled(torch.ones(rows, 2, requires_grad=True))
             assert [r.shape for r in results] == [(rows + 2, 2), (rows + 2,), (2, rows, 2)]
     assert not cov.faults
+
+
+def test_parts_whose_lengths_are_numbers():
+    """Numbers of a list are not known to add up to the size of what they cut."""
+
+    def cut(x, sizes, n):
+        parts = x.split(sizes)
+        return [part * 2 for part in parts], x.narrow(0, 1, n) + 1, x[n:].narrow(0, 0, 2), x.split(n)[-1] * n
+
+    torch._dynamo.reset()
+    compiled = torch.compile(cut, backend="regraft", dynamic=True)
+    x = torch.randn(9, 4)
+    with regraft.coverage() as cov:
+        for sizes, n in (([2, 3, 4], 3), ([4, 4, 1], 2), ([9, 0, 0], 4), ([0, 0, 9], 5)):
+            torch.testing.assert_close(compiled(x, sizes, n), cut(x, sizes, n))
+        with pytest.raises(RuntimeError):
+            compiled(x, [2, 3, 5], 3)
+    assert not cov.faults
