@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from ...rewrites import compat
+from ...rewrites.compat import autograd
 from ...rewrites.effects import storages
 from ...rewrites.graph import is_pure, is_random, is_tensor, val
 from .foldable import mutable
@@ -48,15 +49,35 @@ def equate_sizes(graph_module: fx.GraphModule) -> int:
     """Give the data-dependent sizes of equal calls one name; returns the number of names removed.
 
     a = nonzero(m); b = nonzero(m); x.expand(size(a), size(b))    ->    both sizes are u0, in metadata
+    y = x[:n]; z = cat([y, x[n:]]), gradient of size u1 + u2      ->    a gradient of z's size, u7 + u8
 
-    When equal calls are merged, here or in autograd's partition, no call would define the second size any more.
+    When equal calls are merged, here or in autograd's partition, no call would define the second size any more. No call
+    defines the sizes of gradients that come in: autograd has them from an earlier trace of the program.
     """
-    if sum(bool(node.meta.get("unbacked_bindings")) for node in graph_module.graph.nodes) < 2:
+    defining = sum(bool(node.meta.get("unbacked_bindings")) for node in graph_module.graph.nodes)
+    if not defining:
         return 0
+    renamed = _equate_gradients(graph_module.graph)
+    return renamed + _equate_calls(graph_module.graph) if defining > 1 else renamed
+
+
+def _equate_gradients(graph: fx.Graph) -> int:
+    """Give gradients that come in the sizes of the results that they are gradients of."""
+    pairs = [
+        (size, wanted)
+        for gradient, result in autograd.gradients_of_results(graph)
+        for size, wanted in zip(_sizes(val(gradient)), _sizes(val(result)), strict=False)
+    ]
+    # Single symbols first: what is left of a sum is known by them.
+    single = [pair for pair in pairs if compat.is_unbacked(pair[0])]
+    return sum(compat.equate_unbacked(*pair) for pair in (*single, *pairs))
+
+
+def _equate_calls(graph: fx.Graph) -> int:
     first: dict[Any, fx.Node] = {}
     same: dict[fx.Node, fx.Node] = {}
     renamed = 0
-    for node in graph_module.graph.nodes:
+    for node in graph.nodes:
         if node.op != "call_function" or not is_pure(node) or is_random(node):
             continue
         key = (node.target, *(frozen(fx.node.map_arg(given, _known_as(same))) for given in (node.args, node.kwargs)))

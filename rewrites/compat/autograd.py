@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 
 def places() -> tuple[frozenset[int], int | None]:
@@ -316,6 +317,20 @@ def input_origin(placeholder: fx.Node) -> int | str | None:
     if type(origin).__name__ == "PlainAOTInput":
         return origin.idx
     return origin.target if type(origin).__name__ in ("ParamAOTInput", "BufferAOTInput") else None
+
+
+def gradients_of_results(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+    """The gradients that come into AOTAutograd's joint graph, each with the result that it is the gradient of."""
+    output = graph.output_node()
+    given = zip(output.meta.get("desc") or (), tree_leaves(output.args), strict=False)
+    results = {origin: node for origin, node in given if isinstance(node, fx.Node)}
+    origins = ((node, node.meta.get("desc")) for node in graph.find_nodes(op="placeholder"))
+    tangents = [(node, results.get(origin.output)) for node, origin in origins if _is_tangent(origin)]
+    return [(node, result) for node, result in tangents if result is not None]
+
+
+def _is_tangent(origin: Any) -> bool:
+    return type(origin).__name__ == "TangentAOTInput"
 
 
 def _metadata() -> Any:

@@ -176,17 +176,36 @@ def rename_unbacked(fake_mode: Any, node: fx.Node, result: Any) -> None:
         rebind_unbacked(fake_mode.shape_env, node, result)
 
 
+def is_unbacked(size: Any) -> bool:
+    """Whether a size is one data-dependent symbol."""
+    return isinstance(size, torch.SymInt) and _is_unbacked(size.node.expr, size.node.shape_env)
+
+
+def _is_unbacked(expr: Any, shape_env: Any) -> bool:
+    return bool(expr.is_Symbol and shape_env.is_unbacked_symint(expr))
+
+
 def equate_unbacked(size: Any, other: Any) -> bool:
-    """Give a data-dependent size the name of another one that it is known to be equal to; whether it had its own."""
+    """Give data-dependent sizes the names of others that they are known to be equal to; whether they had their own.
+
+    Sums and products are equated term by term, where both differ in nothing but names: ``u1 + u2`` and ``u7 + u8``.
+    """
     if not isinstance(size, torch.SymInt) or not isinstance(other, torch.SymInt):
         return False
-    shape_env, name, to = size.node.shape_env, size.node.expr, other.node.expr
-    if name == to or not (name.is_Symbol and to.is_Symbol):
+    shape_env, expr, to = size.node.shape_env, size.node.expr, other.node.expr
+    names, others = (_own_symbols(a, b, shape_env) for a, b in ((expr, to), (to, expr)))
+    renaming = dict(zip(names, others, strict=False))
+    if not renaming or len(names) != len(others) or expr.xreplace(renaming) != to:
         return False
-    if not (shape_env.is_unbacked_symint(name) and shape_env.is_unbacked_symint(to)):
-        return False
-    shape_env._rename_unbacked_to(name, to)
+    for name, known in renaming.items():
+        shape_env._rename_unbacked_to(name, known)
     return True
+
+
+def _own_symbols(expr: Any, other: Any, shape_env: Any) -> list[Any]:
+    """The data-dependent symbols of one of two expressions only, oldest first."""
+    own = [s for s in expr.free_symbols - other.free_symbols if _is_unbacked(s, shape_env)]
+    return sorted(own, key=lambda symbol: (len(str(symbol)), str(symbol)))
 
 
 @contextlib.contextmanager

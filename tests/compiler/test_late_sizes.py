@@ -88,6 +88,38 @@ def test_slices_whose_length_no_check_tells(program):
     assert not cov.fallbacks
 
 
+def _joined(x, n):
+    a, b = x.sin()[:, : n.item()], x[:, n.item() :] * 2
+    return torch.cat([b, a], 1), b.exp()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, n: torch.cat([x[:, : n.item()], x[:, n.item() :]], 1),
+        lambda x, n: torch.cat([x[:, n.item() :] * 2, x[:, : n.item()].flip(1)], 1).sin(),
+        lambda x, n: torch.cat([x.new_zeros(x.shape[0], n.item()), x[:, n.item() :]], 1),
+        lambda x, n: F.pad(x, (n.item(), 0)),
+        lambda x, n: x[:, : n.item()] * 2,
+        _joined,
+    ],
+)
+def test_gradients_of_results_whose_sizes_are_data(program, dynamic):
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(IN_GRAPH), regraft.coverage() as cov:
+        compiled = torch.compile(program, backend="regraft", fullgraph=True, dynamic=dynamic)
+        for number in map(torch.tensor, (2, 1, 3, 0, 4)):
+            gradients = []
+            for run in (program, compiled):
+                x = X.clone().requires_grad_()
+                results = run(x, number)
+                loss = sum((y * y).sum() for y in (results if isinstance(results, tuple) else (results,)))
+                gradients.append(torch.autograd.grad(loss, x))
+            torch.testing.assert_close(*gradients)
+    assert not cov.fallbacks
+
+
 def test_gpu_kernels_of_such_sizes():
     calls = [(X, mask, W) for mask in MASKS]
     kept = check(places, calls, "interpreter", rtol=1e-4, atol=1e-5)
