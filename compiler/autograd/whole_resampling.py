@@ -27,7 +27,11 @@ _NAMES = (
 )
 # What eager calls for `vec`: sizes of the result, and a scale for each dim.
 _VEC = {getattr(aten, name).vec: getattr(aten, name).default for name in _NAMES.split()}
-_WEIGHTED = tuple(getattr(aten, f"upsample_{name}") for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d"))
+_WEIGHTED_NAMES = (
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa "
+    "_upsample_bicubic2d_aa"
+)
+_WEIGHTED = tuple(getattr(aten, name) for name in _WEIGHTED_NAMES.split())
 _WEIGHTED_BACKWARD = tuple(getattr(aten, f"{packet.__name__}_backward").default for packet in _WEIGHTED)
 _CALLS = (*(packet.default for packet in _WEIGHTED), *_WEIGHTED_BACKWARD)
 

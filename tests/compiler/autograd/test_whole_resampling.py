@@ -159,10 +159,12 @@ def test_infinite_pixels_of_symbolic_sizes(mode, to, align_corners):
         torch.testing.assert_close(compiled(x), function(x), equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("mode, antialias", [("bilinear", False), ("bilinear", True), ("bicubic", True)])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_gradients_of_symbolic_sizes(memory_format):
+def test_gradients_of_symbolic_sizes(memory_format, mode, antialias):
     def function(x):
-        return F.interpolate(x * 2, scale_factor=1.3, mode="bilinear") * 2
+        factor = 0.7 if antialias else 1.3
+        return F.interpolate(x * 2, scale_factor=factor, mode=mode, antialias=antialias) * 2
 
     torch.compiler.reset()
     compiled = torch.compile(function, backend="regraft", dynamic=True, options={"strict": True})
