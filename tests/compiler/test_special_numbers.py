@@ -106,6 +106,23 @@ def test_kernels_for_gpus() -> None:
     interpreted_agrees(f, x, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("eps", [None, 1e-6, 1e-3, 0.1])
+def test_limits_of_logit(dtype: torch.dtype, eps: float | None) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.logit(x, eps)
+
+    x = torch.tensor([0.0, 1e-4, 0.5, 0.999, 1.0, 0.9, 0.0999, 0.1, 0.0011, -1.0, 2.0]).repeat(8).to(dtype)
+    torch.compiler.reset()
+    results = []
+    for run in (torch.compile(f, backend="regraft"), f):
+        given = x.clone().requires_grad_()
+        result = run(given)
+        results.append((result, *torch.autograd.grad(result.sum(), given)))
+    near = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(*results, equal_nan=True, rtol=near, atol=0)
+
+
 DECISIONS = {
     "floor": lambda x: torch.floor(x * 3.3), "round": lambda x: torch.round(x * 33.3),
     "int": lambda x: (x * 33.3).int(),

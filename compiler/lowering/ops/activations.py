@@ -226,17 +226,27 @@ def _tanh_backward(low: Lowering, g: Tensor, y: Tensor) -> Tensor:
 
 @lowers("aten.logit")
 def _logit(low: Lowering, x: Tensor, eps: float | None = None) -> Tensor:
+    limits = None if eps is None else _logit_limits(low, x, eps)
+
     def compute(a: Value) -> Value:
-        if eps is not None:
-            a = where(op("lt", a, eps), eps, where(op("gt", a, 1 - eps), 1 - eps, a))
+        if limits is not None:
+            a = where(op("lt", a, limits[0]), limits[0], where(op("gt", a, limits[1]), limits[1], a))
         return op("log", over(a, minus(1, a)))
 
     return elementwise(low, [x], compute, "int_to_float")
 
 
+def _logit_limits(low: Lowering, x: Tensor, eps: Any) -> tuple[Any, Any]:
+    """``eps`` and ``1 - eps``, which eager rounds to numbers of 16 bits on CPUs: 1 - 0.001 is 1 in bfloat16."""
+    if low.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16) or not isinstance(eps, float):
+        return eps, 1 - eps
+    least = torch.tensor(eps, dtype=x.dtype)
+    return least.item(), (1 - least).item()
+
+
 @lowers("aten.logit_backward")
 def _logit_backward(low: Lowering, g: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
-    least, most = (0.0, 1.0) if eps is None else (eps, 1 - eps)
+    least, most = (0.0, 1.0) if eps is None else _logit_limits(low, x, eps)
     outside = math.nan if eps is None else 0.0
 
     def compute(g: Value, a: Value) -> Value:
