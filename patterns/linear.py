@@ -25,6 +25,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import hint, known, known_equal, product
+from ..rewrites.words import counted
 from .packing import dense, only_frozen, packed_linear_weight
 
 ACTIVATION = "activation"  # the tag that names the epilogue
@@ -115,7 +116,7 @@ def cublaslt_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None
         return Reason("kernel-unavailable", "cuBLASLt: a size may be zero", (x,))
     rows = hint(product(shape(x)[:-1]))
     if rows is not None and rows <= FEW_ROWS:
-        message = f"cuBLASLt: {rows} rows wait for the weights, which generated kernels read faster"
+        message = f"cuBLASLt: {counted(rows, 'row')} wait for the weights, which generated kernels read faster"
         return Reason("rows-few", message, (x,), f"more than {FEW_ROWS} rows", describe(x))
     if name in _HIDING_NAN and policy.get("nan", "eager") == "eager":
         return Reason("kernel-unavailable", "cuBLASLt: its relu turns NaN into 0 (option nan='safe' allows that)", (x,))

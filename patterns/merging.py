@@ -30,6 +30,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, as_recorded, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import hint, known_equal, product
+from ..rewrites.words import counted
 from .packing import only_changing, only_frozen, prepared
 
 NEARBY = 2  # most products between the two: the merged result stays in memory from the first use to the last
@@ -94,7 +95,7 @@ def _changing(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     """A weight or bias is not known, and there are enough rows for the copies to pay."""
     x, rows = match.operands["x"], hint(product(shape(match.operands["x"])[:-1]))
     if rows is not None and rows < MIN_ROWS:
-        message = f"{rows} rows read each weight once, and copying it costs more than that (option freezing)"
+        message = f"with {counted(rows, 'row')}, reading each weight once costs less than copying it (option freezing)"
         return Reason("rows-few", message, (x,), f"{MIN_ROWS} rows, or frozen weights", describe(x))
     return only_changing(*_weights(match))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .report.document import Report
 from .report.entry import Entry
 from .report.summary import RuleRow, rule_rows
+from .words import counted
 
 if TYPE_CHECKING:
     from .record import Fallback, GraphRecord, Match, NearMiss
@@ -145,4 +146,5 @@ class Coverage:
         return plain(coverage_view(self.graphs))
 
     def __repr__(self) -> str:
-        return f"<regraft.Coverage: {len(self.graphs)} graphs, {len(self.applied)} matches applied>"
+        matches = counted(len(self.applied), "match", "matches")
+        return f"<regraft.Coverage: {counted(len(self.graphs), 'graph')}, {matches} applied>"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .reason import Reason, Site
+from .words import counted
 
 ORIGINAL = "original"
 """The name under which the time of the unrewritten code stands."""
@@ -344,8 +345,8 @@ class GraphRecord:
     def __str__(self) -> str:
         """One line, for logs: ``graph 0/0 (inference): 12 matches applied, 1 declined, 7 kernels, 3 calls``."""
         kernels, calls = sum(c.kernels for c in self.code), sum(k.count for c in self.code for k in c.kept)
-        counts = f"{len(self.applied)} matches applied, {len(self.open_declined)} declined"
-        return f"{self.name} ({self.kind}): {counts}, {kernels} kernels, {calls} calls"
+        counts = f"{counted(len(self.applied), 'match', 'matches')} applied, {len(self.open_declined)} declined"
+        return f"{self.name} ({self.kind}): {counts}, {counted(kernels, 'kernel')}, {counted(calls, 'call')}"
 
     @property
     def open_declined(self) -> list[Match]:

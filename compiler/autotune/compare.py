@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ...rewrites.words import counted
+
 TOLERANCE = 1e-2
 HALF_TOLERANCE = 5e-2
 _PIECE = 1 << 21  # number of elements to compare at a time
@@ -26,7 +28,7 @@ def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = T
         values: whether to compare values as well as metadata.
     """
     if len(found) != len(expected):
-        return f"{len(found)} results instead of {len(expected)}"
+        return f"{counted(len(found), 'result')} instead of {len(expected)}"
     tensors = [leaf for leaf in expected if isinstance(leaf, torch.Tensor)] if values else []
     largest = max(map(_largest, tensors), default=0.0)
     differences = (_difference(a, b, largest, values) for a, b in zip(found, expected, strict=True))

@@ -17,6 +17,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.compat import autograd
 from ...rewrites.effects import written
+from ...rewrites.words import counted
 from ..options import OptionError
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -31,8 +32,8 @@ def refuse_training(example_inputs: Sequence[Any]) -> None:
     wanted = sum(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     if torch.is_grad_enabled() and wanted:
         raise OptionError(
-            f"option 'freezing' is for inference, but {wanted} tensors of this program require gradients: call it "
-            "under torch.no_grad() or torch.inference_mode(), set requires_grad_(False), or leave 'freezing' out"
+            f"option 'freezing' is for inference, but gradients of {counted(wanted, 'tensor')} are wanted: call "
+            "it under torch.no_grad() or torch.inference_mode(), set requires_grad_(False), or leave 'freezing' out"
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ...rewrites.compat import OpOverload, number_arguments, schema_arguments, tree_leaves
+from ...rewrites.words import counted
 from .core import Lowering, Tensor
 from .scalars import Scalar
 from .sizes import Unlowered, number, real
@@ -112,7 +113,7 @@ def checked(value: Any, meta: Any, node: fx.Node) -> Any:
     if isinstance(meta, (tuple, list)):
         values = tuple(value)
         if len(values) != len(meta):
-            raise Unlowered("metadata", f"{node.target} gives {len(meta)} results, not {len(values)}")
+            raise Unlowered("metadata", f"{node.target} gives {counted(len(meta), 'result')}, not {len(values)}")
         return tuple(checked(v, m, node) for v, m in zip(values, meta, strict=True))
     if not isinstance(meta, torch.Tensor):
         return value

@@ -26,6 +26,7 @@ from ...rewrites.profit import Always, Never, Oracle, Question
 from ...rewrites.reason import site_of
 from ...rewrites.record import ORIGINAL, Evidence, GraphRecord, Match
 from ...rewrites.sizes import SizeTable
+from ...rewrites.words import counted
 from .conv_layout_cost import MOST_ASKED, is_on_cuda, seconds_saved, work
 from .layout_ends import has_channels_last, seconds_of_ends
 
@@ -134,7 +135,8 @@ def _decide(
     ends = 0.0 if any(map(is_on_cuda, found)) else seconds_of_ends(found, oracle, RULE, channels_last)
     after += ends
     source = "measured" if any(e.source == "measured" for e in told.values()) else "cache"
-    note = f"the sum over {len(found)} convolutions of {len(kinds)} kinds, and {1e3 * ends:.3g} ms of conversions"
+    kinds_told = f"{counted(len(found), 'convolution')} of {counted(len(kinds), 'kind')}"
+    note = f"the sum over {kinds_told}, and {1e3 * ends:.3g} ms of conversions"
     evidence = Evidence({"original": before, CANDIDATE: after}, source, note)
     return after - saved < before * (1 - MIN_SAVED), (before, after), evidence
 

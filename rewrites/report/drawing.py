@@ -16,6 +16,7 @@ from typing import Any
 
 from ..reason import Site
 from ..record import GraphRecord, Snapshot, SnapshotNode
+from ..words import counted
 from .folding import Block, Box, Item, Line, boxes, cut, fold, fold_untouched, summary
 from .layout import Edge, place
 
@@ -272,7 +273,7 @@ def _label(taken: Snapshot, box: Box, usual: str) -> tuple[str, str]:
     """Two short lines: the operator and the shape, the dtype only where it is not the usual one."""
     if len(box.nodes) > 1:
         ops = [plain_name(taken.nodes[n].op) for n in box.nodes]
-        return f"{len(ops)} operators", summary(ops, 2)
+        return counted(len(ops), "operator"), summary(ops, 2)
     node = taken.nodes[box.nodes[0]]
     if node.op in _SOURCES:
         return _input_name(node.name), _shape(node.type, usual)
@@ -287,7 +288,7 @@ def _input_name(name: str) -> str:
 
 def _shape(kind: str, usual: str) -> str:
     if kind.count("[") != 1:
-        return "" if not kind else f"{kind.count('[')} tensors" if "[" in kind else kind
+        return "" if not kind else counted(kind.count("["), "tensor") if "[" in kind else kind
     dtype, _, sizes = kind.partition("[")
     shape = sizes.rstrip("]").replace(", ", "×") or "scalar"
     return shape if dtype == usual else f"{dtype} {shape}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ....rewrites.words import counted
 from .case import Case, Program
 from .distribution import compare_distributions
 from .outcome import Disagreement, Outcome, run
@@ -75,7 +76,7 @@ def _shaken(case: Case, number: int, coarsest: float) -> Case:
 def _misshapen(ours: Outcome, eager: Outcome) -> Disagreement | None:
     """A difference in the number, shapes or dtypes of results."""
     if len(ours.results) != len(eager.results):
-        return Disagreement(f"it has {len(ours.results)} results, where eager has {len(eager.results)}")
+        return Disagreement(f"it has {counted(len(ours.results), 'result')}, where eager has {len(eager.results)}")
     for i, (a, b) in enumerate(zip(ours.results, eager.results, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             told = f"result {i} is {a.dtype}{list(a.shape)}, where eager has {b.dtype}{list(b.shape)}"
@@ -156,7 +157,7 @@ def _other_bits(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreem
     if bool(same.all()):
         return None
     kind = "bits" if eager.is_floating_point() or eager.is_complex() else "values"
-    return Disagreement(f"{name} has other {kind} in {int((~same).sum())} of {same.numel()} places")
+    return Disagreement(f"{name} has other {kind} in {int((~same).sum())} of {counted(same.numel(), 'place')}")
 
 
 def _appears(name: str, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> Disagreement | None:

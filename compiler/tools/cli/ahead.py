@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ....rewrites.words import counted
 from .groups import grouped
 from .options import TARGET, Config, ModelOptions, configured, loaded_target
 from .shared import UsageError, output_console, require_writable, usage_errors
@@ -54,9 +55,8 @@ def aot(
             raise UsageError(str(error)) from None
         manifest = read_manifest(written)
     size, constants = written.stat().st_size / 1e6, manifest["constants"]["bytes"] / 1e6
-    output_console().print(
-        f"{written}: {size:.1f} MB, of which {constants:.1f} MB constants; {len(manifest['kernels'])} kernels"
-    )
+    made = counted(len(manifest["kernels"]), "kernel")
+    output_console().print(f"{written}: {size:.1f} MB, of which {constants:.1f} MB constants; {made}")
     for where, (low, high) in manifest["dynamic"].items():
         output_console().print(f"  {where}: from {low}" + (f" to {high}" if high is not None else ""))
 

@@ -12,6 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from ....rewrites.words import counted
 from .shared import UsageError, output_console, usage_errors
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def clear(
             if kind not in space.KINDS:
                 raise UsageError(f"the cache holds no {kind!r}; there are: {', '.join(space.KINDS)}")
     gone = space.clear(tuple(kinds or space.KINDS))
-    typer.echo(f"deleted: {len(gone)} files, {_mib(sum(one.size for one in gone))} MiB")
+    typer.echo(f"deleted: {counted(len(gone), 'file')}, {_mib(sum(one.size for one in gone))} MiB")
 
 
 @cache.command("export")
@@ -78,7 +79,7 @@ def export_(path: Annotated[Path, typer.Argument(help="The file to write.")]) ->
             path.write_bytes(data)
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror or error}") from error
-    typer.echo(f"written: {path}, {count} files, {_mib(len(data))} MiB")
+    typer.echo(f"written: {path}, {counted(count, 'file')}, {_mib(len(data))} MiB")
 
 
 @cache.command("import")
@@ -98,7 +99,7 @@ def import_(path: Annotated[Path, typer.Argument(help="What `regraft cache expor
     for name in ("regraft", "torch", "python", "cpu", "device"):
         if made_on.get(name) != here[name]:
             typer.echo(f"note: made with {name} {made_on.get(name)}, here {here[name]}: entries may not be found")
-    typer.echo(f"imported: {count} files")
+    typer.echo(f"imported: {counted(count, 'file')}")
 
 
 def _facts(files: list[Stored]) -> dict[str, int | str | None]:

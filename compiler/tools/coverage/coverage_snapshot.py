@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ....rewrites.report.document import Report, ReportError
+from ....rewrites.words import counted
 
 SCHEMA = "regraft-coverage"
 
@@ -53,7 +54,7 @@ def read(path: Path) -> Counts:
 def drops(old: Mapping[str, Mapping[str, int]], new: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Where a rule matches less than it did, among the targets that both tell of."""
     return [
-        f"{target}: {rule} matched {was} times, now {new[target].get(rule, 0)}"
+        f"{target}: {rule} matched {counted(was, 'time')}, now {new[target].get(rule, 0)}"
         for target, rules in sorted(old.items())
         if target in new
         for rule, was in sorted(rules.items())

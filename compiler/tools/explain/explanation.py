@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from ....rewrites.reason import Site
 from ....rewrites.record import Fallback, Match, NearMiss
+from ....rewrites.words import counted
 from .advice import advice
 
 TOP = "(top level)"
@@ -60,7 +61,7 @@ class Explanation:
 
 def _text(found: Explanation, *, everything: bool = False) -> str:
     """The text of an explanation; `everything` that it knows."""
-    missed, graphs = _misses(len(found.near_misses)), _counted(found.graphs, "graph", "graphs")
+    missed, graphs = _misses(len(found.near_misses)), counted(found.graphs, "graph", "graphs")
     declined = f"{len(found.declined)} declined, " if found.declined else ""
     lines = [f"{found.rule}: {len(found.matches)} matched, {declined}{missed} in {graphs}"]
     if found.purpose:
@@ -92,8 +93,8 @@ def _rest(found: Explanation, kinds: int, everything: bool) -> list[str]:
     """The number of near misses that are not listed; with `everything`, the places with little in common."""
     if everything:
         return [line for misses in _grouped(found.others, _kind) for line in ("", *_missed(misses, found))]
-    lines = [f"  and {_counted(kinds, 'further kind', 'further kinds')} of near miss"] if kinds else []
-    places = _counted(len(found.others), "place", "places")
+    lines = [f"  and {counted(kinds, 'further kind', 'further kinds')} of near miss"] if kinds else []
+    places = counted(len(found.others), "place", "places")
     lines += [f"  and {places} with no more in common than the first operators"] if found.others else []
     return ["", *lines, "  text(everything=True), or --all on the command line, lists them"] if lines else []
 
@@ -106,7 +107,7 @@ def _matched(same: list[Match], how: str, found: Explanation) -> list[str]:
         f"    at      {first.site or 'source unknown'}",
     ]
     others = len({match.root for match in same}) - 1
-    more = f", and {_counted(others, 'other', 'others')}" if others else ""
+    more = f", and {counted(others, 'other', 'others')}" if others else ""
     lines += [f"    root    {first.root}{more}"] if first.root else []
     lines += [f"    then    {first.settled_by} took its place"] if first.settled_by else []
     if first.evidence is not None and first.evidence.note and how == "declined":
@@ -117,7 +118,7 @@ def _matched(same: list[Match], how: str, found: Explanation) -> list[str]:
 def _missed(same: list[NearMiss], found: Explanation) -> list[str]:
     miss = same[0]
     lines = [
-        f"  near miss {_times(same)}{_modules(same)}  ({miss.depth} of up to {miss.size} operators matched)",
+        f"  near miss {_times(same)}{_modules(same)}  ({miss.depth} of up to {counted(miss.size, 'operator')} matched)",
         f"    reason    {miss.code}: {miss.message}",
     ]
     if miss.expected:
@@ -163,8 +164,4 @@ def _module(name: str) -> str:
 
 
 def _misses(number: int) -> str:
-    return _counted(number, "near miss", "near misses")
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+    return counted(number, "near miss", "near misses")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....rewrites.words import counted
 from ..bisect import Forked, InProcess, Progress, Verdict, arguments, given_options
 from .minimize import Minimizer
 from .program import NotWritableError, Program, collect
@@ -37,7 +38,8 @@ class Repro:
     tried: int
 
     def __str__(self) -> str:
-        return f"{self.verdict}\nwritten: {self.path}, {self.calls} of {self.before} calls, {self.tried} tries"
+        told = counted(self.tried, "try", "tries")
+        return f"{self.verdict}\nwritten: {self.path}, {self.calls} of {counted(self.before, 'call')}, {told}"
 
 
 def repro(  # noqa: PLR0913 - all but the first three by keyword

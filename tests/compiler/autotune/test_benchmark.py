@@ -190,7 +190,7 @@ def test_training_compares_and_times_gradients():
     )
     assert trial.times["original"] >= 0.005 > trial.times["plain"]
     assert "relative error" in trial.dropped["wrong"]
-    assert "1 results instead of 2" in trial.dropped["detached"]
+    assert "1 result instead of 2" in trial.dropped["detached"]
 
 
 def test_inference_ignores_gradients():

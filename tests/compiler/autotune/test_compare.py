@@ -59,7 +59,7 @@ def test_metadata_is_compared(found, said):
 
 
 def test_number_of_results_is_compared():
-    assert disagreement([REFERENCE], [REFERENCE, REFERENCE]) == "1 results instead of 2"
+    assert disagreement([REFERENCE], [REFERENCE, REFERENCE]) == "1 result instead of 2"
 
 
 def test_values_may_be_left_out():

@@ -31,15 +31,15 @@ def test_info(cache):
 
 
 def test_clear():
-    assert "deleted: 0 files" in run("clear", "graphs") and "deleted: 1 files" in run("clear")
+    assert "deleted: 0 files" in run("clear", "graphs") and "deleted: 1 file," in run("clear")
     assert "there are: decisions" in run("clear", "everything", code=2)
 
 
 def test_export_and_import(cache, tmp_path, monkeypatch):
     file = tmp_path / "bundle.zip"
-    assert "1 files" in run("export", str(file))
+    assert "1 file," in run("export", str(file))
     monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path / "other"))
-    assert run("import", str(file)) == "imported: 1 files\n"
+    assert run("import", str(file)) == "imported: 1 file\n"
     assert DecisionCache(tmp_path / "other").get("ab" * 32) == {"chosen": None}
     file.write_bytes(b"no bundle")
     assert "not a bundle" in run("import", str(file), code=2)

@@ -78,7 +78,7 @@ OLD = {"a": {"sdpa": 2, "rms_norm": 1}, "b": {"sdpa": 3}, "gone": {"sdpa": 1}}
 
 def test_drops_are_named():
     new = {"a": {"sdpa": 2}, "b": {"sdpa": 4}}
-    assert drops(OLD, new) == ["a: rms_norm matched 1 times, now 0"]
+    assert drops(OLD, new) == ["a: rms_norm matched 1 time, now 0"]
 
 
 def test_a_snapshot_is_read_as_it_was_written(tmp_path):
