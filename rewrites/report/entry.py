@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .timing import busy_line
+
 if TYPE_CHECKING:
     from ..record import GraphRecord
 
@@ -20,6 +22,7 @@ class Outcome:
         gradient_error: the same error over all gradients; None outside training.
         eager_seconds: median of a call; `compiled_seconds` likewise, the two taking turns. None where not timed.
         rounds: timed calls of each.
+        eager_spread: how much its calls differ, see `spread`; `compiled_spread` likewise. None where not known.
     """
 
     error: float
@@ -29,6 +32,8 @@ class Outcome:
     eager_seconds: float | None = None
     compiled_seconds: float | None = None
     rounds: int = 0
+    eager_spread: float | None = None
+    compiled_spread: float | None = None
 
     @property
     def right(self) -> bool:
@@ -39,6 +44,11 @@ class Outcome:
     def speed(self) -> float | None:
         """How many times faster than eager; None where not timed."""
         return self.eager_seconds / self.compiled_seconds if self.eager_seconds and self.compiled_seconds else None
+
+    @property
+    def busy(self) -> str:
+        """A warning where the calls differ too much for the medians to be compared; empty otherwise."""
+        return busy_line((self.eager_spread, self.compiled_spread))
 
 
 @dataclass

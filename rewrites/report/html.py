@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..machine import origin
+from ..words import counted
 from . import budget, gains, overview, summary, text
 from .steps import Step, Steps
+from .timing import duration, plus_minus
 
 if TYPE_CHECKING:
     import jinja2
@@ -192,10 +194,11 @@ def _environment(hues: dict[str, int]) -> jinja2.Environment:
     env.undefined = jinja2.StrictUndefined
     env.globals.update(hue=partial(_hue, hues), stage_hue=_stage_hue)
     env.filters.update(
-        counted=text.counted,
+        counted=counted,
         matched=text.matched_line,
         right=text.right_line,
         duration=duration,
+        plus_minus=plus_minus,
         on_scale=gains.on_scale,
         thousands="{:,}".format,
         sortable=lambda number: number if math.isfinite(number) else 1e300,
@@ -218,12 +221,3 @@ def _stage_hue(stage: str) -> int:
 
 def _short_file(site: Site) -> str:
     return "/".join(site.file.split("/")[-2:])
-
-
-def duration(seconds: float) -> str:
-    """A time with three digits and its unit."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * factor >= 1 or unit == "µs":
-            number = seconds * factor
-            return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
-    raise AssertionError("unreachable")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ..record import Fallback, GraphRecord, KeptCall, Match, NearMiss
+from ..words import counted
 
 T = TypeVar("T")
 
@@ -102,15 +103,15 @@ def frozen_line(graphs: Iterable[GraphRecord]) -> str:
     """What was computed once from weights, as ``"267 weights: 53 convolutions packed, ..."``; empty if nothing was."""
     count = _totals(graphs, "freezing")
     parts = [
-        f"{count[name]} {what}"
-        for name, what in (
-            ("packed_convolution", "convolutions packed"),
-            ("packed_linear", "linear layers packed"),
-            ("constants", f"constants of {count['bytes'] / 2**20:.1f} MiB"),
+        f"{counted(count[name], what)} {how}"
+        for name, what, how in (
+            ("packed_convolution", "convolution", "packed"),
+            ("packed_linear", "linear layer", "packed"),
+            ("constants", "constant", f"of {count['bytes'] / 2**20:.1f} MiB"),
         )
         if count[name]
     ]
-    return f"{count['weights']} weights: {', '.join(parts)}" if parts else ""
+    return f"{counted(count['weights'], 'weight')}: {', '.join(parts)}" if parts else ""
 
 
 def layout_line(graphs: Iterable[GraphRecord]) -> str:
@@ -120,7 +121,7 @@ def layout_line(graphs: Iterable[GraphRecord]) -> str:
     moved = sum(spread["convolutions"] for spread in found if spread["chosen"])
     before, after = (1e3 * sum(spread["seconds"][i] for spread in found) for i in (0, 1))
     times = f" (measured one by one: {before:.2f} ms as they were, {after:.2f} ms so)" if before else ""
-    return f"{moved} of {total} convolutions moved to channels-last{times}" if total else ""
+    return f"{moved} of {counted(total, 'convolution')} moved to channels-last{times}" if total else ""
 
 
 def options_line(graphs: Iterable[GraphRecord]) -> str:
@@ -183,9 +184,8 @@ def code_line(graphs: Iterable[GraphRecord]) -> str:
         templates.update(part.templates)
     made = "".join(f", {count} {name}" for name, count in sorted(templates.items()))
     kept = sum(call.count for part in parts for call in part.kept)
-    return (
-        f"{sum(p.tensors for p in parts)} tensors by {sum(p.kernels for p in parts)} kernels{made}; {kept} calls kept"
-    )
+    tensors, kernels = sum(p.tensors for p in parts), sum(p.kernels for p in parts)
+    return f"{counted(tensors, 'tensor')} by {counted(kernels, 'kernel')}{made}; {counted(kept, 'call')} kept"
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[Group[T]]:

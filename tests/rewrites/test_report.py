@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from support.records import SOFTMAX, attention, escape, graph
@@ -17,9 +18,11 @@ from regraft.rewrites.report.summary import (
     stage_seconds,
 )
 from regraft.rewrites.report.text import SHOWN, evidence_line, place, plain, report_view
+from regraft.rewrites.report.timing import BUSY, plus_minus, spread
 
 ENVIRONMENT = {"torch": "2.13", "cpu": "some <cpu>"}
-RIGHT = Outcome(error=2e-7, tolerance=1e-4, compile_seconds=3.0, eager_seconds=0.2, compiled_seconds=0.1, rounds=9)
+RIGHT = Outcome(error=2e-7, tolerance=1e-4, compile_seconds=3.0, eager_seconds=0.2, compiled_seconds=0.1, rounds=9,
+                eager_spread=0.03, compiled_spread=0.002)  # fmt: skip
 WRONG = Outcome(error=2e-7, tolerance=1e-4, compile_seconds=3.0, gradient_error=float("nan"))
 
 
@@ -72,11 +75,23 @@ def test_text_answers_the_three_questions():
     assert re.search(r"Did it match\? +attention 2 applied; linear 1 declined; 1 near miss; 1 fallback; 1 graph", text)
     assert re.search(r"Is it right\? +relative error 2.0e-07 against eager; within 1e-04", text)
     assert re.search(
-        r"Was it worth it\? +eager 200.00 ms, regraft 100.00 ms: 2.00x \(medians of 9\); first call 3.0 s", text
+        r"Was it worth it\? +eager 200 ms ± 3%, regraft 100 ms ± <1%: 2.00x \(medians of 9\); first call 3.0 s", text
     )
     assert "nan in the gradients; NOT within 1e-04" in text
     assert "capture 0.50 s, generate 0.25 s" in text
     assert "0.02 s for all rules, 2.7% of compile time" in text
+
+
+def test_a_busy_machine_is_told():
+    assert spread([1.0, 1.0, 1.1]) is None and spread([0.0] * 5) is None
+    assert spread([0.9, 1.0, 1.0, 1.1]) == pytest.approx(0.025)
+    assert (plus_minus(0.041), plus_minus(0.001), plus_minus(None)) == ("± 4%", "± <1%", "")
+    busy = replace(RIGHT, compiled_spread=BUSY + 0.1)
+    assert RIGHT.busy == "" and WRONG.busy == ""
+    text = plain(report_view(report(busy).entries, ENVIRONMENT))
+    assert "regraft 100 ms ± 35%" in text and "too busy to tell: calls of one program differ by ± 35%" in text
+    assert "too busy to tell" in render(report(busy).entries, ENVIRONMENT)
+    assert "too busy" not in render(report(RIGHT).entries, ENVIRONMENT)
 
 
 def test_text_keeps_brackets():

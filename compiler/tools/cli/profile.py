@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .empty_caches import empty_caches
 from .groups import grouped
 from .options import TARGET, BackendOptions, CompileOptions, Modes, TargetOptions, Threads, loaded_target, set_threads
 from .shared import UsageError, output_console, require_writable, shown_progress, usage_errors
@@ -68,7 +69,7 @@ def bench(
     threads: Threads = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="The comparison as data.")] = None,
 ) -> None:
-    """Time a model by several backends, taking turns in one process: medians, first call, error, peak memory."""
+    """Time a model by several backends, taking turns in one process: medians, cold start, error, peak memory."""
     import torch
 
     from ..profile.comparison import compare
@@ -87,10 +88,10 @@ def bench(
             made = _generated(target, chosen, contestants, prompt, generate)
         else:
             loaded = loaded_target(target, chosen)
-            with shown_progress() as progress, torch.set_grad_enabled(model.train):
+            with shown_progress() as progress, empty_caches() as forget, torch.set_grad_enabled(model.train):
                 made = compare(
                     loaded.model, loaded.args, loaded.kwargs, contestants,
-                    name=_label(target, chosen.changed()), progress=progress,
+                    name=_label(target, chosen.changed()), progress=progress, forget=forget,
                 )  # fmt: skip
     output_console().print(made.view())
     if json_path is not None:

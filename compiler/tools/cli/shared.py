@@ -66,8 +66,13 @@ def require_writable(*paths: Path | None) -> None:
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
         if path.is_dir():
             raise UsageError(f"cannot write {path}: it is a folder")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UsageError(f"cannot write {path}: this user may not")
+        fresh = not path.exists()
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        if fresh:
+            path.unlink()
 
 
 def require_folder(path: Path | None) -> None:

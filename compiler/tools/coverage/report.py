@@ -17,6 +17,8 @@ import torch
 
 from ....rewrites.coverage import Coverage
 from ....rewrites.report.entry import Entry, Outcome
+from ....rewrites.report.timing import spread
+from ..errors import total_error, worst_error
 from ..targets.target import Target, TargetError
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -82,13 +84,15 @@ def examine(target: Target, plan: Plan | None = None, progress: Progress = _sile
     if _draws_its_own(target, plan):
         result = _with_eagers_draws(target, plan)
     outcome = Outcome(
-        error=_worst_error(result.outputs, reference.outputs),
+        error=worst_error(result.outputs, reference.outputs),
         tolerance=_tolerance(reference),
         compile_seconds=first_call,
-        gradient_error=_total_error(result.gradients, reference.gradients) if target.choices.train else None,
+        gradient_error=total_error(result.gradients, reference.gradients) if target.choices.train else None,
         eager_seconds=statistics.median(times[0]) if plan.timed else None,
         compiled_seconds=statistics.median(times[1]) if plan.timed else None,
         rounds=len(times[0]),
+        eager_spread=spread(times[0]),
+        compiled_spread=spread(times[1]),
     )
     return Entry(target.name, coverage.graphs, _choices(target, plan), outcome)
 
@@ -192,24 +196,6 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
 
 def _tolerance(result: Result) -> float:
     return max((TOLERANCE.get(leaf.dtype, 0.1) for leaf in result.outputs), default=0.0)
-
-
-def _worst_error(ours: list[torch.Tensor], eager: list[torch.Tensor]) -> float:
-    if len(ours) != len(eager):
-        return float("inf")
-    return max((_total_error([a], [b]) for a, b in zip(ours, eager, strict=True)), default=0.0)
-
-
-def _total_error(ours: list[torch.Tensor], eager: list[torch.Tensor]) -> float:
-    """Relative error in the 2-norm over all tensors together; where both are NaN, or equal infinities, they agree."""
-    difference = norm = 0.0
-    for a, b in zip(ours, eager, strict=True):
-        if a.shape != b.shape:
-            return float("inf")
-        wrong = ~((a == b) | (a.isnan() & b.isnan()))
-        difference += (a.double() - b.double())[wrong].square().sum().item()
-        norm += b.double()[b.isfinite()].square().sum().item()
-    return (difference / norm) ** 0.5 if norm else difference**0.5
 
 
 def _timed(

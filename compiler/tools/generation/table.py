@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ....rewrites.report.html import duration
+from ....rewrites.report.timing import duration
 from ..profile.table import option_tables
 from ..profile.units import amount
 

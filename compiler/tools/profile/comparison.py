@@ -18,7 +18,7 @@ import torch
 from ....rewrites.coverage import Coverage
 from ....rewrites.machine import environment
 from ...autotune.benchmark import one_line
-from ...autotune.compare import relative_error
+from ..errors import total_error, worst_error
 from .contestants import EAGER, Contestant, Times
 from .running import Step, of_its_own, seconds_of, step_of, tensors_in, undisturbed
 
@@ -37,17 +37,19 @@ class Comparison(Times):
 
     Attributes:
         note: what a reader of the numbers must know.
+        empty_caches: whether first calls found nothing on disk.
     """
 
     schema = "regraft-bench"
 
     note: str
+    empty_caches: bool = False
 
     def view(self) -> RenderableType:
         """The comparison for a terminal."""
         from .table import comparison_view
 
-        return comparison_view(self, self.note)
+        return comparison_view(self, self.note, empty_caches=self.empty_caches)
 
 
 def compare(
@@ -58,6 +60,7 @@ def compare(
     *,
     name: str = "",
     progress: Progress = lambda doing, done: None,
+    forget: Callable[[], None] | None = None,
 ) -> Comparison:
     """Time one call of `function` by each contestant: forward, and where gradients are on and wanted backward.
 
@@ -68,6 +71,7 @@ def compare(
         chosen: eager first; see `contestants`.
         name: of the target, for the report.
         progress: told what is being done, and which part is behind.
+        forget: empties caches on disk, before each one compiles; None to leave them as they are.
     """
     steps: dict[str, Step] = {}
     with undisturbed(function):
@@ -77,13 +81,15 @@ def compare(
         random = not _equal(expected, again)
         for number, one in enumerate(chosen):
             progress(f"{one.name}: compiling", 0.5 * number / len(chosen))
+            if forget is not None:
+                forget()
             step = eager if one.backend == EAGER else step_of(compiled(function, one), args, kwargs, leaves)
-            if _started(one, step, None if random else expected):
+            if _started(one, step, None if random else expected, leaves):
                 steps[one.name] = step
         timed = [one for one in chosen if one.name in steps]
         _take_turns(timed, steps, progress)
     note = "draws random numbers: values are not compared" if random else ""
-    return Comparison(name, list(chosen), environment(), note)
+    return Comparison(name, list(chosen), environment(), note, forget is not None)
 
 
 def compiled(function: Callable[..., Any], one: Contestant) -> Callable[..., Any]:
@@ -99,7 +105,7 @@ def compiled(function: Callable[..., Any], one: Contestant) -> Callable[..., Any
     return torch.compile(of_its_own(function), backend=backend, mode=mode, options=options, dynamic=one.dynamic)
 
 
-def _started(one: Contestant, step: Step, expected: list[torch.Tensor] | None) -> bool:
+def _started(one: Contestant, step: Step, expected: list[torch.Tensor] | None, leaves: Sequence[torch.Tensor]) -> bool:
     """Compile, compare with eager and warm up; a contestant that raises is out, and says why."""
     try:
         before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
@@ -107,7 +113,7 @@ def _started(one: Contestant, step: Step, expected: list[torch.Tensor] | None) -
             one.cold_seconds = seconds_of(step)
         found = _results(step, 0)
         if expected is not None:
-            one.error = relative_error(found, expected)
+            one.error = _error(found, expected, len(leaves))
         del found
         one.peak_bytes = _peak(step, before)
         if coverage is not None:
@@ -116,6 +122,13 @@ def _started(one: Contestant, step: Step, expected: list[torch.Tensor] | None) -
         one.failed = one_line(error)
         return False
     return True
+
+
+def _error(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], gradients: int) -> float:
+    """As in reports: the worst output, or all gradients together; those are the last ones."""
+    outputs = len(expected) - gradients
+    of_gradients = total_error(found[outputs:], expected[outputs:]) if len(found) == len(expected) else float("inf")
+    return max(worst_error(found[:outputs], expected[:outputs]), of_gradients)
 
 
 def _note_options(one: Contestant, coverage: Coverage) -> None:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ....rewrites.report.timing import spread
+
 EAGER = "eager"
 
 
@@ -20,9 +22,9 @@ class Contestant:
         mode: as for `torch.compile`; "" for eager.
         seconds: median of a call.
         samples: seconds of each timed call.
-        cold_seconds: the first call, compilation included.
-        error: relative error in the 2-norm against eager, the worst of outputs and gradients; None where values
-            cannot be compared.
+        cold_seconds: the first call, compilation included; `regraft bench` empties all caches on disk before it.
+        error: relative error in the 2-norm against eager, of the worst output or of all gradients together; None where
+            values cannot be compared.
         peak_bytes: most memory allocated on the GPU during a call, beyond what was allocated before the first one; None
             without a GPU.
         failed: why it was not timed, or "".
@@ -45,6 +47,11 @@ class Contestant:
     values: dict[str, Any] = field(default_factory=dict)
     not_applied: list[str] = field(default_factory=list)
     dynamic: bool | None = None
+
+    @property
+    def spread(self) -> float | None:
+        """How much the calls differ: half the distance between their quartiles over the median."""
+        return spread(self.samples)
 
     @property
     def name(self) -> str:
@@ -79,8 +86,8 @@ class Times:
         return eager.seconds / contestant.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """As data: all fields, and of a contestant its `name` and `speed`, too."""
-        rows = [asdict(c) | {"name": c.name, "speed": self.speed(c)} for c in self.contestants]
+        """As data: all fields, and of a contestant its `name`, `speed` and `spread`, too."""
+        rows = [asdict(c) | {"name": c.name, "speed": self.speed(c), "spread": c.spread} for c in self.contestants]
         return {"schema": self.schema, "version": self.version} | asdict(self) | {"contestants": rows}
 
     def write(self, path: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ....rewrites.machine import origin
 from ....rewrites.report import html as coverage_page
+from ....rewrites.report.timing import duration
 from . import roofline
 from .table import place
 from .units import amount, percent
@@ -60,7 +61,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     env.filters.update(
-        duration=coverage_page.duration,
+        duration=duration,
         amount=amount,
         percent=percent,
         place=place,

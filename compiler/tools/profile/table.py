@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ....rewrites.report.html import duration
+from ....rewrites.report.timing import busy_line, duration, plus_minus
+from ....rewrites.words import counted
 from .units import amount, percent
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 _LEGEND = (
     "at limit: the least time for a kernel's bytes (memory) or FLOPs (matrix) by the\n"
     "device's measured limits, as a part of the time taken; more where caches help."
+)
+
+
+_MEASURES = (
+    "time: median of calls by turns; spread: half of them are that near. {cold}: the\n"
+    "first call{caches}. error: relative to eager in the 2-norm."
 )
 
 
@@ -41,7 +48,9 @@ def totals(report: KernelTimes) -> Table:
     grid = Table.grid(padding=(0, 2))
     limits = report.limits
     rates = "".join(f", {amount(rate, 'FLOP/s')} in {dtype}" for dtype, rate in limits.rates.items() if rate)
-    kernels = f"{duration(report.kernel_seconds)} in {report.calls} calls of {len(report.rows)} kernels"
+    kernels = (
+        f"{duration(report.kernel_seconds)} in {counted(report.calls, 'call')} of {counted(len(report.rows), 'kernel')}"
+    )
     gap = max(report.gap_seconds, 0.0)
     at_limits = f"{duration(report.bound_seconds)}, {percent(report.bound_seconds, report.kernel_seconds)}"
     grid.add_row("whole call", f"{duration(report.call_seconds)}, {report.kind} (median of {report.rounds})")
@@ -103,19 +112,23 @@ def _short(site: Site) -> str:
     return f"{PurePath(site.file).name}:{site.line} {site.code}"
 
 
-def comparison_view(times: Times, note: str) -> RenderableType:
+def comparison_view(times: Times, note: str, *, empty_caches: bool = False) -> RenderableType:
     """A row for each backend and mode."""
+    cold = "cold" if empty_caches else "first call"
     peaks = any(one.peak_bytes is not None for one in times.contestants)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("backend", no_wrap=True)
-    for name in ("time", "speed", "cold", "error", *(["peak"] if peaks else [])):
+    for name in ("time", "spread", "speed", cold, "error", *(["peak"] if peaks else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for one in times.contestants:
         cells = _compared(one, times.speed(one))
         table.add_row(*cells, *([amount(one.peak_bytes or 0, "B")] if peaks else []))
     failures = [Text(f"{one.name}: {one.failed}", style="red") for one in times.contestants if one.failed]
-    notes = [Text(note, style="dim")] if note else []
-    return Group(table, *failures, *notes, *option_tables(times.contestants))
+    busy = busy_line(one.spread for one in times.contestants)
+    warnings = [Text(busy, style="yellow")] if busy else []
+    measures = _MEASURES.format(cold=cold, caches=", all caches empty" if empty_caches else ", with what caches hold")
+    notes = [Text(line, style="dim") for line in (note, measures) if line]
+    return Group(table, *failures, *warnings, *notes, *option_tables(times.contestants))
 
 
 def option_tables(contestants: Sequence[Contestant]) -> list[Table]:
@@ -135,6 +148,7 @@ def option_tables(contestants: Sequence[Contestant]) -> list[Table]:
 
 def _compared(one: Contestant, speed: float | None) -> list[str]:
     if one.failed:
-        return [one.name, "failed", "", "", ""]
+        return [one.name, "failed", "", "", "", ""]
     error = "" if one.error is None else f"{one.error:.1e}"
-    return [one.name, duration(one.seconds), f"{speed:.2f}x" if speed else "", duration(one.cold_seconds), error]
+    times = duration(one.seconds), plus_minus(one.spread), f"{speed:.2f}x" if speed else "", duration(one.cold_seconds)
+    return [one.name, *times, error]

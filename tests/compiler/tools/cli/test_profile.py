@@ -1,11 +1,14 @@
 """`regraft kernels` and `regraft bench` as commands."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from regraft.compiler.options import list_templates
+from regraft.compiler.tools.cli.empty_caches import empty_caches
 from regraft.compiler.tools.cli.main import app
 from regraft.compiler.tools.generation import comparison as generation
 from regraft.compiler.tools.profile import comparison, limits, profiler
@@ -64,6 +67,20 @@ def test_bench(tmp_path):
         "eager",
         "regraft",
     ]
+
+
+def test_cold_means_empty_caches(tmp_path, monkeypatch):
+    """The cache of the user is neither read nor written; one's own is empty for each backend."""
+    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    with empty_caches() as forget:
+        own = Path(os.environ["REGRAFT_CACHE_DIR"])
+        (own / "code").mkdir(parents=True)
+        forget()
+        assert own != tmp_path / "cache" and not own.exists() and "TRITON_CACHE_DIR" in os.environ
+    assert os.environ["REGRAFT_CACHE_DIR"] == str(tmp_path / "cache") and "TRITON_CACHE_DIR" not in os.environ
+    out = run("bench", "small.py:model", "--backends", "regraft")
+    assert "cold" in out and "all caches empty" in out and not list((tmp_path / "cache").rglob("*.*"))
 
 
 def test_bench_names_what_there_is():

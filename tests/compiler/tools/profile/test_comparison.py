@@ -71,6 +71,35 @@ def test_what_fails_is_told_and_left_out(monkeypatch):
     assert "failed" in text and "no such kernel" in text
 
 
+def test_spreads_are_told_and_a_busy_machine():
+    made = run(torch.nn.ReLU(), torch.ones(4))
+    eager, ours = made.contestants
+    eager.samples, ours.samples = [1.0] * 5, [0.5, 1.0, 1.0, 1.5, 2.0]
+    assert eager.spread == 0.0 and ours.spread == 0.25
+    text = plain(made.view(), width=80)
+    assert "± <1%" in text and "± 25%" in text and "too busy to tell" in text and "first call" in text
+    ours.samples = [1.0] * 5
+    assert "too busy" not in plain(made.view(), width=80) and made.to_json()["contestants"][1]["spread"] == 0.0
+
+
+def test_the_error_is_that_of_reports():
+    """An infinity that eager has not is an error; gradients count together, since some are only roundings."""
+    one, two = torch.tensor([1.0, 2.0]), torch.tensor([1e-9])
+    assert comparison._error([one, one], [one, one], 1) == 0.0
+    assert comparison._error([torch.tensor([1.0, torch.inf]), one], [one, one], 1) == torch.inf
+    assert comparison._error([one, one, 2 * two], [one, one, two], 2) < 1e-8
+    assert comparison._error([one, 2 * two], [one, two], 0) == 1.0
+
+
+def test_caches_are_emptied_before_each_one():
+    told = []
+    made = run(
+        torch.nn.ReLU(), torch.ones(4), forget=lambda: told.append("empty"), progress=lambda d, _: told.append(d)
+    )
+    assert told[:4] == ["eager: compiling", "empty", "regraft: compiling", "empty"] and told.count("empty") == 2
+    assert "cold" in plain(made.view(), width=80) and made.to_json()["empty_caches"]
+
+
 def test_names():
     assert [Contestant("eager", "").name, Contestant("x", "default").name] == ["eager", "x"]
 
