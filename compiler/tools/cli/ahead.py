@@ -55,8 +55,8 @@ def aot(
             raise UsageError(str(error)) from None
         manifest = read_manifest(written)
     size, constants = written.stat().st_size / 1e6, manifest["constants"]["bytes"] / 1e6
-    made = counted(len(manifest["kernels"]), "kernel")
-    output_console().print(f"{written}: {size:.1f} MB, of which {constants:.1f} MB constants; {made}")
+    kernels = counted(len(manifest["kernels"]), "kernel")
+    output_console().print(f"{written}: {size:.1f} MB, of which {constants:.1f} MB constants; {kernels}")
     for where, (low, high) in manifest["dynamic"].items():
         output_console().print(f"  {where}: from {low}" + (f" to {high}" if high is not None else ""))
 
