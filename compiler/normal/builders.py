@@ -22,6 +22,9 @@ from .analysis import Factor, is_literal, uniform
 
 aten = torch.ops.aten
 
+END = torch.iinfo(torch.int64).max
+"""The end of the slice in x[n:]."""
+
 
 def permute(edit: Editor, user: fx.Node, x: fx.Node, dims: Sequence[int]) -> fx.Node:
     """`x` with its dimensions in the order `dims` (none negative)."""
@@ -109,3 +112,17 @@ def inverse(edit: Editor, factor: Factor) -> Factor | None:
     if is_number(factor):  # a symbol may be 0 in the example and another number later
         return edit.call(operator.truediv, 1.0, factor) if hint(val(factor)) != 0 else None
     return edit.call(aten.reciprocal.default, factor)
+
+
+def part(edit: Editor, user: fx.Node, x: fx.Node, dim: int, start: Any, end: Any) -> fx.Node | None:
+    """slice(x, dim, start, end) for a part of `x` that `user` takes, if it is known to be as long.
+
+    A slice ends where `x` ends. Of symbolic sizes it may not be known that they reach no further.
+    """
+    new = edit.call(aten.slice.Tensor, x, dim, start, end_of(end, shape(x)[dim]))
+    return new if same_shape(shape(new), shape(user)) else None
+
+
+def end_of(end: Any, size: Any) -> Any:
+    """The end of a slice of a dim of `size`."""
+    return END if known_equal(end, size) else end

@@ -21,7 +21,6 @@ from .reshape_groups import regroup
 aten = torch.ops.aten
 
 _CUTS = ("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.tensor_split")
-_END = torch.iinfo(torch.int64).max  # the end of the slice in x[n:]
 
 
 @respelling("getitem")
@@ -36,16 +35,7 @@ def piece(node: fx.Node, edit: Editor) -> fx.Node | None:
     dim %= rank(x)
     sizes = [part.shape[dim] for part in val(call)]
     start = sum(sizes[:index])
-    return _cut(node, edit, x, dim, start, start + sizes[index])
-
-
-def _cut(node: fx.Node, edit: Editor, x: fx.Node, dim: int, start: Any, end: Any) -> fx.Node | None:
-    """slice(x, dim, start, end) for a part that `node` takes, if it is known to be as long.
-
-    A slice ends where x ends. Of symbolic sizes it may not be known that they reach no further.
-    """
-    new = edit.call(aten.slice.Tensor, x, dim, start, _end(end, shape(x)[dim]))
-    return new if same_shape(shape(new), shape(node)) else None
+    return builders.part(edit, node, x, dim, start, start + sizes[index])
 
 
 @respelling("aten.slice")
@@ -57,9 +47,9 @@ def to_the_end(node: fx.Node, edit: Editor) -> fx.Node | None:
     x, dim, start, end, step = (values[n] for n in ("self", "dim", "start", "end", "step"))
     if not is_tensor(x) or not all(isinstance(n, int) for n in (dim, start, step)) or end is None:
         return None
-    if known_equal(val(end), _END) or not known(val(end) >= shape(x)[dim]) or holds_softmax(x):
+    if known_equal(val(end), builders.END) or not known(val(end) >= shape(x)[dim]) or holds_softmax(x):
         return None
-    return edit.call(aten.slice.Tensor, x, dim % rank(x), start, _END, *([step] if step != 1 else []))
+    return edit.call(aten.slice.Tensor, x, dim % rank(x), start, builders.END, *([step] if step != 1 else []))
 
 
 @respelling("aten.narrow")
@@ -68,7 +58,7 @@ def narrowed(node: fx.Node, edit: Editor) -> fx.Node | None:
     x, dim, start, length = node.args[:4]
     if node.target is not aten.narrow.default or not all(isinstance(n, int) for n in (dim, start, length)) or start < 0:
         return None
-    return _cut(node, edit, x, dim % rank(x), start, start + length)
+    return builders.part(edit, node, x, dim % rank(x), start, start + length)
 
 
 @respelling("getitem")
@@ -112,10 +102,10 @@ def _picked(node: fx.Node, edit: Editor, view: Any, dim: Any, index: Any) -> fx.
         x = builders.permute(edit, node, x, order[:-1])
     if dim == n - 1:
         start, step = index % inner, inner
-        end = _END
+        end: Any = builders.END
     else:
         start, step = (index % outer) * inner, 1
-        end = _end(start + inner, shape(x)[-1])
+        end = builders.end_of(start + inner, shape(x)[-1])
     return edit.call(aten.slice.Tensor, x, rank(x) - 1, start, end, *([step] if step != 1 else []))
 
 
@@ -123,10 +113,6 @@ def _splits_more(view: fx.Node) -> bool:
     """Whether a view splits more than the last dim, as heads and pairs of the result of a layer."""
     groups = regroup(shape(view.args[0]), shape(view))
     return groups is None or not all(g.is_split for g in groups) or len(groups[-1].new) < 2
-
-
-def _end(end: Any, size: Any) -> Any:
-    return _END if known_equal(end, size) else end
 
 
 SLICES: tuple[Respelling, ...] = (piece, narrowed, unbound, one_of_regrouped, to_the_end)

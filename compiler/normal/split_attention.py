@@ -154,7 +154,7 @@ def part_of_weights(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not last(weights, values.get("dim", 0)) or not isinstance(index, int):
         return None
     start = sum(map(val, sizes[:index])) if isinstance(sizes, (list, tuple)) else val(sizes) * index
-    return edit.call(aten.slice.Tensor, weights, -1, start, start + shape(node)[-1])
+    return builders.part(edit, node, weights, -1, start, start + shape(node)[-1])
 
 
 @respelling("aten.add")

@@ -184,8 +184,9 @@ def test_parts_whose_lengths_are_numbers():
     """Numbers of a list are not known to add up to the size of what they cut."""
 
     def cut(x, sizes, n):
-        parts = x.split(sizes)
-        return [part * 2 for part in parts], x.narrow(0, 1, n) + 1, x[n:].narrow(0, 0, 2), x.split(n)[-1] * n
+        weights = x.mT.softmax(-1).split(sizes, -1)
+        values = [part * 2 for part in x.split(sizes)]
+        return values, [w @ v for w, v in zip(weights, values, strict=True)], x.narrow(0, 1, n) + 1, x.split(n)[-1] * n
 
     torch._dynamo.reset()
     compiled = torch.compile(cut, backend="regraft", dynamic=True)
