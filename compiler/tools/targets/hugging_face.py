@@ -188,7 +188,10 @@ def _constructor(config: Any) -> Callable[[torch.dtype], torch.nn.Module]:
 
 
 def _created(model: Any, config: Any) -> Callable[[torch.dtype], torch.nn.Module]:
-    return lambda dtype: model._from_config(config, attn_implementation="eager", dtype=dtype)
+    """What makes `model`, which may take only a part of `config`: a model of text of one of sound and text."""
+    taken = getattr(model, "config_class", None) or type(config)
+    own = next((part for part in parts(config) if isinstance(part, taken)), config)
+    return lambda dtype: model._from_config(own, attn_implementation="eager", dtype=dtype)
 
 
 def _model_class(config: Any) -> Any:

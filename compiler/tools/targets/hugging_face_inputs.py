@@ -71,14 +71,14 @@ def _candidates(model: Any, choices: Choices) -> Iterator[Inputs]:
     accepted, asked = set(inspect.signature(model.forward).parameters), _Asked(model.config, choices)
     name = next((n for n in _main_names(model) if n in accepted and n in _MAIN_INPUTS), _first_known(model))
     for main in _MAIN_INPUTS.get(name, lambda asked: [])(asked):
-        inputs = {name: _as(choices, main)}
-        if "decoder_input_ids" in accepted:
-            inputs |= {"decoder_input_ids": _tokens(asked)}
-        yield inputs
-        for companions in _COMPANIONS:
-            found = companions(replace(asked, main=main))
-            if found and found.keys() <= accepted - inputs.keys():
-                yield inputs | {key: _as(choices, value) for key, value in found.items()}
+        decoded = _answers(asked) if "decoder_input_ids" in accepted else [None]
+        for answer in decoded:
+            inputs = {name: _as(choices, main)} | ({} if answer is None else {"decoder_input_ids": answer})
+            yield inputs
+            for companions in _COMPANIONS:
+                found = companions(replace(asked, main=main))
+                if found and found.keys() <= accepted - inputs.keys():
+                    yield inputs | {key: _as(choices, value) for key, value in found.items()}
 
 
 def _main_names(model: Any) -> list[str]:
@@ -133,7 +133,15 @@ def _tokens(asked: _Asked) -> torch.Tensor:
 
 
 def _texts(asked: _Asked) -> list[torch.Tensor]:
-    return [_tokens(asked)]
+    """Tokens: (batch, positions), of sound also (batch * channels, positions)."""
+    tokens, channels = _tokens(asked), asked.setting("num_codebooks")
+    return [tokens] if channels is None else [tokens, tokens.repeat(channels, 1)]
+
+
+def _answers(asked: _Asked) -> list[torch.Tensor]:
+    """Tokens of a decoder: (batch, positions), of sound also (batch, positions, channels)."""
+    tokens, channels = _tokens(asked), asked.setting("num_channels")
+    return [tokens, tokens.unsqueeze(-1).repeat(1, 1, channels)] if isinstance(channels, int) else [tokens]
 
 
 def _embeddings(asked: _Asked) -> list[torch.Tensor]:
@@ -150,8 +158,8 @@ def _image_size(asked: _Asked) -> tuple[int, int, int]:
 
 def _images(asked: _Asked) -> list[torch.Tensor]:
     sizes, frames = _image_size(asked), asked.setting("num_frames")
-    image = torch.randn(asked.batch, *sizes)
-    return [*([] if frames is None else [torch.randn(asked.batch, frames, *sizes)]), image, *_patches(asked)]
+    image, pair = torch.randn(asked.batch, *sizes), torch.randn(asked.batch, 2, *sizes)
+    return [*([] if frames is None else [torch.randn(asked.batch, frames, *sizes)]), image, *_patches(asked), pair]
 
 
 def _patches(asked: _Asked) -> list[torch.Tensor]:
@@ -193,7 +201,7 @@ def _series(asked: _Asked) -> list[torch.Tensor]:
     lags, channels = asked.setting("lags_sequence"), asked.setting("num_input_channels", default=1)
     if lags:
         return [torch.randn(asked.batch, steps + max(lags))]
-    return [torch.randn(asked.batch, steps, channels)]
+    return [torch.randn(asked.batch, steps, channels), torch.randn(asked.batch, min(steps, SEQUENCE))]
 
 
 _MAIN_INPUTS: Mapping[str, Callable[[_Asked], list[torch.Tensor]]] = {
@@ -261,6 +269,20 @@ def _steps(asked: _Asked) -> Inputs:
     }
 
 
+def _pace(asked: _Asked) -> Inputs:
+    """What forecasters of any series want: which past values are none, and how often there is one."""
+    return {
+        "past_values_padding": torch.zeros(asked.positions, dtype=torch.long),
+        "freq": torch.zeros(asked.batch, 1, dtype=torch.long),
+    }
+
+
+def _task(asked: _Asked) -> Inputs:
+    """What to do with an image, as tokens that the model takes as numbers."""
+    length = asked.setting("task_seq_len")
+    return {} if length is None else {"task_inputs": torch.rand(asked.batch, length)}
+
+
 def _grid(asked: _Asked) -> Inputs:
     """Where the patches of each image are: (frames, rows, columns)."""
     if asked.main is None or len(asked.main) != asked.batch * GRID**2:
@@ -274,6 +296,7 @@ def _points(asked: _Asked) -> Inputs:
 
 _COMPANIONS: tuple[Callable[[_Asked], Inputs], ...] = (
     _image, _clip, _text, _sound, _boxes, _page, _regions, _encoded, _steps, _points, _grid,
+    _pace, _task,
 )  # fmt: skip
 
 

@@ -225,6 +225,26 @@ def test_a_time_series():
     assert {"past_values", "past_time_features", "past_observed_mask"} < set(target.kwargs) and run(target) is not None
 
 
+def test_a_series_of_any_frequency():
+    target = load("hf:timesfm", **SMALL)
+    assert set(target.kwargs) == {"past_values", "past_values_padding", "freq"} and run(target) is not None
+
+
+def test_channels_of_sound():
+    target = load("hf:dia", **SMALL, seq=8)
+    assert target.kwargs["decoder_input_ids"].shape == (1, 8, 9) and run(target) is not None
+
+
+def test_a_pair_of_images():
+    few = {"gnn_layers_types": ["self", "cross"], "sinkhorn_iterations": 1}
+    target = load("hf:superglue", **SMALL, config=few)
+    assert target.kwargs["pixel_values"].shape[1] == 2 and run(target) is not None
+
+
+def test_a_model_that_takes_a_part_of_the_configuration():
+    assert run(load("hf:musicgen", **SMALL, seq=8)) is not None
+
+
 def test_patches_and_the_grid_that_they_lie_on():
     target = load("hf:qwen3_vl_vision", **SMALL, batch=2)
     assert set(target.kwargs) == {"hidden_states", "grid_thw"} and target.kwargs["grid_thw"].shape == (2, 3)
