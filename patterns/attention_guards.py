@@ -122,9 +122,15 @@ def rows_keep_a_key(match: Binding) -> Reason | None:
 
 
 def weights_are_used(match: Binding) -> Reason | None:
-    """The weights have readers besides the product with value; otherwise rule `sdpa` applies."""
+    """The weights have readers besides the product with value; otherwise rule `sdpa` applies.
+
+    Of several products with the same weights one is replaced: each would take the weights from the others in turn.
+    """
     product, *inner = match.matched
     inside = {product, *inner}
+    own = next((n for n in inner if getattr(n.meta.get("application"), "rule", "") == "sdpa_with_weights"), None)
+    if own is not None:
+        return Reason("weights-replaced", "another product with these weights is replaced already", (product, own))
     if any(user not in inside for node in inner for user in node.users):
         return None
     return Reason("weights-unused", "nobody else needs the weights", (product,), "another use of them", "none")

@@ -317,6 +317,30 @@ def test_two_attentions_share_scores() -> None:
     assert_agrees(attention, found.run, qkv())
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "readers",
+    [
+        lambda p, v, w: (p @ v, p @ w),
+        lambda p, v, w: (p @ v, p @ w, p),
+        lambda p, v, w: (p @ v, p @ (w * (p @ v).mean())),
+        lambda p, v, w: (p @ v, p.double() @ w.double(), (p * 2) @ v),
+        lambda p, v, w: (torch.dropout(p, 0.0, True) @ v, p @ w, p.mean(1)),
+    ],
+    ids=["two", "two and weights", "chain", "casts", "dropout"],
+)
+def test_values_share_weights(readers: Any, training: bool) -> None:
+    """Several products with the same weights: one is replaced, and the others take its weights."""
+
+    def attention(q, k, v, w):
+        return readers(torch.softmax(q @ k.mT, -1), v, w)
+
+    given = [x.requires_grad_(training) for x in (*qkv(), normal(B, H, T, D, seed=9))]
+    found = rewritten(attention, given)
+    assert found.count() == 1 and not found.record.fallbacks
+    assert_agrees(attention, found.run, given)
+
+
 def test_attention_of_attention() -> None:
     """The value of one is the result of another."""
 
