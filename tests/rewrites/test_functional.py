@@ -41,6 +41,19 @@ def test_operands_that_get_other_memory():
         assert torch.equal(module(actual), function(expected)) and torch.equal(actual, expected)
 
 
+def test_metadata_of_operands_that_are_turned_in_place_stays():
+    def program(a):
+        b = (a * 2).clamp_(-1, 1).relu_()
+        b.copy_(a * a)
+        b.squeeze_().unsqueeze_(0).transpose_(0, 1)
+        return b + 1
+
+    module, _ = functional(program)
+    assert torch.equal(module(X), program(X))
+    shapes = {node.name: tuple(node.meta["val"].shape) for node in module.graph.nodes if "val" in node.meta}
+    assert shapes["clamp_"] == shapes["relu_"] == shapes["copy_"] == tuple(X.shape), shapes
+
+
 def test_results_are_turned_in_place():
     """A view out of place is another tensor, and autograd's replay fails where only some calls are views."""
     turned = lambda a: (a * 2).transpose_(0, 1).t_()  # noqa: E731
