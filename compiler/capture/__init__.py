@@ -15,6 +15,7 @@ unchanged; the body of `torch.utils.checkpoint` is captured like the rest.
 If this cannot be guaranteed, the result is Dynamo's graph, with a reason.
 
     block_tables.py   tables of blocks that `flex_attention` need not read
+    questions.py  questions that Dynamo has answered
     mapped.py     maps by `vmap`, as operators on whole batches
     screen.py     refusals before tracing
     flex.py       `flex_attention` as products and a softmax
@@ -40,6 +41,7 @@ from .block_tables import without_tables
 from .eager_refuses import eager_may_refuse
 from .mapped import without_maps
 from .outputs import flat_outputs
+from .questions import without_questions
 from .retrace import RefusedError, retrace
 from .screen import opaque_memory, screen
 
@@ -83,7 +85,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
     opaque = opaque_memory(flat, example_inputs)
     if opaque is not None:
         return Captured(flat, example_inputs, opaque, restore, as_written=True)
-    lean = without_tables(flat)
+    lean = without_questions(without_tables(flat))
     kept: list[Reason] = []
     try:
         plain = without_maps(lean)
