@@ -373,7 +373,8 @@ class _Run:
         present = {op_name(n) for n in self.mirror.graph.nodes}
         unseen = [r for r in self.rules if not r.required <= present and not self.applied[r.name]]
         unseen = [r for r in unseen if all(name != r.name for name, _ in self.forestalled)]
-        self.record.near_misses.extend(_absent(r, present) for r in unseen if r.name in self.explained)
+        takers = {op_name(node): rule for node, rule in self.taken.items()}
+        self.record.near_misses.extend(_absent(r, present, takers) for r in unseen if r.name in self.explained)
 
 
 def _example(node: fx.Node) -> Any:
@@ -440,8 +441,15 @@ def _near_miss(rule: Rule, node: fx.Node, failure: Failure, taken_by: str) -> Ne
     )  # fmt: skip
 
 
-def _absent(rule: Rule, present: set[str]) -> NearMiss:
-    """The near miss of a rule that needs an operator which the graph does not contain."""
-    missing = ", ".join(sorted(op.removeprefix("aten.") for op in rule.required - present))
-    message = f"the graph has no {missing}, without which {rule.name} cannot match"
-    return NearMiss(rule.name, rule.family, "operators-missing", message, missing, "none", 0, rule.size)
+def _absent(rule: Rule, present: set[str], takers: Mapping[str, str]) -> NearMiss:
+    """The near miss of a rule that needs an operator which the graph does not contain, or no longer.
+
+    `takers` tells, by operator, the last rule that replaced one.
+    """
+    absent = rule.required - present
+    missing = ", ".join(sorted(op.removeprefix("aten.") for op in absent))
+    code, message = "operators-missing", f"the graph has no {missing}, without which {rule.name} cannot match"
+    if absent <= takers.keys():
+        rules = " and ".join(sorted({takers[op] for op in absent}))
+        code, message = "operators-replaced", f"{rules} replaced each {missing}, without which {rule.name} cannot match"
+    return NearMiss(rule.name, rule.family, code, message, missing, "none", 0, rule.size)

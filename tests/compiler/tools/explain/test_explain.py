@@ -9,6 +9,7 @@ from torch import nn
 
 import regraft
 from regraft import Sample, T
+from regraft.compiler.tools.explain.explain import explain_all
 from regraft.compiler.tools.explain.explanation import Explanation
 from regraft.rewrites import rule as rules
 from regraft.rewrites.record import NearMiss
@@ -30,6 +31,17 @@ def test_equal_matches_are_told_once():
     text = str(regraft.explain("sdpa", Layers(3), torch.randn(2, 4, 5, 8)))
     assert text.startswith("sdpa: 3 matched, 0 near misses in 1 graph\n  looks for softmax(query @ key_t")
     assert text.count("matched   x 3") == 1 and text.count("test_explain.py") == 1
+
+
+def test_operators_that_another_rule_replaced_are_not_called_missing():
+    """A whole family is explained, and one of its rules has matched everything."""
+    q, k, v = qkv()
+    chosen = ("sdpa", "sdpa_with_weights")
+    _, other = explain_all(chosen, plain, q, k, v)
+    (miss,) = other.near_misses
+    assert miss.code == "operators-replaced" and "sdpa replaced each matmul" in miss.message
+    _, other = explain_all(chosen, torch.sin, q)
+    assert other.near_misses[0].code == "operators-missing"
 
 
 def test_equal_near_misses_are_told_once():
