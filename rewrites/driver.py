@@ -374,7 +374,14 @@ class _Run:
         unseen = [r for r in self.rules if not r.required <= present and not self.applied[r.name]]
         unseen = [r for r in unseen if all(name != r.name for name, _ in self.forestalled)]
         takers = {op_name(node): rule for node, rule in self.taken.items()}
-        self.record.near_misses.extend(_absent(r, present, takers) for r in unseen if r.name in self.explained)
+        self.record.near_misses.extend(
+            _absent(r, r.required - present, takers) for r in unseen if r.name in self.explained
+        )
+        told_of = {miss.rule for miss in self.record.near_misses}
+        for rule in self.rules:
+            silent = rule.name in self.explained and rule.name not in told_of and not self.applied[rule.name]
+            if silent and not rule.roots & present:
+                self.record.near_misses.append(_absent(rule, rule.roots, takers))
 
 
 def _example(node: fx.Node) -> Any:
@@ -441,13 +448,15 @@ def _near_miss(rule: Rule, node: fx.Node, failure: Failure, taken_by: str) -> Ne
     )  # fmt: skip
 
 
-def _absent(rule: Rule, present: set[str], takers: Mapping[str, str]) -> NearMiss:
-    """The near miss of a rule that needs an operator which the graph does not contain, or no longer.
+def _absent(rule: Rule, absent: frozenset[str], takers: Mapping[str, str]) -> NearMiss:
+    """The near miss of a rule that needs operators which the graph does not contain, or no longer.
 
-    `takers` tells, by operator, the last rule that replaced one.
+    Args:
+        rule: the rule.
+        absent: the operators: all that are needed and absent, or the alternatives that its match may end with.
+        takers: by operator, the last rule that replaced one.
     """
-    absent = rule.required - present
-    missing = ", ".join(sorted(op.removeprefix("aten.") for op in absent))
+    missing = (" or " if absent == rule.roots else ", ").join(sorted(op.removeprefix("aten.") for op in absent))
     code, message = "operators-missing", f"the graph has no {missing}, without which {rule.name} cannot match"
     if absent <= takers.keys():
         rules = " and ".join(sorted({takers[op] for op in absent}))

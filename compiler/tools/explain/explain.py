@@ -19,6 +19,8 @@ from ...options import OptionError, Options
 from ...options.rules import resolve_rules
 from .explanation import Explanation
 
+_LATER = ("configuration", "cudagraphs", "wrapper", "kernels")  # stages whose fallbacks hide nothing from rules
+
 
 def explain(
     rule: Rule | str, model: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
@@ -98,7 +100,7 @@ def _explanation(rule: Rule, graphs: list[GraphRecord]) -> Explanation:
         rule.name,
         matches,
         sorted(telling, key=lambda m: -m.depth),
-        [f for g in graphs for f in g.fallbacks if f.rule in ("", rule.name)],
+        [f for g in graphs for f in g.fallbacks if f.rule == rule.name or (not f.rule and f.stage not in _LATER)],
         len(graphs),
         rule.doc.split("\n\n")[0].replace("\n", " "),
         declined=[m for g in graphs for m in g.declined if m.rule == rule.name],

@@ -8,7 +8,7 @@ from support.attentions import plain, qkv
 from torch import nn
 
 import regraft
-from regraft import Sample, T
+from regraft import Sample, T, choose
 from regraft.compiler.tools.explain.explain import explain_all
 from regraft.compiler.tools.explain.explanation import Explanation
 from regraft.rewrites import rule as rules
@@ -42,6 +42,23 @@ def test_operators_that_another_rule_replaced_are_not_called_missing():
     assert miss.code == "operators-replaced" and "sdpa replaced each matmul" in miss.message
     _, other = explain_all(chosen, torch.sin, q)
     assert other.near_misses[0].code == "operators-missing"
+
+
+def test_alternatives_that_are_all_absent_are_told():
+    def either(x, y):
+        total = x + y
+        return choose("way", relu=lambda: torch.relu(total), tanh=lambda: torch.exp(torch.tanh(total)))
+
+    rule = declared(either, x=T("N"), y=T("N"), tags={"way": "relu"})
+    found = regraft.explain(rule, lambda x: torch.tanh(x + x).log(), torch.randn(4))
+    (miss,) = found.near_misses
+    assert miss.code == "operators-missing" and "no exp or relu, without which" in miss.message
+    assert "nothing in the model looks like it" not in str(found)
+
+
+def test_what_later_stages_fall_back_to_hides_nothing_from_rules():
+    found = regraft.explain("silu", nn.SiLU(), torch.randn(4), options={"mode": "reduce-overhead"})
+    assert not found.fallbacks and "not seen" not in str(found)
 
 
 def test_equal_near_misses_are_told_once():
