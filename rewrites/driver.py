@@ -456,7 +456,8 @@ def _absent(rule: Rule, absent: frozenset[str], takers: Mapping[str, str]) -> Ne
         absent: the operators: all that are needed and absent, or the alternatives that its match may end with.
         takers: by operator, the last rule that replaced one.
     """
-    missing = (" or " if absent == rule.roots else ", ").join(sorted(op.removeprefix("aten.") for op in absent))
+    *most, last = sorted(op.removeprefix("aten.") for op in absent)
+    missing = f"{', '.join(most)} {'or' if absent == rule.roots else 'and'} {last}" if most else last
     code, message = "operators-missing", f"the graph has no {missing}, without which {rule.name} cannot match"
     if absent <= takers.keys():
         rules = " and ".join(sorted({takers[op] for op in absent}))
