@@ -91,6 +91,13 @@ def test_the_site_builds(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_site_follows_the_systems_colours():
+    """Until a reader chooses: light and dark alone would keep what the first visit found."""
+    palette = (ROOT / "mkdocs.yml").read_text().partition("palette:")[2].partition("plugins:")[0]
+    medias = re.findall(r'media: "\(prefers-color-scheme(.*?)\)"', palette)
+    assert medias == ["", ": light", ": dark"]
+
+
 def test_options_table_is_complete():
     table = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
     assert {*list_options(), *list_templates()} - {"none", "freezing"} == set(table) - {"overrides", "freezing"}
