@@ -115,7 +115,7 @@ def trace(
         reading = read(mirror.graph, images, symbols)
         _require_known_sizes(mirror.graph, symbols)
     except PatternError as error:
-        raise PatternError(f"rule {declaration.name!r}: its pattern is none: {error}") from error
+        raise PatternError(f"rule {declaration.name!r}: it has no valid pattern: {error}") from error
     except Exception as error:
         raise PatternError(f"rule {declaration.name!r}: its pattern {_why_not(error, sample, given)}") from error
     return Traced(sample, dtype, static, mirror.graph, images, symbols, compat.assumptions(mode), met, reading)

@@ -338,6 +338,10 @@ def _claim(rule: Rule) -> Rule:
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[str, ...]:
+    if not inspect.isfunction(function):
+        kind = type(function).__name__
+        advice = "write def pattern(x, weight): ..., with the weights of modules among its parameters"
+        raise PatternError(f"rule {name!r}: a pattern is a Python function, not {kind}: {advice}")
     parameters = inspect.signature(function).parameters.values()
     for p in parameters:
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
@@ -394,7 +398,8 @@ def _guard(rule: str, function: Callable[..., Any], parameters: Sequence[str]) -
 def _candidates(
     rule: str, replacement: Callable[..., Any] | Sequence[Candidate], parameters: Sequence[str], derived: Sequence[str]
 ) -> tuple[Candidate, ...]:
-    found = (Candidate("replacement", replacement),) if callable(replacement) else tuple(replacement)
+    given: Sequence[Any] = replacement if isinstance(replacement, (list, tuple)) else [replacement]
+    found: tuple[Any, ...] = (Candidate("replacement", replacement),) if callable(replacement) else tuple(given)
     if not found:
         raise PatternError(f"rule {rule!r} has no replacement")
     strange = [one for one in found if not isinstance(one, Candidate)]

@@ -19,6 +19,8 @@ class RuleSet:
     """
 
     def __init__(self, rules: Iterable[Rule | str] = ()) -> None:
+        if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
+            raise TypeError(f"a rule set is made of a list of rules and names of rules: RuleSet([{rules!r}])")
         self._rules: dict[str, Rule] = {}
         for item in rules:
             rule = declared(item) if isinstance(item, str) else item

@@ -7,6 +7,7 @@ None                            the library's own rules, in their order
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from ...patterns import default_rules
@@ -48,4 +49,8 @@ def _resolve(item: Any) -> RuleSet:
             return plugin_rules(item)
         except KeyError:
             offered = ", ".join(plugin_names()) or "nothing"
+            if difflib.get_close_matches(item, ["default"]):
+                raise OptionError(
+                    f"option 'rules': no rule named {item!r} is declared (did you mean 'default'?)"
+                ) from None
             raise OptionError(f"option 'rules': {unknown.args[0]}; installed packages offer {offered}") from None

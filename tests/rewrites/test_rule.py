@@ -30,6 +30,12 @@ def test_a_declaration():
         ({"replacement": lambda x, y, z: x}, r"takes \(x, y, z\)"),
         ({"replacement": lambda x, y: x, "derived": {"d": lambda match, policy: 1}}, r"give \(x, y, \*, d\)"),
         ({"replacement": []}, "no replacement"),
+        ({"replacement": None}, "replacement=None: a function is wanted, or a list of Candidate"),
+        (
+            {"pattern": torch.nn.Linear(3, 3)},
+            r"is a Python function, not Linear: write def pattern\(x, weight\)",
+        ),
+        ({"pattern": torch.relu}, "a pattern is a Python function, not builtin_function_or_method"),
         ({"replacement": "fast"}, "replacement='fast': a function is wanted, or a list of Candidate"),
         ({"numbers": ["y"]}, r"gives y=.*, but numbers=\['y'\] says that y binds a number"),
         ({"replacement": [Candidate("fast", lambda x: x)]}, "replacement 'fast'"),

@@ -38,6 +38,9 @@ def test_unknown_names(three):
         RuleSet(["d"])
     with pytest.raises(TypeError, match="not int: 3"):
         RuleSet([3])
+    for one in ("a", three[0], 3):
+        with pytest.raises(TypeError, match=r"made of a list of rules and names of rules: RuleSet\(\["):
+            RuleSet(one)
 
 
 def test_one_name_is_one_rule(three, monkeypatch):

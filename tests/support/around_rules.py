@@ -229,7 +229,7 @@ def _finding(one: Program, compiled: Counter[Any], explained: Counter[Any], own:
 
 def _value(one: Program, expected: Any, got: Any, explained: Counter[Any], own: Any) -> Finding:
     matches = dict(Counter(m[0] for m in explained.elements()))
-    if not _random(one.module) and (off := _error(expected, got)):
+    if not _random(one.module) and (off := _error(expected, got, _allowed(one))):
         return Finding("wrong", off, matches)
     if matches.get(one.rule.name):
         return Finding("matched", "", matches)
@@ -241,13 +241,19 @@ def _random(module: fx.GraphModule) -> bool:
     return any("dropout" in str(n.target) for n in module.graph.nodes)
 
 
-def _error(expected: Any, got: Any) -> str:
+def _allowed(one: Program) -> float:
+    """The tolerance of the narrowest dtype that a value of the program has."""
+    held = {n.meta["val"].dtype for n in one.module.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)}
+    held |= {torch.bfloat16} if one.setting == "autocast" else set()
+    return max(_TOLERANCE.get(dtype, _TOLERANCE[torch.float32]) for dtype in held)
+
+
+def _error(expected: Any, got: Any, allowed: float) -> str:
     for place, (a, b) in enumerate(zip(tree_leaves(expected), tree_leaves(got), strict=True)):
         if not isinstance(a, torch.Tensor):
             continue
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             return f"result {place} is {b.dtype} {tuple(b.shape)}, in eager {a.dtype} {tuple(a.shape)}"
-        allowed = _TOLERANCE.get(a.dtype, 2e-3)
         a, b = (t.detach().to(torch.complex128 if t.is_complex() else torch.float64) for t in (a, b))
         scale = a[a.isfinite()].abs().max().item() if a.isfinite().any() else 1.0
         if not torch.allclose(a, b, rtol=allowed, atol=allowed * max(scale, 1e-3), equal_nan=True):

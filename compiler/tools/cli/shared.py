@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from typer.core import TyperGroup
 
 _MISUSE: type[Exception] = typer.BadParameter.__mro__[1]  # UsageError, which typer does not export
+SILENT_SECONDS = 5.0  # for which a command that is not watched in a terminal says nothing of its progress
+_NUMBERED = re.compile(r"round \d+( of \d+)?")  # steps of one kind
 errors = Console(stderr=True, emoji=False)  # "hf:llama:" is no picture of a llama
 
 
@@ -92,11 +96,30 @@ def require_folder(path: Path | None) -> None:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Callable[[str, float], None]]:
-    """A progress bar on standard error, if that is a terminal: tell it what is being done, and which part is behind."""
+    """A progress bar on standard error: tell it what is being done, and which part is behind.
+
+    In a file or pipe, each kind of step is a line, once a command has taken a few seconds.
+    """
+    if not errors.is_terminal:
+        yield _lines(time.monotonic())
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+    with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("", total=1.0)
         yield lambda doing, done: progress.update(task, description=escape(doing), completed=done)
+
+
+def _lines(start: float) -> Callable[[str, float], None]:
+    told = ""
+
+    def tell(doing: str, done: float) -> None:
+        nonlocal told
+        kind, seconds = _NUMBERED.sub("", doing), time.monotonic() - start
+        if kind != told and seconds >= SILENT_SECONDS:
+            told = kind
+            errors.print(f"{seconds:5.0f} s, {done:4.0%}  {escape(doing)}", highlight=False, soft_wrap=True)
+
+    return tell
 
 
 def output_console() -> Console:

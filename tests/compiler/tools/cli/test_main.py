@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from support.records import graph
 from typer.main import get_command
 from typer.testing import CliRunner
 
 import regraft
+from regraft.compiler.tools.cli import shared
 from regraft.compiler.tools.cli.main import app
 from regraft.rewrites.coverage import publish
 from regraft.rewrites.report.document import Report
@@ -386,3 +388,19 @@ def test_targets_in_messages_are_no_pictures(capsys):
     assert "hf:llama: a row" in plain(table)
     shared.output_console().print("hf:llama: is what it is", table)
     assert capsys.readouterr().out.count("hf:llama:") == 2
+
+
+def test_progress_is_told_in_a_pipe(monkeypatch, capsys):
+    """Rounds of one kind once, and nothing of a command that takes no time."""
+    monkeypatch.setattr(shared, "errors", Console(stderr=True, width=80, force_terminal=False))
+    with shared.shown_progress() as progress:
+        progress("compiling", 0.0)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(shared, "SILENT_SECONDS", 0.0)
+    with shared.shown_progress() as progress:
+        progress("hf:albert, 1 of 100", 0.01)
+        for turn in range(3):
+            progress(f"timing, round {turn + 1} of 3", 0.5)
+        progress("hf:bert, 2 of 100", 0.02)
+    told = [line.split("%")[1].strip() for line in capsys.readouterr().err.splitlines()]
+    assert told == ["hf:albert, 1 of 100", "timing, round 1 of 3", "hf:bert, 2 of 100"]
