@@ -123,6 +123,20 @@ def test_limits_of_logit(dtype: torch.dtype, eps: float | None) -> None:
     torch.testing.assert_close(*results, equal_nan=True, rtol=near, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1.6e-19, 1e-23, 1e-30, 1e20])
+def test_deviations_of_any_scale(dtype: torch.dtype, scale: float) -> None:
+    """Squares of such numbers are none of float32's: eager computes deviations in float64 on CPUs."""
+
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.std(1), x.std(0, correction=0), x.std(), *torch.std_mean(x, 1), (x - x.mean()) / x.std() * scale]
+
+    x = (torch.randn(40, 3000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
+    torch.compiler.reset()
+    near = 1e-5 if dtype == torch.float32 else 1.6e-2
+    torch.testing.assert_close(torch.compile(f, backend="regraft")(x), f(x), rtol=near, atol=near * scale)
+
+
 DECISIONS = {
     "floor": lambda x: torch.floor(x * 3.3), "round": lambda x: torch.round(x * 33.3),
     "int": lambda x: (x * 33.3).int(),

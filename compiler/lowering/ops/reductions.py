@@ -208,19 +208,22 @@ def argmin(low: Lowering, x: Tensor, dim: int | None = None, keepdim: bool = Fal
 # -- moments -----------------------------------------------------------------------------------------------------------
 
 
-def moments(low: Lowering, x: Tensor, of: Space, finish: Finish) -> tuple[Tensor, ...]:
+def moments(
+    low: Lowering, x: Tensor, of: Space, finish: Finish, dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
     """The mean, and what `finish` makes of the sum of squared deviations, in the dtype computed in.
 
     Two passes where a row stays in cache (as accurate, and each pass vectorizes), one pass (Welford) elsewhere: of long
     rows, and on GPUs of those that lie scattered, as a channel's elements, since there several programs share a row.
     """
-    dtype = compute_dtype(x.dtype)
+    dtype = dtype or compute_dtype(x.dtype)
+    computed = lambda i: element(x, i, dtype)  # noqa: E731
     made = len(finish(size_value(of.count, dtype)))
     if not of.cached or (low.device.type == "cuda" and _is_scattered(x, of)):
         mean = _mean_of_some(of)
-        return fold(low, of, "welford", x.at, lambda _, m, m2, n: (mean(m), *finish(m2)), *[dtype] * (1 + made))
-    center = average(low, of, x.at, dtype)
-    deviation = lambda i: minus(x.at(i), center.at(of.result(i)))  # noqa: E731
+        return fold(low, of, "welford", computed, lambda _, m, m2, n: (mean(m), *finish(m2)), *[dtype] * (1 + made))
+    center = average(low, of, computed, dtype)
+    deviation = lambda i: minus(computed(i), center.at(of.result(i)))  # noqa: E731
     spread = fold(low, of, "sum", lambda i: square(deviation(i)), lambda _, m2: finish(m2), *[dtype] * made)
     return center, *spread
 
@@ -261,7 +264,7 @@ def var_(
 ) -> Tensor:
     """Variance or standard deviation."""
     of = space(x, dim, keepdim)
-    made = moments(low, x, of, _variance(of, correction, _is_deviation(low)))[1]
+    made = moments(low, x, of, _variance(of, correction, _is_deviation(low)), _dtype_of_squares(low))[1]
     return _in_dtype(low, made, x.dtype)
 
 
@@ -271,12 +274,17 @@ def var_mean(
 ) -> tuple[Tensor, Tensor]:
     """Variance or standard deviation, and the mean."""
     of = space(x, dim, keepdim)
-    center, spread = moments(low, x, of, _variance(of, correction, _is_deviation(low)))
+    center, spread = moments(low, x, of, _variance(of, correction, _is_deviation(low)), _dtype_of_squares(low))
     return stored(low, spread, 0), stored(low, center, 1)
 
 
 def _is_deviation(low: Lowering) -> bool:
     return "std" in str(low.current.target)
+
+
+def _dtype_of_squares(low: Lowering) -> torch.dtype | None:
+    """Eager's dtype of squares whose root is taken: on CPUs float64, in which those of 1e-23 or 1e20 are numbers."""
+    return torch.float64 if low.device.type == "cpu" and _is_deviation(low) else None
 
 
 def _in_dtype(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
