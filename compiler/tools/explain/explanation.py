@@ -32,7 +32,9 @@ class Explanation:
         purpose: what the rule does, in one line.
         matches: where it matched and was applied.
         declined: where it matched, but was measured to be slower; only with option ``profit="measured"``.
-        near_misses: where it nearly matched, deepest first; `others` are places with too little in common.
+        near_misses: where it nearly matched, deepest first, as reports count them. If it matched nowhere, and there
+            are none: the closest places, or the operators that are missing; `is_telling` of these is False.
+        others: places with too little in common.
         fallbacks: parts of the model that no rule saw, with the reason; rules that raised errors.
         later: what other rules and templates did at the source line of a match or near miss, by that line.
         advice: the advice of the rule's author, by the codes of reasons.
@@ -61,7 +63,8 @@ class Explanation:
 
 def _text(found: Explanation, *, everything: bool = False) -> str:
     """The text of an explanation; `everything` that it knows."""
-    missed, graphs = _misses(len(found.near_misses)), counted(found.graphs, "graph", "graphs")
+    missed = counted(sum(miss.is_telling for miss in found.near_misses), "near miss", "near misses")
+    graphs = counted(found.graphs, "graph", "graphs")
     declined = f"{len(found.declined)} declined, " if found.declined else ""
     lines = [f"{found.rule}: {len(found.matches)} matched, {declined}{missed} in {graphs}"]
     if found.purpose:
@@ -92,7 +95,7 @@ def _kind(miss: NearMiss) -> Hashable:
 def _rest(found: Explanation, kinds: int, everything: bool) -> list[str]:
     """The number of near misses that are not listed; with `everything`, the places with little in common."""
     if everything:
-        return [line for misses in _grouped(found.others, _kind) for line in ("", *_missed(misses, found))]
+        return [line for misses in _grouped(found.others, _kind) for line in ("", *_missed(misses, found, "place"))]
     lines = [f"  and {counted(kinds, 'further kind', 'further kinds')} of near miss"] if kinds else []
     places = counted(len(found.others), "place", "places")
     lines += [f"  and {places} with no more in common than the first operators"] if found.others else []
@@ -115,10 +118,12 @@ def _matched(same: list[Match], how: str, found: Explanation) -> list[str]:
     return lines + _also(found, first.module, first.site, first.settled_by, 8)
 
 
-def _missed(same: list[NearMiss], found: Explanation) -> list[str]:
+def _missed(same: list[NearMiss], found: Explanation, label: str = "") -> list[str]:
     miss = same[0]
+    label = label or ("near miss" if miss.is_telling else "closest" if miss.depth else "nowhere")
+    size = counted(miss.size, "operator")
     lines = [
-        f"  near miss {_times(same)}{_modules(same)}  ({miss.depth} of up to {counted(miss.size, 'operator')} matched)",
+        f"  {label:<9} {_times(same)}{_modules(same)}  ({miss.depth} of up to {size} matched)",
         f"    reason    {miss.code}: {miss.message}",
     ]
     if miss.expected:
@@ -161,7 +166,3 @@ def _modules(same: list[Match] | list[NearMiss]) -> str:
 def _module(name: str) -> str:
     """A module's name without Dynamo's prefix: ``L['self'].layer.0``  ->  ``layer.0``; empty for the model itself."""
     return name.removeprefix("L['self']").removeprefix("L['fn']").lstrip(".") or TOP
-
-
-def _misses(number: int) -> str:
-    return counted(number, "near miss", "near misses")

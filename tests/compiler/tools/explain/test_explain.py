@@ -67,7 +67,7 @@ def test_equal_near_misses_are_told_once():
 
     q, k, v = qkv()
     text = str(regraft.explain("sdpa", twice, q, k, v))
-    assert "sdpa: 0 matched" in text and "near miss x 2" in text and "test_explain.py" in text
+    assert "sdpa: 0 matched" in text and "closest   x 2" in text and "test_explain.py" in text
 
 
 def test_nothing_alike():
@@ -132,6 +132,27 @@ def test_advice_is_the_rules_own():
     assert "output_attentions" not in str(regraft.explain(rule, function, torch.randn(2, 3)))
 
 
+def test_near_misses_are_counted_as_in_reports():
+    """The closest place of a rule that nearly matches nowhere is shown, and is no near miss."""
+    q, k, v = qkv()
+
+    def tanh_for_softmax(q, k, v):
+        return torch.tanh(q @ k.mT) @ v
+
+    def wrong_dim(q, k, v):
+        return torch.softmax(q @ k.mT * 0.5, 1) @ v
+
+    for program in (tanh_for_softmax, wrong_dim):
+        torch.compiler.reset()
+        with regraft.coverage() as cov:
+            torch.compile(program, backend="regraft")(q, k, v)
+        counted = sum(miss.rule == "sdpa" for miss in cov.near_misses)
+        text = str(regraft.explain("sdpa", program, q, k, v))
+        assert f"sdpa: 0 matched, {counted} near miss" in text
+        assert text.count("  near miss ") == counted and ("  closest " in text) == (counted == 0)
+    assert "  nowhere   (top level)  (0 of" in str(regraft.explain("sdpa", torch.sin, q))
+
+
 def test_everything_can_be_listed():
     def miss(number, depth=3, share=0.25):
         message = f"message {number}"
@@ -142,7 +163,8 @@ def test_everything_can_be_listed():
     told = str(found)
     assert told.startswith("rule: 0 matched, 9 near misses in 1 graph") and told.count("near miss (top level)") == 6
     assert "3 further kinds of near miss" in told and "3 places" in told and "--all" in told
-    assert found.text(everything=True).count("near miss (top level)") == 12
+    whole = found.text(everything=True)
+    assert whole.count("near miss (top level)") == 9 and whole.count("place     (top level)") == 3
     assert miss(0, 2).is_telling and not miss(0, 2, 0.2).is_telling and not miss(0, 1).is_telling
 
 
