@@ -34,6 +34,12 @@ SECTIONS = (
         ),
     ),
     (
+        "Values",
+        (
+            "regraft:EXACT", "regraft:ROUNDING", "regraft.rewrites.pattern:ANYTHING",
+        ),
+    ),
+    (
         "Checking rules",
         (
             "regraft:check", "regraft.compiler.tools.check.result:CheckResult",
@@ -44,9 +50,12 @@ SECTIONS = (
     (
         "What happened",
         (
-            "regraft:coverage", "regraft:Coverage", "regraft.rewrites.record:Match",
-            "regraft.rewrites.record:NearMiss", "regraft.rewrites.record:Evidence",
-            "regraft.rewrites.record:Fallback", "regraft.rewrites.reason:Site", "regraft:explain",
+            "regraft:coverage", "regraft:Coverage", "regraft.rewrites.record:GraphRecord",
+            "regraft.rewrites.record:Match", "regraft.rewrites.record:NearMiss", "regraft.rewrites.record:Evidence",
+            "regraft.rewrites.record:Fallback", "regraft.rewrites.record:PassRun", "regraft.rewrites.record:Code",
+            "regraft.rewrites.record:KeptCall", "regraft.rewrites.reason:Site",
+            "regraft.rewrites.report.summary:RuleRow", "regraft.rewrites.report.document:Report",
+            "regraft.rewrites.report.entry:Entry", "regraft.rewrites.report.entry:Outcome", "regraft:explain",
             "regraft.compiler.tools.explain.explanation:Explanation", "regraft:expect_match", "regraft:kernels",
             "regraft:KernelReport", "regraft:bisect", "regraft:repro",
             "regraft.compiler.tools.repro:Repro", "regraft.compiler.tools.bisect.finding:Finding",
@@ -61,6 +70,11 @@ SECTIONS = (
         ),
     ),
 )  # fmt: skip
+VALUES = {  # what has no docstring of its own
+    "EXACT": "A `Numerics`: the same bits as the original, for `numerics=`.",
+    "ROUNDING": "A `Numerics`: an error against float64 of up to twice eager's own, for `numerics=`; the default.",
+    "ANYTHING": "An argument that a pattern does not compare, for calls by `regraft.rewrites.pattern.Call`.",
+}
 INTRODUCTION = """# API reference
 
 Everything that a rule author and a user of reports meets, from the docstrings. Names without a module are imported from
@@ -93,6 +107,8 @@ def _entry(name: str) -> str:
     module, attribute = name.split(":")
     value = getattr(import_module(module), attribute)
     home = "" if module == "regraft" else f"From `{module}`.\n\n"
+    if attribute in VALUES:
+        return f"### {attribute}\n\n{home}{VALUES[attribute]}\n\n"
     head = f"### {attribute}\n\n```text\n{_signature(attribute, value)}\n```\n\n"
     parts = [head, home, _markdown(value.__doc__ or "")]
     if inspect.isclass(value):
@@ -160,8 +176,10 @@ def _markdown(docstring: str) -> str:
         if heading:
             inside = heading[1]
             found.append(f"**{inside}**\n")
-        elif inside in ("Args", "Attributes", "Raises") and (item := re.match(r"    ([\w*]+): (.*)", line)):
-            found.append(f"- `{item[1]}`: {item[2]}")
+        elif inside in ("Args", "Attributes", "Raises") and (
+            item := re.match(r"    ([\w*]+(?:, [\w*]+)*): (.*)", line)
+        ):
+            found.append(f"- `{item[1].replace(', ', '`, `')}`: {item[2]}")
         elif inside and line.startswith("    "):
             found.append(("" if inside in ("Returns", "Yields") else "  ") + line.strip())
         else:

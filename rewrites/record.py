@@ -281,13 +281,20 @@ class PassRun:
 class GraphRecord:
     """Everything that happened to one graph: filled by the stages, read by coverage.
 
-    `passes` are the runs of passes over whole graphs, in order. `code` says what was generated, one entry a graph after
-    differentiation. `kind` is ``"inference"`` or
-    ``"training"``; `seconds` is wall time by stage; `errors` maps a rule's name to the relative errors its live
-    comparisons showed (option ``verify="live"``). `snapshots` are kept only while a coverage block is open.
-
-    `details` holds, among others, seconds by rule: ``"rule_seconds"`` without measuring, and of these
-    ``"replace_seconds"`` for putting the chosen candidate in; the rest is matching.
+    Attributes:
+        name: of the graph, e.g. ``"graph 0/0"``: Dynamo's number of the frame, and which compilation of it.
+        kind: ``"inference"`` or ``"training"``.
+        nodes: of the captured graph.
+        applied: matches that were applied; `declined`: legal ones that were not.
+        near_misses: partial matches.
+        fallbacks: parts on a slower but correct path.
+        passes: the runs of passes over whole graphs, in order.
+        code: what was generated, one entry a graph after differentiation.
+        seconds: wall time by stage.
+        errors: by rule, the relative errors that live comparisons showed (option ``verify="live"``).
+        snapshots: the graph after each stage, kept only while a coverage block is open.
+        details: among others seconds by rule: ``"rule_seconds"`` without measuring, and of these
+            ``"replace_seconds"`` for putting the chosen candidate in; the rest is matching.
     """
 
     name: str
