@@ -11,14 +11,17 @@ def default_rules() -> RuleSet:
     from .algebra import idempotent, identity, reordered_twice
     from .attention import sdpa, sdpa_with_weights
     from .batch_norm import batch_norm
+    from .byte_products import byte_product
     from .convolution import convolution
     from .linear import linear
     from .merging import merged_linear
     from .normalization import layer_norm, rms_norm
+    from .packed_weights import int4_weight, int8_weight
     from .padding import padded_product
     from .rotary import rotary
 
     return RuleSet([
         sdpa, sdpa_with_weights, rms_norm, layer_norm, gelu, gelu_tanh, silu, mish, rotary, batch_norm,
-        merged_linear, identity, idempotent, reordered_twice, padded_product, linear, convolution,
+        merged_linear, identity, idempotent, reordered_twice, padded_product, byte_product, int8_weight, int4_weight,
+        linear, convolution,
     ])  # fmt: skip

@@ -75,14 +75,14 @@ def onednn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
         return Reason("kernel-unavailable", f"oneDNN: not for {describe(x)}", (x,), "float32 or bfloat16", describe(x))
     if not all(known(s >= 1) for s in (*shape(x), *shape(weight))):
         return Reason("kernel-unavailable", "oneDNN: a size may be zero", (x,))
-    if _overlaps(weight):
+    if overlaps(weight):
         return Reason("kernel-unavailable", "oneDNN: the weight's entries share places in memory", (weight,))
     if activation(match, policy) in _HIDING_NAN and policy.get("nan", "eager") == "eager":
         return Reason("kernel-unavailable", "oneDNN: its relu turns NaN into 0 (option nan='safe' allows that)", (x,))
     return None
 
 
-def _overlaps(weight: Any) -> bool:
+def overlaps(weight: Any) -> bool:
     """Whether rows of a matrix may share memory, like windows over a vector."""
     (rows, columns), (row, column) = shape(weight), val(weight).stride()
     apart = row >= columns * column, column >= rows * row, rows == 1, columns == 1

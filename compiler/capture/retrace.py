@@ -20,6 +20,7 @@ from .effects import may_write
 from .fast_paths import fast_path
 from .finish import finish
 from .flex import is_flex, not_spelled, recompute_scores, spelled_out, why_kept
+from .quantized import quantized
 from .screen import refused_call
 
 
@@ -176,8 +177,10 @@ class Retracer(fx.Interpreter):
         """Call a function: under the recorder, unless the recorder would lose its meaning."""
         if is_flex(target):
             return self._attention(target, args, kwargs)
-        if (operators := fast_path(target, args)) is not None:
-            if compat.autocast_on():  # Dynamo takes the result for one of the input's dtype.
+        of_layers = fast_path(target, args)
+        if (operators := of_layers or quantized(target, args, kwargs)) is not None:
+            # Dynamo takes results under autocast for ones of the input's dtype, and scales of tokens for float64.
+            if of_layers is None or compat.autocast_on():
                 self._wrong = frozenset({"dtype"})
             return operators(*args, **kwargs)
         target, args = with_message(target, args)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,6 +56,28 @@ def aliasing_arguments(target: OpOverload) -> tuple[tuple[int, str], ...]:
     return tuple((i, a.name) for i, a in enumerate(target._schema.arguments) if a.alias_info is not None)
 
 
+# Operators whose implementations are pure formulas; others look at values.
+_QUANTIZED = {
+    *("choose_qparams_per_token", "choose_qparams_per_token_asymmetric"),
+    *("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel"),
+    *("quantize_per_token", "dequantize_per_token", "dequantize_per_channel_group"),
+}
+
+
+def quantized_formula(target: Any) -> tuple[str, Callable[..., Any]] | None:
+    """Name and implementation of an operator of `quantized_decomposed`, or of its overload for numbers; else None."""
+    if not isinstance(target, OPERATORS):
+        return None
+    space, _, name = qualified_name(target).partition("::")
+    formula = getattr(sys.modules.get("torch.ao.quantization.fx._decomposed"), name, None)
+    return (name, formula) if space == "quantized_decomposed" and formula and name in _QUANTIZED else None
+
+
+def qualified_name(target: Any) -> str:
+    """The name of an operator with its namespace, e.g. ``"aten::add"``, without that of an overload."""
+    return target._schema.name if isinstance(target, OpOverload) else target._qualified_op_name
+
+
 def is_mutable(target: OpOverload) -> bool:
     """Whether an operator writes to an argument."""
     return target._schema.is_mutable
@@ -76,8 +100,7 @@ _LAUNCHES = ("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional
 def ships_with_torch(target: Any) -> bool:
     """Whether the versions of torch and regraft fix an operator and its derivative; True of other calls."""
     if isinstance(target, OPERATORS):
-        name = target._schema.name if isinstance(target, OpOverload) else target._qualified_op_name
-        return name.partition("::")[0] in _SHIPPED
+        return qualified_name(target).partition("::")[0] in _SHIPPED
     if isinstance(target, HigherOrderOperator):
         return type(target).__module__.partition(".")[0] == "torch" and target.__name__ not in _LAUNCHES
     return True
