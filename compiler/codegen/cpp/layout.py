@@ -8,7 +8,7 @@ from typing import Any
 from ...ir.accesses import accesses, updated, values
 from ...ir.dependence import Dependence
 from ...ir.folds import component_dtypes
-from ...ir.index.index import Size, add, mul
+from ...ir.index.index import Size, add, atoms, mul
 from ...ir.kernel import Fold, Kernel, Statement
 from ...ir.program import Buffer
 from ...ir.value import Result
@@ -50,7 +50,8 @@ class Layout:
         """The names in a region, and the lines that declare them."""
         buffers = [*(p.buffer for p in self.kernel.params), *self.kernel.scratch]
         tables = frozenset(b.name for b in buffers if b.kind == "constant")
-        names = Names(dict(self.pointers), dict(self.sizes), {b.name: _span(b) for b in buffers}, tables)
+        spans = {b.name: span for b in buffers if self._is_known(span := _span(b))}
+        names = Names(dict(self.pointers), dict(self.sizes), spans, tables)
         lines = [*self._pointers(body), *self._scratch(body)]
         lines += [f"const i64 {name} = call->sizes[{k}];" for k, name in enumerate(self.sizes.values())]
         own = updated(body)
@@ -61,6 +62,10 @@ class Layout:
                 lines.append(f"const {kind} r{slot} = result<{kind}>(call, {slot});")
                 names.results[value.reduction, value.component] = f"r{slot}"
         return names, lines
+
+    def _is_known(self, number: Any) -> bool:
+        """Whether the kernel is given all sizes in a number: rows of a table that it does not go through are not."""
+        return all(atom.name in self.sizes for atom in atoms(number) if isinstance(atom, Size))
 
     def _pointers(self, body: Sequence[Statement]) -> list[str]:
         used = {a.buffer for a in accesses(body)}

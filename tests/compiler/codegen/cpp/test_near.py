@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from support.kernels import compiled_agrees
 from support.lowering import trace
 
+import regraft
 from regraft.compiler.codegen import cpp
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
 from regraft.compiler.lowering import lower
@@ -76,6 +77,25 @@ def test_what_users_give_is_gathered():
     traced = trace(lambda x, i: x[:, i] * 2, torch.randn(5, 43), torch.randint(0, 43, (64,)))
     (kernel,) = schedule(lower(traced, strict=True).program, target=CPU).kernels
     assert "Near<" not in kernel_text(kernel, cpp.target("avx512"))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, s: s[0, (torch.arange(48) // 3) % 5] * x.sum(),
+        lambda x, s: s[1, :8].repeat(8) * 2 + x[0, 0],
+        lambda x, s: torch.linalg.cross(x[:, :3], s[:1, :3].expand(x.shape[0], 3)),
+    ],
+)
+def test_a_row_of_a_table_of_unknown_length(program):
+    """The kernel is not given the number of rows, since it does not go through them."""
+    torch.compiler.reset()
+    with regraft.coverage() as found:
+        compiled = torch.compile(program, backend="regraft", dynamic=True)
+        for rows, others in [(66, 44), (80, 36)]:
+            x, s = torch.randn(rows, 35), torch.randn(others, 35)
+            torch.testing.assert_close(compiled(x, s), program(x, s))
+    assert not found.fallbacks
 
 
 @pytest.mark.parametrize("width", [1, 7, 16, 33])
