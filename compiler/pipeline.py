@@ -33,6 +33,7 @@ from .passes.align_rows import align_rows
 from .passes.bags_as_sums import write_bags_as_sums
 from .passes.channels_last import Spread, layout_question, spread_channels_last
 from .passes.constant_sdpa_masks import simplify_sdpa_masks
+from .passes.constants_on_device import keep_constants_on_device
 from .passes.conv_as_mm import convolutions_as_matmuls, images_as_rows
 from .passes.convert_on_device import convert_on_device
 from .passes.cse import eliminate_common_subexpressions, equate_sizes
@@ -280,6 +281,8 @@ _SIZES = _simple(
 
 LOWERED = (
     _SIZES,
+    _simple("tables_to_device", make_tables_on_device, INFERENCE, ON_CUDA),
+    _simple("constants_on_device", keep_constants_on_device, ON_CUDA),
     *_CONSTANTS,
     _simple("convert_on_device", convert_on_device, ON_CUDA),
     _simple("host_scalars", copy_host_scalars, ON_CUDA),

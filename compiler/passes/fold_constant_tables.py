@@ -36,7 +36,7 @@ def fold_constant_tables(graph_module: fx.GraphModule) -> int:
     wanted = [(node, value) for node in _frontier(graph, facts) if (value := _laid_out(node)) is not None]
     constants = []
     for node, value in wanted:
-        name = _free_name(graph_module)
+        name = free_name(graph_module)
         setattr(graph_module, name, value)
         with graph.inserting_before(node):
             constant = graph.create_node("get_attr", name)
@@ -47,13 +47,13 @@ def fold_constant_tables(graph_module: fx.GraphModule) -> int:
         if not node.users and node.op == "call_function":
             graph.erase_node(node)
     for constant, value in constants:
-        _describe(graph_module, constant, value)
+        describe(graph_module, constant, value)
     if wanted:
         graph_module.recompile()
     return len(wanted)
 
 
-def _describe(module: fx.GraphModule, constant: fx.Node, table: torch.Tensor) -> None:
+def describe(module: fx.GraphModule, constant: fx.Node, table: torch.Tensor) -> None:
     """Record the range of a table of integers; store it in 32 bits if it is only used as an index."""
     if table.dtype not in (torch.int32, torch.int64) or not table.numel():
         return
@@ -168,5 +168,6 @@ def _inputs(node: fx.Node) -> list[fx.Node]:
     return list(nodes_in([node.args, node.kwargs]))
 
 
-def _free_name(module: fx.GraphModule) -> str:
+def free_name(module: fx.GraphModule) -> str:
+    """A name under which a module has nothing."""
     return next(name for i in range(1 << 30) if not hasattr(module, name := f"{_NAME}{i}"))

@@ -46,7 +46,7 @@ def make_tables_on_device(graph_module: fx.GraphModule) -> int:
     editor = Editor(graph, SizeTable(graph))
     moved: dict[tuple[fx.Node, torch.device], fx.Node] = {}
     for node in list(graph.find_nodes(op="call_function", target=aten._to_copy.default)):
-        if compat.is_erased(node) or not _brings(node):
+        if compat.is_erased(node) or not brings(node):
             continue
         cone = _cone(node.args[0])
         if cone is None:
@@ -65,7 +65,7 @@ def make_tables_on_device(graph_module: fx.GraphModule) -> int:
     return made
 
 
-def _brings(node: fx.Node) -> bool:
+def brings(node: fx.Node) -> bool:
     """Whether a call copies from the CPU to a GPU."""
     source = node.args[0]
     return is_tensor(source) and val(source).device.type == "cpu" and val(node).device.type == "cuda"

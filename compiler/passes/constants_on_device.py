@@ -1,0 +1,74 @@
+"""Moves tables that depend on constants alone to a GPU once, while compiling.
+
+    to_copy(int(log(arange(512))), device=cuda)     on the CPU     ->     constant      on the GPU
+
+Buckets of relative positions and frequencies are often written without a device. What is computed in the same way on
+both devices is made on the GPU (`tables_to_device`); the rest is computed here by eager, on the CPU as the program
+would, and kept. At each call it would take the CPU's time, and a copy that cannot be captured.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ...rewrites import compat
+from ...rewrites.editor import Editor
+from ...rewrites.effects import storages
+from ...rewrites.graph import val
+from ...rewrites.sizes import SizeTable
+from .fold_constant_tables import compute, describe, free_name
+from .foldable import mutable
+from .tables_to_device import brings
+
+aten = torch.ops.aten
+
+_MAX_BYTES = 1 << 25  # of a table, and of all that it is computed from
+
+
+def keep_constants_on_device(graph_module: fx.GraphModule) -> int:
+    """Replace copies of constants from the CPU to a GPU by constants there, in place; returns their number.
+
+    Args:
+        graph_module: a functional graph (writes to inputs at its end apart).
+    """
+    graph = graph_module.graph
+    copies = [node for node in graph.find_nodes(op="call_function", target=aten._to_copy.default) if brings(node)]
+    if not copies:
+        return 0
+    changed = mutable(graph)
+    returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
+    editor, made = Editor(graph, SizeTable(graph)), 0
+    for node in copies:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        value = None if source in changed or node in changed else compute(source, limit=_MAX_BYTES)
+        if value is None:
+            continue
+        table = _moved(value, node)
+        constant = _constant(graph_module, node, table)
+        with editor.at(node):  # a result is the program's own memory
+            own = editor.call(aten.clone.default, constant) if storages(node) & returned else constant
+        editor.replace(node, own)
+        editor.erase_dead(node)
+        describe(graph_module, constant, table)
+        made += 1
+    graph_module.recompile()
+    return made
+
+
+def _constant(graph_module: fx.GraphModule, node: fx.Node, value: torch.Tensor) -> fx.Node:
+    name = free_name(graph_module)
+    setattr(graph_module, name, value)
+    with graph_module.graph.inserting_before(node):
+        constant = graph_module.graph.create_node("get_attr", name)
+    constant.meta = dict(node.meta)
+    return constant
+
+
+def _moved(value: torch.Tensor, node: fx.Node) -> torch.Tensor:
+    """What a call of `to_copy` gives of this value, laid out as its readers expect."""
+    promised = val(node)
+    with compat.plain_eager(), torch.no_grad():
+        made = torch.empty_strided(promised.shape, promised.stride(), dtype=promised.dtype, device=promised.device)
+        return made.copy_(value)
