@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -10,14 +11,14 @@ import torch
 
 from ....rewrites.compat import memory as torch_memory
 from .liveness import Checks, Users
-from .memory import LARGE, Given, flat, in_memory_of, memory, same_memory, size_of
+from .memory import CHAINED, LARGE, Given, flat, in_memory_of, memory, same_memory, size_of
 from .pool import Pool
 
 GIVEN = Given()
 
 
 class Read(NamedTuple):
-    """Where the inputs lie that are read where they are: parameters and the like, and large results of other graphs.
+    """Where the inputs lie that are read where they are: parameters and the like, and results of other graphs.
 
     Of the former, `kept` are those that a forward keeps.
     """
@@ -91,6 +92,9 @@ class Capture:
         self.kept = [x for x, out in zip(results[count:], given_out[count:], strict=True) if out]
         watched = [x for x, out in zip(results[:count], given_out, strict=False) if out]
         self._held = Users({memory(x): x for x in watched}.values())
+        written = [memory(x) for x in watched if size_of(x) >= CHAINED]
+        GIVEN.hold(written)
+        weakref.finalize(self, GIVEN.release, written)
         self._inputs = [(k, at) for k, at in enumerate(inputs) if at is not None]
         self._fresh = _places_of((k, results[k]) for k in range(count) if inputs[k] is None and not copied[k])
         # The program does not see what only the backward reads: the same tensors each time.

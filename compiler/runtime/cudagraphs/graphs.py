@@ -6,8 +6,8 @@
 
 Parameters and buffers (and what a forward kept for its backward) are read where they are: they are known by address,
 and each set of addresses has captures of its own (`places`): one graph may be that of every layer.
-All other inputs are copied into memory that the capture reads, one copy each; but large results of other graphs, which
-come to lie at the same place in every step, are read there once they have been seen there twice.
+All other inputs are copied into memory that the capture reads, one copy each; but results of other captures, which lie
+at the same place in every step, are read there, and large results of other graphs once they have been seen there twice.
 
 Results are safe: no later call changes what the program still holds. Large results, gradients and what a forward keeps
 for its backward are given out as they are, in the capture's memory, and as long as any of it lives, that capture is not
@@ -121,7 +121,8 @@ class _Graphed:
         self._owner, self._call, self._static, self._returned = owner, call, static, returned
         self._captures: dict[Any, Places] = {}  # by stream and layouts
         self._chains: dict[Any, list[dict[int, int]]] = {}  # where large results of other graphs lay, as above
-        self._all: list[Capture] = []
+        self._rows: list[list[Capture]] = []  # of each set of addresses, in the order of their first use
+        self._last = -1  # the row that was used last
         self._warm: set[Any] = set()  # numbers that it has run with
         self._noted: set[str] = set()
         self._failed = False
@@ -130,7 +131,7 @@ class _Graphed:
     @property
     def captures(self) -> list[Capture]:
         """All that there are now."""
-        return list(self._all)
+        return [capture for row in self._rows for capture in row]
 
     def run(self, args: list[Any]) -> Any:
         """The graph on inputs, in boxed convention."""
@@ -157,9 +158,8 @@ class _Graphed:
 
     def drop(self, pool: Pool) -> None:
         """Forget all captures in a pool; what the program holds of them it may hold in every step."""
-        dropped = [c for c in self._all if c.pool is pool or c.home is pool]
+        dropped = [c for c in self.captures if c.pool is pool or c.home is pool]
         self._copies |= any(c.is_held() for c in dropped)
-        self._all = [c for c in self._all if c not in dropped]
         for places in self._captures.values():
             places.drop(dropped)
 
@@ -171,13 +171,19 @@ class _Graphed:
         return True
 
     def _made(self, args: list[Any], stream: int) -> Capture | None:
-        """A capture that can be replayed now."""
-        for capture in [c for c in self._all if c.fits(args, stream) and not c.is_pending()]:
-            held = capture.is_held() or (self._returned is not None and capture.pool.is_lent())
-            if not held:
-                return capture
-            if self._returned is not None:
-                self._owner.drop(capture.pool)
+        """A capture that can be replayed now.
+
+        Layers are called in the same order in each step, so that the addresses after those used last come first.
+        """
+        count = len(self._rows)
+        for at in (k % count for k in range(self._last + 1, self._last + 1 + count)):
+            for capture in [c for c in self._rows[at] if c.fits(args, stream) and not c.is_pending()]:
+                held = capture.is_held() or (self._returned is not None and capture.pool.is_lent())
+                if not held:
+                    self._last = at
+                    return capture
+                if self._returned is not None:
+                    self._owner.drop(capture.pool)
         return None
 
     def _new_capture(self, args: list[Any], device: torch.device, stream: int) -> Capture | None:
@@ -208,8 +214,16 @@ class _Graphed:
         if made is not None:
             made.stream = stream
             captures.append(made)
-            self._all.append(made)
+            self._last = self._row(captures)
         return made
+
+    def _row(self, captures: list[Capture]) -> int:
+        """The position of the captures of one set of addresses."""
+        at = next((k for k, row in enumerate(self._rows) if row is captures), None)
+        if at is not None:
+            return at
+        self._rows.append(captures)
+        return len(self._rows) - 1
 
     def _limit(self, others: int) -> int:
         """Bytes up to which results of the program are copied out, in a capture beside so many."""
@@ -228,15 +242,17 @@ class _Graphed:
         return {k: at for k, at in found.items() if at in pools or at in steady}
 
     def _chained(self, key: Any, args: Sequence[Any], addresses: dict[int, int], others: int) -> dict[int, int] | None:
-        """Where large results of other graphs lie that this capture is to read there; None to wait with it."""
-        large = {k: x.data_ptr() for k, x in enumerate(args) if k not in addresses and x in GIVEN}
+        """Where results of other graphs lie that this capture is to read there; None to wait with it."""
+        moving = [(k, x) for k, x in enumerate(args) if k not in addresses]
+        captured = {k: x.data_ptr() for k, x in moving if others == 0 and GIVEN.is_captured(x)}
+        large = {k: x.data_ptr() for k, x in moving if k not in captured and x in GIVEN}
         if not large or others >= _BOUND:
-            return {}
+            return captured
         seen = self._chains.setdefault(key, [])
         if large in seen:
-            return large
+            return captured | large
         seen.append(large)
-        return {} if len(seen) > _TRIES else None
+        return captured if len(seen) > _TRIES else None
 
     def _known(self, key: Any) -> Places | None:
         """The captures of one set of sizes; None for one too many."""
@@ -251,7 +267,7 @@ class _Graphed:
         """The captures of what lies at these addresses; None for a set too many, or one that may not come again."""
         if places.is_full:
             dead = places.dead()
-            self._all = [c for c in self._all if c not in dead]
+            self._rows, self._last = [row for row in self._rows if row and row[0] not in dead], -1
             for capture in dead if self._returned is not None else ():
                 self._owner.drop(capture.pool)
         return places.at(addresses, args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -10,19 +11,36 @@ import torch
 from ....rewrites.compat.memory import storage_key
 
 LARGE = 1 << 24  # fewest bytes of a result that another graph should read in place
+CHAINED = 1 << 18  # the same, of a result that a capture writes at the same place in each step
 GIVEN_OUT = 1 << 20  # fewest bytes of a forward's result that is returned in the capture's memory, without a copy
 _REMEMBERED = 1024
 
 
 class Given:
-    """Large results that compiled graphs returned to the program, while they are alive.
+    """Results that compiled graphs returned to the program and that other graphs may read where they lie.
 
     For example, a loss that is compiled separately from its model reads the logits of the model's graph, which are at
-    the same address in every step.
+    the same address in every step; and a layer reads what the layer before a graph break wrote.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
+        self._captured: Counter[int] = Counter()
+
+    def hold(self, addresses: Sequence[int]) -> None:
+        """Remember where a capture writes results that the program is given."""
+        self._captured.update(addresses)
+
+    def release(self, addresses: Sequence[int]) -> None:
+        """Forget them: the capture is gone."""
+        self._captured.subtract(addresses)
+        for address in addresses:
+            if self._captured[address] <= 0:
+                del self._captured[address]
+
+    def is_captured(self, value: Any) -> bool:
+        """Whether a tensor is in the memory of a result that a capture writes there in each step."""
+        return size_of(value) >= CHAINED and memory(value) in self._captured
 
     def note(self, value: Any) -> None:
         """Remember a result if it is large."""

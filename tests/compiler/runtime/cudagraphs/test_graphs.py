@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import Counter
 
 import pytest
 import torch
 
+from regraft.compiler.runtime.cudagraphs import capture as cudagraph_capture
 from regraft.compiler.runtime.cudagraphs import graphs as cudagraphs
-from regraft.compiler.runtime.cudagraphs.capture import GIVEN
+from regraft.compiler.runtime.cudagraphs import memory as cudagraph_memory
+from regraft.compiler.runtime.cudagraphs.capture import GIVEN, Capture
 from regraft.compiler.runtime.cudagraphs.graphs import SLOTS
 from regraft.rewrites.compat import memory as torch_memory
 
@@ -268,6 +271,75 @@ def test_large_results_that_lie_elsewhere_each_time_are_copied(device, large):
         assert second([held[-1]])[0].tolist() == [2 * k + 2.0] * 3
     assert [y.tolist() for y in held] == [[k + 1.0] * 3 for k in range(12)]
     assert len(device.captures) == 3 and device.replays > 12
+
+
+@pytest.fixture
+def chained(monkeypatch):
+    """Results of captures are read where they lie, however small; no result counts as large."""
+    monkeypatch.setattr(GIVEN, "_captured", Counter())
+    for module in (cudagraph_memory, cudagraph_capture):
+        monkeypatch.setattr(module, "CHAINED", 1)
+    monkeypatch.setattr(cudagraphs, "_SMALL", 0)
+    monkeypatch.setattr(cudagraphs, "GIVEN_OUT", 1)
+
+
+def layers(device, count, function):
+    return [graphs(device).inference(Graph(function), frozenset()) for _ in range(count)]
+
+
+def test_results_of_captures_are_read_where_they_are_from_the_second_call_on(device, chained):
+    run = layers(device, 4, lambda x: (x + 1,))
+    for k in range(6):
+        x = torch.full((3,), float(k))
+        for layer in run:
+            (x,) = layer([x])
+        assert x.tolist() == [k + 4.0] * 3
+        assert len(device.captures) == (4 if k else 0)  # a chain of any length is captured in the second call
+    assert len(device.read) == 4 and len({read[0] for read in device.read}) == 4
+
+
+def test_a_result_that_comes_from_elsewhere_is_copied_without_waiting(device, chained):
+    first, second, last = layers(device, 3, lambda x: (x + 1,))
+    for k in range(6):
+        (y,) = first([torch.full((3,), float(k))])
+        left_out = k % 3 == 2
+        if not left_out:
+            (y,) = second([y])
+        assert last([y])[0].tolist() == [k + 3.0 - left_out] * 3
+        del y
+    assert len(device.captures) == 4  # of the last, one reads the second's result, and one takes what there is
+
+
+def test_results_that_are_held_while_the_next_are_computed_stay(device, chained):
+    run, held = layers(device, 3, lambda x: (x * 2,)), []
+    for k in range(12):
+        x = torch.full((3,), float(k))
+        for layer in run:
+            (x,) = layer([x])
+            held.append((x, x.clone()))
+        del held[:-5]
+        assert all(torch.equal(found, wanted) for found, wanted in held)
+
+
+def test_where_a_capture_wrote_is_forgotten_with_it(device, chained):
+    (run,) = layers(device, 1, lambda x: (x + 1,))
+    y = [run([torch.ones(3)])[0] for _ in range(2)][-1]
+    assert GIVEN.is_captured(y)
+    cudagraphs.drop_captures()
+    gc.collect()
+    assert not GIVEN.is_captured(y)
+
+
+def test_captures_of_layers_are_looked_at_in_the_order_of_the_last_step(device, monkeypatch):
+    looked, fits = [], Capture.fits
+    monkeypatch.setattr(Capture, "fits", lambda self, *given: looked.append(self) or fits(self, *given))
+    weights = [torch.full((3,), float(k)) for k in range(8)]
+    run = graphs(device, limit=8).inference(Graph(lambda w, x: (w * x,)), frozenset({0}))
+    for step in range(5):
+        looked.clear()
+        for w in weights:
+            assert run([w, torch.ones(3)])[0].tolist() == w.tolist()
+        assert step < 3 or len(looked) == len(weights)
 
 
 def test_another_layout_at_the_same_place_is_another_capture(device, large):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 
 import pytest
 import torch
 
+from regraft.compiler.runtime.cudagraphs import capture as cudagraph_capture
+from regraft.compiler.runtime.cudagraphs import graphs as cudagraphs
+from regraft.compiler.runtime.cudagraphs import memory as cudagraph_memory
 from regraft.compiler.runtime.cudagraphs.capture import GIVEN
 from regraft.compiler.runtime.cudagraphs.graphs import SLOTS, drop_captures
 
@@ -248,6 +252,31 @@ def test_backwards_read_large_gradients_and_kept_inputs_where_they_are(square, d
         (found,) = torch.autograd.grad(Square.apply(w, x), w, grad)
         torch.testing.assert_close(found, expected(w, x) * grad)
     assert device.read[-1][-2:] == [x.data_ptr(), grad.data_ptr()]
+
+
+def test_layers_and_their_backwards_read_what_the_layer_before_wrote(square, device, monkeypatch):
+    monkeypatch.setattr(GIVEN, "_captured", Counter())
+    for module in (cudagraph_memory, cudagraph_capture):
+        monkeypatch.setattr(module, "CHAINED", 1)
+    monkeypatch.setattr(cudagraphs, "GIVEN_OUT", 1)
+    weights = [torch.rand(4, requires_grad=True) for _ in range(3)]
+    for step in range(7):
+        x = torch.rand(4)
+        y = x
+        for w in weights:
+            y = Square.apply(w, y)
+        wanted = x
+        for w in weights:
+            wanted = (w * wanted) ** 2
+        torch.testing.assert_close(y, wanted)
+        found = torch.autograd.grad(y.sum(), weights)
+        for gradient, right in zip(found, torch.autograd.grad(wanted.sum(), weights), strict=True):
+            torch.testing.assert_close(gradient, right)
+        del y, found, gradient
+        assert step < 2 or len(device.captures) == 6  # all in the second step
+    # Copied are the input of the first layer; what the second reads, since the first was not captured when it was; each
+    # of them for the backward again; and the gradients that the last two layers are given in the first step.
+    assert sum(len(c._buffers) for graph in square._graphs for c in graph.captures) == 6
 
 
 def test_a_second_backward_of_a_forward_has_memory_of_its_own(square, device):
