@@ -93,11 +93,15 @@ class Training:
 
     def __init__(self, way: str, backend: str, size: str, mesh: DeviceMesh) -> None:
         self.device = mesh.device_type
+        self.others = self._allocated()
         self.model = WAYS[way](llama(size).to(self.device), mesh)
         self.call: Callable[..., Any] = self.forward
         if backend != "eager":
             self.call = torch.compile(self.forward, backend=regraft.backend if backend == "regraft" else backend)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        spread = [p for p in self.model.parameters() if isinstance(p, DTensor)]
+        whole = [p for p in self.model.parameters() if not isinstance(p, DTensor)]
+        groups = [{"params": kind} for kind in (spread, whole) if kind]  # kernels for many tensors take one kind
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-4)
         torch.manual_seed(1 if way == "tensor" else 1 + dist.get_rank())
         self.rows = torch.randint(5, SIZES[size]["vocab_size"] - 1, ROWS[size], device=self.device)
 
@@ -117,7 +121,8 @@ class Training:
 
     def begin(self) -> dict[str, Any]:
         """Compile, and tell the losses of the first steps."""
-        self._peak(reset=True)
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         losses = [float(self.step())]
         cold = time.perf_counter() - start
@@ -142,12 +147,12 @@ class Training:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def _peak(self, reset: bool = False) -> float:
-        if self.device != "cuda":
-            return 0.0
-        if reset:
-            torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.max_memory_allocated() / 2**30
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated() if self.device == "cuda" else 0
+
+    def _peak(self) -> float:
+        most = torch.cuda.max_memory_allocated() if self.device == "cuda" else 0
+        return (most - self.others) / 2**30
 
 
 def serve(rank: int, count: int, port: int, ways: list[str], backends: list[str], size: str, device: str) -> None:
