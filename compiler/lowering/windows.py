@@ -58,13 +58,21 @@ class Sliding:
 
     @property
     def width(self) -> int:
-        """How many elements a window sees at most."""
-        return self.kernel
+        """How many elements a window sees at most; one that is wider than the dim sees no more than there are."""
+        return self._reached(self.kernel, self.dilation)
 
     @property
     def covers(self) -> int:
         """How many windows see an element at most."""
-        return -(-self.kernel // self.stride) if self.dilation == 1 else self.kernel
+        if self.dilation != 1:
+            return self._reached(self.kernel, self.dilation)
+        return self._reached(-(-self.kernel // self.stride), self.stride)
+
+    def _reached(self, steps: int, length: int) -> int:
+        """How many of so many steps end within the dim and one side of its padding."""
+        if not isinstance(self.size, int):
+            return steps
+        return max(1, min(steps, (self.size + self.padding - 1) // length + 1))
 
     def element(self, o: Any, r: Any) -> Place:
         """The element that window `o` sees at `r`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,6 +109,26 @@ def test_avg_pool(geometry, seed, memory_format, with_padding, divisor, dynamic)
     agree(lambda x: aten.avg_pool2d(x, *rest), x, dynamic=dynamic)
     grad = torch.randn_like(aten.avg_pool2d(x, *rest))
     agree(lambda g, x: aten.avg_pool2d_backward(g, x, *rest), grad, x, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    "kernel, stride, padding, dilation",
+    [(9, 200, 0, 1), (12, 200, 3, 1), (200, 200, 4, 1), (200, 3, 95, 1), (12, 2, 3, 1), (11, 3, 4, 1), (6, 2, 3, 2)],
+)
+def test_windows_wider_than_an_image_see_no_more_than_there_is(kernel, stride, padding, dilation):
+    x = image(0, torch.float64)
+    most = (9 + padding) * (8 + padding)  # elements of the image and one side of its padding
+    rest = ([kernel, kernel], [stride, stride], [padding, padding])
+    wide = agree(lambda x: aten.max_pool2d_with_indices(x, *rest, [dilation, dilation], True), x, exact=True)
+    made = [wide]
+    if dilation == 1:
+        for with_padding in (False, True):
+            grad = torch.randn_like(aten.avg_pool2d(x, *rest, True, with_padding))
+            made.append(agree(lambda x, w=with_padding: aten.avg_pool2d(x, *rest, True, w), x))
+            back = lambda g, x, w=with_padding: aten.avg_pool2d_backward(g, x, *rest, True, w, None)  # noqa: E731
+            made.append(agree(back, grad, x))
+    folds = [item.reduced for one in made for item in one.program.items if item.reductions]
+    assert all(math.prod(loop.extent for loop in loops) <= most for loops in folds)
 
 
 def test_avg_pool_in_1_and_3_dims():
