@@ -141,7 +141,7 @@ def diagonals_of(index: torch.Tensor, places: int) -> Diagonals | None:
     start[found[short]], stop[found[short]] = (stops - counts)[short], stops[short]
     width = int(counts[short].max()) if short.any() else 0
     line = _line(start, found[short]) if width == 1 and not long else None
-    return Diagonals(start, stop, width, tuple(long), line)
+    return Diagonals(start.int(), stop.int(), width, tuple(long), line)
 
 
 def _line(start: torch.Tensor, used: torch.Tensor) -> tuple[int, int] | None:
@@ -153,8 +153,8 @@ def _line(start: torch.Tensor, used: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _summed(editor: Editor, module: fx.GraphModule, node: fx.Node, diagonals: Diagonals) -> fx.Node:
-    """The sums that replace a scattered sum."""
-    call, wanted, (_, _, _, source) = editor.call, val(node), node.args
+    """The sums that replace a scattered sum; what they read is found by numbers of 32 bits."""
+    call, wanted, source = editor.call, val(node), node.args[3]
     device, (*batch, rows, places) = wanted.device, wanted.shape
     columns = val(source).shape[-1]
     if wanted.dtype.itemsize < 4:
@@ -162,38 +162,38 @@ def _summed(editor: Editor, module: fx.GraphModule, node: fx.Node, diagonals: Di
     zero = call(aten.full.default, [], 0, dtype=val(source).dtype, device=device)
 
     def count(n: int, *shape: int) -> fx.Node:
-        return call(aten.view.default, call(aten.arange.default, n, device=device), list(shape))
+        numbers = call(aten.arange.default, n, dtype=torch.int32, device=device)
+        return call(aten.view.default, numbers, list(shape))
 
     row, total = count(rows, rows, 1), None
     start, stop = _bounds(editor, module, diagonals, count(places, 1, places), device)
+    first, last = (call(aten.clamp.default, call(aten.add.Tensor, x, row), 0, columns) for x in (start, stop))
     for step in range(diagonals.width):
-        at = call(aten.add.Tensor, call(aten.add.Tensor, start, row), step)
-        inside = call(aten.logical_and.default, call(aten.ge.Scalar, at, 0), call(aten.lt.Scalar, at, columns))
-        if stop is not None:
-            below = call(aten.lt.Tensor, at, call(aten.add.Tensor, stop, row))
-            inside = call(aten.logical_and.default, inside, below)
-        index = call(aten.expand.default, call(aten.clamp.default, at, 0, columns - 1), [*batch, rows, places])
-        term = call(aten.where.self, inside, call(aten.gather.default, source, -1, index), zero)
+        at = call(aten.add.Tensor, first, step)
+        index = call(aten._to_copy.default, call(aten.clamp.default, at, None, columns - 1), dtype=torch.int64)
+        term = call(aten.gather.default, source, -1, call(aten.expand.default, index, [*batch, rows, places]))
+        term = call(aten.where.self, call(aten.lt.Tensor, at, last), term, zero)
         total = term if total is None else call(aten.add.Tensor, total, term)
-    for place, first, last in diagonals.long:
+    for place, begin, end in diagonals.long:
         distance = call(aten.sub.Tensor, count(columns, 1, columns), row)
         inside = call(
-            aten.logical_and.default, call(aten.ge.Scalar, distance, first), call(aten.lt.Scalar, distance, last)
+            aten.logical_and.default, call(aten.ge.Scalar, distance, begin), call(aten.lt.Scalar, distance, end)
         )
-        end = call(aten.sum.dim_IntList, call(aten.where.self, inside, source, zero), [-1], True)
+        whole = call(aten.sum.dim_IntList, call(aten.where.self, inside, source, zero), [-1], True)
         here = call(aten.eq.Scalar, count(places, places), place)
-        total = call(aten.where.self, here, end, zero if total is None else total)
+        total = call(aten.where.self, here, whole, zero if total is None else total)
     total = call(aten.expand.default, total, list(wanted.shape))
     return call(aten._to_copy.default, total, dtype=wanted.dtype) if val(total).dtype != wanted.dtype else total
 
 
 def _bounds(
     editor: Editor, module: fx.GraphModule, diagonals: Diagonals, place: fx.Node, device: torch.device
-) -> tuple[fx.Node, fx.Node | None]:
-    """The first distance of every position, and the end of its distances where that is needed."""
+) -> tuple[fx.Node, fx.Node]:
+    """The first distance of each position, and the end of its distances."""
     if diagonals.line is not None:
         sign, offset = diagonals.line
-        return editor.call(aten.add.Tensor, editor.call(aten.mul.Tensor, place, sign), offset), None
+        start = editor.call(aten.add.Tensor, editor.call(aten.mul.Tensor, place, sign), offset)
+        return start, editor.call(aten.add.Tensor, start, 1)
     start, stop = (_constant(module, editor, x, device) for x in (diagonals.start, diagonals.stop))
     return start, stop
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from ...ir.accesses import accesses, loop_variables, statements, updated, values
 from ...ir.dependence import Dependence
+from ...ir.index import index as ix
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, add, mul
 from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
@@ -194,9 +195,24 @@ def _across(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Var | None:
         if access.stored or along in (0, 1):
             continue
         for var in reversed(loops[:-1]):
-            if dependence.stride(access.offset, var, _LANES) == 1 and _is_long(var):
+            near = dependence.stride(access.offset, var, _LANES) == 1 or _near_by_index(access.offset, var, loops[-1])
+            if near and _is_long(var):
                 return var
     return None
+
+
+def _near_by_index(offset: Any, var: Var, innermost: Var) -> bool:
+    """Whether an index that is read from memory makes neighbors along the innermost loop lie far apart, and those along
+    another one close by, as far as can be told.
+
+        x[512 * j + index[i, j]]  along i, where j is innermost          x[512 * index[i, j] + i]  likewise
+    """
+    dependence, far, near = Dependence(), set(), set()
+    for monomial, coefficient in ix.terms(offset):
+        found, read = dependence.of(ix.from_terms({monomial: 1})), any(isinstance(x, ix.Loaded) for x in monomial)
+        far |= {read} if innermost in found and abs(coefficient) >= _LANES else set()
+        near |= {read} if var in found and coefficient == 1 else set()
+    return (True in far and False in near) or (False in far and True in near)
 
 
 def _is_long(var: Var) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..value import Const, Number, Op, Value
 from . import index as ix
 from .bounds import known_lt, known_nonnegative
@@ -30,6 +32,8 @@ def value_bounds(value: Value) -> Range:
         return value_bounds(value.args[0]) if widens else _UNKNOWN
     if value.name in ("maximum", "minimum"):
         return _clamped(value)
+    if value.name in ("add", "sub"):
+        return _added(value)
     if value.name == "where":
         (a, b), (c, d) = map(value_bounds, value.args[1:])
         return _joined(a, c, ix.least), _joined(b, d, ix.most)
@@ -37,6 +41,16 @@ def value_bounds(value: Value) -> Range:
         low, high = value_bounds(value.args[1])
         return (0, high - 1) if isinstance(low, int) and low > 0 and high is not None else _UNKNOWN
     return _UNKNOWN
+
+
+def _added(value: Op) -> Range:
+    """Of a sum or difference that cannot overflow."""
+    (a, b), (c, d) = map(value_bounds, value.args)
+    if not all(isinstance(end, int) for end in (a, b, c, d)) or value.dtype.is_floating_point:
+        return _UNKNOWN
+    low, high = (a + c, b + d) if value.name == "add" else (a - d, b - c)
+    limits = torch.iinfo(value.dtype)
+    return (low, high) if limits.min <= low and high <= limits.max else _UNKNOWN
 
 
 def _clamped(value: Op) -> Range:

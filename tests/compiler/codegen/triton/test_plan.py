@@ -27,6 +27,10 @@ R, S = torch.randn, torch.empty  # S: where sizes are all that counts
 F32 = torch.float32
 
 
+def near():
+    return (torch.arange(512)[:, None] - torch.arange(512)).clamp(0, 511).expand(64, 512, 512)
+
+
 def kernels(function, *inputs):
     return schedule(lower(trace(function, *inputs), strict=True).program, target=GPU).kernels
 
@@ -49,6 +53,11 @@ def sizes(blocks):
         (lambda x: x + 1, [S(3)], (1, 4, 1)),
         (lambda x: x.t().contiguous(), [S(2048, 2048)], (64, 64, 8)),
         (lambda x: x.t().contiguous(), [S(256, 256)], (32, 32, 2)),
+        # Indices that are read: along j elements are 512 apart, along i close by, as far as can be told.
+        (lambda x: x.gather(-1, near()).transpose(1, 2).contiguous(), [S(64, 512, 512)], (64, 64, 8)),
+        (lambda x, i: x.transpose(1, 2).gather(-1, i), [S(64, 512, 512), S(64, 512, 512).long()], (64, 64, 8)),
+        (lambda x, i: x.gather(-1, i), [S(64, 512, 512), S(64, 512, 512).long()], (2, 512, 4)),
+        (lambda x, i, j: x[i, j], [S(512, 512), S(512, 512).long(), S(512, 512).long()], (1, 512, 8)),
         (lambda x: x.softmax(-1), [S(2048, 1024)], (1, 1024, 4)),
         (lambda x: x.softmax(-1), [S(2048, 4096)], (1, 4096, 16)),
         (lambda x: x.softmax(-1), [S(2048, 50000)], (1, 2048, 8)),

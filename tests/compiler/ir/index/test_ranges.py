@@ -1,0 +1,48 @@
+"""Ranges of integer values hold for all that their operands may be, sums at the ends of a dtype included."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regraft.compiler.ir.index.index import Var
+from regraft.compiler.ir.index.ranges import value_bounds
+from regraft.compiler.ir.value import Const, Load, Op, Value
+from regraft.compiler.lowering.arithmetic import op
+
+ENDS = [-(2**31), -(2**31) + 1, -7, -1, 0, 1, 3, 511, 2**31 - 2, 2**31 - 1]
+NUMBERS = st.sampled_from(ENDS)
+UNKNOWN = Load("numbers", (Var("i", 8),), torch.int32)
+FUNCTIONS = {"maximum": torch.maximum, "minimum": torch.minimum, "add": torch.add, "sub": torch.sub}
+
+
+def values(depth: int) -> st.SearchStrategy[Value]:
+    leaves = st.one_of(st.just(UNKNOWN), NUMBERS.map(lambda n: Const(n, torch.int32)))
+    if not depth:
+        return leaves
+    return st.builds(op, st.sampled_from(sorted(FUNCTIONS)), values(depth - 1), values(depth - 1)) | leaves
+
+
+def evaluated(value: Value, numbers: torch.Tensor) -> torch.Tensor:
+    if isinstance(value, Const):
+        return torch.full_like(numbers, value.number)
+    if not isinstance(value, Op):
+        return numbers
+    return FUNCTIONS[value.name](*(evaluated(x, numbers) for x in value.args))
+
+
+@given(values(4))
+def test_values_are_in_their_ranges(value: Value) -> None:
+    low, high = value_bounds(value)
+    found = evaluated(value, torch.tensor(ENDS, dtype=torch.int32)).tolist()
+    assert low is None or low <= min(found)
+    assert high is None or high >= max(found)
+
+
+def test_a_step_from_a_number_with_ends_has_ends() -> None:
+    inside = op("minimum", op("maximum", UNKNOWN, Const(0, torch.int32)), Const(512, torch.int32))
+    assert value_bounds(op("add", inside, Const(3, torch.int32))) == (3, 515)
+    assert value_bounds(op("sub", inside, Const(3, torch.int32))) == (-3, 509)
+    assert value_bounds(op("add", inside, Const(2**31 - 2, torch.int32))) == (None, None)
+    assert value_bounds(op("add", UNKNOWN, Const(3, torch.int32))) == (None, None)
