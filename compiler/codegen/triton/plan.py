@@ -202,16 +202,17 @@ def _across(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> Var | None:
 
 
 def _near_by_index(offset: Any, var: Var, innermost: Var) -> bool:
-    """Whether an index that is read from memory makes neighbors along the innermost loop lie far apart, and those along
-    another one close by, as far as can be told.
+    """Whether a computed index sets neighbors along the innermost loop far apart, and those along another one close by.
+
+    As far as can be told: one of both is so by the loop's own variable, the other by an index that depends on it.
 
         x[512 * j + index[i, j]]  along i, where j is innermost          x[512 * index[i, j] + i]  likewise
     """
     dependence, far, near = Dependence(), set(), set()
     for monomial, coefficient in ix.terms(offset):
-        found, read = dependence.of(ix.from_terms({monomial: 1})), any(isinstance(x, ix.Loaded) for x in monomial)
-        far |= {read} if innermost in found and abs(coefficient) >= _LANES else set()
-        near |= {read} if var in found and coefficient == 1 else set()
+        found, own = dependence.of(ix.from_terms({monomial: 1})), any(isinstance(x, Var) for x in monomial)
+        far |= {own} if innermost in found and (abs(coefficient) >= _LANES or len(monomial) > 1) else set()
+        near |= {own} if var in found and coefficient == 1 and len(monomial) == 1 else set()
     return (True in far and False in near) or (False in far and True in near)
 
 

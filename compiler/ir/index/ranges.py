@@ -20,10 +20,9 @@ def value_bounds(value: Value) -> Range:
 
     maximum(x, 0)  ->  (0, None)        remainder(x, 8)  ->  (0, 7)
     """
-    if isinstance(value, Const):
-        return value.number, value.number
-    if isinstance(value, Number):
-        return value.index, value.index
+    if isinstance(value, (Const, Number)):
+        exact = value.number if isinstance(value, Const) else value.index
+        return exact, exact
     if not isinstance(value, Op):
         return _UNKNOWN
     if value.name == "cast":
