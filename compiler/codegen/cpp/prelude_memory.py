@@ -219,7 +219,7 @@ template <int STEP, class X, class P> INLINE X every(const P* p) {
   return r;
 }
 #if defined(MASKS)
-#define EVERY(X, P, STEP) ((sizeof(P) == 4 || sizeof(P) == 2) && Count<X> >= 8 && __builtin_constant_p(STEP))
+#define EVERY(X, P, STEP) (sizeof(P) > 1 && Count<X> >= 8 && __builtin_constant_p(STEP))
 #else
 #define EVERY(X, P, STEP) (sizeof(P) == 4 && Count<X> >= 8 && __builtin_constant_p(STEP))
 #endif
@@ -234,7 +234,11 @@ template <int N, class T> INLINE auto strided(const T* p, i64 step) {
   else if (EVERY(X, Raw<T>, step) && step == 3) r = every<3, X>((const Raw<T>*)p);
   else if (EVERY(X, Raw<T>, step) && step == 4) r = every<4, X>((const Raw<T>*)p);
   else
-    for (int l = 0; l < N; ++l) r[l] = ((const Raw<T>*)p)[l * step];
+    for (int l = 0; l < N; ++l) {
+      const Raw<T>* q = (const Raw<T>*)p + l * step;
+      if constexpr (sizeof *q == 8) asm("" : "+r"(q));  // or GCC joins loads, and shuffles them apart
+      r[l] = *q;
+    }
   return Codec<T>::template up_lanes<N>(r);
 }
 template <int N, class T> INLINE auto strided_if(V<i32, N> m, const T* p, i64 step) {

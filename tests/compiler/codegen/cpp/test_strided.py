@@ -1,0 +1,58 @@
+"""Every second, third or fourth element of 64 bits: whole vectors are read and chosen from, nothing beyond a buffer."""
+
+import ctypes
+import mmap
+
+import pytest
+import torch
+from support.kernels import compiled_agrees
+from support.lowering import trace
+
+from regraft.compiler.codegen import cpp
+from regraft.compiler.codegen.cpp.kernel_text import kernel_text
+from regraft.compiler.lowering import lower
+from regraft.compiler.schedule import CPU, schedule
+
+HOST = cpp.host_target()
+TARGETS = [HOST.name, *(["avx2", "generic"] if HOST.vector_bytes >= 32 else []), "scalar"]
+WIDE = [torch.int64, torch.float64]
+
+
+def columns(x: torch.Tensor) -> torch.Tensor:
+    """The sum of columns of a table, each read with the width of the table as its step."""
+    total = x[:, 0] * 3
+    for column in range(1, x.shape[1]):
+        total = total + x[:, column] * (column + 1)
+    return total
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+@pytest.mark.parametrize("step", [2, 3, 4, 5, 8])
+def test_columns_of_narrow_tables(step: int, dtype: torch.dtype, target: str) -> None:
+    for rows in (8, 19, 64):
+        compiled_agrees(columns, (torch.randn(rows, step) * 99).to(dtype), target=cpp.target(target))
+
+
+@pytest.mark.skipif(HOST.name != "avx512", reason="eight elements of 64 bits are a vector with AVX-512 only")
+def test_whole_vectors_are_chosen_from() -> None:
+    program = lower(trace(columns, torch.ones(64, 3, dtype=torch.int64))).program
+    text = "".join(kernel_text(kernel, HOST) for kernel in schedule(program, target=CPU).kernels)
+    assert "strided<8>" in text
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_nothing_is_read_past_the_end(step: int) -> None:
+    """The buffer ends where a page that nobody may read begins."""
+    page, rows = mmap.PAGESIZE, 24
+    memory = mmap.mmap(-1, 2 * page)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(at + page), page, 0) == 0
+    x = torch.frombuffer(memory, dtype=torch.int64, count=rows * step, offset=page - 8 * rows * step).view(rows, step)
+    x.copy_(torch.randint(-99, 99, (rows, step)))
+    try:
+        compiled_agrees(columns, x)
+        compiled_agrees(lambda x: x[:, -1] * 2, x)
+    finally:
+        assert libc.mprotect(ctypes.c_void_p(at + page), page, mmap.PROT_READ | mmap.PROT_WRITE) == 0
