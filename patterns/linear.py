@@ -159,7 +159,7 @@ def one_dtype(x: Any, weight: Any, bias: Any = None) -> Reason | None:
 
 
 def bias_per_column(weight: Any, bias: Any = None) -> Reason | None:
-    """A bias has one number for each column: the library supports no other."""
+    """A bias has one number for each column: libraries support no other, and zeros are put behind the last one."""
     if bias is None or (rank(bias) == 1 and known_equal(shape(bias)[0], shape(weight)[0])):
         return None
     message = f"{describe(bias)} is broadcast"

@@ -25,6 +25,7 @@ from ..rewrites.pattern import Call, Term, choose
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
+from .linear import bias_per_column
 from .packing import is_frozen, prepared
 
 MOST = 1.25  # largest ratio of the work of a product after padding to its work before
@@ -147,6 +148,9 @@ def _samples() -> Iterator[Sample]:
     yield Sample(x=T("20 125"), weight=T("2 125"), tags=linear, refused="mostly-padding")
     yield Sample(x=T("20 125"), weight=T("0 125"), tags=linear, refused="empty")
     yield Sample(x=T("125"), weight=T("61 125"), tags=linear, refused="rank-too-low")
+    biased = {"product": "linear_bias"}
+    yield Sample(x=T("20 125"), weight=T("61 125"), bias=T("1"), tags=biased, refused="bias-broadcasts")
+    yield Sample(x=T("20 125"), weight=T("61 125"), bias=T("20 1"), tags=biased, refused="bias-broadcasts")
     whole = torch.float64
     yield Sample(x=T("20 125", dtype=whole), weight=T("61 125", dtype=whole), tags=linear, refused="kernel-unavailable")
 
@@ -157,7 +161,7 @@ def _samples() -> Iterator[Sample]:
     stage="lowered",
     replacement=[_candidate(ALIGNED), _candidate(128)],
     samples=list(_samples()),
-    guards=(supported, static, misaligned),
+    guards=(supported, static, bias_per_column, misaligned),
     derived={"dense": needed_dense, "constant": known_before},
     numerics=Numerics(slack=4.0),
 )

@@ -19,7 +19,7 @@ def addmm_as_linear(node: fx.Node, edit: Editor) -> fx.Node | None:
     """addmm(b, x, w)  ->  linear(x, permute(w, [1, 0]), b)."""
     values = arguments(node)
     bias, x, weight = node.args[:3]
-    if node.target is not aten.addmm.default or rank(bias) != 1:
+    if node.target is not aten.addmm.default or rank(bias) == 0:
         return None
     if not is_number(values["beta"]) or values["beta"] != 1 or values["alpha"] != 1:
         return None
@@ -39,12 +39,15 @@ def mm_as_linear(node: fx.Node, edit: Editor) -> fx.Node | None:
 def linear_of_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
     """reshape(linear(reshape(x, [B * S, D]), w, b), [B, S, N])  ->  linear(x, w, b).
 
-    This is not done if the rows have other users (a backward saves them), since there would be two products.
+    This is not done if the rows have other users (a backward saves them), since there would be two products, or if the
+    bias differs between rows.
     """
     inner = node.args[0]
     if not sees(node, inner, "aten.linear") or not sees(node, inner.args[0], "aten.reshape"):
         return None
     x = inner.args[0].args[0]
+    if any(rank(bias) != 1 for bias in inner.args[2:] if isinstance(bias, fx.Node)):
+        return None
     if rank(inner) != 2 or any(op_name(user) != "aten.reshape" for user in inner.users):
         return None
     if not same_shape([*shape(x)[:-1], shape(inner)[-1]], shape(node)):

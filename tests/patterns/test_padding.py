@@ -12,6 +12,7 @@ from support.freezing import frozen
 from support.rewriting import assert_agrees, compiled, rewritten
 from torch import nn
 
+import regraft
 from regraft.compiler.tools.check import refusals
 from regraft.patterns.padding import padded_product
 
@@ -34,6 +35,19 @@ def test_columns_and_inner_size() -> None:
 @pytest.mark.parametrize("function", [torch.mm, lambda x, y: torch.addmm(y[0], x, y)], ids=["mm", "addmm"])
 def test_other_spellings(function: Any) -> None:
     assert padded(function, normal(20, 63), normal(63, 61)).count("padded_product") == 1
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 61), (20, 61), (1, 1), (20, 1)], ids=str)
+def test_biases_that_are_broadcast_are_not_padded(sizes: tuple[int, ...]) -> None:
+    """The library says so by their reason, whatever autograd's decomposition made of `linear`."""
+    inputs = normal(20, 125), normal(61, 125), normal(*sizes)
+    for rule in ("padded_product", "linear"):
+        found = regraft.explain(rule, F.linear, *inputs)
+        assert not found.matches and not found.fallbacks
+        assert {miss.code for miss in found.near_misses} == {"bias-broadcasts"}, rule
+    run, coverage = compiled(F.linear)
+    with coverage:
+        torch.testing.assert_close(run(*inputs), F.linear(*inputs))
 
 
 def test_batched() -> None:

@@ -201,6 +201,8 @@ def test_lowered_products_are_linear_again() -> None:
     inputs = torch.randn(2, 3, 8), torch.randn(4, 8), torch.randn(4)
     assert text(normalized(traced(lowered, *inputs), LOWERED_FORM).graph) == "linear(%0, %1, %2)"
     assert text(normalized(traced(unbiased, inputs[0][0], inputs[1]), LOWERED_FORM).graph) == "linear(%0, %1)"
+    for_rows = text(normalized(traced(lowered, *inputs[:2], torch.randn(6, 1)), LOWERED_FORM).graph)
+    assert for_rows.startswith("reshape(linear(reshape(") and for_rows.count("linear") == 1
 
 
 def test_weights_under_another_mask_stay_masked() -> None:
