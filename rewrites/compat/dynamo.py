@@ -26,6 +26,16 @@ def saved_tensor_hooks_off() -> contextlib.AbstractContextManager[Any]:
     return _disable_saved_tensors_hooks_during_tracing()
 
 
+def is_called_plainly(module: torch.nn.Module) -> bool:
+    """Whether a call of a module is a call of its class's `forward`, without hooks of it or of all modules."""
+    from torch.nn.modules import module as modules
+
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooked = any(getattr(module, kind, None) for kind in kinds) or modules._has_any_global_hook()
+    own = "forward" in vars(module) or type(module).__call__ is not torch.nn.Module.__call__
+    return not hooked and not own and module._compiled_call_impl is None
+
+
 def is_numpy_call(target: Any) -> bool:
     """Whether Dynamo has put a NumPy call here, to be run as operators on tensors (random numbers are not)."""
     import torch._numpy

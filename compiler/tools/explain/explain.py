@@ -17,6 +17,7 @@ from ....rewrites.ruleset import RuleSet
 from ...backend import Compilation
 from ...options import OptionError, Options
 from ...options.rules import resolve_rules
+from ..own_code import with_own_code
 from .explanation import Explanation
 
 _LATER = ("configuration", "cudagraphs", "wrapper", "kernels")  # stages whose fallbacks hide nothing from rules
@@ -69,7 +70,7 @@ def explain_all(
         return Compilation(gm, example_inputs, parsed, explained=explained).run()
 
     with coverage() as cov:
-        torch.compile(model, backend=backend, dynamic=dynamic)(*args, **kwargs)
+        torch.compile(with_own_code(model), backend=backend, dynamic=dynamic)(*args, **kwargs)
     return [_explanation(rule, cov.graphs) for rule in chosen]
 
 

@@ -165,4 +165,6 @@ def _modules(same: list[Match] | list[NearMiss]) -> str:
 
 def _module(name: str) -> str:
     """A module's name without Dynamo's prefix: ``L['self'].layer.0``  ->  ``layer.0``; empty for the model itself."""
-    return name.removeprefix("L['self']").removeprefix("L['fn']").lstrip(".") or TOP
+    for prefix in ("L['self']", "L['fn']", "L['function']"):
+        name = name.removeprefix(prefix)
+    return name.lstrip(".") or TOP

@@ -182,6 +182,31 @@ def test_a_match_is_told_at_its_root():
     assert "softmax(" in text and "test_explain.py" in text
 
 
+def test_explanations_neither_end_nor_use_up_compilations():
+    """Dynamo compiles a code object only a few times."""
+
+    class Gated(nn.Module):
+        def forward(self, x):
+            return x * torch.sigmoid(x)
+
+    class Method(nn.Module):
+        def gated(self, x):
+            return x * torch.sigmoid(x)
+
+    def function(x):
+        return x * torch.sigmoid(x)
+
+    torch.compiler.reset()
+    x = torch.randn(3)
+    for model in (Gated(), function, nn.Sequential(Gated()), Method().gated):
+        for _ in range(torch._dynamo.config.recompile_limit + 1):
+            found = regraft.explain("silu", model, x)
+            assert (len(found.matches), found.graphs) == (1, 1)
+        with regraft.coverage() as cov:
+            torch.compile(model, backend="regraft", options={"profit": "always"})(x)
+        assert cov.matches["silu"] == 1
+
+
 def test_swapped_arguments_are_named():
     with pytest.raises(TypeError, match="takes the rule first"):
         regraft.explain(plain, "sdpa", *qkv())
