@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..rewrites import compat
 from ..rewrites.binding import Binding
-from ..rewrites.graph import describe, dtype, shape, val
+from ..rewrites.graph import describe, dtype, has_known_strides, shape, val
 from ..rewrites.pattern import Call, Term
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
@@ -61,7 +61,14 @@ def on_cpu(match: Binding, policy: Mapping[str, str]) -> Reason | None:
 
 
 def can_unpack(match: Binding, policy: Mapping[str, str]) -> Reason | None:
-    """The format of packed nibbles is known: it depends on the vectors of the CPU and on the number of columns."""
+    """The format of packed nibbles is known: it depends on the vectors of the CPU and on the number of columns.
+
+    Torch's operator reads weight and scales as if they were contiguous, and gives other results where they are not.
+    """
+    for one in (match.operands["packed"], match.operands["scales"]):
+        if not has_known_strides(one) or not val(one).is_contiguous():
+            message = f"torch's operator reads {describe(one)} as if it were contiguous"
+            return Reason("kernel-unavailable", message, (one,), "contiguous, of known sizes", describe(one))
     columns = shape(match.operands["packed"])[0]
     if isinstance(columns, int) and columns % _BLOCK == 0 and is_packed_in_blocks():
         return on_cpu(match, policy)

@@ -58,6 +58,17 @@ def test_nibbles(rows: int, dtype: torch.dtype, applied: int) -> None:
     assert far(ours, exact) <= max(4 * far(by_nibbles(x, w, s), exact), 1e-6)
 
 
+@pytest.mark.skipif(not is_packed_in_blocks(), reason="torch packs nibbles otherwise on this CPU")
+def test_scales_in_another_layout_stay_as_torch_reads_them() -> None:
+    """Torch's operator reads their memory in order, whatever their strides are."""
+    x, scales = torch.rand(MANY, 32), torch.rand(1, N, 2) + 0.1
+    w = torch.randint(0, 256, (N, 16), dtype=torch.uint8)
+    turned = scales.transpose(0, -1).contiguous().transpose(0, -1)
+    for given, applied in ((scales, 1), (turned, 0)):
+        ours, found = run(by_nibbles, x, w, given)
+        assert found.matches["int4_weight"] == applied and far(ours, by_nibbles(x, w, given)) < 1e-5
+
+
 @pytest.mark.parametrize("rule", [int8_weight, int4_weight], ids=lambda rule: rule.name)
 def test_near_misses(rule: Any) -> None:
     for sample in rule.samples:
