@@ -193,6 +193,31 @@ def fake_quantized(x, w):
     return F.linear(x, (w / s).round().clamp(-128, 127) * s)
 
 
+def bytes_of(*sizes):
+    return (I(255, *sizes) - 127).to(torch.int8)
+
+
+def static(x, w, s, b):
+    q = torch.clamp(torch.round(x.float() / 0.05) + 3, 0, 255).to(torch.uint8)
+    y = F.relu(F.linear((q.float() - 3) * 0.05, w.float() * s.float()[:, None], b.float()))
+    return torch.clamp(torch.round(y / 0.1), 0, 255).to(torch.uint8)
+
+
+def dynamic(x, w, s, b):
+    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
+    q = (x / step).round().clamp(-128, 127).to(torch.int8)
+    return F.gelu(torch._int_mm(q, w.t()).to(x.dtype) * step * s + b)
+
+
+def hashed(table, i):
+    return table[(i[..., 0] ^ (i[..., 1] * 2654435761) ^ (i[..., 2] * 805459861)) % table.shape[0]].sum(1)
+
+
+def corners(v, i):
+    x, y, z = i.unbind(-1)
+    return sum(v[x + a, y + b, z + c] for a in (0, 1) for b in (0, 1) for c in (0, 1)) / 8
+
+
 def normalize(x):
     """Bytes of images to what a network takes."""
     y = x.permute(0, 3, 1, 2).float() / 255
@@ -321,6 +346,15 @@ PROGRAMS: dict[str, dict[str, Program]] = {
         "bag of bags": (
             lambda w, i, p: (F.embedding(i, w) * p[..., None]).sum(1),
             lambda: [R(10000, 32), I(10000, 1024, 10), P(1024, 10)],
+        ),
+        "hash encoding": (hashed, lambda: [R(16384, 2), I(1000, 4096, 8, 3)]),
+        "corners of cells": (corners, lambda: [R(32, 32, 32), I(31, 10000, 3)]),
+        "static int8 layer": (static, lambda: [R(128, 768), bytes_of(3072, 768), P(3072), R(3072)]),
+        "dynamic int8 layer": (dynamic, lambda: [R(128, 768), bytes_of(3072, 768), P(3072), R(3072)]),
+        "product of int32": (lambda x, w: x.int() @ w.int().t(), lambda: [bytes_of(128, 768), bytes_of(3072, 768)]),
+        "packed int8 weight": (
+            torch.ops.aten._weight_int8pack_mm,
+            lambda: [R(128, 768), bytes_of(3072, 768), P(3072)],
         ),
         "points": (points, lambda: [R(4, 512, 3), W(64, 3), W(256, 64)]),
         "nearest points": (neighbours, lambda: [R(2, 256, 3)]),

@@ -33,7 +33,8 @@ from .woven import in_turns
 
 _ACCUMULATORS = 4  # number of independent vectors of a fold, whose latencies overlap
 _TALL = 1024  # iterations of a tiled loop from which on pages of memory matter more than pieces for threads
-_TALL_COPIES, _COPIES = 16, 4  # vectors of such a tile side by side, and of a lower one
+_COPIES = 4  # tiles below each other, there and where rows do not begin with cache lines; else as many as one holds
+_LINE = 64  # bytes of a cache line
 _SCATTERED = 2  # number of contiguous accesses that take as long as one scattered access
 _TOO_SHORT = 100  # the same for a loop that fills no vector; larger than the number of accesses of any loop
 _UNROLLED = 12  # number of operations up to which a tile is written row by row
@@ -78,6 +79,7 @@ class Plan:
     def __init__(self, kernel: Kernel, target: Target, dependence: Dependence) -> None:
         self._width, self._dependence = target.vector_bytes, dependence
         self._scratch = {b.name for b in kernel.scratch}
+        self._bytes = {b.name: b.dtype.itemsize for b in (*kernel.scratch, *(p.buffer for p in kernel.params))}
         self._strategies: dict[int, Strategy] = {}
         self._turned: dict[int, Turned] = {}
         self._whole = kernel.body
@@ -290,10 +292,16 @@ class Plan:
         if any(load.buffer in written for load in loads):
             return False
         high = bounds(loop.var.extent)[1]
-        copies = _TALL_COPIES if high is None or high >= _TALL else _COPIES
+        tall = high is None or high >= _TALL
+        copies = _COPIES if tall else max(self._below(load, inner.var, found.lanes) for load in loads)
         unrolled = len(loads) == 1 and sum(map(weight_of, set(values(inner.body)))) <= _UNROLLED
         self._strategies[id(loop)] = Tile(found.lanes, inner, tuple(loads), copies, unrolled)
         return True
+
+    def _below(self, load: Load, inner: Var, lanes: int) -> int:
+        """How many tiles below each other read whole cache lines: more would only need more of the first cache."""
+        size, step = self._bytes.get(load.buffer, 4), self._plain_stride(load.indices[0], inner)
+        return max(_LINE // (lanes * size), 1) if isinstance(step, int) and step * size % _LINE == 0 else _COPIES
 
     def _transposed(self, load: Load, outer: Var, inner: Var, lanes: int) -> bool:
         at = load.indices[0]

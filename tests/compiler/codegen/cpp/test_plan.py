@@ -124,3 +124,17 @@ def test_loops_with_lanes(golden):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_without_vectors_no_loop_has_lanes(name):
     assert not any("lanes" in line or "tiles" in line for kernel in kernels(name) for line in planned(kernel, "scalar"))
+
+
+@pytest.mark.parametrize(("dtype", "width", "copies"), [
+    (torch.float32, 256, 1), (torch.int64, 256, 1), (torch.bfloat16, 256, 2), (torch.float32, 251, 4),
+    (torch.float32, 2048, 4),
+])  # fmt: skip
+def test_tiles_of_transposes_read_whole_cache_lines(dtype, width, copies):
+    """More tiles below each other where rows begin anywhere in a line, or pages count."""
+    x = torch.ones(2, 128, width, dtype=dtype)
+    (kernel,) = schedule(
+        lower(trace(lambda x: x.transpose(1, 2).contiguous(), x), strict=True).program, target=CPU
+    ).kernels
+    (tiles,) = [line for line in planned(kernel) if "tiles of" in line]
+    assert f", {copies} of them" in tiles
