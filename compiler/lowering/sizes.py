@@ -57,11 +57,27 @@ def from_sympy(expr: Any, shape_env: Any) -> Any:
         return int(expr)
     if expr.is_Symbol:
         return _named(expr, shape_env)
+    pieces = _size_of_pieces(expr, shape_env)
+    if pieces is not None:
+        return pieces
     fold = _FOLDS.get(type(expr).__name__)
     if fold is None or not _is_within(expr, shape_env):
         return _named(expr, shape_env)
     parts = [from_sympy(a, shape_env) for a in expr.args]
     return reduce(fold, parts)
+
+
+def _size_of_pieces(expr: Any, shape_env: Any) -> int | None:
+    """The size of equal pieces, of which torch only says how many there are.
+
+    x.reshape(x.shape[0] // 4, 4)   has sizes   x // 4, x // (x // 4)   ->   x // 4, 4      where 4 divides x
+    """
+    if type(expr).__name__ not in _QUOTIENTS or type(expr.args[1]).__name__ not in _QUOTIENTS:
+        return None
+    whole, (cut, size) = expr.args[0], expr.args[1].args
+    if cut != whole or not size.is_Integer or size < 1:
+        return None
+    return int(size) if remainder(from_sympy(whole, shape_env), int(size)) == 0 else None
 
 
 def _is_within(expr: Any, shape_env: Any) -> bool:
@@ -84,6 +100,7 @@ def _power(base: Any, exponent: int) -> Any:
 
 _LARGEST_POWER = 8
 _POWERS = ("Pow", "PowByNatural")
+_QUOTIENTS = ("FloorDiv", "CleanDiv")
 _DIVISIONS = ("FloorDiv", "CleanDiv", "PythonMod", "Mod")
 _FOLDS: dict[str, Any] = {
     "Add": add, "Mul": mul, "Pow": _power, "PowByNatural": _power, "FloorDiv": quotient, "CleanDiv": quotient,

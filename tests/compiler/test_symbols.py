@@ -197,3 +197,23 @@ def test_parts_whose_lengths_are_numbers():
         with pytest.raises(RuntimeError):
             compiled(x, [2, 3, 5], 3)
     assert not cov.faults
+
+
+def test_pieces_of_padded_rows():
+    """Rows that are padded to whole pieces, as state space models and attention to windows do."""
+
+    def program(x):
+        batch, rows, width = x.shape
+        padded = F.pad(x, (0, 0, 0, (4 - rows % 4) % 4))
+        pieces = padded.reshape(batch, padded.shape[1] // 4, 4, width)
+        within = pieces @ pieces.mT
+        weighted = (within + torch.eye(4)).masked_fill(torch.ones(4, 4).triu(1).bool(), 0) @ pieces
+        return (weighted * torch.arange(4.0)[:, None]).reshape(batch, -1, width)[:, :rows] + x
+
+    calls = [(torch.randn(3, rows, 5),) for rows in (10, 12, 7, 1)]
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="regraft", dynamic=True)
+    with regraft.coverage() as cov:
+        for call in calls:
+            torch.testing.assert_close(compiled(*call), program(*call))
+    assert not [k for graph in cov.graphs for code in graph.code for k in code.kept if k.code == "symbolic"]

@@ -9,6 +9,7 @@
     8*(i // 8) + i % 8          ->  i
     i - 8*(i // 8)              ->  i % 8
     (i*s + j) // s              ->  i                     0 <= j < s
+    4*((s + -s % 4) // 4)       ->  s + -s % 4            nothing remains
 
 Every rule makes the divisor smaller or removes a division, so that rewriting ends.
 """
@@ -78,6 +79,24 @@ def merged(collected: Terms) -> Terms:
             collected[monomial] = collected.get(monomial, 0) + coefficient
         collected = {monomial: coefficient for monomial, coefficient in collected.items() if coefficient}
         joined = next(_joined(collected), None)
+    return collected
+
+
+def exact(collected: Terms) -> Terms:
+    """The terms of a sum, multiples of quotients by numbers as multiples of the dividends that leave no remainder.
+
+    4*((s + -s % 4) // 4)  ->  s + -s % 4
+    """
+    for monomial, coefficient in collected.items():
+        for at, atom in enumerate(monomial):
+            if not isinstance(atom, Quotient) or isinstance(atom.divisor, Index) or coefficient % atom.divisor:
+                continue
+            if remainder(atom.dividend, atom.divisor) == 0:
+                factor = from_terms({monomial[:at] + monomial[at + 1 :]: coefficient // atom.divisor})
+                left = {m: c for m, c in collected.items() if m != monomial}
+                for m, c in terms(mul(factor, atom.dividend)):
+                    left[m] = left.get(m, 0) + c
+                return exact({m: c for m, c in left.items() if c})
     return collected
 
 

@@ -233,12 +233,24 @@ def _sum(a: Index, b: Number) -> Number:
 @lru_cache(_CACHED)
 def _product(a: Index, b: Number) -> Number:
     if not isinstance(b, Index):
-        return Index(tuple([(monomial, coefficient * b) for monomial, coefficient in a.terms])) if b else 0
-    collected: dict[Monomial, int] = {}
+        if not b:
+            return 0
+        collected = {monomial: coefficient * b for monomial, coefficient in a.terms}
+        return _without_divisions(collected) if abs(b) > 1 else Index(tuple(collected.items()))
+    collected = {}
     for left, x in a.terms:
         for right, y in b.terms:
             monomial = tuple(sorted(left + right, key=_by_rank)) if left and right else left or right
             collected[monomial] = collected.get(monomial, 0) + x * y
+    return _without_divisions(collected)
+
+
+def _without_divisions(collected: dict[Monomial, int]) -> Number:
+    """The number with these terms; quotients that are multiplied by their divisors go where nothing remains."""
+    if any(isinstance(atom, Quotient) for monomial in collected for atom in monomial):
+        from .division import exact
+
+        collected = exact(collected)
     return from_terms(collected)
 
 

@@ -31,6 +31,17 @@ def test_polynomials(sizes):
     assert isinstance(number(torch.sym_max(s, t)), Index)
 
 
+def test_pieces_of_what_was_padded(sizes):
+    """Sizes of `pad(x, (0, (4 - n % 4) % 4)).reshape(-1, pieces, 4)`, which torch writes as a quotient of quotients."""
+    n = sizes[0]
+    for pad in ((4 - n % 4) % 4, -n % 4):
+        whole = n + pad
+        pieces = whole // 4
+        assert number(whole // pieces) == 4
+        assert number(pieces * 4) == number(whole) and number(whole % 4) == 0
+        assert isinstance(number((whole + 1) // pieces), Index) and isinstance(number(n // (n // 4)), Index)
+
+
 def test_ranges_come_from_the_shape_environment(sizes):
     ((monomial, _),) = number(sizes[0]).terms
     assert monomial[0].low == 2

@@ -52,6 +52,10 @@ U = var("u", S)
         (F - F // S * S, F % S),
         (F // S // T, F // (S * T)),
         (F % (S * T) % S, F % S),
+        ((S + (-S) % 4) // 4 * 4, S + (-S) % 4),
+        ((S + (4 - S % 4) % 4) // 4 * 12 * H, (S + (-S) % 4) * 3 * H),
+        ((S + (-S) % 4) // 4 * H * 4 + J, (S + (-S) % 4) * H + J),
+        (remainder(S + (-S) % 4, 4), 0),
     ],
 )
 def test_division_simplifies(made, expected):
