@@ -23,6 +23,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import hint, known, product
+from ..rewrites.words import counted
 from .linear import overlaps
 
 BYTES = (torch.int8, torch.uint8)
@@ -94,7 +95,7 @@ def applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:
     rows = hint(product(shape(x)[:-1]))
     moved = dtype(x) == torch.uint8 or {"zero", "shift"} & match.operands.keys()
     if moved and rows is not None and rows < FEWEST_ROWS and result_dtype(match, policy).is_floating_point:
-        message = f"{rows} rows take no longer than the sums of the weight's rows, which a zero point needs"
+        message = f"{counted(rows, 'row')} take no longer than the sums of the weight's rows, which a zero point needs"
         return Reason("rows-few", message, (x,), f"{FEWEST_ROWS} rows, or signed bytes without zero point", describe(x))
     return None
 

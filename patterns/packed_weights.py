@@ -25,6 +25,7 @@ from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate, Numerics, register_pattern
 from ..rewrites.sample import Sample, T
 from ..rewrites.symbolic import hint, known
+from ..rewrites.words import counted
 from .byte_products import converted
 
 _BLOCK = 64  # columns whose nibbles are packed together, on CPUs with vectors of 512 bits
@@ -94,7 +95,7 @@ def enough_rows(x: Any) -> Reason | None:
     rows = hint(shape(x)[0])
     if dtype(x) == torch.float32 or rows is None or rows >= ENOUGH_ROWS:
         return None
-    message = f"{rows} rows wait for the weight, which torch's operator reads as it is"
+    message = f"{counted(rows, 'row')} wait for the weight, which torch's operator reads as it is"
     return Reason("rows-few", message, (x,), f"{ENOUGH_ROWS} rows, or float32", describe(x))
 
 
