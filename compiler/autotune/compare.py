@@ -20,7 +20,8 @@ def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = T
 
     The check is loose on purpose: it should find wrong programs before they are chosen, and cannot prove a program
     right. The bound on the error of a tensor is relative to its own largest value, plus a tenth of that relative to the
-    largest value of all tensors, since gradients may be zero except for rounding.
+    largest value of all tensors, since gradients may be zero except for rounding. Where any result has 16 bits, the
+    bound is that of 16 bits for all of them: others are computed from numbers that are rounded so.
 
     Args:
         found: results of the program to check.
@@ -31,7 +32,8 @@ def disagreement(found: Sequence[Any], expected: Sequence[Any], values: bool = T
         return f"{counted(len(found), 'result')} instead of {len(expected)}"
     tensors = [leaf for leaf in expected if isinstance(leaf, torch.Tensor)] if values else []
     largest = max(map(_largest, tensors), default=0.0)
-    differences = (_difference(a, b, largest, values) for a, b in zip(found, expected, strict=True))
+    tolerance = max(map(_tolerance, tensors), default=TOLERANCE)
+    differences = (_difference(a, b, largest, tolerance, values) for a, b in zip(found, expected, strict=True))
     return next(filter(None, differences), "")
 
 
@@ -59,24 +61,28 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return wrong / scale if scale else 0.0
 
 
-def _difference(found: Any, expected: Any, largest: float, values: bool) -> str:
+def _tolerance(tensor: torch.Tensor) -> float:
+    inexact = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return HALF_TOLERANCE if inexact and torch.finfo(tensor.dtype).eps >= 1e-6 else TOLERANCE
+
+
+def _difference(found: Any, expected: Any, largest: float, tolerance: float, values: bool) -> str:
     if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
         same = type(found) is type(expected) and found == expected
         return "" if same else f"{_brief(found)} instead of {_brief(expected)}"
     for name in ("shape", "dtype", "device"):
         if getattr(found, name) != getattr(expected, name):
             return f"{name} {getattr(found, name)} instead of {getattr(expected, name)}"
-    return _value_difference(found, expected, largest) if values else ""
+    return _value_difference(found, expected, largest, tolerance) if values else ""
 
 
 def _brief(result: Any) -> str:
     return "a tensor" if isinstance(result, torch.Tensor) else repr(result)[:80]
 
 
-def _value_difference(found: torch.Tensor, expected: torch.Tensor, largest: float) -> str:
+def _value_difference(found: torch.Tensor, expected: torch.Tensor, largest: float, tolerance: float) -> str:
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         return "" if torch.equal(found, expected) else "integer values differ"
-    tolerance = TOLERANCE if torch.finfo(expected.dtype).eps < 1e-6 else HALF_TOLERANCE
     error = own = 0.0
     for a, b in zip(_pieces(found), _pieces(expected), strict=True):
         if not torch.equal(a.isnan(), b.isnan()):

@@ -103,7 +103,9 @@ def _on_device(
     """The same call on a GPU, of operands that are there."""
     number = literal(node)
     if number is not None:
-        return editor.call(aten.full.default, [], number.item(), dtype=number.dtype, device=device)
+        with compat.plain_eager():
+            value = number.item()
+        return editor.call(aten.full.default, [], value, dtype=number.dtype, device=device)
     args, given = fx.node.map_arg((node.args, node.kwargs), lambda source: moved[source, device])
     kwargs = {name: value for name, value in given.items() if name != "pin_memory"}
     named = any(one.name == "device" for one in compat.schema(node.target).arguments)

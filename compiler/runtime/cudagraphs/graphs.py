@@ -123,6 +123,7 @@ class _Graphed:
         self._chains: dict[Any, list[dict[int, int]]] = {}  # where large results of other graphs lay, as above
         self._rows: list[list[Capture]] = []  # of each set of addresses, in the order of their first use
         self._last = -1  # the row that was used last
+        self._waited: set[Any] = set()  # which of these have waited for the graph before to be captured
         self._warm: set[Any] = set()  # numbers that it has run with
         self._noted: set[str] = set()
         self._failed = False
@@ -146,6 +147,7 @@ class _Graphed:
         results = self._as_it_is(args)
         for result in results[: self._returned]:
             GIVEN.note(result)
+            GIVEN.pass_on(result)
         return results
 
     def _as_it_is(self, args: list[Any]) -> Any:
@@ -245,6 +247,9 @@ class _Graphed:
         """Where results of other graphs lie that this capture is to read there; None to wait with it."""
         moving = [(k, x) for k, x in enumerate(args) if k not in addresses]
         captured = {k: x.data_ptr() for k, x in moving if others == 0 and GIVEN.is_captured(x)}
+        if others == 0 and key not in self._waited and any(GIVEN.is_passing(x) for k, x in moving if k not in captured):
+            self._waited.add(key)  # the graph before this one is captured when it runs again
+            return None
         large = {k: x.data_ptr() for k, x in moving if k not in captured and x in GIVEN}
         if not large or others >= _BOUND:
             return captured

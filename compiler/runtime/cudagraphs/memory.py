@@ -26,6 +26,7 @@ class Given:
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
         self._captured: Counter[int] = Counter()
+        self._passing: dict[int, int] = {}
 
     def hold(self, addresses: Sequence[int]) -> None:
         """Remember where a capture writes results that the program is given."""
@@ -41,6 +42,17 @@ class Given:
     def is_captured(self, value: Any) -> bool:
         """Whether a tensor is in the memory of a result that a capture writes there in each step."""
         return size_of(value) >= CHAINED and memory(value) in self._captured
+
+    def pass_on(self, value: Any) -> None:
+        """Remember a result of a graph that ran as it is, and will perhaps be captured when it runs again."""
+        if size_of(value) >= CHAINED:
+            if len(self._passing) >= _REMEMBERED:
+                self._passing.clear()
+            self._passing[storage_key(value)] = memory(value)
+
+    def is_passing(self, value: Any) -> bool:
+        """Whether a tensor is in the memory of such a result."""
+        return size_of(value) >= CHAINED and self._passing.get(storage_key(value)) == memory(value)
 
     def note(self, value: Any) -> None:
         """Remember a result if it is large."""

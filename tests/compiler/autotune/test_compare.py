@@ -31,6 +31,14 @@ def test_errors_within_tolerance_pass_and_beyond_do_not(dtype, tolerance):
     assert "relative error" in disagreement([(REFERENCE + 4 * tolerance).to(dtype)], [expected])
 
 
+def test_where_one_result_has_16_bits_the_others_come_from_such_numbers():
+    near, far = REFERENCE + 2 * TOLERANCE * 2, REFERENCE + 0.5
+    half = REFERENCE.bfloat16()
+    assert "relative error" in disagreement([near], [REFERENCE])
+    assert disagreement([near, half], [REFERENCE, half]) == ""
+    assert "relative error" in disagreement([far, half], [REFERENCE, half])
+
+
 def test_one_wrong_element_is_enough():
     wrong = REFERENCE.clone()
     wrong[50] += 0.5

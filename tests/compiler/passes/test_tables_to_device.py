@@ -66,6 +66,19 @@ def test_tables_are_made_where_they_are_read(function: Callable[..., Any]) -> No
     assert torch.equal(on_cpu(module)(x), function(x))
 
 
+def test_a_number_is_read_while_tensors_are_fake() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.minimum(torch.arange(16), torch.tensor(7)).to(x.device)
+
+    module = traced(forward)
+    x = next(iter(module.graph.nodes)).meta["val"]
+    with x.fake_mode:
+        assert make_tables_on_device(module) == 1
+    assert devices(module) == {"cuda"}
+    x = torch.randn(4, 16, 16)
+    assert torch.equal(on_cpu(module)(x), forward(x))
+
+
 def test_a_table_that_is_moved_twice_is_made_once() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         steps = torch.arange(16) * 2

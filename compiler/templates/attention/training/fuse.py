@@ -156,10 +156,11 @@ class _Fusion:
 def _original(pair: Pair, shared: frozenset[fx.Node]) -> tuple[list[fx.Node], tuple[fx.Node, ...], list[fx.Node]]:
     """What the original reads: first what the kernels do, the gradient before all; and the nodes that it has.
 
-    Between them: what of that is computed on the way and read by others too, as a mask of all layers is.
+    Between them: what of that is computed on the way and read by others too, as a mask of all layers is. What depends
+    on the attention itself is computed in any case: casts of a gradient that a bias reads, too.
     """
     found, goes = pair.found, set(pair.nodes)
-    inside = goes.union(found.nodes)
+    inside, follows = goes.union(found.nodes), _readers(found.output.graph, goes - shared)
     inputs = dict.fromkeys([pair.gradient, *found.inputs])
     stays, wanted = dict[fx.Node, None](), set[fx.Node]()
     queue = [found.output, *pair.results.values()]
@@ -167,7 +168,7 @@ def _original(pair: Pair, shared: frozenset[fx.Node]) -> tuple[list[fx.Node], tu
         if node in inputs or node in wanted:
             continue
         own = node in inside and node not in shared
-        if own and (node in goes or is_move(node) or not _is_tensor(node)):
+        if node in follows or (own and (node in goes or is_move(node) or not _is_tensor(node))):
             wanted.add(node)
             queue.extend(node.all_input_nodes)
         else:
@@ -175,6 +176,15 @@ def _original(pair: Pair, shared: frozenset[fx.Node]) -> tuple[list[fx.Node], tu
     kept = tuple(node for node in found.nodes if node in stays)
     others = [node for node in stays if node not in kept]
     return [*inputs, *kept, *others], kept, [node for node in found.output.graph.nodes if node in wanted]
+
+
+def _readers(graph: fx.Graph, nodes: set[fx.Node]) -> set[fx.Node]:
+    """These nodes, and all that depend on them."""
+    found = set(nodes)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _is_tensor(node: fx.Node) -> bool:

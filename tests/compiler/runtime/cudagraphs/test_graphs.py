@@ -277,6 +277,7 @@ def test_large_results_that_lie_elsewhere_each_time_are_copied(device, large):
 def chained(monkeypatch):
     """Results of captures are read where they lie, however small; no result counts as large."""
     monkeypatch.setattr(GIVEN, "_captured", Counter())
+    monkeypatch.setattr(GIVEN, "_passing", {})
     for module in (cudagraph_memory, cudagraph_capture):
         monkeypatch.setattr(module, "CHAINED", 1)
     monkeypatch.setattr(cudagraphs, "_SMALL", 0)
@@ -308,6 +309,27 @@ def test_a_result_that_comes_from_elsewhere_is_copied_without_waiting(device, ch
         assert last([y])[0].tolist() == [k + 3.0 - left_out] * 3
         del y
     assert len(device.captures) == 4  # of the last, one reads the second's result, and one takes what there is
+
+
+def test_one_graph_of_many_layers_waits_for_the_graph_before(device, chained):
+    weights = [torch.full((3,), k + 1.0) for k in range(4)]
+    mask = graphs(device).inference(Graph(lambda x: (x * 0 + 2,)), frozenset())
+    run = graphs(device).inference(Graph(lambda w, x, m: (w * x + m,)), frozenset({0}))
+    for k in range(5):
+        (m,) = mask([torch.ones(3)])
+        x, wanted = torch.full((3,), float(k)), float(k)
+        for w in weights:
+            (x,) = run([w, x, m])
+            wanted = float(w[0]) * wanted + 2
+        assert x.tolist() == [wanted] * 3
+        del x, m
+        assert len(device.captures) == (5 if k else 0)
+    first, *others = (c for graph in graphs_of(run) for c in graph.captures)
+    assert [len(c._buffers) for c in (first, *others)] == [1, 0, 0, 0]  # the input of the first layer
+
+
+def graphs_of(run):
+    return [cell.cell_contents for cell in run.__closure__]
 
 
 def test_results_that_are_held_while_the_next_are_computed_stay(device, chained):
