@@ -216,6 +216,15 @@ def _near_by_index(offset: Any, var: Var, innermost: Var) -> bool:
     return (True in far and False in near) or (False in far and True in near)
 
 
+def _rows_at_once(
+    loops: tuple[Var, ...], inner: Sequence[tuple[Var, ...]], body: tuple[Statement, ...], block: int
+) -> int:
+    """Rows of a block; more where rows next to each other share what memory moves together (see above)."""
+    offsets = [access.offset for access in accesses(body) if not access.stored]
+    across = any(_near_by_index(x, loops[-1], leaf[-1]) for leaf in inner if loops and leaf for x in offsets)
+    return max(1, _POINTWISE // block, min(_LANES, _PERSISTENT // block) if across else 0)
+
+
 def _is_long(var: Var) -> bool:
     return not isinstance(var.extent, int) or var.extent >= _LANES // 2
 
@@ -250,7 +259,7 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memor
     else:
         spills = len(inner) == 1 and len(loaded) * longest > _HELD * THREADS * _warps(longest)
         block = longest if longest <= (_LOOPED if spills else _PERSISTENT) else _LOOPED
-        rows = _fitting(max(1, _POINTWISE // block), total, 1, memory)
+        rows = _fitting(_rows_at_once(loops, inner, body, block), total, 1, memory)
         sizes = [(rows, block, 1), (rows, block, 2), (2 * rows, block, 2), (max(rows // 2, 1), block, 1)]
         sizes = [*_fewer_a_lane(loops, inner, body, memory, (rows, block)), *sizes]
         if (narrow or _folds(body, _PLACES)) and longest <= block and _programs(total, rows) >= _MANY * memory.programs:

@@ -157,10 +157,10 @@ def _original(pair: Pair, shared: frozenset[fx.Node]) -> tuple[list[fx.Node], tu
     """What the original reads: first what the kernels do, the gradient before all; and the nodes that it has.
 
     Between them: what of that is computed on the way and read by others too, as a mask of all layers is. What depends
-    on the attention itself is computed in any case: casts of a gradient that a bias reads, too.
+    on the gradient is computed in any case: a cast of the scores' gradient that a bias reads, too.
     """
     found, goes = pair.found, set(pair.nodes)
-    inside, follows = goes.union(found.nodes), _readers(found.output.graph, goes - shared)
+    inside, follows = goes.union(found.nodes), _readers(pair.gradient)
     inputs = dict.fromkeys([pair.gradient, *found.inputs])
     stays, wanted = dict[fx.Node, None](), set[fx.Node]()
     queue = [found.output, *pair.results.values()]
@@ -178,12 +178,12 @@ def _original(pair: Pair, shared: frozenset[fx.Node]) -> tuple[list[fx.Node], tu
     return [*inputs, *kept, *others], kept, [node for node in found.output.graph.nodes if node in wanted]
 
 
-def _readers(graph: fx.Graph, nodes: set[fx.Node]) -> set[fx.Node]:
-    """These nodes, and all that depend on them."""
-    found = set(nodes)
-    for node in graph.nodes:
-        if not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
+def _readers(node: fx.Node) -> set[fx.Node]:
+    """All nodes that depend on one."""
+    found = {node}
+    for other in node.graph.nodes:
+        if not found.isdisjoint(other.all_input_nodes):
+            found.add(other)
     return found
 
 

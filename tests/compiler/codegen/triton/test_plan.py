@@ -56,6 +56,8 @@ def sizes(blocks):
         # Indices that are read: along j elements are 512 apart, along i close by, as far as can be told.
         (lambda x: x.gather(-1, near()).transpose(1, 2).contiguous(), [S(64, 512, 512)], (64, 64, 8)),
         (lambda x, i: x.transpose(1, 2).gather(-1, i), [S(64, 512, 512), S(64, 512, 512).long()], (64, 64, 8)),
+        (lambda x: x.gather(-1, near()).transpose(1, 2).softmax(-1), [S(64, 512, 512)], (16, 512, 16)),
+        (lambda x: x.gather(-1, near()).softmax(-1), [S(64, 512, 512)], (2, 512, 4)),
         (lambda x, i: x.gather(-1, i), [S(64, 512, 512), S(64, 512, 512).long()], (2, 512, 4)),
         (lambda x, i, j: x[i, j], [S(512, 512), S(512, 512).long(), S(512, 512).long()], (1, 512, 8)),
         (lambda x: x.softmax(-1), [S(2048, 1024)], (1, 1024, 4)),
