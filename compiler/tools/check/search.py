@@ -93,6 +93,9 @@ class Search:
         """Samples as they are, then near misses, then all else until each candidate has failed or none does."""
         names = list(dict.fromkeys(c.name for c in self.rule.candidates))
         every, failed = tuple(names), dict[str, Failure]()
+        if self._is_missing():
+            self.result.unused = every
+            return self.result
         for sample in self.matching:
             failed |= {f.candidate: f for f in self._as_it_is(sample, [n for n in names if n not in failed])}
         for sample in self.samples:
@@ -242,6 +245,20 @@ class Search:
             found = self._problem(case, sample, drawn, name, must_match=must_match, others=others)
             if found is not None:
                 yield Failure(self.rule, name, sample, *found)
+
+    def _is_missing(self) -> bool:
+        """Whether another device than the CPU has no kernels for the pattern's operators: no program runs there."""
+        return self.device != "cpu" and any(map(self._lacks, self.matching))
+
+    def _lacks(self, sample: Sample) -> bool:
+        case = Case.of(self.rule, sample, Drawn.plain(sample))
+        try:
+            case.program(*case.operands)
+        except NotImplementedError:
+            return True
+        except Exception:  # told where it is looked for
+            return False
+        return False
 
     def _problem(
         self, case: Case, sample: Sample, drawn: Drawn, candidate: str, *, must_match: bool, others: bool

@@ -14,6 +14,7 @@ from regraft.compiler.tools.check.case import Case
 from regraft.compiler.tools.check.compare import compare
 from regraft.compiler.tools.check.drawn import Drawn
 from regraft.compiler.tools.check.operands import Look, placed
+from regraft.compiler.tools.check.search import Search
 
 SAMPLES = [Sample(x=T("B N"), y=T("B N"))]
 
@@ -225,6 +226,19 @@ def test_devices_that_are_not_there_are_refused():
     for device in ("cuda",) * (not torch.cuda.is_available()) + ("meta", "tpu"):
         with pytest.raises(ValueError, match=f"on '{device}'"):
             check(declare("check_right_elsewhere", right), device=device)
+
+
+def test_an_operator_that_another_device_lacks_makes_no_program_there():
+    with torch.library._scoped_library("check_search", "FRAGMENT") as library:
+        library.define("nowhere(Tensor x) -> Tensor")
+        library.impl("nowhere", torch.empty_like, "Meta")
+        rule = declare(
+            "check_nowhere", lambda x: x + 1, lambda x: torch.ops.check_search.nowhere(x), [Sample(x=T("N"))]
+        )
+        for device in ("cpu", "cuda"):
+            search = Search(rule, 3, 0)
+            search.device = device
+            assert bool(search.run().failures) == (device == "cpu")
 
 
 def test_samples_move_but_those_of_unknown_devices():
