@@ -214,7 +214,8 @@ def _batch_training(
     rows = _channels(x)
     root, count = _reciprocal_root(rows.space, eps), size_value(rows.space.count, compute_dtype(x.dtype))
     finish = lambda squares: (root(squares), over(squares, minus(count, 1.0)))  # noqa: E731
-    mean, rstd, *unbiased = moments(low, x, rows.space, finish if running else lambda squares: (root(squares),))
+    wanted = finish if running else lambda squares: (root(squares),)
+    mean, rstd, *unbiased = moments(low, x, rows.space, wanted, corrected=low.device.type == "cpu")
     of_batch = zip((updates, updates + 1), running, (mean, *unbiased), strict=False)
     updated = [_moved(low, old, new, momentum, output) for output, old, new in of_batch]
     return _normalized(low, x, rows, mean, rstd.at, *affine), stored(low, mean, 1), stored(low, rstd, 2), *updated

@@ -17,7 +17,7 @@ import torch
 
 from ...ir.index.bounds import bounds
 from ...ir.value import Number, Value, compute_dtype
-from ..arithmetic import element, minus, op, over, plus, power, size_value, square, where
+from ..arithmetic import element, minus, op, over, plus, power, size_value, square, times, where
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
 from ..scalars import Scalar, literal
 from ..spaces import Space, fold, promised, require_elements, space, stored, total
@@ -209,12 +209,21 @@ def argmin(low: Lowering, x: Tensor, dim: int | None = None, keepdim: bool = Fal
 
 
 def moments(
-    low: Lowering, x: Tensor, of: Space, finish: Finish, dtype: torch.dtype | None = None
+    low: Lowering,
+    x: Tensor,
+    of: Space,
+    finish: Finish,
+    dtype: torch.dtype | None = None,
+    *,
+    corrected: bool = False,
 ) -> tuple[Tensor, ...]:
     """The mean, and what `finish` makes of the sum of squared deviations, in the dtype computed in.
 
     Two passes where a row stays in cache (as accurate, and each pass vectorizes), one pass (Welford) elsewhere: of long
     rows, and on GPUs of those that lie scattered, as a channel's elements, since there several programs share a row.
+
+    Where a mean is to be `corrected`, two passes move it by the mean deviation from it, which is what rounding left of
+    it: as accurate as if it were summed in twice the precision, as eager does for batches.
     """
     dtype = dtype or compute_dtype(x.dtype)
     computed = lambda i: element(x, i, dtype)  # noqa: E731
@@ -224,8 +233,33 @@ def moments(
         return fold(low, of, "welford", computed, lambda _, m, m2, n: (mean(m), *finish(m2)), *[dtype] * (1 + made))
     center = average(low, of, computed, dtype)
     deviation = lambda i: minus(computed(i), center.at(of.result(i)))  # noqa: E731
+    if corrected:
+        return _corrected(low, of, center, deviation, finish, [dtype] * made)
     spread = fold(low, of, "sum", lambda i: square(deviation(i)), lambda _, m2: finish(m2), *[dtype] * made)
     return center, *spread
+
+
+def _corrected(
+    low: Lowering,
+    of: Space,
+    center: Tensor,
+    deviation: Callable[[Indices], Value],
+    finish: Finish,
+    dtypes: list[torch.dtype],
+) -> tuple[Tensor, ...]:
+    """Moments about a mean that is moved by the mean deviation from it; of what is not finite it stays."""
+    count = size_value(of.count, center.dtype)
+    off = average(low, of, deviation, center.dtype)
+
+    def squares(i: Indices, m2: Value) -> Any:
+        return finish(minus(m2, times(square(off.at(i)), count)))
+
+    def moved(i: Indices) -> Value:
+        by = off.at(i)
+        return plus(center.at(i), where(op("eq", minus(by, by), 0.0), by, 0.0))
+
+    spread = fold(low, of, "sum", lambda i: square(deviation(i)), squares, *dtypes)
+    return low.pointwise(moved, center.sizes, center.dtype), *spread
 
 
 def _mean_of_some(of: Space) -> Callable[[Value], Value]:

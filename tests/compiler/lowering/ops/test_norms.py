@@ -145,6 +145,27 @@ def test_batch_norm(training, shape):
     agree(lambda *a: aten._native_batch_norm_legit_functional(*a, training, 0.1, 1e-5), *batch(shape=shape))
 
 
+@pytest.mark.parametrize("shape", [(2, 32, 8, 8), (4, 16, 28, 28), (64, 8)], ids=str)
+def test_statistics_of_batches_are_as_exact_as_eagers(shape):
+    """Eager sums in float64 on CPUs; a mean far from 0 shows what rounding makes of it."""
+    torch.manual_seed(0)
+    x, function = (
+        3 * torch.randn(shape) + 50,
+        lambda x: aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5),
+    )
+    exact = function(x.double())
+    for ours, eager, wanted in zip(torch.compile(function, backend="regraft")(x), function(x), exact, strict=True):
+        error, least = ((y.double() - wanted).norm() / wanted.norm() for y in (ours, eager))
+        assert error <= 1.5 * least + 1e-7
+
+
+def test_a_batch_that_is_not_finite_has_eagers_statistics():
+    x = torch.randn(4, 6, 5)
+    x[0, 0, 0], x[1, 1, 1], x[2, 2, 2], x[2, 2, 3] = torch.inf, torch.nan, torch.inf, -torch.inf
+    x[:, 4] = 0
+    agree(lambda x: aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5), x)
+
+
 def test_batch_norm_in_channels_last():
     x, *parameters = batch()
     x = x.to(memory_format=torch.channels_last)
