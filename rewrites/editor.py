@@ -141,7 +141,8 @@ def infer(node: fx.Node) -> Any:
     """The metadata of a call, by running it on the fake tensors of its inputs."""
     args, kwargs = fx.node.map_arg(node.args, val), fx.node.map_arg(node.kwargs, val)
     with _fake_mode(node), enable_python_dispatcher():
-        if torch.Tag.inplace_view in getattr(node.target, "tags", ()):  # the operand's metadata stays as it is
+        turns = torch.Tag.inplace_view in getattr(node.target, "tags", ())
+        if turns and node.target is not torch.ops.aten.detach_.default:  # the operand's metadata stays as it is
             args = (torch.ops.aten.alias.default(args[0]), *args[1:])
         return node.target(*args, **kwargs)
 

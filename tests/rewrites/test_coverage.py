@@ -139,4 +139,4 @@ def test_as_text():
     assert "\x1b" not in text, "no colours"
     assert "No graph" in str(regraft.coverage())
     assert "no rule matched" in str(covered(GraphRecord("empty")))
-    assert repr(covered(graph(2))) == "<regraft.Coverage: 1 graphs, 2 matches applied>"
+    assert repr(covered(graph(2))) == "<regraft.Coverage: 1 graph, 2 matches applied>"

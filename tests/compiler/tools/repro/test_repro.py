@@ -139,7 +139,7 @@ def test_the_command_writes_a_script_that_runs(tmp_path, monkeypatch):
     assert done.exit_code == 2 and not (tmp_path / "repro.py").exists()
     monkeypatch.setitem(LOWERINGS, "aten.tanh", LOWERINGS["aten.sin"])  # not so where the script runs
     done = CliRunner().invoke(app, ["repro", "small.py:make", "--out", "script.py"])
-    assert "script.py, 1 of 1 calls" in done.output, done.output
+    assert "script.py, 1 of 1 call," in done.output, done.output
     (ran,) = run_fresh([["script.py"]])
     assert ran.code == 0 and "nothing to search for" in ran.output, ran.errors
 
