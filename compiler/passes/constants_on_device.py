@@ -9,6 +9,8 @@ would, and kept. At each call it would take the CPU's time, and a copy that cann
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -39,20 +41,25 @@ def keep_constants_on_device(graph_module: fx.GraphModule) -> int:
     changed = mutable(graph)
     returned = {s for node in graph.output_node().all_input_nodes for s in storages(node)}
     editor, made = Editor(graph, SizeTable(graph)), 0
+    kept: dict[tuple[Any, ...], fx.Node] = {}  # layers often move the same table
     for node in copies:
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        value = None if source in changed or node in changed else compute(source, limit=_MAX_BYTES)
-        if value is None:
-            continue
-        table = _moved(value, node)
-        constant = _constant(graph_module, node, table)
+        key = source, val(node).dtype, val(node).device, val(node).stride()
+        if key not in kept:
+            value = None if source in changed or node in changed else compute(source, limit=_MAX_BYTES)
+            if value is None:
+                continue
+            kept[key] = _constant(graph_module, node, _moved(value, node))
         with editor.at(node):  # a result is the program's own memory
-            own = editor.call(aten.clone.default, constant) if storages(node) & returned else constant
+            own = editor.call(aten.clone.default, kept[key]) if storages(node) & returned else kept[key]
         editor.replace(node, own)
-        editor.erase_dead(node)
-        describe(graph_module, constant, table)
         made += 1
+    for node in copies:
+        if not node.users:
+            editor.erase_dead(node)
+    for constant in kept.values():
+        describe(graph_module, constant, getattr(graph_module, str(constant.target)))
     graph_module.recompile()
     return made
 

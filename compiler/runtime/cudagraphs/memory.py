@@ -46,9 +46,7 @@ class Given:
     def pass_on(self, value: Any) -> None:
         """Remember a result of a graph that ran as it is, and will perhaps be captured when it runs again."""
         if size_of(value) >= CHAINED:
-            if len(self._passing) >= _REMEMBERED:
-                self._passing.clear()
-            self._passing[storage_key(value)] = memory(value)
+            _remember(self._passing, value)
 
     def is_passing(self, value: Any) -> bool:
         """Whether a tensor is in the memory of such a result."""
@@ -57,13 +55,17 @@ class Given:
     def note(self, value: Any) -> None:
         """Remember a result if it is large."""
         if size_of(value) >= LARGE:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[storage_key(value)] = memory(value)
+            _remember(self._known, value)
 
     def __contains__(self, value: Any) -> bool:
         """Whether a tensor is in the memory of such a result."""
         return size_of(value) >= LARGE and self._known.get(storage_key(value)) == memory(value)
+
+
+def _remember(known: dict[int, int], value: Any) -> None:
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    known[storage_key(value)] = memory(value)
 
 
 def layout(value: Any) -> Any:

@@ -92,6 +92,21 @@ def test_the_range_of_an_index_is_known() -> None:
     assert torch.equal(module(x), forward(x))
 
 
+def test_a_table_that_layers_move_in_turn_is_kept_once() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        table = buckets()
+        for _ in range(3):
+            x = x * 0.5 + table.to(x.device)
+        return x + table.to(x.device, torch.float32)
+
+    module = traced(forward)
+    assert keep_constants_on_device(module) == 4
+    assert sum(node.op == "get_attr" for node in module.graph.nodes) == 2
+    assert devices(module) == {"cuda"}
+    x = torch.randn(4, 64, 64)
+    assert torch.equal(module(x), forward(x))
+
+
 def test_a_result_is_memory_of_its_own() -> None:
     def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         table = buckets().to(x.device)
