@@ -16,7 +16,7 @@ If this cannot be guaranteed, the result is Dynamo's graph, with a reason.
 
     block_tables.py   tables of blocks that `flex_attention` need not read
     questions.py  questions that Dynamo has answered
-    mapped.py     maps by `vmap`, as operators on whole batches
+    transforms.py  transforms of `torch.func` as operators
     screen.py     refusals before tracing
     flex.py       `flex_attention` as products and a softmax
     retrace.py    running Dynamo's graph on fake tensors while ATen calls are recorded
@@ -39,11 +39,11 @@ from torch import fx
 from ...rewrites.reason import Reason
 from .block_tables import without_tables
 from .eager_refuses import eager_may_refuse
-from .mapped import without_maps
 from .outputs import flat_outputs
 from .questions import without_questions
 from .retrace import RefusedError, retrace
 from .screen import opaque_memory, screen
+from .transforms import without_transforms
 
 __all__ = ["Captured", "capture"]
 
@@ -88,7 +88,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
     lean = without_questions(without_tables(flat))
     kept: list[Reason] = []
     try:
-        plain = without_maps(lean)
+        plain = without_transforms(lean)
         refusal = screen(plain, example_inputs)
         if refusal is not None:
             return Captured(flat, example_inputs, refusal, restore)

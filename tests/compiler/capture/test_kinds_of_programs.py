@@ -109,6 +109,10 @@ def running(q, k, v):
     return scan(lambda carry, x: (attend(carry, x, x), carry.sin()), q[0], k, dim=0)
 
 
+def beside_a_derivative(q, k, v):
+    return attend(q, k, v) + torch.func.grad(lambda x: x.sin().sum())(q)
+
+
 def every_third(hide: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Attention under a mask that depends on nothing, in a program that is rewritten after AOTAutograd traced it."""
 
@@ -140,12 +144,14 @@ KINDS = {
     "under joined masks made by vmap": Kind(under_joined_mapped_masks),
     "under a map that writes": Kind(lambda q, k, v: attend(torch.vmap(lambda x: x.sin().add_(1.0))(q), k, v)),
     "under a map that draws": Kind(
-        lambda q, k, v: attend(q, k, v) + 0 * torch.vmap(torch.rand_like, randomness="different")(q).sum(),
-        reason="functorch-transform",
+        lambda q, k, v: attend(q, k, v) + 0 * torch.vmap(torch.rand_like, randomness="different")(q).sum()
     ),
-    "beside grad": Kind(
-        lambda q, k, v: attend(q, k, v) + torch.func.grad(lambda x: x.sin().sum())(q), reason="functorch-transform"
+    "beside grad": Kind(beside_a_derivative),
+    "beside grad, trained": Kind(beside_a_derivative, training=True),
+    "beside a derivative of each row, trained": Kind(
+        lambda q, k, v: attend(torch.vmap(torch.func.grad(lambda x: x.exp().sum()))(q), k, v), training=True
     ),
+    "under a kept map": Kind(lambda q, k, v: attend(torch.vmap(unseen)(q), k, v), reason="functorch-transform"),
     "opaque call": Kind(lambda q, k, v: attend(unseen(q), k, v), reason="opaque-call"),
     "opaque call, known bias": Kind(
         every_third(lambda s, keep: s + torch.where(keep, 0.0, -1e9)), reason="opaque-call"

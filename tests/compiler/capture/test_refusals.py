@@ -29,17 +29,22 @@ def unseen(x):
     return Odd.apply(x)
 
 
+@torch.compiler.allow_in_graph
+def hidden(x):
+    return x.sin()
+
+
 @pytest.mark.parametrize(
     ("program", "args", "code", "culprit"),
     [
         (lambda w: unseen(w) + 1, (W,), "opaque-call", "unseen"),
+        (lambda x: torch.vmap(hidden)(x), (X,), "functorch-transform", "lazy_load_decompositions"),
         (
-            lambda x: torch.vmap(torch.rand_like, randomness="same")(x),
+            lambda x: torch.func.grad(lambda a: hidden(a).sum())(x),
             (X,),
             "functorch-transform",
-            "lazy_load_decompositions",
+            "_saved_tensors_hooks_disable",
         ),
-        (lambda x: torch.func.grad(lambda a: a.sum())(x), (X,), "functorch-transform", "_saved_tensors_hooks_disable"),
     ],
 )
 def test_calls_that_a_recording_would_lose(program, args, code, culprit):
