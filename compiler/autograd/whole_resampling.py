@@ -60,6 +60,8 @@ def _outs(node: fx.Node) -> list[int] | None:
     x, result = node.args[0].meta.get("val"), node.meta.get("val")
     if node.kwargs or not isinstance(x, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
+    if any(concrete(size) and size == 0 for size in x.shape):  # torch's metadata raises
+        return None
     copies = "nearest" in compat.packet_name(node.target) and x.is_floating_point()
     known = not copies or all(map(concrete, (*x.shape[2:], *result.shape[2:])))
     return list(result.shape[2:]) if known else None

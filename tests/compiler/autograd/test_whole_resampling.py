@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from support.thorough import THOROUGH, takes_turns
 
+import regraft
+
 MODES = {
     "nearest": 2,
     "nearest-exact": 2,
@@ -57,6 +59,24 @@ def test_gradients_with_corners_aligned(mode):
         return F.interpolate(x * 2, mode=mode, align_corners=True, **to)
 
     hold([lambda x, to=to: resized(x, to) for to in sizes_of(mode)], image(MODES[mode]))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_images_without_elements(training):
+    """Torch's metadata raises for some of these operators."""
+    given = {mode: image(dims)[:0].detach().requires_grad_(training) for mode, dims in MODES.items()}
+
+    def program(given):
+        return [F.interpolate(x, scale_factor=2, mode=mode) for mode, x in given.items()]
+
+    torch.compiler.reset()
+    with regraft.coverage() as found:
+        got = torch.compile(program, backend="regraft", dynamic=False)(given)
+    torch.testing.assert_close(got, program(given))
+    assert not found.faults
+    if training:
+        gradients = torch.autograd.grad([result.sum() for result in got], list(given.values()))
+        assert [g.shape for g in gradients] == [x.shape for x in given.values()]
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
