@@ -20,6 +20,7 @@ from torch import fx
 from ...rewrites import compat
 from ...rewrites.compat import autograd
 from .as_eager import compute_as_eager
+from .branch_gradients import lay_out_branch_gradients
 from .changing_numbers import by_tensors
 from .circular_padding import spell_circular_padding
 from .eager_strides import corrected
@@ -57,11 +58,7 @@ def differentiate(
     Returns:
         A callable of the graph's inputs, for Dynamo.
     """
-    _drop_everything(graph_module)
-    keep_whole(graph_module)
-    spell_circular_padding(graph_module)
-    compute_as_eager(graph_module)
-    _pack_rules(graph_module)
+    _prepare_program(graph_module, example_inputs)
     mode = compat.fake_mode_of(example_inputs)
     if mode is not None:
         compat.correct_fakes(mode, corrected, of_symbolic_sizes)
@@ -91,6 +88,16 @@ def differentiate(
             recompute=memory_budget if recompute else None,
             decompositions={**by_tensors(), **_around_products()},
         )
+
+
+def _prepare_program(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+    """Spell calls, in place, as AOTAutograd traces them well."""
+    _drop_everything(graph_module)
+    keep_whole(graph_module)
+    spell_circular_padding(graph_module)
+    lay_out_branch_gradients(graph_module, example_inputs)
+    compute_as_eager(graph_module)
+    _pack_rules(graph_module)
 
 
 def _around_products() -> dict[Any, Callable[..., Any]]:

@@ -111,6 +111,7 @@ OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 TENSOR_METHODS = (type(torch._C.TensorBase.add), type(torch._C.TensorBase.__add__))
 NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+COND = torch.ops.higher_order.cond
 CHECKPOINT_POLICY = "_checkpoint_context_fn"  # where the body of a selective one holds what decides about operators
 # What Dynamo puts in a graph for scopes: (enter, leave) of autocast and of inference mode, and the setter of grad mode.
 AUTOCAST_SCOPE = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
