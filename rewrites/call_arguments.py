@@ -56,6 +56,12 @@ def argument_pairs(term: Call, node: fx.Node) -> Iterator[list[tuple[Any, Any]]]
         yield [(a, y), (b, x)]
 
 
+def wanted_argument(term: Call, node: fx.Node, name: str) -> Any:
+    """The argument `name` that a term gives to a call of its operator; None where it gives none."""
+    plan = _plan(term, node.target)
+    return None if plan is None else dict(plan[0]).get(name)
+
+
 _Arguments = tuple[tuple[str, Any], ...]
 
 

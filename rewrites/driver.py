@@ -372,7 +372,9 @@ class _Run:
         self.record.near_misses.extend(self.forestalled.values())
         present = {op_name(n) for n in self.mirror.graph.nodes}
         unseen = [r for r in self.rules if not r.required <= present and not self.applied[r.name]]
-        unseen = [r for r in unseen if all(name != r.name for name, _ in self.forestalled)]
+        told_more = {miss.rule for miss in self.record.near_misses if miss.is_telling}
+        told_more |= {name for name, _ in self.forestalled}
+        unseen = [r for r in unseen if r.name not in told_more]
         takers = {op_name(node): rule for node, rule in self.taken.items()}
         self.record.near_misses.extend(
             _absent(r, r.required - present, takers) for r in unseen if r.name in self.explained

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from torch import fx
 
+from .behind import VIEWED, behind
 from .call_arguments import COMMUTATIVE
 from .graph import op_name
 from .pattern import Call, Choice, root_ops
@@ -16,12 +17,13 @@ class Index:
     """Rules by root operator, in order, without those that need an operator the graph does not have.
 
     Args:
-        explained: names of rules to keep where they fail right after their root: matching says what it found there.
+        explained: names of rules to keep where they fail right after their root, and where only views that they need
+            are missing: matching says what it found there.
     """
 
     def __init__(self, rules: Iterable[Rule], graph: fx.Graph, *, explained: Collection[str] = ()) -> None:
         present = {op_name(n) for n in graph.nodes}
-        self.rules = [r for r in rules if r.required <= present]
+        self.rules = [r for r in rules if r.required - (VIEWED if r.name in explained else frozenset()) <= present]
         self._by_root: dict[str, list[tuple[Rule, _Ways]]] = {}
         for rule in self.rules:
             for op in rule.roots:
@@ -33,9 +35,9 @@ class Index:
         entries = self._by_root.get(op_name(node))
         if not entries:
             return
-        given = [op_name(a) for a in node.args[:2]]
+        given = [(op_name(a), op_name(behind(a))) for a in node.args[:2]]
         for rule, ways in entries:
-            if not ways or any(position < len(given) and given[position] in ops for position, ops in ways):
+            if not ways or any(i < len(given) and not ops.isdisjoint(given[i]) for i, ops in ways):
                 yield rule
 
 
@@ -45,8 +47,8 @@ _Ways = tuple[tuple[int, frozenset[str]], ...]
 def _ways(term: object, op: str) -> _Ways:
     """Where matching goes on from the root `op`: a position and the operators it must have; empty where anything goes.
 
-    One way for each alternative, and for each order of operands where the root commutes. What this rejects would have
-    failed right after the root, so that no near miss of two operators is lost.
+    One way for each alternative, and for each order of operands where the root commutes. Views may be between. What
+    this rejects would have failed right after the root, so that no near miss of two operators is lost.
     """
     if isinstance(term, Choice):
         inner = [_ways(option, op) for _, option in term.options if op in root_ops(option)]

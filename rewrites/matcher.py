@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import fx
 
+from .behind import other_views
 from .binding import Binding, Failure, differs
 from .call_arguments import argument_pairs, arguments_differ, same_constant
 from .dims import DimSpec, Mismatch, unify
@@ -176,6 +177,9 @@ class Matcher:
     def _enter(self, term: Call, node: fx.Node, binding: Binding) -> Iterator[Binding]:
         """Match the arguments of a call whose operator is the term's."""
         entered = binding.entering(term, node)
+        if (other := other_views(term, node, None)) is not None:
+            self._fail(entered.entering(other[0][-1], other[1][-1]), other[2], node)
+            return
         fits = False
         for pairs in argument_pairs(term, node):
             fits = True
@@ -233,6 +237,8 @@ class Matcher:
         opaque = value.meta.get("opaque") if isinstance(value, fx.Node) and op_name(value) == term.op else None
         if opaque is not None:
             self._fail(binding, opaque, user)
+        elif (other := other_views(term, value, user)) is not None:
+            self._fail(binding.entering(other[0][-1], other[1][-1]), other[2], user)
         else:
             self._mismatch(binding, term.op.removeprefix("aten."), value, user, weak)
 

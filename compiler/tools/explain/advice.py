@@ -20,4 +20,4 @@ def advice(miss: NearMiss, of_rule: Mapping[str, str]) -> str:
         own = of_rule.get(f"{miss.code}: {miss.found.partition(':')[0]}", of_rule.get(miss.code))
         return _EVERYWHERE.get(miss.code, "") if own is None else own
     told = miss.marked and miss.depth >= TELLING  # more than the root has matched, possibly an optional part
-    return of_rule.get(miss.found.partition(":")[0], "") if told else ""
+    return of_rule.get(miss.found.partition(":")[0].partition(" of ")[0], "") if told else ""

@@ -67,7 +67,40 @@ def test_equal_near_misses_are_told_once():
 
     q, k, v = qkv()
     text = str(regraft.explain("sdpa", twice, q, k, v))
-    assert "sdpa: 0 matched" in text and "closest   x 2" in text and "test_explain.py" in text
+    assert "sdpa: 0 matched" in text and "near miss x 2" in text and "test_explain.py" in text
+
+
+OVER = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
+
+
+@pytest.mark.parametrize("name", OVER)
+@pytest.mark.parametrize(("wanted", "found", "rank"), [(-1, -2, 2), (-1, 0, 3), (-2, -1, 2), (1, -1, 3), (0, 1, 3)])
+def test_another_dim_is_the_closest_alternative(name, wanted, found, rank):
+    """Normal form puts the dim last, between permutations, which nobody wrote."""
+    sample = T(" ".join("BSN"[:rank]))
+    rule = declared(lambda x: OVER[name](x, wanted) * 2.0, x=sample)
+    told = regraft.explain(rule, lambda x: OVER[name](x, found) * 2.0, torch.randn(2, 3, 4)[(0,) * (3 - rank)])
+    assert not told.matches and len(told.near_misses) == 1 and told.near_misses[0].is_telling
+    (miss,) = told.near_misses
+    last = {d % rank - rank for d in (wanted, found)}
+    assert miss.code == "pattern-differs" and miss.depth >= 2, str(told)
+    assert all(f"{name} over dim {d}" in miss.message for d in last), miss.message
+
+
+def test_attention_over_queries_is_told_as_such():
+    q, k, v = qkv()
+    found = regraft.explain("sdpa", lambda q, k, v: torch.softmax(q @ k.mT, -2) @ v, q, k, v)
+    (miss,) = found.near_misses
+    assert miss.expected == "softmax over dim -1" and miss.found.startswith("softmax over dim -2")
+
+
+def test_a_view_between_is_named():
+    rule = declared(lambda x: torch.exp(torch.tanh(x)), x=T("B N"))
+    (miss,) = regraft.explain(rule, lambda x: torch.exp(torch.tanh(x).reshape(3, 2)), torch.randn(2, 3)).near_misses
+    assert miss.found == "reshape of tanh: float32[2, 3]" and miss.expected == "tanh"
+    rule = declared(lambda x: torch.exp(torch.tanh(x).flatten()), x=T("B N"))
+    (miss,) = regraft.explain(rule, lambda x: torch.exp(torch.tanh(x)), torch.randn(2, 3)).near_misses
+    assert (miss.expected, miss.found) == ("reshape of tanh", "tanh: float32[2, 3]")
 
 
 def test_nothing_alike():
