@@ -192,19 +192,19 @@ def _tags(given: Mapping[str, Any]) -> dict[str, str]:
 
 def _sample(refused: str = "", unsigned: bool = True, promoted: str = "", **given: Any) -> Sample:
     """Bytes with these parts beside the casts; the alternatives follow from their names."""
-    x, weight = T("B S 24", dtype=_KIND[unsigned], below="128"), T("N 24", dtype=torch.int8, below="128")
+    x, weight = T("B S 24", dtype=_KIND[unsigned]), T("N 24", dtype=torch.int8)
     operands: dict[str, Any] = {"x": x, "weight": weight}
     operands |= {"kind": torch.float32} | {name: value for name, value in given.items() if name != "layout"}
     return Sample(**operands, tags=_tags(given) | dict.fromkeys(filter(None, [promoted]), "promoted"), refused=refused)
 
 
 _SCALE, _SCALES = (T(dims, dtype=torch.float32, values="moderate") for dims in ("B S 1", "N 1"))
-_ROWS = T("M 24", dtype=torch.uint8, below="128")
+_ROWS = T("M 24", dtype=torch.uint8)
 _BIAS, _SCALED = T("N", dtype=torch.float32), T("N", "moderate", torch.float32)
 _ZEROS = T("N 1", dtype=torch.int64)
 
 
-_META: dict[str, Any] = {"device": "meta", "below": "128"}
+_META: dict[str, Any] = {"device": "meta"}
 _NEAR_MISSES = [
     _sample("device-unsupported", x=T("M 24", dtype=torch.uint8, **_META), weight=T("N 24", dtype=torch.int8, **_META)),
     _sample("rank-too-low", x=T("24", dtype=torch.uint8)),
@@ -228,7 +228,7 @@ _NEAR_MISSES = [
                 promoted="weight"),
         _sample(factor=0.5, weight_factor=0.25, kind=torch.float64, x=_ROWS),
         _sample(unsigned=False, kind=torch.int32),
-        _sample(scale=_SCALE, weight=T("24 N", dtype=torch.int8, below="128"), weight_scale=_SCALED, layout="columns"),
+        _sample(scale=_SCALE, weight=T("24 N", dtype=torch.int8), weight_scale=_SCALED, layout="columns"),
         _sample(shift=7, kind=torch.int64, x=_ROWS),
         *_NEAR_MISSES,
     ],

@@ -100,10 +100,15 @@ def enough_rows(x: Any) -> Reason | None:
 
 
 def _call(name: str, formula: Any, *operands: Any) -> Any:
-    """A call of an operator of ATen, recorded or made; in float64, which it does not take, what it stands for."""
+    """A call of an operator of ATen, recorded or made; in float64, which it does not take, what it stands for.
+
+    Where it is made, operands are contiguous: the operators of CPUs read others as if they were, beyond their memory.
+    """
     if any(isinstance(one, Term) for one in operands):
         return Call(f"aten.{name}", operands)
-    return formula(*operands) if operands[0].dtype == torch.float64 else getattr(torch.ops.aten, name)(*operands)
+    if operands[0].dtype == torch.float64:
+        return formula(*operands)
+    return getattr(torch.ops.aten, name)(*(x.contiguous() if isinstance(x, torch.Tensor) else x for x in operands))
 
 
 _KINDS = (torch.float32, _HALF)

@@ -187,7 +187,7 @@ def with_leading_dim(sample: Sample, name: str = LEADING, *, more: bool = False)
             dims = [name, *dims]
         dims = [name if d == _LEADING else d for d in dims]
         operands[key] = replace(spec, dims=" ".join(dims))
-        sizes |= {d: sample.sizes.get(d, 3) for d in (*dims, spec.below) if not d.isdigit()}
+        sizes |= {d: sample.sizes.get(d, 3) for d in (*dims, spec.below) if d and not d.isdigit()}
     made = Sample(tags=sample.tags, sizes=sizes, **operands)
     made.made_from = sample.made_from or sample
     return made

@@ -22,6 +22,7 @@ LEADING = "..."
 DEFAULT_SIZES: dict[str, Any] = {
     "B": 2, "H": 3, "S": 5, "T": 7, "D": 8, "E": 8, "N": 6, "M": 4, "K": 8, LEADING: (2,)
 }  # fmt: skip
+_PLAIN_BELOW = "4"
 Values = Literal["normal", "moderate", "finite", "mask", "bool", "positive"]
 
 
@@ -38,7 +39,8 @@ class T:
         dtype: fixed dtype, or None to follow the test's dtype.
         gradient: whether gradients flow to it in training checks.
         frozen: a weight, whose value candidates may take as known while compiling.
-        below: for integers: what they stay below, a number or a named dim, e.g. ``"C"`` for labels of C classes.
+        below: for integers that are counts or indices: they go from 0 to what they stay below, a number or a named dim,
+            e.g. ``"C"`` for labels of C classes. Others may be any integers.
         device: ``"meta"`` stands for any device that the rule does not know, in near misses: these never run.
 
     Raises:
@@ -50,7 +52,7 @@ class T:
     dtype: torch.dtype | None = None
     gradient: bool = True
     frozen: bool = False
-    below: str = "4"
+    below: str = ""
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -59,7 +61,7 @@ class T:
             raise PatternError(f"T({self.dims!r}): values={self.values!r} {_is_none_of(get_args(Values), self.values)}")
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
             raise PatternError(f"T({self.dims!r}): dtype={self.dtype!r} is no torch.dtype, such as torch.int64")
-        if not isinstance(self.below, str) or not (self.below.isdigit() or self.below.isidentifier()):
+        if not isinstance(self.below, str) or not (not self.below or self.below.isdigit() or self.below.isidentifier()):
             raise PatternError(f'T({self.dims!r}): below={self.below!r} is no number or named dim as text, e.g. "4"')
         try:
             torch.device(self.device)
@@ -80,7 +82,7 @@ class T:
     @property
     def names(self) -> frozenset[str]:
         """The named dims that its sizes and values depend on."""
-        return frozenset(d for d in [*self.dims.split(), self.below] if not d.isdigit())
+        return frozenset(d for d in [*self.dims.split(), self.below] if d and not d.isdigit())
 
     def shape(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
         """The shape under these sizes of named dims."""
@@ -93,8 +95,9 @@ class T:
         return tuple(found)
 
     def limit(self, sizes: Mapping[str, int]) -> int:
-        """The bound that integers stay below; at least 1."""
-        return max(1, int(self.below) if self.below.isdigit() else sizes[self.below])
+        """The bound that integers stay below, those that may be any where they are plain; at least 1."""
+        below = self.below or _PLAIN_BELOW
+        return max(1, int(below) if below.isdigit() else sizes[below])
 
 
 def kind_of(dtype: torch.dtype) -> str:

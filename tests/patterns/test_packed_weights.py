@@ -73,3 +73,11 @@ def test_scales_in_another_layout_stay_as_torch_reads_them() -> None:
 def test_near_misses(rule: Any) -> None:
     for sample in rule.samples:
         assert not sample.refused or sample.refused in refusals(rule, sample)
+
+
+def test_checks_give_torch_contiguous_operands() -> None:
+    """Torch's operator reads others as if they were contiguous, beyond their memory: a check of the rule crashed."""
+    w, s = torch.randint(-128, 128, (N, K)).to(torch.int8), torch.rand(1).bfloat16().expand(N)
+    x = torch.randn(MANY + K).bfloat16().as_strided((MANY, K), (1, 1))
+    expected = by_bytes(x.contiguous(), w, s.contiguous())
+    assert torch.equal(int8_weight.pattern(x, w, s), expected)

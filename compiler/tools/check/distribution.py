@@ -4,6 +4,8 @@ Both programs run many times with different seeds. Results, gradients and their 
 
     how often an element is exactly zero     the keep rate of a dropout; a binomial proportion
     the mean of each element, and of all   means of independent runs
+    squares and fourth powers of what      how far elements are from their means, and how often far, in units of
+    is drawn                               their deviation
     how much the share of zeros varies     elements of one draw vary together
 
 Products of a result and the gradient of an operand with its shape show whether both use the same mask. Bounds are
@@ -23,6 +25,8 @@ from .outcome import Disagreement, Outcome, run
 
 _RUNS = 200
 _SIGMAS = 6.0
+_DRAWN = 0.05  # of an element's mean: below, its deviation may be that of roundings
+_ROUNDED = 0.05  # of a moment, for roundings
 
 
 def compare_distributions(case: Case, rewritten: Program) -> Disagreement | None:
@@ -32,6 +36,7 @@ def compare_distributions(case: Case, rewritten: Program) -> Disagreement | None
     ours = _sampled(case, rewritten, range(first + _RUNS, first + 2 * _RUNS))
     for (name, a), (_, b) in zip(ours, eager, strict=True):
         found = _other_zeros(name, a, b) or _other_means(name, a, b) or _drawn_together(name, a, b)
+        found = found or _other_spread(name, a, b)
         if found is not None:
             return found
     return None
@@ -92,3 +97,23 @@ def _drawn_together(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disag
         return None
     error, allowed = abs(math.log(a / b)), _SIGMAS * math.sqrt(4 / (_RUNS - 1))
     return Disagreement(f"the share of zeros of {name} varies otherwise", error, allowed) if error > allowed else None
+
+
+def _other_spread(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
+    """The second and the fourth moment of each run, over elements whose draws are large beside their means.
+
+    Elements of one run may depend on each other: only runs count as independent.
+    """
+    center, spread = eager.mean(0), eager.std(0)
+    drawn = (ours.isfinite() & eager.isfinite()).all(0) & (spread > _DRAWN * center.abs())
+    if not bool(drawn.any()):
+        return None
+    a, b = ((x - center)[:, drawn] / spread[drawn] for x in (ours, eager))
+    for power, what in ((2, "the variance"), (4, "the fourth moment")):
+        ours_by_run, eager_by_run = ((x**power).mean(1) for x in (a, b))
+        difference = float((ours_by_run.mean() - eager_by_run.mean()).abs())
+        error = float(((ours_by_run.var() + eager_by_run.var()) / _RUNS).sqrt())
+        allowed = _SIGMAS * error + _ROUNDED * float(eager_by_run.mean())
+        if difference > allowed:
+            return Disagreement(f"{what} of {name} differs", difference, allowed)
+    return None

@@ -28,6 +28,7 @@ KINKS = ("signed-zeros", "zeros", "ties", "large-row")
 _HUGE = 3000.0  # squares of it overflow in float16
 _SMALL = 2.0**-12  # beside 1, most digits of it are lost; float16 has it exactly
 _INTEGERS = ("plain", "zeros", "extreme")
+_ANY_INTEGERS = ("plain", "zeros", "signed", "extreme")
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,17 @@ def dim_names(sample: Sample) -> list[str]:
 def looks_of(spec: T, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
     """The kinds of values that may be drawn for a tensor; `dtype` where it fixes none."""
     fixed = spec.dtype is not None and not spec.dtype.is_floating_point
+    if takes_any_integer(spec) and spec.device == "cpu":  # an index out of range ends a process on a GPU
+        return _ANY_INTEGERS
     if fixed or not (dtype.is_floating_point or dtype.is_complex):
         numbers = not fixed and spec.values in NUMBERS and dtype != torch.bool
         return VALUES["bool"] if spec.values == "bool" else _INTEGERS if numbers else ("plain",)
     return VALUES[spec.values]
+
+
+def takes_any_integer(spec: T) -> bool:
+    """Whether a tensor is one of integers that are no counts or indices."""
+    return spec.dtype is not None and spec.kind == "integer" and spec.values in NUMBERS and not spec.below
 
 
 def differentiable(spec: T, dtype: torch.dtype = torch.float32) -> bool:
@@ -89,7 +97,7 @@ def _values(spec: T, sizes: Mapping[str, int], dtype: torch.dtype, kind: str, se
         return _keep(shape, kind, generator).to(spec.dtype or torch.bool)
     if spec.values == "mask" and not dtype.is_floating_point:
         dtype = torch.float32
-    if spec.dtype is not None and not dtype.is_floating_point and not dtype.is_complex:
+    if spec.dtype is not None and not dtype.is_floating_point and not dtype.is_complex and kind == "plain":
         return torch.randint(spec.limit(sizes), shape, generator=generator).to(dtype)
     if not (dtype.is_floating_point or dtype.is_complex):
         return _integers(shape, kind, dtype, generator, positive=spec.values == "positive")
@@ -107,10 +115,15 @@ def _values(spec: T, sizes: Mapping[str, int], dtype: torch.dtype, kind: str, se
 def _integers(
     shape: tuple[int, ...], kind: str, dtype: torch.dtype, generator: torch.Generator, *, positive: bool
 ) -> torch.Tensor:
-    """Small ones of both signs, zero among them; where extremes are asked for, the least and the greatest too."""
+    """Small ones of both signs, zero among them; where extremes are asked for, the least and the greatest too.
+
+    Where signs are asked for, bytes are any.
+    """
     if dtype == torch.bool:
         return torch.randint(2, shape, generator=generator).to(dtype)
     limits = torch.iinfo(dtype)
+    if kind == "signed" and limits.bits == 8:
+        return torch.randint(limits.min, limits.max + 1, shape, generator=generator).to(dtype)
     found = torch.randint(1 if positive else max(-4, limits.min), 5, shape, generator=generator).to(dtype)
     if kind == "zeros":
         found.zero_()

@@ -99,7 +99,7 @@ def _values(rule: Rule, samples: Sequence[Sample], scope: Scope) -> Iterator[str
     limited = sorted({n for s in samples for n, t in tensors(s).items() if t.values in ("positive", "mask", "bool")})
     if limited:
         yield f"values of {', '.join(limited)} other than the samples declare"
-    integers = sorted({n for s in samples for n, t in tensors(s).items() if t.kind == "integer"})
+    integers = sorted({n for s in samples for n, t in tensors(s).items() if t.kind == "integer" and t.below})
     if integers:
         yield f"values of {', '.join(integers)} other than from 0 to what the samples say they stay below"
     numbers = sorted(v.name for v in rule.variables if v.number)
@@ -118,6 +118,7 @@ def _of_any(rule: Rule, scope: Scope, device: str) -> Iterator[str]:
         yield "second derivatives; gradients at NaN, inf, huge values and kinks, where they are conventions"
     around = "autocast, inference mode, operands that share memory, one tensor given as two operands"
     yield f"the program around the pattern: {around}"
+    yield "settings of the process, such as the default dtype and the number of threads"
     yield f"devices other than {device}; values and combinations of all this that were not drawn"
 
 

@@ -58,6 +58,7 @@ def variants(rule: Rule, sample: Sample) -> Iterator[Variant]:
 
 
 def _other_ranks(sample: Sample) -> Iterator[tuple[str, dict[str, T]]]:
+    yield from _without_leading(sample)
     given = {name: spec for name, spec in tensors(sample).items() if not spec.dims.startswith(LEADING)}
     if not given:
         return
@@ -67,6 +68,16 @@ def _other_ranks(sample: Sample) -> Iterator[tuple[str, dict[str, T]]]:
     fewer = [(f"no more than {left} dims", _last(given, left)) for left in (0, *reversed(range(1, rank)))]
     for pair in itertools.zip_longest(more, fewer):
         yield from (one for one in pair if one is not None)
+
+
+def _without_leading(sample: Sample) -> Iterator[tuple[str, dict[str, T]]]:
+    """Fewer dims than those behind `...`."""
+    given = tensors(sample)
+    named = {name: [dim for dim in spec.dims.split() if dim != LEADING] for name, spec in given.items()}
+    if any(spec.dims.startswith(LEADING) for spec in given.values()):
+        for left in range(max(map(len, named.values()))):
+            changed = {name: dims[max(len(dims) - left, 0) :] for name, dims in named.items()}
+            yield f"no more than {left} dims", {name: _spelled(given[name], dims) for name, dims in changed.items()}
 
 
 def _in_front(given: Mapping[str, T], dims: Sequence[str]) -> dict[str, T]:

@@ -206,6 +206,9 @@ WRONG = {
     "right for matrices only": Entry(lambda x: x.sum(-1) * 2.0, lambda x: x.sum(1) * 2.0, ("B N",)),
     "one rank only": Entry(scaled, lambda x: torch.tanh(x) * (2.0 if x.dim() == 2 else 2.1), ("B N",)),
     "leading dims only": Entry(scaled, lambda x: torch.tanh(x) * (2.0 if x.dim() < 3 else 2.1), ("... N",)),
+    "0-d where samples have leading dims": Entry(
+        lambda x: torch.tanh(x) * 2.0, lambda x: torch.tanh(x) * (2.0 if x.dim() else 2.1), ("... N",)
+    ),
     "0-d only": Entry(scaled, lambda x: torch.tanh(x) * (2.0 if x.dim() else 2.1), ("B N",)),
     "an operand broadcast along rows": Entry(
         summed, lambda x, y: torch.add(x, y if x.shape == y.shape else y.mean(), alpha=2.0), ("B N", "B N")
@@ -268,7 +271,6 @@ WRONG = {
     ),
     "unsigned numbers that wrap": Entry(
         lambda x: (x + 200).float(), lambda x: x.float() + 200, (Sample(x=T("N", dtype=torch.uint8)),),
-        "other than from 0",
     ),
     "a term in bfloat16": Entry(
         scaled, where_dtype(torch.bfloat16, lambda x: torch.tanh(x) * 2.0 + 0.03, scaled), ("B N",)
@@ -296,7 +298,28 @@ WRONG = {
     ),
     "integers overflow": Entry(
         lambda x: torch.abs(x) + 1, lambda x: (torch.abs(x).to(torch.int32) + 1).long(),
-        (Sample(x=T("N", dtype=torch.int64)),), "other than from 0",
+        (Sample(x=T("N", dtype=torch.int64)),),
+    ),
+    "indices above what samples have": Entry(
+        lambda x: torch.abs(x) + 1, lambda x: torch.clamp(x, 0, 3) + 1,
+        (Sample(x=T("N", dtype=torch.int64, below="4")),), "other than from 0",
+    ),
+    "integers through float64": Entry(
+        lambda x: x * 3 + 1, lambda x: (x.double() * 3 + 1).long(), (Sample(x=T("N", dtype=torch.int64)),)
+    ),
+    "products of int32 that wrap": Entry(
+        lambda x: (x * x) // 2, lambda x: (x.long() * x.long() // 2).int(), (Sample(x=T("N", dtype=torch.int32)),)
+    ),
+    "a quotient of negative integers": Entry(
+        lambda x: torch.div(x, 3, rounding_mode="floor") + 1, lambda x: torch.div(x, 3, rounding_mode="trunc") + 1,
+        (Sample(x=T("N", dtype=torch.int64)),),
+    ),
+    "a shift of negative integers": Entry(
+        lambda x: torch.div(x, 4, rounding_mode="trunc") * 2, lambda x: (x >> 2) * 2,
+        (Sample(x=T("N", dtype=torch.int32)),),
+    ),
+    "bytes of which only the lower half is right": Entry(
+        lambda x: x.float() * 2.0, lambda x: (x & 127).float() * 2.0, (Sample(x=T("N", dtype=torch.uint8)),)
     ),
     "integers though no sample has them": Entry(
         lambda x: torch.relu(x) + torch.relu(x),
@@ -395,7 +418,19 @@ WRONG = {
     "one tensor as two operands": Entry(
         summed, lambda x, y: torch.add(x, y, alpha=2.1 if x is y else 2.0), ("N", "N"), "one tensor given as two"
     ),
+    "wrong for another default dtype": Entry(
+        scaled, lambda x: torch.tanh(x) * (2.0 if torch.get_default_dtype() == torch.float32 else 2.1), ("N",),
+        "settings of the process",
+    ),
     # random numbers
+    "uniform numbers for normal ones": Entry(
+        lambda x: x + torch.randn_like(x), lambda x: x + (torch.rand_like(x) - 0.5) * 12**0.5,
+        (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "", {"numerics": Numerics(random="distribution")},
+    ),
+    "a spread that is a fifth larger": Entry(
+        lambda x: x + torch.randn_like(x), lambda x: x + torch.randn_like(x) * 1.2,
+        (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "", {"numerics": Numerics(random="distribution")},
+    ),
     "another keep rate": Entry(
         lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: x * 2.0 * (torch.rand_like(x) < 0.6) / 0.6,
         (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "", {"numerics": Numerics(random="distribution")},
@@ -428,6 +463,11 @@ RIGHT = {
     "a factor first": Entry(lambda x: torch.tanh(x) * 2.0, lambda x: 2.0 * torch.tanh(x), ("... N",)),
     "alpha": Entry(summed, right_sum, ("B N", "B N")),
     "gelu": Entry(lambda x: x * (torch.erf(x * 0.5**0.5) + 1.0) * 0.5, lambda x: F.gelu(x), more={"nan": "safe"}),
+    "normal numbers made of uniform ones": Entry(
+        lambda x: x + torch.randn_like(x),
+        lambda x: x + torch.special.ndtri(torch.rand_like(x.double()).clamp(1e-9, 1 - 1e-9)).to(x.dtype),
+        (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "", {"numerics": Numerics(random="distribution")},
+    ),
     "silu": Entry(lambda x: x * torch.sigmoid(x), lambda x: F.silu(x)),
     "norm": Entry(norm, lambda x: F.rms_norm(x, (x.shape[-1],), eps=1e-6), ("... N",), more={"dims": {"x": "... N"}}),
     "a norm whose gradients cancel": Entry(
