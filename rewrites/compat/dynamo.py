@@ -176,3 +176,13 @@ def is_module_state(placeholder: fx.Node) -> bool:
 def on_reset(backend: Callable[..., Any], action: Callable[[], None]) -> None:
     """Have ``torch._dynamo.reset`` call `action` where this backend was used: it looks for an attribute `reset`."""
     backend.reset = action  # type: ignore[attr-defined]
+
+
+def dynamo_seconds() -> float:
+    """Seconds that Dynamo itself has spent on all compilations of this process so far, without its backends."""
+    if "torch._dynamo" not in sys.modules:
+        return 0.0
+    from torch._dynamo.utils import compilation_time_metrics
+
+    spent = {key: sum(times) for key, times in compilation_time_metrics.items()}
+    return max(spent.get("_compile.compile_inner", 0.0) - spent.get("OutputGraph.call_user_compiler", 0.0), 0.0)

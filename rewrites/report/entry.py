@@ -18,11 +18,12 @@ class Outcome:
     Args:
         error: relative error of the outputs, ``|compiled - eager| / |eager|`` in the 2-norm, worst output.
         tolerance: the largest error that counts as right for this dtype.
-        compile_seconds: wall time of the first call.
+        compile_seconds: wall time of the first call, compilation included, with what caches on disk hold.
         gradient_error: the same error over all gradients; None outside training.
         eager_seconds: median of a call; `compiled_seconds` likewise, the two taking turns. None where not timed.
         rounds: timed calls of each.
         eager_spread: how much its calls differ, see `spread`; `compiled_spread` likewise. None where not known.
+        dynamo_seconds: of the first call, the time that Dynamo took; None where not known.
     """
 
     error: float
@@ -34,6 +35,7 @@ class Outcome:
     rounds: int = 0
     eager_spread: float | None = None
     compiled_spread: float | None = None
+    dynamo_seconds: float | None = None
 
     @property
     def right(self) -> bool:

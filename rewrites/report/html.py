@@ -96,7 +96,7 @@ class Target:
         self.gains = gains.gains(graphs)
         self.errors = gains.error_rows(graphs)
         self.unmeasured = gains.unmeasured_errors(graphs)
-        self.budget = budget.budget(graphs)
+        self.budget = budget.budget(graphs, entry.outcome)
 
     @cached_property
     def sums(self) -> overview.Headline:
@@ -134,7 +134,7 @@ class Target:
         told = [f"A rule's error is that of one replacement against what it replaces, {shown}."] if shown else []
         if self.unmeasured:
             names = ", ".join(self.unmeasured)
-            told.append(f"Not measured: {names}: results are random, or were timed before errors were kept.")
+            told.append(f"Not measured: {names}. Nothing was timed, or results are random.")
         return " ".join(told)
 
     @cached_property

@@ -29,7 +29,6 @@ from .summary import (
     miss_groups,
     options_line,
     rule_rows,
-    stage_seconds,
 )
 from .timing import duration, plus_minus
 
@@ -78,8 +77,8 @@ def answers(entry: Entry) -> Table:
         grid.add_row("Frozen", frozen)
     if layout := layout_line(entry.graphs):
         grid.add_row("Layout", layout)
-    if stages := stage_seconds(entry.graphs):
-        grid.add_row("Compile time", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in stages.items()))
+    if stages := budget(entry.graphs, entry.outcome).stages:
+        grid.add_row("Compile time", ", ".join(f"{stage.name} {stage.seconds:.2f} s" for stage in stages))
     if matching := matching_line(entry.graphs):
         grid.add_row("Matching", matching)
     return grid
@@ -128,8 +127,8 @@ def right_line(outcome: Outcome) -> str:
 
 
 def worth_line(outcome: Outcome) -> str:
-    """`eager 3.2 ms ± 4%, regraft 1.6 ms ± 2%: 2.00x (medians of 25); first call 1.2 s`."""
-    first = f"first call {outcome.compile_seconds:.1f} s"
+    """`eager 3.2 ms ± 4%, regraft 1.6 ms ± 2%: 2.00x (medians of 25); first call 1.2 s, with what caches hold`."""
+    first = f"first call {outcome.compile_seconds:.1f} s, with what caches hold"
     if outcome.eager_seconds is None or outcome.compiled_seconds is None:
         return f"not timed; {first}"
     timed = (outcome.eager_seconds, outcome.eager_spread), (outcome.compiled_seconds, outcome.compiled_spread)

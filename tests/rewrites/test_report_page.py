@@ -80,7 +80,7 @@ def test_the_page_tells_everything_without_its_script():
     assert "def call(x):" in page, "the generated code is shown"
     for part in ("softmax is used elsewhere", "no other user", "saves 0% and not 3%", "bert.py:128"):
         assert part in page
-    assert "2.7%</b> of compile time" in page and "nonzero has a size that depends on data" in page
+    assert "2.7%</b> of the time of regraft" in page and "nonzero has a size that depends on data" in page
 
 
 def test_a_single_target_has_no_overview():
@@ -278,10 +278,28 @@ def test_the_foot_says_what_made_the_page_and_when(monkeypatch):
 
 def test_compile_time_says_what_the_stages_do_not_count():
     record = graph(1, seconds={"capture": 1.0, "passes": 0.25, "masks": 0.25})
+    timed = dataclasses.replace(RIGHT, dynamo_seconds=1.2)
+    page = page_of(Report([Entry("m", [record], {}, timed)], ENVIRONMENT))
+    assert "The first call took 3 s: 1.2 s in Dynamo, 1.5 s in the stages of regraft." in page
+    assert "passes over whole graphs" in page and "which entries attention masks keep" in page
+    stages = dict(re.findall(r"<b>([^<]*)</b><span>([^<]*)</span><small>", page))
+    assert stages["dynamo"] == "1.2 s · 40%" and stages["the rest"] == "300 ms · 10%" and list(stages)[-1] == "the rest"
     page = page_of(Report([Entry("m", [record], {}, RIGHT)], ENVIRONMENT))
-    assert "1.5 s in all; the first call took 3 s: the other 1.5 s are Dynamo's" in page
-    assert "small passes over whole graphs" in page and "what is known of attention masks" in page
-    assert "in all; the first call" not in page_of(Report([Entry("m", [record])], ENVIRONMENT))
+    assert "Dynamo's time was not recorded" in page and "<b>dynamo</b>" not in page
+    page = page_of(Report([Entry("m", [record])], ENVIRONMENT))
+    assert "The first call" not in page and "Dynamo, which runs before them, is not among them" in page
+
+
+def test_every_mark_is_explained_in_place():
+    page = page_of(Report([Entry("m", [graph(1, near_misses=[escape()])], {}, RIGHT)], ENVIRONMENT))
+    drawn = ("applied", "declined", "miss", "made", "end", "group", "frame", "kernel")
+    assert tuple(re.findall(r'<i class="mark (\w+)">', page)) == drawn
+    for mark in ("error", "rounding of f32", "tolerance", "near misses", "applied"):
+        assert re.search(rf'class="marks.*?</i>[^<]*{mark}</span>', page), mark
+    told = ("A near miss is a match that failed", "Each square is an operator", "A bar is the time of one candidate")
+    assert all(
+        text in page for text in (*told, "±: half of the calls are that near" if RIGHT.eager_spread else "Gain:")
+    )
 
 
 def test_near_misses_are_counted_alike():

@@ -69,7 +69,7 @@ def bench(
     threads: Threads = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="The comparison as data.")] = None,
 ) -> None:
-    """Time a model by several backends, taking turns in one process: medians, cold start, error, peak memory."""
+    """Time a model by several backends, taking turns in one process: medians, first calls, errors, peak memory."""
     import torch
 
     from ..profile.comparison import compare

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ....rewrites import compat
 from ....rewrites.coverage import Coverage
 from ....rewrites.report.entry import Entry, Outcome
 from ....rewrites.report.timing import spread
@@ -76,10 +77,10 @@ def examine(target: Target, plan: Plan | None = None, progress: Progress = _sile
     eager, reference = _step(target, target.model), _result(target, target.model)
     compiled = _compile(target, plan)
     progress(f"{target.name}: compiling", 0.1)
-    start = time.perf_counter()
+    dynamo, start = compat.dynamo_seconds(), time.perf_counter()
     with Coverage(name=target.name) as coverage:
         result = _result(target, compiled)
-        first_call = time.perf_counter() - start
+        first_call, dynamo = time.perf_counter() - start, compat.dynamo_seconds() - dynamo
         times = _timed(eager, _step(target, compiled), progress) if plan.timed else ([], [])
     if _draws_its_own(target, plan):
         result = _with_eagers_draws(target, plan)
@@ -93,6 +94,7 @@ def examine(target: Target, plan: Plan | None = None, progress: Progress = _sile
         rounds=len(times[0]),
         eager_spread=spread(times[0]),
         compiled_spread=spread(times[1]),
+        dynamo_seconds=dynamo,
     )
     return Entry(target.name, coverage.graphs, _choices(target, plan), outcome)
 

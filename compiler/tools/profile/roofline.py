@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .limits import Limits
@@ -21,8 +21,9 @@ from .units import amount
 WIDTH, HEIGHT = 1000, 520
 LEFT, RIGHT, TOP, BOTTOM = 78, 24, 22, 50
 _RADII = (4.0, 26.0)
-_NAMED, _LETTERS, _LETTER = 8, 28, 7.4  # dots that may have names, letters of one, and the width of a letter
-_ROW = 16.0  # between two names of roofs, one above the other
+NAMED, _LETTERS, _LETTER = 12, 28, 7.4  # dots that may have names, letters of one, and the width of a letter
+_ROW = 16.0  # between two names, one above the other
+_FAR = 6  # rows that a name may be away from its dot
 _SLOWEST = 1e-5  # of the highest speed: what is slower lies at the bottom
 
 
@@ -67,12 +68,13 @@ class Roof:
 
 @dataclass(frozen=True)
 class Name:
-    """The name of a dot beside it: its text begins at (x, y), or ends there."""
+    """The name of a dot beside it: its text begins at (x, y), or ends there; `end` is the end of a line to the dot."""
 
     text: str
     x: float
     y: float
     at_start: bool
+    end: tuple[float, float] | None = None
 
     @property
     def box(self) -> tuple[float, float, float, float]:
@@ -109,21 +111,42 @@ def roofline(report: KernelTimes) -> Roofline | None:
 
 
 def _names(dots: Sequence[Dot], roofs: Sequence[Roof]) -> list[Name]:
-    """Names of dots, the slowest kernels first, where they cover no other name and no middle of a dot."""
+    """Names of dots, the slowest kernels first, where they cover no other name and no dot.
+
+    Where neither side of a dot has room, its name stands farther off, with a line to the dot.
+    """
     taken = [_text_box(roof.label, roof.x, roof.y, at_start=False) for roof in roofs]
     named: list[Name] = []
-    for dot in sorted(dots, key=lambda dot: -dot.row.seconds)[:_NAMED]:
+    for dot in sorted(dots, key=lambda dot: -dot.row.seconds)[:NAMED]:
         text = re.sub(r"(\.default)?(_[0-9a-f]{8,})?$", "", dot.row.name.removeprefix("aten."))[:_LETTERS]
-        gap = dot.radius + 4
-        places = (Name(text, dot.x + gap, dot.y + 4, True), Name(text, dot.x - gap, dot.y + 4, False))
-        for name in places:
+        for name in _places(text, dot):
             left, top, right, bottom = name.box
-            covers = any(left < d.x < right and top < d.y < bottom for d in dots)
-            if left >= LEFT and right <= WIDTH and not covers and not any(_overlap(name.box, box) for box in taken):
+            covers = any(_touches(name.box, d) for d in dots)
+            inside = left >= LEFT and right <= WIDTH and top >= 0 and bottom <= HEIGHT - BOTTOM
+            if inside and not covers and not any(_overlap(name.box, box) for box in taken):
                 named.append(name)
                 taken.append(name.box)
                 break
     return named
+
+
+def _places(text: str, dot: Dot) -> Iterator[Name]:
+    """Where the name of a dot may stand, the nearest place first."""
+    gap = dot.radius + 4
+    yield Name(text, dot.x + gap, dot.y + 4, True)
+    yield Name(text, dot.x - gap, dot.y + 4, False)
+    for rows in range(1, _FAR):
+        for side in (-1, 1):  # above it, then below
+            y = dot.y + side * (dot.radius + rows * _ROW)
+            end = dot.x, dot.y + side * dot.radius
+            yield Name(text, dot.x + 8, y + 4, True, end)
+            yield Name(text, dot.x - 8, y + 4, False, end)
+
+
+def _touches(box: tuple[float, float, float, float], dot: Dot) -> bool:
+    left, top, right, bottom = box
+    across, down = max(left - dot.x, dot.x - right, 0.0), max(top - dot.y, dot.y - bottom, 0.0)
+    return math.hypot(across, down) < dot.radius
 
 
 def _text_box(text: str, x: float, y: float, at_start: bool) -> tuple[float, float, float, float]:

@@ -28,8 +28,9 @@ _LEGEND = (
 
 
 _MEASURES = (
-    "time: median of calls by turns; spread: half of them are that near. {cold}: the\n"
-    "first call{caches}. error: relative to eager in the 2-norm."
+    "time: median of calls, taking turns; spread: half of the calls are that near.\n"
+    "first call: compilation included, {caches}.\n"
+    "error: relative to eager in the 2-norm, the worst output or all gradients together."
 )
 
 
@@ -114,11 +115,10 @@ def _short(site: Site) -> str:
 
 def comparison_view(times: Times, note: str, *, empty_caches: bool = False) -> RenderableType:
     """A row for each backend and mode."""
-    cold = "cold" if empty_caches else "first call"
     peaks = any(one.peak_bytes is not None for one in times.contestants)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("backend", no_wrap=True)
-    for name in ("time", "spread", "speed", cold, "error", *(["peak"] if peaks else [])):
+    for name in ("time", "spread", "speed", "first call", "error", *(["peak"] if peaks else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for one in times.contestants:
         cells = _compared(one, times.speed(one))
@@ -126,7 +126,7 @@ def comparison_view(times: Times, note: str, *, empty_caches: bool = False) -> R
     failures = [Text(f"{one.name}: {one.failed}", style="red") for one in times.contestants if one.failed]
     busy = busy_line(one.spread for one in times.contestants)
     warnings = [Text(busy, style="yellow")] if busy else []
-    measures = _MEASURES.format(cold=cold, caches=", all caches empty" if empty_caches else ", with what caches hold")
+    measures = _MEASURES.format(caches="all caches on disk empty" if empty_caches else "with what caches on disk hold")
     notes = [Text(line, style="dim") for line in (note, measures) if line]
     return Group(table, *failures, *warnings, *notes, *option_tables(times.contestants))
 

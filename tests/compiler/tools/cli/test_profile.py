@@ -69,7 +69,7 @@ def test_bench(tmp_path):
     ]
 
 
-def test_cold_means_empty_caches(tmp_path, monkeypatch):
+def test_first_calls_find_empty_caches(tmp_path, monkeypatch):
     """The cache of the user is neither read nor written; one's own is empty for each backend."""
     monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
@@ -80,7 +80,7 @@ def test_cold_means_empty_caches(tmp_path, monkeypatch):
         assert own != tmp_path / "cache" and not own.exists() and "TRITON_CACHE_DIR" in os.environ
     assert os.environ["REGRAFT_CACHE_DIR"] == str(tmp_path / "cache") and "TRITON_CACHE_DIR" not in os.environ
     out = run("bench", "small.py:model", "--backends", "regraft")
-    assert "cold" in out and "all caches empty" in out and not list((tmp_path / "cache").rglob("*.*"))
+    assert "first call" in out and "all caches on disk empty" in out and not list((tmp_path / "cache").rglob("*.*"))
 
 
 def test_bench_names_what_there_is():

@@ -88,7 +88,19 @@ def test_names_in_the_roofline_do_not_overlap():
     assert boxes and drawn.names[0].text == "kernel_0"
     for i, (left, top, right, bottom) in enumerate(boxes):
         assert left >= 0 and right <= WIDTH
+        assert not any(left < dot.x < right and top < dot.y < bottom for dot in drawn.dots), "it covers a dot"
         assert not any(left < r and x < right and top < b and y < bottom for x, y, r, b in boxes[:i])
+
+
+def test_crowded_dots_have_names_too():
+    rows = [replace(REPORT.rows[0], name=f"kernel_{i}.default", seconds=1e-3 * (1 + 0.02 * i)) for i in range(6)]
+    drawn = roofline(replace(REPORT, rows=rows))
+    assert len(drawn.names) == 6 and {name.end is None for name in drawn.names} == {True, False}
+    for name in drawn.names:
+        left, top, right, bottom = name.box
+        for dot in drawn.dots:
+            across, down = max(left - dot.x, dot.x - right, 0), max(top - dot.y, dot.y - bottom, 0)
+            assert across**2 + down**2 >= dot.radius**2, "a name covers a dot"
 
 
 def test_roofline_lies_inside_its_frame():
