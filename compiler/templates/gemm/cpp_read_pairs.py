@@ -107,9 +107,8 @@ class ReadsPairs(GemmCpp):
             self._line(";")
 
     def _request_words(self, how: Reading) -> None:
-        load = next(
-            part for part in walk(how.values) if isinstance(part, Load) and part.buffer == self._p.b.buffer.name
-        )
+        loads = [part for part in walk(how.values) if isinstance(part, Load)]
+        load = next((part for part in loads if part.buffer == self._p.b.buffer.name), loads[0])
         address = self._values.address(load.buffer, load.indices[0])
         self._line(f"__builtin_prefetch({address} + {ahead(self._p)}, 0, 2);")
 

@@ -88,7 +88,7 @@ def prologue_of(
     size = operand.meta["val"].numel()
     if sum(math.prod(b.sizes) >= size for b in buffers.values()) > _LARGE_PARTS:
         return None
-    main = max(buffers.values(), key=lambda b: math.prod(b.sizes))
+    main = max(buffers.values(), key=lambda b: (math.prod(b.sizes), b.dtype in _BYTES))
     leaves = {name: formulas.leaves[name] for name in buffers}
     prologue = Prologue(value, operand.meta["val"].dtype, tuple(buffers.values()))
     return FoundPrologue(prologue, _matrix(value, main, loops), leaves[main.name], leaves, tuple(inside))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.thorough import takes_turns
 from torch import nn
@@ -203,6 +203,7 @@ def in_groups(size: int) -> Callable[..., torch.Tensor]:
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(1, 16), st.integers(1, 70), st.integers(1, 100), st.sampled_from(["int8", "int4"]))
+@example(3, 5, 1, "int4")
 def test_bytes_of_any_size(m: int, n: int, k: int, kind: str) -> None:
     """Neither rows nor columns need to fill vectors; the last words are read alone."""
     scale = random(n, dtype=BF16) * 0.01
@@ -211,6 +212,12 @@ def test_bytes_of_any_size(m: int, n: int, k: int, kind: str) -> None:
     else:
         given = [random(m, 2 * k, dtype=BF16), random(n, k, dtype=torch.uint8), scale]
         weights_read(SPELLINGS["halves of bytes"][0], given)
+
+
+def test_scales_with_more_elements_than_the_weight() -> None:
+    """Each matrix of a batch scales the one weight, whose columns have a byte each."""
+    given = [random(4, 2, 2, dtype=BF16), random(5, 1, dtype=torch.uint8), random(4, 5, dtype=BF16)]
+    weights_read(lambda x, w, s: x @ ((halves(w).to(x.dtype) - 8) * s[..., None]).mT, given)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 6, 16])
