@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.symbols import check
+from support.thorough import takes_turns
 
 import regraft
 
@@ -93,6 +94,7 @@ def _joined(x, n):
     return torch.cat([b, a], 1), b.exp()
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(
     "program",

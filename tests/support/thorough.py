@@ -20,16 +20,18 @@ def thorough(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.skipif(not THOROUGH, reason="REGRAFT_TEST_THOROUGH is not set"))
 
 
-def takes_turns(parameter: str) -> Any:
-    """A parameter whose values take turns over a test's other rows in short runs: each row runs with one of them.
+def takes_turns(*parameters: str) -> Any:
+    """Parameters whose values take turns over a test's other rows in short runs: each row runs with one of them.
 
     For what is known to be independent of the row, so that a table of all pairs says little more::
 
         @takes_turns("dynamic")                 #            static   dynamic
         @parametrize("dynamic", [False, True])  #   llama      x
         @parametrize("name", NORMS)             #   t5                   x
+
+    Of several parameters, pairs of values (triples, ...) take turns.
     """
-    return pytest.mark.takes_turns(parameter)
+    return pytest.mark.takes_turns(*parameters)
 
 
 def leave_out_turns(items: Sequence[pytest.Item]) -> None:
@@ -39,14 +41,18 @@ def leave_out_turns(items: Sequence[pytest.Item]) -> None:
         if not THOROUGH and item.get_closest_marker("takes_turns"):
             rows[item.nodeid.partition("[")[0]].append(item)
     for same in rows.values():
-        (parameter,) = same[0].get_closest_marker("takes_turns").args
-        numbers: dict[str, int] = defaultdict(int)  # of rows so far, by the parameter's value
-        values = list(dict.fromkeys(str(item.callspec.params[parameter]) for item in same))
+        parameters = same[0].get_closest_marker("takes_turns").args
+        numbers: dict[str, int] = defaultdict(int)  # of rows so far, by the parameters' values
+        values = list(dict.fromkeys(_values(item, parameters) for item in same))
         for item in same:
-            value = str(item.callspec.params[parameter])
+            value = _values(item, parameters)
             if values[_turn(numbers[value], len(values))] != value:
                 item.add_marker(pytest.mark.skip(reason="REGRAFT_TEST_THOROUGH is not set: another row has this turn"))
             numbers[value] += 1
+
+
+def _values(item: Any, parameters: Sequence[str]) -> str:
+    return ", ".join(str(item.callspec.params[parameter]) for parameter in parameters)
 
 
 def _turn(row: int, values: int) -> int:

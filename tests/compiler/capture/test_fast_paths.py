@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.thorough import takes_turns
 
 import regraft
 
@@ -35,6 +36,7 @@ def compiled(function: Any, *inputs: Any, dynamic: bool = False, autocast: bool 
         return function(*inputs), made(*inputs), found
 
 
+@takes_turns("activation", "dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [False, True])

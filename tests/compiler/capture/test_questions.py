@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import regraft
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("bias", [causal_lower_right, causal_upper_left])
 def test_causal_biases(bias, dynamic):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.thorough import takes_turns
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn.attention.flex_attention import create_block_mask
 
@@ -51,6 +52,7 @@ PROGRAMS = [
 ]
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [torch.vmap(written), torch.vmap(lambda row: row.add_(1) * 2), *PROGRAMS])
 def test_writes_and_constants(program, dynamic):
