@@ -21,7 +21,8 @@ EXAMPLES = sorted({*(ROOT / "docs" / "examples").glob("*.py")} - {ROOT / "docs" 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
 def test_example_runs(example, tmp_path):
-    (done,) = run_fresh([[example]], cwd=tmp_path, environment={"REGRAFT_CACHE_DIR": str(tmp_path / "cache")})
+    own_cache = {"REGRAFT_CACHE_DIR": str(tmp_path / "cache")}
+    (done,) = run_fresh([[example]], cwd=tmp_path, environment=own_cache, code_of_all_runs=True)
     assert done.code == 0, done.output + done.errors
 
 

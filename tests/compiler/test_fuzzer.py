@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.caches import cache_in
 from support.fuzzer import compare, operators, service
 from support.fuzzer.grammar import Writer, draw
 from support.fuzzer.program import load, widened
@@ -41,9 +42,9 @@ def program(x0, n0):
 
 
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path / "cache"))
-    yield
+def own_cache(tmp_path):
+    with cache_in(tmp_path / "cache"):
+        yield
     torch._dynamo.reset()
 
 

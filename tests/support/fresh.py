@@ -3,6 +3,8 @@
 (done,) = run_fresh([[script, "argument"]], cwd=folder, environment={"REGRAFT_CACHE_DIR": str(folder)})
 done.code, done.output, done.errors
 
+Code that is compiled is kept for all runs as tests keep it (`support.caches`), but where they name another cache.
+
 Not for what is about imports, or about variables that torch reads while it is imported (`TORCH_LOGS`): a test of such
 starts Python anew.
 """
@@ -34,7 +36,11 @@ class Done:
 
 
 def run_fresh(
-    commands: Sequence[Sequence[str | Path]], cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    commands: Sequence[Sequence[str | Path]],
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    code_of_all_runs: bool = False,
 ) -> list[Done]:
     """Run scripts with their arguments side by side, each as the main module of a process of its own.
 
@@ -42,12 +48,18 @@ def run_fresh(
         commands: a script and its arguments for each process.
         cwd: the folder they run in; this process's if None.
         environment: variables besides this process's.
+        code_of_all_runs: the compiled code of all runs is used with a cache that the environment names, too.
     """
+    from . import caches
+
+    variables = {**os.environ, **(environment or {})}
+    cache = None if code_of_all_runs else variables.get("REGRAFT_CACHE_DIR", "")
     with tempfile.TemporaryDirectory() as folder:
         request = {
             "commands": [[str(part) for part in command] for command in commands],
             "cwd": str(cwd or Path.cwd()),
-            "environment": {**os.environ, **(environment or {})},
+            "environment": variables,
+            "code": caches.code_of_all_runs(cache),
             "folder": folder,
         }
         codes = _server().ask(request)
@@ -101,6 +113,17 @@ def _become(request: dict[str, Any], i: int) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    _take_code(request["code"])
+
+
+def _take_code(folders: Mapping[str, str]) -> None:
+    """Compiled code lies in these folders, whichever the cache is."""
+    from regraft.compiler.codegen import code_cache_dir
+    from regraft.compiler.storage import seal
+
+    own_folder = code_cache_dir.own_folder
+    for module in (code_cache_dir, seal):
+        module.own_folder = lambda kind: Path(folders[kind]) if kind in folders else own_folder(kind)  # type: ignore[attr-defined]
 
 
 def _main() -> None:

@@ -179,9 +179,10 @@ SCRIPT = """
 def test_a_new_process_calls_what_was_compiled_before(kind, tmp_path):
     script = tmp_path / "run.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    environment = {"REGRAFT_CACHE_DIR": str(tmp_path / "cache")}
-    load.runtime()  # in the cache of this session: not compiled anew
-    done = [run_fresh([[script, kind]], cwd=tmp_path, environment=environment)[0] for _ in range(2)]
+    own_cache = {"REGRAFT_CACHE_DIR": str(tmp_path / "cache")}
+    done = [
+        run_fresh([[script, kind]], cwd=tmp_path, environment=own_cache, code_of_all_runs=True)[0] for _ in range(2)
+    ]
     assert all(one.code == 0 for one in done), done[-1].errors
     (cold, loads, stages, told), warm = (json.loads(one.output.splitlines()[-1]) for one in done)
     assert stages and not told and loads == 1 + (kind == "train")

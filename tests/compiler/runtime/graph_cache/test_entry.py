@@ -7,6 +7,7 @@ import textwrap
 import pytest
 import torch
 import torch.nn.functional as F
+from support.caches import cache_in
 from support.fresh import run_fresh
 
 import regraft
@@ -16,9 +17,10 @@ from regraft.compiler.runtime.graph_cache import store
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
     torch.compiler.reset()
+    with cache_in(tmp_path):
+        yield
 
 
 def program(x, w):

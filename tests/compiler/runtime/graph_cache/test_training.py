@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.caches import cache_in
 
 import regraft
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("REGRAFT_DISABLE_CACHE", raising=False)
+    with cache_in(tmp_path):
+        yield
 
 
 def recalled(cov):

@@ -55,7 +55,8 @@ def test_the_script_runs_elsewhere(tmp_path):
     failure = failure_of(tmp_path / "runs_elsewhere.py")
     file = tmp_path / "counterexample.py"
     file.write_text(failure.script)
-    (done,) = run_fresh([[file]], cwd=tmp_path, environment={"REGRAFT_CACHE_DIR": str(tmp_path / "cache")})
+    own_cache = {"REGRAFT_CACHE_DIR": str(tmp_path / "cache")}
+    (done,) = run_fresh([[file]], cwd=tmp_path, environment=own_cache, code_of_all_runs=True)
     assert done.code == 1, done.errors
     assert f"runs_elsewhere fails: {failure.problem}" in done.output
     assert all(part in done.output for part in ("torch.ops.aten.add.Tensor", "result 0, eager:", "difference:"))
