@@ -27,13 +27,9 @@ _NAMES = (
 )
 # What eager calls for `vec`: sizes of the result, and a scale for each dim.
 _VEC = {getattr(aten, name).vec: getattr(aten, name).default for name in _NAMES.split()}
-_WEIGHTED_NAMES = (
-    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa "
-    "_upsample_bicubic2d_aa"
-)
-_WEIGHTED = tuple(getattr(aten, name) for name in _WEIGHTED_NAMES.split())
-_WEIGHTED_BACKWARD = tuple(getattr(aten, f"{packet.__name__}_backward").default for packet in _WEIGHTED)
-_CALLS = (*(packet.default for packet in _WEIGHTED), *_WEIGHTED_BACKWARD)
+_PACKETS = [getattr(aten, name) for name in (*_NAMES.split(), "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")]
+_BACKWARD = tuple(getattr(aten, f"{packet.__name__}_backward").default for packet in _PACKETS)
+_CALLS = (*(packet.default for packet in _PACKETS), *_BACKWARD)
 
 
 def keep_whole(graph_module: fx.GraphModule) -> int:
@@ -86,7 +82,7 @@ def of_symbolic_sizes(func: Any, args: Sequence[Any]) -> torch.Tensor | None:
     """
     if func not in _CALLS:
         return None
-    (x, outs, *rest), of_gradient = args, func in _WEIGHTED_BACKWARD
+    (x, outs, *rest), of_gradient = args, func in _BACKWARD
     sizes = rest.pop(0) if of_gradient else (*x.shape[:2], *outs)
     if all(map(concrete, (*x.shape, *outs, *sizes))):
         return None

@@ -61,6 +61,29 @@ def test_gradients_with_corners_aligned(mode):
     hold([lambda x, to=to: resized(x, to) for to in sizes_of(mode)], image(MODES[mode]))
 
 
+def test_images_of_known_size_in_batches_of_symbolic_size():
+    """Torch has no metadata of symbolic batches for the derivatives of some of these operators."""
+    torch.compiler.reset()
+    modes = [(mode, dims) for mode in ("nearest", "nearest-exact") for dims in (1, 2, 3)] + list(MODES.items())[2:]
+
+    def program(images):
+        return [F.interpolate(x * 2, scale_factor=2, mode=mode) for (mode, _), x in zip(modes, images, strict=True)]
+
+    compiled = torch.compile(program, backend="regraft")
+    with regraft.coverage() as found:
+        for count in (2, 5):
+            seen = []
+            for call in (compiled, program):
+                images = [image(dims).detach().repeat(count, *[1] * (dims + 1)) for _, dims in modes]
+                for x in images:
+                    torch._dynamo.mark_dynamic(x.requires_grad_(), 0)
+                results = call(images)
+                sum((y * torch.linspace(0, 1, y.numel()).view_as(y)).sum() for y in results).backward()
+                seen.append([[y.detach() for y in results], [x.grad for x in images]])
+            torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-4)
+    assert not found.faults and len(found.graphs) == 1
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_images_without_elements(training):
     """Torch's metadata raises for some of these operators."""
