@@ -83,7 +83,7 @@ def _addcdiv(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
 def _lerp(x: Any, end: Any, weight: Any) -> Any:
     if not isinstance(weight, torch.SymFloat):
         return NotImplemented
-    return _precisely(lambda x, end: torch.lerp(x, end, _tensor(weight, x)), x, end)
+    return _precisely(lambda x, end: torch.lerp(x, end, as_tensor(weight, x)), x, end)
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
@@ -97,7 +97,7 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
 def _power(base: Any, exponent: Any) -> Any:
     if not isinstance(base, torch.SymFloat) or not exponent.is_floating_point():
         return NotImplemented
-    return _precisely(lambda exponent: torch.pow(_tensor(base, exponent), exponent), exponent)
+    return _precisely(lambda exponent: torch.pow(as_tensor(base, exponent), exponent), exponent)
 
 
 def _full_like(x: Any, number: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,8 @@ def _full_like(x: Any, number: Any, **kwargs: Any) -> Any:
     return made * number
 
 
-def _tensor(number: Any, like: Any) -> Any:
+def as_tensor(number: Any, like: Any) -> Any:
+    """A number as a tensor of the dtype of another, on its device."""
     return torch.ones((), dtype=like.dtype, device=like.device) * number
 
 

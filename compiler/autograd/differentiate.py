@@ -24,6 +24,7 @@ from .branch_gradients import lay_out_branch_gradients
 from .changing_numbers import by_tensors
 from .circular_padding import spell_circular_padding
 from .eager_strides import corrected
+from .late_numbers import ask_nothing
 from .whole_resampling import keep_whole, of_symbolic_sizes
 
 GraphKind = Literal["inference", "forward", "backward"]
@@ -97,6 +98,8 @@ def _prepare_program(graph_module: fx.GraphModule, example_inputs: Sequence[Any]
     spell_circular_padding(graph_module)
     lay_out_branch_gradients(graph_module, example_inputs)
     compute_as_eager(graph_module)
+    if torch.is_grad_enabled():
+        ask_nothing(graph_module)
     _pack_rules(graph_module)
 
 
