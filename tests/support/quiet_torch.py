@@ -5,7 +5,9 @@ pytest listens to the logger of `TORCH_TRACE`, so that each graph is written as 
 all modules over and over; each `torch.manual_seed` writes the stack as text, once for each kind of device that has
 not been used yet (2 ms in all, from inside a test), and each mode of fake tensors keeps it; and `make_fx` has calls of
 modules pass through a tracer that does nothing with them, at which Python looks at every class below
-`torch.nn.Module`. Half the time of drawing samples from torch's database of operators goes to looking for the method
+`torch.nn.Module`. For each compilation torch makes states of random numbers that nobody draws, and writes its options
+as text. In each phase of a test, pytest listens to the fifty loggers of torch that do not propagate. Half the time of
+drawing samples from torch's database of operators goes to looking for the method
 of a `unittest.TestCase` on the stack, line by line of its source.
 """
 
@@ -17,10 +19,13 @@ import logging
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch._dynamo.guards
+from _pytest.logging import catching_logs
+from torch._decomp.decompositions_for_rng import PhiloxState
+from torch._dynamo import utils as dynamo_utils
 from torch._subclasses import fake_tensor
 from torch.fx import _symbolic_trace
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
@@ -43,6 +48,11 @@ def quieten() -> None:
     for name, logger in logging.Logger.manager.loggerDict.items():
         if name.startswith("torch.") and isinstance(logger, logging.Logger) and not logger.isEnabledFor(logging.DEBUG):
             logger.debug = _not_logged  # type: ignore[method-assign]
+    PhiloxState.reset = _without_state  # type: ignore[method-assign]
+    for name in ("_get_dynamo_config_for_logging", "_scrubbed_inductor_config_for_logging"):
+        setattr(dynamo_utils, name, _not_logged)
+    if "attached_loggers" in getattr(catching_logs, "__slots__", ()):
+        catching_logs.__enter__ = _heard_by_few(_loggers())  # type: ignore[method-assign]
     database = sys.modules.get("torch.testing._internal.common_utils")
     if database is not None:
         database.extract_test_fn = lambda: None  # type: ignore[attr-defined]
@@ -83,6 +93,38 @@ def _not_timed(*_: Any) -> float:
 
 def _not_logged(*_: Any, **__: Any) -> None:
     """Debug messages that nobody has asked for."""
+
+
+_NO_NUMBERS = torch.empty(0)
+
+
+def _without_state(self: Any) -> None:
+    """`PhiloxState.reset`, which makes an empty tensor three times over."""
+    self.seed = self.base_offset = _NO_NUMBERS
+    self.relative_offset, self.offset_advanced_at_least_once = 0, False
+
+
+def _loggers() -> list[logging.Logger]:
+    """Those that do not propagate, but for torch's."""
+    found = [x for x in logging.Logger.manager.loggerDict.values() if isinstance(x, logging.Logger) and not x.propagate]
+    return [logger for logger in found if logger.name.partition(".")[0] != "torch"]
+
+
+def _heard_by_few(others: Sequence[logging.Logger]) -> Callable[..., logging.Handler]:
+    """`catching_logs.__enter__`, which looks through all loggers for those that do not propagate."""
+
+    def enter(self: Any) -> logging.Handler:
+        root = logging.getLogger()
+        if self.level is not None:
+            self.handler.setLevel(self.level)
+            self.orig_level = root.level
+            root.setLevel(min(root.level, self.level))
+        self.attached_loggers.extend((root, *others))
+        for logger in self.attached_loggers:
+            logger.addHandler(self.handler)
+        return self.handler
+
+    return enter
 
 
 def _checked_once(info_of: Callable[..., Any]) -> Callable[..., Any]:
