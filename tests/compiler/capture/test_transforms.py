@@ -170,6 +170,7 @@ DERIVATIVES = {
 }
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("name", DERIVATIVES)

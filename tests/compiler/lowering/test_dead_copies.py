@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import compare, fresh, run, trace
 from support.schedules import assert_same
+from support.thorough import examples
 
 from regraft.compiler.ir.program import Definition
 from regraft.compiler.lowering import Lowered, lower
@@ -130,7 +131,7 @@ def test_what_is_read_afterwards_is_copied(function: Callable[..., Any]) -> None
 SLICES = st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(0, 5), st.integers(1, 3))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8, 20), deadline=None)
 @given(st.lists(st.tuples(SLICES, SLICES, st.booleans(), st.booleans()), min_size=1, max_size=4))
 def test_any_writes_in_any_order(steps: list[Any]) -> None:
     def function(x: Any) -> Any:

@@ -8,9 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, lowered
 from support.tensors import FLOATS, WHOLE, tensor_and_dim
+from support.thorough import examples
 
 aten = torch.ops.aten
-EXAMPLES = settings(max_examples=15, deadline=None)
+EXAMPLES = settings(max_examples=examples(6, 15), deadline=None)
 PAIRS = tensor_and_dim((*FLOATS, *WHOLE), min_rank=1)
 
 

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 import torch
 
+from ....support.caches import cache_in
 from ....support.offline_gpu import OfflineGpu
 from ....support.thorough import takes_turns
 from ...templates.test_models import _IMAGE, _TINY, _TOKENS, bert, gpt2, t5
@@ -37,11 +38,11 @@ MODELS = [bert, gpt2, t5, vit, llama, resnet]
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo(monkeypatch: Any, tmp_path_factory: Any) -> Iterator[None]:
+def fresh_dynamo(tmp_path_factory: Any) -> Iterator[None]:
     """Nothing compiled before, but machine code of equal kernels."""
-    monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "offline"))
     torch._dynamo.reset()
-    yield
+    with cache_in(tmp_path_factory.getbasetemp() / "offline"):
+        yield
     torch._dynamo.reset()
 
 

@@ -28,7 +28,7 @@ def given_for(sizes, outs, dtype=torch.float64, reach=1.6):
     return image, (torch.rand(2, *outs, len(sizes), generator=draw, dtype=dtype) * 2 - 1) * reach
 
 
-@settings(max_examples=examples(12, 40), deadline=None)
+@settings(max_examples=examples(6, 40), deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     outs=st.tuples(st.integers(1, 4), st.integers(1, 4)),

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, lowered, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim, tensors
+from support.thorough import examples
 
 from regraft.compiler.lowering import lower
 
 aten = torch.ops.aten
-EXAMPLES = settings(max_examples=15, deadline=None)
+EXAMPLES = settings(max_examples=examples(6, 15), deadline=None)
 ALL = (*FLOATS, *WHOLE)
 SEEDS = st.integers(0, 2**16)
 

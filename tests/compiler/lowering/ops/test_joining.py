@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.lowering import HALVES, agree, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim, tensors
+from support.thorough import examples
 from support.triton_kernels import compiles, interpreted_agrees
 
 from regraft.compiler.lowering import lower
@@ -15,7 +16,7 @@ from regraft.compiler.lowering.ops import joining
 
 aten = torch.ops.aten
 functional = torch.nn.functional
-EXAMPLES = settings(max_examples=15, deadline=None)
+EXAMPLES = settings(max_examples=examples(6, 15), deadline=None)
 ALL = (*FLOATS, *WHOLE)
 
 
@@ -105,7 +106,7 @@ PADS += [name.replace("reflection", "replication") for name in PADS]
 
 
 @pytest.mark.parametrize("name", PADS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(3, 5), deadline=None)
 @given(data=st.data(), dynamic=st.booleans(), batched=st.booleans(), dtype=st.sampled_from(FLOATS))
 def test_mirrored_pads(name, data, dynamic, batched, dtype):
     rank = rank_of(name)
@@ -116,7 +117,7 @@ def test_mirrored_pads(name, data, dynamic, batched, dtype):
 
 
 @pytest.mark.parametrize("name", PADS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(3, 5), deadline=None)
 @given(data=st.data(), dynamic=st.booleans())
 def test_gradients_of_mirrored_pads(name, data, dynamic):
     rank = rank_of(name)
@@ -166,7 +167,7 @@ def test_gradients_of_mirrored_pads_are_rounded_once(name, dynamic):
         assert error.max() <= (backward(grad, x, pad).double() - exact).abs().max() + 1e-6, (shape, pad)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8, 20), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 3), min_size=2, max_size=5),
     last=st.integers(1, 2),

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, agree_on_call, run, trace
+from support.thorough import examples
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -15,7 +16,7 @@ from regraft.compiler.ir.value import Load, Op, walk
 from regraft.compiler.lowering import lower
 
 aten = torch.ops.aten
-EXAMPLES = settings(max_examples=10, deadline=None)
+EXAMPLES = settings(max_examples=examples(5, 10), deadline=None)
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
 MASKS = [(True, True, True), (True, False, False), (False, True, True)]
 LOOSE = {torch.bfloat16: {"rtol": 4e-2, "atol": 4e-2}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}

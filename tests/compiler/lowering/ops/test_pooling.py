@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree
 from support.tensors import NAN
+from support.thorough import examples
 
 from regraft.compiler.lowering.ops import pooling
 
 aten = torch.ops.aten
 functional = torch.nn.functional
-EXAMPLES = settings(max_examples=15, deadline=None)
+EXAMPLES = settings(max_examples=examples(6, 15), deadline=None)
 FORMATS = st.sampled_from([torch.contiguous_format, torch.channels_last])
 HALF = {"rtol": 2e-2, "atol": 2e-2}
 

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, lowered, trace
 from support.tensors import FLOATS, NAN, WHOLE, tensor_and_dim, tensor_and_dims, tensors
+from support.thorough import examples
 
 from regraft.compiler.lowering import lower, spaces
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
-EXAMPLES = settings(max_examples=12, deadline=None)
+EXAMPLES = settings(max_examples=examples(5, 12), deadline=None)
 ALL = (*FLOATS, *WHOLE)
 # Eager rounds partial results of 16-bit floats, the lowering does not.
 LOOSE = {torch.bfloat16: 3e-2, torch.float16: 4e-3}

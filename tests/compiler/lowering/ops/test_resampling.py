@@ -7,10 +7,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.lowering import agree
+from support.thorough import examples
 
 aten = torch.ops.aten
 functional = torch.nn.functional
-EXAMPLES = settings(max_examples=12, deadline=None)
+EXAMPLES = settings(max_examples=examples(5, 12), deadline=None)
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
 SIZES = st.tuples(st.integers(1, 24), st.integers(1, 24))
 EDGES = {(14, 23)}  # where float32 and float64 choose other elements, and eager's kernels for float64 use either

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from support.lowering import agree, lowered
 from support.tensors import FLOATS, NAN, WHOLE, tensor_and_dim
+from support.thorough import examples
 
 from regraft.compiler.lowering.ops import scans
 
-EXAMPLES = settings(max_examples=15, deadline=None)
+EXAMPLES = settings(max_examples=examples(6, 15), deadline=None)
 LOOSE = {torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 

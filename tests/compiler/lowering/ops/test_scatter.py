@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, deterministic, lowered, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim, tensors
+from support.thorough import examples
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -15,7 +16,7 @@ from regraft.compiler.lowering import lower
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
 aten = torch.ops.aten
-EXAMPLES = settings(max_examples=15, deadline=None)
+EXAMPLES = settings(max_examples=examples(6, 15), deadline=None)
 NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
 ALL = (*FLOATS, *WHOLE)
 SEEDS = st.integers(0, 2**16)

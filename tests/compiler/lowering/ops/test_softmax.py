@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, lowered, run, trace
 from support.tensors import FLOATS, tensor_and_dim
+from support.thorough import examples
 
 import regraft.compiler.passes.recompute_softmax  # noqa: F401 (declares an operator)
 from regraft.compiler.lowering import lower
 
 aten = torch.ops.aten
-EXAMPLES = settings(max_examples=15, deadline=None)
+EXAMPLES = settings(max_examples=examples(6, 15), deadline=None)
 LOOSE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
 INF = math.inf
 ROWS = torch.tensor(

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim
+from support.thorough import examples
 from support.triton_kernels import compiles, interpreted_agrees, kernel_source
 
 from regraft.compiler.lowering import lower
@@ -27,7 +28,7 @@ def in_order(x, dim=-1, descending=False):
     return torch.sort(x, dim=dim, descending=descending, stable=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 @given(given_=tensor_and_dim((*FLOATS, *WHOLE)), descending=st.booleans(), few=st.booleans())
 def test_values_and_places(given_, descending, few):
     x, dim = given_

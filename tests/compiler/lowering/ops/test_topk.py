@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import compare, run, trace
 from support.tensors import FLOATS, tensor_and_dim
+from support.thorough import examples
 from support.triton_kernels import compiles, interpreted_agrees, kernel_source
 
 from regraft.compiler.lowering import lower
@@ -34,7 +35,7 @@ def agrees(x, k, dim=-1, largest=True, in_order=True):
     compare(run(module, lower(module, strict=True), [x]), first_of(x, k, dim, largest), exact=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 @given(st.data())
 def test_the_first_few(data):
     x, dim = data.draw(tensor_and_dim((*FLOATS, torch.int64, torch.uint8)))
