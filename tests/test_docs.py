@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import cheap_run
 from support.fresh import run_fresh
+from support.thorough import THOROUGH
 
 import regraft
 from regraft.compiler.options import list_options, list_templates
@@ -22,7 +24,8 @@ EXAMPLES = sorted({*(ROOT / "docs" / "examples").glob("*.py")} - {ROOT / "docs" 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
 def test_example_runs(example, tmp_path):
     own_cache = {"REGRAFT_CACHE_DIR": str(tmp_path / "cache")}
-    (done,) = run_fresh([[example]], cwd=tmp_path, environment=own_cache, code_of_all_runs=True)
+    script = [example] if THOROUGH else [cheap_run.__file__, example]
+    (done,) = run_fresh([script], cwd=tmp_path, environment=own_cache, code_of_all_runs=True)
     assert done.code == 0, done.output + done.errors
 
 

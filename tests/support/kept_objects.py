@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import torch
 
 from regraft.compiler.aot import build
@@ -23,8 +22,10 @@ _Compile = Callable[[str, Path, str, Sequence[str]], Path]
 @contextmanager
 def objects_kept() -> Iterator[None]:
     """`aot.build` compiles a source once for all runs."""
+    import pytest
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_object", _kept(build._object))
+        patch.setattr(build, "_object", kept(build._object))
         yield
 
 
@@ -38,10 +39,12 @@ def object_of(source: Path, flags: Sequence[str], headers: Sequence[Path]) -> Pa
             subprocess.run([compiler, "-c", *flags, path, "-o", made], check=True)
             return made
 
-        return _kept(compiled)(find_compiler().path, source, text, flags)
+        return kept(compiled)(find_compiler().path, source, text, flags)
 
 
-def _kept(compile_source: _Compile) -> _Compile:
+def kept(compile_source: _Compile) -> _Compile:
+    """A function that compiles each source once for all runs."""
+
     def look_up(compiler: str, source: Path, text: str, flags: Sequence[str]) -> Path:
         parts = [text, *flags, find_compiler().version, torch.__version__, str(torch.version.git_version)]
         kept = code_folder("code") / "objects" / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}.o"
