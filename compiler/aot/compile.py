@@ -88,6 +88,9 @@ def _refused(refusal: NotInCppError) -> str:
         return f"the program cannot go ahead of time: {refusal}"
     site = refusal.reason.site
     called = f"; called in {site}" if site is not None else ""
+    if refusal.subject.startswith("regraft.seeds"):
+        advice = "; dropout draws none after eval()" if site is not None and "dropout" in site.code else ""
+        return f"random numbers cannot go ahead of time: Python makes their seeds{advice}{called}"
     return f"{refusal.subject} cannot go ahead of time: it {refusal.why}{called}"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...rewrites.words import counted
 from ..codegen.cpp.target import cpu_flags
 from .artifact import FORMAT, read_manifest
 from .errors import AotError
@@ -80,7 +81,8 @@ class Loaded:
         if len(args) != self._positional or len(kwargs) != len(keywords) or any(k not in kwargs for k in keywords):
             named = f" and the keywords {', '.join(keywords)}" if keywords else ""
             given = f"{len(args)}" + (f" and the keywords {', '.join(kwargs)}" if kwargs else "")
-            raise TypeError(f"the program takes {self._positional} positional inputs{named}, not {given}")
+            wanted = counted(self._positional, "positional input")
+            raise TypeError(f"the program takes {wanted}{named}, not {given}")
         if self._flat:
             return [*args, *(kwargs[k] for k in keywords)]
         leaves: list[Any] = []

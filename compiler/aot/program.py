@@ -192,19 +192,19 @@ def _on_cpu(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _input(argument: Any, node: fx.Node) -> Input:
-    value = node.meta.get("val")
+    value, name = node.meta.get("val"), str(getattr(argument, "name", node.name))  # fx renames some: input_1 for input
     if isinstance(value, torch.Tensor):
-        _on_cpu(value, f"input {node.name}")
+        _on_cpu(value, f"input {name}")
         if value.layout != torch.strided or value.dtype.is_complex:
-            raise AotError(f"input {node.name} is {value.dtype} of layout {value.layout}, which kernels do not take")
+            raise AotError(f"input {name} is {value.dtype} of layout {value.layout}, which kernels do not take")
         sizes, strides = (tuple(map(_expression, part)) for part in (value.shape, value.stride()))
-        return Input(node.name, "tensor", None, value.dtype, sizes, strides)
+        return Input(name, "tensor", None, value.dtype, sizes, strides)
     if isinstance(value, torch.SymInt):
-        return Input(node.name, "int", None, None, (_expression(value),))
+        return Input(name, "int", None, None, (_expression(value),))
     constant = getattr(argument, "value", value)
     if constant is not None and not isinstance(constant, (bool, int, float, str)):
-        raise AotError(f"input {node.name} is a {type(constant).__name__}; tensors, numbers and strings can be inputs")
-    return Input(node.name, "constant", constant)
+        raise AotError(f"input {name} is a {type(constant).__name__}; tensors, numbers and strings can be inputs")
+    return Input(name, "constant", constant)
 
 
 def _expression(number: Any) -> Any:
