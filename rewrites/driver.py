@@ -176,7 +176,11 @@ class _Run:
             return False
         self.place.at("committing rewrites")
         self.backup.take()
-        self.mirror.commit(self.dead_draws)
+        by_name = {rule.name: rule for rule in self.rules}
+        self.mirror.commit(
+            self.dead_draws, lambda name: self.place.at(f"committing rule {name}", by_name.get(name or ""))
+        )
+        self.place.at("committing rewrites")
         if self.drawing is not None:
             stage = f"rewrite-{self.settings.stage}"
             self.record.snapshots.append(self.drawing.after(self.graph_module.graph, stage))

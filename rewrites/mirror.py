@@ -12,6 +12,7 @@ program stays as it was written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,13 +75,16 @@ class Mirror:
         """The real nodes that `node` stands for, in order."""
         return self._images_of.get(node, [])
 
-    def commit(self, dead_draws: set[fx.Node] | None = None) -> list[fx.Node]:
+    def commit(
+        self, dead_draws: set[fx.Node] | None = None, at: Callable[[str | None], None] = lambda rule: None
+    ) -> list[fx.Node]:
         """Carry what rules made over to the real graph; returns the new nodes there.
 
         Args:
             dead_draws: random calls whose draw now happens inside a rewrite, and that are erased for it.
+            at: told the name of the rule whose replacement comes next.
         """
-        made = _Commit(self).run()
+        made = _Commit(self, at).run()
         _erase_dead(self.real, dead_draws or set())
         return made
 
@@ -88,8 +92,8 @@ class Mirror:
 class _Commit:
     """One pass over the real graph, replacing each value whose image a rule has rewritten."""
 
-    def __init__(self, mirror: Mirror) -> None:
-        self._mirror = mirror
+    def __init__(self, mirror: Mirror, at: Callable[[str | None], None]) -> None:
+        self._mirror, self._at = mirror, at
         self._sizes = SizeTable(mirror.real)
         self._editor = Editor(mirror.real, self._sizes)
         self._settled: dict[fx.Node, fx.Node] = {}
@@ -133,6 +137,7 @@ class _Commit:
         return self._rewritten[image]
 
     def _replace(self, node: fx.Node, image: fx.Node) -> None:
+        self._at(image.meta.get("regraft_rule"))
         with self._editor.at(node, image.meta.get("regraft_rule")):
             known = self._settled.get(image)
             new = self._emit(image) if known is None else self._laid_out(node, known)

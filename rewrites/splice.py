@@ -39,8 +39,16 @@ def trace(function: Callable[..., Any], operands: Sequence[Any], level: Level = 
     modes = [v.fake_mode for v in inputs if hasattr(v, "fake_mode")]
     if not modes:
         raise RewriteError("a replacement needs at least one tensor operand with metadata")
-    with modes[0]:
-        return record(run, _told_apart(inputs), level)
+    try:
+        with modes[0]:
+            return record(run, _told_apart(inputs), level)
+    except AssertionError as error:
+        if "convert all Tensors to FakeTensors" not in str(error):
+            raise
+        raise RewriteError(
+            "the replacement reads a tensor that is none of its operands: make it a parameter of the pattern, or "
+            f"make the tensor in the replacement, as torch.tensor([1.0]) does ({str(error).rpartition('Found in ')[2]})"
+        ) from error
 
 
 def _told_apart(values: list[Any]) -> list[Any]:
@@ -134,7 +142,13 @@ def _constant(mirror: Mirror, traced: fx.GraphModule, node: fx.Node, editor: Edi
     while hasattr(mirror.owner, f"_regraft_constant{count}"):
         count += 1
     setattr(mirror.owner, f"_regraft_constant{count}", value)
-    return editor.attribute(f"_regraft_constant{count}", node.meta.get("val", value))
+    return editor.attribute(f"_regraft_constant{count}", _mode(traced).from_tensor(value, static_shapes=True))
+
+
+def _mode(traced: fx.GraphModule) -> Any:
+    """The fake mode of a replacement's inputs: tracing gives the constants that it meets another one."""
+    values = (val(node) for node in traced.graph.find_nodes(op="placeholder"))
+    return next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
 
 
 class Original:

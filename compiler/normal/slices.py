@@ -63,11 +63,13 @@ def narrowed(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("getitem")
 def unbound(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """getitem(unbind(reshape(x, [..., n, 2]), -1), 0)  ->  slice(x, dim, 0, END, 2), as in `one_of_regrouped`."""
+    """getitem(unbind(x, d), i)  ->  select(x, d, i); of reshape(x, [..., n, 2]) a slice, as in `one_of_regrouped`."""
     call, index = node.args
     if not sees(node, call, "aten.unbind") or not isinstance(index, int):
         return None
-    return _picked(node, edit, call.args[0], arguments(call).get("dim", 0), index)
+    x, dim = call.args[0], arguments(call).get("dim", 0)
+    picked = _picked(node, edit, x, dim, index)
+    return edit.call(aten.select.int, x, dim % rank(x), index) if picked is None and index >= 0 else picked
 
 
 @respelling("aten.select")

@@ -116,6 +116,28 @@ def test_rules_in_a_circle_are_named_and_stopped():
     assert len(record.applied) < 10 and torch.equal(module(X), torch.relu(X) + torch.exp(X))
 
 
+def test_a_replacement_that_cannot_be_committed_costs_its_rule_alone(monkeypatch):
+    """What its operators say of their results is inferred once more where they are put into the program."""
+    emit = Mirror.commit
+
+    def commit(self, dead_draws, at):
+        def told(name):
+            at(name)
+            if name == "moody":
+                raise AssertionError("not here")
+
+        return emit(self, dead_draws, told)
+
+    monkeypatch.setattr(Mirror, "commit", commit)
+    good = rule(lambda x: torch.relu(x), lambda x: torch.clamp_min(x, 0), name="good")
+    bad = rule(lambda x: torch.exp(x), lambda x: torch.expm1(x) + 1, name="moody")
+    module, record = capture(lambda x: torch.relu(x) + torch.exp(x), X), GraphRecord("test")
+    assert rewrite(module, [good, bad], Settings(), record) is True
+    assert [match.rule for match in record.applied] == ["good"]
+    (fault,) = record.fallbacks
+    assert fault.rule == "moody" and fault.code == "rule-failed" and "not here" in fault.message
+
+
 def test_a_growing_rule_is_named_and_stopped():
     growing = rule(
         lambda x: torch.relu(torch.relu(x)), lambda x: torch.relu(torch.relu(torch.relu(x))), "growing"

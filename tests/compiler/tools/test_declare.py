@@ -13,6 +13,7 @@ from support.own_source import NAME, matched_by, outcome, pattern_of, quiet
 from torch import nn
 
 from regraft import PatternError, Sample, T, choose, register_pattern
+from regraft.compiler.tools.explain.explain import explain_all
 from regraft.rewrites import rule as rules
 from regraft.rewrites.sample import DEFAULT_SIZES
 
@@ -72,6 +73,36 @@ def test_a_pattern_matches_its_own_source(subtests):
         with subtests.test(name):
             sample = Sample(**given)
             assert verdict(declare(pattern, sample), pattern, *operands(sample)) == "matched"
+
+
+ROWS = T("2 N")
+PYTHON = {
+    "unpacked": (lambda x: (lambda p, q: p + q)(*x), ROWS),
+    "a sum of rows": (lambda x: sum(x), ROWS),
+    "rows in a list": (lambda x: torch.stack(list(x)[::-1]), ROWS),
+    "a loop over rows": (lambda x: torch.stack([row * 2 for row in x], -1), ROWS),
+    "unbind": (lambda x: x.unbind(1)[0] * 2, T("N 3")),
+    "from the end": (lambda x: x[-1] - x[0], ROWS),
+    "steps": (lambda x: x[:, ::2] + 1, X),
+    "new dims": (lambda x: x[..., None] * x[:, None], X),
+    "built-ins": (lambda x: abs(x) ** 0.5, X),
+    "a comparison as a factor": (lambda x: (x > 0) * x, X),
+    "a tensor of a number": (lambda x: x * torch.tensor(2.0), X),
+    "a table of sizes": (lambda x: torch.arange(x.shape[1]) * x, X),
+}
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_python_is_matched_as_torch_compile_sees_it(name):
+    """Dynamo writes Python's loops and subscripts otherwise than tracing does."""
+    pattern, spec = PYTHON[name]
+    rule = declare(pattern, Sample(x=spec))
+    for dynamic in (False, True):
+        torch.compiler.reset()
+        shape = spec.shape(DEFAULT_SIZES | {"N": 9})
+        options = {"rules": (rule,), "profit": "always", "strict": True}
+        (found,) = explain_all((rule,), pattern, torch.rand(shape), options=options, dynamic=dynamic)
+        assert len(found.matches) == 1, str(found)
 
 
 def test_numbers_bind_what_samples_give(subtests):
