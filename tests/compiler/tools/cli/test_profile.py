@@ -1,13 +1,17 @@
 """`regraft kernels` and `regraft bench` as commands."""
 
+import contextlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from support.caches import cache_in
 from typer.testing import CliRunner
 
 from regraft.compiler.options import list_templates
+from regraft.compiler.tools.cli import profile
 from regraft.compiler.tools.cli.empty_caches import empty_caches
 from regraft.compiler.tools.cli.main import app
 from regraft.compiler.tools.generation import comparison as generation
@@ -34,6 +38,13 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(profiler, "SECONDS", 0.0)
     monkeypatch.setattr(comparison, "SECONDS", 0.0)
     monkeypatch.setattr(limits, "_known", lambda what, device, measure: 1e10)
+
+
+@contextlib.contextmanager
+def no_graphs(folder):
+    """What `empty_caches` does, but for compiled code: that is of all runs."""
+    with cache_in(folder):
+        yield lambda: shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(*args: str, code: int = 0):
@@ -89,7 +100,8 @@ def test_bench_names_what_there_is():
     assert "no backend is given" in run("bench", "small.py:model", "--backends", ",", code=2)
 
 
-def test_bench_of_templates(tmp_path):
+def test_bench_of_templates(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "empty_caches", lambda: no_graphs(tmp_path / "cold"))
     out = run("bench", "small.py:model", "--templates", "all", "--config", '{"profit": "never"}', "--json", "b.json")
     rows = {row["name"]: row for row in json.loads((tmp_path / "b.json").read_text())["contestants"]}
     assert list(rows) == ["eager", *(f"regraft {name}" for name in list_templates())]
