@@ -12,6 +12,7 @@ program stays as it was written.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -102,12 +103,15 @@ class _Commit:
         self._changed: list[fx.Node] = []
         self._early: set[fx.Node] = set()  # made before the real nodes whose values they are
         self._memory = {s for node in mirror.effects.position for s in storages(node)}
-        self._returned = {s for node in mirror.real.output_node().all_input_nodes for s in storages(node)}
+        returned = [storages(node) for node in mirror.real.output_node().all_input_nodes]
+        self._returned = Counter(s for memory in returned for s in memory)
+        self._shared_views = {node for node in mirror.effects.position if self._is_shared_view(node)}
+        self._stands_for: dict[fx.Node, set[int]] = {}  # the memory of the real values that a new one replaces
 
     def run(self) -> list[fx.Node]:
         for node, _ in sorted(self._mirror.effects.position.items(), key=lambda item: item[1]):
             image = self._mirror.image[node]
-            if node.op == "output" or not self._is_replaced(node, image):
+            if node.op == "output" or not self._is_replaced(node, image) or node in self._shared_views:
                 self._keep(node, image)
                 continue
             self._replace(node, image)
@@ -128,6 +132,18 @@ class _Commit:
         """
         return not compat.is_erased(image) and (node in self._mirror.rewritten or self._is_rewritten(image))
 
+    def _is_shared_view(self, node: fx.Node) -> bool:
+        """Whether `node` is a view of another value, and their memory is returned twice: who writes to one sees both.
+
+        Such a view stays as it was written, now of what its operand has become:
+
+            y = matmul(p, v);  return y, y[:, None]      ->      y = sdpa(...);  return y, y[:, None]
+        """
+        own = storages(node)
+        if node.op != "call_function" or not any(self._returned[s] > 1 for s in own):
+            return False
+        return len(own) == 1 and own <= {s for operand in node.all_input_nodes for s in storages(operand)}
+
     def _is_rewritten(self, image: fx.Node) -> bool:
         """Whether the expression of `image`, down to values the real graph has, holds a node made by a rule."""
         if image not in self._rewritten:
@@ -143,6 +159,7 @@ class _Commit:
             new = self._emit(image) if known is None else self._laid_out(node, known)
             new = self._fit(node, new)
         self._settled[image] = new
+        self._stands_for.setdefault(new, set()).update(storages(node))
         if new is node:
             return
         if not same_layout(val(node), val(new)):
@@ -161,11 +178,16 @@ class _Commit:
         return restore_layout(self._mirror.real, known, val(node))
 
     def _fit(self, node: fx.Node, new: fx.Node) -> fx.Node:
-        """A copy, where the original had memory of its own, `new` has another value's, and somebody may write to it."""
+        """A copy, where the original had memory of its own, `new` has another value's, and somebody may write to it.
+
+        The other value is one of the real graph, or one for which `new` stands already: y = x @ w;  return y, clone(y).
+        """
         own = storages(node)
-        if not storages(new) & self._memory - own:
-            return new
-        if own & self._returned or self._mirror.effects.writer_between(new, -1, 1 << 60):
+        others = storages(new) & self._memory - own
+        if others and (own & self._returned.keys() or self._mirror.effects.writer_between(new, -1, 1 << 60)):
+            return self._editor.call(torch.ops.aten.clone.default, new)
+        before = self._stands_for.get(new, set()) - own
+        if before & self._returned.keys() and own & self._returned.keys():
             return self._editor.call(torch.ops.aten.clone.default, new)
         return new
 

@@ -99,3 +99,36 @@ def test_a_kernel_that_is_given_a_value_twice_has_each_argument_in_its_layout():
     assert len(record.applied) == 1 and not record.fallbacks
     assert ops(module) == ["_scaled_dot_product_flash_attention_for_cpu", "getitem", "sum"]
     assert torch.allclose(module(x, mask), attend(x, x, x, attn_mask=mask)[0].sum())
+
+
+RELU = rule(lambda x: torch.relu(x), lambda x: x.clamp(min=0))
+
+
+def shared_results(function, *inputs):
+    """Which results lie at the same place, of a program in which a rule has replaced `relu`."""
+    module = capture(function, *inputs)
+    assert applied(module, RELU, normal_form=NORMAL_FORM).applied
+    found, expected = module(*inputs), function(*inputs)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    return [a.data_ptr() == found[0].data_ptr() for a in found]
+
+
+def test_a_copy_of_a_replaced_value_keeps_its_own_memory():
+    assert shared_results(lambda a: ((y := torch.relu(a)), y.clone()), X) == [True, False]
+    assert shared_results(lambda a: ((y := torch.relu(a)), y.clone(), y.contiguous()), X) == [True, False, True]
+
+
+def test_a_view_of_a_replaced_value_shares_its_memory():
+    """What is written to one result, after the graph, is seen in the other."""
+    assert shared_results(lambda a: ((y := torch.relu(a)), y[:, None], y.t(), y.view(-1)), X) == [True] * 4
+    assert shared_results(lambda a: ((y := torch.relu(a)).t(), y.clone(), y[None]), X) == [True, False, True]
+
+
+def test_views_of_a_replaced_product_are_views_of_one_product():
+    """Normal form moves views into products; the program computes one."""
+    whole = rule(lambda x, y: torch.matmul(x, y), lambda x, y: torch.matmul(x * 1.0, y))
+    inputs = torch.randn(2, 3, 4), torch.randn(2, 4, 3)
+    module = capture(lambda a, b: ((y := torch.matmul(a, b)), y[:, None]), *inputs)
+    assert applied(module, whole, normal_form=NORMAL_FORM).applied
+    first, second = module(*inputs)
+    assert first.data_ptr() == second.data_ptr() and ops(module).count("matmul") == 1
