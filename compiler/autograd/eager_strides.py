@@ -15,8 +15,8 @@ that follows (derivatives, what is saved for the backward, results) is traced wi
     _apart         any other that makes memory, where the metadata says that elements share places in it
 
 The iterator is the same on every device; the others are what kernels for CPUs do. Decisions are made with the example
-values of symbolic sizes, with no guard added. Left alone: results without example values, views, results in memory that
-the caller gives. Not corrected: what AOTAutograd has made of several operators where eager has one (the gradients of
+values of symbolic sizes, with no guard added. Left alone: results without example values, unless their elements share
+places; views; results in memory that the caller gives. Not corrected: what AOTAutograd has made of several operators where eager has one (the gradients of
 `interpolate`), and strides of dims of size 1 that are no iterator's.
 """
 
@@ -32,7 +32,7 @@ import torch
 
 from ...rewrites import compat
 from ...rewrites.compat import OpOverload, tree_leaves
-from ...rewrites.symbolic import hint
+from ...rewrites.symbolic import hint, known_equal
 from .eager_dtypes import of_eagers_dtype
 
 Numbers = tuple[int, ...]
@@ -86,7 +86,7 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     operands = _operands(target, args, kwargs)
     layouts = [_layout(operand) for operand in operands]
     if None in layouts:
-        return result
+        return result.new_empty(result.shape) if rule is _apart else result
 
     anywhere = rule is _apart or _is_on_all_devices(target)
 
@@ -114,11 +114,20 @@ def _is_as_told(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
 
 def _shares_places(result: Any) -> bool:
     """Whether elements of a tensor share places in memory."""
-    return isinstance(result, torch.Tensor) and result.layout == torch.strided and _overlaps(_layout(result))
+    if not isinstance(result, torch.Tensor) or result.layout != torch.strided:
+        return False
+    layout = _layout(result)
+    return _repeats(result) if layout is None else _overlaps(layout)
 
 
-def _overlaps(layout: Layout | None) -> bool:
-    if layout is None or 0 in layout.sizes:
+def _repeats(result: torch.Tensor) -> bool:
+    """Whether a dim of a tensor of data-dependent sizes has stride 0, and may have several elements."""
+    dims = zip(result.shape, result.stride(), strict=True)
+    return any(known_equal(stride, 0) and not known_equal(size, 1) for size, stride in dims)
+
+
+def _overlaps(layout: Layout) -> bool:
+    if 0 in layout.sizes:
         return False
     end = 1
     for stride, size in sorted(zip(layout.strides, layout.sizes, strict=True)):

@@ -218,6 +218,20 @@ def test_what_is_made_of_elements_that_share_places_has_places_of_its_own(dims):
     torch.testing.assert_close(given, again)
 
 
+@pytest.mark.parametrize("write", [lambda v: v[0].add_(1), lambda v: v[1].mul_(3), lambda v: v.select(0, -1).fill_(2)])
+def test_elements_of_data_dependent_number_that_share_places_are_written_once(write):
+    def program(x):
+        chosen = x[x > 0]
+        write(chosen.expand(2, *chosen.shape))
+        return chosen
+
+    torch._dynamo.reset()
+    x = torch.linspace(-2, 2, 9)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(program, backend="regraft", fullgraph=True)
+        torch.testing.assert_close(compiled(x), program(x))
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("strides", [(32, 8, 1), (32, 0, 1), (0, 8, 1)])
 def test_no_metadata_makes_elements_of_new_memory_share_places(strides, device):
