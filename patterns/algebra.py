@@ -215,8 +215,9 @@ def _order(node: fx.Node) -> list[int]:
         return [d % len(order) for d in arguments(node)["dims"]]
     if op_name(node) == "aten.t":
         return order[::-1]
-    a, b = (arguments(node)[n] for n in ("dim0", "dim1"))
-    order[a], order[b] = order[b], order[a]
+    if order:  # a number has no dims, though 0 and -1 name one
+        a, b = (arguments(node)[n] for n in ("dim0", "dim1"))
+        order[a], order[b] = order[b], order[a]
     return order
 
 

@@ -21,7 +21,7 @@ from torch import fx
 
 from . import compat
 from .editor import infer
-from .effects import storages, unseen
+from .effects import storages, unseen, wants_gradient
 from .graph import is_random, is_tensor, op_name, val
 from .layout import restore_layout, same_layout
 from .symbolic import same_shape
@@ -51,7 +51,7 @@ def functionalize_temporaries(graph: fx.Graph) -> int:
 
 def remove_inactive_dropout(graph: fx.Graph) -> int:
     """``dropout(x, p, train=False)  ->  x``, as eager code has it (autograd's tracing would copy); how many."""
-    inactive = list(filter(_is_inactive_dropout, graph.nodes))
+    inactive = [node for node in graph.nodes if _is_inactive_dropout(node) and not _is_hooked(node)]
     moved: set[fx.Node] = set()
     for node in inactive:
         x = node.args[0]
@@ -67,6 +67,12 @@ def remove_inactive_dropout(graph: fx.Graph) -> int:
 
 def _is_inactive_dropout(node: fx.Node) -> bool:
     return op_name(node) == "aten.dropout" and not is_random(node)
+
+
+def _is_hooked(node: fx.Node) -> bool:
+    """Whether a value has a hook: AOTAutograd loses hooks of views that are returned beside what they are views of."""
+    calls = [user.target for user in node.users if isinstance(user.target, compat.HigherOrderOperator)]
+    return any(call.name() in _WITH_HOOKS for call in calls)
 
 
 def _lay_out(graph: fx.Graph, moved: set[fx.Node]) -> None:
@@ -112,6 +118,8 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
     """`aliases`: for each storage of `node`, the nodes that share it, in order."""
     target = _functional(node.target)
     if target is None or len(aliases) != 1 or not _is_temporary(node, position, aliases[0]):
+        return False
+    if target in _UNDERIVED_DRAWS and wants_gradient(node.args[0]):  # type: ignore[arg-type]
         return False
     if _turns_result(node, aliases[0]):
         return False
@@ -194,6 +202,8 @@ def _following(node: fx.Node) -> Iterator[fx.Node]:
 
 _OVERLOADS = {"bernoulli_.float": "p"}  # where the functional one has another name
 _UNDERIVED = ("copy_",)  # where autograd knows no derivative of the functional one
+_WITH_HOOKS = ("register_hook", "autograd_function_apply")  # what Dynamo makes of a hook; the second one, torch 2.11
+_UNDERIVED_DRAWS = (torch.ops.aten.bernoulli.p,)  # likewise; these stay in place only where a gradient flows
 
 
 def _functional(inplace: Any) -> Any | None:

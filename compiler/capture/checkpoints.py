@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
 
 from ...rewrites import compat
+from ...rewrites.editor import infer
+from ...rewrites.effects import storages
 
 CAPTURED = "regraft_captured"
 """Marks a body that was captured."""
@@ -42,11 +45,26 @@ def inline_bodies(graph_module: fx.GraphModule) -> int:
 
 
 def _inline(call: fx.Node, body: fx.GraphModule) -> None:
-    places: dict[fx.Node, Any] = dict(zip(body.graph.find_nodes(op="placeholder"), call.args[1:], strict=True))
+    inputs = body.graph.find_nodes(op="placeholder")
+    places: dict[fx.Node, Any] = dict(zip(inputs, call.args[1:], strict=True))
     with call.graph.inserting_before(call):
         results = call.graph.graph_copy(body.graph, places)
+    views = [places[node] for node in _sharing(body.graph, inputs) if node.op == "call_function"]
+    views += [node for node in _sharing(call.graph, [call]) if node is not call and node.target is not operator.getitem]
     for user in list(call.users):
         if user.target is operator.getitem:
             user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index,arg-type]
             call.graph.erase_node(user)
     call.graph.erase_node(call)
+    for view in views:
+        view.meta["val"] = infer(view)
+
+
+def _sharing(graph: fx.Graph, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes of a graph, in order, that share memory with some of its nodes, these included.
+
+    A body has tensors of its own as metadata: which of its values share memory with those of the program around it is
+    known once the metadata of these is made from each other.
+    """
+    memory = {s for node in nodes for s in storages(node)}
+    return [node for node in graph.nodes if storages(node) & memory]

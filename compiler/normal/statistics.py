@@ -108,7 +108,7 @@ def _with_dims(node: fx.Node, edit: Editor, call: fx.Node) -> fx.Node | None:
     x, dims = values["self"], _dims(values)
     if dims is None or values.get("keepdim") or values.get("dtype") not in (None, dtype(x)) or not is_float(x):
         return None
-    gone = {d % rank(x) for d in dims}
+    gone = {d % rank(x) for d in dims if rank(x)}  # of a number, dims name nothing
     if not same_shape(shape(node), [1 if d in gone else s for d, s in enumerate(shape(x))]):
         return None
     return edit.call(call.target, x, dims, True)

@@ -2,6 +2,7 @@ import pytest
 import torch
 from support.engine import X, capture, ops
 
+from regraft.rewrites.effects import mark_gradients
 from regraft.rewrites.functional import functionalize_temporaries, remove_inactive_dropout
 from regraft.rewrites.verifier import verify_graph
 
@@ -193,3 +194,29 @@ def test_what_reads_an_inactive_dropout_has_its_operands_strides():
     verify_graph(module.graph)
     (result,) = module.graph.output_node().all_input_nodes
     assert result.meta["val"].stride() == (4, 1, 0)
+
+
+def test_a_draw_without_a_derivative_stays_in_place_where_a_gradient_flows():
+    """In place, autograd knows one of zeros."""
+    for wants, expected in ((True, ["clone", "bernoulli_"]), (False, ["clone", "bernoulli"])):
+        module = capture(lambda a: a.clone().bernoulli_(0.3), X)
+        mark_gradients(module.graph, [wants])
+        functionalize_temporaries(module.graph)
+        assert ops(module) == expected
+
+
+def test_an_inactive_dropout_with_a_hook_stays():
+    """AOTAutograd loses the hook of a view that is returned beside what it is a view of."""
+
+    def program(x):
+        y = x * 2
+        z = torch.nn.functional.dropout(y.reshape(1, 1, 8), 0.0)
+        z.register_hook(lambda g: g * 3)
+        return z, y
+
+    def gradient(function):
+        x = torch.ones(1, 8, requires_grad=True)
+        return torch.autograd.grad(sum(r.sum() for r in function(x)), x)[0]
+
+    compiled = torch.compile(program, backend="regraft", options={"strict": True})
+    assert torch.equal(gradient(compiled), gradient(program))

@@ -193,3 +193,26 @@ def test_custom_operators(custom):
 
     calls = same_as_eager(program, X, W).calls()
     assert calls.count("regraft_capture_test.shift_.default") == calls.count("regraft_capture_test.sine.default") == 2
+
+
+INTO_VIEWS = {
+    "diagonal": lambda y: y.diagonal().fill_(3),
+    "turned": lambda y: y.t()[0].mul_(2),
+    "flat": lambda y: y.view(-1)[-1:].add_(1),
+    "whole": lambda y: y.zero_(),
+    "twice": lambda y: y[0].add_(1) + y.select(1, -1).sub_(2),
+}
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize("write", INTO_VIEWS)
+@pytest.mark.parametrize("body", [lambda x: x.sin(), lambda x: (x.sin().t() * 2).reshape(-1).view(x.shape)])
+def test_a_write_through_a_view_of_what_a_checkpoint_gives(body, write, sizes):
+    def program(x):
+        y = checkpoint(body, x, use_reentrant=False)
+        INTO_VIEWS[write](y)
+        return y, y * 2
+
+    torch._dynamo.reset()
+    x = torch.linspace(-1, 2, sizes[0] * sizes[1]).reshape(sizes)
+    torch.testing.assert_close(torch.compile(program, backend="regraft", fullgraph=True)(x), program(x))

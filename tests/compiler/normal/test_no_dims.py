@@ -1,0 +1,40 @@
+"""Tensors without dims: 0 and -1 name a dim that they do not have."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regraft  # noqa: F401 - the backend
+
+ZERO = torch.zeros((), dtype=torch.int64)
+OVER_A_DIM = {
+    "sum": lambda x: x.sum(0),
+    "kept sum": lambda x: x / x.sum(-1, keepdim=True),
+    "mean": lambda x: x.mean(-1),
+    "largest": lambda x: x - x.amax(0, keepdim=True),
+    "deviation": lambda x: torch.var_mean(x, -1, correction=0)[1],
+    "softmax": lambda x: x.softmax(-1) + x.log_softmax(0),
+    "logarithm of a sum": lambda x: (x - x.logsumexp(-1)).exp(),
+    "norm": lambda x: x / x.norm(dim=0) + F.normalize(x, dim=-1),
+    "running sum": lambda x: x.cumsum(0) + x.cummax(-1)[0],
+    "order": lambda x: x.sort(-1)[0] + x.topk(1)[0] + x.median(0)[0],
+    "moved": lambda x: x.transpose(0, -1).t().movedim(0, -1).permute(()),
+    "places": lambda x: x.gather(0, ZERO) + x.scatter_add(-1, ZERO, x) + x.index_add(0, ZERO, x),
+    "squeezed": lambda x: x.squeeze(0).unsqueeze(-1).squeeze(-1),
+}
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_operators_over_a_dim(gradient):
+    def program(x):
+        results = [over(given) for over in OVER_A_DIM.values() for given in (x, x * 2, x[None].reshape(()) * 3)]
+        return [*results, *(torch.broadcast_to(r, (1, *r.shape)) for r in results), *(r.expand(2) + 1 for r in results)]
+
+    def run(function):
+        x = torch.tensor(0.7, requires_grad=gradient)
+        results = function(x)
+        return results, torch.autograd.grad(sum(r.sum() for r in results), x) if gradient else ()
+
+    compiled = torch.compile(program, backend="regraft", options={"strict": True}, fullgraph=True)
+    for ours, eager in zip(run(compiled), run(program), strict=True):
+        torch.testing.assert_close(ours, eager)
