@@ -27,6 +27,7 @@ _LIKE: dict[str | None, str] = {
     "mean": "normal",
     None: "threshold_backward",
 }
+_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 _OPERANDS = {name: operand for operand, names in _LIKE.items() for name in names.split()}
 
 
@@ -39,7 +40,11 @@ def of_eagers_dtype(target: Any, args: Sequence[Any], kwargs: dict[str, Any], re
         kwargs: those by name.
         result: what torch gave: a fake tensor, or several.
     """
-    if not isinstance(result, torch.Tensor) or not isinstance(target, OpOverload) or target.namespace != "aten":
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return result
+    if compat.packet_name(target) == _FLASH:
+        return _with_sums_of(result)
+    if not isinstance(result, torch.Tensor):
         return result
     if compat.packet_name(target) not in _OPERANDS:
         return result
@@ -47,6 +52,17 @@ def of_eagers_dtype(target: Any, args: Sequence[Any], kwargs: dict[str, Any], re
     if dtype in (None, result.dtype):
         return result
     return result.new_empty_strided(result.shape, result.stride(), dtype=dtype)
+
+
+def _with_sums_of(result: Any) -> Any:
+    """The results of the CPU's attention kernel, the logarithms of its row sums as wide as it computes them.
+
+    torch 2.11 says float32 of queries in float64.
+    """
+    out, sums = result
+    if out.dtype != torch.float64 or sums.dtype == torch.float64:
+        return result
+    return out, sums.new_empty_strided(sums.shape, sums.stride(), dtype=torch.float64)
 
 
 def _dtype(operand: str | None, tensors: dict[str, torch.Tensor]) -> torch.dtype | None:

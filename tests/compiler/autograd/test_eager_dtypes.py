@@ -63,3 +63,18 @@ def test_losses_of_two_dtypes_have_eagers_gradients(loss):
             continue
         torch._dynamo.reset()
         torch.testing.assert_close(trained(torch.compile(loss, backend="regraft"), dtypes), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_metadata_of_the_attention_kernel_has_the_dtypes_that_it_gives(dtype):
+    target = aten._scaled_dot_product_flash_attention_for_cpu.default
+    heads = [torch.rand(2, 3, 5, 8).to(dtype) for _ in range(3)]
+    expected = target(*heads)
+    mode = new_fake_mode(None)
+    with mode:
+        fakes = [mode.from_tensor(x) for x in heads]
+        told = target(*fakes)
+        narrow = told[0], told[1].to(torch.float32)  # as torch 2.11 tells
+        for results in (told, narrow):
+            found = corrected(target, fakes, {}, results)
+            assert [(x.dtype, x.stride()) for x in found] == [(x.dtype, x.stride()) for x in expected]
