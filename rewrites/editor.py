@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 
+from . import compat
 from .effects import pass_gradient
 from .graph import erase_dead, is_pure, nodes_in, op_name, val
 from .memo import Memo
@@ -140,7 +141,8 @@ class Editor:
 def infer(node: fx.Node) -> Any:
     """The metadata of a call, by running it on the fake tensors of its inputs."""
     args, kwargs = fx.node.map_arg(node.args, val), fx.node.map_arg(node.kwargs, val)
-    with _fake_mode(node), enable_python_dispatcher():
+    mode = _fake_mode(node)
+    with mode, enable_python_dispatcher(), compat.forget_new_symbols(mode):
         turns = torch.Tag.inplace_view in getattr(node.target, "tags", ())
         if turns and node.target is not torch.ops.aten.detach_.default:  # the operand's metadata stays as it is
             args = (torch.ops.aten.alias.default(args[0]), *args[1:])

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from . import compat
@@ -20,7 +21,7 @@ from .graph import op_name, val
 from .memo import Memo
 from .mirror import Mirror
 from .reason import Reason
-from .symbolic import Undecided
+from .symbolic import Undecided, same_shape
 
 Step = Callable[[fx.Node, Editor], fx.Node | None]
 
@@ -132,8 +133,9 @@ class Normalizer:
                 new = step.step(node, self.editor)
             except Undecided:  # it looks at a size that is known when run, or would need a guard
                 continue
-            if new is not None and new is not node:
-                return step.name, new
+            if new is None or new is node or _renames_sizes(node, new):
+                continue
+            return step.name, new
         return "", node
 
     def substitute(self, old: fx.Node, new: fx.Node) -> None:
@@ -144,6 +146,15 @@ class Normalizer:
         self.editor.replace(old, new)
         self.mirror.replaced(old, new)
         self.editor.erase_dead(old)
+
+
+def _renames_sizes(old: fx.Node, new: fx.Node) -> bool:
+    """Whether the sizes of `new` have other names than those of `old`: torch 2.11 names a slice's anew, each time.
+
+    slice(x, 0, 0, 2), x of u0 elements      one call: u1 elements      the same call, made again: u2
+    """
+    a, b = (x.shape if isinstance(x, torch.Tensor) else () for x in (val(old), val(new)))
+    return len(a) == len(b) and any(compat.is_unbacked(size) for size in b) and not same_shape(a, b)
 
 
 def _environment(graph: fx.Graph) -> Any:

@@ -221,6 +221,19 @@ def forget_new_symbols_on_error(shape_env: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def forget_new_symbols(fake_mode: Any) -> Iterator[None]:
+    """What runs in the block leaves no data-dependent sizes that wait to be bound to a node, as later traces demand."""
+    shape_env = getattr(fake_mode, "shape_env", None)
+    pending = getattr(shape_env, "pending_fresh_unbacked_symbols", None)
+    before = list(pending or ())
+    try:
+        yield
+    finally:
+        if pending is not None:
+            pending[:] = before
+
+
+@contextlib.contextmanager
 def refusing_guards(shape_env: Any) -> Iterator[None]:
     """Within the block, a question about sizes that only a guard would answer raises, as if there were no example.
 

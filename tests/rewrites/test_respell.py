@@ -114,3 +114,16 @@ def test_users_are_looked_at_again():
     assert len(calls(mirror.owner)) == 2
     Normalizer(mirror, [watch, relu_as_clamp]).run()
     assert {"aten.relu.default", "aten.clamp.default"} >= set(seen) and seen[-1] == "aten.clamp.default"
+
+
+def test_a_call_made_again_whose_sizes_follow_from_data_is_another_value():
+    @respelling("aten.nonzero")
+    def made_again(node, edit):
+        return edit.call(aten.nonzero.default, node.args[0])
+
+    module = capture(lambda a: torch.nonzero(a) + 1, X)
+    normalizer = Normalizer(Mirror(module), [made_again])
+    normalizer.run()
+    assert normalizer.counts.total() == 0
+    value = calls(module)[0].meta["val"]
+    assert value.fake_mode.shape_env.pending_fresh_unbacked_symbols == []
