@@ -152,8 +152,9 @@ class _Inliner:
             if reason:
                 left.append(now)
             else:
-                self._bodies[now.stores[0].buffer] = (now.stores[0].indices, now.stores[0].value)
-                self._nodes[now.stores[0].buffer] = now.nodes
+                store = now.stores[0]
+                self._bodies[store.buffer] = (store.indices, substitute(store.value, _once(now)))
+                self._nodes[store.buffer] = now.nodes
             if reason != "not-pointwise":
                 log.append((item.name, reason))
         return left, log
@@ -220,7 +221,7 @@ class _Inliner:
         by_load = [load for load in self._loads_of(reader) if load.buffer == item.stores[0].buffer]
         for load in by_load:
             pairs = zip(item.stores[0].indices, load.indices, strict=True)
-            by = {v: at for index, at in pairs if (v := _variable(index)) is not None}
+            by = _once(item) | {v: at for index, at in pairs if (v := _variable(index)) is not None}
             moved = [substitute(source, by) for source in sources if source.buffer in changed]
             places: list[tuple[Any, ...]] = [s.indices for s in moved]  # type: ignore[attr-defined]
             if not all((is_own and at == store.indices) or _are_apart(at, store.indices) for at in places):
@@ -340,6 +341,15 @@ def _fills_buffer(item: Definition, buffers: Mapping[str, Buffer]) -> bool:
     return len(set(variables)) == len(variables) and set(variables) == {
         v for v in item.loops if v.extent != 1 or v in variables
     }
+
+
+def _once(item: Definition) -> dict[Var, Any]:
+    """0 for each loop of one iteration that a store does not name: where it is inlined, there is no such loop.
+
+    for i < 7, j < 1: y[i, 0] = x[i, j];  z[k] = y[k, 0]     ->     z[k] = x[k, 0]
+    """
+    named = {v for store in item.stores for index in store.indices for v in variables_of(index)}
+    return {v: 0 for v in item.loops if v.extent == 1 and v not in named}
 
 
 def _inside_indices(item: Definition) -> list[Load]:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import compare, run, trace
+from support.schedules import assert_same
 from support.tensors import FLOATS, tensor_and_dim
 from support.thorough import examples
 from support.triton_kernels import compiles, interpreted_agrees, kernel_source
@@ -131,3 +132,18 @@ def test_many_of_a_row_are_the_beginning_of_all_in_order():
     assert len(sources) <= 2 and all(map(compiles, sources))
     agrees(x.round(), 20, largest=False)
     agrees(torch.tensor([[1.0, NAN, INF, 2.0, NAN, -INF, 0.0, 5.0, 1.0, 1.0]]), 9)
+
+
+READERS = {
+    "broadcast": lambda x, y: y - x.topk(1)[0] * 2,
+    "another dim": lambda x, y: x.topk(1, 0)[0].cummax(1)[0] + x,
+    "stacked": lambda x, y: torch.stack([x.topk(1)[0]] * 2).flatten(1),
+    "places": lambda x, y: y.gather(-1, x.topk(1)[1].expand(2, 7, 1)) + x.topk(1)[0],
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_the_first_one_is_read_where_it_lies(reader):
+    """Its dim of size 1 is a loop of one iteration, of which readers know nothing."""
+    inputs = torch.randn(7, 8), torch.randn(2, 7, 8)
+    assert_same(lower(trace(READERS[reader], *inputs), strict=True).program, target=GPU)
