@@ -38,7 +38,7 @@ from .reductions import (
     neutral,
     scanned,
 )
-from .values import Axis, Values
+from .values import Axis, UnservedError, Values
 from .writer import TritonWriter, factor
 
 _ATOMICS = ("add", "max", "min", "or", "and")
@@ -170,6 +170,8 @@ class BodyWriter:
         value = values.get(store.value)
         load = Load(buffer, store.indices, compute_dtype(values.names.dtypes[buffer]))
         if buffer in values.names.scratch:
+            if store.mode is not None:  # several iterations may add to one place: in memory, where they see each other
+                raise UnservedError(buffer)
             self._overwrite(buffer, offset)
             self._out.name(load, value)
             return

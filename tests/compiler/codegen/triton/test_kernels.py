@@ -1,5 +1,7 @@
 """Loop shapes as Triton kernels: interpreted against eager, and compiled for GPUs."""
 
+import math
+
 import pytest
 
 pytest.importorskip("triton")
@@ -51,4 +53,25 @@ def test_quotients_of_less_than_nothing_in_indices(sizes: tuple[int, ...]) -> No
         torch.randn(sizes),
     )
     assert any("floor_div(" in source.text for source in sources)
+    assert all(compiles(source) for source in sources)
+
+
+ADDED = {
+    "one": (lambda x: torch.zeros(1).index_add(0, torch.zeros(8, dtype=torch.int64), x).neg(), (8,)),
+    "to itself": (lambda x: x.index_put((torch.zeros(1, dtype=torch.int64),), x, accumulate=True) * 2, (1,)),
+    "largest": (
+        lambda x: (
+            torch.zeros(1, dtype=torch.int32).scatter_reduce(0, torch.zeros(8, dtype=torch.int64), x.int(), "amax") * 3
+        ),
+        (8,),
+    ),
+    "rows": (lambda x: (torch.zeros(4, 1).scatter_add(1, torch.zeros(4, 8, dtype=torch.int64), x) + x).sum(1), (4, 8)),
+}
+
+
+@pytest.mark.parametrize("how", ADDED)
+def test_what_is_added_into_a_value_of_the_kernels_own(how):
+    """Several lanes add to one place, and what they have added is read in the same kernel."""
+    function, sizes = ADDED[how]
+    sources = interpreted_agrees(function, torch.linspace(-1, 2, math.prod(sizes)).reshape(sizes))
     assert all(compiles(source) for source in sources)
