@@ -16,8 +16,8 @@ that follows (derivatives, what is saved for the backward, results) is traced wi
 
 The iterator is the same on every device; the others are what kernels for CPUs do. Decisions are made with the example
 values of symbolic sizes, with no guard added. Left alone: results without example values, unless their elements share
-places; views; results in memory that the caller gives. Not corrected: what AOTAutograd has made of several operators where eager has one (the gradients of
-`interpolate`), and strides of dims of size 1 that are no iterator's.
+places; views; results in memory that the caller gives. Not corrected: what AOTAutograd has made of several operators
+where eager has one (the gradients of `interpolate`), and strides of dims of size 1 that are no iterator's.
 """
 
 from __future__ import annotations
