@@ -202,7 +202,7 @@ def test_attention_is_found_in_every_kind_of_program(name):
 def test_maps_of_symbolic_sizes(program):
     compiled = torch.compile(program, backend="regraft", options={"profit": "always"}, dynamic=True)
     with regraft.coverage() as cov:
-        for rows in (6, 9):
+        for rows in (3, 5):
             given = [torch.cat((x, x), -2)[:, :, :rows].clone().requires_grad_() for x in (Q, K, V)]
             torch.testing.assert_close(compiled(*given), program(*given), atol=1e-5, rtol=1e-4)
     assert not cov.fallbacks and cov.matches["sdpa"] == len(cov.graphs)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.normal import normalized
+from support.thorough import takes_turns
 from torch import fx
 
 from regraft.compiler.capture import capture
@@ -77,6 +78,7 @@ def _is_weighted_sum(softmax: fx.Node) -> bool:
 
 
 @pytest.mark.slow
+@takes_turns("train", "dynamic")
 @pytest.mark.parametrize(("train", "dynamic"), [(True, False), (False, True)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_attention_reads_alike(family: str, train: bool, dynamic: bool) -> None:

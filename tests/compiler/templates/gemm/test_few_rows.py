@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.thorough import takes_turns
+from support.thorough import examples, takes_turns
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -201,7 +201,7 @@ def in_groups(size: int) -> Callable[..., torch.Tensor]:
     )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(5, 12), deadline=None)
 @given(st.integers(1, 16), st.integers(1, 70), st.integers(1, 100), st.sampled_from(["int8", "int4"]))
 @example(3, 5, 1, "int4")
 def test_bytes_of_any_size(m: int, n: int, k: int, kind: str) -> None:
