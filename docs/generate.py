@@ -85,11 +85,14 @@ Everything that a rule author and a user of reports meets, from the docstrings. 
 """
 NORMAL_INTRODUCTION = """# Normal form
 
-Before a rule looks, a program is brought into one spelling for each meaning; so write a pattern in whatever spelling
-reads best, and look here when explanations show operators that you did not write. Left is what may stand in a program,
-right what rules see. Rows are the respellings that make it so, in the order in which they are tried
-(`compiler/normal/`): what no row is about is seen as it is written. The program itself is not changed: what no rule
-replaces runs as it was.
+Before rules look for matches, a copy of the program is brought into normal form: one spelling for each meaning.
+Patterns are brought into the same form, so you may write them in any spelling. Read this page when an explanation
+names operators that you did not write. The left column shows the program, the right one the same as rules see it;
+code without a row is seen as it is written. `regraft code TARGET --stage normal` prints the normal form of a
+program.
+
+The last column names the respelling, the step that makes the change (`compiler/normal/`). Steps are tried in this
+order until none applies. Only the copy is changed: code that no rule replaces runs as it was written.
 
 """
 

@@ -44,6 +44,19 @@ def test_python_blocks_stand_in_examples(document):
     assert not [block for block in blocks if block.strip() not in examples]
 
 
+FOLLOWED = ("cookbook", "tutorial", "ahead-of-time", "coming-from", "writing-a-pattern", "kernel-report")
+
+
+@pytest.mark.parametrize("page", FOLLOWED)
+def test_the_blocks_of_a_page_make_a_program(page, tmp_path):
+    """A newcomer copies them, one after the other, into a file; the tutorial's last ones need its package installed."""
+    text = (ROOT / "docs" / f"{page}.md").read_text().partition("## Ship it")[0]
+    file = tmp_path / f"{page}.py"
+    file.write_text("\n\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)))
+    (done,) = run_fresh([[file]], cwd=tmp_path, environment={"REGRAFT_CACHE_DIR": str(tmp_path / "cache")})
+    assert done.code == 0, done.output + done.errors
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
 def test_links_lead_somewhere(document):
     links = re.findall(r"\]\(([^)]+)\)", document.read_text())
