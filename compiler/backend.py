@@ -43,6 +43,7 @@ from ..rewrites.report.dump import write_dump
 from ..rewrites.switches import allowed, left_out, searching
 from .autograd.by_sizes import BySizes, with_known_sizes
 from .autograd.differentiate import GraphKind, differentiate
+from .autograd.view_offsets import at_eagers_place
 from .autotune.oracle import make_oracle
 from .capture import Captured, capture
 from .capture.interruptions import note_interruptions
@@ -365,7 +366,7 @@ class Compilation:
             backup.take()
             call = self._contained.run(lambda: self._compiled(graph_module, inputs, kind), backup.restore)
         else:
-            call = self._compiled(graph_module, inputs, kind)
+            call = at_eagers_place(self._compiled(graph_module, inputs, kind), graph_module)
         self._nested += time.perf_counter() - start
         return call
 

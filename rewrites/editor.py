@@ -146,7 +146,21 @@ def infer(node: fx.Node) -> Any:
         turns = torch.Tag.inplace_view in getattr(node.target, "tags", ())
         if turns and node.target is not torch.ops.aten.detach_.default:  # the operand's metadata stays as it is
             args = (torch.ops.aten.alias.default(args[0]), *args[1:])
-        return node.target(*args, **kwargs)
+        known = _batched_product(*args) if node.target is torch.ops.aten.matmul.default else None
+        return node.target(*args, **kwargs) if known is None else known
+
+
+def _batched_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
+    """What `matmul` of tensors with equal batch dims gives: contiguous; None of others.
+
+    torch's metadata expands and folds them first, and asks about symbolic strides what only a guard would answer.
+    """
+    plain = type(a) is type(b) and a.layout == b.layout == torch.strided and a.dtype == b.dtype
+    if not plain or a.dim() != b.dim() or a.dim() < 3 or a.requires_grad or b.requires_grad:
+        return None
+    if not same_shape(a.shape[:-2], b.shape[:-2]) or not same_shape(a.shape[-1:], b.shape[-2:-1]):
+        return None
+    return a.new_empty((*a.shape[:-1], b.shape[-1]))
 
 
 def _fake_mode(node: fx.Node) -> AbstractContextManager[Any]:

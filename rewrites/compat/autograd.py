@@ -222,6 +222,22 @@ def results_of_inputs() -> tuple[int, ...]:
     return tuple(k for k, info in enumerate(infos) if info.output_type.name in kinds)
 
 
+def views_of_inputs() -> tuple[tuple[int, int], ...]:
+    """Positions, in the outputs and the inputs of the graph being compiled, of views that AOTAutograd makes of inputs.
+
+    It takes sizes, strides and the place in memory from the output, where sizes are symbolic.
+    """
+    metadata = _metadata()
+    if metadata is None:
+        return ()
+    before, tokens = len(metadata.mutated_inp_runtime_indices), len(metadata.tokens)
+    return tuple(
+        (tokens + before + k, tokens + info.base_idx)
+        for k, info in enumerate(metadata.output_info)
+        if info.output_type.name == "alias_of_input" and info.base_idx is not None
+    )
+
+
 def needs_wrapping() -> str:
     """What AOTAutograd does around an inference graph but call it, inputs as results apart; empty for nothing."""
     metadata = _metadata()
