@@ -13,7 +13,7 @@ from ..ir.index.index import Index, Loaded, Size, Var, add, atoms, mul, rebuild
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Param, Statement, Update
 from ..ir.program import Buffer, Reduction, Store
 from ..ir.simplify import ROUNDINGS
-from ..ir.value import Const, Load, Op, Result, Rewriter, Value, indices_of, walk
+from ..ir.value import HALVES, Const, Load, Op, Result, Rewriter, Value, indices_of, walk
 from .affine import proportional
 from .contraction import Path, contractions, forward_of, touches_of
 from .flat_access import flat_buffer
@@ -130,13 +130,25 @@ class _Writer:
         name, value, offset = store.buffer, rewriter(store.value), rewriter.index(store.indices[0])
         forward, trivial = self._forwards[name], _trivial(value)
         if forward is not None and not _is_large(value) and self._lasts(member, value, forward.until):
-            self._forwarded[name] = _Stored(self._paths[member], offset, value, trivial)
+            handed = value if forward.all_in_body else self._as_kept(name, value)
+            self._forwarded[name] = _Stored(self._paths[member], offset, handed, trivial)
             if name in self._local_buffers and (forward.all_in_body or (forward.all_inside and trivial)):
                 return []
         if name in self._contracted:
             self._scratch.setdefault(name, self._contracted[name].scratch)
             offset = self._local(name, offset)
         return [Assign(Store(name, (offset,), value, store.mode))]
+
+    def _as_kept(self, name: str, value: Value) -> Value:
+        """The value as other loads of this kernel find it in memory: 16 bits of it, or all in scratch.
+
+        A softmax would subtract the largest of unrounded numbers from rounded ones: where these are large, infinity.
+        """
+        kind = self._buffers[name].dtype
+        if kind not in HALVES or name in self._contracted:
+            return value
+        rounding = next(op for op, dtype in ROUNDINGS.items() if dtype == kind)
+        return value if isinstance(value, Op) and value.name == rounding else Op(rounding, (value,), value.dtype)
 
     def _lasts(self, member: Member, value: Value, until: int) -> bool:
         """Whether nothing that a value reads is overwritten from its member to number `until`."""

@@ -144,3 +144,17 @@ def test_scans_run_in_order_and_share_outer_loops():
     out = b.map("out", (64, 16), lambda i: op("sub", t.at(i), s.at((i[0], 15))))
     (kernel,) = assert_same(b.program(s, out), tolerance=1e-3).kernels
     assert [loop.var.extent for loop in loops_of(kernel) if loop.parallel] == [64]
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.bfloat16, 1e10), (torch.float16, 6e4)])
+def test_loops_over_one_value_see_the_same_16_bits(dtype, factor):
+    """A softmax of large numbers: the largest one of them is one of them."""
+
+    def program(x, factor):
+        return (torch.nn.functional.adaptive_avg_pool2d(x, 1).flatten(1) * factor).softmax(-1)
+
+    torch._dynamo.reset()
+    x = torch.linspace(-1, 1, 5 * 8 * 5 * 6).reshape(5, 8, 5, 6).sin().to(dtype)
+    ours = torch.compile(program, backend="regraft", dynamic=True)(x, factor)
+    assert not ours.isnan().any()
+    torch.testing.assert_close(ours, program(x, factor))
