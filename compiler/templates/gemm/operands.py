@@ -48,7 +48,7 @@ def operands_of(call: fx.Node) -> Operands | Reason:
         reason = unfit(node, call, _is_for_lanes(x) or None)
         if reason is not None:
             return reason
-    apart = mixture(call, x, weight, bias)
+    apart = mixture(call, x, weight, bias) or _unknown_factor(call)
     if apart is not None:
         return apart
     x_sizes, sizes, strides = x.meta["val"].shape, tuple(weight.meta["val"].shape), tuple(weight.meta["val"].stride())
@@ -68,6 +68,13 @@ def mixture(call: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) ->
         if node is not None and node.meta["val"].dtype != x.meta["val"].dtype:
             return Reason("dtype", f"{x.name} and {node.name} differ in dtype", (call,))
     return None
+
+
+def _unknown_factor(call: fx.Node) -> Reason | None:
+    """`addmm` with a factor that is known when it runs: the formula of the epilogue has numbers alone."""
+    named = {name: call.kwargs[name] for name in ("alpha", "beta") if isinstance(call.kwargs.get(name), fx.Node)}
+    message = f"{', '.join(named)} of {call.name} is known when it runs"
+    return Reason("factor", message, (call,), "a number", "a symbol") if named else None
 
 
 def _is_for_lanes(x: fx.Node) -> bool:

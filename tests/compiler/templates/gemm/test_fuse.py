@@ -412,3 +412,13 @@ def test_readers_whose_size_depends_on_data_are_left_out():
         ours = torch.compile(program, backend="regraft", fullgraph=True, options=options)(*tensors)
     for mine, eager in zip(ours, program(*tensors), strict=True):
         torch.testing.assert_close(mine, eager)
+
+
+def test_a_factor_that_is_known_when_run_has_no_formula():
+    """The library multiplies by it."""
+    torch._dynamo.reset()
+    program = lambda x, n: torch.addmm(x @ x.t(), x, x.t(), beta=n, alpha=n)  # noqa: E731
+    compiled = torch.compile(program, backend="regraft", options={"strict": True})
+    for factor in (2, 1, -3):
+        x = torch.linspace(-1, 1, 6).reshape(2, 3)
+        torch.testing.assert_close(compiled(x, factor), program(x, factor))
