@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites.compat import mark_boxed
 from ...rewrites.compat.autograd import views_of_inputs
 from ...rewrites.graph import val
 from ...rewrites.symbolic import known_equal
@@ -43,7 +44,7 @@ def at_eagers_place(call: Call, graph_module: fx.GraphModule) -> Call:
             results[k] = _placed(results[k], base)
         return results
 
-    placed._boxed_call = True  # type: ignore[attr-defined]
+    mark_boxed(placed)
     return placed
 
 
