@@ -77,6 +77,15 @@ class Case:
         """Whether gradients flow."""
         return any(isinstance(o, torch.Tensor) and o.requires_grad for o in self.operands)
 
+    def tried(self) -> None:
+        """Run the program on the operands; what a GPU refuses to start raises here, not at a later call.
+
+        torch does not look whether `_weight_int8pack_mm` of no rows was started.
+        """
+        self.program(*self.operands)
+        if self.elsewhere:
+            torch.zeros(1, device=next(o.device for o in self.operands if isinstance(o, torch.Tensor)))
+
     @property
     def elsewhere(self) -> bool:
         """Whether it runs on another device than the CPU."""

@@ -235,7 +235,7 @@ class Search:
             return
         case = Case.of(self.rule, sample, drawn)
         try:
-            case.program(*case.operands)
+            case.tried()
         except Exception as error:  # such operands make no program: what is declared must
             if declared and drawn == Drawn.plain(sample):
                 yield Failure(self.rule, "", sample, drawn, f"the pattern itself raises {_told(error)}")
@@ -253,7 +253,7 @@ class Search:
     def _lacks(self, sample: Sample) -> bool:
         case = Case.of(self.rule, sample, Drawn.plain(sample))
         try:
-            case.program(*case.operands)
+            case.tried()
         except NotImplementedError:
             return True
         except Exception:  # told where it is looked for
@@ -325,7 +325,7 @@ def _in_turns(groups: Sequence[Sequence[Variant]]) -> list[Variant]:
 def _runs(case: Case) -> bool:
     """Whether eager takes these operands at all."""
     try:
-        case.program(*case.operands)
+        case.tried()
     except Exception:
         return False
     return True
