@@ -152,7 +152,7 @@ def _holds_on_diagonal(condition: Positions, sizes: Sequence[Any]) -> bool:
 def _empties_rows(bias: torch.Tensor | None, keep: torch.Tensor | None, fill: Any) -> bool:
     total: Any = 0.0 if bias is None else bias
     if keep is not None:
-        total = total + torch.where(keep, 0.0, float(fill))
+        total = total + torch.where(keep, torch.zeros((), dtype=torch.float64), float(fill))  # holds any lowest number
     return bool(torch.as_tensor(total).amax(-1).eq(-float("inf")).any()) if total.numel() else False
 
 

@@ -120,3 +120,10 @@ def test_rows_that_boolean_masks_may_empty() -> None:
     assert not may_empty_rows(None, causal, -INF)
     assert may_empty_rows(None, strict, -INF) and not may_empty_rows(None, strict, -1e9)
     assert not may_empty_rows(None, None, None)
+
+
+def test_rows_that_the_lowest_number_hides_are_not_empty() -> None:
+    """Of any dtype: float64's is no float32."""
+    strict = output_of(NOT_CAUSAL["strict"])
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        assert not may_empty_rows(None, strict, torch.finfo(dtype).min)
