@@ -386,7 +386,7 @@ WRONG = {
     "views that do not begin where memory does": Entry(scaled, lambda x: OPS.no_offset(x), ("B N",), "", LOWERED),
     "the strides of another operand": Entry(summed, lambda x, y: OPS.other_strides(x, y), ("B N", "B N"), "", LOWERED),
     "two results in one memory": Entry(
-        lambda x: (torch.exp(x), torch.exp(x.flip(0).flip(0))), lambda x: (lambda y: (y, y))(torch.exp(x)), ("N",)
+        lambda x: (torch.exp(x), torch.exp(x.flip(0).flip(0))), lambda x: (lambda y: (y, y[:]))(torch.exp(x)), ("N",)
     ),
     "a write to an operand": Entry(scaled, lambda x: OPS.overwrites(x), ("N",), "", LOWERED),
     "a write in place": Entry(scaled, lambda x: torch.tanh_(x) * 2.0, ("N",)),
@@ -462,6 +462,9 @@ RIGHT = {
     "an operator with a backward": Entry(scaled, lambda x: OPS.with_backward(x)),
     "a factor first": Entry(lambda x: torch.tanh(x) * 2.0, lambda x: 2.0 * torch.tanh(x), ("... N",)),
     "alpha": Entry(summed, right_sum, ("B N", "B N")),
+    "one result for two, of which the program gets a copy": Entry(
+        lambda x: (torch.exp(x), torch.exp(x.flip(0).flip(0))), lambda x: (lambda y: (y, y))(torch.exp(x)), ("N",)
+    ),
     "gelu": Entry(lambda x: x * (torch.erf(x * 0.5**0.5) + 1.0) * 0.5, lambda x: F.gelu(x), more={"nan": "safe"}),
     "normal numbers made of uniform ones": Entry(
         lambda x: x + torch.randn_like(x),
