@@ -37,7 +37,8 @@ def built(name: str, size: str) -> Built:
     if kind == "timm":
         import timm
 
-        return Named(timm.create_model(rest)), {"x": images(size, 32)}
+        model = timm.create_model(rest)
+        return Named(model), {"x": images(size, 32, model.default_cfg["input_size"][-1])}
     return MODELS[name](size)
 
 
@@ -93,9 +94,9 @@ def tokens(size: str, vocabulary: int, rows: int = 8) -> torch.Tensor:
     return torch.randint(5, vocabulary - 1, (of(size, 2, rows, rows), of(size, 16, 512, 512)))
 
 
-def images(size: str, rows: int) -> torch.Tensor:
-    """Images of 224 x 224, 32 x 32 for tiny models."""
-    side = of(size, 32, 224, 224)
+def images(size: str, rows: int, side: int = 0) -> torch.Tensor:
+    """Images of `side` squared; without one, of 224 x 224, or 32 x 32 for tiny models."""
+    side = side or of(size, 32, 224, 224)
     return torch.randn(of(size, 2, rows // 2, rows), 3, side, side)
 
 
