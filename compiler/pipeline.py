@@ -56,6 +56,7 @@ from .passes.registry import Condition, Context, Pass
 from .passes.results_apart import keep_results_apart
 from .passes.scalars_to_device import move_scalars_to_device
 from .passes.sdpa_backward_layout import lay_out_sdpa_gradients
+from .passes.sdpa_four_dims import sdpa_in_four_dims
 from .passes.split_conv_bias import split_conv_biases, sum_conv_bias_gradients
 from .passes.sum_by_diagonal import sum_by_diagonal
 from .passes.tables_to_device import make_tables_on_device
@@ -120,6 +121,10 @@ def _begin_freezing(graph: fx.GraphModule, context: Context) -> None:
 
 def _simplify_sdpa_masks(graph: fx.GraphModule, context: Context) -> dict[str, int]:
     return simplify_sdpa_masks(graph, keep_stream=context.options.rng == "eager")
+
+
+def _sdpa_in_four_dims(graph: fx.GraphModule, context: Context) -> int:
+    return sdpa_in_four_dims(graph, keep_stream=context.options.rng == "eager")
 
 
 def _channels_last(graph: fx.GraphModule, context: Context) -> int:
@@ -236,6 +241,9 @@ CAPTURED = (
     Pass("mark_weights", _mark_weights, (FROZEN,), doc="Tell the rules which inputs are weights."),
     _simple("bags_as_sums", write_bags_as_sums, ON_CUDA, numerics=_DIFFER),
     Pass("constant_sdpa_masks", _simplify_sdpa_masks, source=simplify_sdpa_masks, seconds="masks"),
+    Pass(
+        "sdpa_four_dims", _sdpa_in_four_dims, (ON_CUDA,), source=sdpa_in_four_dims, seconds="masks", numerics=_DIFFER
+    ),
 )  # fmt: skip
 PROGRAM_RULES = (_rules("forward"),)
 

@@ -149,6 +149,25 @@ def test_attention_calls_with_spread_masks_get_a_fused_kernel():
     assert graph.changes("constant_sdpa_masks") == {"rows": 1} and "bmm" not in graph.details["graph:inference"]
 
 
+def test_attention_calls_within_windows_get_a_fused_kernel():
+    """Of five dims, which torch computes in single precision; the gradients as well."""
+    qkv = randn(2, 9, 64, 3, 4, 32, dtype=torch.bfloat16)
+
+    def function(qkv):
+        q, k, v = qkv.permute(3, 0, 4, 1, 2, 5).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v)
+
+    given = [qkv.clone().requires_grad_() for _ in range(2)]
+    with regraft.coverage() as cov:
+        results = [f(x) for f, x in zip((function, compiled(function, debug=True)), given, strict=True)]
+        for out in results:
+            out.float().square().sum().backward()
+    torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(*(x.grad for x in given), rtol=5e-2, atol=5e-2)
+    (graph,) = cov.graphs
+    assert graph.changes("sdpa_four_dims") == {"changes": 1} and "bmm" not in graph.details["graph:forward"]
+
+
 def test_gelu_by_tanh_is_an_epilogue():
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(approximate="tanh")).cuda().to(torch.bfloat16)
     x = randn(512, 256, dtype=torch.bfloat16)
