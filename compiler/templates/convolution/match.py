@@ -33,7 +33,7 @@ from ..gemm.epilogue import Epilogue
 from ..gemm.match import FoundProduct, Matcher, with_largest_epilogue
 from ..gemm.operands import Operands, mixture, unfit
 from .description import Convolution, Side
-from .triton_depthwise import MOST_UNROLLED, Depthwise
+from .triton_depthwise import MOST_SUMMED, MOST_UNROLLED, Depthwise
 
 CONVOLUTION = "aten.convolution"
 _FEW = 16  # channels that are taken together with a line of the window
@@ -49,7 +49,7 @@ def match_convolution(call: fx.Node) -> FoundProduct | Reason | None:
         return reason
     x, weight = values["input"], values["weight"]
     groups, channels = values["groups"], weight.meta["val"].shape[0]
-    if groups == channels == x.meta["val"].shape[1] > 1:
+    if _is_by_lanes(call, values):
         return _match_depthwise(call, Operands(x, weight, values["bias"], _depthwise_sizes(call, weight), (0, 0, 1)))
     images, _, *space = call.meta["val"].shape
     sizes = groups, images * prod(space), channels // groups, prod(weight.meta["val"].shape[1:])
@@ -60,8 +60,8 @@ def match_convolution(call: fx.Node) -> FoundProduct | Reason | None:
 def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
     """Why the template does not compute a convolution."""
     x, weight = values["input"], values["weight"]
-    single = values["groups"] == x.meta["val"].shape[1] == call.meta["val"].shape[1] > 1
-    by_lanes = single or convolutions_allow_tf32()  # sums of single channels are no work of tensor cores
+    single = _is_by_lanes(call, values)
+    by_lanes = single or convolutions_allow_tf32()  # sums of few channels are no work of tensor cores
     for node in (call, x, weight):
         reason = unfit(node, call, by_lanes)
         if reason is not None:
@@ -80,6 +80,14 @@ def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
     if any(node.meta["val"].stride(1) != 1 and node.meta["val"].shape[1] > 1 for node in (x, call)):
         return Reason("layout", "channels do not lie side by side", (call,), "channels last", "channels apart")
     return None
+
+
+def _is_by_lanes(call: fx.Node, values: dict[str, Any]) -> bool:
+    """Whether groups have so few channels that a lane adds them up."""
+    few = values["weight"].meta["val"].shape[1] <= MOST_SUMMED
+    return (
+        values["groups"] > 1 and few and (values["weight"].meta["val"].shape[1] == 1 or _columns(call, values) < FEWEST)
+    )
 
 
 def _of_all(numbers: Sequence[int], dims: int) -> list[int]:
@@ -140,7 +148,7 @@ class _Matcher(Matcher):
 
 
 class _Depthwise(_Matcher):
-    """The same for convolutions of single channels."""
+    """The same for convolutions of few channels a group."""
 
     def _product(self, *fields: Any) -> Product:
         whole = super()._product(*fields)
@@ -148,8 +156,9 @@ class _Depthwise(_Matcher):
         strides = whole.b.buffer.strides[2:]
         sides = tuple(replace(side, weight=stride) for side, stride in zip(whole.sides, strides, strict=True))
         return Depthwise(
-            *(getattr(whole, field.name) for field in fields_of(Product)), images=whole.images, sides=sides, channels=1
-        )
+            *(getattr(whole, field.name) for field in fields_of(Product)), images=whole.images, sides=sides,
+            channels=whole.channels, multiplier=_columns(self._call, arguments(self._call)),
+        )  # fmt: skip
 
     def _left(self) -> Matrix | None:
         return replace(super()._left(), batch=0)  # type: ignore[type-var]
@@ -157,14 +166,14 @@ class _Depthwise(_Matcher):
     def _right(self) -> Matrix:
         """The weight with its channels side by side."""
         val = self._operands.weight.meta["val"]
-        inner = contiguous((*val.shape[2:], val.shape[0]))
-        buffer = Buffer("<b>", val.dtype, tuple(val.shape), (1, 1, *inner[:-1]), val.device, "input")
+        *window, channel, _ = contiguous((*val.shape[2:], val.shape[1], val.shape[0]))
+        buffer = Buffer("<b>", val.dtype, tuple(val.shape), (1, channel, *window), val.device, "input")
         return Matrix(buffer, 0, 0, 1)
 
 
 def _depthwise_sizes(call: fx.Node, weight: fx.Node) -> tuple[int, int, int, int]:
     images, channels, *space = call.meta["val"].shape
-    return 1, images * prod(space), channels, prod(weight.meta["val"].shape[2:])
+    return 1, images * prod(space), channels, prod(weight.meta["val"].shape[1:])
 
 
 def _match_depthwise(call: fx.Node, operands: Operands) -> FoundProduct | Reason | None:

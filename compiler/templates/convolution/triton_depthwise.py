@@ -1,13 +1,14 @@
-"""The kernel of a convolution of single channels on a GPU: no product of matrices, but sums that reuse what is loaded.
+"""The kernel of a convolution of few channels a group on a GPU: no products of matrices, but sums that reuse loads.
 
     program of one tile of (boxes of pixels) x (channels), each lane `together` neighbours along a line:
-        for each line of the window:
+        for each line of the window, of each channel of the group:
             for each column that the neighbours look at:    x = image[column], once
                 acc[t] += x * weight[place]                 for each neighbour t that sees it, float32
         out = f(acc[t])
 
 Channels lie side by side, in images as in the weight, so that loads are wide; a window of 7 columns over 4 neighbours
-loads 10 columns instead of 28.
+loads 10 columns instead of 28. Most groups are single channels; a group of one that gives several, or of a few, is one
+as well, which libraries compute group by group.
 """
 
 from __future__ import annotations
@@ -34,11 +35,19 @@ _NARROW = ((2, 4), (2, 8), (4, 4), (7, 4), (1, 4))
 _WIDE_WINDOW = 5
 _WASTE = 1.25  # lanes for each pixel of a line
 MOST_UNROLLED = 16  # columns of a window
+MOST_SUMMED = 4  # channels of a group
 
 
 @dataclass(frozen=True, kw_only=True)
 class Depthwise(Convolution):
-    """A convolution whose groups are single channels: `column` are all of them, `depth` the places of the window."""
+    """A convolution by channels: `column` are all of the result, `depth` the places that each of them looks at.
+
+    Args:
+        channels: of the image, in a group.
+        multiplier: channels of the result, in a group.
+    """
+
+    multiplier: int = 1
 
 
 class DepthwiseTile(GemmTile):
@@ -143,12 +152,13 @@ class _DepthwiseTriton(GemmTriton):
     def _sums(self) -> None:
         c = self._c
         self.line(*(f"acc{t} = tl.zeros({self._block}, tl.float32)" for t in range(self._together)))
-        self.line(f"a_at = {base(self, c.a)} + image * {c.images} + j")
+        channel = "j" if c.channels == c.multiplier == 1 else f"j // {c.multiplier} * {c.channels}"
+        self.line(f"a_at = {base(self, c.a)} + image * {c.images} + {channel}")
         for dim, side in enumerate(c.sides, 1):
             self.line(f"first{dim} = {_name(dim)} * {side.window.stride} - {side.window.padding}")
             self.line(f"a_at += first{dim} * {side.image}")
         self.line(f"b_at = {base(self, c.b)} + j")
-        lines = prod(c.kernel[:-1])
+        lines = prod(c.kernel[:-1]) * c.channels
         if lines == 1:
             self.line("step = 0")
             self._one_line()
@@ -161,12 +171,15 @@ class _DepthwiseTriton(GemmTriton):
         c, line = self._c, self._c.sides[-1]
         conditions, moved, weight = ["in_box"], "0", "0"
         for dim, side in enumerate(c.sides[:-1], 1):
-            self.line(f"r{dim} = {digit('step', prod(c.kernel[dim:-1]), side.window.kernel, dim == 1)}")
+            self.line(f"r{dim} = {digit('step', prod(c.kernel[dim:-1]) * c.channels, side.window.kernel, dim == 1)}")
             place = f"first{dim} + r{dim} * {side.window.dilation}"
             conditions += [f"({place} >= 0)"] * side.looks_before
             conditions += [f"({place} < {side.window.size})"] * side.looks_beyond
             moved += f" + r{dim} * {side.window.dilation * side.image}"
             weight += f" + r{dim} * {side.weight}"
+        if c.channels > 1:
+            self.line(f"channel = step % {c.channels}")
+            moved, weight = f"{moved} + channel", f"{weight} + channel * {c.column.extent}"
         self.line(f"in_line = {' & '.join(conditions)}", f"line = a_at + ({moved})", f"places = b_at + ({weight})")
         channels = self.column_mask(self.tile.columns)
         for s in range(line.window.kernel):

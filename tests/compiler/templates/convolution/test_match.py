@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -74,7 +75,10 @@ def test_transposed_ones() -> None:
 
 def test_groups_of_few_channels() -> None:
     assert refused(lambda x, w: F.conv2d(x, w, groups=4), IMAGE, empty(32, 8, 3, 3)).code == "groups"
-    assert refused(lambda x, w: F.conv2d(x, w, groups=32), IMAGE, empty(64, 1, 3, 3)).code == "groups"
+    assert refused(lambda x, w: F.conv2d(x, w, groups=8), IMAGE, empty(128, 4, 3, 3)).code == "groups"
+    for groups, weight in ((32, empty(64, 1, 3, 3)), (8, empty(32, 4, 3, 3)), (2, empty(2, 16, 3, 3)[:, :4])):
+        image = empty(2, groups * weight.shape[1], 8, 8)
+        assert found_in(on_gpu(partial(F.conv2d, groups=groups), image, weight)).product.batch.extent == 1
 
 
 def test_wide_windows_of_single_channels() -> None:

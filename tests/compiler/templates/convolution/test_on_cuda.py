@@ -52,6 +52,8 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "stem": ((4, 3, 64, 64), (64, 3, 7, 7), {"padding": 3, "stride": 2}),
     "groups": ((4, 64, 14, 14), (64, 32, 3, 3), {"padding": 1, "groups": 2}),
     "depthwise": ((4, 96, 28, 28), (96, 1, 7, 7), {"padding": 3, "groups": 96}),
+    "depthwise_twice": ((4, 64, 28, 28), (128, 1, 7, 7), {"padding": 3, "stride": 2, "groups": 64}),
+    "depthwise_few": ((4, 64, 14, 14), (64, 4, 3, 3), {"padding": 1, "groups": 16}),
     "depthwise_strided": ((4, 40, 15, 15), (40, 1, 3, 3), {"padding": 1, "stride": 2, "groups": 40}),
 }
 

@@ -55,6 +55,19 @@ def test_sizes(image: tuple[int, ...], dtype: torch.dtype) -> None:
     agrees(lambda x, w: F.conv2d(x, w, padding=1, groups=image[1]), *inputs, tile=SMALL)
 
 
+# Groups, channels of the image in a group, channels of the result.
+GROUPS = [(12, 1, 2), (12, 1, 5), (6, 2, 1), (6, 4, 4), (5, 3, 2), (2, 2, 15)]
+
+
+@pytest.mark.parametrize(("kernel", "options"), GEOMETRIES[1:5], ids=str)
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_groups_of_few_channels(groups: tuple[int, int, int], kernel: tuple[int, int], options: dict[str, Any]) -> None:
+    count, few, outputs = groups
+    inputs = random(2, count * few, 9, 8), random(count * outputs, few, *kernel)
+    found, _ = agrees(lambda x, w: F.conv2d(x, w, groups=count, **options).relu(), *inputs, tile=SMALL)
+    assert isinstance(found.product, Depthwise) and found.product.multiplier == outputs
+
+
 def test_epilogues() -> None:
     def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         return F.silu(F.conv2d(x, w, padding=1, groups=24) + b.view(-1, 1, 1)) + r
@@ -99,13 +112,13 @@ def test_neighbours_share_what_they_load() -> None:
 
 
 @pytest.mark.parametrize("capability", [90, 80])
-def test_compiled(capability: int) -> None:
-    found = found_in(
-        on_gpu(lambda x, w: F.conv2d(x, w, padding=3, groups=96), random(2, 96, 56, 56), random(96, 1, 7, 7))
-    )
+@pytest.mark.parametrize("multiplier", [1, 2])
+def test_compiled(capability: int, multiplier: int) -> None:
+    weight = random(96 * multiplier, 1, 7, 7)
+    found = found_in(on_gpu(lambda x, w: F.conv2d(x, w, padding=3, groups=96), random(2, 96, 56, 56), weight))
     for tile in depthwise_tiles(found.product, 2):
         (made,) = compiled(depthwise_triton(found.product, tile), capability)
-        assert "ld.global.v4" in made.asm["ptx"]
+        assert "ld.global.v4" in made.asm["ptx"] or multiplier > 1
         assert "st.global.v4" in made.asm["ptx"]
 
 
