@@ -219,11 +219,13 @@ class _Versions:
         self._found.append(Finding(code, where, message))
 
     def _numbers(self, kernel: Kernel) -> None:
-        """Numbers that a kernel is given are known by then."""
-        for size in kernel.sizes:
-            for token in size.tokens if isinstance(size, Late) else ():
-                if not self._now.get(token, 0):
-                    self._note("unwritten", kernel.name, f"{size.name} is used before a call makes {token}")
+        """Numbers that a kernel is given, and sizes of the memory that it writes to, are known by then."""
+        buffers = [self._schedule.buffers.get(p.buffer.name) for p in kernel.params if p.access == "write"]
+        memory = [n for b in buffers if b is not None for n in (*b.sizes, *b.strides) if isinstance(n, Index)]
+        given = [token for size in kernel.sizes if isinstance(size, Late) for token in size.tokens]
+        for token in dict.fromkeys((*given, *(token for number in memory for token in _late(number)))):
+            if not self._now.get(token, 0):
+                self._note("unwritten", kernel.name, f"runs before a call makes {token}")
 
     def _call(self, step: Extern) -> None:
         place = self._expected.places[step.name]

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..ir.index.index import Index, Late, Loaded, Var, atoms
-from ..ir.program import Definition, Extern, Item, Program
+from ..ir.program import Buffer, Definition, Extern, Item, Program
 from ..ir.value import Load, Value, indices_of, walk
 
 
@@ -70,11 +70,11 @@ def tokens(item: Definition) -> frozenset[str]:
     numbers = [v.extent for v in (*item.loops, *item.reduced)]
     numbers += [i for store in item.stores for i in store.indices]
     numbers += [i for v in _met(item) for i in indices_of(v)]
-    return frozenset(name for n in numbers if isinstance(n, Index) for name in _tokens(n))
+    return frozenset(name for n in numbers if isinstance(n, Index) for name in tokens_of(n))
 
 
 @lru_cache(maxsize=1 << 12)
-def _tokens(number: Index) -> tuple[str, ...]:
+def tokens_of(number: Index) -> tuple[str, ...]:
     """What stands for such numbers in an index, values that it reads from memory apart."""
     found: list[str] = []
     for atom in atoms(number):
@@ -82,8 +82,14 @@ def _tokens(number: Index) -> tuple[str, ...]:
             found += atom.tokens
         elif isinstance(atom, (Loaded, Var)):
             end = atom.size if isinstance(atom, Loaded) else atom.extent
-            found += _tokens(end) if isinstance(end, Index) else ()
+            found += tokens_of(end) if isinstance(end, Index) else ()
     return tuple(dict.fromkeys(found))
+
+
+def tokens_of_memory(buffer: Buffer) -> frozenset[str]:
+    """The tokens of the sizes and strides with which a buffer is allocated."""
+    numbers = (*buffer.sizes, *buffer.strides)
+    return frozenset(name for n in numbers if isinstance(n, Index) for name in tokens_of(n))
 
 
 def live(program: Program) -> list[Item]:

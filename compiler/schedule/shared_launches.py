@@ -28,7 +28,7 @@ from ..ir.kernel import Assign, Fold, Kernel, Loop, Param, Statement
 from ..ir.program import Buffer, Extern
 from ..ir.value import Load, walk
 from .affine import never_meet
-from .dependences import Effects, effects, order_of
+from .dependences import Effects, effects, order_of, tokens_of_memory
 from .profit import bytes_of, guess
 from .target import Target
 
@@ -114,12 +114,14 @@ def _touched(body: Iterable[Statement], times: int = 1) -> Counter[str]:
     return found
 
 
-def _effects(step: Step) -> Effects:
+def _effects(step: Step, buffers: Mapping[str, Buffer]) -> Effects:
     if isinstance(step, Extern):
         return effects(step)
     late = {token for size in step.sizes if isinstance(size, Late) for token in size.tokens}
-    reads = {p.buffer.name for p in step.params if p.access != "write"} | late
-    return Effects(frozenset(reads), frozenset(p.buffer.name for p in step.params if p.access != "read"))
+    writes = frozenset(p.buffer.name for p in step.params if p.access != "read")
+    memory = {token for name in writes if name in buffers for token in tokens_of_memory(buffers[name])}
+    reads = {p.buffer.name for p in step.params if p.access != "write"} | late | memory
+    return Effects(frozenset(reads), writes)
 
 
 def _of_one_result(
@@ -186,7 +188,7 @@ class _Order:
 
     def __init__(self, steps: Sequence[Step], buffers: Mapping[str, Buffer], outputs: frozenset[str]) -> None:
         self._steps, self._buffers = steps, buffers
-        self._effects = [_effects(step) for step in steps]
+        self._effects = [_effects(step, buffers) for step in steps]
         self._traffic = [_traffic(step, buffers) for step in steps]
         self.pieces = _all_pieces(steps, self._effects)
         self._before = order_of(_with_pieces(self._effects, self.pieces))

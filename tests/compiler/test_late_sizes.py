@@ -237,3 +237,23 @@ def test_backward_with_a_read_number_times_a_symbolic_size():
             torch.testing.assert_close(
                 torch.autograd.grad(ours, x, weights), torch.autograd.grad(theirs, x, weights), rtol=1e-5, atol=1e-5
             )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: (x.sum(), x.sum() > 0, (torch.argwhere(x.sum() > 0) + 1).to(torch.uint8) // 3 * -3),
+        lambda x: (x.sum(), x.sum() * 2, x[x > 0].view(-1, 1)[:, :0] * 3 + 1),
+        lambda x: (x.sum(), x.new_zeros(0, x.nonzero().shape[0]) * 2 + x.sum()),
+        lambda x: (x.sum() > 0, torch.nonzero(x.sum()) * 2.5, torch.nonzero(x.sum() < 0) - 1),
+    ],
+)
+def test_kernels_of_no_elements_follow_the_call_that_makes_their_sizes_known(program):
+    """Their memory is allocated with these sizes, although they read nothing."""
+    with torch._dynamo.config.patch(**IN_GRAPH):
+        for device in ("cpu", "interpreter"):
+            check(program, [(X[0],), (X[-1],), (X[0] * 0,)], device)
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="regraft", options={"strict": True})
+        for x in (X[0], X[-1], X[0] * 0):
+            torch.testing.assert_close(compiled(x), program(x))

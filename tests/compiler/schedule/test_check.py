@@ -72,11 +72,12 @@ def known_later(use):
         "value": lambda: b.map("out", (96,), lambda i: op("mul", x.at(i), shift)),
         "offset": lambda: b.map("out", (80,), lambda i: x.at((i[0] + u0,))),
         "extent": lambda: b.sum("out", (8,), (u0,), lambda o, k: x.at((o[0] + 8 * k[0],))),
+        "memory": lambda: b.map("out", (u0, 0), lambda i: x.at((i[1],))),
     }
     return b.program(uses[use]())
 
 
-@pytest.mark.parametrize("use", ["value", "offset", "extent"])
+@pytest.mark.parametrize("use", ["value", "offset", "extent", "memory"])
 def test_a_number_orders_its_call_and_what_uses_it(use):
     program = known_later(use)
     found = schedule(program)

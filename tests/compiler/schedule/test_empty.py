@@ -3,7 +3,9 @@
 import torch
 from support.schedules import Builder, assert_same, number, op
 
+from regraft.compiler.ir.index.index import Late
 from regraft.compiler.ir.program import Definition
+from regraft.compiler.schedule.dependences import tokens
 from regraft.compiler.schedule.empty import without_empty_work
 
 
@@ -46,3 +48,12 @@ def test_the_dtype_of_a_store_is_kept():
     (item,) = b.program(positive).items
     assert without_empty_work(item).stores[0].value.number is False
     assert_same(b.program(positive))
+
+
+def test_sizes_that_a_call_makes_known_stay():
+    """The memory of the result is allocated with them."""
+    u0 = Late("u0", 0, 9, ("known u0",)).index()
+    b, made = reduction((u0, 0, 3), (4,))
+    (item,) = b.program(made).items
+    empty = without_empty_work(item)
+    assert tokens(empty) == {"known u0"} and [v.extent for v in empty.loops] == [u0, 0] and not empty.reductions
