@@ -4,6 +4,8 @@ Metadata of some operators promotes what their kernels do not: the result is mad
 
     mse_loss_backward(grad: float64, x: float32, y: float64, mean)       fake: float64      eager: float32
 
+torch 2.11 has the indices and counts of `unique` in the dtype of its elements; the kernels give int64.
+
 A call that gives another dtype than was told is memory read as something else.
 """
 
@@ -28,6 +30,7 @@ _LIKE: dict[str | None, str] = {
     None: "threshold_backward",
 }
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+_UNIQUE = frozenset(("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"))
 _OPERANDS = {name: operand for operand, names in _LIKE.items() for name in names.split()}
 
 
@@ -44,14 +47,18 @@ def of_eagers_dtype(target: Any, args: Sequence[Any], kwargs: dict[str, Any], re
         return result
     if compat.packet_name(target) == _FLASH:
         return _with_sums_of(result)
+    if compat.packet_name(target) in _UNIQUE:
+        return result[0], *(_in(torch.int64, x) for x in result[1:])
     if not isinstance(result, torch.Tensor):
         return result
     if compat.packet_name(target) not in _OPERANDS:
         return result
     dtype = _dtype(_OPERANDS[compat.packet_name(target)], _tensors(target, args, kwargs))
-    if dtype in (None, result.dtype):
-        return result
-    return result.new_empty_strided(result.shape, result.stride(), dtype=dtype)
+    return result if dtype is None else _in(dtype, result)
+
+
+def _in(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == dtype else x.new_empty_strided(x.shape, x.stride(), dtype=dtype)
 
 
 def _with_sums_of(result: Any) -> Any:
@@ -60,9 +67,7 @@ def _with_sums_of(result: Any) -> Any:
     torch 2.11 says float32 of queries in float64.
     """
     out, sums = result
-    if out.dtype != torch.float64 or sums.dtype == torch.float64:
-        return result
-    return out, sums.new_empty_strided(sums.shape, sums.stride(), dtype=torch.float64)
+    return (out, _in(torch.float64, sums)) if out.dtype == torch.float64 else result
 
 
 def _dtype(operand: str | None, tensors: dict[str, torch.Tensor]) -> torch.dtype | None:

@@ -78,3 +78,37 @@ def test_metadata_of_the_attention_kernel_has_the_dtypes_that_it_gives(dtype):
         for results in (told, narrow):
             found = corrected(target, fakes, {}, results)
             assert [(x.dtype, x.stride()) for x in found] == [(x.dtype, x.stride()) for x in expected]
+
+
+IN_GRAPH = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+UNIQUE = [
+    lambda x: torch.unique(x, return_inverse=True, return_counts=True),
+    lambda x: torch.unique(x, return_inverse=True),
+    lambda x: torch.unique(x, dim=0, return_inverse=True, return_counts=True),
+    lambda x: torch.unique_consecutive(x, return_inverse=True, return_counts=True),
+    lambda x: torch.unique_consecutive(x, dim=0, return_inverse=True, return_counts=True),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.bool, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("unique", UNIQUE)
+def test_indices_and_counts_of_unique_are_int64(unique, dtype):
+    """torch 2.11 tells the dtype of the elements, of which kernels would read too little."""
+
+    def program(x):
+        return [y * 2 for y in unique(x)[1:]]
+
+    x = torch.tensor([[2, 0, 1], [2, 0, 1], [0, 0, 1]]).to(dtype)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(**IN_GRAPH):
+        compiled = torch.compile(program, backend="regraft", options={"strict": True})
+        torch.testing.assert_close(compiled(x), program(x))
+
+
+def test_metadata_of_unique_is_corrected():
+    """As torch 2.11 tells it."""
+    mode = new_fake_mode(None)
+    with mode:
+        told = tuple(torch.empty(3, dtype=torch.int16) for _ in range(3))
+        found = corrected(aten._unique2.default, (told[0], True, True, True), {}, told)
+    assert [x.dtype for x in found] == [torch.int16, torch.int64, torch.int64]
