@@ -39,8 +39,18 @@ def division_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     x, divisor = node.args[0], factor_of(node.args[1])
     if values.get("rounding_mode") or divisor is None or not is_float(x) or not like(node, x):
         return None
+    if is_tensor(divisor) and not _inverts_as(divisor, x):
+        return None
     factor = builders.inverse(edit, divisor)
     return None if factor is None else builders.scaled(edit, x, factor)
+
+
+def _inverts_as(divisor: fx.Node, x: fx.Node) -> bool:
+    """Whether the reciprocal of a tensor is as precise as `x`, and its product with `x` has the dtype of `x`."""
+    kind = dtype(divisor) if is_float(divisor) else torch.get_default_dtype()
+    if torch.finfo(kind).eps > torch.finfo(dtype(x)).eps:
+        return False
+    return rank(x) > rank(divisor) or torch.promote_types(kind, dtype(x)) == dtype(x)
 
 
 @respelling("aten.mul", "aten.multiply")
@@ -73,7 +83,7 @@ def scale_of_scaled(node: fx.Node, edit: Editor) -> fx.Node | None:
     if not sees(node, inner, "aten.mul"):
         return None
     factor = scale_of(inner)
-    if factor is None or not _combine(factor, outer):
+    if factor is None or not _combine(factor, outer, dtype(node)):
         return None
     return builders.scaled(edit, inner.args[0], builders.times(edit, factor, outer))
 
@@ -88,10 +98,16 @@ def _scaled_below_cast(node: fx.Node, edit: Editor, cast: fx.Node, outer: Factor
     return builders.scaled(edit, builders.cast(edit, node, scaled.args[0], dtype(cast)), factor * outer)
 
 
-def _combine(a: Factor, b: Factor) -> bool:
-    """Numbers always combine; tensors combine if they have one type, so that their product is only rounded once."""
-    tensors = [f for f in (a, b) if is_tensor(f)]
-    return all(dtype(t) == dtype(tensors[0]) and dtype(t).is_floating_point for t in tensors)
+def _combine(a: Factor, b: Factor, result: torch.dtype) -> bool:
+    """Numbers always combine. Tensors combine if they have one type, so that their product is only rounded once.
+
+    The product of two factors is as precise as `result`, and has a type of large range: of two factors of float16, the
+    product may be infinite where the result of scaling twice is not.
+    """
+    kinds = {dtype(f) for f in (a, b) if is_tensor(f)}
+    if len(kinds) > 1 or torch.float16 in kinds:
+        return False
+    return all(kind == result or builders.widens(result, kind) for kind in kinds)
 
 
 def scale_of(node: fx.Node) -> Factor | None:

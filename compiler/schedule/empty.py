@@ -2,7 +2,7 @@
 
 m: for i < 0: fold max over j < 4 of x[i, j]; m[i] = fold     ->     m: for i < 0: m[0] = 0
 
-Loops over a number that a call makes known are kept: the memory of the result has that size, so that the call comes first.
+Loops over a number that a call makes known are kept: the memory of the result has that size, so the call comes first.
 """
 
 from __future__ import annotations

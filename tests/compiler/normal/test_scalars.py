@@ -1,5 +1,8 @@
 """Tensors without dims take 0 and -1 as dims all the same: the normal form leaves such calls as they are."""
 
+import math
+
+import pytest
 import torch
 
 import regraft
@@ -21,3 +24,41 @@ def test_dims_of_tensors_without_dims():
         ours = torch.compile(of_no_dims, backend="regraft", options={"profit": "always"})(x)
     assert not block.fallbacks
     torch.testing.assert_close(ours, of_no_dims(x))
+
+
+DIVISORS = {
+    "integers": torch.tensor(3),
+    "half": torch.tensor(3.1, dtype=torch.float16),
+    "single": torch.tensor(3.1),
+    "double": torch.tensor(3.1, dtype=torch.float64),
+    "of one dim": torch.tensor([3.1], dtype=torch.float16),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(), (1,), (2, 3, 4, 4)])
+@pytest.mark.parametrize("divisor", DIVISORS)
+def test_divisors_of_other_dtypes(sizes, divisor, dtype):
+    """A reciprocal may have another dtype than the quotient, or be less precise than it."""
+
+    def program(x, n):
+        scores = x @ x.mT if x.dim() > 1 else x * x
+        return scores / n, (x.sum() / n).exp(), x.sum() / x.ne(0).sum(), (scores / n).sum() * n, x / n / n
+
+    x = torch.linspace(0.1, 1, math.prod(sizes)).reshape(sizes).to(dtype)
+    compiled = torch.compile(program, backend="regraft", options={"strict": True, "profit": "always"})
+    torch.testing.assert_close(compiled(x, DIVISORS[divisor]), program(x, DIVISORS[divisor]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_factors_of_other_dtypes_in_attention(dtype):
+    """The product of two factors may be more than their dtype holds."""
+
+    def program(q, k, v, a, b):
+        return torch.softmax(q @ k.mT / a * b, -1) @ v, torch.softmax(q @ k.mT * a * b, -1) @ v
+
+    q, k, v = (torch.linspace(-0.01, 0.02 * n, 2 * 3 * 5 * 8).reshape(2, 3, 5, 8) for n in (1, 2, 3))
+    compiled = torch.compile(program, backend="regraft", options={"strict": True, "profit": "always"})
+    for a, b in ((300.0, 300.0), (3e-5, 2e-4), (3.1, 7.3)):
+        given = q, k, v, torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype)
+        torch.testing.assert_close(compiled(*given), program(*given))
