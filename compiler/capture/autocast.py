@@ -7,7 +7,8 @@ bfloat16 because of a mode, and the replacement would not be cast.
 
 An operator with an autocast policy has a kernel for autocast, which casts the arguments and calls the operator again
 with autocast off; running this kernel records the casts. A composite operator (`einsum`, `lstm`, ...) may contain an
-operator with a policy. If its parts differ under autocast, the parts are recorded in its place.
+operator with a policy. If its parts differ under autocast, the parts are recorded in its place. On CUDA, some operators
+do not cast, but are asked for a result in float32 (`linalg_vector_norm`, which `linalg.norm` calls).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...rewrites import compat
 
+_CONVERTED = "converted"
 SOURCE_META = ("stack_trace", "nn_module_stack")
 
 
@@ -64,12 +66,12 @@ def _devices(args: Any, kwargs: Any) -> list[str]:
 
 
 def _casts_inside(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether autocast inserts a cast inside a composite operator."""
+    """Whether autocast inserts a cast inside a composite operator, or asks a part for another dtype."""
     if compat.is_mutable(target):
         return False  # In-place views and the like: a trial run would have effects.
     with compat.not_recorded(), compat.quiet_fakes():
         under = _parts(target, args, kwargs)
-        if not any(call[0] is torch.ops.aten._to_copy.default for call in under):
+        if not any(call[0] is torch.ops.aten._to_copy.default or call[-1] == _CONVERTED for call in under):
             return False
         with compat.autocast_off():
             return _parts(target, args, kwargs) != under
@@ -85,7 +87,7 @@ def _parts(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
 
 
 class _Log(TorchDispatchMode):
-    """Lists the operators below autograd and the dtypes of their results."""
+    """Lists the operators below autograd, the dtypes of their results, and whether an operator made one of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,9 +95,13 @@ class _Log(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        leaves = compat.tree_leaves(out)
-        self.calls.append((func, *(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))))
+        given, made = _dtypes((args, kwargs)), _dtypes(out)
+        self.calls.append((func, *made, *((_CONVERTED,) if given and not set(made) <= set(given) else ())))
         return out
+
+
+def _dtypes(values: Any) -> list[torch.dtype]:
+    return [leaf.dtype for leaf in compat.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def enabled_scopes() -> list[tuple[Any, ...]]:
