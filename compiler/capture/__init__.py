@@ -26,6 +26,7 @@ If this cannot be guaranteed, the result is Dynamo's graph, with a reason.
     audit.py      comparison of the recorded run with Dynamo's
     finish.py     turns the recording into a graph that replaces Dynamo's
     eager_refuses.py  calls that eager may refuse, and AOTAutograd does not
+    shared_inputs.py  results that AOTAutograd cannot make of inputs that share memory
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from .outputs import flat_outputs
 from .questions import without_questions
 from .retrace import RefusedError, retrace
 from .screen import opaque_memory, screen
+from .shared_inputs import view_of_shared_input
 from .transforms import without_transforms
 
 __all__ = ["Captured", "capture"]
@@ -93,7 +95,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         if refusal is not None:
             return Captured(flat, example_inputs, refusal, restore)
         captured = retrace(plain, example_inputs, kept)
-        refused = eager_may_refuse(captured.graph)
+        refused = eager_may_refuse(captured.graph) or view_of_shared_input(captured.graph)
         if refused is not None:
             return Captured(flat, example_inputs, refused, restore, as_written=True)
         return Captured(captured, example_inputs, None, restore, kept)
