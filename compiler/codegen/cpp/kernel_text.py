@@ -24,9 +24,11 @@ from .cost import GRAIN, work_of, work_of_all
 from .layout import Layout
 from .moves import move_bits
 from .plan import Plan
+from .ranges_apart import ranges_apart
 from .region import Region
 from .short_loops import unroll_short_loops
 from .target import Target
+from .tile_order import bring_tiles_together
 
 _PIECES = 64  # number of outer iterations from which on the vector loop is not split
 
@@ -36,7 +38,14 @@ def kernel_text(kernel: Kernel, target: Target) -> str:
 
     Kernels that are equal except for names have equal texts.
     """
-    return _KernelText(unroll_short_loops(move_bits(flatten(kernel))), target).text()
+    return _KernelText(prepared(kernel, target), target).text()
+
+
+def prepared(kernel: Kernel, target: Target) -> Kernel:
+    """The kernel with loops and values as they are planned and written."""
+    if target.vector_bytes:
+        kernel = ranges_apart(kernel, target.vector_bytes // 4)
+    return bring_tiles_together(unroll_short_loops(move_bits(flatten(kernel))), target)
 
 
 class _KernelText:

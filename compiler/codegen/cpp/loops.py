@@ -144,20 +144,24 @@ class Loops:
             if not tile.unrolled or columns != f"{tile.lanes}":
                 self._tile(loop, tile, rows, columns)
                 return
+            if isinstance(loop.var.extent, int) and loop.var.extent < tile.lanes:
+                self._whole_tile(loop, tile, loop.var.extent)
+                return
             with self._writer.block(f"if ({rows} == {tile.lanes})"):
-                self._whole_tile(loop, tile)
+                self._whole_tile(loop, tile, tile.lanes)
             with self._writer.block("else"):
                 self._tile(loop, tile, rows, columns)
 
-    def _whole_tile(self, loop: Loop, tile: Tile) -> None:
-        """A tile in registers: its only load is transposed there, and its rows are written one after the other."""
+    def _whole_tile(self, loop: Loop, tile: Tile, count: int) -> None:
+        """A tile in registers: its only load is transposed there, and its `count` rows are written one by one."""
         (load,), lanes, first = tile.loads, tile.lanes, self._out.names.variables[loop.var]
         kind, address, step = self._turned(load, tile)
         rows, at = self._writer.fresh(), self._writer.fresh("v")
         self._writer.line(f"V<Raw<{kind}>, {lanes}> {rows}[{lanes}];")
-        self._writer.line(f"load_rows({rows}, {address}, {step});")
-        self._writer.line(f"#pragma GCC unroll {lanes}")
-        with self._writer.block(f"for (int {at} = 0; {at} < {lanes}; ++{at})"):
+        suffix, left = ("", "") if count == lanes else ("_if", f", {count}")
+        self._writer.line(f"load_rows{suffix}({rows}, {address}, {step}{left});")
+        self._writer.line(f"#pragma GCC unroll {count}")
+        with self._writer.block(f"for (int {at} = 0; {at} < {count}; ++{at})"):
             self._writer.line(f"const i64 {self._named(loop.var)} = {first} + {at};")
             self._row(tile, {load: f"Codec<{kind}>::up_lanes<{lanes}>({rows}[{at}])"}, None)
         self._out.names.variables[loop.var] = first

@@ -373,14 +373,15 @@ template <class X, int N, class T> INLINE void store_rows_if(X (&rows)[N], T* to
 }
 template <int N, class T> static __attribute__((noinline)) void load_tile(
     T* to, const T* from, i64 step, i64 rows, i64 columns) {
+  V<Raw<T>, N> x[N];
   if (rows == N && columns == N) {
-    V<Raw<T>, N> x[N];
     for (int r = 0; r < N; ++r) __builtin_memcpy(x + r, from + r * step, sizeof x[r]);
-    transpose(x);
-    __builtin_memcpy(to, x, sizeof x);
-    return;
+  } else {
+    const V<i32, N> m = first<N>(columns);
+    for (int r = 0; r < rows; ++r) x[r] = Masked<Raw<T>, N>::load(m, (const Raw<T>*)(from + r * step));
+    for (int r = rows; r < N; ++r) x[r] = V<Raw<T>, N>{};
   }
-  for (i64 r = 0; r < rows; ++r)
-    for (i64 c = 0; c < columns; ++c) to[c * N + r] = from[r * step + c];
+  transpose(x);
+  __builtin_memcpy(to, x, sizeof x);
 }
 """.replace("INLINE_MEMBER", "inline __attribute__((always_inline))")

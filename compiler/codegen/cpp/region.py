@@ -60,25 +60,39 @@ class Region:
             end = self._writer.define("i64", f"least<i64>(end * {each}, {limit})")
             self._loops.loop(chunked, f"begin * {each}", end)
         else:
-            with self._writer.block("for (i64 q = begin; q < end; ++q)"):
-                self._iteration(loops, chunked, each)
+            self._iterations(loops, chunked, each)
 
-    def _iteration(self, loops: Sequence[Loop], chunked: Loop | None, each: int) -> None:
-        rest, piece = "q", ""
+    def _iterations(self, loops: Sequence[Loop], chunked: Loop | None, each: int) -> None:
+        """Count the loops' variables up beside `q`: to divide it each time would take as long as a short row."""
+        counters: list[tuple[str, str]] = []  # the innermost first: variable and number of values
+        rest, limit = "begin", ""
         if chunked is not None:
             limit = self._out.at(chunked.var.extent)
             pieces = self._writer.define("i64", f"({limit} + {each - 1}) / {each}")
-            piece, rest = self._writer.define("i64", f"q % {pieces}"), self._writer.define("i64", f"q / {pieces}")
+            rest = self._counter(rest, pieces, counters)
         for loop in reversed(loops[1:]):
-            size = self._out.at(loop.var.extent)
-            self._out.names.variables[loop.var] = self._writer.define("i64", f"{rest} % {size}")
-            rest = self._writer.define("i64", f"{rest} / {size}")
-        self._out.names.variables[loops[0].var] = rest
-        if chunked is None:
-            self._loops.block(loops[-1].body)
-            return
-        end = self._writer.define("i64", f"least<i64>({piece} * {each} + {each}, {limit})")
-        self._loops.loop(chunked, self._writer.define("i64", f"{piece} * {each}"), end)
+            rest = self._counter(rest, self._out.at(loop.var.extent), counters)
+            self._out.names.variables[loop.var] = counters[-1][0]
+        first = self._writer.fresh("v")
+        self._writer.line(f"i64 {first} = {rest};")
+        self._out.names.variables[loops[0].var] = first
+        with self._writer.block("for (i64 q = begin; q < end; ++q)"):
+            if chunked is None:
+                self._loops.block(loops[-1].body)
+            else:
+                start = self._writer.define("i64", f"{counters[0][0]} * {each}")
+                self._loops.loop(chunked, start, self._writer.define("i64", f"least<i64>({start} + {each}, {limit})"))
+            step = f"++{first};"
+            for name, size in reversed(counters):
+                step = f"if (++{name} == {size}) {{ {name} = 0; {step} }}"
+            self._writer.line(step)
+
+    def _counter(self, rest: str, size: str, counters: list[tuple[str, str]]) -> str:
+        """Define a variable that starts at ``begin`` modulo its number of values; gives the quotient."""
+        name = self._writer.fresh("v")
+        self._writer.line(f"i64 {name} = {rest} % {size};")
+        counters.append((name, size))
+        return self._writer.define("i64", f"{rest} / {size}")
 
     def partial(self, fold: Fold, loop: Loop, each: int, memory: int) -> None:
         """Run chunks `begin` to `end` of a fold; the partial results of each chunk go to memory."""

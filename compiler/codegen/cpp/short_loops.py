@@ -35,7 +35,7 @@ def unroll_short_loops(kernel: Kernel) -> Kernel:
 def _unrolled(statement: Statement) -> Statement:
     if not isinstance(statement, Loop) or not statement.parallel:
         return statement
-    chain = list(_chain(statement))
+    chain = list(parallel_chain(statement))
     body = chain[-1].body
     for short in chain:
         others = [loop for loop in chain if loop is not short]
@@ -53,12 +53,12 @@ def _unrolled(statement: Statement) -> Statement:
     return replace(statement, body=tuple(map(_unrolled, statement.body)))
 
 
-def _chain(loop: Loop) -> Iterator[Loop]:
+def parallel_chain(loop: Loop) -> Iterator[Loop]:
     """Perfectly nested parallel loops."""
     yield loop
     inner = loop.body[0] if len(loop.body) == 1 else None
     if isinstance(inner, Loop) and inner.parallel:
-        yield from _chain(inner)
+        yield from parallel_chain(inner)
 
 
 def _copy(assign: Assign, var: Var, place: int) -> Assign:

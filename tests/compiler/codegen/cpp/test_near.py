@@ -55,10 +55,11 @@ def test_of_every_width(dtype):
 
 
 FAR = {"one place", "shares", "far apart", "backwards, wrapped around"}  # one of which is read once
+APART = {"reflected", "edges", "wrapped around"}  # ranges of which are copies
 
 
 @pytest.mark.skipif(HOST.name != "avx512", reason="vectors are chosen from with AVX-512 only")
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - FAR))
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - FAR - APART))
 def test_are_seen(name):
     text = "".join(
         kernel_text(k, HOST)
@@ -67,10 +68,12 @@ def test_are_seen(name):
     assert "Near<" in text
 
 
-@pytest.mark.parametrize("name", sorted(FAR))
+@pytest.mark.parametrize("name", sorted(FAR | APART))
 def test_what_is_far_apart_is_gathered(name):
     plan = schedule(lower(trace(PROGRAMS[name], torch.randn(5, 43)), strict=True).program, target=CPU)
-    assert not any("Near<" in kernel_text(k, cpp.target("avx512")) for k in plan.kernels)
+    texts = [kernel_text(k, cpp.target("avx512")) for k in plan.kernels]
+    assert not any("Near<" in text for text in texts)
+    assert name not in APART or not any("gather" in text for text in texts)
 
 
 def test_what_users_give_is_gathered():
@@ -94,7 +97,7 @@ def test_a_row_of_a_table_of_unknown_length(program):
         compiled = torch.compile(program, backend="regraft", dynamic=True)
         for rows, others in [(66, 44), (80, 36)]:
             x, s = torch.randn(rows, 35), torch.randn(others, 35)
-            torch.testing.assert_close(compiled(x, s), program(x, s))
+            torch.testing.assert_close(compiled(x, s), program(x, s), rtol=1e-4, atol=1e-4)  # sums of 2,800
     assert not found.fallbacks
 
 

@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from support.lowering import trace
 
-from regraft.compiler.codegen.cpp.kernel_text import kernel_text
+from regraft.compiler.codegen.cpp.kernel_text import kernel_text, prepared
 from regraft.compiler.codegen.cpp.plan import Plan, Tile
 from regraft.compiler.codegen.cpp.target import target
-from regraft.compiler.codegen.flatten import flatten
 from regraft.compiler.ir.dependence import Dependence
 from regraft.compiler.ir.kernel import Fold, Loop
 from regraft.compiler.lowering import lower
@@ -37,6 +36,7 @@ PROGRAMS = {
     "rows shorter than a vector": (lambda x, b: x * b, [R(64, 6), R(64, 1)]),
     "transposition": (lambda x: x.t().contiguous(), [R(64, 256)]),
     "transposed operand": (lambda x, y: x + y.t(), [R(64, 256), R(256, 64)]),
+    "transposed around a middle": (lambda x: x.permute(0, 2, 4, 1, 3).contiguous(), [R(4, 16, 8, 16, 32)]),
     "channels last to first": (lambda x: x.permute(0, 3, 1, 2).contiguous(), [R(2, 16, 16, 32)]),
     "every second element": (lambda x: x[:, ::2] + 1, [R(64, 256)]),
     "every fourth element": (lambda x: x[:, 1::4].exp(), [R(64, 256)]),
@@ -81,7 +81,7 @@ PROGRAMS = {
 
 def planned(kernel, name="avx512"):
     """Loops with their lanes, then how memory is touched."""
-    kernel, lines = flatten(kernel), []
+    kernel, lines = prepared(kernel, target(name)), []
     plan = Plan(kernel, target(name), Dependence())
 
     def visit(statement, depth):
