@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import fx
 
+from ...patterns.masks import keeps_diagonal
 from ...rewrites import compat
 from ...rewrites.editor import Editor
 from ...rewrites.graph import arguments, dtype, is_tensor, op_name, rank, sees
 from ...rewrites.respell import respelling
 from . import builders
-from .analysis import is_float, is_literal, last, like, reduction
+from .analysis import CASTS, is_float, is_literal, last, like, reduction, uniform
 from .scale import scale_of
 
 aten = torch.ops.aten
@@ -57,9 +59,21 @@ def exponent_over_logsumexp(node: fx.Node, edit: Editor) -> fx.Node | None:
     """exp(x - logsumexp(x, [d], keepdim=True))  ->  softmax(x, d)."""
     x, total = difference(node, node.args[0])
     over = None if total is None else reduction(node, total, "aten.logsumexp")
-    if over is None or over[0] is not x or not is_float(x):
+    if over is None or over[0] is not x or not is_float(x) or _may_absorb_logarithm(node, x):
         return None
     return _over(node, edit, x, over[1], aten.softmax.int)
+
+
+def _may_absorb_logarithm(user: fx.Node, x: fx.Node) -> bool:
+    """Whether a mask may fill rows with a number to which adding log(n) changes nothing: weights of 1 in eager."""
+    masked = x.args[0] if sees(user, x, *CASTS) else x
+    if sees(user, masked, "aten.add"):
+        return any(is_tensor(term) and _may_absorb_logarithm(user, term) for term in masked.args[:2])
+    if not sees(user, masked, "aten.where") or len(masked.args) != 3 or not is_tensor(masked.args[0]):
+        return False
+    fill = uniform(masked.args[2])
+    absorbs = fill is not None and math.isfinite(fill) and abs(fill) * torch.finfo(dtype(masked)).eps > 1
+    return absorbs and not keeps_diagonal(None, masked.args[0])
 
 
 def difference(user: fx.Node, node: Any) -> tuple[fx.Node | None, fx.Node | None]:

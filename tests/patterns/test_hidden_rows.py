@@ -1,11 +1,14 @@
 """Rows whose every key a mask hides, in training: results and gradients are eager's, however the mask is spelled."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.rewriting import rewritten
+
+import regraft
 
 B, H, S, D = 2, 2, 8, 16
 LOWEST, INF = torch.finfo(torch.float32).min, float("inf")
@@ -113,3 +116,32 @@ def test_masks_known_to_keep_a_key_leave_the_choice_free() -> None:
     inputs = [torch.randn(B, H, S, D).requires_grad_() for _ in range(3)]
     found = rewritten(function, inputs)
     assert [match.candidate for match in found.record.applied if match.rule == "sdpa"] == ["flash"]
+
+
+FILLS = {"lowest": lambda s: torch.finfo(s.dtype).min, "low": lambda s: -1e9, "infinite": lambda s: -math.inf}
+HIDDEN = {
+    "filled": lambda s, hide, low: s.masked_fill(hide, low),
+    "chosen": lambda s, hide, low: torch.where(hide, low, s),
+    "added": lambda s, hide, low: s + torch.zeros_like(s).masked_fill(hide, low),
+    "causal": lambda s, hide, low: s.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), low),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_weights_by_a_logarithm_of_sums(hidden, fill, dtype):
+    """Where a row holds the lowest number alone, the logarithm of its length is lost: eager's weights are 1 each."""
+
+    def program(q, k, v, hide):
+        scores = q @ k.mT * 0.5
+        scores = HIDDEN[hidden](scores, hide, FILLS[fill](scores))
+        return torch.exp(scores - scores.logsumexp(-1, keepdim=True)) @ v
+
+    q, k, v = (torch.linspace(-1, n, 2 * 3 * 5 * 8).reshape(2, 3, 5, 8).to(dtype) for n in (1, 2, 3))
+    hide = torch.arange(25).reshape(5, 5) < 12  # two rows and a part of the third
+    torch._dynamo.reset()
+    with regraft.coverage() as cov:
+        compiled = torch.compile(program, backend="regraft", options={"strict": True, "profit": "always"})
+        torch.testing.assert_close(compiled(q, k, v, hide), program(q, k, v, hide), rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert (hidden, fill) != ("causal", "lowest") or cov.matches
