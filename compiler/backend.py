@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -30,7 +30,7 @@ from ..rewrites.compat import (
 from ..rewrites.compat.attention import guard_backends
 from ..rewrites.compat.autograd import StepFacts, calls_plainly, keep_saved, places, step_facts, tell_strides
 from ..rewrites.compat.dispatch import forward_ad_active, guard_forward_ad
-from ..rewrites.compat.dynamo import allow_lookups_at_once, on_reset
+from ..rewrites.compat.dynamo import allow_lookups_at_once, leave_to_python, on_reset
 from ..rewrites.compat.logs import code_is_logged, log_code
 from ..rewrites.compat.memory import guard_float32_precision
 from ..rewrites.coverage import publish
@@ -47,6 +47,7 @@ from .autograd.view_offsets import at_eagers_place
 from .autotune.oracle import make_oracle
 from .capture import Captured, capture
 from .capture.interruptions import note_interruptions
+from .capture.left_to_python import left_to_python
 from .capture.outputs import flat_outputs
 from .codegen import triton
 from .codegen.wrapper.wrapper import Wrapper
@@ -183,6 +184,9 @@ class Compilation:
         do(guard_forward_ad)
         if do(forward_ad_active, default=False):
             return self._as_written()
+        left = do(left_to_python, self._gm, self._example_inputs, default="")
+        if left:
+            self._leave(left)
         with self.record.timed("recall"):
             key = do(self._key, name="recall")
             known = do(recall, key) if key is not None else None
@@ -209,6 +213,14 @@ class Compilation:
         publish(self.record)
         self._tell()
         return self._gm
+
+    def _leave(self, why: str) -> NoReturn:
+        """Let Python run the frame of this graph."""
+        message = f"{why}: Python runs the frame as it was written, functions that it calls are compiled"
+        self.record.fallbacks.append(Fallback("capture", "left-to-python", message))
+        publish(self.record)
+        self._tell()
+        leave_to_python(message)
 
     def _save(self) -> None:
         """Save the compiled program, if it runs without AOTAutograd and without fallbacks.

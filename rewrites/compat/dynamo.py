@@ -7,8 +7,9 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+import sympy
 import torch
 from torch import fx
 
@@ -111,6 +112,37 @@ def dynamo_signal() -> type[BaseException]:
     from torch._dynamo.exc import TorchDynamoException
 
     return TorchDynamoException
+
+
+def wants_whole_graph() -> bool:
+    """Whether Dynamo may not leave any of the frame in progress to Python (`fullgraph=True`), or is not at work."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        frame = InstructionTranslator.current_tx()
+    except AttributeError:
+        return True
+    return bool(frame.one_graph or getattr(frame, "error_on_graph_break", False))
+
+
+def leave_to_python(message: str) -> NoReturn:
+    """Have Dynamo run the frame in progress as it was written, and compile the functions that it calls."""
+    from torch._dynamo.exc import SkipFrame
+
+    raise SkipFrame(message)
+
+
+_BROADCASTS = frozenset(("infer_size", "_broadcast_shapes", "_broadcast_in_dim_meta"))  # functions of torch
+
+
+def assumed_equal(shape_env: Any) -> list[Any]:
+    """The equations that torch has assumed of data-dependent sizes, since they are no broadcast if not known to be 1.
+
+    Eager broadcasts a size of 1; the compiled program raises an error for it.
+    """
+    known = getattr(shape_env, "deferred_runtime_asserts", {}).values()
+    asserts = [made for several in known for made in several if isinstance(made.expr, sympy.Eq)]
+    return [made.expr for made in asserts if any(f.name in _BROADCASTS for f in made.stack.summary())]
 
 
 def reads_values(shape_env: Any) -> bool:

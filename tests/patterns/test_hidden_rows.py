@@ -143,5 +143,7 @@ def test_weights_by_a_logarithm_of_sums(hidden, fill, dtype):
     torch._dynamo.reset()
     with regraft.coverage() as cov:
         compiled = torch.compile(program, backend="regraft", options={"strict": True, "profit": "always"})
-        torch.testing.assert_close(compiled(q, k, v, hide), program(q, k, v, hide), rtol=1e-5, atol=1e-6, equal_nan=True)
+        torch.testing.assert_close(
+            compiled(q, k, v, hide), program(q, k, v, hide), rtol=1e-5, atol=1e-6, equal_nan=True
+        )
     assert (hidden, fill) != ("causal", "lowest") or cov.matches
