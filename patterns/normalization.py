@@ -67,10 +67,6 @@ def compute_dtype(match: Binding, policy: Mapping[str, str]) -> torch.dtype:
     return reduce(torch.promote_types, tensors, result_dtype(match, policy))
 
 
-def _squared(value: Any) -> Any:
-    return choose("square", pow=lambda: torch.pow(value(), 2.0), product=lambda: value() * value())
-
-
 def _of_row(x: Any) -> Any:
     """The operand of the mean: x, or x in a wider dtype."""
     return choose("upcast", yes=lambda: cast(x), statistics=lambda: cast(x), no=x)
@@ -93,7 +89,7 @@ def _normalized(mean_square: Any, eps: Any, element: Callable[[], Any], weight: 
     )
 
 
-_PLAIN = {"recast": "no", "weight": "last", "downcast": "no", "square": "pow", "upcast": "no"}
+_PLAIN = {"recast": "no", "weight": "last", "downcast": "no", "upcast": "no"}
 
 
 def _sample(**given: Any) -> Sample:
@@ -117,7 +113,7 @@ _COMPUTED_EPS: dict[str, Any] = {"eps": T("1", values="positive"), "refused": "e
     replacement=lambda x, weight, eps, *, result, compute: _as(_rms_norm(x, weight, eps, compute), result),
     samples=[
         _sample(),
-        _sample(x=T("B 16"), square="product", weight="first"),
+        _sample(x=T("B 16"), weight="first"),
         _sample(x=T("1 16")),
         _sample(x=_SHORT, weight="no", eps=0.01),
         _sample(**_COMPLEX),
@@ -132,7 +128,7 @@ _COMPUTED_EPS: dict[str, Any] = {"eps": T("1", values="positive"), "refused": "e
 )
 def rms_norm(x: Any, weight: Any, eps: Any) -> Any:
     """weight * x / sqrt(mean(x ** 2) + eps)  ->  rms_norm(x, [D], weight, eps), with the casts that models have."""
-    mean_square = torch.mean(_squared(lambda: _of_row(x)), [-1], True)
+    mean_square = torch.mean(torch.pow(_of_row(x), 2.0), [-1], True)
     return optional("recast", _normalized(mean_square, eps, lambda: _of_element(x), weight), cast)
 
 
@@ -182,7 +178,8 @@ def layer_norm(x: Any, weight: Any, bias: Any, eps: Any) -> Any:
     def centered() -> Any:  # the mean may be computed twice
         return _of_element(x) - torch.mean(_of_row(x), [-1], True)
 
-    variance = torch.mean(_squared(centered), [-1], True)
+    squared = choose("square", pow=lambda: torch.pow(centered(), 2.0), product=lambda: centered() * centered())
+    variance = torch.mean(squared, [-1], True)
     weighted = _normalized(variance, eps, centered, weight)
 
     def folded() -> Any:

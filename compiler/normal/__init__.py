@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from ...rewrites.respell import Respelling
 from . import (
+    call_forms,
     casts,
     composed,
     dropout,
@@ -134,8 +135,8 @@ PRODUCTS: tuple[Respelling, ...] = (
 )
 
 NORMAL_FORM: tuple[Respelling, ...] = (
-    *VIEWS, *composed.COMPOSED, *LOGIC, *split_attention.JOINS, *SCORES, *masked_rows.ROWS, *slices.SLICES,
-    *statistics.STATISTICS, *gates.GATES, *PRODUCTS,
+    *VIEWS, *composed.COMPOSED, *call_forms.CALL_FORMS, *LOGIC, *split_attention.JOINS, *SCORES, *masked_rows.ROWS,
+    *slices.SLICES, *statistics.STATISTICS, *gates.GATES, *PRODUCTS,
 )  # fmt: skip
 
 LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.linear_of_rows)

@@ -20,18 +20,33 @@ from .analysis import holds_product, is_float, is_literal
 aten = torch.ops.aten
 
 _NAMES = {
-    "aten.special_expit": aten.sigmoid, "aten.special_erf": aten.erf, "aten.special_erfc": aten.erfc,
-    "aten.special_exp2": aten.exp2, "aten.special_expm1": aten.expm1, "aten.special_log1p": aten.log1p,
-    "aten.special_logsumexp": aten.logsumexp, "aten.multiply": aten.mul, "aten.subtract": aten.sub,
-    "aten.divide": aten.div, "aten.true_divide": aten.div, "aten.concat": aten.cat, "aten.concatenate": aten.cat,
-    "aten.absolute": aten.abs, "aten.negative": aten.neg,
+    "special_expit": "sigmoid", "special_erf": "erf", "special_erfc": "erfc", "special_exp2": "exp2",
+    "special_expm1": "expm1", "special_log1p": "log1p", "special_logsumexp": "logsumexp", "special_i0": "i0",
+    "special_gammainc": "igamma", "special_gammaincc": "igammac", "special_multigammaln": "mvlgamma",
+    "special_round": "round", "special_sinc": "sinc", "special_xlogy": "xlogy", "special_psi": "digamma",
+    "special_digamma": "digamma", "special_erfinv": "erfinv", "special_gammaln": "lgamma", "special_logit": "logit",
+    "special_log_softmax": "log_softmax", "multiply": "mul", "subtract": "sub", "divide": "div", "true_divide": "div",
+    "concat": "cat", "concatenate": "cat", "absolute": "abs", "negative": "neg", "fix": "trunc", "clip": "clamp",
+    "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan", "arctan2": "atan2",
+    "arctanh": "atanh", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne",
+    "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "__lshift__": "bitwise_left_shift",
+    "__rshift__": "bitwise_right_shift", "ger": "outer", "row_stack": "vstack", "det": "linalg_det",
+    "inverse": "linalg_inv", "matrix_power": "linalg_matrix_power", "linalg_matrix_exp": "matrix_exp",
+    "linalg_matmul": "matmul", "orgqr": "linalg_householder_product",
+}  # fmt: skip
+_OVERLOADS = {
+    "special_xlogy": {"default": "Tensor", "other_scalar": "Scalar_Other", "self_scalar": "Scalar_Self"},
+    "special_log_softmax": {"default": "int"},
+    "__lshift__": {"Scalar": "Tensor_Scalar"}, "__rshift__": {"Scalar": "Tensor_Scalar"},
 }  # fmt: skip
 
 
-@respelling(*_NAMES)
+@respelling(*(f"aten.{name}" for name in _NAMES))
 def other_name(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """multiply(x, y), special.expit(x), concat([x, y]), absolute(x)  ->  mul, sigmoid, cat, abs."""
-    target = getattr(_NAMES[op_name(node)], compat.overload_name(node.target), None)
+    """multiply(x, y), special.expit(x), concat([x, y]), arctan2(x, y)  ->  mul, sigmoid, cat, atan2."""
+    name, overload = op_name(node).removeprefix("aten."), compat.overload_name(node.target)
+    packet = getattr(aten, _NAMES[name])
+    target = getattr(packet, _OVERLOADS.get(name, {}).get(overload, overload), None)
     return None if target is None else edit.call(target, *node.args, **node.kwargs)
 
 

@@ -102,6 +102,22 @@ def kept_dims(node: fx.Node, edit: Editor) -> fx.Node | None:
     return result
 
 
+@respelling("aten.reshape")
+def dropped_dims(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """reshape(mean(x, [-1], True), sizes without this dim)  ->  mean(x, [-1]); also of sums."""
+    call = node.args[0]
+    if not sees(node, call, *_REDUCTIONS):
+        return None
+    values = arguments(call)
+    x, dims = values["self"], _dims(values)
+    if dims is None or not values.get("keepdim") or values.get("dtype") not in (None, dtype(x)) or not is_float(x):
+        return None
+    gone = {d % rank(x) for d in dims if rank(x)}
+    if not gone or not same_shape(shape(node), [s for d, s in enumerate(shape(x)) if d not in gone]):
+        return None
+    return edit.call(call.target, x, dims)
+
+
 def _with_dims(node: fx.Node, edit: Editor, call: fx.Node) -> fx.Node | None:
     """A reduction that keeps its dims with size 1, if it has the shape of `node`."""
     values = arguments(call)
@@ -179,5 +195,5 @@ def _dims(values: dict[str, Any]) -> list[int] | None:
 
 STATISTICS: tuple[Respelling, ...] = (
     power_as_root, reciprocal_root, division_by_root, sum_as_mean, variance, variance_and_mean, kept_dims,
-    squared_root,
+    dropped_dims, squared_root,
 )  # fmt: skip
