@@ -6,9 +6,11 @@ Both programs run many times with different seeds. Results, gradients and their 
     the mean of each element, and of all   means of independent runs
     squares and fourth powers of what      how far elements are from their means, and how often far, in units of
     is drawn                               their deviation
-    how much the share of zeros varies     elements of one draw vary together
+    how much the share of zeros, and the   elements of one draw vary together, as where rows share their noise
+    mean of what is drawn, vary
 
-Products of a result and the gradient of an operand with its shape show whether both use the same mask. Bounds are
+Products of a result and the gradient of an operand with its shape show whether both use the same mask, and those of two
+results whether these share their draws. Bounds are
 `_SIGMAS` standard errors of the difference, so that about one comparison in 10**6 fails by chance. Seeds are fixed, so
 that a check that passes once always passes.
 """
@@ -36,7 +38,7 @@ def compare_distributions(case: Case, rewritten: Program) -> Disagreement | None
     ours = _sampled(case, rewritten, range(first + _RUNS, first + 2 * _RUNS))
     for (name, a), (_, b) in zip(ours, eager, strict=True):
         found = _other_zeros(name, a, b) or _other_means(name, a, b) or _drawn_together(name, a, b)
-        found = found or _other_spread(name, a, b)
+        found = found or _other_spread(name, a, b) or _noise_together(name, a, b)
         if found is not None:
             return found
     return None
@@ -51,6 +53,9 @@ def _sampled(case: Case, program: Program, seeds: range) -> list[tuple[str, torc
 def _observed(case: Case, outcome: Outcome) -> Iterator[tuple[str, torch.Tensor]]:
     for i, result in enumerate(outcome.results):
         yield f"result {i}", result
+        for j, other in enumerate(outcome.results[:i]):
+            if other.shape == result.shape:
+                yield f"result {j} times result {i}", other.double() * result.double()
     for j, gradient in enumerate(outcome.gradients if case.gradients == "compared" else ()):
         yield f"gradient {j}", gradient
         for i, result in enumerate(outcome.results):
@@ -88,15 +93,8 @@ def _other_means(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagree
 
 
 def _drawn_together(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
-    """The variance of the share of zeros over the runs, which is larger if elements share draws.
-
-    The logarithm of a ratio of two sample variances has a standard error of sqrt(2 / (n - 1)) for each of them.
-    """
-    a, b = (float((x == 0).double().mean(1).var()) for x in (ours, eager))
-    if not a or not b:
-        return None
-    error, allowed = abs(math.log(a / b)), _SIGMAS * math.sqrt(4 / (_RUNS - 1))
-    return Disagreement(f"the share of zeros of {name} varies otherwise", error, allowed) if error > allowed else None
+    """The variance of the share of zeros over the runs, which is larger if elements share draws."""
+    return _other_variance(f"the share of zeros of {name} varies", *((x == 0).double().mean(1) for x in (ours, eager)))
 
 
 def _other_spread(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
@@ -104,12 +102,8 @@ def _other_spread(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagre
 
     Elements of one run may depend on each other: only runs count as independent.
     """
-    center, spread = eager.mean(0), eager.std(0)
-    drawn = (ours.isfinite() & eager.isfinite()).all(0) & (spread > _DRAWN * center.abs())
-    if not bool(drawn.any()):
-        return None
-    a, b = ((x - center)[:, drawn] / spread[drawn] for x in (ours, eager))
-    for power, what in ((2, "the variance"), (4, "the fourth moment")):
+    a, b = _standardized(ours, eager)
+    for power, what in ((2, "the variance"), (4, "the fourth moment")) if a.numel() else ():
         ours_by_run, eager_by_run = ((x**power).mean(1) for x in (a, b))
         difference = float((ours_by_run.mean() - eager_by_run.mean()).abs())
         error = float(((ours_by_run.var() + eager_by_run.var()) / _RUNS).sqrt())
@@ -117,3 +111,31 @@ def _other_spread(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagre
         if difference > allowed:
             return Disagreement(f"{what} of {name} differs", difference, allowed)
     return None
+
+
+def _noise_together(name: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
+    """The variance over the runs of the mean of what is drawn, which is larger if elements share draws."""
+    a, b = _standardized(ours, eager)
+    return _other_variance(f"elements of {name} vary together", a.mean(1), b.mean(1)) if a.numel() else None
+
+
+def _other_variance(what: str, ours: torch.Tensor, eager: torch.Tensor) -> Disagreement | None:
+    """The variances of one number for each run, which differ by a factor.
+
+    The logarithm of a sample variance has a standard error of sqrt((kurtosis - 1) / (n - 1)), which is large where
+    rare events make the variance.
+    """
+    a, b = float(ours.var()), float(eager.var())
+    if not a or not b:
+        return None
+    error = abs(math.log(a / b))
+    tails = sum(max(float(((x - x.mean()) ** 4).mean() / x.var() ** 2), 3.0) - 1 for x in (ours, eager))
+    allowed = _SIGMAS * math.sqrt(tails / (_RUNS - 1))
+    return Disagreement(f"{what} otherwise", error, allowed) if error > allowed else None
+
+
+def _standardized(ours: torch.Tensor, eager: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How far elements are from eager's means, in units of its deviation; those that are drawn and finite alone."""
+    center, spread = eager.mean(0), eager.std(0)
+    drawn = (ours.isfinite() & eager.isfinite()).all(0) & (spread > _DRAWN * center.abs())
+    return (ours - center)[:, drawn] / spread[drawn], (eager - center)[:, drawn] / spread[drawn]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from ....rewrites.rule import Rule
-from ....rewrites.sample import Sample
+from ....rewrites.sample import LEADING, Sample
 from .case import Case
 from .drawn import Drawn
-from .operands import tensors
+from .operands import dim_names, tensors
 
 _SHORT = 2  # sizes that follow each other and are written one by one
 
@@ -25,6 +25,7 @@ class Scope:
         dtypes: of the operands.
         ranks: of the operands.
         sizes: of their dims.
+        of_dims: the sizes of each named dim of the samples.
         gradients: the operands to which gradients flowed and were compared.
         labels: the alternatives taken, as (tag, label).
         dynamic: whether sizes were symbolic.
@@ -35,6 +36,7 @@ class Scope:
     dtypes: set[torch.dtype] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
     sizes: set[int] = field(default_factory=set)
+    of_dims: dict[str, set[int]] = field(default_factory=dict)
     gradients: set[str] = field(default_factory=set)
     labels: set[tuple[str, str]] = field(default_factory=set)
     dynamic: set[bool] = field(default_factory=set)
@@ -44,6 +46,8 @@ class Scope:
         """Remember a program that was compared."""
         self.samples.add(id(sample))
         self.dynamic.add(drawn.dynamic)
+        for name, size in drawn.sizes:
+            self.of_dims.setdefault(name, set()).update(size if isinstance(size, tuple) else (size,))
         self.labels |= {(tag, sample.tags.get(tag, labels[0])) for tag, labels in case.rule.tags.items()}
         for variable, operand in zip(case.rule.variables, case.operands, strict=True):
             if isinstance(operand, torch.Tensor):
@@ -66,7 +70,7 @@ def not_covered(
     rule: Rule, samples: Sequence[Sample], scope: Scope, unused: Sequence[str], device: str
 ) -> tuple[str, ...]:
     """What was not compared, one line each; the last ones hold for every rule."""
-    return (*_parts(rule, scope, unused), *_values(rule, samples, scope), *_of_any(rule, scope, device))
+    return (*_parts(rule, scope, unused), *_values(rule, samples, scope), *_of_any(rule, samples, scope, device))
 
 
 def _parts(rule: Rule, scope: Scope, unused: Sequence[str]) -> Iterator[str]:
@@ -107,11 +111,11 @@ def _values(rule: Rule, samples: Sequence[Sample], scope: Scope) -> Iterator[str
         yield f"values of {', '.join(numbers)} other than those of the samples and some beside them"
 
 
-def _of_any(rule: Rule, scope: Scope, device: str) -> Iterator[str]:
+def _of_any(rule: Rule, samples: Sequence[Sample], scope: Scope, device: str) -> Iterator[str]:
     untried = sorted({"floating", "integer", "bool", "complex"} - frozenset().union(*rule.kinds.values()))
     if untried:
         yield f"dtypes that are {' or '.join(untried)}: no sample has them, so there the rule does not fire"
-    yield f"sizes other than {_listed(scope.sizes)}; ranks above {max(scope.ranks, default=0)}"
+    yield f"sizes other than {_sizes(scope, samples)}; ranks above {max(scope.ranks, default=0)}"
     if scope.biases:
         yield "errors below about 1% in bfloat16 alone, or 0.1% in float16 alone: roundings are as large"
     if rule.stage == "forward":
@@ -120,6 +124,15 @@ def _of_any(rule: Rule, scope: Scope, device: str) -> Iterator[str]:
     yield f"the program around the pattern: {around}"
     yield "settings of the process, such as the default dtype and the number of threads"
     yield f"devices other than {device}; values and combinations of all this that were not drawn"
+
+
+def _sizes(scope: Scope, samples: Sequence[Sample]) -> str:
+    """The sizes that every dim had, and those that only some dims had."""
+    free = {n for s in samples for n in dim_names(s) if n != LEADING and n not in s.ranges}
+    of_free = [scope.of_dims.get(name, set()) for name in sorted(free)]
+    common = set.intersection(*of_free) if of_free else scope.sizes
+    some = scope.sizes - common
+    return f"{_listed(common)} in each dim, and {_listed(some)} in some" if some else _listed(common)
 
 
 def _listed(sizes: Iterable[int]) -> str:

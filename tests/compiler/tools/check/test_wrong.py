@@ -448,6 +448,15 @@ WRONG = {
         (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "",
         {"numerics": Numerics(random="distribution"), "dims": {"x": "S N"}},
     ),
+    "rows with one noise": Entry(
+        lambda x: x + torch.randn_like(x), lambda x: x + torch.randn_like(x[..., :1]),
+        (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "", {"numerics": Numerics(random="distribution")},
+    ),
+    "two results with one noise": Entry(
+        lambda x: (x + torch.randn_like(x), x * 2.0 + torch.randn_like(x)),
+        lambda x: (lambda noise: (x + noise, x * 2.0 + noise))(torch.randn_like(x)),
+        (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "", {"numerics": Numerics(random="distribution")},
+    ),
     "none drawn": Entry(lambda x: F.dropout(x * 2.0, 0.5, True), lambda x: x * 2.0),
     # the rule
     "raises": Entry(scaled, lambda x: torch.tanh(x).reshape(-1, 3) * 2.0, ("B N",)),
@@ -470,6 +479,11 @@ RIGHT = {
         lambda x: x + torch.randn_like(x),
         lambda x: x + torch.special.ndtri(torch.rand_like(x.double()).clamp(1e-9, 1 - 1e-9)).to(x.dtype),
         (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "", {"numerics": Numerics(random="distribution")},
+    ),
+    "normal numbers in another order": Entry(
+        lambda x: x + torch.randn_like(x), lambda x: x + torch.randn_like(x.flatten()).view(x.shape).flip(0),
+        (Sample(x=T("S N"), sizes={"S": 8, "N": 8}),), "",
+        {"numerics": Numerics(random="distribution"), "dims": {"x": "S N"}},
     ),
     "silu": Entry(lambda x: x * torch.sigmoid(x), lambda x: F.silu(x)),
     "norm": Entry(norm, lambda x: F.rms_norm(x, (x.shape[-1],), eps=1e-6), ("... N",), more={"dims": {"x": "... N"}}),
@@ -501,6 +515,13 @@ def test_what_is_wrong_is_found_or_listed(name):
     else:
         assert not result.ok, str(result)
         assert not any("did not match" in f.problem for f in result.failures), str(result)
+
+
+def test_one_size_of_one_dim_is_found_or_not_listed_as_covered():
+    entry = Entry(lambda x: x.sum(-1), lambda x: x.sum(-1) + (x.shape[-1] == 17), ("B N",), more={"dims": {"x": "B N"}})
+    assert not found("one size of one dim", entry, 50).ok
+    (told,) = (text for text in found("one size of one dim, seldom", entry, 5).not_covered if "sizes other" in text)
+    assert "17" not in told.split(" in each dim")[0]
 
 
 @pytest.mark.parametrize("name", RIGHT)
