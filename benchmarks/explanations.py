@@ -22,7 +22,7 @@ from typing import Annotated, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import typer
-from support.around_rules import Finding, Program, agreement, program
+from support.around_rules import Finding, Program, agreement, program, rules_named
 from support.own_source import quiet
 
 import regraft
@@ -91,7 +91,9 @@ def show(one: Program) -> None:
 def main(
     count: Annotated[int, typer.Option(help="Programs of each rule.")] = 200,
     seed: Annotated[int, typer.Option(help="The same seed makes the same programs.")] = 0,
-    rule: Annotated[list[str] | None, typer.Option(help="Rules or families. [default: all]")] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="Rules, or families that no rule is named as. [default: all]")
+    ] = None,
     only: Annotated[int | None, typer.Option(help="Show the program of this number.")] = None,
     out: Annotated[Path | None, typer.Option(help="Lines of JSON; a run goes on behind those that are there.")] = None,
     seconds: Annotated[float, typer.Option(help="Begin no program after so many.")] = 1e9,
@@ -99,7 +101,7 @@ def main(
 ) -> None:
     """Print where they differ, and counts."""
     random.seed(seed)
-    rules = [one for one in regraft.default_rules() if not rule or one.name in rule or one.family in rule]
+    rules = rules_named(rule or ())
     if not rules:
         raise typer.BadParameter(f"there is no rule {', '.join(rule or ())}")
     if only is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -86,6 +86,13 @@ class Finding:
     verdict: Verdict
     told: str = ""
     matches: dict[str, int] = field(default_factory=dict)
+
+
+def rules_named(names: Sequence[str]) -> list[Rule]:
+    """The library's rules of these names, or of these families where no rule has the name; all where none is given."""
+    every = list(regraft.default_rules())
+    families = set(names) - {rule.name for rule in every}
+    return [rule for rule in every if not names or rule.name in names or rule.family in families]
 
 
 def program(rule: Rule, seed: int, number: int) -> Program | None:

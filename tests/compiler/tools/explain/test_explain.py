@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.around_rules import agreement, programs
+from support.around_rules import agreement, programs, rules_named
 from support.attentions import plain, qkv
 from torch import nn
 
@@ -251,6 +251,12 @@ def test_explain_and_compile_agree_on_programs_around_rules():
         (program,) = programs(rule, 0, 1)
         found = agreement(program, all_rules=number % 2 == 0)
         assert found.verdict in ("matched", "near miss"), (rule.name, program.change, found)
+
+
+def test_a_name_of_a_rule_and_of_its_family_is_the_rule():
+    assert [rule.name for rule in rules_named(["linear"])] == ["linear"]
+    assert {rule.family for rule in rules_named(["attention", "gelu"])} == {"attention", "activation"}
+    assert len(rules_named([])) == len(regraft.default_rules())
 
 
 def test_every_change_makes_programs():
