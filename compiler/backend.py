@@ -24,6 +24,7 @@ from ..rewrites.compat import (
     compile_name,
     dynamo_signal,
     finish_before_forks,
+    graph_break,
     is_renamed_tensor,
     ships_with_torch,
 )
@@ -311,6 +312,7 @@ class Compilation:
                 prepare=self._stages.prepare,
                 recompute=self._stages.generates(),
                 memory_budget=self.options.memory_budget,
+                continued=bool(graph_break(self._gm)[0]),
             )
         except Exception as error:
             if isinstance(error, PassFailedError) or self._faults.lets_through(error):

@@ -41,6 +41,7 @@ def differentiate(
     prepare: Callable[[fx.GraphModule, Literal["inference", "joint"]], None] = lambda graph, kind: None,
     recompute: bool = False,
     memory_budget: float = 1.0,
+    continued: bool = False,
 ) -> Callable[..., Any]:
     """Compile a graph with its derivatives.
 
@@ -55,6 +56,7 @@ def differentiate(
         recompute: let the backward compute pointwise results again where less is kept then (minimum cut). Pays where
             they are fused into the kernels that read them.
         memory_budget: with `recompute`: the share of what would be kept then that may be kept.
+        continued: whether the program goes on with the results after a graph break, and may write to them.
 
     Returns:
         A callable of the graph's inputs, for Dynamo.
@@ -88,6 +90,7 @@ def differentiate(
             joint=prepare_joint,
             recompute=memory_budget if recompute else None,
             decompositions={**by_tensors(), **_around_products()},
+            continued=continued,
         )
 
 

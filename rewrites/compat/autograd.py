@@ -41,7 +41,7 @@ def keep_saved() -> None:
         promised.clear()  # in place: with subclasses two records share the list
 
 
-def aot_compile(
+def aot_compile(  # noqa: PLR0913 - a compiler for each kind of graph, and how they are split
     graph_module: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
@@ -51,11 +51,13 @@ def aot_compile(
     joint: Callable[[fx.GraphModule], None],
     recompute: float | None,
     decompositions: Mapping[Any, Callable[..., Any]],
+    continued: bool,
 ) -> Callable[..., Any]:
     """Functionalize and differentiate by AOTAutograd, and compile each graph with the compiler of its kind.
 
     `joint` may change the graph of forward and backward before it is split; `recompute` splits it by minimum cut,
-    and keeps that share, between 0 and 1, of what such a cut keeps; None: as eager would split it.
+    and keeps that share, between 0 and 1, of what such a cut keeps; None: as eager would split it. `continued` says
+    that the program goes on with the results, which it may write to.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
@@ -70,9 +72,12 @@ def aot_compile(
             _keep_readings_of_written(joint_module.graph)
         _keep_draws_apart(joint_module.graph)
         _drop_detached(joint_module.graph)
+        read = _read_by_backward(joint_module.graph)
         with config.patch(activation_memory_budget=1.0 if recompute is None else recompute):
             graphs = split(joint_module, inputs, **more)
         _keep_old_values(graphs[0].graph, more["num_fwd_outputs"])
+        if continued and recompute is not None:
+            _keep_copies_of_results(graphs[0].graph, more["num_fwd_outputs"], read)
         return graphs
 
     compiler = aot_autograd(
@@ -157,6 +162,48 @@ def _keep_old_values(forward: fx.Graph, results: int) -> None:
     kept = [copies.get(node, node) if isinstance(node, fx.Node) else node for node in values[results:]]
     if kept != values[results:]:
         output.args = (type(output.args[0])([*values[:results], *kept]),)
+
+
+def _read_by_backward(joint: fx.Graph) -> frozenset[str]:
+    """The values that a backward reads before anything is computed again: eager keeps them, too."""
+    backward: set[fx.Node] = set()
+    for node in joint.nodes:
+        tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        if tangent or (node.op != "output" and any(given in backward for given in node.all_input_nodes)):
+            backward.add(node)
+    return frozenset(given.name for node in backward for given in node.all_input_nodes if given not in backward)
+
+
+def _keep_copies_of_results(forward: fx.Graph, results: int, read: frozenset[str]) -> None:
+    """Have copies kept of results from which the backward only computes values again that eager keeps.
+
+    The program may write to its results before the backward runs, where eager has kept other values:
+
+        s = q @ k.mT; w = s.softmax(-1); (graph break); s.add_(1)      kept: s, of which the backward makes w again
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    output = forward.output_node()
+    values = list(output.args[0])  # type: ignore[arg-type]
+    written = {_memory(node) for node in values[:results] if isinstance(node, fx.Node)} - {None}
+    for place, node in enumerate(values[results:], results):
+        if not isinstance(node, fx.Node) or node.op == "placeholder" or node.name in read:
+            continue
+        if _memory(node) not in written:
+            continue
+        value = node.meta["val"]
+        copied = torch.empty_like(value)
+        if all(statically_known_true(a == b) for a, b in zip(copied.stride(), value.stride(), strict=True)):
+            with forward.inserting_before(output):
+                values[place] = forward.call_function(torch.ops.aten.clone.default, (node,))
+            values[place].meta = {"val": copied, "stack_trace": node.meta.get("stack_trace")}
+    output.args = (type(output.args[0])(values),)
+
+
+def _memory(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    plain = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return value.untyped_storage()._cdata if plain else None
 
 
 def _looks_into(node: fx.Node) -> bool:
