@@ -61,8 +61,41 @@ def known_nonnegative(number: Any) -> bool:
     """Whether an index is at least 0 in every iteration, for every size."""
     if not isinstance(number, Index):
         return bool(number >= 0)
-    low = _bounds(number)[0]
-    return (low is not None and low >= 0) or _known_nonnegative_symbolic(number)
+    return _is_bounded_by_0(number) or _known_nonnegative_symbolic(number)
+
+
+def _is_bounded_by_0(number: Any) -> bool:
+    """Whether the ranges of an index's terms add up to 0 or more, of sizes or of what sizes exceed their least by."""
+    low = bounds(number)[0]
+    if low is not None and low >= 0:
+        return True
+    shifted = _from_least(number) if isinstance(number, Index) else number
+    low = None if shifted is number else bounds(shifted)[0]
+    return low is not None and low >= 0
+
+
+@lru_cache(_CACHED)
+def _from_least(number: Index) -> Any:
+    """An index whose sizes begin at 0, so that products of them can be compared term by term.
+
+    s*t - s, s >= 2, t >= 2    ->    (s' + 2)*(t' + 2) - (s' + 2) = s'*t' + s' + 2*t' + 2
+    """
+    if all(len(monomial) < 2 for monomial, _ in number.terms):
+        return number  # what is added up is exact
+    total: Any = 0
+    for monomial, coefficient in number.terms:
+        product: Any = coefficient
+        for atom in monomial:
+            product = mul(product, _above_least(atom))
+        total = add(total, product)
+    return total
+
+
+def _above_least(atom: Atom) -> Any:
+    if not isinstance(atom, Size) or not atom.low:
+        return atom.index()
+    high = None if atom.high is None else atom.high - atom.low
+    return add(Size(atom.name, 0, high).index(), atom.low)
 
 
 def known_le(a: Any, b: Any) -> bool:
@@ -91,8 +124,7 @@ def _at_least_0_at_worst(number: Any) -> bool:
             break
         for atom in sorted(found, key=lambda atom: atom.rank):
             number = _at_worst(number, atom)
-        low = bounds(number)[0]
-        if low is not None and low >= 0:
+        if _is_bounded_by_0(number):
             return True
     return False
 

@@ -10,7 +10,7 @@ from support.schedules import Builder, assert_same, body_text, layer_norm, loops
 
 from regraft.compiler.ir.index.index import Loaded, Size
 from regraft.compiler.ir.printer import kernel_text
-from regraft.compiler.schedule import schedule
+from regraft.compiler.schedule import CPU, GPU, schedule
 
 
 def test_layer_norm_with_residual_is_one_pass_over_rows():
@@ -135,6 +135,22 @@ def test_symbolic_sizes(sizes):
     found = assert_same(b.program(out, flat), sizes=sizes)
     assert len(found.kernels) == 2
     assert [s.name for k in found.kernels for s in k.sizes] == ["s0", "s1", "s0"]
+
+
+@pytest.mark.parametrize("target", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("known", [(), (0,), (3,), (0, 3), (1, 2)], ids=str)
+def test_loops_over_several_symbolic_sizes_are_parallel(known, target):
+    """Places of a permuted tensor are products of sizes, which are as far apart as known ones."""
+    s0, s1, s2, s3 = (5 if d in known else Size(f"s{d}", 2, None).index() for d in range(4))
+    b = Builder()
+    x, y = b.given("x", (s0, s2, s1, s3)), b.given("y", (s0, s2, s1, s3))
+    out = softmax(b, b.map("moved", (s0, s1, s2, s3), lambda i: op("exp", x.at((i[0], i[2], i[1], i[3])))))
+    copied = b.map("copied", (s0, s1, s2, s3), lambda i: op("neg", y.at((i[0], i[2], i[1], i[3]))))
+    sizes = {f"s{d}": n for d, n in enumerate((3, 4, 2, 5))}
+    found = assert_same(b.program(out, copied), sizes=sizes, target=target)
+    for kernel in found.kernels:
+        loop = next(loops_of(kernel))
+        assert loop.parallel, kernel_text(kernel)
 
 
 def test_scatter_in_place_and_the_read_after():

@@ -1,6 +1,11 @@
 """Ranges; their soundness on random indices is tested with the indices."""
 
+import itertools
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regraft.compiler.ir.index.bounds import bounds, known_le, known_lt, known_nonnegative
 from regraft.compiler.ir.index.index import Loaded, Size, Var, least, most, quotient, remainder
@@ -59,6 +64,39 @@ def test_nonnegative():
     assert known_nonnegative(S - U - 1)
     assert not known_nonnegative(S - 2)
     assert not known_nonnegative(-1)
+
+
+P, Q, R = (Size(name, 2, None).index() for name in "pqr")
+Z = Size("z", 0, None).index()
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (P, P * Q - 1), (P * Q, P * Q * R), (P * (Q - 1) + P - 1, P * Q), (3 * P * Q - P, 4 * P * Q),
+        (Var("a", P).index() * Q * R + Var("b", Q).index() * R + Var("c", R).index(), P * Q * R),
+    ],
+)  # fmt: skip
+def test_products_of_sizes_are_compared(a, b):
+    assert known_lt(a, b)
+    assert not known_lt(b, a)
+
+
+@pytest.mark.parametrize(("a", "b"), [(P, P * Z), (P * Q, P * R), (P * Q + 4, P * Q * S), (P * Q - 1, P + Q)])
+def test_products_that_may_be_smaller_are_not_proven(a, b):
+    assert not known_lt(a, b)
+
+
+@given(st.lists(st.tuples(st.integers(-6, 6), st.lists(st.integers(0, 2), max_size=3)), max_size=5), st.data())
+def test_what_is_proven_of_products_holds(polynomial, data):
+    """A sum of products of sizes that is known not to be negative is not, whatever the sizes are."""
+    lows = data.draw(st.tuples(*[st.integers(0, 3)] * 3))
+    sizes = [Size(name, low, None).index() for name, low in zip("pqr", lows, strict=True)]
+    number = sum((c * math.prod(sizes[i] for i in chosen) for c, chosen in polynomial), 0)
+    if not known_nonnegative(number):
+        return
+    for values in itertools.product(*(range(low, low + 4) for low in lows)):
+        assert sum(c * math.prod(values[i] for i in chosen) for c, chosen in polynomial) >= 0
 
 
 W = Var("w", 2 * S).index()
