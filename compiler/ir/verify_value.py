@@ -11,6 +11,7 @@ import torch
 from .folds import component_dtypes
 from .index.bounds import known_lt, known_nonnegative
 from .index.index import Atom, Index, Loaded, Size, Var, atoms
+from .index.positive import assuming_iterations
 from .ops import OPS
 from .printer import dtype_text, index_text, value_text
 from .program import Buffer, Reduction, Store
@@ -234,7 +235,8 @@ def _range_findings(buffer: Buffer, indices: tuple[Any, ...], scope: Scope) -> I
     if not scope.runs:
         return
     for dim, (index, size) in enumerate(zip(indices, buffer.sizes, strict=False)):
-        if not (known_nonnegative(index) and known_lt(index, size)):
+        (place, end), _ = assuming_iterations((index, size))
+        if not (known_nonnegative(place) and known_lt(place, end)):
             yield scope.found("range", f"{index_text(index)} may leave dim {dim} of {buffer.name}, {index_text(size)}")
 
 

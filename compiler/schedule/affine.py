@@ -16,6 +16,7 @@ from typing import Any
 
 from ..ir.index.bounds import bounds, known_le, known_lt, known_nonnegative
 from ..ir.index.index import Atom, Index, Loaded, Monomial, Size, Var, add, atoms, from_terms, mul, terms
+from ..ir.index.positive import assuming_iterations
 
 Number = Any  # int | Index
 OPAQUE = Var("?", 1)  # stands among a digit's variables for data read from memory
@@ -100,6 +101,8 @@ def separate(a: Number, b: Number, var: Var, fixed: frozenset[Var]) -> bool:
         separate(768*i + j, 768*i + k, j, {i})                     ->  False: k is free
         separate(768*i + j, 768*i + k + 256, j, {i})  where j, k < 256     ->  True: they never meet
     """
+    (a, b), (var, *rest) = assuming_iterations((a, b), (var, *fixed))
+    fixed = frozenset(rest)
     left, right = digits(a), digits(b)
     if left.stride(var) != right.stride(var) or left.stride(var) == 0:
         return False
@@ -123,6 +126,7 @@ def never_meet(a: Number, b: Number) -> bool:
     never_meet(768*i + j, 768*i + k + 256)  where j, k < 256          ->  True
     never_meet(768*i + j, 768*i + k + 256)  where j < 257, k < 256    ->  False
     """
+    (a, b), _ = assuming_iterations((a, b))
     left, right = (_free(digits(side), frozenset()) for side in (a, b))
     if left is None or right is None:
         return False

@@ -27,6 +27,7 @@ from .index import (
     add,
     from_terms,
     mul,
+    rebuild,
     sub,
     terms,
 )
@@ -76,26 +77,22 @@ def _is_bounded_by_0(number: Any) -> bool:
 
 @lru_cache(_CACHED)
 def _from_least(number: Index) -> Any:
-    """An index whose sizes begin at 0, so that products of them can be compared term by term.
+    """An index whose sizes, and what is computed of them, begin at 0: products can be compared term by term.
 
     s*t - s, s >= 2, t >= 2    ->    (s' + 2)*(t' + 2) - (s' + 2) = s'*t' + s' + 2*t' + 2
     """
     if all(len(monomial) < 2 for monomial, _ in number.terms):
         return number  # what is added up is exact
-    total: Any = 0
-    for monomial, coefficient in number.terms:
-        product: Any = coefficient
-        for atom in monomial:
-            product = mul(product, _above_least(atom))
-        total = add(total, product)
-    return total
+    return rebuild(number, _above_least)
 
 
+@lru_cache(_CACHED)
 def _above_least(atom: Atom) -> Any:
-    if not isinstance(atom, Size) or not atom.low:
-        return atom.index()
-    high = None if atom.high is None else atom.high - atom.low
-    return add(Size(atom.name, 0, high).index(), atom.low)
+    """An atom as what it exceeds its least by, and that; None where it begins at 0, or nowhere."""
+    low, high = _atom_bounds(atom)
+    if not low or low < 0:
+        return None
+    return add(Size(atom.digest.hex(), 0, None if high is None else high - low).index(), low)
 
 
 def known_le(a: Any, b: Any) -> bool:
@@ -124,7 +121,7 @@ def _at_least_0_at_worst(number: Any) -> bool:
             break
         for atom in sorted(found, key=lambda atom: atom.rank):
             number = _at_worst(number, atom)
-        if _is_bounded_by_0(number):
+        if _is_bounded_by_0(number) or (isinstance(number, Index) and _at_least_0_by_cases(number)):
             return True
     return False
 
@@ -189,9 +186,10 @@ def _matters(atom: Atom, monomial: Monomial) -> bool:
 
 def _at_worst(number: Any, limited: Atom) -> Any:
     signs = {_sign(m, c, limited) for m, c in terms(number) if limited in m}
-    if len(signs) != 1 or None in signs:
+    sign = signs.pop() if len(signs) == 1 else _sign_of_factor(number, limited)
+    if sign is None:
         return number
-    end: Any = 0 if signs == {1} else add(_end(limited), -1)
+    end: Any = 0 if sign == 1 else add(_end(limited), -1)
     total: Any = 0
     for monomial, coefficient in terms(number):
         product: Any = from_terms({tuple(a for a in monomial if a is not limited): coefficient})
@@ -199,6 +197,20 @@ def _at_worst(number: Any, limited: Atom) -> Any:
             product = mul(product, end)
         total = add(total, product)
     return total
+
+
+def _sign_of_factor(number: Any, limited: Atom) -> int | None:
+    """The sign of all that an atom is multiplied by, ``i*s*t - 2*i*s`` where ``t >= 2``; None where it is not known."""
+    factor: Any = 0
+    for monomial, coefficient in terms(number):
+        times = sum(a is limited for a in monomial)
+        if times > 1:
+            return None
+        if times:
+            factor = add(factor, from_terms({tuple(a for a in monomial if a is not limited): coefficient}))
+    if known_nonnegative(factor):
+        return 1
+    return -1 if known_nonnegative(mul(factor, -1)) else None
 
 
 def _sign(monomial: Any, coefficient: int, limited: Atom) -> int | None:

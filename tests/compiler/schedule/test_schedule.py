@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.schedules import Builder, assert_same, body_text, layer_norm, loops_of, number, op, softmax
 
-from regraft.compiler.ir.index.index import Loaded, Size
+from regraft.compiler.ir.index.index import Loaded, Size, quotient
 from regraft.compiler.ir.printer import kernel_text
 from regraft.compiler.schedule import CPU, GPU, schedule
 
@@ -143,14 +143,27 @@ def test_loops_over_several_symbolic_sizes_are_parallel(known, target):
     """Places of a permuted tensor are products of sizes, which are as far apart as known ones."""
     s0, s1, s2, s3 = (5 if d in known else Size(f"s{d}", 2, None).index() for d in range(4))
     b = Builder()
-    x, y = b.given("x", (s0, s2, s1, s3)), b.given("y", (s0, s2, s1, s3))
-    out = softmax(b, b.map("moved", (s0, s1, s2, s3), lambda i: op("exp", x.at((i[0], i[2], i[1], i[3])))))
-    copied = b.map("copied", (s0, s1, s2, s3), lambda i: op("neg", y.at((i[0], i[2], i[1], i[3]))))
+    x = b.given("x", (s0, s2, s1, s3))
+    moved = b.map("moved", (s0, s1, s2, s3), lambda i: op("exp", x.at((i[0], i[2], i[1], i[3]))))
     sizes = {f"s{d}": n for d, n in enumerate((3, 4, 2, 5))}
-    found = assert_same(b.program(out, copied), sizes=sizes, target=target)
+    found = assert_same(b.program(moved), sizes=sizes, target=target)
     for kernel in found.kernels:
-        loop = next(loops_of(kernel))
+        loop = loops_of(kernel)[0]
         assert loop.parallel, kernel_text(kernel)
+
+
+@pytest.mark.parametrize("target", [CPU, GPU], ids=["CPU", "GPU"])
+def test_loops_over_what_windows_give_are_parallel(target):
+    """Where a size of a result may be 0, nothing is written: where something is, windows fit into the image."""
+    s0, s1, s2 = (Size(f"s{d}", 2, None).index() for d in range(3))
+    b = Builder()
+    height, width = quotient(s1 - 3, 2) + 1, s2 - 2
+    x = b.given("x", (s0, height, 4, width))
+    y = b.map("y", (s0, 4, height, width), lambda i: op("neg", x.at((i[0], i[2], i[1], i[3]))))
+    for given in ((3, 6, 5), (2, 2, 3), (2, 5, 2)):
+        found = assert_same(b.program(y), sizes={f"s{d}": n for d, n in enumerate(given)}, target=target)
+        (kernel,) = found.kernels
+        assert loops_of(kernel)[0].parallel, kernel_text(kernel)
 
 
 def test_scatter_in_place_and_the_read_after():

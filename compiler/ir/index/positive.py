@@ -1,0 +1,64 @@
+"""What sizes are where loops have iterations: nothing is accessed in others, so whatever holds there may be assumed.
+
+i < s - 2                  =>   s >= 3
+i < (s - 1)//2, j < t*u    =>   s >= 3, t >= 1, u >= 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from .bounds import bounds
+from .index import Atom, Index, Most, Quotient, Size, Var, atoms, substitute, terms
+
+Number = Any  # int | Index
+
+
+def assuming_iterations(numbers: Sequence[Number], variables: Sequence[Var] = ()) -> tuple[list[Number], list[Var]]:
+    """Numbers and loop variables, their sizes bounded by what follows from iterations of all loops in them."""
+    loops = [*variables, *(a for number in numbers for a in atoms(number) if isinstance(a, Var))]
+    extents = {loop.extent for loop in loops if isinstance(loop.extent, Index)}
+    least: dict[Atom, int] = {}
+    for atom, low in chain.from_iterable(_implied(extent, 1) for extent in extents):
+        least[atom] = max(low, least.get(atom, low))
+    raised: dict[Atom, Number] = {atom: _at_least(atom, low) for atom, low in least.items() if not _reaches(atom, low)}
+    if not extents:
+        return list(numbers), list(variables)
+    raised |= {Most(1, extent): substitute(extent, raised) for extent in extents}
+    loop_of = {loop: Var(loop.name, substitute(loop.extent, raised)) for loop in loops}
+    by = raised | {loop: new.index() for loop, new in loop_of.items()}
+    return [substitute(number, by) for number in numbers], [loop_of[v] for v in variables]
+
+
+def _reaches(atom: Atom, low: int) -> bool:
+    """Whether an atom is known to be no less than a number."""
+    own = bounds(atom.index())[0]
+    return own is not None and own >= low
+
+
+def _at_least(atom: Atom, low: int) -> Number:
+    """A size with another bound; another atom as a size of its own."""
+    if isinstance(atom, Size):
+        return Size(atom.name, low, atom.high).index()
+    return Size(atom.digest.hex(), low, bounds(atom.index())[1]).index()
+
+
+def _implied(number: Number, least: int) -> Iterator[tuple[Atom, int]]:
+    """Lower bounds of atoms that follow from ``number >= least``."""
+    constant = sum(c for monomial, c in terms(number) if not monomial)
+    symbolic = [term for term in terms(number) if term[0]]
+    if len(symbolic) != 1 or symbolic[0][1] < 0:
+        return
+    ((monomial, coefficient),) = symbolic
+    low = -((constant - least) // coefficient)
+    if len(monomial) > 1:
+        if low < 1 or not all(_reaches(atom, 0) for atom in monomial):
+            return
+        low = 1  # of each factor: none is negative, and none is 0
+    for atom in monomial:
+        if isinstance(atom, Quotient) and not isinstance(atom.divisor, Index):
+            yield from _implied(atom.dividend, low * atom.divisor)
+        else:
+            yield atom, low
