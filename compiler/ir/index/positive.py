@@ -26,10 +26,22 @@ def assuming_iterations(numbers: Sequence[Number], variables: Sequence[Var] = ()
     raised: dict[Atom, Number] = {atom: _at_least(atom, low) for atom, low in least.items() if not _reaches(atom, low)}
     if not extents:
         return list(numbers), list(variables)
-    raised |= {Most(1, extent): substitute(extent, raised) for extent in extents}
-    loop_of = {loop: Var(loop.name, substitute(loop.extent, raised)) for loop in loops}
+    steps = {atom for number in numbers for atom in atoms(number) if isinstance(atom, Most)}
+    counts = {extent: _count(extent, raised, Most(1, extent) in steps) for extent in extents}
+    raised |= {Most(1, extent): count for extent, count in counts.items()}
+    loop_of = {loop: Var(loop.name, counts.get(loop.extent, loop.extent)) for loop in loops}
     by = raised | {loop: new.index() for loop, new in loop_of.items()}
     return [substitute(number, by) for number in numbers], [loop_of[v] for v in variables]
+
+
+def _count(extent: Index, raised: dict[Atom, Number], is_step: bool) -> Number:
+    """How many iterations a loop has, at least 1: a size of its own where nothing follows of the sizes in it.
+
+    Where ``max(1, extent)`` is a stride, the extent stands in products, which have no order if they are multiplied out.
+    """
+    if is_step and not any(_implied(extent, 1)):
+        return Size(extent.digest.hex(), 1, None).index()
+    return substitute(extent, raised)
 
 
 def _reaches(atom: Atom, low: int) -> bool:

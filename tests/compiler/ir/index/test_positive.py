@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regraft.compiler.ir.index.bounds import bounds, known_le
-from regraft.compiler.ir.index.index import Index, Size, Var, evaluate, most, quotient
+from regraft.compiler.ir.index.index import Index, Size, Var, atoms, evaluate, most, quotient
 from regraft.compiler.ir.index.positive import assuming_iterations
 
 S, T = (Size(name, 0, None).index() for name in "st")
@@ -49,8 +49,14 @@ def test_variables_keep_their_place() -> None:
 
 
 def test_the_larger_of_1_and_an_extent_is_the_extent() -> None:
-    (found, _), _ = assuming_iterations((most(1, S - T) * 4, Var("i", S - T).index()))
-    assert found == 4 * (S - T)
+    """Of sizes of which nothing follows: a size of its own, so that products of strides can be compared."""
+    step, extent = most(1, S - T), Var("i", S - T).index()
+    (found, outer, loop, _), _ = assuming_iterations((step, step * T, extent, Var("j", T).index()))
+    assert bounds(found)[0] == 1 and known_le(found, outer)
+    (variable,) = [atom for atom in atoms(loop) if isinstance(atom, Var)]
+    assert variable.extent == found
+    (found, _), _ = assuming_iterations((most(1, S - 2), Var("i", S - 2).index()))
+    assert bounds(found)[0] == 1
 
 
 EXTENTS: list[Any] = [S, T, S - 2, quotient(S - 3, 2) + 1, quotient(S, T + 1), 2 * S * T]
