@@ -26,11 +26,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave_out_turns(items)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """What is imported and collected stays: Python need not look for garbage among it."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """All modules are imported."""
     from support.quiet_torch import quieten
 
     quieten()
+    gc.enable()
 
 
 def pytest_runtest_teardown() -> None:
