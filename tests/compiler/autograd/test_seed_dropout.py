@@ -18,6 +18,7 @@ from regraft.compiler.codegen.wrapper.wrapper import generate
 
 from ...support.dropouts import ALL, ALPHA, BROADCAST, ELEMENTS
 from ...support.lowering import trace
+from ...support.thorough import takes_turns
 
 P = 0.25
 aten = torch.ops.aten
@@ -57,6 +58,7 @@ def saved_sizes(result):
     return [tuple(t.shape) for t in result.grad_fn.saved_tensors if t is not None]
 
 
+@takes_turns("fast")
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("form", ALL)
 def test_every_form_is_drawn_from_a_seed_and_keeps_no_mask(form, fast):

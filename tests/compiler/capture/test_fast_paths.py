@@ -48,6 +48,7 @@ def test_encoder_layers(masks: Any, norm_first: bool, activation: str, dynamic: 
     assert found.count("attention") == 1
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_encoder_layers_under_autocast(norm_first: bool, dtype: torch.dtype) -> None:
@@ -57,6 +58,7 @@ def test_encoder_layers_under_autocast(norm_first: bool, dtype: torch.dtype) -> 
     assert found.count("attention") == 1
 
 
+@takes_turns("choices")
 @pytest.mark.parametrize("choices", [{}, {"need_weights": False}, {"average_attn_weights": False}])
 @pytest.mark.parametrize("mask", [None, padding(), torch.zeros(B, S).masked_fill(padding(), -torch.inf)])
 def test_multihead_attention(mask: Any, choices: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.lowering import agree, trace
-from support.thorough import THOROUGH
+from support.thorough import THOROUGH, takes_turns
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.agreement import disagreement, hold_sizes
@@ -118,6 +118,7 @@ def test_dtypes_of_indices(name):
     assert not stays(INDICES[name], X, ROWS, THREE)
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_of_what_is_written(name, dynamic):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.opinfo import operators
 from support.own_source import NAME, matched_by, outcome, pattern_of, quiet
+from support.thorough import takes_turns
 from torch import nn
 
 from regraft import PatternError, Sample, T, choose, register_pattern
@@ -92,17 +93,18 @@ PYTHON = {
 }
 
 
+@takes_turns("dynamic")
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", PYTHON)
-def test_python_is_matched_as_torch_compile_sees_it(name):
+def test_python_is_matched_as_torch_compile_sees_it(name, dynamic):
     """Dynamo writes Python's loops and subscripts otherwise than tracing does."""
     pattern, spec = PYTHON[name]
     rule = declare(pattern, Sample(x=spec))
-    for dynamic in (False, True):
-        torch.compiler.reset()
-        shape = spec.shape(DEFAULT_SIZES | {"N": 9})
-        options = {"rules": (rule,), "profit": "always", "strict": True}
-        (found,) = explain_all((rule,), pattern, torch.rand(shape), options=options, dynamic=dynamic)
-        assert len(found.matches) == 1, str(found)
+    torch.compiler.reset()
+    shape = spec.shape(DEFAULT_SIZES | {"N": 9})
+    options = {"rules": (rule,), "profit": "always", "strict": True}
+    (found,) = explain_all((rule,), pattern, torch.rand(shape), options=options, dynamic=dynamic)
+    assert len(found.matches) == 1, str(found)
 
 
 def test_numbers_bind_what_samples_give(subtests):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.lowering import agree, run_program, trace
+from support.thorough import takes_turns
 from support.triton_kernels import compiles, interpreted_agrees
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -70,6 +71,7 @@ PRODUCTS = {
 }
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_small_products_on_gpus(name, dtype, monkeypatch):
