@@ -356,8 +356,11 @@ class _Walk:
         self._low.store(into, loops, at, value.at(source))
 
     def _output(self, node: fx.Node) -> None:
-        bases = (b for arg in node.all_input_nodes for b in _bases(self._values[arg]))
-        self._lowered.program.outputs = tuple(dict.fromkeys(bases))
+        """Note what lives to the end: memory of results, and calls that make numbers known which are results."""
+        args = node.all_input_nodes
+        bases = [b for arg in args for b in _bases(self._values[arg])]
+        tokens = [token for arg in args for token in (*self._tokens.get(arg, ()), *_tokens(arg))]
+        self._lowered.program.outputs = tuple(dict.fromkeys((*bases, *tokens)))
 
 
 def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:

@@ -257,3 +257,41 @@ def test_kernels_of_no_elements_follow_the_call_that_makes_their_sizes_known(pro
         compiled = torch.compile(program, backend="regraft", options={"strict": True})
         for x in (X[0], X[-1], X[0] * 0):
             torch.testing.assert_close(compiled(x), program(x))
+
+
+def _counted(x):
+    n = x.nonzero().shape[0]
+    x.add_(1)
+    return n
+
+
+def _split(x):
+    parts = x.long().tolist()
+    x.mul_(2)
+    return parts, x.sum().item()
+
+
+NUMBERS = {
+    "int": lambda x: ((x > 0).sum(), x.add_(1))[0].item(),
+    "float": lambda x: ((x * 2).sum(), x.mul_(2))[0].item(),
+    "bool": lambda x: ((x * 2 > 3).any(), x.zero_())[0].item(),
+    "arithmetic": lambda x: ((x > 0).sum(), x.add_(1))[0].item() * 2 + x.shape[0],
+    "beside a tensor": lambda x: (lambda n, y: (n.item(), y * 2))((x > 0).sum(), x.add_(1)),
+    "of a part": lambda x: (x[1:].amax(), x[0].fill_(9))[0].item(),
+    "twice": lambda x: (lambda a, _, b: (a.item(), b.item()))(x.sum(), x.add_(1), x.sum()),
+    "count": _counted,
+    "several": _split,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_a_program_gives_are_read_before_it_writes(name, dynamic):
+    """Nothing but the result needs the number, so that the call could be made at the end."""
+    torch._dynamo.reset()
+    compiled = torch.compile(NUMBERS[name], backend="regraft", dynamic=dynamic, options={"strict": True})
+    with torch._dynamo.config.patch(**IN_GRAPH):
+        for x in ([1.0, 2, 3], [-2, -2, 1], [-5, 0, 3], [4, 5, -2]):
+            mine, theirs = torch.tensor(x), torch.tensor(x)
+            torch.testing.assert_close(compiled(mine), NUMBERS[name](theirs), rtol=0, atol=0)
+            torch.testing.assert_close(mine, theirs)
