@@ -175,9 +175,10 @@ class _Assembly:
 
     @functools.cached_property
     def _named(self) -> dict[str, Any]:
-        """The named symbols among the sizes and strides of tensors, and in the expressions that compute them."""
-        tensors = [x for node in self._old.values() for x in tree_leaves(node.meta.get("val")) if torch.is_tensor(x)]
-        numbers = [n for x in tensors if x.layout == torch.strided for n in (*x.shape, *x.stride())]
+        """The named symbols in numbers and among the sizes and strides of tensors, and in what computes them."""
+        values = [x for node in self._old.values() for x in tree_leaves(node.meta.get("val"))]
+        tensors = [x for x in values if torch.is_tensor(x) and x.layout == torch.strided]
+        numbers = [*values, *(n for x in tensors for n in (*x.shape, *x.stride()))]
         exprs = {n.node.expr for n in numbers if isinstance(n, torch.SymInt)}
         parts = {part for expr in exprs for part in sympy.preorder_traversal(expr) if part.args}
         return {size_name(part): part for part in parts}

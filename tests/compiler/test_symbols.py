@@ -217,3 +217,27 @@ def test_pieces_of_padded_rows():
         for call in calls:
             torch.testing.assert_close(compiled(*call), program(*call))
     assert not [k for graph in cov.graphs for code in graph.code for k in code.kept if k.code == "symbolic"]
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x, n: x[-abs(n) :],
+        lambda x, n: x[abs(n) // 3 :] * 2,
+        lambda x, n: x[: max(n, 2)],
+        lambda x, n: x[min(n, 0) :].sin(),
+        lambda x, n: torch.cat([x[: -abs(n) - 1], x[-abs(n) :]]),
+    ],
+)
+def test_parts_behind_a_computed_number(cut):
+    """The gradient's place is a function of a number that is no input of the backward itself, nor a size there."""
+
+    def gradient(call, x, n):
+        x = x.clone().requires_grad_()
+        return call(x, n), torch.autograd.grad(call(x, n).square().sum(), x)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(cut, backend="regraft", dynamic=True, options={"strict": True})
+    for sizes, n in (((3, 8), 100), ((8, 8), 5), ((9, 4), -3), ((16, 8), 0), ((5, 3), 2)):
+        x = torch.linspace(-1, 1, math.prod(sizes)).reshape(sizes)
+        torch.testing.assert_close(gradient(compiled, x, n), gradient(cut, x, n))
