@@ -165,6 +165,7 @@ def test_nothing_is_scattered(mode, monkeypatch):
     assert not any("index_put" in name for name in names), names
 
 
+@takes_turns("antialias")
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_bytes(mode, antialias):
@@ -203,6 +204,7 @@ def test_infinite_pixels_of_symbolic_sizes(mode, to, align_corners):
 
 
 @pytest.mark.parametrize("mode, antialias", [("bilinear", False), ("bilinear", True), ("bicubic", True)])
+@takes_turns("memory_format")
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_gradients_of_symbolic_sizes(memory_format, mode, antialias):
     def function(x):

@@ -36,7 +36,7 @@ def compiled(function: Any, *inputs: Any, dynamic: bool = False, autocast: bool 
         return function(*inputs), made(*inputs), found
 
 
-@takes_turns("activation", "dynamic")
+@takes_turns("norm_first", "activation", "dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [False, True])

@@ -103,9 +103,12 @@ def stays(function, *given, **how):
     return bool(lower(module).kept)
 
 
-@pytest.mark.parametrize("name", MIXED)
-def test_mixtures_of_dtypes(name):
-    for a, b in product(DTYPES, repeat=2):
+@pytest.mark.parametrize(("row", "name"), enumerate(MIXED), ids=MIXED)
+def test_mixtures_of_dtypes(row, name):
+    """In short runs every other pair, each dtype with three others on either side."""
+    for (i, a), (j, b) in product(enumerate(DTYPES), repeat=2):
+        if not THOROUGH and (row + i + j) % 2:
+            continue
         given = torch.ones(5, 4).to(a), torch.ones(3, 4).to(b), ROWS
         assert stays(MIXED[name], *given) or not refuses(MIXED[name], *given), (name, a, b)
 
