@@ -21,6 +21,7 @@ from ..arithmetic import element, minus, op, over, plus, power, size_value, squa
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
 from ..scalars import Scalar, literal
 from ..spaces import Space, fold, promised, require_elements, space, stored, total
+from .deviations import is_scaled, scaled_deviation
 from .elementwise import rounded
 
 Finish = Callable[[Value], tuple[Value, ...]]
@@ -297,9 +298,7 @@ def var_(
     low: Lowering, x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
     """Variance or standard deviation."""
-    of = space(x, dim, keepdim)
-    made = moments(low, x, of, _variance(of, correction, _is_deviation(low)), _dtype_of_squares(low))[1]
-    return _in_dtype(low, made, x.dtype)
+    return _in_dtype(low, _spread(low, x, space(x, dim, keepdim), correction)[1], x.dtype)
 
 
 @lowers("aten.var_mean.correction", "aten.std_mean.correction")
@@ -307,9 +306,15 @@ def var_mean(
     low: Lowering, x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Variance or standard deviation, and the mean."""
-    of = space(x, dim, keepdim)
-    center, spread = moments(low, x, of, _variance(of, correction, _is_deviation(low)), _dtype_of_squares(low))
+    center, spread = _spread(low, x, space(x, dim, keepdim), correction)
     return stored(low, spread, 0), stored(low, center, 1)
+
+
+def _spread(low: Lowering, x: Tensor, of: Space, correction: float | None) -> tuple[Tensor, ...]:
+    """The mean, and the variance or standard deviation."""
+    if _is_deviation(low) and is_scaled(low, x, of):
+        return scaled_deviation(low, x, of, correction)
+    return moments(low, x, of, _variance(of, correction, _is_deviation(low)), _dtype_of_squares(low))
 
 
 def _is_deviation(low: Lowering) -> bool:
