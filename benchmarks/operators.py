@@ -5,6 +5,7 @@
     python benchmarks/operators.py --table models --json found.jsonl
     python benchmarks/operators.py --table blocks --train
     python benchmarks/operators.py --table nets --dtype bfloat16
+    python benchmarks/operators.py --table odd
 
 For each: median microseconds of each run (the call of `torch.compile` included), and how many times as fast as each
 other run the last one is: the median of what the turns gave, so that a busy machine slows both alike. Ends with
@@ -38,6 +39,7 @@ TABLES = {
     "models": ["model_programs", "data_programs"],
     "blocks": ["block_programs", "block_tokens", "block_steps"],
     "nets": ["net_programs"],
+    "odd": ["odd_programs"],
 }
 RANDOM = {"rand", "randn", "dropout", "bernoulli"}
 
