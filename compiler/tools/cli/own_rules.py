@@ -134,9 +134,9 @@ def rules_named(name: str, own: Iterable[Rule] = ()) -> list[Rule]:
     named = [*(rule.name for rule in known), *(rule.family for rule in known), *plugin_names()]
     names = list(dict.fromkeys(named))
     close = difflib.get_close_matches(name, names, n=3)
-    own_ones = "" if own else "; rules of your own are found with --rules PATH"
-    hint = f"; did you mean {', '.join(close)}?" if close else f"{own_ones}; there are: {', '.join(names) or 'none'}"
-    raise UsageError(f"there is no rule {name!r}{hint}")
+    asked = f"did you mean {', '.join(close)}?" if close else f"there are: {', '.join(names) or 'none'}"
+    hint = asked if own else f"rules of your own are found with --rules PATH; {asked}"
+    raise UsageError(f"there is no rule {name!r}; {hint}")
 
 
 def with_offered(own: Sequence[Rule], chosen: Iterable[Rule]) -> list[Rule]:

@@ -99,7 +99,7 @@ def _rest(found: Explanation, kinds: int, everything: bool) -> list[str]:
     lines = [f"  and {counted(kinds, 'further kind', 'further kinds')} of near miss"] if kinds else []
     places = counted(len(found.others), "place", "places")
     lines += [f"  and {places} with no more in common than the first operators"] if found.others else []
-    return ["", *lines, "  text(everything=True), or --all on the command line, lists them"] if lines else []
+    return ["", *lines, "  to list all: text(everything=True), or --all on the command line"] if lines else []
 
 
 def _matched(same: list[Match], how: str, found: Explanation) -> list[str]:

@@ -131,7 +131,7 @@ def test_default_target_is_bert_with_a_mask(monkeypatch):
         (["report", "hf:bert", "--set", "x"], "KEY=VALUE"),
         (["report", "--diff", "a.json", "b.json"], "cannot read a.json"),
         (["report", "small.py:model", "--html", "page.txt", "--no-time"], "the suffix chooses the form"),
-        (["explain", "sdpq", "hf:bert"], "there is no rule 'sdpq'; did you mean sdpa?"),
+        (["explain", "sdpq", "hf:bert"], "--rules PATH; did you mean sdpa?"),
         (["check", "my_clamp"], "there is no rule 'my_clamp'; rules of your own are found with --rules PATH; there"),
         (["check", "nonsense"], "there are: sdpa, linear, attention"),
         (["rules", "nonsense"], "there are: sdpa, linear, attention"),
