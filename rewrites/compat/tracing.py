@@ -276,15 +276,18 @@ def tracing_apart() -> contextlib.AbstractContextManager[Any]:
 
 
 def capture_function(
-    function: Callable[..., Any], operands: Sequence[Any], *, dynamic: bool
+    function: Callable[..., Any], operands: Sequence[Any], *, dynamic: bool, fixed: Mapping[int, Sequence[int]] = {}
 ) -> tuple[fx.GraphModule, list[int]]:
-    """The ATen graph of a function of tensors and constants, and the places of the operands that are its inputs."""
+    """The ATen graph of a function of tensors and constants, and the places of the operands that are its inputs.
+
+    Where sizes are `dynamic`, those of the dims in `fixed`, by the operand's place, are numbers nevertheless.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
     places = [i for i, o in enumerate(operands) if isinstance(o, torch.Tensor)]
-    fakes = [mode.from_tensor(operands[i], static_shapes=not dynamic) for i in places]
+    fakes = [_fake_of(mode, operands[i], dynamic, fixed.get(i, ())) for i in places]
 
     def run(*values: Any) -> Any:
         given = list(operands)
@@ -294,6 +297,18 @@ def capture_function(
 
     with mode:
         return trace_before_dispatch(run, fakes), places
+
+
+def _fake_of(mode: Any, operand: torch.Tensor, dynamic: bool, fixed: Sequence[int]) -> torch.Tensor:
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    if not dynamic or not fixed:
+        return mode.from_tensor(operand, static_shapes=not dynamic)
+    kinds = [DimDynamic.STATIC if d in fixed else DimDynamic.DUCK for d in range(operand.dim())]
+    place = operand.storage_offset(), operand.shape, operand.stride()
+    alone = torch.empty(0, dtype=operand.dtype, device=operand.device).set_(operand.untyped_storage(), *place)  # type: ignore[call-overload]  # no view: its base would have sizes of its own
+    alone.requires_grad_(operand.requires_grad)
+    return mode.from_tensor(alone, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds))
 
 
 def named_sizes(examples: Mapping[str, int]) -> tuple[Any, dict[str, torch.SymInt]]:

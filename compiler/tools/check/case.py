@@ -21,7 +21,7 @@ from ....rewrites.pattern import choosing
 from ....rewrites.profit import Always
 from ....rewrites.record import GraphRecord
 from ....rewrites.rule import Rule
-from ....rewrites.sample import Sample
+from ....rewrites.sample import LEADING, Sample
 from ...normal import FORMS
 from .drawn import INCOMING, Drawn
 from .operands import KINKS, SINGULAR, Look, make, tensors
@@ -40,6 +40,7 @@ class Case:
         tags: the alternatives of the pattern in the program.
         frozen: names of operands that are frozen weights.
         dynamic: whether sizes are symbolic.
+        fixed: the dims of operands, by name, whose sizes are numbers even so.
         nan: option ``nan``.
         seed: the seed of random draws.
         gradients: ``"compared"``; ``"finite"``, to look for NaN and inf only; or ``"ignored"``.
@@ -51,6 +52,7 @@ class Case:
     tags: Mapping[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     dynamic: bool = False
+    fixed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     nan: str = "eager"
     seed: int = 0
     gradients: Gradients = "compared"
@@ -69,8 +71,18 @@ class Case:
         values = {look.values for look in drawn.looks.values()}
         gradients: Gradients = "ignored" if values & {*SINGULAR} else "finite" if values & {*KINKS} else "compared"
         return cls(
-            rule, tuple(operands), sample.tags, frozen, drawn.dynamic, drawn.nan, drawn.seed, gradients, drawn.incoming
-        )
+            rule, tuple(operands), sample.tags, frozen, drawn.dynamic, {}, drawn.nan, drawn.seed, gradients,
+            drawn.incoming,
+        )  # fmt: skip
+
+    def with_sizes_of(self, sample: Sample) -> Case:
+        """The case, the sizes that the sample gives as numbers being numbers: ``"4"`` in ``T("B 4 S")``."""
+        fixed = {}
+        for name, operand in zip((v.name for v in self.rule.variables), self.operands, strict=True):
+            dims = sample.operands[name].dims.split() if name in tensors(sample) else []
+            more = operand.dim() - len(dims) if dims else 0
+            fixed[name] = tuple(d + (more if dims[0] == LEADING else 0) for d, dim in enumerate(dims) if dim.isdigit())
+        return replace(self, fixed={name: dims for name, dims in fixed.items() if dims})
 
     @property
     def training(self) -> bool:
@@ -98,7 +110,8 @@ class Case:
 
     @cached_property
     def _captured(self) -> tuple[fx.GraphModule, list[int]]:
-        graph_module, places = capture_function(self.program, list(self.operands), dynamic=self.dynamic)
+        fixed = {i: self.fixed.get(variable.name, ()) for i, variable in enumerate(self.rule.variables)}
+        graph_module, places = capture_function(self.program, list(self.operands), dynamic=self.dynamic, fixed=fixed)
         for place, node in zip(places, graph_module.graph.find_nodes(op="placeholder"), strict=False):
             if self.rule.variables[place].name in self.frozen:
                 node.meta[FROZEN] = True

@@ -13,7 +13,7 @@ import torch
 
 from ....rewrites.rule import Rule
 from ....rewrites.sample import LEADING, Sample
-from .operands import LAYOUTS, Look, differentiable, dim_names, looks_of, tensors
+from .operands import LAYOUTS, WITH_GAPS, Look, differentiable, dim_names, looks_of, tensors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.int32)  # a rule may not support them
@@ -56,9 +56,10 @@ class Drawn:
     def ordinary(self, sample: Sample) -> bool:
         """Whether the rule must match: known sizes, within the ranges of the sample.
 
-        Without ranges: no size is zero, or so small that a tensor is like a scalar.
+        Without ranges: no size is zero, or so small that a tensor is like a scalar. Where sizes are symbolic, strides
+        are products of them: otherwise it is not known whether a `reshape` copies.
         """
-        if self.dtype not in DTYPES:
+        if self.dtype not in DTYPES or (self.dynamic and any(look.layout in WITH_GAPS for look in self.looks.values())):
             return False
         return all(
             size in sample.ranges[name] if name in sample.ranges else min(_all(size), default=2) > 1

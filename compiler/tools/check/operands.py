@@ -214,3 +214,4 @@ _LAYING_OUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "overlapping": _windows,
 }
 LAYOUTS = tuple(_LAYING_OUT)  # the plainest first
+WITH_GAPS = ("sliced", "stepped", "broadcast", "overlapping")  # strides that are no products of sizes

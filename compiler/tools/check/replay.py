@@ -44,7 +44,8 @@ def replay(rule: Rule, operands: Mapping[str, Any], *, candidate: str = "", refu
         operands: by parameter of the pattern.
         candidate: the replacement to take; by default the first that can be used.
         refused: the code of the reason with which the rule should refuse, where these operands are a near miss.
-        settings: of `Case`: ``tags``, ``frozen``, ``dynamic``, ``nan``, ``seed``, ``gradients``, ``incoming``.
+        settings: of `Case`: ``tags``, ``frozen``, ``dynamic``, ``fixed``, ``nan``, ``seed``, ``gradients``,
+            ``incoming``.
 
     Returns:
         1 where the rule fails, 0 where it does not.

@@ -71,7 +71,7 @@ def _settings(case: Case, sample: Sample, candidate: str) -> Iterator[tuple[str,
         yield "candidate", candidate
     if sample.refused:
         yield "refused", sample.refused
-    for name in ("tags", "frozen", "dynamic", "nan", "seed", "gradients", "incoming"):
+    for name in ("tags", "frozen", "dynamic", "fixed", "nan", "seed", "gradients", "incoming"):
         if (value := getattr(case, name)) != getattr(plain, name):
             yield name, value
 

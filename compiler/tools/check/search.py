@@ -267,6 +267,9 @@ class Search:
         rule = alone(self.rule, candidate)
         try:
             rewritten = case.rewritten(rule)
+            if must_match and case.dynamic and not rewritten.whole:  # a program knows sizes that are no variables
+                case = case.with_sizes_of(sample)
+                rewritten = case.rewritten(rule) if case.fixed else rewritten
             problem = _why_not(case, rule, rewritten) if must_match and not rewritten.whole else None
         except Exception as error:  # a counterexample like any other, to be made small and shown
             return drawn, f"raises {_told(error)}"
@@ -285,7 +288,7 @@ class Search:
     ) -> tuple[Drawn, str] | None:
         """The first of some values on which both programs disagree."""
         for number, drawn in enumerate(drawns):
-            one = case if number == 0 else Case.of(self.rule, sample, drawn)
+            one = case if number == 0 else replace(Case.of(self.rule, sample, drawn), fixed=case.fixed)
             if number and not _runs(one):
                 continue
             try:

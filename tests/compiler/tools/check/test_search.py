@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -246,3 +247,23 @@ def test_samples_move_but_those_of_unknown_devices():
     moved = placed(sample, "cuda")
     assert (moved.operands["x"].device, moved.operands["y"].device, moved.operands["scale"]) == ("cuda", "meta", 2.0)
     assert (moved.sizes, moved.refused) == (sample.sizes, "some-code")
+
+
+def test_sizes_that_a_sample_gives_as_numbers_may_be_known_where_others_are_symbolic():
+    """A program knows how many heads share a key; with symbolic numbers of heads, their ratio is no number."""
+
+    @register_pattern(
+        "shared_keys",
+        replacement=lambda q, k: torch.einsum("bhgsd,bhtd->bhgst", q.unflatten(1, (2, 2)), k).flatten(1, 2),
+        samples=[Sample(q=T("B 4 S D"), k=T("B 2 T D"))],
+        dims={"q": "B 4 S D", "k": "B 2 T D"},
+    )
+    def shared_keys(q, k):
+        return q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-2, -1)
+
+    sample = shared_keys.samples[0]
+    drawn = replace(Drawn.plain(sample), dynamic=True)
+    case = Case.of(shared_keys, sample, drawn)
+    assert not case.rewritten().whole and case.with_sizes_of(sample).rewritten().whole
+    result = check(shared_keys, examples=12)
+    assert result.ok, str(result)
