@@ -75,7 +75,11 @@ class Faults:
 
     def lets_through(self, error: BaseException) -> bool:
         """Whether an error is raised to the caller: it is no fault, or the compilation is strict."""
-        return self.strict or isinstance(error, self._signals)
+        return self.strict or self.is_signal(error)
+
+    def is_signal(self, error: BaseException) -> bool:
+        """Whether an error is no fault, but tells the caller something."""
+        return isinstance(error, self._signals)
 
     def tell(
         self,

@@ -103,7 +103,7 @@ def trace(
 
     def run(*values: Any) -> Any:
         operands = given | dict(zip(fakes, values, strict=True))
-        with _symbolic_roots():
+        with _symbolic_roots(), _no_parameters():
             return declaration.pattern(*(operands[v.name] for v in declaration.variables))
 
     try:
@@ -156,6 +156,23 @@ def _symbolic_roots() -> Iterator[None]:
 
     with mock.patch("math.sqrt", root):
         yield
+
+
+@contextmanager
+def _no_parameters() -> Iterator[None]:
+    """Refuse modules that a pattern makes: their weights are drawn anew at each call, and no program has them."""
+
+    def refuse(module: torch.nn.Module, name: str, _: Any) -> None:
+        raise PatternError(
+            f"it makes a {type(module).__name__}, whose {name} is new at each call, so that no program has it: make "
+            "it a parameter (def pattern(x, weight): return F.linear(x, weight))"
+        )
+
+    handle = torch.nn.modules.module.register_module_parameter_registration_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 LEADING = "_leading"

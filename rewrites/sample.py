@@ -100,6 +100,9 @@ class T:
         return max(1, int(below) if below.isdigit() else sizes[below])
 
 
+_DICTS = {"tags": "tags={'spelling': 'where'}", "sizes": "sizes={'N': 64}"}
+
+
 def kind_of(dtype: torch.dtype) -> str:
     """``"floating"``, ``"complex"``, ``"bool"`` or ``"integer"``."""
     if dtype.is_floating_point:
@@ -146,6 +149,9 @@ class Sample:
         refused: str = "",
         **operands: Any,
     ):
+        for what, value in (("tags", tags), ("sizes", sizes)):
+            if value is not None and not isinstance(value, Mapping):
+                raise PatternError(f"{what}={value!r} is no dict, such as {_DICTS[what]}")
         given = dict(sizes or {})
         self.operands = operands
         self.tags = dict(tags or {})
@@ -172,7 +178,9 @@ def _require_sample(sample: Sample) -> None:
         raise PatternError(f'refused={sample.refused!r} is no code of a reason, such as "dtype-not-floating"')
     named = frozenset[str]().union(*(o.names for o in sample.operands.values() if isinstance(o, T)))
     for name in sorted(named - sample.sizes.keys()):
-        raise PatternError(f"nobody knows the size of dim {name!r}: give one, e.g. sizes={{{name!r}: 4}}")
+        usual = ", ".join(dim for dim in DEFAULT_SIZES if dim != LEADING)
+        told = f"nobody knows the size of dim {name!r}: give one, e.g. sizes={{{name!r}: 4}}"
+        raise PatternError(f"{told}; only {usual} have sizes of their own")
     for name, size in (sample.given_sizes | sample.ranges).items():
         if name not in named:
             known = ", ".join(sorted(named)) or "no named dims"

@@ -1,6 +1,7 @@
 """Whole runs: what is applied, what is recorded, and that the program stays right whatever happens."""
 
 import logging
+import re
 
 import pytest
 import torch
@@ -383,8 +384,14 @@ def test_a_broken_rule_costs_that_rule_alone(part, declaration):
     assert fallback.code == "rule-failed" and fallback.fault
     assert f"rule relu_exp, {part}, failed: KeyError: 'of the author'" in fallback.message
     assert not any(miss.rule == "relu_exp" for miss in record.near_misses)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=rf"rule relu_exp, {re.escape(part)}, failed: of the author"):
         applied(capture(RELU_EXP, X), [bad, good], verify="off", faults=Faults(GraphRecord("strict"), strict=True))
+
+
+def test_a_replacement_that_fails_on_fake_tensors_leaves_no_log_of_torch(caplog):
+    record = applied(capture(RELU_EXP, X), relu_exp(lambda x: x @ torch.ones(3, 3)), verify="off")
+    assert [f.code for f in record.fallbacks] == ["rule-failed"]
+    assert not [entry for entry in caplog.records if "fake_tensor" in entry.name]
 
 
 # -- near misses

@@ -27,6 +27,9 @@ from regraft import PatternError, Sample, T, register_pattern
         (lambda: Sample(x=T("N"), sizes={"N": range(4, 4)}), "not empty"),
         (lambda: Sample(x=T("... N"), sizes={"...": 2}), "a tuple of sizes"),
         (lambda: Sample(x=T("N"), refused=True), "no code of a reason"),
+        (lambda: Sample(x=T("N"), tags="where"), "tags='where' is no dict, such as tags={'spelling': 'where'}"),
+        (lambda: Sample(x=T("N"), sizes=[("N", 3)]), "is no dict, such as sizes={'N': 64}"),
+        (lambda: Sample(x=T("Q")), "only B, H, S, T, D, E, N, M, K have sizes of their own"),
     ],
 )
 def test_what_is_wrong_is_told_at_once(write, told):

@@ -76,6 +76,14 @@ def test_a_pattern_matches_its_own_source(subtests):
             assert verdict(declare(pattern, sample), pattern, *operands(sample)) == "matched"
 
 
+def test_modules_without_weights_work_and_others_are_refused():
+    sample = Sample(x=T("B 6"))
+    pattern = lambda x: torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Sigmoid())(x)  # noqa: E731
+    assert verdict(declare(pattern, sample), lambda x: torch.sigmoid(F.silu(x)), *operands(sample)) == "matched"
+    with pytest.raises(PatternError, match="it makes a Linear, whose weight is new at each call"):
+        declare(lambda x: torch.nn.Linear(6, 3)(x), sample)
+
+
 ROWS = T("2 N")
 PYTHON = {
     "unpacked": (lambda x: (lambda p, q: p + q)(*x), ROWS),
