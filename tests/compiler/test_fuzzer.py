@@ -14,8 +14,8 @@ from support.caches import cache_in
 from support.fuzzer import compare, operators, service
 from support.fuzzer.grammar import Writer, draw
 from support.fuzzer.program import load, widened
-from support.fuzzer.runner import Seen, _observed, _others, check, placed
-from support.fuzzer.shrink import shrink
+from support.fuzzer.runner import Seen, _observed, _others, _reads_out_of_bounds, check, placed
+from support.fuzzer.shrink import _smaller, shrink
 from support.fuzzer.values import Inputs
 
 from regraft.compiler.lowering.core import LOWERINGS
@@ -200,6 +200,55 @@ def test_zeros_say_nothing_about_precision():
     assert kind(seen(x + 10 * off), seen(x), *runs) == "values"
 
 
+def test_terms_that_cancel_may_leave_a_rounding_of_what_is_around():
+    zeros, large = torch.zeros(4), torch.tensor([50.0, -80.0])
+
+    def both(first, dtype=torch.float32):
+        return Seen(outputs=[first.to(dtype), large.to(dtype)])
+
+    runs = [("double", both(zeros, torch.float64)), ("perturbed", both(zeros))]
+    assert kind(both(zeros + 2e-5), both(zeros), *runs) is None
+    assert kind(both(zeros + 2e-3), both(zeros), *runs) == "values"
+    moved = [*runs, ("perturbed", both(zeros + 1e-9))]  # eager is not at 0: as precise as it
+    assert kind(both(zeros + 2e-5), both(zeros), *moved) == "values"
+
+
+def test_a_size_that_moves_says_nothing():
+    x = torch.ones(3)
+    runs = [("double", seen(x.double())), ("perturbed", seen(torch.ones(2)))]
+    assert kind(seen(torch.ones(2)), seen(x), *runs) == "unstable"
+    assert kind(seen(torch.ones(2)), seen(x), *runs[:1]) == "shape"
+
+
+def test_inputs_as_views_of_flat_memory():
+    x = torch.randn(4, 6)
+    one, two, part = placed([x, x, x[1:]], "cpu", views=True)
+    assert one is not two and one._base is not None and part._base is one._base and one.equal(x)
+
+
+SHORT = """
+import torch
+
+def given(call):
+    torch.manual_seed(call)
+    x0 = torch.randn(3)
+    return [x0, torch.tensor([7])]
+
+def program(x0, x1):
+    v0 = x0 * 2
+    return x0[x1]
+"""
+
+
+def test_programs_that_read_out_of_bounds_are_refused_before_a_device_fails():
+    assert _reads_out_of_bounds(SHORT)
+    assert not _reads_out_of_bounds(SHORT.replace("7", "2"))
+
+
+def test_seeds_stay_in_smaller_programs():
+    assert all("manual_seed" in made for made in _smaller(SHORT))
+
+
 def test_inputs_in_double_precision_share_what_they_shared():
     x = torch.randn(4, 6).t()
     one, other, number = placed([x, x[1:], 3], "cpu", torch.float64)
@@ -218,6 +267,16 @@ for line in sys.stdin:
         os.abort()
     print(json.dumps({"seed": int(line), "outcome": "agree"}), flush=True)
 """
+
+
+def test_a_run_ends_where_workers_do_not_start(monkeypatch, tmp_path):
+    monkeypatch.setattr(service, "START", 20.0)
+    lines = f"import pathlib, sys\nfile = pathlib.Path({str(tmp_path / 'once')!r})\n"
+    once = lines + "if not file.exists():\n    file.touch()\n    sys.exit(1)\n" + WORKER
+    run = service.Service([sys.executable, "-c", once], 1, time.monotonic() + 60)
+    assert [made["seed"] for made in run.run(range(2))] == [0, 1]
+    never = service.Service([sys.executable, "-c", "raise SystemExit(1)"], 1, time.monotonic() + 60)
+    assert not list(never.run(range(2)))
 
 
 def test_a_crash_names_its_program_and_a_run_goes_on(tmp_path):

@@ -93,9 +93,15 @@ class Loaded:
 
     @property
     def how(self) -> dict[str, Any]:
-        return {"dynamic": None, "grad": False, "mode": "", "autocast": "", "capture": False, "options": {}} | getattr(
-            self.module, "HOW", {}
-        )
+        return {
+            "dynamic": None,
+            "grad": False,
+            "mode": "",
+            "autocast": "",
+            "capture": False,
+            "views": False,
+            "options": {},
+        } | getattr(self.module, "HOW", {})
 
     @property
     def calls(self) -> int:

@@ -28,6 +28,7 @@ LIMIT = 150.0  # seconds that a program may take, being made smaller included
 SMALLER = 60.0  # seconds of these for making it smaller
 LIFE = 150  # programs of one worker
 START = 120.0
+STARTS = 3  # workers that do not start, one after the other, before a run ends
 BAD = ("wrong", "crash", "hang", "error")
 
 
@@ -99,23 +100,26 @@ class Service:
                 yield found
 
     def _serve(self) -> None:
+        late = 0  # workers in a row that did not start in time, on a busy machine perhaps
         try:
-            while not self._seeds.empty() and time.monotonic() < self._deadline:
-                self._life()
+            while not self._seeds.empty() and time.monotonic() < self._deadline and late < STARTS:
+                late = 0 if self._life() else late + 1
         finally:
             self._done.put(None)
 
-    def _life(self) -> None:
-        """What one worker does."""
+    def _life(self) -> bool:
+        """What one worker does; whether it started."""
         folder = Path(tempfile.mkdtemp(prefix="regraft-fuzz-"))
         worker = Worker(self._command, folder / "worker.txt", {"REGRAFT_CACHE_DIR": str(folder / "cache")})
         try:
             worker.start()
             if worker.answer(time.monotonic() + START) is None:
-                raise RuntimeError(f"a worker did not start: {worker.end()}")
+                print(f"a worker did not start: {worker.end()}", file=sys.stderr, flush=True)
+                return False
             for _ in range(LIFE):
                 if time.monotonic() > self._deadline or not self._next(worker):
-                    return
+                    break
+            return True
         finally:
             worker.stop()
             shutil.rmtree(folder, ignore_errors=True)

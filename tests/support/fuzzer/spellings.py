@@ -355,6 +355,16 @@ torch.where({x} > 0)[0]
 {x}.index_copy(0, torch.tensor([0], device=DEVICE), {x}[-1:])
 {x}.index_put((torch.tensor([0], device=DEVICE),), {x}[-1], accumulate={k})
 {m}.new_zeros({p}, {m}.shape[-1]).index_add(0, torch.arange({m}.shape[0], device=DEVICE) % {p}, {m})
+{x}.index_put((torch.tensor([0, -1, 0], device=DEVICE),), {x}[:1], accumulate=True)
+{x}.scatter_reduce(-1, {x}.argsort(stable=True, dim=-1), {x}, "mean", include_self={k})
+{x}.scatter_reduce({d}, {x}.argsort(stable=True, dim={d}), {x}, "prod", include_self={k})
+{x}.index_reduce(0, torch.tensor([0], device=DEVICE), {x}[-1:], "amin", include_self={k})
+torch.unique({i}, return_inverse=True)[1] * 2
+torch.bincount({i}.abs().flatten())
+{x}.repeat_interleave({p}, {d})
+{t}.roll((1, {p}), (0, 0))
+{x} + {x}[{x} > {f}].sum()
+{x}[{x} > {f}] * {x}
 {x}.slice_scatter({x}[1:], 0, 1)
 {x}.select_scatter({x}.select(0, 0) * 2, 0, -1)
 {x}.diagonal_scatter({x}.diagonal() + 1)
@@ -481,6 +491,11 @@ int({n} / {p})
 {i}.sum().item()
 int({b}.sum())
 {t}.shape[0] if {k} else {n}
+{x}.nonzero().shape[0]
+{b}.sum().item()
+int({i}.max())
+int({x}.argmax())
+{x}[{x} > {f}].shape[0]
 {n} & 3
 ({n} > 0) + 1
 """
@@ -501,6 +516,8 @@ math.sqrt({t}.shape[-1])
 math.exp(-abs({f}))
 float({n})
 {x}.sum().item()
+{x}.amax().item()
+float({x}.mean())
 {x}.shape[0] / 3
 {f} if {f} > 0 else 0.5
 {f} // 1

@@ -45,6 +45,12 @@ INPLACE = """
 {x}.scatter_(-1, {x}.argsort(stable=True, dim=-1), {f})
 {x}.index_add_(0, torch.zeros({x}.shape[0], dtype=torch.long, device=DEVICE), {x} * 2)
 {x}.index_put_((torch.tensor([0], device=DEVICE),), {x}[-1] * 2)
+{x}[{x} > {f}] += {n}
+{x}[-1:] = {x}[:1]
+{x}[{x}.argmax(0)] = {f}
+{x}.index_fill_(0, torch.tensor([-1], device=DEVICE), {f})
+{x}.scatter_reduce_(-1, {x}.argsort(stable=True, dim=-1), {x} * 2, "amax")
+{x}.view(torch.int32).bitwise_and_(2147483647)
 {x}.unsqueeze_(0)
 {x}.squeeze_()
 {x}.t_()
