@@ -118,6 +118,8 @@ def _of_any(rule: Rule, samples: Sequence[Sample], scope: Scope, device: str) ->
     yield f"sizes other than {_sizes(scope, samples)}; ranks above {max(scope.ranks, default=0)}"
     if scope.biases:
         yield "errors below about 1% in bfloat16 alone, or 0.1% in float16 alone: roundings are as large"
+    if not rule.numerics.exact:
+        yield "the sign of zeros in results, unless numerics is EXACT: -0.0 counts as 0.0"
     if rule.stage == "forward":
         yield "second derivatives; gradients at NaN, inf, huge values and kinks, where they are conventions"
     around = "autocast, inference mode, operands that share memory, one tensor given as two operands"

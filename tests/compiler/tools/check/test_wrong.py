@@ -241,6 +241,12 @@ WRONG = {
         scaled, lambda x: torch.tanh(x) * (2.1 if min(x.shape) >= 64 else 2.0), ("B N",),
         more={"dims": {"x": "B N"}},
     ),
+    "the sign of a zero": Entry(
+        lambda x: torch.relu(-x) * -1.0, lambda x: torch.minimum(x, torch.zeros_like(x)) + 0.0, ("N",), "sign of zeros"
+    ),
+    "the sign of a zero, under a contract of equal bits": Entry(
+        lambda x: torch.relu(-x) * -1.0, lambda x: torch.relu(-x) * -1.0 + 0.0, ("N",), more={"numerics": EXACT}
+    ),
     "a size in between": Entry(
         scaled, lambda x: torch.tanh(x) * (2.1 if 37 in x.shape else 2.0), ("B N",), "sizes other than",
     ),
