@@ -163,6 +163,8 @@ def _no_parameters() -> Iterator[None]:
     """Refuse modules that a pattern makes: their weights are drawn anew at each call, and no program has them."""
 
     def refuse(module: torch.nn.Module, name: str, _: Any) -> None:
+        if type(module) is torch.nn.Module:  # what holds the tensors that tracing meets
+            return
         raise PatternError(
             f"it makes a {type(module).__name__}, whose {name} is new at each call, so that no program has it: make "
             "it a parameter (def pattern(x, weight): return F.linear(x, weight))"

@@ -82,6 +82,9 @@ def test_modules_without_weights_work_and_others_are_refused():
     assert verdict(declare(pattern, sample), lambda x: torch.sigmoid(F.silu(x)), *operands(sample)) == "matched"
     with pytest.raises(PatternError, match="it makes a Linear, whose weight is new at each call"):
         declare(lambda x: torch.nn.Linear(6, 3)(x), sample)
+    layer = torch.nn.Linear(6, 3)
+    with pytest.raises(PatternError, match="it reads a tensor that is none of its parameters, such as the weight"):
+        declare(lambda x: layer(x), sample)
 
 
 ROWS = T("2 N")
