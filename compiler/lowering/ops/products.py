@@ -4,8 +4,8 @@
     bmm(x[b, m, 1], y[b, 1, n])   ->   for b, i, j: out[b, i, j] = x[b, i, 0] * y[b, 0, j]
 
 Libraries have tiles for large matrices. Of many small ones (poses, points, filters' states), a tile each is mostly
-idle; of one small one (the layers of a policy), the launch is all that counts. On CPUs such are products with vectors;
-large matrices of float32 whose rows are added up are the library's.
+idle; of one small one (the layers of a policy), the launch is all that counts. On CPUs such are products with vectors,
+and matrices of a few numbers a side; large matrices of float32 whose rows are added up are the library's.
 
 Of one matrix and a vector, a library's kernel takes several times as long as a fold on GPUs if the matrix is small, and
 on CPUs if it has 16 bits. On CPUs, small products of float32 are as fast, and fuse (spectral norm):
@@ -28,6 +28,8 @@ from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
 from ..fallbacks import kept
 
 _MATRIX_BYTES = 1 << 20  # a second cache
+# Of matrices of a batch on a CPU: rows, terms and columns; those of 16 bits; terms that any layout may have; columns.
+_SIDE, _SIDE_HALF, _TERMS, _COLUMNS = 32, 16, 4, 8
 _SMALL_BYTES = 4 << 20  # of one matrix on a GPU: a library's kernel takes longer than a fold of the graph's own
 # Of products on a GPU:
 _SHORT, _FEW = 3, 8  # terms of a sum: coordinates, with as few columns or rows
@@ -85,13 +87,26 @@ def _are_floats(x: Tensor, y: Tensor) -> bool:
 
 
 def _is_small_on_cpu(low: Lowering, x: Tensor, y: Tensor) -> bool:
-    """Whether these are vectors, or matrices of single columns and rows, and many."""
+    """Whether these are vectors, or small matrices, and many."""
     (batch, rows, depth), columns = x.sizes, y.sizes[2]
     if low.device.type != "cpu" or batch == 1 or depth == 0:
         return False
-    if depth == 1 and x.dtype.itemsize >= torch.float32.itemsize:
+    if depth == 1 or _are_small(low, x, y):
         return True
-    return 1 in (rows, columns) and depth != 1 and not _adds_up_long_rows(low, y)
+    return 1 in (rows, columns) and not _adds_up_long_rows(low, y)
+
+
+def _are_small(low: Lowering, x: Tensor, y: Tensor) -> bool:
+    """Whether the call of a library takes longer than a fold: few terms, or half a vector of columns side by side."""
+    (_, rows, depth), columns = x.sizes, y.sizes[2]
+    sizes = rows, depth, columns
+    if not all(isinstance(n, int) and n <= _SIDE for n in sizes):
+        return False
+    if depth <= _TERMS:
+        return True
+    longest = _SIDE if x.dtype.itemsize >= torch.float32.itemsize else _SIDE_HALF
+    side_by_side = arguments(low.current)["mat2"].meta["val"].stride(-1) == 1
+    return side_by_side and columns >= _COLUMNS and max(rows, depth) <= longest
 
 
 def _is_small_on_gpu(low: Lowering, x: Tensor, y: Tensor) -> bool:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support.kernels import compiled_agrees
 from support.lowering import agree, run_program, trace
 from support.thorough import takes_turns
 from support.triton_kernels import compiles, interpreted_agrees
@@ -48,6 +49,39 @@ def test_vectors_of_other_dtypes(name, dtype):
     agree(torch.bmm, *(R(sizes).to(dtype) for sizes in VECTORS[name]), **({} if dtype == torch.float64 else HALF))
 
 
+SMALL_MATRICES = [(2, 3, 5), (3, 4, 2), (7, 11, 13), (16, 16, 16), (1, 5, 8), (12, 16, 32)]  # rows, terms, columns
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("sizes", SMALL_MATRICES, ids=str)
+def test_batches_of_small_matrices(sizes, dtype):
+    rows, depth, columns = sizes
+    x, y = R(9, rows, depth).to(dtype), R(9, depth, columns).to(dtype)
+    near = HALF if dtype == torch.bfloat16 else {}
+    assert not kept(torch.bmm, x, y)
+    compiled_agrees(torch.bmm, x, y, **near)
+    compiled_agrees(lambda x, y: torch.bmm(x.tanh(), y) * 2, x, y, **{name: 5 * value for name, value in near.items()})
+    transposed = x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not kept(torch.bmm, transposed, y)
+    compiled_agrees(torch.bmm, transposed, y, **near)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "transposed"),
+    [
+        ((16, 16, 7), torch.float32, False),  # few columns
+        ((16, 16, 16), torch.float32, True),  # which do not lie side by side
+        ((33, 4, 16), torch.float32, False),
+        ((16, 17, 16), torch.bfloat16, False),
+        ((16, 33, 16), torch.float64, False),
+    ],
+)
+def test_which_matrices_are_not_small(sizes, dtype, transposed):
+    rows, depth, columns = sizes
+    y = R(9, columns, depth).to(dtype).transpose(1, 2) if transposed else R(9, depth, columns).to(dtype)
+    assert kept(torch.bmm, R(9, rows, depth).to(dtype), y)
+
+
 @pytest.mark.parametrize("name", LIBRARY)
 def test_what_stays_a_call(name):
     assert kept(torch.bmm, *(R(sizes) for sizes in LIBRARY[name]))
@@ -61,7 +95,7 @@ def test_whole_numbers_stay_a_call():
 
 PRODUCTS = {
     "poses": (torch.bmm, R(70, 3, 3), R(70, 3, 3)),
-    "filters": (lambda a, p: a @ p @ a.transpose(1, 2) + p, R(9, 4, 4), R(9, 4, 4)),
+    "filters": (lambda a, p: a @ p @ a.transpose(1, 2) + p, R(9, 4, 4) / 2, R(9, 4, 4) / 2),
     "outer": (torch.bmm, R(6, 17, 1), R(6, 1, 9)),
     "vectors": (torch.bmm, R(5, 9, 20), R(5, 20, 1)),
     "points": (torch.mm, R(70, 3), R(3, 3)),
