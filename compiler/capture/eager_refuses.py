@@ -1,6 +1,7 @@
 """Finds calls that eager may refuse, or that AOTAutograd traces differently: the program then runs as written.
 
     x[:, :1].expand(4, 6).add_(1)       several elements of the written tensor have the same address
+    x[:, :1].expand(4, 6)[:, 0].add_(1)     the same of a tensor that it is a view of: AOTAutograd adds what has changed
     x[1:].copy_(x[:-1])                 the tensor that is read is the written one, shifted
     interpolate(x, scale_factor=0.1)    the resulting image is empty
     one_hot(x.int(), 4)                 eager takes int64 only
@@ -14,6 +15,7 @@ that they refuse. The sizes of the first call are examined.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,17 +26,16 @@ from ...rewrites.compat.memory import storage_key
 from ...rewrites.effects import written
 from ...rewrites.graph import op_name, val
 from ...rewrites.reason import Reason
-from ...rewrites.symbolic import hint
+from ...rewrites.symbolic import hint, known_equal
 
 _PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # only eager checks their metadata
-_FILLS = ("aten.fill_", "aten.zero_")  # every element gets the same value
 _Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
 
 
 def eager_may_refuse(graph: fx.Graph) -> Reason | None:
     """The reason for the first call of a captured graph that eager may refuse; None if there is none."""
     for node in graph.nodes:
-        if not isinstance(node.target, compat.OpOverload) or op_name(node) in _FILLS:
+        if not isinstance(node.target, compat.OpOverload):
             continue
         reason = _of_call(node)
         if reason is not None:
@@ -95,15 +96,32 @@ def _is_empty(node: fx.Node) -> bool:
 
 
 def _culprit(node: fx.Node, target: fx.Node) -> str | None:
+    if any(map(_repeats, _views(target))):
+        return "of which several elements are one in memory"
     place = _place(target)
     if place is None:
         return None
-    if any(size > 1 and stride == 0 for size, stride in zip(*place[1:], strict=True)):
-        return "of which several elements are one in memory"
     for other in node.all_input_nodes:
         if other is not target and _share_memory(other, target) and _is_partial(_place(other), place):
             return f"and reads {other.name}, which is a part of the same memory"
     return None
+
+
+def _views(node: Any) -> Iterator[fx.Node]:
+    """A tensor, and those that it is a view of."""
+    while isinstance(node, fx.Node):
+        yield node
+        base = node.args[0] if node.op == "call_function" and node.args else None
+        node = base if isinstance(base, fx.Node) and _share_memory(base, node) else None
+
+
+def _repeats(node: fx.Node) -> bool:
+    """Whether a dim has stride 0 and may have several elements."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    dims = zip(value.stride(), map(hint, value.shape), strict=True)
+    return any(known_equal(stride, 0) and (size is None or size > 1) for stride, size in dims)
 
 
 def _place(node: fx.Node) -> _Place | None:

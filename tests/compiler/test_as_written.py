@@ -109,7 +109,6 @@ def test_images_of_which_nothing_is_left(mode, dynamic):
 @pytest.mark.parametrize(
     "program",
     [
-        lambda x: x.sum(1, keepdim=True).expand(4, 6).zero_() + 1,
         lambda x: (x * 2)[:, ::2].copy_(x[:, 1::2]),
         lambda x: (x * 2).t().add_(x.t()),
         lambda x: x.clone().mul_(x[:1]),
@@ -211,3 +210,60 @@ def test_ranges_of_channels_that_training_for_quantization_observes(per_channel,
             torch.testing.assert_close(compiled(X * factor, *ours), program(X * factor, *theirs))
             torch.testing.assert_close(ours, theirs)
     assert [f.code for f in found.fallbacks] == (["state-without-size"] if per_channel else [])
+
+
+def _row(x):
+    y = x.expand(3, 4)
+    y[0].fill_(1)
+    return y[1] * 1, x * 1
+
+
+def _part(x):
+    y = x.clone().expand(3, 4)
+    y[1, :2] = 5
+    return y * 1
+
+
+def _turned(x):
+    x.expand(3, 4).t()[1].zero_()
+    return x * 1
+
+
+def _whole(x):
+    x.expand(3, 4).fill_(1)
+    return x * 1
+
+
+def _of_a_value(x):
+    y = x * 1
+    y.expand(3, 4).zero_()
+    return y
+
+
+def _added(x):
+    y = x.expand(3, 4)[0]
+    y.add_(1)
+    return x * 1
+
+
+def _copied(x):
+    x.expand(3, 4).select(0, 2).copy_(torch.arange(4).to(x.dtype))
+    return x * 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program", [_row, _part, _turned, _whole, _of_a_value, _added, _copied])
+def test_writes_to_views_of_repeated_elements(program, dynamic):
+    """AOTAutograd adds what has changed in each of the places that are one; of bools it raises an error."""
+    given = [
+        torch.full((1, 4), 1e8), torch.tensor([[float("inf"), float("nan"), 1e30, -1e-30]]),
+        torch.full((1, 4), 1e3, dtype=torch.bfloat16), torch.full((1, 4), 100, dtype=torch.int8),
+        torch.ones(1, 4, dtype=torch.bool),
+    ]  # fmt: skip
+    for x in given[: 4 if program is _added else 5]:
+        torch._dynamo.reset()
+        mine, theirs = x.clone(), x.clone()
+        with regraft.coverage() as found:
+            ours = torch.compile(program, backend="regraft", dynamic=dynamic)(mine)
+        torch.testing.assert_close((ours, mine), (program(theirs), theirs), rtol=0, atol=0, equal_nan=True)
+        assert [f.code for f in found.fallbacks] == ["overlapping-write"]
