@@ -3,7 +3,7 @@
     x[:, :1].expand(4, 6).add_(1)       several elements of the written tensor have the same address
     x[:, :1].expand(4, 6)[:, 0].add_(1)     the same of a tensor that it is a view of: AOTAutograd adds what has changed
     x[1:].copy_(x[:-1])                 the tensor that is read is the written one, shifted
-    interpolate(x, scale_factor=0.1)    the resulting image is empty
+    interpolate(x, scale_factor=0.1)    the resulting image is empty, or `x` is
     one_hot(x.int(), 4)                 eager takes int64 only
     x.long().mul_(2.5)                  the result has a dtype that cannot be cast to that of the tensor
     rnn_tanh(..., dropout=0.5)          torch's decomposition of recurrent layers has no dropout between them
@@ -51,8 +51,8 @@ def eager_may_refuse(graph: fx.Graph) -> Reason | None:
 def _of_call(node: fx.Node) -> tuple[str, str] | None:
     """The code and message of a call that eager runs differently from its trace."""
     name = op_name(node)
-    if "upsample_" in name and _is_empty(node) and not _is_empty(node.args[0]):
-        return "resampled-to-nothing", f"{node.name} leaves nothing of an image"
+    if "upsample_" in name and _is_empty(node) != _is_empty(node.args[0]):
+        return "resampled-to-nothing", f"{node.name} leaves nothing of an image, or makes one of nothing"
     if name == "aten.one_hot" and node.args[0].meta["val"].dtype != torch.int64:
         return "one-hot-of-other-integers", f"{node.name} is of integers that are no int64"
     if name in _PROMOTING and not _can_hold_its_result(node):

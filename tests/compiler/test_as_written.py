@@ -267,3 +267,19 @@ def test_writes_to_views_of_repeated_elements(program, dynamic):
             ours = torch.compile(program, backend="regraft", dynamic=dynamic)(mine)
         torch.testing.assert_close((ours, mine), (program(theirs), theirs), rtol=0, atol=0, equal_nan=True)
         assert [f.code for f in found.fallbacks] == ["overlapping-write"]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "nearest-exact"])
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_images_of_nothing(mode, dynamic):
+    """A kernel would read memory that is not there."""
+
+    def program(x):
+        return F.interpolate(x.reshape(1, 1, -1), size=4, mode=mode) * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="regraft", dynamic=dynamic)
+    for n in (33, 3):
+        torch.testing.assert_close(compiled(torch.ones(n, 2)), program(torch.ones(n, 2)))
+    with pytest.raises(RuntimeError, match="greater than 0"):
+        compiled(torch.ones(0, 2))
