@@ -184,11 +184,12 @@ def pooled_to_one(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("getitem")
 def broadcast_together(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """getitem(broadcast_tensors([x, y]), 0)  ->  expand(x, [explicit sizes])."""
+    """getitem(broadcast_tensors([x, y]), 0)  ->  x, if it has the size already."""
     call, index = node.args
     if not sees(node, call, "aten.broadcast_tensors") or not isinstance(index, int):
         return None
-    return builders.expand(edit, node, call.args[0][index], shape(node))
+    x = call.args[0][index]
+    return x if like(node, x) else None
 
 
 @respelling("aten.sum", "aten.mean", "aten.max", "aten.min", "aten.all", "aten.any")
