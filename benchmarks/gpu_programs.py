@@ -77,7 +77,7 @@ def error_of(ours: Any, eagers: Any) -> float:
     return worst
 
 
-def measured(module: str, kind: str, name: str, train: bool, dtype: str) -> Row | None:
+def measured(module: str, kind: str, name: str, train: bool, dtype: str, dynamic: bool) -> Row | None:
     """One program under all backends; None where nothing is differentiated."""
     function, inputs = importlib.import_module(module).PROGRAMS[kind][name]
     if isinstance(function, torch.nn.Module):
@@ -93,14 +93,15 @@ def measured(module: str, kind: str, name: str, train: bool, dtype: str) -> Row 
         if backend != "eager":
             torch._dynamo.reset()
             compiler = regraft.backend if backend == "regraft" else backend
-            called = stepping(torch.compile(function, backend=compiler), given, leaves)
+            compiled = torch.compile(function, backend=compiler, dynamic=dynamic or None)
+            called = stepping(compiled, given, leaves)
             called()
             row["error"][backend] = error_of(called(), expected)
         row["us"][backend], row["launches"][backend] = kernels_of(called)
     return row
 
 
-def work(queue: Any, to: str, end: float, train: bool, dtype: str) -> None:
+def work(queue: Any, to: str, end: float, *how: Any) -> None:
     """A process: measures one program after the other, and writes a line for each."""
     folder = tempfile.mkdtemp()
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "REGRAFT_CACHE_DIR"):
@@ -119,7 +120,7 @@ def work(queue: Any, to: str, end: float, train: bool, dtype: str) -> None:
             return
         signal.alarm(SECONDS)
         try:
-            row = measured(module, kind, name, train, dtype)
+            row = measured(module, kind, name, *how)
         except BaseException as error:
             row = {"kind": kind, "name": name, "failed": f"{type(error).__name__}: {error}"[:200]}
         signal.alarm(0)
@@ -188,6 +189,7 @@ def main(  # noqa: PLR0913
     names: Annotated[str, typer.Option(help="A regular expression of programs.")] = ".*",
     train: Annotated[bool, typer.Option(help="Gradients of all programs that have them.")] = False,
     dtype: Annotated[str, typer.Option(help="What floating inputs are cast to.")] = "bfloat16",
+    dynamic: Annotated[bool, typer.Option(help="All sizes of inputs are symbolic.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes that share the GPU.")] = 8,
     budget: Annotated[float, typer.Option(help="Seconds that all may take; what is left then is not run.")] = 1e9,
     again: Annotated[int, typer.Option(help="Processes that measure slow programs again; 0: they do not.")] = 3,
@@ -203,10 +205,10 @@ def main(  # noqa: PLR0913
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         path = to or f"{folder}/rows.jsonl"
         end = time.time() + budget
-        run_all(chosen, path, jobs, budget, train, dtype)
+        run_all(chosen, path, jobs, budget, train, dtype, dynamic)
         late = {(r["kind"], r["name"]) for r in read(path) if r.get("us", {}).get("regraft") and speed_of(r) < slow}
         if again and late and time.time() < end:
-            run_all([p for p in chosen if p[1:] in late], path, again, end - time.time(), train, dtype)
+            run_all([p for p in chosen if p[1:] in late], path, again, end - time.time(), train, dtype, dynamic)
         rows = read(path)
     shown(rows, slow, 2e-3 if dtype == "float32" else 3e-2)
 
