@@ -122,12 +122,15 @@ class _Renaming:
         params = tuple(replace(p, buffer=self._buffer(p.buffer)) for p in kernel.params)
         scratch = tuple(map(self._scratch, kernel.scratch))
         parts = tuple(map(self._part, kernel.parts))
-        return Kernel("", params, kernel.sizes, scratch, self._body(kernel.body), parts=parts, early=kernel.early)
+        body = self._body(kernel.body)
+        more: dict[str, Any] = {"early": kernel.early, "examples": kernel.examples}
+        return Kernel("", params, kernel.sizes, scratch, body, parts=parts, **more)
 
     def _part(self, part: Kernel) -> Kernel:
         """A part by the names of the whole."""
         params = tuple(replace(p, buffer=self._buffer(p.buffer)) for p in part.params)
-        return Kernel("", params, part.sizes, tuple(map(self._scratch, part.scratch)), self._body(part.body))
+        scratch, body = tuple(map(self._scratch, part.scratch)), self._body(part.body)
+        return Kernel("", params, part.sizes, scratch, body, examples=part.examples)
 
     def _buffer(self, buffer: Buffer) -> Buffer:
         sizes = tuple(self._extents.get(size, size) for size in buffer.sizes)

@@ -83,6 +83,7 @@ class Kernel:
         nodes: names of the graph nodes it computes.
         parts: kernels that `body` is, one after the other, where none depends on another: they may run side by side.
         early: whether it may begin before kernels before it have ended: it waits for them by itself (on GPUs).
+        examples: what sizes are on the example for which it is compiled, by name: only plans may depend on them.
     """
 
     name: str
@@ -93,3 +94,4 @@ class Kernel:
     nodes: tuple[str, ...] = ()
     parts: tuple[Kernel, ...] = ()
     early: bool = False
+    examples: tuple[tuple[str, int], ...] = ()

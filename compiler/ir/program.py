@@ -134,8 +134,10 @@ class Program:
         items: in an order that computes the graph.
         outputs: names of the buffers that must hold their final values at the end: those that the graph returns, or
             that an extern view of them does.
+        examples: what sizes are on the example for which the graph is compiled, by name.
     """
 
     buffers: dict[str, Buffer] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
     outputs: tuple[str, ...] = ()
+    examples: dict[str, int] = field(default_factory=dict)

@@ -41,7 +41,7 @@ from .core import TABLE_SPAN, Lowering, Tensor, cast, whole
 from .dead_copies import drop_dead_copies
 from .in_place import write_in_place
 from .scalars import Scalar
-from .sizes import Unlowered, number
+from .sizes import Unlowered, examples, number
 from .sizes import tokens as tokens_of
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -119,6 +119,7 @@ class _Walk:
 
     def _placeholder(self, node: fx.Node) -> None:
         self._note_known(node, "input")
+        self._lowered.program.examples.update(examples(node.meta.get("val")))
         self._values[node] = self._given(node, node.meta.get("val"), "input")
 
     def _get_attr(self, node: fx.Node) -> None:

@@ -45,6 +45,13 @@ def number(value: Any) -> Any:
     return int(value)
 
 
+def examples(value: Any) -> dict[str, int]:
+    """What the symbols among an input's sizes, or an input that is one, are on the example, by the names of sizes."""
+    numbers = [value] if isinstance(value, torch.SymInt) else getattr(value, "shape", ())
+    symbols = [n for n in numbers if isinstance(n, torch.SymInt) and n.node.expr.is_Symbol]
+    return {size_name(n.node.expr): int(hint(n)) for n in symbols if hint(n) is not None}
+
+
 def from_sympy(expr: Any, shape_env: Any) -> Any:
     """A sympy expression as an index.
 

@@ -10,6 +10,9 @@ GPUs. The fusion log contains the decisions and their reasons; `check_schedule` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from ...rewrites.switches import allowed
 from ..ir.kernel import Kernel
 from ..ir.program import Buffer, Definition, Extern, Program
@@ -27,7 +30,7 @@ from .kernels import kernel_of
 from .legality import Refusal, can_fuse
 from .log import FusionLog
 from .merge_slices import join_parts
-from .profit import score_fusion, touched, written
+from .profit import guessing, score_fusion, touched, written
 from .result import Schedule
 from .shared_launches import share_launches
 from .split import split_reductions
@@ -45,6 +48,12 @@ def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Sc
         fuse: False creates one kernel per definition, for bisecting.
         target: the target of the kernels.
     """
+    # On a CPU, how much there is to do decides what runs on one core: later calls may have more to do.
+    with guessing(program.examples if target.elements else {}):
+        return _scheduled(program, fuse, target)
+
+
+def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
     items = [without_empty_work(item) for item in live(program)]
     inlined: list[tuple[str, str]] = []
     if fuse and target.choices and allowed("fusion", "parts of a buffer"):
@@ -54,13 +63,21 @@ def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Sc
     buffers = program.buffers
     if fuse and target.choices:
         buffers = in_reading_order(items, buffers, program.outputs)
-    program = split_reductions(Program(buffers, items, program.outputs), target)
+    program = split_reductions(Program(buffers, items, program.outputs, program.examples), target)
     steps, log = _fused(program, fuse, target)
     log.inlined.extend(inlined)
     made = _kernels(steps, program, target)
     if fuse and target.shared:
         made, log.shared = share_launches(made, program.buffers, program.outputs, target)
+    made = [_with_examples(step, program.examples) if isinstance(step, Kernel) else step for step in made]
     return Schedule(made, _real(made, program.buffers), log, target, program)
+
+
+def _with_examples(kernel: Kernel, examples: Mapping[str, int]) -> Kernel:
+    """A kernel that knows what its sizes are on the example."""
+    parts = tuple(_with_examples(part, examples) for part in kernel.parts)
+    own = tuple((size.name, examples[size.name]) for size in kernel.sizes if size.name in examples)
+    return replace(kernel, parts=parts, examples=own)
 
 
 def _fused(program: Program, fuse: bool, target: Target) -> tuple[list[Step], FusionLog]:

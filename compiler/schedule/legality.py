@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.index.index import Index, Loaded, Var, atoms, mul
+from ..ir.index.index import Index, Loaded, Var, atoms
 from .affine import digits, less, separate
 from .align import Aligned, alignments
 from .groups import Access, Axes, Group, Member, extent_of
@@ -267,13 +267,13 @@ def touches(members: Iterable[Member]) -> dict[str, tuple[set[Any], set[Any]]]:
 
 def _parallel_enough(chain: list[Var], aligned: Aligned, target: Target) -> bool:
     """Whether the fused loops keep the machine as busy as those of both groups, or there is little to do anyway."""
-    iterations = extent_of(chain)
-    if not isinstance(iterations, int) or iterations >= target.busy:
+    iterations = guess(extent_of(chain))
+    if iterations >= target.busy:
         return True
     work = work_of((*aligned.a, *aligned.b))
     if work <= max(target.small, target.share * iterations):
         return True
-    return not any(less(mul(iterations, 8), extent_of(c)) for c in (aligned.chain_a, aligned.chain_b))
+    return not any(8 * iterations < guess(extent_of(c)) for c in (aligned.chain_a, aligned.chain_b))
 
 
 def makes_serial(found: Fusion, a: Group, b: Group) -> bool:

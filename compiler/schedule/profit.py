@@ -6,17 +6,32 @@ where nobody else wants it, not be written; one that both read is read once. Of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from ..ir.index.bounds import bounds
-from ..ir.index.index import Index, mul
+from ..ir.index.index import Index, Least, Most, Quotient, Remainder, Size, atoms, evaluate, mul
 from ..ir.program import Buffer
 from .groups import Group
 
 _GUESS = 256  # for symbolic sizes without an upper bound
 _TRUSTED = 1 << 20  # an upper bound below this is taken for the size itself
 _LEAST = 4096  # bytes of shared reads below which sharing them is not worth a fusion
+
+
+_EXAMPLES: ContextVar[Mapping[str, int]] = ContextVar("examples")
+
+
+@contextmanager
+def guessing(examples: Mapping[str, int]) -> Iterator[None]:
+    """Within the block, estimates take sizes for what they are on an example, by name."""
+    token = _EXAMPLES.set(examples)
+    try:
+        yield
+    finally:
+        _EXAMPLES.reset(token)
 
 
 def bytes_of(buffer: Buffer) -> int:
@@ -31,10 +46,18 @@ def guess(number: Any) -> int:
     """An index of sizes as an integer, for estimates."""
     if not isinstance(number, Index):
         return int(number)
+    examples = _EXAMPLES.get({})
+    if examples and all(isinstance(atom, Size) and atom.name in examples for atom in _leaves(number)):
+        return max(0, int(evaluate(number, lambda atom: examples[atom.name])))  # type: ignore[attr-defined]
     low, high = bounds(number)
     if high is not None and high < _TRUSTED:
         return high
     return max(low or 0, _GUESS**2)
+
+
+def _leaves(number: Index) -> Iterator[Any]:
+    """The atoms of an index that are not computed from others."""
+    return (atom for atom in atoms(number) if not isinstance(atom, (Quotient, Remainder, Least, Most)))
 
 
 def score_fusion(

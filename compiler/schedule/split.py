@@ -51,7 +51,7 @@ def split_reductions(program: Program, target: Target) -> Program:
         return program
     splitter = _Splitter(program, target)
     items = [made for item in program.items for made in splitter.split(item)]
-    return Program(splitter.buffers, join_second_stages(items, splitter.seconds), program.outputs)
+    return Program(splitter.buffers, join_second_stages(items, splitter.seconds), program.outputs, program.examples)
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ class _Splitter:
         for place, var in enumerate(loops):
             if wanted < 2:
                 break
-            if isinstance(var.extent, int) and var.extent <= wanted:
+            if (extent := guess(var.extent)) <= wanted:
                 cuts.append(self._cut(item, var, var.extent))
-                wanted //= var.extent
+                wanted //= max(extent, 1)
             else:
                 even = next((v for v in loops[place:] if remainder(v.extent, _parts(v.extent, wanted)) == 0), var)
                 cuts.append(self._cut(item, even, _parts(even.extent, wanted)))

@@ -30,6 +30,7 @@ from typing import Any
 
 from ...ir.accesses import accesses, loop_variables, statements, updated, values
 from ...ir.dependence import Dependence
+from ...ir.examples import on_examples
 from ...ir.index import index as ix
 from ...ir.index.bounds import bounds
 from ...ir.index.index import Var, add, mul
@@ -73,7 +74,10 @@ _SMALL_TILE = 256  # elements of a tile of a transposition that is worth a progr
 
 
 def launches(
-    body: Sequence[Statement], bytes_of: Mapping[str, int] | None = None, processors: int = HOPPER
+    body: Sequence[Statement],
+    bytes_of: Mapping[str, int] | None = None,
+    processors: int = HOPPER,
+    examples: Mapping[str, int] | None = None,
 ) -> list[Launch]:
     """The launches of a kernel's body, in order.
 
@@ -81,24 +85,46 @@ def launches(
         body: the body of the kernel.
         bytes_of: the bytes per element of each buffer in memory, by name; 4 if it is not known.
         processors: the multiprocessors of the GPU.
+        examples: what sizes are likely to be, by name; they only decide how large blocks are.
     """
     memory = Memory(bytes_of or {}, processors)
+    likely = on_examples(body, examples) if examples else tuple(body)
     if not any(isinstance(s, Loop) and s.parallel for s in body):
-        return [_reducing((), tuple(body), memory)]
-    return [_launch(statement, memory) for statement in body]
+        return [replace(_reducing((), likely, memory), body=tuple(body))]
+    return [_placed(_launch(one, memory), own) for one, own in zip(likely, body, strict=True)]
 
 
 def kernel_launches(kernel: Kernel) -> list[Launch]:
     """The launches of a kernel on its GPU, in order."""
-    return launches(kernel.body, {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params}, processors_of(kernel))
+    bytes_of = {p.buffer.name: p.buffer.dtype.itemsize for p in kernel.params}
+    return launches(kernel.body, bytes_of, processors_of(kernel), dict(kernel.examples))
 
 
-def _launch(statement: Statement, memory: Memory) -> Launch:
+def _placed(launch: Launch, statement: Statement) -> Launch:
+    """The launch of a statement, planned on an example of it."""
+    loops, body = _peeled(statement)
+    own = {var.name: var for var in loops}
+
+    def placed(blocks: Blocks) -> Blocks:
+        rows, columns = (tuple(own[var.name] for var in axis) for axis in (blocks.rows, blocks.columns))
+        return replace(blocks, rows=rows, columns=columns)
+
+    outer = tuple(own[var.name] for var in launch.outer)
+    return Launch(outer, placed(launch.blocks), body, tuple(map(placed, launch.others)))
+
+
+def _peeled(statement: Statement) -> tuple[list[Var], tuple[Statement, ...]]:
+    """The parallel loops around all of a statement, outermost first, and what is inside of them."""
     loops: list[Var] = []
     body: tuple[Statement, ...] = (statement,)
     while len(body) == 1 and isinstance(body[0], Loop) and body[0].parallel:
         loops.append(body[0].var)
         body = body[0].body
+    return loops, body
+
+
+def _launch(statement: Statement, memory: Memory) -> Launch:
+    loops, body = _peeled(statement)
     if not any(isinstance(s, Loop) for s in statements(body)):
         return _pointwise(tuple(loops), body, memory)
     return _reducing(tuple(loops), body, memory)
