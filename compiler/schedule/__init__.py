@@ -69,7 +69,7 @@ def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
     made = _kernels(steps, program, target)
     if fuse and target.shared:
         made, log.shared = share_launches(made, program.buffers, program.outputs, target)
-    made = [_with_examples(step, program.examples) if isinstance(step, Kernel) else step for step in made]
+    made = tuple(_with_examples(step, program.examples) if isinstance(step, Kernel) else step for step in made)
     return Schedule(made, _real(made, program.buffers), log, target, program)
 
 

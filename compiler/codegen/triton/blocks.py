@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...ir.index.index import Var
-from ...ir.kernel import Statement
+from ...ir.kernel import Loop, Statement
 
 PROGRAMS_EACH = 2  # programs of a multiprocessor that keep it busy
 
@@ -68,3 +68,26 @@ class Launch:
 def candidates(launch: Launch) -> tuple[Launch, ...]:
     """The launch in all ways worth measuring, with the one to use without measurement first."""
     return tuple(replace(launch, blocks=blocks, others=()) for blocks in dict.fromkeys([launch.blocks, *launch.others]))
+
+
+def placed(launch: Launch, statement: Statement) -> Launch:
+    """The launch of a statement, planned on an example of it."""
+    loops, body = peeled(statement)
+    own = {var.name: var for var in loops}
+
+    def of(blocks: Blocks) -> Blocks:
+        rows, columns = (tuple(own[var.name] for var in axis) for axis in (blocks.rows, blocks.columns))
+        return replace(blocks, rows=rows, columns=columns)
+
+    outer = tuple(own[var.name] for var in launch.outer)
+    return Launch(outer, of(launch.blocks), body, tuple(map(of, launch.others)))
+
+
+def peeled(statement: Statement) -> tuple[list[Var], tuple[Statement, ...]]:
+    """The parallel loops around all of a statement, outermost first, and what is inside of them."""
+    loops: list[Var] = []
+    body: tuple[Statement, ...] = (statement,)
+    while len(body) == 1 and isinstance(body[0], Loop) and body[0].parallel:
+        loops.append(body[0].var)
+        body = body[0].body
+    return loops, body

@@ -28,6 +28,8 @@ from .kernel_text import LaunchText
 from .launch import Convention, begin_launcher, launcher
 from .source import KernelSource, kernel_source
 
+_NARROW = 1 << 30  # numbers that 32 bits hold, and twice as large ones, which blocks reach
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -46,12 +48,16 @@ class LaunchPlan:
         convention: which arguments it takes: of the kernel, then its workspaces, then the number of programs.
         programs: their number, an expression of the sizes where `convention` leaves it open.
         workspaces: what to allocate.
+        reach: the largest number that `unit` must hold in 32 bits, an expression of the sizes; empty where it is small.
+        wide: what is launched instead where it is too large.
     """
 
     unit: Unit
     convention: Convention
     programs: str
     workspaces: tuple[Workspace, ...]
+    reach: str = ""
+    wide: Unit | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ def _written(kernel: Kernel) -> KernelSource | Exception:
         return error
     name = kernel_name(kernel, source.text)
     launches = tuple(replace(one, name=one.name.replace("KERNEL", name)) for one in source.launches)
-    return KernelSource(source.text.replace("KERNEL", name), launches)
+    return KernelSource(source.text.replace("KERNEL", name), launches, source.wide.replace("KERNEL", name))
 
 
 _Described = tuple[str, int, int, tuple[str, ...], tuple[LaunchPlan, ...]]
@@ -178,11 +184,11 @@ def _planned(kernel: Kernel, source: KernelSource) -> tuple[int, int, tuple[str,
     """Device, params, sizes and launches of a kernel."""
     index = index_of(kernel)
     sizes = tuple(f"n{k}" for k in range(len(kernel.sizes)))
-    plans = tuple(_plan(kernel, source.text, one, capability(index)) for one in source.launches)
+    plans = tuple(_plan(kernel, source, one, capability(index)) for one in source.launches)
     return index, len(kernel.params), sizes, plans
 
 
-def _plan(kernel: Kernel, text: str, launch: LaunchText, capability: int) -> LaunchPlan:
+def _plan(kernel: Kernel, source: KernelSource, launch: LaunchText, capability: int) -> LaunchPlan:
     places = {p.buffer.name: k for k, p in enumerate(kernel.params)}
     places |= {size.name: len(places) + k for k, size in enumerate(kernel.sizes)}
     buffers = {p.buffer.name: p.buffer for p in kernel.params}
@@ -201,8 +207,11 @@ def _plan(kernel: Kernel, text: str, launch: LaunchText, capability: int) -> Lau
         for w in launch.workspaces
     )
     aligned = tuple(k for k, kind in enumerate(convention.kinds) if kind == "a")
-    unit = Unit(text, launch.name, tuple(launch.signature.items()), aligned, launch.warps, capability)
-    return LaunchPlan(unit, convention, spell(launch.programs, names), workspaces)
+    unit = Unit(source.text, launch.name, tuple(launch.signature.items()), aligned, launch.warps, capability)
+    plan = LaunchPlan(unit, convention, spell(launch.programs, names), workspaces)
+    if launch.reach is None:
+        return plan
+    return replace(plan, reach=spell(launch.reach, names), wide=replace(unit, text=source.wide))
 
 
 def _kind(buffer: Buffer) -> str:
@@ -245,6 +254,8 @@ def _run(
 ) -> Callable[..., None]:
     """A launch as a function of the kernel's arguments."""
     start = _launcher(plan, device, cubin)
+    if plan.reach:
+        start = _for_reach(start, plan, device, params, sizes)
     if not plan.workspaces and plan.convention.programs >= 0:
         return start
     programs = _function(plan.programs, sizes) if plan.convention.programs < 0 else None
@@ -261,6 +272,20 @@ def _run(
     return run
 
 
+def _for_reach(
+    start: Callable[..., None], plan: LaunchPlan, device: int, params: int, sizes: tuple[str, ...]
+) -> Callable[..., None]:
+    """A launch that takes another variant for sizes so large that 32 bits do not hold its indices."""
+    assert plan.wide is not None
+    reach, end = _function(plan.reach, sizes), params + len(sizes)
+    wide = _Variant(replace(plan, unit=plan.wide), device)
+
+    def run(*args: Any) -> None:
+        (start if reach(*args[params:end]) < _NARROW else wide)(*args)
+
+    return run
+
+
 def _function(text: str, names: tuple[str, ...]) -> Callable[..., int]:
     """An expression of sizes as a function of them."""
     return eval(f"lambda {', '.join(names)}: {text}", {"__builtins__": {"min": min, "max": max}})
@@ -271,16 +296,20 @@ def _launcher(plan: LaunchPlan, device: int, cubin: Cubin | TritonFailed) -> Cal
         raise cubin
     if cubin.scratch:
         raise TritonFailed(f"{cubin.source}: needs global scratch memory, which no launch gives it")
-    return launcher(driver().load(cubin, device), device, plan.convention, _Unaligned(plan, device))
+    return launcher(driver().load(cubin, device), device, plan.convention, _Variant(_unaligned(plan), device))
 
 
-class _Unaligned:
-    """The variant of a launch that takes any pointers, compiled at its first call."""
+def _unaligned(plan: LaunchPlan) -> LaunchPlan:
+    """A launch that takes any pointers."""
+    convention = replace(plan.convention, kinds=plan.convention.kinds.replace("a", "t"))
+    return replace(plan, unit=replace(plan.unit, aligned=()), convention=convention)
+
+
+class _Variant:
+    """A launch that is seldom needed, compiled at its first call."""
 
     def __init__(self, plan: LaunchPlan, device: int) -> None:
-        convention = replace(plan.convention, kinds=plan.convention.kinds.replace("a", "t"))
-        self._plan = replace(plan, unit=replace(plan.unit, aligned=()), convention=convention)
-        self._device = device
+        self._plan, self._device = plan, device
         self._run: Callable[..., None] | None = None
 
     def __call__(self, *args: Any) -> None:

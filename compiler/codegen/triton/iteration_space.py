@@ -6,10 +6,11 @@ i < 128, j < 768      98304 iterations, number 768*i + j, in blocks of 1024: 96
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from ...ir.index.bounds import bounds
-from ...ir.index.index import Index, Loaded, Var, add, atoms, mul, quotient
+from ...ir.index.index import Atom, Index, Loaded, Quotient, Size, Var, add, atoms, most, mul, quotient
 from ...ir.program import Buffer
 
 _INT32 = 2**31 - 1
@@ -42,6 +43,34 @@ def is_small(number: Any) -> bool:
     """Whether 32 bits hold an index, and what lanes outside of the loops make of it."""
     low, high = bounds(number)
     return low is not None and high is not None and max(-low, high) < _INT32 // 2
+
+
+@lru_cache(1 << 12)
+def largest(number: Any) -> Any:
+    """What an index, and all that it is computed from, does not exceed, by sizes alone: the terms' magnitudes, added.
+
+    t*i - j, i < s, j < t   ->   t*s + t
+    """
+    if not isinstance(number, Index):
+        return abs(number)
+    total: Any = 0
+    for monomial, coefficient in number.terms:
+        product: Any = abs(coefficient)
+        for atom in monomial:
+            product = mul(product, _largest(atom))
+        total = add(total, product)
+    return total
+
+
+def _largest(atom: Atom) -> Any:
+    if isinstance(atom, Size):
+        return atom.index() if atom.low is not None and atom.low >= 0 else most(atom.index(), mul(atom.index(), -1))
+    if isinstance(atom, Var):
+        return largest(atom.extent)
+    if isinstance(atom, Loaded):
+        return largest(atom.size)
+    a, b = (largest(part) for part in atom.fields())
+    return a if isinstance(atom, Quotient) else add(a, b)
 
 
 def has_small_offsets(buffer: Buffer) -> bool:

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, TypeVar
 
 from ...ir.accesses import accesses, loaded_buffers, statements, stored_buffers
 from ...ir.dependence import Dependence
-from ...ir.index.index import Var, mul
+from ...ir.index.index import Size, Var, most, mul
 from ...ir.kernel import Kernel, Loop, Statement
 from ...ir.program import Buffer
 from .blocks import Launch
 from .dtypes import signature_name, type_name
-from .iteration_space import blocks_of, extent_of, is_small
+from .iteration_space import blocks_of, extent_of, is_small, largest
 from .kernel_body import BodyWriter
 from .values import Axis, Names, UnservedError, Values
 from .writer import TritonWriter, factor
@@ -53,6 +54,8 @@ class LaunchText:
         programs: how many there are, an index of sizes.
         warps: of a program.
         early: whether it may begin before kernels before it have ended: it waits for them by itself.
+        reach: the largest number that 32 bits must hold, an index of sizes; None where it is known to be small.
+        wide: the source for larger ones, of the same function.
     """
 
     name: str
@@ -64,14 +67,20 @@ class LaunchText:
     programs: Any
     warps: int
     early: bool = False
+    reach: Any = field(default=None, kw_only=True)
+    wide: str = field(default="", kw_only=True)
 
 
 def waiting(launch: _Launch) -> _Launch:
     """The launch, begun early: it lets kernels after it begin, which wait in their turn, and waits before all else."""
-    head = re.search(rf"def {re.escape(launch.name)}\([^)]*\):\n", launch.text)
-    assert head is not None, launch.text
-    begin, end = launch.text[: head.end()], launch.text[head.end() :]
-    return replace(launch, text=f"{begin}    let_later_begin()\n    await_earlier()\n{end}", early=True)
+    wide = _begun_early(launch.wide, launch.name) if launch.wide else ""
+    return replace(launch, early=True, text=_begun_early(launch.text, launch.name), wide=wide)
+
+
+def _begun_early(text: str, name: str) -> str:
+    head = re.search(rf"def {re.escape(name)}\([^)]*\):\n", text)
+    assert head is not None, text
+    return f"{text[: head.end()]}    let_later_begin()\n    await_earlier()\n{text[head.end() :]}"
 
 
 def launch_text(kernel: Kernel, launch: Launch, name: str, *, dealt: bool = False) -> LaunchText:
@@ -87,16 +96,41 @@ def launch_text(kernel: Kernel, launch: Launch, name: str, *, dealt: bool = Fals
         UnsupportedDtypeError: a value or a buffer has a dtype that Triton has no type for.
         UnsupportedStoreError: a store needs an atomic operation that does not exist.
     """
+    reach = None if dealt else _reach([*_numbers(launch)], kernel.sizes)
+    made = _written(kernel, launch, name, dealt, wide=reach is None)
+    if reach is None:
+        return made
+    return replace(made, reach=reach, wide=_written(kernel, launch, name, dealt, wide=True).text)
+
+
+def _written(kernel: Kernel, launch: Launch, name: str, dealt: bool, wide: bool) -> LaunchText:
+    """One launch; `wide`: with indices of 64 bits where 32 are not known to hold them."""
     spilled: set[str] = set()
     while True:
         try:
-            return _Writer(kernel, launch, name, frozenset(spilled), dealt).run()
+            return _Writer(kernel, launch, name, frozenset(spilled), dealt, wide).run()
         except UnservedError as found:
             spilled.add(found.buffer)
 
 
+def _numbers(launch: Launch) -> list[Any]:
+    """All indices of a launch: places in memory, and numbers of iterations."""
+    numbers = [a.offset for a in accesses(launch.body)]
+    numbers += [extent_of(launch.blocks.rows + launch.blocks.columns + launch.outer)]
+    return numbers + [v.extent for v in _loops(launch.body)]
+
+
+def _reach(numbers: Sequence[Any], sizes: Sequence[Size]) -> Any:
+    """What no index and no size exceeds, by sizes alone; None where all indices are known to be small."""
+    if all(map(is_small, numbers)):
+        return None
+    return reduce(most, dict.fromkeys(map(largest, [*numbers, *(size.index() for size in sizes)])))
+
+
 class _Writer:
-    def __init__(self, kernel: Kernel, launch: Launch, name: str, spilled: frozenset[str], dealt: bool) -> None:
+    def __init__(
+        self, kernel: Kernel, launch: Launch, name: str, spilled: frozenset[str], dealt: bool, wide: bool
+    ) -> None:
         self._kernel, self._launch, self._name, self._dealt = kernel, launch, name, dealt
         self._out = TritonWriter()
         body = launch.body
@@ -111,7 +145,8 @@ class _Writer:
             frozenset(b.name for b in kernel.scratch) - spilled,
         )
         names.variables.update({size.name: size.name for size in kernel.sizes})
-        self._index = "tl.int32" if self._fits() else "tl.int64"
+        self._index = "tl.int64" if wide and not all(map(is_small, _numbers(launch))) else "tl.int32"
+        self._narrowed = tuple(size.name for size in kernel.sizes) if not wide else ()
         self._values = Values(self._out, names, Dependence(), self._index)
         self._values.stored = frozenset(stored_buffers(body))
         self._body = BodyWriter(self._out, self._values, body, self._params, launch.blocks)
@@ -142,18 +177,13 @@ class _Writer:
             return "fp64" if buffer.dtype.is_floating_point else "i64"
         return f"*{signature_name(buffer.dtype)}"
 
-    def _fits(self) -> bool:
-        """Whether 32 bits hold every index: twice what is reached, since blocks reach beyond."""
-        numbers = [a.offset for a in accesses(self._launch.body)]
-        numbers += [extent_of(self._launch.blocks.rows + self._launch.blocks.columns + self._launch.outer)]
-        numbers += [v.extent for v in _loops(self._launch.body)]
-        return all(is_small(number) for number in numbers)
-
     # -- programs -------------------------------------------------------------------------------------------------
 
     def _programs(self) -> Any:
         """Write which iterations this program has; gives the number of programs."""
         blocks, outer = self._launch.blocks, self._launch.outer
+        for name in self._narrowed:
+            self._out.line(f"{name} = {name}.to(tl.int32)")
         wide = ".to(tl.int64)" if self._index == "tl.int64" else ""
         if wide or not self._dealt:
             self._out.line(f"program = {'program' if self._dealt else 'tl.program_id(0)'}{wide}")

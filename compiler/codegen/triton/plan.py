@@ -38,7 +38,7 @@ from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
 from ...ir.value import Result
 from ...schedule.affine import never_meet
 from ...schedule.target import HOPPER
-from .blocks import Blocks, Launch, Memory
+from .blocks import Blocks, Launch, Memory, peeled, placed
 from .device import processors_of
 from .iteration_space import extent_of, number_of
 from .lanes import MOST, THREADS, Few, Lanes, elements_of
@@ -91,7 +91,7 @@ def launches(
     likely = on_examples(body, examples) if examples else tuple(body)
     if not any(isinstance(s, Loop) and s.parallel for s in body):
         return [replace(_reducing((), likely, memory), body=tuple(body))]
-    return [_placed(_launch(one, memory), own) for one, own in zip(likely, body, strict=True)]
+    return [placed(_launch(one, memory), own) for one, own in zip(likely, body, strict=True)]
 
 
 def kernel_launches(kernel: Kernel) -> list[Launch]:
@@ -100,31 +100,8 @@ def kernel_launches(kernel: Kernel) -> list[Launch]:
     return launches(kernel.body, bytes_of, processors_of(kernel), dict(kernel.examples))
 
 
-def _placed(launch: Launch, statement: Statement) -> Launch:
-    """The launch of a statement, planned on an example of it."""
-    loops, body = _peeled(statement)
-    own = {var.name: var for var in loops}
-
-    def placed(blocks: Blocks) -> Blocks:
-        rows, columns = (tuple(own[var.name] for var in axis) for axis in (blocks.rows, blocks.columns))
-        return replace(blocks, rows=rows, columns=columns)
-
-    outer = tuple(own[var.name] for var in launch.outer)
-    return Launch(outer, placed(launch.blocks), body, tuple(map(placed, launch.others)))
-
-
-def _peeled(statement: Statement) -> tuple[list[Var], tuple[Statement, ...]]:
-    """The parallel loops around all of a statement, outermost first, and what is inside of them."""
-    loops: list[Var] = []
-    body: tuple[Statement, ...] = (statement,)
-    while len(body) == 1 and isinstance(body[0], Loop) and body[0].parallel:
-        loops.append(body[0].var)
-        body = body[0].body
-    return loops, body
-
-
 def _launch(statement: Statement, memory: Memory) -> Launch:
-    loops, body = _peeled(statement)
+    loops, body = peeled(statement)
     if not any(isinstance(s, Loop) for s in statements(body)):
         return _pointwise(tuple(loops), body, memory)
     return _reducing(tuple(loops), body, memory)

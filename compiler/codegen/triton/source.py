@@ -30,10 +30,12 @@ class KernelSource:
 
     Args:
         text: a module; `launches` the functions in it that are to be launched, in order.
+        wide: the module for sizes so large that 32 bits do not hold some index, where there is another.
     """
 
     text: str
     launches: tuple[LaunchText, ...]
+    wide: str = ""
 
 
 def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> KernelSource:
@@ -55,7 +57,8 @@ def kernel_source(kernel: Kernel, plans: Sequence[Launch] | None = None) -> Kern
     names = [kernel.name if len(plans) == 1 else f"{kernel.name}_{k}" for k in range(len(plans))]
     made = tuple(launch_text(kernel, plan, name) for plan, name in zip(plans, names, strict=True))
     made = tuple(map(waiting, made)) if kernel.early else made
-    return KernelSource(module_text([one.text for one in made]), made)
+    wide = module_text([one.wide or one.text for one in made]) if any(one.wide for one in made) else ""
+    return KernelSource(module_text([one.text for one in made]), made, wide)
 
 
 def module_text(functions: list[str]) -> str:
