@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any, TypeVar
 
 from ...ir.accesses import accesses, loaded_buffers, statements, stored_buffers
 from ...ir.dependence import Dependence
-from ...ir.index.index import Size, Var, most, mul
+from ...ir.index.index import Monomial, Size, Var, from_terms, mul, terms
 from ...ir.kernel import Kernel, Loop, Statement
 from ...ir.program import Buffer
 from .blocks import Launch
@@ -121,10 +120,17 @@ def _numbers(launch: Launch) -> list[Any]:
 
 
 def _reach(numbers: Sequence[Any], sizes: Sequence[Size]) -> Any:
-    """What no index and no size exceeds, by sizes alone; None where all indices are known to be small."""
+    """What no index and no size exceeds, by sizes alone; None where all indices are known to be small.
+
+    Of bounds whose terms are none of them negative, the largest of each term, added: there may be hundreds of indices.
+    """
     if all(map(is_small, numbers)):
         return None
-    return reduce(most, dict.fromkeys(map(largest, [*numbers, *(size.index() for size in sizes)])))
+    found: dict[Monomial, int] = {}
+    for bound in dict.fromkeys(map(largest, [*numbers, *(size.index() for size in sizes)])):
+        for monomial, coefficient in terms(bound):
+            found[monomial] = max(coefficient, found.get(monomial, 0))
+    return from_terms(found)
 
 
 class _Writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from regraft.compiler.codegen.triton.build import LaunchPlan, _for_reach
 from regraft.compiler.codegen.triton.iteration_space import largest
 from regraft.compiler.codegen.triton.launch import Convention
 from regraft.compiler.codegen.triton.source import KernelSource
-from regraft.compiler.ir.index.index import Size, Var, evaluate, least, most, quotient, remainder
+from regraft.compiler.ir.index.index import Size, Var, evaluate, least, most, number_text, quotient, remainder
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, schedule
@@ -86,6 +87,22 @@ def _computed(function: Any, x: torch.Tensor, wide: bool, monkeypatch: pytest.Mo
         sizes = {size: x.shape[0] if example == 40 else x.shape[1] for size, example in kernel.examples}
         tensors = run_interpreted(kernel, tensors, sizes)
     return tensors[made[-1].params[-1].buffer.name].view(function(x).shape)
+
+
+def test_hundreds_of_indices_have_one_bound() -> None:
+    """Written and bounded at once: what the largest of many indices is, is not asked."""
+
+    def steps(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = x[:, 0]
+        for t in range(24):
+            h = h * x[:, t] + y[:, t] * t
+        return h
+
+    start = time.process_time()
+    for kernel in kernels(steps, torch.randn(3, 24, 64), torch.randn(3, 24, 64)):
+        (one,) = kernel_source(kernel).launches
+        assert len(number_text(one.reach, repr)) < 400
+    assert time.process_time() - start < 30
 
 
 def test_the_variant_is_chosen_by_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
