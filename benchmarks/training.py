@@ -56,7 +56,7 @@ def objective(result: Any) -> torch.Tensor:
 class Runner:
     """One model under one backend, in the process that runs it."""
 
-    def __init__(self, name: str, kind: str, backend: str, size: str, device: str) -> None:
+    def __init__(self, name: str, kind: str, backend: str, size: str, device: str, dynamic: bool) -> None:  # noqa: PLR0913
         torch.manual_seed(0)
         self.train, self.device, self.backend = kind == "train", device, backend
         model, inputs = built(name, size)
@@ -68,7 +68,8 @@ class Runner:
         self.call = self.forward
         if backend != "eager":
             compiler = regraft.backend if backend == "regraft" else backend
-            self.call = torch.compile(self.forward, backend=compiler, mode="reduce-overhead")
+            how = {"dynamic": True} if dynamic else {}
+            self.call = torch.compile(self.forward, backend=compiler, mode="reduce-overhead", **how)
 
     def _placed(self, x: torch.Tensor) -> torch.Tensor:
         low = x.is_floating_point() and not self.train and self.device != "cpu"
@@ -153,7 +154,7 @@ class Runner:
         return lines + [f"{r.device_time_total / 3e3:.3f} ms {r.count // 3:4d} x {r.key[:90]}" for r in rows[:count]]
 
 
-def serve(pipe: Any, *what: str) -> None:
+def serve(pipe: Any, *what: Any) -> None:
     """A process for one model, kind and backend: answers until told to stop."""
     folder = tempfile.mkdtemp()
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "REGRAFT_CACHE_DIR"):
@@ -167,7 +168,7 @@ def serve(pipe: Any, *what: str) -> None:
         pipe.send({"failed": f"{type(error).__name__}: {error}"[:500]})
 
 
-def started(what: tuple[str, ...], seconds: float) -> tuple[Any, Any, Row]:
+def started(what: tuple[Any, ...], seconds: float) -> tuple[Any, Any, Row]:
     """A process that has compiled and warmed up: itself, its pipe, its row."""
     context = multiprocessing.get_context("spawn")
     pipe, other = context.Pipe()
@@ -233,6 +234,7 @@ def main(  # noqa: PLR0913
     backends: Annotated[str, typer.Option(help="Of torch.compile, or eager.")] = "inductor,regraft,eager",
     size: Annotated[str, typer.Option(help="tiny, small or base")] = "base",
     device: Annotated[str, typer.Option(help="cuda or cpu")] = "cuda",
+    dynamic: Annotated[bool, typer.Option(help="All sizes of inputs are symbolic.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes that compile at a time.")] = 2,
     group: Annotated[int, typer.Option(help="Models and kinds whose processes are alive together.")] = 12,
     seconds: Annotated[float, typer.Option(help="What has not compiled by then is left out.")] = 3600.0,
@@ -246,10 +248,10 @@ def main(  # noqa: PLR0913
     speeds: dict[tuple[str, str], list[float]] = {}
     for part in (names[i : i + group] for i in range(0, len(names), group)):
         with ThreadPoolExecutor(jobs) as pool:
-            work = [(m, k, b, size, device) for m, k in part for b in runs]
+            work = [(m, k, b, size, device, dynamic) for m, k in part for b in runs]
             made = dict(zip(work, pool.map(lambda w: started(w, min(each, end - time.monotonic())), work), strict=True))
         for name, kind in part:
-            rows = timed({b: made[name, kind, b, size, device] for b in runs}, profile)
+            rows = timed({b: made[name, kind, b, size, device, dynamic] for b in runs}, profile)
             for backend, speed in shown(name, kind, rows, out):
                 speeds.setdefault((kind, backend), []).append(speed)
     for (kind, backend), ratios in speeds.items():
