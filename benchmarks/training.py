@@ -56,7 +56,7 @@ def objective(result: Any) -> torch.Tensor:
 class Runner:
     """One model under one backend, in the process that runs it."""
 
-    def __init__(self, name: str, kind: str, backend: str, size: str, device: str, dynamic: bool) -> None:  # noqa: PLR0913
+    def __init__(self, name: str, kind: str, backend: str, size: str, device: str, dynamic: bool) -> None:
         torch.manual_seed(0)
         self.train, self.device, self.backend = kind == "train", device, backend
         model, inputs = built(name, size)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..ir.index.bounds import bounds, known_le, known_lt, known_nonnegative
-from ..ir.index.index import Atom, Index, Loaded, Monomial, Size, Var, add, atoms, from_terms, mul, terms
+from ..ir.index.index import Atom, Index, Loaded, Monomial, Size, Var, add, atoms, from_terms, mul, substitute, terms
 from ..ir.index.positive import assuming_iterations
 
 Number = Any  # int | Index
@@ -102,7 +102,47 @@ def separate(a: Number, b: Number, var: Var, fixed: frozenset[Var]) -> bool:
         separate(768*i + j, 768*i + k + 256, j, {i})  where j, k < 256     ->  True: they never meet
     """
     (a, b), (var, *rest) = assuming_iterations((a, b), (var, *fixed))
-    fixed = frozenset(rest)
+    if _separate(a, b, var, frozenset(rest)):
+        return True
+    longer = _rounded_up((a, b))
+    if not longer:
+        return False
+    a, b = (substitute(side, {v: new.index() for v, new in longer.items()}) for side in (a, b))
+    return _separate(a, b, longer.get(var, var), frozenset(longer.get(v, v) for v in rest))
+
+
+def _rounded_up(offsets: Iterable[Number]) -> dict[Var, Var]:
+    """Loops as long as the dims that they go through, as strides tell: what holds of more iterations holds of fewer.
+
+    2*q*i + j, j < (s + 1)//2, q = (s + 3)//4    ->    j < 2*q
+    """
+    found: dict[Var, Var] = {}
+    for offset in offsets:
+        steps = {d.monomial[0]: d.stride for d in digits(offset).digits if len(d.monomial) == 1}
+        for var, step in steps.items():
+            if not isinstance(var, Var) or not isinstance(var.extent, Index):
+                continue
+            dims = [n for other in steps.values() if (n := _ratio(other, step)) is not None and at_most(var.extent, n)]
+            least = next((n for n in dims if all(at_most(n, other) for other in dims)), var.extent)
+            if least != var.extent:
+                found.setdefault(var, Var(var.name, least))
+    return found
+
+
+def _ratio(a: Number, b: Number) -> Number | None:
+    """``a / b`` for single terms that divide; None for others, and for 1."""
+    one, other = terms(a), terms(b)
+    if len(one) != 1 or len(other) != 1 or one == other or one[0][1] % other[0][1]:
+        return None
+    rest = list(one[0][0])
+    for atom in other[0][0]:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return from_terms({tuple(rest): one[0][1] // other[0][1]})
+
+
+def _separate(a: Number, b: Number, var: Var, fixed: frozenset[Var]) -> bool:
     left, right = digits(a), digits(b)
     if left.stride(var) != right.stride(var) or left.stride(var) == 0:
         return False

@@ -157,13 +157,15 @@ def _cases(number: Index, monomial: Monomial, coefficient: int, atom: Atom) -> I
 def _with_quotient(rest: Any, factor: Any, atom: Quotient, grows: bool) -> Any:
     """What is not negative only if ``rest + factor * (x // d)`` is not.
 
-    rest - x//d >= 0  <=>  d*rest + d - 1 - x >= 0           rest + x//d >= 0  <=>  d*rest + x >= 0
+    Multiplied by d, the number is no less than with the most that a division cuts off, d - 1, and as an integer it is
+    not negative where that is more than -d.
+
+    rest - x//d >= 0  <=  d*rest - x + d - 1 >= 0            rest + 2*(x//d) >= 0  <=  d*rest + 2*x - (d - 1) >= 0
     """
     scaled = add(mul(rest, atom.divisor), mul(factor, atom.dividend))
     slack = sub(atom.divisor, 1)
-    if factor in (1, -1):
-        return scaled if grows else add(scaled, slack)
-    return sub(scaled, mul(factor, slack)) if grows else scaled
+    cut = mul(factor, slack) if grows else 0
+    return add(sub(scaled, cut), slack)
 
 
 def _end(atom: Atom) -> Any:

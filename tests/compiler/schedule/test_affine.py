@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.schedules import F32
 
-from regraft.compiler.ir.index.index import Loaded, Size, Var
+from regraft.compiler.ir.index.index import Loaded, Size, Var, quotient
 from regraft.compiler.ir.value import Load
 from regraft.compiler.schedule.affine import OPAQUE, ascending, digits, never_meet, proportional, separate, variables_of
 
@@ -125,3 +125,26 @@ def test_pieces_of_a_concatenation_never_meet():
     nearer = 48 * i + j + 15  # the last element of one is the first of the other
     assert not separate(j + j // 2, j + j // 2 + 16, VJ, NONE)  # rows of 2 that lie 3 apart reach further
     assert not separate(first, nearer, VJ, frozenset({VI})) and not separate(nearer, first, VJ, frozenset({VI}))
+
+
+SQ, TQ, UQ = (Size(name, 2, None).index() for name in "stu")
+
+
+@pytest.mark.parametrize(
+    ("extent", "dim"),
+    [(quotient(SQ, 2), quotient(SQ + 1, 2)), (quotient(SQ + 1, 2), 2 * quotient(SQ + 3, 4)), (SQ - 1, SQ), (SQ, SQ)],
+    ids=str,
+)
+def test_loops_shorter_than_the_dim_that_they_go_through(extent, dim):
+    """Pieces of a joined tensor spell their sizes in their own way: they fit into the dims of the whole."""
+    n, m, c = Var("n", TQ), Var("m", extent), Var("c", UQ)
+    offset = 4 * n.index() * dim * TQ * UQ + 4 * m.index() * TQ * UQ + c.index() + UQ
+    for var in (n, m, c):
+        assert separate(offset, offset, var, NONE)
+    assert not separate(offset, offset - 4 * TQ * UQ, m, frozenset((n,)))
+
+
+def test_loops_longer_than_the_dim_meet():
+    n, m = Var("n", TQ), Var("m", quotient(SQ + 2, 2))
+    offset = n.index() * quotient(SQ, 2) + m.index()
+    assert not separate(offset, offset, n, NONE)

@@ -116,6 +116,9 @@ FOLDED = most(W - S + 1, S - 1 - W)
         (-1, FOLDED),
         (FOLDED, S + 1),
         (least(least(J, 30 - J), 12), 13),
+        (quotient(S + 1, 2), 2 * quotient(S + 3, 4) + 1),
+        (quotient(S, 2), quotient(S + 3, 2)),
+        (3 * quotient(S, 3), S + 1),
     ],
 )
 def test_choices_and_quotients_are_proven(a, b):
