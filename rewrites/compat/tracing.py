@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -259,13 +260,20 @@ def refusing_guards(shape_env: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
-    """Let calls on fake tensors fail without a log entry."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
+    """Let calls of this thread on fake tensors fail without a log entry."""
+    logging.getLogger("torch._subclasses.fake_tensor").addFilter(_is_told)  # once: it adds none that is there
+    token = _QUIET.set(True)
     try:
         yield
     finally:
-        log.disabled = before
+        _QUIET.reset(token)
+
+
+def _is_told(record: logging.LogRecord) -> bool:  # noqa: ARG001
+    return not _QUIET.get()
+
+
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 def tracing_apart() -> contextlib.AbstractContextManager[Any]:

@@ -29,6 +29,7 @@ from regraft.compiler.codegen.triton import (
     UnsupportedStoreError,
     kernel_source,
 )
+from regraft.compiler.codegen.triton.build import NARROW
 from regraft.compiler.ir.interpreter import allocate, bound_sizes
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.lowering import lower
@@ -82,7 +83,9 @@ def interpret(
         for workspace in launch.workspaces:
             elements = evaluate(workspace.copies, sizes) * workspace.buffer.sizes[0]
             arguments.append(torch.full((elements,), -77, dtype=workspace.buffer.dtype))
-        (after,) = interpreter().run(source.text, [(launch.name, evaluate(launch.programs, sizes), arguments)])
+        is_wide = launch.reach is not None and evaluate(launch.reach, sizes) >= NARROW
+        text = source.wide if is_wide else source.text
+        (after,) = interpreter().run(text, [(launch.name, evaluate(launch.programs, sizes), arguments)])
         for name, result in zip(launch.params, after, strict=False):
             if isinstance(memory[name], torch.Tensor):
                 _flat(memory[name]).copy_(result)

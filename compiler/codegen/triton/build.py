@@ -28,7 +28,7 @@ from .kernel_text import LaunchText
 from .launch import Convention, begin_launcher, launcher
 from .source import KernelSource, kernel_source
 
-_NARROW = 1 << 30  # numbers that 32 bits hold, and twice as large ones, which blocks reach
+NARROW = 1 << 30  # numbers that 32 bits hold, and twice as large ones, which blocks reach
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def _for_reach(
     wide = _Variant(replace(plan, unit=plan.wide), device)
 
     def run(*args: Any) -> None:
-        (start if reach(*args[params:end]) < _NARROW else wide)(*args)
+        (start if reach(*args[params:end]) < NARROW else wide)(*args)
 
     return run
 
