@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ...ir.index.index import Var
+from ...ir.index.index import Index, Var, remainder
 from ...ir.kernel import Loop, Statement
+from .iteration_space import extent_of
 
+VECTOR = 8  # 16-bit elements that a lane moves at once
 PROGRAMS_EACH = 2  # programs of a multiprocessor that keep it busy
 
 
@@ -38,10 +40,12 @@ class Memory:
     Args:
         bytes_of: the bytes per element of each buffer in memory, by name; 4 if it is not known.
         processors: the multiprocessors of the GPU.
+        ragged: whether the number of iterations may be anything, so that lanes do not access several elements at once.
     """
 
     bytes_of: Mapping[str, int]
     processors: int
+    ragged: bool = False
 
     @property
     def programs(self) -> int:
@@ -91,3 +95,9 @@ def peeled(statement: Statement) -> tuple[list[Var], tuple[Statement, ...]]:
         loops.append(body[0].var)
         body = body[0].body
     return loops, body
+
+
+def is_ragged(statement: Statement) -> bool:
+    """Whether the number of iterations of its parallel loops is not known to be a multiple of what a lane accesses."""
+    extent = extent_of(peeled(statement)[0])
+    return isinstance(extent, Index) and remainder(extent, VECTOR) != 0

@@ -38,7 +38,7 @@ from ...ir.kernel import Fold, Kernel, Loop, Statement, Update
 from ...ir.value import Result
 from ...schedule.affine import never_meet
 from ...schedule.target import HOPPER
-from .blocks import Blocks, Launch, Memory, peeled, placed
+from .blocks import VECTOR, Blocks, Launch, Memory, is_ragged, peeled, placed
 from .device import processors_of
 from .iteration_space import extent_of, number_of
 from .lanes import MOST, THREADS, Few, Lanes, elements_of
@@ -47,7 +47,6 @@ _LANES = 16  # fewest neighboring elements that an access should read
 _POINTWISE = 1024  # elements per program without reductions
 _NARROW = 64  # fewest lanes per row of a tile, unless rows are shorter
 _FULL = 4  # of five lanes along a row, the fewest that have an element
-_VECTOR = 8  # 16-bit elements that a lane moves at once
 _ROW_LOADS = 3  # loads per row that justify narrower loads per element
 _TILE = (64, 64)  # tile of a transposition
 _PERSISTENT = 8192  # most elements of a row in registers
@@ -59,6 +58,7 @@ _FEW = 64  # most columns that a lane reduces without other lanes
 _ACROSS = 2048  # fewest elements of such a block with fewer columns
 _LONELY = 8192  # elements of such a block if there are too few programs to hide memory latency
 _NARROWEST = 16  # fewest neighbors in memory per program
+_RAGGED = 4  # times fewer elements of a lane, where it cannot access several at once
 _NARROW_BYTES = 2  # bytes of values of which a lane has twice as many
 _MANY = 4  # times that many programs from which on each needs fewer lanes
 _ELEMENTS_A_WARP = 256
@@ -91,7 +91,8 @@ def launches(
     likely = on_examples(body, examples) if examples else tuple(body)
     if not any(isinstance(s, Loop) and s.parallel for s in body):
         return [replace(_reducing((), likely, memory), body=tuple(body))]
-    return [placed(_launch(one, memory), own) for one, own in zip(likely, body, strict=True)]
+    pairs = zip(likely, body, strict=True)
+    return [placed(_launch(one, replace(memory, ragged=is_ragged(own))), own) for one, own in pairs]
 
 
 def kernel_launches(kernel: Kernel) -> list[Launch]:
@@ -156,6 +157,8 @@ def _along(loops: tuple[Var, ...], body: tuple[Statement, ...], narrow: bool, me
     fewer = elements_of(Lanes(loops, loops[-1], not width), body, memory.bytes_of, few) if loops else MOST
     if fewer < MOST:
         sizes = [(min(block, _FEWER_WARPS * THREADS * fewer), fewer / MOST), *sizes]
+    if memory.ragged:
+        sizes = [(n, each / _RAGGED) for n, each in sizes]
     flat = [Blocks((), loops, 1, n, _warps(n, each)) for n, each in sizes if 1 <= n <= _power(total)]
     if not width:
         return Launch((), flat[0], body, tuple(flat[1:]))
@@ -180,7 +183,7 @@ def _width(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> int:
 
 def _pays_by_rows(loops: tuple[Var, ...], body: tuple[Statement, ...]) -> bool:
     """Whether tiles of rows load as wide as lanes over all loops would, or save much otherwise."""
-    if loops[-1].extent % _VECTOR == 0:
+    if loops[-1].extent % VECTOR == 0:
         return True
     flat, dependence, found = number_of(loops), Dependence(), list(accesses(body))
     if not any(isinstance(add(access.offset, mul(flat, -1)), int) for access in found):
@@ -256,7 +259,7 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memor
         if ahead:
             sizes = [(rows, columns // 2, 2), *sizes]
         if narrow and not _folds(body, _MOMENTS):
-            fewer = columns // 2 if _is_multiple(loops[-1].extent, _VECTOR) else columns
+            fewer = columns // 2 if _is_multiple(loops[-1].extent, VECTOR) else columns
             sizes = [(rows, fewer, 1), (rows // 2, columns, 1), (rows, columns, 1), *sizes]
         sizes = [*_whole_rows(total, longest, memory), *sizes]
     else:
@@ -279,8 +282,8 @@ def _reducing(loops: tuple[Var, ...], body: tuple[Statement, ...], memory: Memor
 
 def _whole_rows(total: Any, longest: int, memory: Memory) -> list[tuple[int, int, float]]:
     """Blocks in which a lane reduces few columns without other lanes; nothing if they are many."""
-    if longest > _VECTOR:
-        columns = min(longest, _VECTOR)
+    if longest > VECTOR:
+        columns = min(longest, VECTOR)
         busy = longest <= _FEW and _programs(total, _POINTWISE) >= memory.programs
         return [(_POINTWISE, columns, columns)] if busy else []
     return [_unrolled(total, memory)]
@@ -288,7 +291,7 @@ def _whole_rows(total: Any, longest: int, memory: Memory) -> list[tuple[int, int
 
 def _unrolled(total: Any, memory: Memory) -> tuple[int, int, float]:
     """A block whose lanes go through their rows alone, in code that is written out for each column."""
-    each = Few(total, memory.processors).each(_VECTOR)
+    each = Few(total, memory.processors).each(VECTOR)
     rows = _fitting(_FEWER_WARPS // 2 * THREADS * each, total, THREADS, memory)
     return rows, 1, each / MOST
 
@@ -298,7 +301,7 @@ def _are_windows(loops: tuple[Var, ...], inner: Sequence[tuple[Var, ...]], body:
 
     A lane goes through them alone then: lanes beside it would have nothing to read with it.
     """
-    dependence, few = Dependence(), _VECTOR // 2
+    dependence, few = Dependence(), VECTOR // 2
     if not loops or any(_power(leaf[-1].extent) > few for leaf in inner if leaf):
         return False
     of = {leaf[-1]: extent_of(leaf) for leaf in inner if leaf}

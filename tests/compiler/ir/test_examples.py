@@ -75,3 +75,20 @@ def test_other_sizes_than_those_of_the_example(given: tuple[int, int]) -> None:
         run_interpreted(kernel, {n: v.view(-1) for n, v in tensors.items()}, {"s": given[0], "t": given[1]})
     torch.testing.assert_close(tensors["scaled"], x * w)
     torch.testing.assert_close(tensors["total"], (x * w).sum(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_lanes_have_few_elements_where_their_number_may_be_anything(ragged: bool) -> None:
+    """A lane cannot access several elements at once where they may end anywhere."""
+    pytest.importorskip("triton")
+    from regraft.compiler.codegen.triton.plan import kernel_launches
+
+    s = Size("s", 2, None).index()
+    columns = Size("t", 2, None).index() if ragged else 640
+    b = Builder()
+    x = b.given("x", (s, columns))
+    program = b.program(b.map("y", (s, columns), lambda i: op("exp", x.at(i))))
+    program.examples.update({"s": 4096, "t": 640})
+    (kernel,) = schedule(program, target=GPU).kernels
+    ((launch,),) = [kernel_launches(kernel)]
+    assert launch.blocks.row_block * launch.blocks.column_block // (32 * launch.blocks.warps) == (2 if ragged else 8)
