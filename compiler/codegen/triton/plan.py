@@ -91,6 +91,8 @@ def launches(
     likely = on_examples(body, examples) if examples else tuple(body)
     if not any(isinstance(s, Loop) and s.parallel for s in body):
         return [replace(_reducing((), likely, memory), body=tuple(body))]
+    if not examples:  # numbers, or a count whose multiples are written apart
+        return [_launch(statement, memory) for statement in body]
     pairs = zip(likely, body, strict=True)
     return [placed(_launch(one, replace(memory, ragged=is_ragged(own))), own) for one, own in pairs]
 
