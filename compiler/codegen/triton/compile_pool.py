@@ -10,8 +10,10 @@ import contextlib
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -35,6 +37,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._folder = ""  # the process's temporary files
         self._ready = self._closed = False
         self._starting = threading.Lock()
 
@@ -54,10 +57,12 @@ class Worker:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._ready = False
         try:
+            self._folder = tempfile.mkdtemp(prefix="regraft-triton-")
             self._process = subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload]
-            self._send(json.dumps([path for path in sys.path if path]))
+            self._send(json.dumps({"path": [path for path in sys.path if path], "folder": self._folder}))
         except OSError as error:
             self._process = None
+            self._remove_folder()
             raise WorkerLostError(f"no worker was started: {error}") from error
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -84,6 +89,13 @@ class Worker:
                 if pipe is not None:
                     pipe.close()
         process.wait()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        """Remove the process's temporary files, which a process that is killed leaves behind."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = ""
 
     def close(self) -> None:
         """End the process, for good."""
@@ -92,7 +104,7 @@ class Worker:
 
     def forget(self) -> None:
         """Leave the process to whom it belongs: this one is a fork."""
-        self._process = None
+        self._process, self._folder = None, ""
 
     def _send(self, line: str) -> None:
         assert self._process is not None and self._process.stdin is not None

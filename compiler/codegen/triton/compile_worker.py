@@ -1,6 +1,6 @@
 """Compiles Triton kernels, in this process or in one of its own: the one place that runs Triton (3.6 to 3.9).
 
-    parent  ->  the parent's sys.path, then a job a line, as JSON
+    parent  ->  {"path": the parent's sys.path, "folder": for temporary files}, then a job a line, as JSON
     worker  ->  {} when it is ready, then {"made": {...}} or {"error": "..."} a line; it ends when its input does
 
 Needs Triton and the standard library, nothing else: a worker starts in a third of a second, without torch or CUDA.
@@ -14,8 +14,8 @@ import json
 import os
 import re
 import select
+import shutil
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,10 @@ def main() -> None:
     """Serve jobs until the parent goes, or nothing has come for minutes."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Triton prints is no reply
-    sys.path[:] = json.loads(sys.stdin.readline())
-    with tempfile.TemporaryDirectory(prefix="regraft-triton-") as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder  # the caller keeps what is worth it
+    given = json.loads(sys.stdin.readline())
+    sys.path[:], folder = given["path"], given["folder"]
+    os.environ["TRITON_CACHE_DIR"] = folder  # the caller keeps what is worth it
+    try:
         import triton  # noqa: F401
 
         replies.write("{}\n")
@@ -126,6 +127,8 @@ def main() -> None:
                 return
             replies.write(json.dumps(_answer(line)) + "\n")
             replies.flush()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # where the caller was killed, nobody else does
 
 
 if __name__ == "__main__":

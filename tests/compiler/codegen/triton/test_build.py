@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -220,6 +221,20 @@ def test_a_worker_that_ended_is_started_again(job):
     one._process.kill()
     one._process.wait()
     assert one.ask(job)["made"]["name"] == "double"
+    one.stop()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_worker_leaves_no_files(killed, tmp_path, monkeypatch):
+    """Whether its caller ends it, or is gone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    one = Worker()
+    one.start()
+    process = one._process
+    assert list(tmp_path.glob("regraft-triton-*"))
+    one.stop() if killed else process.stdin.close()
+    process.wait()
+    assert not list(tmp_path.glob("regraft-triton-*"))
     one.stop()
 
 
