@@ -57,7 +57,7 @@ def trace(function: Callable[..., Any], *inputs: Any, dynamic: bool = False, num
     fakes = [mode.from_tensor(x, static_shapes=not dynamic) if isinstance(x, torch.Tensor) else x for x in inputs]
     if numbers:
         fakes = [
-            _symbolic(mode.shape_env, x, f"n{k}") if isinstance(x, (int, float)) else x for k, x in enumerate(fakes)
+            symbolic_number(mode.shape_env, x, f"n{k}") if isinstance(x, (int, float)) else x for k, x in enumerate(fakes)
         ]
     with mode:
         # Twice: composite operators write in place, and only what is an operator of the graph is functionalized.
@@ -66,7 +66,7 @@ def trace(function: Callable[..., Any], *inputs: Any, dynamic: bool = False, num
     return module
 
 
-def _symbolic(shape_env: ShapeEnv, value: int | float, name: str) -> torch.SymInt | torch.SymFloat:
+def symbolic_number(shape_env: ShapeEnv, value: int | float, name: str) -> torch.SymInt | torch.SymFloat:
     """A number that a program is given, as Dynamo makes it: nothing is known of it."""
     source = ConstantSource(name)
     symbol = shape_env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)

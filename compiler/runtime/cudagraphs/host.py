@@ -4,20 +4,22 @@
     m = n + 1;  y = x / copy of sqrt(m)      ->       device    (x, c)  ->  y = x / c
     return y, m                                       together  (x, n)  ->  y of the device's, m of the host's
 
-The host's part runs at every call; random numbers and writes to inputs on the CPU keep their order.
+The host's part runs at every call; random numbers and writes to inputs on the CPU keep their order. Symbolic sizes, and
+what is computed of them, belong to both parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
 from ....rewrites import compat
-from ....rewrites.graph import op_name, val
+from ....rewrites.graph import is_pure, op_name, val
+from ....rewrites.symbolic import SYMBOLIC
 from ..calls import Boxed
 
 
@@ -71,48 +73,88 @@ def split_host(graph_module: fx.GraphModule) -> Split | None:
         graph_module: functional except for writes to inputs, with metadata; it is not changed.
     """
     nodes = list(graph_module.graph.nodes)
-    on_host = _sides(nodes)
-    calls = [node for node in nodes if node.op == "call_function"]
-    if on_host is None or len({node in on_host for node in calls}) < 2:
+    sides = _sides(nodes)
+    if sides is None or not sides.host or not any(n.op == "call_function" and n in sides.device for n in nodes):
+        return None
+    on_host = sides.host
+    if not any(node.op == "call_function" for node in on_host):
         return None
     given = [n for n in nodes if n in on_host and any(u.op == "call_function" and u not in on_host for u in n.users)]
     if any(not _is_on_gpu(node) for node in given):  # a kernel on the device would read memory of the CPU
         return None
-    inputs = [node for node in nodes if node.op == "placeholder"]
     results = graph_module.graph.output_node().args[0]
     if not isinstance(results, (list, tuple)):
         return None
     from_host = tuple(isinstance(x, fx.Node) and x in on_host for x in results)
     own = [x for x, here in zip(results, from_host, strict=True) if here]
     rest = [x for x, here in zip(results, from_host, strict=True) if not here]
-    host_inputs = [k for k, node in enumerate(inputs) if node in on_host]
-    device_inputs = [k for k, node in enumerate(inputs) if node not in on_host]
-    host = _part(graph_module, [n for n in nodes if n in on_host], [], [*given, *own])
-    device = _part(graph_module, [n for n in nodes if n not in on_host and n.op != "output"], given, rest)
-    return Split(host, device, tuple(host_inputs), tuple(device_inputs), len(given), from_host)
+    read = sides.read_by_host()
+    host_nodes = [n for n in nodes if n in on_host or n in read]
+    device_nodes = [n for n in nodes if n not in on_host and n.op != "output"]
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    host_inputs = tuple(k for k, node in enumerate(inputs) if node in on_host or node in read)
+    device_inputs = tuple(k for k, node in enumerate(inputs) if node not in on_host)
+    host = _part(graph_module, host_nodes, [], [*given, *own])
+    device = _part(graph_module, device_nodes, given, rest)
+    return Split(host, device, host_inputs, device_inputs, len(given), from_host)
 
 
-def _sides(nodes: Sequence[fx.Node]) -> set[fx.Node] | None:
-    """The nodes on the host: those on the CPU, and copies from there; None if they read tensors on the GPU."""
-    found: set[fx.Node] = set()
+@dataclass
+class _Sides:
+    """Where each node of a graph is computed: `numbers`, of symbolic sizes alone, on both sides."""
+
+    host: set[fx.Node] = field(default_factory=set)
+    device: set[fx.Node] = field(default_factory=set)
+    numbers: set[fx.Node] = field(default_factory=set)
+
+    def read_by_host(self) -> set[fx.Node]:
+        """The numbers that the host's part needs."""
+        found: set[fx.Node] = set()
+        todo = [x for node in self.host for x in node.all_input_nodes]
+        while todo:
+            node = todo.pop()
+            if node in self.numbers and node not in found:
+                found.add(node)
+                todo.extend(node.all_input_nodes)
+        return found
+
+
+def _sides(nodes: Sequence[fx.Node]) -> _Sides | None:
+    """The sides of all nodes: the host has those on the CPU, and copies from there; None if it reads from the GPU."""
+    sides = _Sides()
     for node in nodes:
         if node.op == "output":
             continue
-        tensors = _tensors(node)
-        if tensors is None and op_name(node) == "getitem" and not found.intersection(node.all_input_nodes):
-            continue  # a number beside the tensors that a call on the GPU gives
-        if tensors is None:
+        side = _side(node, sides)
+        if side is None:
             return None
-        on_cpu = [x in found and not _is_on_gpu(x) for x in node.all_input_nodes]
-        if {x.device.type for x in tensors} == {"cpu"}:
-            if not all(on_cpu):
-                return None
-            found.add(node)
-        elif any(on_cpu):
-            if op_name(node) != "aten._to_copy":
-                return None
-            found.add(node)
-    return found
+        side.add(node)
+    return sides
+
+
+def _side(node: fx.Node, sides: _Sides) -> set[fx.Node] | None:
+    """Where a node belongs, given the sides of all nodes before; None if each side needs the other."""
+    tensors = _tensors(node)
+    inputs = [x for x in node.all_input_nodes if x not in sides.numbers]
+    if tensors is None:
+        return _side_of_number(node, inputs, sides)
+    on_cpu = [x in sides.host and not _is_on_gpu(x) for x in inputs]
+    if {x.device.type for x in tensors} == {"cpu"}:
+        return sides.host if all(on_cpu) else None
+    if not any(on_cpu):
+        return sides.device
+    return sides.host if op_name(node) == "aten._to_copy" else None
+
+
+def _side_of_number(node: fx.Node, inputs: Sequence[fx.Node], sides: _Sides) -> set[fx.Node] | None:
+    """The same, of a node that gives no tensor, and reads `inputs` beside numbers of both sides."""
+    if op_name(node) == "getitem" and not sides.host.intersection(inputs):
+        return sides.device  # a number beside the tensors that a call on the GPU gives
+    if not isinstance(val(node), SYMBOLIC) or not (node.op == "placeholder" or is_pure(node)):
+        return None
+    if not inputs:
+        return sides.numbers
+    return next((side for side in (sides.host, sides.device) if side.issuperset(inputs)), None)
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor] | None:

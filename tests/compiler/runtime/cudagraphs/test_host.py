@@ -7,11 +7,13 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from regraft.compiler.passes.host_scalars import copy_host_scalars
 from regraft.compiler.runtime.cudagraphs.host import split_host
 from regraft.compiler.runtime.cudagraphs.rules import skip_reason
 
+from ....support.lowering import symbolic_number
 from ....support.recorded_graphs import FakeDevice, graphs
 
 aten = torch.ops.aten
@@ -117,3 +119,29 @@ def test_what_depends_both_ways_or_reads_the_cpu_stays_whole(function):
 def test_graphs_of_one_device_stay_whole():
     assert split_host(graph_of(lambda n, m: (aten.mul.Tensor(n, m),), "cpu", "cpu")) is None
     assert split_host(graph_of(lambda x, y: (aten.mul.Tensor(x, y),), "cuda", "cuda")) is None
+
+
+def with_sizes(n, x, scale, table):
+    """Dynamo gives numbers of the program so where it compiles for all sizes."""
+    length = n + 1
+    row = aten._to_copy.default(aten.slice.Tensor(table, 0, 0, length), device=torch.device("cuda"))
+    y = aten.mul.Tensor(aten.mul.Tensor(x, scale), aten.sum.default(row))
+    return aten.view.default(y, [4 * n]), n, length, aten.mul.Tensor(scale, n)
+
+
+def test_symbolic_sizes_belong_to_both_parts():
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        n = symbolic_number(mode.shape_env, 5, "n")
+        scale = torch.empty((), dtype=torch.float64)
+        module = make_fx(with_sizes)(n, torch.empty(4, n, device="cuda"), scale, torch.empty(9))
+    assert copy_host_scalars(module) == 1
+    parts = split_host(module)
+    assert parts.host_inputs == (0, 2, 3) and parts.device_inputs == (0, 1)
+    assert parts.from_host == (False, False, False, True) and parts.given == 2
+    assert skip_reason(parts.device.graph, frozenset(), "statistical") is None
+    run, whole = parts.joined(on_cpu(parts.host), on_cpu(parts.device)), on_cpu(module)
+    for n in (3, 7):
+        inputs = (n, torch.randn(4, n), torch.tensor(0.125, dtype=torch.float64), torch.randn(9))
+        found, wanted = run(list(inputs)), whole(list(inputs))
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b)
