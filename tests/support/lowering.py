@@ -57,7 +57,8 @@ def trace(function: Callable[..., Any], *inputs: Any, dynamic: bool = False, num
     fakes = [mode.from_tensor(x, static_shapes=not dynamic) if isinstance(x, torch.Tensor) else x for x in inputs]
     if numbers:
         fakes = [
-            symbolic_number(mode.shape_env, x, f"n{k}") if isinstance(x, (int, float)) else x for k, x in enumerate(fakes)
+            symbolic_number(mode.shape_env, x, f"n{k}") if isinstance(x, (int, float)) else x
+            for k, x in enumerate(fakes)
         ]
     with mode:
         # Twice: composite operators write in place, and only what is an operator of the graph is functionalized.
