@@ -4,7 +4,10 @@
                                                for i, j: out[loaded index[i, j], j] += src[i, j]
 
 The copy is a definition of its own, which the scheduler drops where `x` is dead. Loops that store at loaded indices
-run in order, so that the last of several writes to one place stays, as in eager on a CPU.
+run in order, so that the last of several writes to one place stays, as in eager on a CPU. Into a constant, few elements
+for each row are chosen by comparison, which fuses with what reads the result:
+
+    out = scatter_add(zeros, 1, index, src)   ->   for i, j: out[i, j] = src[i, 0] if index[i, 0] == j else 0
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from typing import Any
 
 import torch
 
-from ...ir.program import StoreMode
-from ...ir.value import Value, compute_dtype
+from ...ir.program import Definition, StoreMode
+from ...ir.value import Const, Value, compute_dtype
 from ..arithmetic import op, size_value, where
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, const, lowers
 from ..positions import (
+    compared,
     filled,
     highest,
     is_empty,
@@ -43,6 +47,12 @@ MODES: dict[str, tuple[StoreMode, StoreMode]] = {
     "mean": ("add", "or"), "amax": ("max", "or"), "amin": ("min", "and"),
 }  # fmt: skip
 
+# The operation by which each mode of a store combines what was there with what comes.
+_COMBINED: dict[StoreMode, str] = {
+    "add": "add", "mul": "mul", "max": "maximum", "min": "minimum", "or": "logical_or", "and": "logical_and",
+}  # fmt: skip
+_MOST_COMPARED = 64  # comparisons for a row, of several elements scattered into it
+
 Place = Callable[[Indices], Indices]
 Source = Callable[[Indices], Value]
 
@@ -55,17 +65,13 @@ def mode_of(reduce: str, dtype: torch.dtype) -> StoreMode:
 @lowers("aten.scatter.src", "aten.scatter.value")
 def scatter(low: Lowering, x: Tensor, dim: int, index: Tensor, src: Any) -> Tensor:
     """``out[index[i, j], j] = src[i, j]`` for dim 0."""
-    out = copied(low, x)
-    _scatter(low, out, dim, index, _source(src, x.dtype), None)
-    return out
+    return _scattered(low, x, dim, index, _source(src, x.dtype), None)
 
 
 @lowers("aten.scatter.reduce", "aten.scatter.value_reduce")
 def scatter_reduce_legacy(low: Lowering, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str) -> Tensor:
     """`scatter` that adds or multiplies."""
-    out = copied(low, x)
-    _scatter(low, out, dim, index, _source(src, x.dtype), mode_of(reduce, x.dtype))
-    return out
+    return _scattered(low, x, dim, index, _source(src, x.dtype), mode_of(reduce, x.dtype))
 
 
 @lowers("aten.scatter_add")
@@ -213,6 +219,52 @@ def _require_broadcast(values: Tensor, sizes: Indices) -> None:
     wide = zip(reversed(values.sizes), reversed(sizes), strict=False)
     if len(values.sizes) > len(sizes) or any(size not in (1, place) for size, place in wide):
         raise Unlowered("arguments", f"values of sizes {values.sizes} for places of sizes {sizes}")
+
+
+def _scattered(low: Lowering, x: Tensor, dim: int, index: Tensor, source: Source, mode: StoreMode | None) -> Tensor:
+    """A copy of `x` with elements scattered into it."""
+    start = _constant(low, x)
+    if start is not None and _are_few(x, dim, index):
+        return _chosen(low, x, wrapped(dim, len(x.sizes)), index, start, source, mode)
+    out = copied(low, x)
+    _scatter(low, out, dim, index, source, mode)
+    return out
+
+
+def _constant(low: Lowering, x: Tensor) -> Const | None:
+    """The number that all elements of `x` are known to be."""
+    stores = [s for item in low.items if isinstance(item, Definition) for s in item.stores if s.buffer == x.buffer.name]
+    value = stores[0].value if len(stores) == 1 and stores[0].mode is None else None
+    return value if isinstance(value, Const) else None
+
+
+def _are_few(x: Tensor, dim: int, index: Tensor) -> bool:
+    """Whether an index has so few elements for each row of `x` that each place can be compared with all of them."""
+    if not x.sizes or len(index.sizes) != len(x.sizes) or is_empty(x.sizes):
+        return False
+    d = wrapped(dim, len(x.sizes))
+    count, size = index.sizes[d], x.sizes[d]
+    if index.sizes != swapped(x.sizes, d, count):
+        return False
+    if not isinstance(count, int) or not isinstance(size, int):
+        return count == 1
+    return count == 1 or (count <= size and count * size <= _MOST_COMPARED)
+
+
+def _chosen(
+    low: Lowering, x: Tensor, dim: int, index: Tensor, start: Const, source: Source, mode: StoreMode | None
+) -> Tensor:
+    """``out[i, j] = source[i, k] if index[i, k] == j else start``, for the few `k` in order."""
+
+    def element(at: Indices) -> Value:
+        value: Value = start
+        for k in range(index.sizes[dim]):
+            of = swapped(at, dim, k)
+            hit = compared("eq", loaded(index, of, x.sizes[dim]), at[dim])
+            value = where(hit, op(_COMBINED[mode], value, source(of)) if mode else source(of), value)
+        return value
+
+    return low.pointwise(element, x.sizes, x.dtype)
 
 
 def _scatter(low: Lowering, into: Tensor, dim: int, index: Tensor, source: Source, mode: StoreMode | None) -> None:

@@ -47,6 +47,13 @@ PROGRAMS = {
     "variance": (lambda x: x.var(-1), R(5, 70)),
     "sum of a mask": (lambda x: (x > 0).sum(-1), R(33, 70)),
     "maxima over two dims": (lambda x: x.amax((0, 2)), R(9, 17, 31)),
+    "put back where it was": (
+        lambda x, i: torch.zeros_like(x).scatter(1, x.argmax(1, keepdim=True), 2.0)
+        + torch.zeros_like(x).scatter_add(1, i, x[:, :2] * 3),
+        R(33, 30),
+        torch.arange(66).view(33, 2) % 30,
+    ),
+    "put back across": (lambda x: torch.zeros_like(x).scatter(0, x.argmin(0, keepdim=True), x[:1]) - x, R(5, 70)),
     "argmax": (lambda x: x.argmax(-1), R(33, 70)),
     "cumulative sum": (lambda x: x.cumsum(-1), R(33, 70)),
     "cumulative sum across": (lambda x: x.cumsum(0), R(33, 70)),

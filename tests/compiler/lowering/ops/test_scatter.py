@@ -195,6 +195,41 @@ def test_out_of_range_raises(bad):
         run(module, lower(module), [x, torch.tensor([0, bad]), src])
 
 
+@EXAMPLES
+@given(tensor_and_dim(ALL, min_rank=1, min_size=1), SEEDS, st.integers(1, 4), st.booleans(), st.sampled_from([0, 3]))
+def test_few_elements_into_a_constant(pair, seed, length, dynamic, start):
+    x, dim, index, src = scattered(pair, seed, length)
+    src = src.narrow(dim, 0, length) if seed % 2 else src
+
+    def last(x, i, s):
+        return torch.full_like(x, start).scatter(dim, i, s)
+
+    def added(x, i, s):
+        return torch.full_like(x, start).scatter_add(dim, i, s)
+
+    agree(last, x, index, src, exact=True, dynamic=dynamic)
+    agree(added, x, index, src, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("constant", [True, False])
+def test_few_elements_into_a_constant_are_chosen_where_they_are_read(length, constant):
+    def function(x, i, s):
+        return (torch.zeros_like(x) if constant else x).scatter_add(1, i, s) * 2
+
+    inputs = torch.ones(5, 9), torch.zeros(5, length, dtype=torch.int64), torch.ones(5, length)
+    modes = {s.mode for item in lowered(function, *inputs).program.items for s in item.stores}
+    assert ("add" in modes) == (length == 9 or not constant)
+
+
+@pytest.mark.parametrize("bad", [-1, 4])
+def test_out_of_range_raises_where_elements_are_chosen(bad):
+    x, index = torch.ones(2, 4), torch.tensor([[0], [bad]])
+    module = trace(lambda x, i: torch.zeros_like(x).scatter(1, i, 1.0), x, torch.zeros_like(index))
+    with pytest.raises(IndexError, match="out of bounds"):
+        run(module, lower(module), [x, index])
+
+
 def test_a_scatter_is_a_copy_and_a_store_into_it():
     index = torch.tensor([[0, 1, 1]])
     made = lowered(lambda x, i, s: x.scatter_add(0, i, s), torch.randn(4, 3), index, torch.randn(1, 3))
