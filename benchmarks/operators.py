@@ -6,11 +6,15 @@
     python benchmarks/operators.py --table blocks --train
     python benchmarks/operators.py --table nets --dtype bfloat16
     python benchmarks/operators.py --table odd
+    python benchmarks/operators.py --table fields --json found.jsonl
 
 For each: median microseconds of each run (the call of `torch.compile` included), and how many times as fast as each
 other run the last one is: the median of what the turns gave, so that a busy machine slows both alike. Ends with
 medians, and lists what is slower than `--slow` times the best of the others. Results are compared; kinds whose name
 begins with "gradients" are run with their backward, and with `--train` all that have gradients are.
+
+A line of `--json` has the median and the least time, the seconds of the first call, and the error: the largest
+difference from eager's result in double precision, over the largest number of that result.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ TABLES = {
     "blocks": ["block_programs", "block_tokens", "block_steps"],
     "nets": ["net_programs"],
     "odd": ["odd_programs"],
+    "fields": ["field_programs", "science_programs", "unit_programs"],
 }
 RANDOM = {"rand", "randn", "dropout", "bernoulli"}
 
@@ -72,7 +77,8 @@ def main(  # noqa: PLR0913
             if train and not called[2]:
                 continue
             fixed = kind != "random" and name not in RANDOM
-            times = timed(*called, backends, seconds, compared=fixed)
+            steps, first = all_started(*called, backends)
+            times = timed(steps, called[1], seconds, compared=fixed)
         except Exception as error:  # the others are still worth knowing
             shown.add_row(kind, name, f"{type(error).__name__}: {error}"[:60])
             continue
@@ -87,7 +93,8 @@ def main(  # noqa: PLR0913
         shown.add_row(kind, name, *[f"{x:.1f}" for x in middle.values()], *[f"{s:.2f}x" for s in speeds])
         if to:
             best = {b: 1e6 * min(t) for b, t in times.items()}
-            write(to, {"kind": kind, "name": name, "us": middle, "least": best, "over": speeds})
+            row = {"kind": kind, "name": name, "us": middle, "least": best, "over": speeds, "first": first}
+            write(to, {**row, "error": errors(*called, steps) if fixed else None})
     console = Console(width=140)
     console.print(shown)
     for backend, found in ratios.items():
@@ -156,21 +163,30 @@ def reached(function: Callable[..., Any], given: list[Any], leaves: list[Any]) -
     return [x for x, g in zip(leaves, found, strict=True) if g is not None]
 
 
+def all_started(
+    function: Callable[..., Any], given: list[Any], leaves: list[Any], backends: list[str]
+) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
+    """A step of each backend, and the seconds that its first call took."""
+    steps = {b: stepping(function, given, leaves) for b in backends if b == "eager"}
+    first = {}
+    for backend in backends:
+        if backend != "eager":
+            start = time.perf_counter()
+            steps[backend] = started(function, backend, given, leaves)
+            first[backend] = time.perf_counter() - start
+            steps[backend]()
+    return {b: steps[b] for b in backends}, first
+
+
 def timed(
-    function: Callable[..., Any],
-    given: list[Any],
-    leaves: list[Any],
-    backends: list[str],
-    seconds: float,
-    compared: bool,
+    steps: dict[str, Callable[[], Any]], given: list[Any], seconds: float, compared: bool
 ) -> dict[str, list[float]]:
-    """Seconds of each backend, in turns, of the gradients of `leaves` if any; a result unlike eager's is an error."""
-    step = stepping(function, given, leaves)
-    steps = {b: step if b == "eager" else started(function, b, given, leaves) for b in backends}
+    """Seconds of each backend, in turns; a result unlike the first one's is an error."""
     if compared:
+        expected = next(iter(steps.values()))
         for other in steps.values():
-            torch.testing.assert_close(other(), step(), equal_nan=True, rtol=2e-2, atol=2e-2)
-    times: dict[str, list[float]] = {b: [] for b in backends}
+            torch.testing.assert_close(other(), expected(), equal_nan=True, rtol=2e-2, atol=2e-2)
+    times: dict[str, list[float]] = {b: [] for b in steps}
     end = time.perf_counter() + seconds
     # One thread is charged for what it runs, whoever else the processor works for meanwhile.
     clock = time.thread_time if torch.get_num_threads() == 1 and not given[0].is_cuda else time.perf_counter
@@ -186,6 +202,40 @@ def timed(
     return times
 
 
+def errors(
+    function: Callable[..., Any], given: list[Any], leaves: list[Any], steps: dict[str, Callable[[], Any]]
+) -> dict[str, float] | None:
+    """The error of each backend, nothing if eager cannot run in double precision."""
+    if isinstance(function, torch.nn.Module):
+        return None
+    wide = {id(x): x.detach().double() if x.is_floating_point() else x for x in given}
+    wanted = [wide[id(x)].requires_grad_() for x in leaves]
+    torch.set_default_dtype(torch.float64)
+    try:
+        exact = floats(stepping(function, [wide[id(x)] for x in given], wanted)())
+    except Exception:  # a program that is about one dtype
+        return None
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return {
+        b: max([far(*pair) for pair in zip(floats(step()), exact, strict=True)], default=0.0)
+        for b, step in steps.items()
+    }
+
+
+def floats(out: Any) -> list[torch.Tensor]:
+    """The floating tensors of a result."""
+    return [t.detach() for t in (out if isinstance(out, (list, tuple)) else [out]) if t.is_floating_point()]
+
+
+def far(x: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference, over the largest number."""
+    kept = exact.isfinite()
+    if x.shape != exact.shape or not kept.any():
+        return 0.0
+    return float(((x.double() - exact)[kept].abs().max() / exact[kept].abs().max().clamp(min=1e-30)).nan_to_num())
+
+
 def stepping(function: Callable[..., Any], given: list[Any], leaves: list[Any]) -> Callable[[], Any]:
     """One call, or where there are leaves, the gradients of its result for them."""
 
@@ -197,10 +247,9 @@ def stepping(function: Callable[..., Any], given: list[Any], leaves: list[Any]) 
 
 
 def started(function: Callable[..., Any], backend: str, given: list[Any], leaves: list[Any]) -> Callable[[], Any]:
-    """The function compiled, and called twice."""
+    """The function compiled, and called."""
     torch._dynamo.reset()
     step = stepping(torch.compile(function, backend=backend), given, leaves)
-    step()
     step()
     return step
 
