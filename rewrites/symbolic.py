@@ -41,11 +41,20 @@ def _same_size(a: Any, b: Any) -> bool:
 
 
 def hint(value: Any) -> Any:
-    """The number itself, or the example value behind a symbolic one; None where there is no example."""
+    """The number itself, or the example value behind a symbolic one; None where there is no example.
+
+    The lengths of a nested tensor's rows are one size, which is no number.
+    """
     if not isinstance(value, SYMBOLIC):
         return value
     node = value.node
-    return node.hint if node.has_hint() else None
+    return node.hint if node.has_hint() and not node.is_nested_int() else None
+
+
+def symbols_of(value: Any) -> frozenset[Any]:
+    """The symbols of a number; none of one that is known, or that stands for the lengths of a nested tensor's rows."""
+    expression = getattr(value.node, "expr", None) if isinstance(value, SYMBOLIC) else None
+    return frozenset() if expression is None else frozenset(expression.free_symbols)
 
 
 def holds_on_example(a: Any, b: Any) -> bool:

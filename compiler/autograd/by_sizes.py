@@ -53,7 +53,9 @@ class BySizes:
 
 
 def with_known_sizes(inputs: Sequence[Any]) -> bool:
-    """Whether all sizes are numbers already."""
+    """Whether all sizes are numbers already, or one never is."""
+    if any(map(compat.has_ragged_size, inputs)):
+        return True
     symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
     return not any(compat.has_symbols(x) if isinstance(x, torch.Tensor) else isinstance(x, symbols) for x in inputs)
 

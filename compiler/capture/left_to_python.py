@@ -17,6 +17,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.compat.dynamo import assumed_equal, wants_whole_graph
+from ...rewrites.symbolic import symbols_of
 
 _RESHAPES = ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_")
 
@@ -38,8 +39,7 @@ def left_to_python(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
 def _symbols(value: Any) -> Iterator[Any]:
     numbers = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
     for number in numbers:
-        if isinstance(number, torch.SymInt):
-            yield from number.node.expr.free_symbols
+        yield from symbols_of(number)
 
 
 def _written_and_reshaped(graph: fx.Graph) -> str:

@@ -72,6 +72,7 @@ from .operators import (
     symbolic_function,
 )
 from .tensors import (
+    has_ragged_size,
     has_symbols,
     is_backward_state,
     is_custom_function,
@@ -160,6 +161,7 @@ __all__ = [
     "functorch_active",
     "graph_break",
     "has_plain_signature",
+    "has_ragged_size",
     "has_symbols",
     "indexing_by_tensors",
     "is_backward_state",

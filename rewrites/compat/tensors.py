@@ -93,3 +93,9 @@ def is_renamed_tensor(value: Any) -> bool:
 def has_symbols(tensor: torch.Tensor) -> bool:
     """Whether a tensor's shape holds symbolic sizes."""
     return any(isinstance(n, torch.SymInt) for n in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+
+
+def has_ragged_size(value: Any) -> bool:
+    """Whether a value is or has a size that stands for the lengths of a nested tensor's rows: it is never a number."""
+    numbers = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return any(isinstance(n, torch.SymInt) and n.node.is_nested_int() for n in numbers)
