@@ -119,7 +119,7 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
     target = _functional(node.target)
     if target is None or len(aliases) != 1 or not _is_temporary(node, position, aliases[0]):
         return False
-    if target in _UNDERIVED_DRAWS and wants_gradient(node.args[0]):  # type: ignore[arg-type]
+    if target in _UNDERIVED_DRAWS and wants_gradient(node.args[0]) and not _is_empty(node, position, aliases[0]):  # type: ignore[arg-type]
         return False
     if _turns_result(node, aliases[0]):
         return False
@@ -138,6 +138,12 @@ def _functionalize(node: fx.Node, position: dict[fx.Node, float], aliases: list[
         if position[other] >= position[node]:
             _refresh(other)
     return True
+
+
+def _is_empty(node: fx.Node, position: dict[fx.Node, float], aliases: list[fx.Node]) -> bool:
+    """Whether a call writes to new memory that has only the sizes of another tensor, and so none of its history."""
+    made = op_name(node.args[0])
+    return made in ("aten.empty_like", "aten.new_empty") and sum(position[a] < position[node] for a in aliases) == 1
 
 
 def _turns_result(node: fx.Node, aliases: list[fx.Node]) -> bool:

@@ -205,6 +205,29 @@ def test_a_draw_without_a_derivative_stays_in_place_where_a_gradient_flows():
         assert ops(module) == expected
 
 
+def _written_before(a):
+    made = torch.empty_like(a)
+    made.view(-1).copy_(a.reshape(-1))
+    return made.bernoulli_(0.3)
+
+
+DRAWN = {
+    "empty_like": (lambda a: torch.empty_like(a).bernoulli_(0.3), ["empty_like", "bernoulli"]),
+    "new_empty": (lambda a: a.new_empty(a.shape).bernoulli_(0.3), ["new_empty", "bernoulli"]),
+    "written before": (_written_before, None),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_draw_into_new_memory_like_what_has_a_gradient(name):
+    """The memory has the sizes of it, and no history."""
+    function, expected = DRAWN[name]
+    module = capture(function, X)
+    mark_gradients(module.graph, [True])
+    functionalize_temporaries(module.graph)
+    assert ops(module) == expected if expected else "bernoulli_" in ops(module)
+
+
 def test_an_inactive_dropout_with_a_hook_stays():
     """AOTAutograd loses the hook of a view that is returned beside what it is a view of."""
 
