@@ -39,6 +39,7 @@ from . import (
     statistics,
     view_order,
     views,
+    weight_sums,
 )
 
 VIEWS: tuple[Respelling, ...] = (
@@ -88,6 +89,7 @@ SCORES: tuple[Respelling, ...] = (
     scale.division_as_product,
     scale.factor_last,
     scale.scale_of_scaled,
+    scale.scale_beside_rows,
     scale.scale_of_sum,
     scale.scale_of_choice,
     scale.division_by_rows,
@@ -126,8 +128,10 @@ PRODUCTS: tuple[Respelling, ...] = (
     head_layout.repeated_whole,
     head_layout.regrouped_and_back,
     head_layout.split_above_product,
+    head_layout.rows_split_above_product,
     head_layout.split_above_elementwise,
     head_layout.merge_below_product,
+    head_layout.rows_merged_below_product,
     head_layout.permute_below_product,
     head_layout.merge_below_elementwise,
     head_layout.permute_below_elementwise,
@@ -135,8 +139,8 @@ PRODUCTS: tuple[Respelling, ...] = (
 )
 
 NORMAL_FORM: tuple[Respelling, ...] = (
-    *VIEWS, *composed.COMPOSED, *call_forms.CALL_FORMS, *LOGIC, *split_attention.JOINS, *SCORES, *masked_rows.ROWS,
-    *slices.SLICES, *statistics.STATISTICS, *gates.GATES, *PRODUCTS,
+    *VIEWS, *composed.COMPOSED, *call_forms.CALL_FORMS, *LOGIC, *split_attention.JOINS, *weight_sums.SUMS_OF_WEIGHTS,
+    *SCORES, *masked_rows.ROWS, *slices.SLICES, *statistics.STATISTICS, *gates.GATES, *PRODUCTS,
 )  # fmt: skip
 
 LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.linear_of_rows)

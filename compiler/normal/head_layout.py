@@ -54,6 +54,48 @@ def split_above_product(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 @respelling("aten.reshape")
+def rows_split_above_product(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """reshape(matmul(q[B, H*S, D], k[B, D, T]), [B, H, S, T])  ->  matmul(reshape(q, [B, H, S, D]), k[B, 1, D, T]).
+
+    This is done for scores: heads that share keys are rows of one product.
+    """
+    inner = node.args[0]
+    if not sees(node, inner, "aten.matmul") or not holds_product(inner) or holds_softmax(inner):
+        return None
+    (a, b), n = inner.args, rank(inner)
+    groups = _splits(inner, node, 1)
+    if groups is None or rank(a) != n or rank(b) != n or len(groups) < 2 or len(groups[-2].new) < 2:
+        return None
+    if groups[-2].old != (n - 2,):
+        return None
+    rows = unmerged(groups[:-1], shape(inner)[:-1], shape(node)[:-1], shape(a)[:-1])
+    batch = unmerged(groups[:-2], shape(inner)[:-2], shape(node), shape(b)[:-2])
+    if rows is None or batch is None:
+        return None
+    keys = [*batch, *[1] * (len(groups[-2].new) - 1), *shape(b)[-2:]]
+    left = builders.reshape(edit, node, a, [*rows, shape(a)[-1]])
+    return edit.call(aten.matmul.default, left, builders.reshape(edit, node, b, keys))
+
+
+@respelling("aten.matmul")
+def rows_merged_below_product(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """matmul(reshape(p[B, H, S, T], [B, H*S, T]), v[B, T, D])  ->  reshape(matmul(p, v[B, 1, T, D]), [B, H*S, D])."""
+    a, b = node.args
+    n = rank(node)
+    if not sees(node, a, "aten.reshape") or not holds_softmax(a) or rank(a) != n or rank(b) != n or n < 3:
+        return None
+    groups = _merges(a, 1)
+    if groups is None or len(groups) < 2 or groups[-2].new != (n - 2,) or len(groups[-2].old) < 2:
+        return None
+    full = shape(a.args[0])
+    batch = unmerged(inverted(groups)[:-2], shape(a)[:-2], full, shape(b)[:-2])
+    if batch is None or not same_shape(shape(a)[:-2], shape(node)[:-2]):
+        return None
+    values = builders.reshape(edit, node, b, [*batch, *[1] * (len(groups[-2].old) - 1), *shape(b)[-2:]])
+    return builders.reshape(edit, node, edit.call(aten.matmul.default, a.args[0], values), shape(node))
+
+
+@respelling("aten.reshape")
 def split_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
     """reshape(add(scores, m), [B, H, S, T])  ->  add(reshape(scores), reshape(m)); also softmax, dropout, ..."""
     inner = node.args[0]

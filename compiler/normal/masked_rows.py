@@ -2,6 +2,8 @@
 
     where(keep, softmax(where(keep, s, low)), 0) @ v   ->   where(any(keep), softmax(where(keep, s, low)) @ v, 0)
 
+    nan_to_num(softmax(s)) @ v                         ->   where(isnan(o), 0 * v, o) with o = softmax(s) @ v
+
 In every other row the weights of dropped keys are zero already. DeBERTa, Conformer and CPM-Ant do this. If `low` is
 -inf, a row without kept keys would be NaN inside, and so would its gradients, which are zero in the original program;
 such a row keeps all keys instead.
@@ -16,11 +18,12 @@ import torch
 from torch import fx
 
 from ...rewrites.editor import Editor
-from ...rewrites.graph import dtype, is_pure, is_random, op_name, rank, sees, shape
+from ...rewrites.effects import wants_gradient
+from ...rewrites.graph import arguments, dtype, is_pure, is_random, op_name, rank, sees, shape
 from ...rewrites.respell import Respelling, respelling
 from ...rewrites.symbolic import known_equal, same_shape
 from . import builders
-from .analysis import holds_softmax, is_bool, is_literal, like, uniform
+from .analysis import CASTS, holds_softmax, is_bool, is_float, is_literal, like, uniform
 from .masks import MASKED
 from .random_calls import moved_dropout
 
@@ -114,4 +117,39 @@ def empty_rows_last(node: fx.Node, edit: Editor) -> fx.Node | None:
     return edit.call(aten.where.ScalarOther, rows, inner, 0)
 
 
-ROWS: tuple[Respelling, ...] = (weights_masked_again, empty_rows_of_sum, empty_rows_last)
+@respelling("aten.matmul")
+def nan_rows_of_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """matmul(nan_to_num(weights), v)  ->  where(isnan(o), sum(v * 0, [-2], True), o) with o = matmul(weights, v).
+
+    Also where(isnan(weights), 0, weights). Either all weights of a row are NaN, or none. Where `v` is NaN or infinite,
+    so is the sum of ``v * 0``, as eager's. Not in training: a row of NaN would give all of `v` a gradient of NaN.
+    """
+    cleared, value = node.args
+    path = cleared.args[0] if sees(node, cleared, *CASTS) and is_float(cleared) else cleared
+    weights = _cleared(node, path)
+    if weights is None or min(rank(value), rank(cleared)) < 2 or wants_gradient(node) or rank(value) != rank(node):
+        return None
+    total = edit.call(aten.matmul.default, builders.cast(edit, node, weights, dtype(cleared)), value)
+    nothing = edit.call(aten.sum.dim_IntList, edit.call(aten.mul.Tensor, value, 0), [-2], True)
+    return edit.call(aten.where.self, edit.call(aten.isnan.default, total), nothing, total)
+
+
+def _cleared(user: fx.Node, node: Any) -> fx.Node | None:
+    """The weights of which NaN became 0: a softmax along the last dim, perhaps cast."""
+    if sees(user, node, "aten.nan_to_num"):
+        if arguments(node).get("nan") not in (None, 0):
+            return None
+        weights = node.args[0]
+    elif sees(user, node, "aten.where") and node.target is aten.where.ScalarOther and node.args[2] == 0:
+        kept, weights = node.args[:2]
+        if not sees(user, kept, "aten.logical_not") or not sees(user, kept.args[0], "aten.isnan"):
+            return None
+        if kept.args[0].args[0] is not weights:
+            return None
+    else:
+        return None
+    soft = weights.args[0] if sees(user, weights, *CASTS) and is_float(weights) else weights
+    return weights if sees(user, soft, "aten.softmax") and soft.args[1:] == (-1,) else None
+
+
+ROWS: tuple[Respelling, ...] = (weights_masked_again, nan_rows_of_sum, empty_rows_of_sum, empty_rows_last)

@@ -141,9 +141,13 @@ def added_nothing(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling("aten.sub")
 def difference_as_sum(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """sub(scores, m, alpha)  ->  add(scores, mul(m, -alpha))."""
+    """sub(scores, m, alpha)  ->  add(scores, mul(m, -alpha)); sub(m, scores)  ->  add(mul(scores, -1), m)."""
     scores, term, alpha = node.args[0], node.args[1], arguments(node).get("alpha", 1)
-    if not is_tensor(scores) or not holds_product(scores) or not is_literal(alpha) or not is_float(node):
+    if not is_tensor(scores) or not is_literal(alpha) or not is_float(node):
+        return None
+    if is_float(term) and directness(term) > directness(scores) and is_float(scores):
+        return edit.call(aten.add.Tensor, builders.scaled(edit, term, -alpha), scores)
+    if not holds_product(scores):
         return None
     if is_literal(term):
         return edit.call(aten.add.Tensor, scores, -term * alpha)

@@ -98,6 +98,32 @@ def _scaled_below_cast(node: fx.Node, edit: Editor, cast: fx.Node, outer: Factor
     return builders.scaled(edit, builders.cast(edit, node, scaled.args[0], dtype(cast)), factor * outer)
 
 
+@respelling("aten.mul")
+def scale_beside_rows(node: fx.Node, edit: Editor) -> fx.Node | None:
+    """mul(mul(scores, s), t)  ->  mul(scores, mul(t, s)), for a temperature `t` that is constant along the keys.
+
+    Also mul(mul(scores, t), s) for a number `s`, and mul(mul(scores, t1), t2).
+    """
+    inner, outer = node.args
+    if not sees(node, inner, "aten.mul") or not like(node, inner) or not like(inner, inner.args[0]):
+        return None
+    scores, factor = inner.args
+    given = [f for f in (factor, outer) if _is_temperature(node, f)]
+    if not given or not is_scaled_product(scores) or not _combine(factor, outer, dtype(node)):
+        return None
+    if len(given) == 2:
+        return edit.call(aten.mul.Tensor, scores, edit.call(aten.mul.Tensor, factor, outer))
+    scale = factor_of(outer if given[0] is factor else factor)
+    return None if scale is None else edit.call(aten.mul.Tensor, scores, builders.scaled(edit, given[0], scale))
+
+
+def _is_temperature(node: fx.Node, factor: object) -> bool:
+    """Whether a factor of scores is a tensor that is constant along the keys, with less than their elements."""
+    if not is_float(factor) or is_scalar(factor) or holds_product(factor):
+        return False
+    return known_equal(shape(factor)[-1], 1) and dtype(factor) == dtype(node)
+
+
 def _combine(a: Factor, b: Factor, result: torch.dtype) -> bool:
     """Numbers always combine. Tensors combine if they have one type, so that their product is only rounded once.
 

@@ -158,6 +158,22 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "0-d divisor given": (lambda q, k, v, s: attend(q @ k.mT / s, v), (*qkv(), torch.tensor(1 / SCALE))),
     "one entry given": (lambda q, k, v, s: attend(q @ k.mT * s, v), (*qkv(), torch.tensor([SCALE]))),
     "scale per head": (lambda q, k, v, s: attend(q @ k.mT * s, v), (*qkv(), normal(H, 1, 1).abs())),
+    "temperature per row and scale": (
+        lambda q, k, v, s: attend(q @ k.mT * SCALE * s, v), (*qkv(), normal(B, 1, S, 1).abs()),
+    ),
+    "scale after temperature per head": (
+        lambda q, k, v, s: attend((q @ k.mT * s) / math.sqrt(D), v), (*qkv(), normal(H, 1, 1).abs()),
+    ),
+    "two temperatures": (
+        lambda q, k, v, s, t: attend(q @ k.mT * s * t, v), (*qkv(), normal(H, 1, 1).abs(), normal(B, 1, 1, 1).abs()),
+    ),
+    "squared distances": (
+        lambda q, k, v: attend(
+            -SCALE * ((q**2).sum(-1, keepdim=True) - 2 * q @ k.mT + (k**2).sum(-1)[..., None, :]), v
+        ),
+        qkv(),
+    ),
+    "bias minus scores": (lambda q, k, v, m: attend(m - q @ k.mT * SCALE, v), (*qkv(), BIAS)),
     "all-zero mask": (lambda q, k, v: attend(q @ k.mT * SCALE + torch.zeros(S, T), v), qkv()),
     "scores transposed": (lambda q, k, v: attend((k @ q.mT).mT * SCALE, v), qkv()),
     "softmax transposed": (lambda q, k, v: (k @ q.mT * SCALE).softmax(-2).mT @ v, qkv()),
@@ -200,6 +216,22 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
             "bhst,btd->bshd", (torch.einsum("bshd,btd->bhst", q, k) * SCALE).softmax(-1), v
         ),
         (normal(B, S, H, D), normal(B, T, D, seed=1), normal(B, T, D, seed=2)),
+    ),
+    "rows of heads that share keys": (
+        lambda q, k, v, m: (
+            torch.bmm(
+                ((q.flatten(1, 2) @ k.mT).view(*q.shape[:3], -1) * SCALE + m).softmax(-1).flatten(1, 2), v
+            ).view(q.shape)
+        ),
+        (qkv()[0], normal(B, T, D, seed=1), normal(B, T, D, seed=2), BIAS),
+    ),
+    "heads of rows that share keys": (
+        lambda q, k, v, m: (
+            torch.bmm(
+                torch.where(m, (q.flatten(1, 2) @ k.mT).view(*q.shape[:3], -1), LOWEST).softmax(-1).flatten(1, 2), v
+            ).view(q.shape)
+        ),
+        (normal(B, S, H, D), normal(B, T, D, seed=1), normal(B, T, D, seed=2), keeps(B, S, 1, T)),
     ),
     "queries that the batch shares": (
         lambda q, k, v: torch.einsum("bst,btd->bsd", (torch.einsum("sd,btd->bst", q, k) * SCALE).softmax(-1), v),
