@@ -24,7 +24,7 @@ from .analysis import POINTWISE, Factor, factor_of, holds_product, holds_softmax
 
 aten = torch.ops.aten
 
-_MOST_TERMS = 4
+_MOST_TERMS = 4  # attentions of one sum: each gets a product of its own
 _CUTS = ("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.tensor_split")
 _SOFTMAX = "aten.softmax"
 
