@@ -4,11 +4,12 @@ x[i, j] of strides (768, 1)        ->  x[768*i + j]
 le(Number(j, i64), Number(i, i64)) ->  le(Number(j, i32), Number(i, i32))       where both fit
 eq(i64(a) + Number(j, i64), ...)   ->  eq(i32(a) + Number(j, i32), ...)         a of 16 bits
 argmax(x[j], Number(j, i64))       ->  argmax(x[j], Number(j, i32))             and what reads the place casts it
+sum(i64(x[j] > 0))                 ->  sum(i32(x[j] > 0))                       the same, where the sum fits
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..ir.index.index import Atom, Loaded
 from ..ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ..ir.program import Buffer, Reduction, Store
 from ..ir.value import Const, Load, Number, Op, Result, Rewriter, Value
-from .narrow import Narrower
+from .narrow import Narrower, Span, fits_32_bits
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _PLACED = ("argmax", "argmin")
@@ -46,6 +47,7 @@ class _Flattening:
         return self._rewrite(value)
 
     def kernel(self, kernel: Kernel) -> Kernel:
+        self._shorten_within(kernel.body)
         return replace(kernel, body=self._block(kernel.body))
 
     def _block(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -55,26 +57,53 @@ class _Flattening:
         if isinstance(statement, Loop):
             return Loop(statement.var, self._block(statement.body), statement.parallel)
         if isinstance(statement, Fold):
-            if _runs(statement):
-                for reduction in statement.reductions:
-                    self._shorten(reduction)
             return Fold(tuple(map(self._reduction, statement.reductions)), self._block(statement.body))
         if isinstance(statement, Update):
             return Update(self._reduction(statement.reduction))
         assert isinstance(statement, Assign), statement
         return Assign(self._store(statement.store))
 
-    def _shorten(self, reduction: Reduction) -> None:
-        """Keep places in 32 bits from here on, where none needs more."""
-        place = self._rewrite(reduction.values[1]) if reduction.reducer in _PLACED else None
-        span = self._narrow.span(place) if place is not None and self._narrow.narrowed(place) is not None else None
-        if span is not None:
-            self._narrow.places[reduction.name] = span
+    def _shorten_within(self, body: tuple[Statement, ...]) -> None:
+        """Shorten the reductions of folds, of each after those that it reads."""
+        for statement in body:
+            if isinstance(statement, (Loop, Fold)):
+                self._shorten_within(statement.body)
+            if isinstance(statement, Fold):
+                for reduction in statement.reductions:
+                    self._shorten(reduction, statement)
+
+    def _shorten(self, reduction: Reduction, fold: Fold) -> None:
+        """Keep places and sums in 32 bits from here on, where none needs more."""
+        if reduction.reducer in _PLACED and _runs(fold):
+            span = self._least_and_greatest(reduction.values[1])
+            if span is not None:
+                self._narrow.results[reduction.name, 1] = span
+        elif reduction.reducer == "sum" and reduction.values[0].dtype == torch.int64:
+            span = self._sum(reduction.name, fold)
+            if span is not None and fits_32_bits(span):
+                self._narrow.results[reduction.name, 0] = span
+
+    def _least_and_greatest(self, value: Value) -> Span | None:
+        """The span of a whole number of 64 bits that is one of 32 as well; else None."""
+        value = self._rewrite(value)
+        return self._narrow.span(value) if self._narrow.narrowed(value) is not None else None
+
+    def _sum(self, name: str, fold: Fold) -> Span | None:
+        """The least and the greatest that a sum is, at its end or before; None where it is not known."""
+        low = high = 0
+        for value, times in _terms_of(name, fold.body, 1):
+            span = self._least_and_greatest(value)
+            if span is None or times is None:
+                return None
+            low, high = low + min(span[0], 0) * times, high + max(span[1], 0) * times
+        return low, high
 
     def _reduction(self, reduction: Reduction) -> Reduction:
         values = tuple(map(self._rewrite, reduction.values))
-        place = self._narrow.narrowed(values[1]) if reduction.name in self._narrow.places else None
-        return replace(reduction, values=values if place is None else (values[0], place))
+        narrow = [
+            self._narrow.narrowed(v) if (reduction.name, k) in self._narrow.results else v for k, v in enumerate(values)
+        ]
+        return replace(reduction, values=tuple(v for v in narrow if v is not None))
 
     def _store(self, store: Store) -> Store:
         at = self._offset(store.buffer, tuple(map(self._rewrite.index, store.indices)))
@@ -100,8 +129,8 @@ class _Flattening:
         if isinstance(value, Op) and value.name in _COMPARISONS:
             narrow = tuple(map(self._narrow.narrowed, value.args))
             return Op(value.name, narrow, value.dtype) if None not in narrow else None
-        if isinstance(value, Result) and value.reduction in self._narrow.places and value.component == 1:
-            return Op("cast", (Result(value.reduction, 1, torch.int32),), value.dtype)
+        if isinstance(value, Result) and (value.reduction, value.component) in self._narrow.results:
+            return Op("cast", (Result(value.reduction, value.component, torch.int32),), value.dtype)
         if isinstance(value, Op) and value.name == "cast":
             return self._cast(value)
         return None
@@ -122,6 +151,18 @@ def _runs(fold: Fold) -> bool:
     """Whether something is folded for sure: over nothing, a place is none that fits."""
     lows = [bounds(s.var.extent)[0] for s in statements(fold.body) if isinstance(s, Loop)]
     return all(low is not None and low > 0 for low in lows)
+
+
+def _terms_of(name: str, body: Iterable[Statement], times: int | None) -> Iterator[tuple[Value, int | None]]:
+    """The values that are folded into a reduction, and how many times at most."""
+    for statement in body:
+        if isinstance(statement, Update) and statement.reduction.name == name:
+            yield statement.reduction.values[0], times
+        elif isinstance(statement, Loop):
+            high = bounds(statement.var.extent)[1]
+            yield from _terms_of(name, statement.body, None if times is None or high is None else times * high)
+        elif isinstance(statement, Fold):
+            yield from _terms_of(name, statement.body, times)
 
 
 def _fits(number: Any, limit: int) -> bool:

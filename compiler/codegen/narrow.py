@@ -3,11 +3,14 @@
 Number(j, i64)                          ->  Number(j, i32)
 i64(a) + Number(j, i64)                 ->  i32(a) + Number(j, i32)                a of 16 bits
 where(isnan(x), ~(3*j), 3*j)            ->  the same of 32 bits                    the place that `argmax` keeps
+sum of i64(x[j] > 0), j < 64            ->  sum of i32(x[j] > 0)                   at most 64
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,6 +20,7 @@ from ..ir.value import Const, Guarded, Number, Op, Result, Value
 Span = tuple[int, int]
 
 _NARROW = (torch.int8, torch.int16, torch.int32, torch.uint8)
+_LIMITS = ("minimum", "maximum")
 _INT32 = torch.iinfo(torch.int32)
 
 
@@ -24,11 +28,12 @@ class Narrower:
     """Knows what whole numbers can be; what was asked once is remembered.
 
     Args:
-        places: the least and the greatest place that a reduction keeps, in 32 bits, by its name. It may grow.
+        results: the least and the greatest that a component of a reduction, kept in 32 bits, can be, by the name of
+            the reduction and the number of the component. It may grow.
     """
 
-    def __init__(self, places: dict[str, Span] | None = None) -> None:
-        self.places = {} if places is None else places
+    def __init__(self, results: dict[tuple[str, int], Span] | None = None) -> None:
+        self.results = {} if results is None else results
         self._narrowed: dict[Value, Value | None] = {}
         self._spans: dict[Value, Span | None] = {}
 
@@ -36,8 +41,7 @@ class Narrower:
         """A whole number of 64 bits as one of 32; None where it, or a part of it, may not fit."""
         if value not in self._narrowed:
             span = self.span(value) if value.dtype == torch.int64 else None
-            fits = span is not None and span[0] >= _INT32.min and span[1] <= _INT32.max
-            self._narrowed[value] = self._made(value) if fits else None
+            self._narrowed[value] = self._made(value) if span is not None and fits_32_bits(span) else None
         return self._narrowed[value]
 
     def _made(self, value: Value) -> Value | None:
@@ -54,7 +58,9 @@ class Narrower:
             return source if source.dtype == torch.int32 else Op("cast", (source,), torch.int32)
         kept = value.args[:1] if value.name == "where" else ()
         parts = (*kept, *map(self.narrowed, value.args[len(kept) :]))
-        return Op(value.name, tuple(p for p in parts if p is not None), torch.int32) if None not in parts else None
+        if None not in parts:
+            return Op(value.name, tuple(p for p in parts if p is not None), torch.int32)
+        return Op("cast", (value,), torch.int32) if value.name in _LIMITS else None
 
     def span(self, value: Value) -> Span | None:
         """The least and the greatest that a whole number can be; None where nothing is known."""
@@ -66,12 +72,14 @@ class Narrower:
         if isinstance(value, (Const, Number)):
             low, high = bounds(value.number if isinstance(value, Const) else value.index)
             return None if low is None or high is None else (low, high)
-        if isinstance(value, Result) and value.dtype == torch.int32 and value.reduction in self.places:
-            return self.places[value.reduction]
+        if isinstance(value, Result) and value.dtype == torch.int32:
+            return self.results.get((value.reduction, value.component))
         if isinstance(value, Op) and value.name == "cast" and value.args[0].dtype in _NARROW:
             return self.span(value.args[0])
+        if isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == torch.bool:
+            return 0, 1
         found = self._computed(value)
-        if found is not None and (value.dtype == torch.int64 or _INT32.min <= found[0] <= found[1] <= _INT32.max):
+        if found is not None and (value.dtype == torch.int64 or fits_32_bits(found)):
             return found
         kind = torch.iinfo(value.dtype) if value.dtype in _NARROW else None
         return (int(kind.min), int(kind.max)) if kind else None
@@ -80,6 +88,8 @@ class Narrower:
         """The span of what is computed, from those of its parts."""
         if isinstance(value, Guarded):
             spans, of = [self.span(value.value), self.span(value.other)], _either
+        elif isinstance(value, Op) and value.name in _LIMITS:
+            return self._limited(value)
         elif isinstance(value, Op) and value.name in _SPANS:
             numbers = value.args[1:] if value.name == "where" else value.args
             spans, of = [self.span(arg) for arg in numbers], _SPANS[value.name]
@@ -88,6 +98,23 @@ class Narrower:
         known = [span for span in spans if span is not None]
         return of(*known) if len(known) == len(spans) else None
 
+    def _limited(self, value: Op) -> Span | None:
+        """The span of what limits keep from both sides: ``minimum(maximum(x, a), b)``, whatever `x` is."""
+        low, high = self._ends(value.args[0]), self._ends(value.args[1])
+        ends = _SPANS[value.name](low, high)
+        return None if any(map(math.isinf, ends)) else ends
+
+    def _ends(self, value: Value) -> Any:
+        """The span of a number, infinite where nothing is known."""
+        if isinstance(value, Op) and value.name in _LIMITS:
+            return _SPANS[value.name](*map(self._ends, value.args))
+        return self.span(value) or (-math.inf, math.inf)
+
+
+def fits_32_bits(span: Span) -> bool:
+    """Whether all of a span are numbers of 32 bits."""
+    return _INT32.min <= span[0] <= span[1] <= _INT32.max
+
 
 def _either(a: Span, b: Span) -> Span:
     return min(a[0], b[0]), max(a[1], b[1])
@@ -95,6 +122,7 @@ def _either(a: Span, b: Span) -> Span:
 
 _SPANS: dict[str, Callable[..., Span]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "mul": lambda a, b: (min(x * y for x in a for y in b), max(x * y for x in a for y in b)),
     "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
     "minimum": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     "maximum": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),

@@ -30,6 +30,15 @@ def test_comparisons_of_what_fits():
     assert {arg.dtype for arg in found.args} == {I32}
     limited = Op("minimum", (Op("maximum", (loaded("whole", I32), Const(0, I64)), I64), Const(9, I64)), I64)
     assert flat(Op("lt", (limited, Const(5, I64)), torch.bool)).args[0].dtype == I32
+    product = Op("mul", (loaded("short", I16), loaded("short", I16)), I64)
+    assert flat(Op("lt", (product, Const(5, I64)), torch.bool)).args[0].dtype == I32
+
+
+def test_what_is_limited_is_limited_before_it_is_cast():
+    """Whatever the number is: its lower 32 bits alone may be another one."""
+    number = Load("long", (VAR.index(),), I64)
+    limited = Op("minimum", (Op("maximum", (number, Const(0, I64)), I64), Const(9, I64)), I64)
+    assert flat(Op("lt", (limited, Const(5, I64)), torch.bool)).args[0] == Op("cast", (flat(limited),), I32)
 
 
 def test_comparisons_of_what_may_not_fit():
@@ -37,7 +46,8 @@ def test_comparisons_of_what_may_not_fit():
         Load("long", (VAR.index(),), I64),
         Op("add", (loaded("whole", I32), Const(1, I64)), I64),
         Op("add", (loaded("short", I16), Const(2**31, I64)), I64),
-        Op("mul", (loaded("short", I16), loaded("short", I16)), I64),
+        Op("mul", (loaded("short", I16), loaded("whole", I32)), I64),
+        Op("minimum", (Load("long", (VAR.index(),), I64), Const(9, I64)), I64),
     ):
         assert flat(Op("eq", (value, Const(3, I64)), torch.bool)).args[0].dtype == I64
 
@@ -77,3 +87,49 @@ def test_places_that_may_not_fit():
     # Over nothing, a place is the greatest number of 64 bits.
     assert placed(lambda i: Number(i.index(), I64), extent=0)[0] == I64
     assert placed(lambda i: Number(0, I64), extent=Size("n", 0, 9).index())[0] == I64
+
+
+def summed(value, *extents, reducer="sum"):
+    """A sum over loops, stored: its dtype, and what is stored."""
+    loops = [Var(f"k{n}", extent) for n, extent in enumerate(extents)]
+    reduction = Reduction("r", reducer, (value(*loops),))
+    body = Update(reduction)
+    for var in reversed(loops):
+        body = Loop(var, (body,))
+    stored = Assign(Store("long", (0,), Result("r", 0, I64)))
+    kernel = Kernel("k", tuple(Param(b, "read") for b in BUFFERS), (), (), (Fold((reduction,), (body,)), stored))
+    fold, store = flatten(kernel).body
+    return fold.reductions[0].values[0].dtype, store.store.value
+
+
+def positive(i, *_):
+    return Op("cast", (Op("gt", (Load("x", (i.index(),), torch.float32), Const(0.0, torch.float32)), torch.bool),), I64)
+
+
+def test_sums_that_fit():
+    kept = Op("cast", (Result("r", 0, I32),), I64)
+    assert summed(positive, 64) == (I32, kept)
+    assert summed(positive, 64, 2**20) == (I32, kept)
+    assert summed(positive, 0) == (I32, kept)
+    weighted = lambda i: Op("mul", (positive(i), Number(i.index(), I64)), I64)  # noqa: E731
+    assert summed(weighted, 64) == (I32, kept)
+    assert summed(lambda i: Op("cast", (Load("short", (i.index(),), I16),), I64), 64)[0] == I32
+
+
+def test_sums_that_may_not_fit():
+    kept = Result("r", 0, I64)
+    assert summed(positive, 64, 2**25) == (I64, kept)
+    assert summed(positive, Size("n", 0, None).index()) == (I64, kept)
+    assert summed(lambda i: Load("long", (i.index(),), I64), 2) == (I64, kept)
+    assert summed(lambda i: Op("cast", (Load("whole", (i.index(),), I32),), I64), 2) == (I64, kept)
+    assert summed(positive, 64, reducer="prod")[0] == I64
+
+
+def test_the_greatest_of_whole_numbers_is_no_place():
+    """What an `argmax` of 32 bits finds can be any number, where its place is a small one."""
+    i = Var("k", 64)
+    reduction = Reduction("r", "argmax", (Load("whole", (i.index(),), I32), Number(i.index(), I64)))
+    more = Op("add", (Op("cast", (Result("r", 0, I32),), I64), Const(2**31 - 70, I64)), I64)
+    body = Fold((reduction,), (Loop(i, (Update(reduction),)),)), Assign(Store("long", (0,), more))
+    _, store = flatten(Kernel("k", tuple(Param(b, "read") for b in BUFFERS), (), (), body)).body
+    assert store.store.value == more

@@ -47,6 +47,12 @@ PROGRAMS = {
     "variance": (lambda x: x.var(-1), R(5, 70)),
     "sum of a mask": (lambda x: (x > 0).sum(-1), R(33, 70)),
     "maxima over two dims": (lambda x: x.amax((0, 2)), R(9, 17, 31)),
+    "bits that choose": (
+        lambda x, w: w.gather(0, ((x > 0) * torch.arange(1, 4)).sum(-1)).sum(-1),
+        R(33, 21, 3),
+        R(7, 21),
+    ),
+    "counts": (lambda x: ((x > 0).sum(), (x > 0).sum(0), ((x > 0).sum(-1) > 30) * 5), R(33, 70)),
     "put back where it was": (
         lambda x, i: torch.zeros_like(x).scatter(1, x.argmax(1, keepdim=True), 2.0)
         + torch.zeros_like(x).scatter_add(1, i, x[:, :2] * 3),
