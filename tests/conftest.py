@@ -52,6 +52,12 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def few_objects() -> None:
+    """For tests that collect garbage: only what they make is looked at, not all that other tests have left."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from support.caches import cache_in

@@ -297,6 +297,7 @@ def test_what_is_left_out_by_name():
         torch.compile(model, backend="regraft", options={"without": "sdpaa"})(x)
 
 
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("training", [False, True])
 def test_a_model_dies_when_the_program_forgets_it(training, tmp_path, monkeypatch):
     """Nothing that a compilation leaves holds parameters: neither what compiles the backward, nor a record."""

@@ -87,6 +87,7 @@ def test_strides_are_told_as_they_are():
     torch.library.opcheck(compare_op(), (expanded, X, "0|rule|here"), test_utils="test_faketensor")
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_a_record_that_is_gone_is_not_missed(caplog):
     module = capture(lambda a: torch.exp(a) * 0.5, X)
     applied(module, scaled(0.505), verify="live")

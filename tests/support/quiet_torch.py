@@ -76,6 +76,7 @@ class Garbage:
         """Where there are more than so many."""
         if _graphs() > self._limit:
             gc.collect()
+            gc.freeze()  # what is left lives long: the next collection need not look at it
             self._limit = _graphs() + self._most
 
 

@@ -53,6 +53,7 @@ def test_nodes_are_immutable_and_take_all_their_fields():
         Var("i")
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_nodes_that_nobody_holds_are_forgotten():
     kept = chain(1)
     gc.collect()

@@ -313,6 +313,7 @@ class TestMemory:
         generate(fx.GraphModule(torch.nn.Module(), graph), name="g").call(args)
         assert alive == [False]
 
+    @pytest.mark.usefixtures("few_objects")
     def test_peak_is_not_above_the_interpreter(self):
         x, w = torch.randn(64, 32), torch.randn(32, 96)
         gm = traced(attention, x, w)
@@ -327,6 +328,7 @@ class TestMemory:
         assert wrapper.stats.reused == 5
         assert wrapper.stats.peak_after <= wrapper.stats.peak_before
 
+    @pytest.mark.usefixtures("few_objects")
     def test_peak_of_training_is_not_above_aot_eager(self):
         model = torch.nn.Sequential(*[m for _ in range(3) for m in (torch.nn.Linear(32, 32), torch.nn.GELU())])
         seen = {}
@@ -371,6 +373,7 @@ class TestErrors:
         assert any("test_wrapper.py" in note and "embedding(index, table)" in note for note in error.value.__notes__)
         assert "aten.embedding.default(" in "".join(traceback.format_exception(error.value))
 
+    @pytest.mark.usefixtures("few_objects")
     def test_lines_leave_the_cache_with_the_wrapper(self):
         wrapper = generate(small_graph(), name="unique_name")
         assert [f for f in linecache.cache if "unique_name" in f]

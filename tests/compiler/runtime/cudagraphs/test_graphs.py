@@ -186,6 +186,7 @@ def test_streams_have_captures_and_pools_of_their_own(device):
     assert sorted(device.captures) == ["pool 1", "pool 2"]
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_a_pool_whose_captures_have_died_is_not_used_again(device):
     for _ in range(2):
         run = graphs(device).inference(Graph(lambda x: (x + 1,)), frozenset())
@@ -343,6 +344,7 @@ def test_results_that_are_held_while_the_next_are_computed_stay(device, chained)
         assert all(torch.equal(found, wanted) for found, wanted in held)
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_where_a_capture_wrote_is_forgotten_with_it(device, chained):
     (run,) = layers(device, 1, lambda x: (x + 1,))
     y = [run([torch.ones(3)])[0] for _ in range(2)][-1]

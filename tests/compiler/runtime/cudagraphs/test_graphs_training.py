@@ -302,6 +302,7 @@ def test_a_graph_that_is_kept_is_run_again(square):
     assert [reason.code for reason in square.said] == ["graph-kept"]
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_what_is_dropped_is_used_again(square, device):
     w = torch.randn(4, requires_grad=True)
     for _ in range(2 * SLOTS):
@@ -310,6 +311,7 @@ def test_what_is_dropped_is_used_again(square, device):
     assert len(device.captures) == 1
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_a_reset_gives_captures_back_but_those_whose_backward_may_come(square, device):
     w = torch.randn(4, requires_grad=True)
 

@@ -81,6 +81,7 @@ def test_parameters_that_are_replaced_at_every_call_are_not_captured(device, mon
     assert [reason.code for reason in owner.said] == ["moving-parameters"]
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_captures_whose_parameters_have_died_make_room(device, monkeypatch):
     monkeypatch.setattr(places, "PLACES", 6)
     owner = graphs(device)
