@@ -1,6 +1,5 @@
 """Documents say what is so: examples run, and every Python block in a document stands in an example."""
 
-import ast
 import os
 import re
 import runpy
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import cheap_run
 from support.fresh import run_fresh
-from support.thorough import THOROUGH
+from support.thorough import THOROUGH, in_thorough_runs
 
 import regraft
 from regraft.compiler.options import list_options, list_templates
@@ -52,40 +51,15 @@ def test_python_blocks_stand_in_examples(document):
 FOLLOWED = ("cookbook", "tutorial", "ahead-of-time", "coming-from", "writing-a-pattern", "kernel-report")
 
 
+@in_thorough_runs  # the blocks stand in examples, which run
 @pytest.mark.parametrize("page", FOLLOWED)
 def test_the_blocks_of_a_page_make_a_program(page, tmp_path):
     """A newcomer copies them, one after the other, into a file; the tutorial's last ones need its package installed."""
     text = (ROOT / "docs" / f"{page}.md").read_text().partition("## Ship it")[0]
     blocks = [block.strip() for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)]
-    if not THOROUGH and any(is_program_of(blocks, example.read_text()) for example in EXAMPLES):
-        pytest.skip("REGRAFT_TEST_THOROUGH is not set: an example is this program")
     file = tmp_path / f"{page}.py"
     file.write_text("\n\n".join(blocks))
     run(file, tmp_path)
-
-
-def is_program_of(blocks, example):
-    """Whether an example is these blocks in their order, and beside them texts and assertions alone."""
-    rest = example
-    for block in blocks:
-        before, found, after = rest.partition(block)
-        if not found or not is_checks(before):
-            return False
-        rest = after
-    return is_checks(rest)
-
-
-def is_checks(text):
-    statements = ast.parse(text).body
-    return all(
-        isinstance(s, ast.Assert) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in statements
-    )
-
-
-def test_an_example_that_imports_what_a_page_does_not_is_no_program_of_it():
-    assert is_program_of(["x = 1", "y = x"], '"""Text."""\nx = 1\nassert x == 1\ny = x\n')
-    assert not is_program_of(["x = 1", "y = x"], "y = x\nx = 1\n")
-    assert not is_program_of(["x = sin(1)"], "from math import sin\nx = sin(1)\n")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)

@@ -5,10 +5,14 @@ import functools
 import graphlib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from support.constants import DECIDING, bare_numbers, choices, constants, fixed, sources
+from support.thorough import THOROUGH
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("rewrites", "patterns", "compiler")
@@ -32,6 +36,8 @@ FLOORS = (
 # Arithmetic, bounds and division of indices define each other.
 RECURSIVE = ROOT / "compiler" / "ir" / "index"
 MAX_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES = 500, 600, 60
+NO_ROW = SimpleNamespace(params={})
+MAX_ROWS = 120  # of a test's table of several parameters, in short runs
 
 
 def name(file: Path) -> str:
@@ -259,3 +265,12 @@ def test_the_fence_sees_a_wrong_import(tmp_path, monkeypatch):
     file = tmp_path / "rewrites" / "bad.py"
     file.write_text("from ..compiler import wrapper\nfrom .. import patterns\nimport torch._dynamo\n")
     assert {room(path) for path in imports(file)} == {"compiler", "patterns", ""}
+
+
+def test_long_tables_take_turns(request: pytest.FixtureRequest) -> None:
+    """All pairs of two parameters, triples of three: in short runs, one of them takes turns (`takes_turns`)."""
+    rows: Counter[str] = Counter()
+    for item in request.session.items:
+        if len(getattr(item, "callspec", NO_ROW).params) > 1 and not any(item.iter_markers("skip")):
+            rows[item.nodeid.partition("[")[0]] += 1
+    assert THOROUGH or not {test: count for test, count in rows.items() if count > MAX_ROWS}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.thorough import in_thorough_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = ROOT / "benchmarks" / "sanitize.py"
@@ -30,6 +31,7 @@ def test_tails():
 """
 
 
+@in_thorough_runs
 @pytest.mark.skipif(not shutil.which("g++"), reason="no g++ here")
 def test_an_overrun_is_found_and_tails_are_clean(tmp_path):
     (tmp_path / "test_program.py").write_text(PROGRAM)

@@ -10,7 +10,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import THOROUGH
+from support.thorough import THOROUGH, takes_turns
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
@@ -246,6 +246,7 @@ def assert_same(actual, expected):
     torch.testing.assert_close(actual[1], expected[1], rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@takes_turns("training")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name, training):

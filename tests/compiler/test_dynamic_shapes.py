@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.thorough import in_thorough_runs
 
 pytest.importorskip("transformers")
 
 TOOL = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "dynamic_shapes.py"
 
 
+@in_thorough_runs
 def test_a_model_through_many_shapes():
     spec = importlib.util.spec_from_file_location("dynamic_shapes", TOOL)
     assert spec is not None and spec.loader is not None

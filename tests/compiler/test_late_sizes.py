@@ -284,6 +284,7 @@ NUMBERS = {
 }
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_that_a_program_gives_are_read_before_it_writes(name, dynamic):

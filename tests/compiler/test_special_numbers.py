@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 
 import regraft
 
@@ -106,6 +107,7 @@ def test_kernels_for_gpus() -> None:
     interpreted_agrees(f, x, rtol=1e-5, atol=0)
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("eps", [None, 1e-6, 1e-3, 0.1])
 def test_limits_of_logit(dtype: torch.dtype, eps: float | None) -> None:

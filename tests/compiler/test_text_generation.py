@@ -40,7 +40,8 @@ GENERATED: dict[str, tuple[Any, int, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "name",
     [
-        thorough("static cache"), "dynamic cache, beams", "static cache, sampling", thorough("an encoder, static cache")
+        thorough("static cache"), "dynamic cache, beams", thorough("static cache, sampling"),
+        thorough("an encoder, static cache"),
     ],
 )  # fmt: skip
 def test_tokens_are_eagers(name: str) -> None:

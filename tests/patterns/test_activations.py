@@ -95,6 +95,7 @@ def test_others(name: str, training: bool, dynamic: bool) -> None:
     assert_agrees(function, found.run, given)
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("name", NOT_GATES)
 def test_not_others(name: str, training: bool) -> None:
@@ -129,6 +130,7 @@ def test_gate_keeps_its_input_alone() -> None:
     assert source.count("= empty_strided_cpu(") == 1
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("name", NOT_GELUS)
 def test_not_gelu(name: str, training: bool) -> None:

@@ -51,6 +51,7 @@ def test_half_precision(function: Any, dtype: torch.dtype, training: bool) -> No
     assert_agrees(function, found.run, given)
 
 
+@takes_turns("dtype")
 @HALF
 @pytest.mark.parametrize("function", UPCASTS[1:], ids=lambda f: f.__name__)
 def test_half_precision_masked(function: Any, dtype: torch.dtype) -> None:
@@ -147,6 +148,7 @@ def test_autocast_around() -> None:
     torch.testing.assert_close(ours, eager, rtol=5e-2, atol=2e-2)
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize(
     "sizes",
@@ -203,6 +205,7 @@ LAYOUTS = {
 }
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(name: str, training: bool) -> None:
@@ -317,6 +320,7 @@ def test_two_attentions_share_scores() -> None:
     assert_agrees(attention, found.run, qkv())
 
 
+@takes_turns("training")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     "readers",

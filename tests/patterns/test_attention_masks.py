@@ -59,6 +59,7 @@ def flash_calls(graph: torch.fx.Graph) -> list[Any]:
     return [n for n in graph.nodes if "scaled_dot_product" in str(n.target)]
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("function", CAUSAL, ids=lambda f: f.__name__)
 def test_known_causal(function: Any, training: bool) -> None:

@@ -21,6 +21,7 @@ def test_is_found(name: str, training: bool, dynamic: bool) -> None:
     assert_agrees(function, found.run, given)
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["ChatGLM", "Transformer-XL", "addcmul", "gpt-oss", "Swin 2"])
 def test_is_found_in_half_precision(name: str, dtype: torch.dtype) -> None:

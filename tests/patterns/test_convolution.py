@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.attentions import normal
 from support.rewriting import assert_agrees, rewritten
+from support.thorough import takes_turns
 from torch import fx
 
 from regraft.compiler.tools.check import refusals
@@ -38,6 +39,7 @@ def found(function: Callable[..., Any], *inputs: Any, **settings: Any) -> Any:
     return rewritten(function, inputs, stage="lowered", **settings)
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.rewriting import rewritten
+from support.thorough import takes_turns
 
 import regraft
 
@@ -127,6 +128,7 @@ HIDDEN = {
 }
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("hidden", HIDDEN)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.attentions import normal
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
+from support.thorough import takes_turns
 from torch import fx, nn
 from torch._subclasses import FakeTensorMode
 
@@ -35,6 +36,7 @@ def lowered(function: Any, inputs: Any, **settings: Any) -> Any:
     return rewritten(function, inputs, stage="lowered", **settings)
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -142,6 +142,7 @@ def test_layer_norm(name: str, training: bool, dynamic: bool) -> None:
     check(LAYER_NORMS[name], "layer_norm", trained([X, W, BIAS]) if training else [X, W, BIAS], dynamic=dynamic)
 
 
+@takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("name", NEITHER)
 def test_neither(name: str, training: bool) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.records import SOFTMAX, attention, escape, graph
+from support.thorough import thorough
 
 from regraft.rewrites.reason import Site
 from regraft.rewrites.record import GraphRecord
@@ -113,7 +114,7 @@ def test_markup_in_names_stays_text():
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", [thorough(1280), 400])
 def test_every_page_loads(tmp_path, width, monkeypatch):
     monkeypatch.setattr("sys.argv", ["regraft", "report", "a/long/path/" * 20])
     script = """

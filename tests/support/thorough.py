@@ -2,12 +2,15 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 THOROUGH = bool(os.environ.get("REGRAFT_TEST_THOROUGH"))
+
+in_thorough_runs = pytest.mark.skipif(not THOROUGH, reason="REGRAFT_TEST_THOROUGH is not set")
+"""For a test that is expensive, and whose parts others test at less cost: left out of short runs."""
 
 
 def examples(few: int, many: int) -> int:
@@ -17,7 +20,12 @@ def examples(few: int, many: int) -> int:
 
 def thorough(*values: Any) -> Any:
     """A parameter of a test that takes the same path as another one, at a cost: left out of short runs."""
-    return pytest.param(*values, marks=pytest.mark.skipif(not THOROUGH, reason="REGRAFT_TEST_THOROUGH is not set"))
+    return pytest.param(*values, marks=in_thorough_runs)
+
+
+def one_in(step: int, values: Iterable[Any]) -> list[Any]:
+    """Parameters of which short runs have every `step`-th: a long table whose rows take the same path."""
+    return [value if k % step == 0 else thorough(value) for k, value in enumerate(values)]
 
 
 def takes_turns(*parameters: str) -> Any:

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 from support.wrapping import Doubled, attend, unwrapped
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -98,6 +99,7 @@ MASK[0, ..., 3:] = False
 MODELS = [(MLP, [X]), (Conv, [IMAGE]), (Attention, [TOKENS]), (Attention, [TOKENS, MASK])]
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("make", "inputs"), MODELS)
 def test_training_equals_eager_to_the_bit(make, inputs, dynamic):
@@ -111,6 +113,7 @@ def test_training_equals_eager_to_the_bit(make, inputs, dynamic):
     assert recorder.kinds == ["forward", "backward"]
 
 
+@takes_turns("mode")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(("make", "inputs"), MODELS)
 def test_inference_equals_eager_to_the_bit(make, inputs, mode):
@@ -317,6 +320,7 @@ def test_a_memory_budget_trades_memory_for_time(budget):
     assert budget != 0.5 or 0 < kept <= most / 2
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     "function",
@@ -366,6 +370,7 @@ class Counted(nn.Module):
         return self.function(self.state, x, self.weight)
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", WRITES)
 def test_the_backward_computes_nothing_anew_from_what_the_program_has_written(name, dynamic):

@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 
 import regraft  # noqa: F401 (registers the backend)
 from regraft.compiler.autograd.eager_strides import corrected
@@ -90,6 +91,7 @@ UNIQUE = [
 ]
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.bool, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("unique", UNIQUE)
 def test_indices_and_counts_of_unique_are_int64(unique, dtype):

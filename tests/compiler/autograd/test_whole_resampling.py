@@ -182,7 +182,7 @@ def test_bytes(mode, antialias):
             assert torch.equal(got, want)
 
 
-@takes_turns("to")
+@takes_turns("to", "align_corners")
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize(
     "to", [{"scale_factor": 1.3}, {"scale_factor": 1.9, "recompute_scale_factor": True}, {"size": 7}]

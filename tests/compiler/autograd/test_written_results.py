@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.thorough import takes_turns
 
 import regraft  # noqa: F401 - the backend
 
@@ -67,6 +68,7 @@ def trained(program, function):
     return results, torch.autograd.grad(results[0].sum() + results[0].square().sum(), given)
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_program_writes_to_results_before_the_backward(program, dynamic):

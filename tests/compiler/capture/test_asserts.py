@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.thorough import takes_turns
 
 import regraft
 
@@ -86,6 +87,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
+@takes_turns("training")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_assertions_stay(program, training):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.capturing import CaptureBackend, same_as_eager
+from support.thorough import takes_turns
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -279,6 +280,7 @@ class Convolutional(nn.Module):
         return self.out(F.relu(self.norm(self.conv(x))).mean((2, 3))) + self.calls
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("training", [True, False])
 def test_buffers_written_by_modules(training, dynamic):

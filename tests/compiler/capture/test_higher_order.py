@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.capturing import CaptureBackend, interpret, same_as_eager, target_name
+from support.thorough import takes_turns
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -204,6 +205,7 @@ INTO_VIEWS = {
 }
 
 
+@takes_turns("sizes")
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (1, 3)])
 @pytest.mark.parametrize("write", INTO_VIEWS)
 @pytest.mark.parametrize("body", [lambda x: x.sin(), lambda x: (x.sin().t() * 2).reshape(-1).view(x.shape)])

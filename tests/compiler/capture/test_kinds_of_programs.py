@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import thorough
 from support.wrapping import Doubled, attend, unwrapped
 from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops.map import map as map_over
@@ -198,7 +199,7 @@ def test_attention_is_found_in_every_kind_of_program(name):
     assert [f.code for f in cov.fallbacks] == ([kind.reason] if kind.reason else [])
 
 
-@pytest.mark.parametrize("program", [beside_a_scan, under_a_mapped_mask])
+@pytest.mark.parametrize("program", [thorough(beside_a_scan), under_a_mapped_mask])
 def test_maps_of_symbolic_sizes(program):
     compiled = torch.compile(program, backend="regraft", options={"profit": "always"}, dynamic=True)
     with regraft.coverage() as cov:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 
 import regraft
 
@@ -26,6 +27,7 @@ BROADCASTS = {
 }
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", BROADCASTS)
 def test_a_size_of_one_that_depends_on_data_is_broadcast(name, dynamic):

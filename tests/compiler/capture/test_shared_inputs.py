@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.thorough import takes_turns
 
 import regraft
 
@@ -23,6 +24,7 @@ PROGRAMS = {
 KEPT = {"a dim more", "transposed", "parts of both"}
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("places", PLACES)

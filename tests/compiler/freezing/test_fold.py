@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.freezing import counts, disturbed, frozen
+from support.thorough import takes_turns
 from torch import nn
 from torch.nn import functional as F
 
@@ -151,6 +152,7 @@ SMALL_WEIGHTS = {
 }
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SMALL_WEIGHTS)
 def test_small_weights_stay_small(name: str, dtype: torch.dtype) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.freezing import frozen, normalized
+from support.thorough import takes_turns
 from torch import nn
 
 import regraft
@@ -118,6 +119,7 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@takes_turns("profit")
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("profit", ["always", "measured"])
 @pytest.mark.parametrize("kind", KERNELS)

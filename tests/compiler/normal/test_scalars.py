@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.thorough import takes_turns
 
 import regraft
 
@@ -35,6 +36,7 @@ DIVISORS = {
 }
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(), (1,), (2, 3, 4, 4)])
 @pytest.mark.parametrize("divisor", DIVISORS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -51,6 +52,7 @@ CASES = {
 }
 
 
+@takes_turns("training")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("training", [False, True])
 def test_masks_that_are_known(name, training):

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import run_pass, with_fake_hopper
+from support.thorough import takes_turns
 from support.triton_gemm import Interpreted, Values, found_in, interpreted, near, on_gpu
 from support.triton_kernels import compiled
 
@@ -52,6 +53,7 @@ def turned(function: Any, *inputs: torch.Tensor) -> torch.fx.GraphModule:
     return module
 
 
+@takes_turns("tile")
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("function", [chosen, selected, rows])
 def test_chosen_matrices_are_read_where_they_lie(function: Any, tile: GemmTile) -> None:

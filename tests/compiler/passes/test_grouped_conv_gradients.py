@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.pipeline import replace_pass
 from support.rewriting import compiled
+from support.thorough import takes_turns
 from torch import nn
 
 from regraft.compiler.passes import grouped_conv_gradients
@@ -48,6 +49,7 @@ def steps(value: torch.Tensor) -> list[int]:
     return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
 
 
+@takes_turns("last")
 @pytest.mark.parametrize("last", [False, True], ids=["channels apart", "channels last"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_gradients(kind: str, last: bool) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.pipeline import replace_pass
 from support.rewriting import compiled
+from support.thorough import takes_turns
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -34,6 +35,7 @@ def traced(function: Any, *inputs: torch.Tensor) -> fx.GraphModule:
     return module
 
 
+@takes_turns("turned")
 @pytest.mark.parametrize("turned", [False, True], ids=["channels apart", "channels last"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_results_and_gradients(kind: str, turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:

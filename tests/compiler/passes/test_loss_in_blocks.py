@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -90,6 +91,7 @@ def compared(model, x, target, autocast=False):
     return found, ours, theirs
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_losses_and_gradients_are_eagers(loss, dtype):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.thorough import takes_turns
 from torch import nn
 
 import regraft
@@ -37,6 +38,7 @@ NORMS = {
 }
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", NORMS)
 def test_gradients_are_as_eagers_and_less_is_kept(norm, dtype):

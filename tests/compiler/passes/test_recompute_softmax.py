@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 from torch.utils.checkpoint import checkpoint
 
 from regraft.compiler.passes.recompute_softmax import recompute_log_softmax, recompute_softmax
@@ -33,6 +34,7 @@ def agrees(function, x, *more, **tolerance):
 TARGETS = torch.tensor([3, -100, 0, 6, 6])
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize(
     "function",
     [

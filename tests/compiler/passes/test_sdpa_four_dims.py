@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from support.pipeline import replace_pass
 from support.rewriting import compiled
+from support.thorough import takes_turns
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -91,6 +92,7 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Ten
     return out, torch.tanh(out.transpose(-2, -1))
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("kind", ["windows", "heads in the batch"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_with_gradients(kind: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels import avx512_text, compiled_agrees, numbers
 from support.lowering import lowered
+from support.thorough import examples
 
 from regraft.compiler.codegen.cpp.ranges_apart import ranges_apart
 from regraft.compiler.ir.interpreter import run_kernel
@@ -47,7 +48,7 @@ def test_programs(name):
                 compiled_agrees(PADDED[name], numbers(*sizes, dtype=dtype), rtol=0, atol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 @given(
     st.integers(1, 40), st.integers(0, 12), st.integers(0, 12), st.sampled_from(["reflect", "replicate", "constant"]),
     st.integers(-50, 50), st.booleans(),

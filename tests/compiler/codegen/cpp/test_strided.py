@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.kernels import compiled_agrees
 from support.lowering import trace
+from support.thorough import takes_turns
 
 from regraft.compiler.codegen import cpp
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
@@ -26,6 +27,7 @@ def columns(x: torch.Tensor) -> torch.Tensor:
     return total
 
 
+@takes_turns("target")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 @pytest.mark.parametrize("step", [2, 3, 4, 5, 8])

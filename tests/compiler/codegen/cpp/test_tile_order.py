@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels import avx512_text, compiled_agrees, numbers
 from support.lowering import lowered
+from support.thorough import examples
 
 from regraft.compiler.codegen.cpp.kernel_text import prepared
 from regraft.compiler.codegen.cpp.target import target
@@ -66,7 +67,7 @@ def test_of_every_target(name):
     compiled_agrees(lambda x: x[:, :7, 0].transpose(1, 3).contiguous(), x, target=host)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(8, 40), deadline=None)
 @given(st.permutations(range(4)), st.tuples(*[st.integers(1, 18)] * 4))
 def test_any_order(order, sizes):
     x = R(sizes)

@@ -13,7 +13,7 @@ import torch
 
 from ....support.caches import cache_in
 from ....support.offline_gpu import OfflineGpu
-from ....support.thorough import takes_turns
+from ....support.thorough import takes_turns, thorough
 from ...templates.test_models import _IMAGE, _TINY, _TOKENS, bert, gpt2, t5
 
 transformers = pytest.importorskip("transformers")
@@ -34,7 +34,7 @@ def resnet() -> Any:
     return transformers.ResNetModel(config), (_IMAGE.expand(2, -1, -1, -1),)
 
 
-MODELS = [bert, gpt2, t5, vit, llama, resnet]
+MODELS = [bert, gpt2, thorough(t5), thorough(vit), llama, resnet]
 
 
 @pytest.fixture(autouse=True)

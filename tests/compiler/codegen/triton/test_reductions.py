@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import takes_turns
 from support.triton_kernels import compiles, run_interpreted
 
 from regraft.compiler.codegen.triton import kernel_source, plan
@@ -29,6 +30,7 @@ def blocks(request, monkeypatch):
         monkeypatch.setattr(plan, "_COLUMN", (16, 8))
 
 
+@takes_turns("blocks")
 @BOTH
 @ONE
 def test_reducers_are_the_interpreters(blocks, reducer, dtype, along):
@@ -38,6 +40,7 @@ def test_reducers_are_the_interpreters(blocks, reducer, dtype, along):
         close(run_interpreted(made, {"x": x["x"].clone()}), run_kernel(made, x), dtype)
 
 
+@takes_turns("blocks")
 @BOTH
 @pytest.mark.parametrize(
     "special", [(math.nan,), (-math.inf,), (math.inf,), (math.nan, math.inf, -math.inf), (-0.0, 0.0)]
@@ -50,6 +53,7 @@ def test_special_values_are_the_interpreters(blocks, special, along):
             close(run_interpreted(made, {"x": x.clone()}), run_kernel(made, {"x": x}), F32)
 
 
+@takes_turns("blocks")
 @BOTH
 @ONE
 def test_reducers_compile(blocks, reducer, dtype, along):

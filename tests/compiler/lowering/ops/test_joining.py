@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.lowering import HALVES, agree, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim, tensors
-from support.thorough import examples
+from support.thorough import examples, takes_turns
 from support.triton_kernels import compiles, interpreted_agrees
 
 from regraft.compiler.lowering import lower
@@ -76,6 +76,7 @@ def test_roll_of_symbolic_sizes():
     agree(lambda x: (x.roll(-2, 1), x.roll(3)), torch.randn(4, 5), exact=True, dynamic=True)
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shuffles(dtype, dynamic):
@@ -147,6 +148,7 @@ def channels_last(x, rank):
     return x.to(memory_format=formats[rank]) if rank in formats and x.dim() == rank + 2 else x
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("name", PADS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients_of_mirrored_pads_are_rounded_once(name, dynamic):

@@ -52,6 +52,7 @@ def test_vectors_of_other_dtypes(name, dtype):
 SMALL_MATRICES = [(2, 3, 5), (3, 4, 2), (7, 11, 13), (16, 16, 16), (1, 5, 8), (12, 16, 32)]  # rows, terms, columns
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("sizes", SMALL_MATRICES, ids=str)
 def test_batches_of_small_matrices(sizes, dtype):

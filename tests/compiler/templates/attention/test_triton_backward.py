@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import takes_turns
 from support.triton_attention import SMALL, Dropout, found_in, gradients, run
 from support.triton_kernels import compiled
 
@@ -77,6 +78,7 @@ def test_tiles_that_are_not_square() -> None:
         agrees(scored(local), qkv(1, 1, 70, 70, 16, 16), tile=tile)
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("f", [causal, local], ids=["causal", "local"])
 @pytest.mark.parametrize("sizes", [(40, 40), (50, 20), (20, 50)])

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import takes_turns
 from support.triton_attention import SMALL, agrees, found_in, found_on_gpu, run, run_on_gpu
 from support.triton_kernels import compiled
 from torch._subclasses import FakeTensorMode
@@ -342,6 +343,7 @@ def sloped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return biased(q, k, v, row.unsqueeze(1).to(q.dtype))
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("sizes", [(6, 1, 40), (6, 40, 40), (1, 1, 40), (40,), (1,)])
 def test_products_with_a_bias(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:

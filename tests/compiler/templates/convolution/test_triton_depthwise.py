@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import takes_turns
 from support.triton_convolution import agrees, found_in, on_gpu, run
 from support.triton_gemm import near
 from support.triton_kernels import compiled
@@ -39,6 +40,7 @@ GEOMETRIES: list[tuple[tuple[int, int], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@takes_turns("together")
 @pytest.mark.parametrize("together", [1, 2, 4])
 @pytest.mark.parametrize(("kernel", "options"), GEOMETRIES, ids=str)
 def test_windows(kernel: tuple[int, int], options: dict[str, Any], together: int) -> None:
@@ -48,6 +50,7 @@ def test_windows(kernel: tuple[int, int], options: dict[str, Any], together: int
     assert isinstance(found.product, Depthwise)
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [BF16, F16, torch.float32])
 @pytest.mark.parametrize("image", [(1, 24, 2, 1), (1, 16, 8, 8), (3, 40, 5, 2), (2, 17, 1, 9), (1, 64, 17, 3)])
 def test_sizes(image: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import takes_turns
 from support.triton_convolution import SMALL, agrees, found_in, interpreted, on_gpu, run
 from support.triton_gemm import near
 from support.triton_kernels import compiled
@@ -63,6 +64,7 @@ def test_boxes(name: str) -> None:
     assert "mask" not in source.text.partition("make_tensor_descriptor")[2].partition("tl.dot")[0]
 
 
+@takes_turns("dtype")
 @BOTH
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize(
@@ -92,6 +94,7 @@ def test_channels_that_fill_no_step(channels: int) -> None:
     assert "inside[None, :]" in source.text
 
 
+@takes_turns("options")
 @pytest.mark.parametrize("channels", [1, 3, 4, 8])
 @pytest.mark.parametrize("options", [{"stride": 2, "padding": 3}, {"padding": (1, 0)}, {"dilation": (2, 1)}], ids=str)
 def test_few_channels_join_the_line_of_the_window(channels: int, options: dict[str, Any]) -> None:
@@ -180,6 +183,7 @@ def test_residuals_are_read_where_they_are() -> None:
     assert "36 * j" in source.text
 
 
+@takes_turns("number")
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @BOTH
 def test_nan_and_infinities_spread_as_in_eager(number: float, tile: GemmTile) -> None:

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import takes_turns
 from support.triton_gemm import found_in, interpreted, on_gpu
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
@@ -58,6 +59,7 @@ def layer(
     return function, [x.to(dtype), w, scale.to(dtype)]
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize("name", BYTES)
 def test_every_byte_is_exact(name: str, dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import with_fake_hopper
+from support.thorough import takes_turns
 from support.triton_gemm import agrees, found_in, interpreted, near, on_gpu
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
@@ -37,6 +38,7 @@ def random(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.randn(sizes, generator=generator).to(dtype)
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
 @pytest.mark.parametrize("tile", [ONE, GemmTile(1, 1, 128, 2, 1), SPLIT], ids=str)
 @pytest.mark.parametrize("sizes", [(1, 9, 300), (1, 1, 1), (1, 4, 64)])

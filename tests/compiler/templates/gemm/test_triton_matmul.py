@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import takes_turns
 from support.triton_gemm import SMALL, agrees, found_in, interpreted, near, on_gpu, run
 from support.triton_kernels import compiled
 from torch._subclasses import FakeTensorMode
@@ -40,6 +41,7 @@ def random(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 SIZES = [(1, 1, 1), (1, 40, 17), (32, 64, 32), (33, 65, 33), (64, 128, 96), (300, 50, 70), (40, 1, 64), (70, 200, 1)]
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_sizes(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:

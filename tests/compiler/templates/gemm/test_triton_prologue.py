@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import Fastest, run_pass, with_fake_hopper
+from support.thorough import takes_turns
 from support.triton_gemm import SMALL, found_in, interpreted, near, on_gpu, run
 from support.triton_kernels import compiled, spilled
 from torch._subclasses import FakeTensorMode
@@ -486,6 +487,7 @@ def test_the_whole_backend_compiles_it(driver: Any) -> None:
 LANES = (GemmTile(1, 4, 32, 1, 2), GemmTile(4, 8, 64, 2, 1), GemmTile(1, 4, 16, 1, 4, splits=3))
 
 
+@takes_turns("tile")
 @pytest.mark.parametrize("tile", LANES, ids=str)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_few_rows_by_lanes(name: str, tile: GemmTile) -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import Fastest, run_pass, with_fake_hopper
+from support.thorough import takes_turns
 from support.triton_gemm import agrees, found_in, near, on_gpu, run
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
@@ -40,6 +41,7 @@ def random(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
+@takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize(
     "sizes", [(1, 40, 170), (1, 1, 130), (5, 33, 97), (16, 64, 256), (33, 65, 300), (17, 200, 129), (300, 7, 128)]
