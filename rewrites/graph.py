@@ -188,6 +188,14 @@ def writes_statistics(node: fx.Node) -> bool:
     return flag is not None and arguments(node).get(flag) is not False
 
 
+def gives_view(node: Any) -> bool:
+    """Whether a node is a call whose result, or one of its results, looks at the memory of an argument."""
+    target = node.target
+    if not isinstance(target, compat.OpOverload):
+        return False
+    return any(told.alias_info is not None for told in compat.schema(target).returns)
+
+
 class PureCall:
     """A callable of ours as the target of a `call_function` node: it makes new tensors of its inputs, and nothing else.
 

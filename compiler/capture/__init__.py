@@ -35,11 +35,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from ...rewrites.reason import Reason
 from .block_tables import without_tables
-from .eager_refuses import eager_may_refuse
+from .eager_refuses import eager_may_refuse, moved_after_use
 from .outputs import flat_outputs
 from .questions import without_questions
 from .retrace import RefusedError, retrace
@@ -96,6 +97,8 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
             return Captured(flat, example_inputs, refusal, restore)
         captured = retrace(plain, example_inputs, kept)
         refused = eager_may_refuse(captured.graph) or view_of_shared_input(captured.graph)
+        if refused is None and _trains(example_inputs):
+            refused = moved_after_use(captured.graph)
         if refused is not None:
             return Captured(flat, example_inputs, refused, restore, as_written=True)
         return Captured(captured, example_inputs, None, restore, kept)
@@ -103,6 +106,10 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         return Captured(flat, example_inputs, error.reason, restore)
     except Exception as error:  # Tracing may raise any error; Dynamo's graph is still correct.
         return Captured(flat, example_inputs, _failed(error), restore)
+
+
+def _trains(example_inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
 
 
 def _failed(error: Exception) -> Reason:

@@ -7,6 +7,7 @@
     one_hot(x.int(), 4)                 eager takes int64 only
     x.long().mul_(2.5)                  the result has a dtype that cannot be cast to that of the tensor
     rnn_tanh(..., dropout=0.5)          torch's decomposition of recurrent layers has no dropout between them
+    y = x * w; w.data = z               the backward reads `w`, which lies in other memory by then
     fused_moving_avg_obs_fake_quant     an empty state is resized to the number of channels, which tracing ignores
 
 AOTAutograd makes such writes functional, and turns resampling into indexing. Eager's operators differ in the writes
@@ -29,6 +30,7 @@ from ...rewrites.reason import Reason
 from ...rewrites.symbolic import hint, known_equal
 
 _PROMOTING = ("aten.mul_", "aten.addcmul_", "aten.addcdiv_", "aten.ldexp_")  # only eager checks their metadata
+_NO_USES = ("aten.set_", "_get_data_attr", "aten.view_as", "aten.expand_as", "aten.reshape_as", "aten.sym_size")
 _Place = tuple[int, list[int], list[int]]  # offset, sizes, strides
 
 
@@ -61,6 +63,21 @@ def _of_call(node: fx.Node) -> tuple[str, str] | None:
         return "dropout-between-layers", f"{node.name} drops values between its layers"
     if _given(node, "per_row_fake_quant") and _is_empty(_given(node, "running_min")):  # an observer
         return "state-without-size", f"{node.name} gives its empty state the size of the channels"
+    return None
+
+
+def moved_after_use(graph: fx.Graph) -> Reason | None:
+    """The reason for the first call that gives a tensor other memory after a use of the tensor; None if there is none.
+
+    The backward may read the tensor itself for what was computed before.
+    """
+    used: set[fx.Node] = set()
+    for node in graph.nodes:
+        if op_name(node) == "aten.set_" and node.args[0] in used:
+            message = f"{node.name} gives {node.args[0].name} other memory, and the backward needs the old one"
+            return Reason("moved-after-use", f"{message}; the program runs as it was written", (node,))
+        if op_name(node) not in _NO_USES:
+            used.update(node.all_input_nodes)
     return None
 
 

@@ -46,22 +46,28 @@ def _written_and_reshaped(graph: fx.Graph) -> str:
     """An input of symbolic sizes that methods write to and give other sizes."""
     written: set[fx.Node] = set()
     for node in graph.nodes:
-        base = _input_of(node)
-        if node.op == "placeholder" or base is None or not any(_symbols(base.meta.get("example_value"))):
-            continue
-        if node.target in _RESHAPES and base in written:
-            return base.name
-        written.add(base)
+        bases = [] if node.op == "placeholder" else list(_inputs_of(node))
+        for base in bases:
+            if not any(_symbols(base.meta.get("example_value"))):
+                continue
+            if node.target in _RESHAPES and base in written:
+                return base.name
+            written.add(base)
     return ""
 
 
-def _input_of(node: Any) -> fx.Node | None:
-    """The input that a call in place gives again."""
-    while isinstance(node, fx.Node) and node.op != "placeholder":
+def _inputs_of(node: Any) -> Iterator[fx.Node]:
+    """The inputs that a call in place gives again."""
+    if isinstance(node, (list, tuple)):  # torch._foreach_add_([x, y], 1)
+        for each in node:
+            yield from _inputs_of(each)
+    elif isinstance(node, fx.Node) and node.op == "placeholder":
+        yield node
+    elif isinstance(node, fx.Node):
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         in_place = (name.endswith("_") and not name.endswith("__")) or name in _OPERATORS
-        node = node.args[0] if node.args and in_place else None
-    return node
+        if node.args and in_place:
+            yield from _inputs_of(node.args[0])
 
 
 _OPERATORS = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")

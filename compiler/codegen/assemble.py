@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from ...rewrites.compat import tree_leaves
-from ...rewrites.graph import is_tensor
+from ...rewrites.graph import gives_view, is_tensor
 from ...rewrites.sizes import SizeTable
 from ..ir.index import index as ix
 from ..ir.kernel import Kernel
@@ -32,6 +32,9 @@ from .wrapper.size_checks import check_sizes, claims, doubtful_results
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
+
+_MOVES = (torch.ops.aten.set_.source_Tensor,)
+"""Calls that give a tensor other memory."""
 
 
 def assemble(
@@ -107,11 +110,23 @@ class _Assembly:
         return self._made[node] if node in self._made else self._copy(node)
 
     def _extern(self, step: Extern) -> None:
+        if step.node.target in _MOVES:
+            self._make_views(step.node)
         self._copy(step.node)
         for user in step.node.users:
             if user.target is operator.getitem and user.name in step.writes:
                 self._copy(user)
         self._unchecked += [self._made[node] for node in doubtful_results(step.node) if node in self._made]
+
+    def _make_views(self, call: fx.Node) -> None:
+        """Make the views of a tensor that a call gives other memory: they look at the old one."""
+        seen = {call.args[0]}
+        for node in self._old.values():
+            if node is call:
+                return
+            if gives_view(node) and node.args[0] in seen:
+                seen.add(node)
+                self._value(node)
 
     def _check_sizes(self) -> None:
         """Check sizes before code relies on them, but after the assertions of the program itself."""

@@ -107,10 +107,12 @@ def _keep_draws_apart(graph: fx.Graph) -> None:
 def _drop_detached(graph: fx.Graph) -> None:
     """``detach(x)  ->  x``: nothing is differentiated any more, and a cut may keep both.
 
-    Left alone is what results look into: a view of a result that has a gradient would have one, too.
+    Left alone is what results look into: a view of a result that has a gradient would have one, too. So is the memory
+    that an input gets: that of another input, which may get other memory itself.
     """
     kept: set[fx.Node] = set()
-    waiting = list(graph.output_node().all_input_nodes)
+    moves = graph.find_nodes(op="call_function", target=torch.ops.aten.set_.source_Tensor)
+    waiting = [read for node in (graph.output_node(), *moves) for read in node.all_input_nodes]
     while waiting:
         node = waiting.pop()
         kept.add(node)

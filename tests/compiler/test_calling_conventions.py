@@ -99,6 +99,12 @@ def given_other_memory(x, y):
     return x + y, x * 3
 
 
+@program(frozen=True)
+def exchanged_memory(x, y):
+    x.data, y.data = y.data, x.data
+    return x - 2 * y, x * 3
+
+
 @program
 def views_of_inputs(x, y):
     return x.view(-1), y.t(), x[0], x.expand(2, *x.shape), x, y, *x.chunk(2, -1)
@@ -301,6 +307,35 @@ def test_parameters_that_get_other_memory():
         actual = run(compiled, *given(rows, "two", False, True), module=twin)
         assert_same(actual, run(model, *given(rows, "two", False, True), module=model))
         torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
+
+
+class Exchanged(Taught):
+    """Two models that exchange the memory of their parameters at each call, before the first one is used or after."""
+
+    def __init__(self, used_before):
+        super().__init__()
+        self.used_before = used_before
+
+    def forward(self, x, y):
+        before = self.pupil(x) if self.used_before else x
+        for one, other in zip(self.pupil.parameters(), self.teacher.parameters(), strict=True):
+            one.data, other.data = other.data, one.data
+        return before, self.pupil(y), self.teacher(x)
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+def test_parameters_that_exchange_memory(used_before):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Exchanged(used_before)
+    model.teacher.weight.data.add_(1)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(twin, backend="regraft")
+    with regraft.coverage() as found:
+        actual = run(compiled, *given(4, "two", False, True), module=twin)
+    assert_same(actual, run(model, *given(4, "two", False, True), module=model))
+    torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
+    assert [f.code for f in found.fallbacks] == (["moved-after-use"] if used_before else [])
 
 
 @pytest.mark.parametrize("function", [tokens, saved_numbers, views_of_inputs])

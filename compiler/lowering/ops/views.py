@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ....rewrites.compat import OpOverload, schema
+from ....rewrites.graph import gives_view
 from ...ir.index.bounds import known_lt, known_nonnegative
 from ...ir.index.index import Index, Loaded, add, least, most, mul, quotient, remainder
 from ...ir.value import Number, Op
@@ -45,12 +45,7 @@ def _view(low: Lowering, x: Tensor, sizes: Any, _: Any = None) -> Tensor:
 
 def _is_given_out(node: fx.Node) -> bool:
     """Whether a node, or a view of it, is a result of the program: who writes to that writes to all that share it."""
-    return any(user.op == "output" or (_is_view(user) and _is_given_out(user)) for user in node.users)
-
-
-def _is_view(node: fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, OpOverload) and any(told.alias_info is not None for told in schema(target).returns)
+    return any(user.op == "output" or (gives_view(user) and _is_given_out(user)) for user in node.users)
 
 
 def _reinterpreted(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -93,11 +93,17 @@ def _multiplied(x, y):
     return y + 1
 
 
+def _lists(x, y):
+    torch._foreach_add_([x, y], 1)
+    x.t_()
+    return y + 1
+
+
 @pytest.mark.parametrize("dynamic", [None, True, False])
-@pytest.mark.parametrize("program", [_written, _multiplied])
+@pytest.mark.parametrize("program", [_written, _multiplied, _lists])
 def test_inputs_that_are_written_to_and_reshaped(program, dynamic):
     torch._dynamo.reset()
-    compiled = torch.compile(program, backend="regraft", dynamic=dynamic)
+    compiled = torch.compile(program, backend="regraft", dynamic=dynamic, options={"strict": True})
     for n in (4, 5, 6):
         mine, theirs = ([torch.arange(3.0 * n).view(n, 3) for _ in range(2)] for _ in range(2))
         torch.testing.assert_close(compiled(*mine), program(*theirs))
