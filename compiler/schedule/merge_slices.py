@@ -19,6 +19,7 @@ import torch
 from ..ir.index.index import Var, add, mul
 from ..ir.program import Buffer, Definition, Extern, Item
 from ..ir.value import Const, Guarded, Number, Op, Value, substitute
+from .affine import variables_of
 from .dependences import effects
 
 _MOST = 4  # parts of one definition
@@ -58,8 +59,8 @@ class _Part:
 
     item: Definition
     dim: int
-    start: int
-    end: int
+    start: Any
+    end: Any
     variables: tuple[Var | None, ...]
 
 
@@ -68,18 +69,25 @@ def _joined(items: Sequence[Definition], buffers: Mapping[str, Buffer], writers:
     if not 2 <= len(items) <= _MOST or writers[buffer.name] != len(items):
         return items
     parts = [_part(item, buffer) for item in items]
-    chosen = sorted((p for p in parts if p is not None), key=lambda p: p.start)
-    if len(chosen) != len(items) or len({p.dim for p in chosen}) > 1:
+    chosen = _in_order([part for part in parts if part is not None])
+    if len(chosen) != len(items) or len({part.dim for part in chosen}) > 1:
         return items
     dim = chosen[0].dim
-    ends = [0, *(p.end for p in chosen)]
-    if ends[-1] != buffer.sizes[dim] or any(p.start != end for p, end in zip(chosen, ends, strict=False)):
-        return items
-    return [_choice(chosen, dim, buffer, items[-1])]
+    return items if chosen[-1].end != buffer.sizes[dim] else [_choice(chosen, dim, buffer, items[-1])]
+
+
+def _in_order(parts: Sequence[_Part]) -> list[_Part]:
+    """The parts from the first element on, each beginning where the one before ends, as far as they do."""
+    left, found, end = list(parts), [], 0
+    while (part := next((part for part in left if part.start == end), None)) is not None:
+        left.remove(part)
+        found.append(part)
+        end = part.end
+    return found
 
 
 def _part(item: Definition, buffer: Buffer) -> _Part | None:
-    found: list[tuple[int, int, int]] = []
+    found: list[tuple[int, Any, Any]] = []
     variables: list[Var | None] = []
     for dim, (index, size) in enumerate(zip(item.stores[0].indices, buffer.sizes, strict=True)):
         place = _place(index, item.loops)
@@ -89,9 +97,7 @@ def _part(item: Definition, buffer: Buffer) -> _Part | None:
         variables.append(var)
         length = 1 if var is None else var.extent
         if (start, length) != (0, size):
-            if not isinstance(length, int) or not isinstance(size, int):
-                return None
-            found.append((dim, start, start + length))
+            found.append((dim, start, add(start, length)))
     taken = {v for v in variables if v is not None}
     if len(found) != 1 or len(taken) != sum(v is not None for v in variables):
         return None
@@ -100,13 +106,13 @@ def _part(item: Definition, buffer: Buffer) -> _Part | None:
     return _Part(item, *found[0], tuple(variables))
 
 
-def _place(index: Any, loops: Sequence[Var]) -> tuple[Var | None, int] | None:
-    """An index as a loop's variable plus a number; None where it is not such."""
-    if isinstance(index, int):
+def _place(index: Any, loops: Sequence[Var]) -> tuple[Var | None, Any] | None:
+    """An index as a loop's variable plus a number that no loop changes; None where it is not such."""
+    if not variables_of(index):
         return None, index
     for var in loops:
         start = add(index, mul(var.index(), -1))
-        if isinstance(start, int):
+        if not variables_of(start):
             return var, start
     return None
 
@@ -119,7 +125,7 @@ def _choice(parts: Sequence[_Part], dim: int, buffer: Buffer, last: Definition) 
     for part in reversed(parts):
         by: dict[Var, Any] = {v: loops[d].index() for d, v in enumerate(part.variables) if v is not None}
         if (own := part.variables[dim]) is not None:
-            by[own] = add(position, -part.start)
+            by[own] = add(position, mul(part.start, -1))
         by = {**{v: 0 for v in part.item.loops if v.extent == 1}, **by}
         mine = substitute(part.item.stores[0].value, by)
         value = mine if value is None else Guarded(_below(position, part.end), mine, value, mine.dtype)
@@ -129,7 +135,9 @@ def _choice(parts: Sequence[_Part], dim: int, buffer: Buffer, last: Definition) 
     return replace(last, loops=loops, stores=(store,), nodes=nodes)
 
 
-def _below(position: Any, end: int) -> Value:
+def _below(position: Any, end: Any) -> Value:
+    if not isinstance(end, int):
+        return Op("lt", (Number(position, torch.int64), Number(end, torch.int64)), torch.bool)
     kind = torch.int32 if end < _INT32 else torch.int64
     return Op("lt", (Number(position, kind), Const(end, kind)), torch.bool)
 

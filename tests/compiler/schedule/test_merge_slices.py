@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regraft.compiler.ir.index.index import Var, add
+from regraft.compiler.ir.index.index import Size, Var, add
 from regraft.compiler.ir.kernel import Loop
 from regraft.compiler.ir.value import Load, Rewriter
 from regraft.compiler.schedule import CPU, GPU, check_schedule, schedule
@@ -25,10 +25,30 @@ def halves(b, x, lengths=(3, 5), dim=1):
     for length in lengths:
         part = [*sizes[:dim], length, *sizes[dim + 1 :]]
         shift = [start if d == dim else 0 for d in range(len(sizes))]
-        at = lambda i, shift=shift: tuple(n + s for n, s in zip(i, shift, strict=True))  # noqa: E731
+        at = lambda i, shift=shift: tuple(map(add, i, shift))  # noqa: E731
         b.write(f"t_{start}", into, part, at, lambda i, k=start: op("mul" if k else "add", x.at(i), x.at(i)))
-        start += length
+        start = add(start, length)
     return into
+
+
+N = Size("n", 4, None)
+
+
+@pytest.mark.parametrize("lengths", [(3, N.index() - 3), (N.index() - 2, 2), (1, N.index() - 3, 2)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_parts_of_symbolic_lengths_become_a_choice(lengths, dim):
+    b = Builder()
+    x = b.given("x", [N.index(), 8] if dim == 0 else [8, N.index()])
+    t = halves(b, x, lengths, dim)
+    program = b.program(b.map("y", x.sizes, lambda i: op("mul", t.at(i), x.at(i))))
+    for n in (4, 7):
+        assert len(assert_same(program, target=GPU, sizes={"n": n}).kernels[0].body) == 1
+    for other in ((3, N.index() - 4), (N.index() - 2, 3)):  # a gap, beyond the end
+        b = Builder()
+        x = b.given("x", (N.index(), 8))
+        t = halves(b, x, other, 0)
+        program = b.program(b.map("y", x.sizes, lambda i, t=t, x=x: op("mul", t.at(i), x.at(i))))
+        assert joined(program) == list(program.items)
 
 
 def joined(program):
