@@ -39,9 +39,10 @@ from .call import lower_call
 from .call_arguments import DTYPES, Opaque
 from .core import TABLE_SPAN, Lowering, Tensor, cast, whole
 from .dead_copies import drop_dead_copies
+from .equal_sizes import equating
 from .in_place import write_in_place
 from .scalars import Scalar
-from .sizes import Unlowered, examples, number
+from .sizes import Unlowered, equal_sizes_of, examples, number
 from .sizes import tokens as tokens_of
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -107,9 +108,11 @@ class _Walk:
         self._tokens: dict[fx.Node, tuple[str, ...]] = {}  # buffers that stand for results other than tensors
 
     def run(self) -> Lowered:
-        for node in self._module.graph.nodes:
-            self._low.origin = self._low.current = node
-            getattr(self, f"_{node.op}")(node)
+        inputs = self._module.graph.find_nodes(op="placeholder")
+        with equating(equal_sizes_of([node.meta.get("val") for node in inputs])):
+            for node in self._module.graph.nodes:
+                self._low.origin = self._low.current = node
+                getattr(self, f"_{node.op}")(node)
         written = self._lowered.written = write_in_place(self._lowered.program)
         moved = {**drop_dead_copies(self._lowered.program), **written}
         self._lowered.views = {view: moved.get(name, name) for view, name in self._lowered.views.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from ...rewrites.symbolic import hint, known_equal
 from ..ir.index.index import TOKEN, Index, Late, Size, add, least, most, mul, quotient, remainder
 from ..ir.value import Const, Number, Op, Value
+from .equal_sizes import EqualSizes, equal_sizes
 
 
 class Unlowered(Exception):  # noqa: N818 - no error
@@ -52,6 +53,17 @@ def examples(value: Any) -> dict[str, int]:
     return {size_name(n.node.expr): int(hint(n)) for n in symbols if hint(n) is not None}
 
 
+def equal_sizes_of(values: Sequence[Any]) -> EqualSizes:
+    """What guards say of the sizes of inputs, given their metadata."""
+    numbers = [n for value in values for n in (getattr(value, "shape", ()) if torch.is_tensor(value) else (value,))]
+    symbolic = [n for n in numbers if isinstance(n, torch.SymInt)]
+    environment = next((n.node.shape_env for n in symbolic), None)
+    if environment is None:
+        return EqualSizes()
+    symbols = {str(n.node.expr) for n in symbolic if n.node.expr.is_Symbol}
+    return EqualSizes((guard.expr for guard in environment.guards), symbols)
+
+
 def from_sympy(expr: Any, shape_env: Any) -> Any:
     """A sympy expression as an index.
 
@@ -62,8 +74,12 @@ def from_sympy(expr: Any, shape_env: Any) -> Any:
     """
     if expr.is_Integer:
         return int(expr)
+    known = equal_sizes()
+    if expr in known.replaced:
+        return from_sympy(known.replaced[expr], shape_env)
     if expr.is_Symbol:
-        return _named(expr, shape_env)
+        size, divisor = _named(expr, shape_env), known.divisors.get(expr, 1)
+        return mul(quotient(size, divisor), divisor)
     pieces = _size_of_pieces(expr, shape_env)
     if pieces is not None:
         return pieces

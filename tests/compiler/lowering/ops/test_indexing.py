@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, lowered, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim, tensors
@@ -83,6 +83,7 @@ def test_advanced_indexing(x, seed, shapes, dynamic):
 @given(tensor_and_dim(ALL, min_rank=1, min_size=1), SEEDS)
 def test_an_index_of_rank_0_drops_the_dim(pair, seed):
     x, dim = pair
+    assume(x.shape[dim] > 1)  # torch's own fake tensors have other strides than eager's results there
     place = [None] * (dim % x.dim())
     agree(lambda x, i: aten.index(x, [*place, i]), x, indices((), x.shape[dim], seed, negative=True), exact=True)
 

@@ -1,0 +1,128 @@
+"""Sizes that guards hold equal have one name in loop programs, and only what guards say is taken for equal."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv, Max, Mod
+
+import regraft
+from regraft.compiler.lowering.equal_sizes import EqualSizes
+
+from ...support.lowering import agree
+
+S, T, U = sympy.symbols("s t u", integer=True, nonnegative=True)
+
+
+def known(*guards: Any, symbols: str = "stu") -> EqualSizes:
+    return EqualSizes(guards, set(symbols))
+
+
+@pytest.mark.parametrize(
+    ("guards", "expression", "other"),
+    [
+        ([sympy.Eq(FloorDiv(S + 3, 4), T)], FloorDiv(S + 3, 4), T),
+        ([sympy.Eq(T, FloorDiv(S + 3, 4))], FloorDiv(S + 3, 4), T),
+        ([sympy.Eq(FloorDiv(S + 3, 4), T), sympy.Eq(S - 3 * FloorDiv(S + 3, 4), T)], S, 4 * T),
+        ([sympy.Eq(FloorDiv(S + 2, 3), 192), sympy.Eq(S - 2 * FloorDiv(S + 2, 3), 192)], S, sympy.Integer(576)),
+        ([sympy.Eq(Max(1, S - 1), S - 1)], Max(1, S - 1), S - 1),
+        ([sympy.Eq(2 * T * U, S)], S, 2 * T * U),
+        ([sympy.Eq(S - FloorDiv(S + 1, 2), T)], FloorDiv(S + 1, 2), S - T),
+        ([sympy.Eq((FloorDiv(S, 16) + 1) ** 2, T)], (FloorDiv(S, 16) + 1) ** 2, T),
+    ],
+)
+def test_what_guards_equate(guards: list[Any], expression: Any, other: Any) -> None:
+    found = known(*guards).replaced
+    assert found[expression] == other
+    for numbers in itertools.product(range(1, 20), repeat=3):
+        at = dict(zip((S, T, U), numbers, strict=True))
+        if all(guard.subs(at) for guard in guards):
+            assert all(one.subs(at) == two.subs(at) for one, two in found.items())
+
+
+@pytest.mark.parametrize(
+    "guards",
+    [
+        [sympy.Ne(S, T), S >= T, sympy.Or(sympy.Eq(S, T), sympy.Eq(S, 1), evaluate=False)],
+        [sympy.Eq(2 * S, 3 * T)],
+        [sympy.Eq(S**2, T**2)],
+        [sympy.Eq(FloorDiv(S, T), FloorDiv(T, U))],
+    ],
+)
+def test_nothing_is_known(guards: list[Any]) -> None:
+    found = known(*guards)
+    assert not found.replaced and not found.divisors
+
+
+def test_what_inputs_do_not_tell_is_not_named() -> None:
+    assert not known(sympy.Eq(FloorDiv(S + 3, 4), T), symbols="su").replaced
+    assert not known(sympy.Eq(Mod(S, 7), 0), symbols="tu").divisors
+
+
+def test_divisors() -> None:
+    assert known(sympy.Eq(Mod(S, 6), 0), sympy.Eq(4 * FloorDiv(S, 4), S), sympy.Eq(Mod(T, U), 0)).divisors == {S: 12}
+
+
+def cell(gates, c):
+    i, f, g, o = gates.chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def rotated(x, cos, sin):
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
+
+
+def modulated(x, condition):
+    shift, scale = condition.chunk(2, 1)
+    return x * (1 + scale[:, :, None]) + shift[:, :, None]
+
+
+def windows(x):
+    b, h, w, c = x.shape
+    parts = x.view(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
+    moved = torch.roll(
+        parts.softmax(1).view(b, h // 4, w // 4, 4, 4, c).transpose(2, 3).reshape(b, h, w, c), (1, 2), (1, 2)
+    )
+    return moved + x
+
+
+PROGRAMS = {
+    "cell": (cell, [(6, 3), (8, 5), (4, 1)], lambda n, k: (torch.randn(n, 4 * k), torch.randn(n, k))),
+    "rotated": (
+        rotated, [(6, 3), (8, 5), (4, 2)],
+        lambda n, k: (torch.randn(2, n, 2 * k), torch.randn(n, k), torch.randn(n, k)),
+    ),
+    "modulated": (modulated, [(6, 3), (8, 5), (3, 2)], lambda n, k: (torch.randn(n, k, 7), torch.randn(n, 2 * k))),
+    "windows": (windows, [(2, 3), (3, 2), (4, 5)], lambda n, k: (torch.randn(2, 4 * n, 4 * k, 3),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_equal_sizes_become_kernels(name: str) -> None:
+    function, sizes, inputs = PROGRAMS[name]
+    torch.manual_seed(0)
+    agree(function, *inputs(*sizes[0]), dynamic=True, atol=1e-5, rtol=1e-5)
+    torch._dynamo.reset()
+    with regraft.coverage() as cov:
+        compiled = torch.compile(function, backend="regraft", dynamic=True)
+        for each in sizes:
+            given = inputs(*each)
+            torch.testing.assert_close(compiled(*given), function(*given), atol=1e-5, rtol=1e-5)
+    assert not [f.message for graph in cov.graphs for f in graph.fallbacks]
+
+
+def test_a_gradient_has_its_own_inputs() -> None:
+    """A backward may lack symbols that the forward has."""
+    torch._dynamo.reset()
+    compiled = torch.compile(modulated, backend="regraft", dynamic=True)
+    for n, k in ((6, 3), (8, 5)):
+        given = [torch.randn(n, k, 7, requires_grad=True), torch.randn(n, 2 * k, requires_grad=True)]
+        ours = torch.autograd.grad(compiled(*given).square().sum(), given)
+        theirs = torch.autograd.grad(modulated(*given).square().sum(), given)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
