@@ -5,8 +5,8 @@
 
 A definition is inlined into all of its readers, so that its buffer is removed, or into none. Cheap definitions are
 always inlined. Others are inlined into a single reader that reads each element once, so that they are computed as often
-as before. On GPUs they are also inlined into several such readers, if computing takes less time than writing and
-reading.
+as before. They are also inlined into several such readers, if computing takes less time than writing and reading: on
+GPUs, and on CPUs where a value is large and what it is computed from is not, as of all pairs of elements.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from .target import CPU, Target
 _CHEAP = 8  # most operations of a value that several readers may compute
 _LARGEST = 128  # most operations of a value after inlining
 _MOST_LOADS = 16
+_LARGE = 1 << 20  # bytes of a value that does not stay in the cache of a core
+_PAIRS_WORTH = 2  # operations on values of pairs in the time of moving one byte of a large buffer
 _OVERLAP = 4  # most reads per element of a definition that is not cheap: for windows of pooling
 _SLOW = frozenset({"div", "sqrt", "rsqrt", "reciprocal", "floordiv", "truncdiv", "remainder", "fmod", "hypot"})
 
@@ -268,9 +270,15 @@ class _Inliner:
 
         A first reader with the same loops over the same elements computes the value anyway, and reads nothing.
         """
-        worth, size, kernels = self._target.operations, self._buffers[name].dtype.itemsize, self._kernels(name, readers)
+        worth = self._target.operations or (_PAIRS_WORTH if not cost.loads and self._is_large(name) else 0)
+        size, kernels = self._buffers[name].dtype.itemsize, self._kernels(name, readers)
         kept = kernels + (not (readers and self._goes_along(name, readers[0])))
         return (kernels - 1) * (cost.work + worth * cost.loaded) < worth * size * kept
+
+    def _is_large(self, name: str) -> bool:
+        buffer = self._buffers[name]
+        known = all(isinstance(n, int) for n in buffer.sizes)
+        return known and math.prod(buffer.sizes) * buffer.dtype.itemsize > _LARGE
 
     def _goes_along(self, name: str, reader: int) -> bool:
         """Whether a reader has the loops of what it reads, and a fold has the loop of neighbors in memory inside."""

@@ -59,6 +59,24 @@ def test_what_is_cheap_goes_to_all_readers():
     assert decisions(b, u, s)["t"] == ""
 
 
+@pytest.mark.parametrize(
+    ("rows", "name", "reason"), [(600, "div", ""), (100, "div", "recomputed"), (600, "exp", "recomputed")]
+)
+def test_large_values_of_pairs_go_to_all_readers(rows, name, reason):
+    """Computing them again takes less time than memory, unless they stay in a cache or take long."""
+    b = Builder()
+    x, y = b.given("x", (rows,)), b.given("y", (rows,))
+
+    def pair(i):
+        value = op("sub", x.at(i[:1]), y.at(i[1:]))
+        return op("div", value, number(3.0)) if name == "div" else op("exp", value)
+
+    t = b.map("t", (rows, rows), pair)
+    u = b.sum("u", (rows,), (rows,), lambda o, r: t.at((*o, *r)))
+    v = b.sum("v", (rows,), (rows,), lambda o, r: t.at((*r, *o)))
+    assert decisions(b, u, v)["t"] == reason
+
+
 def test_outputs_and_what_calls_read_stay():
     b = Builder()
     x = b.given("x", (4,))
