@@ -453,7 +453,7 @@ PROGRAMS: dict[str, dict[str, Program]] = {
         "page rank": (page_rank, lambda: [P(1000), I(1000, 9001), I(1000, 9001)]),
         "edge convolution": (edge_conv, lambda: [R(2, 257, 9), R(18, 33)]),
         "adjacency normalized": (adjacency, lambda: [I(257, 3001), I(257, 3001)]),
-        "angles of triples": (angles, lambda: [R(513, 3), I(513, 9001), I(513, 9001), I(513, 9001)]),
+        "angles of triples": (angles, lambda: [R(513, 3), I(171, 9001), I(171, 9001) + 171, I(171, 9001) + 342]),
         "segments of equal length": (
             lambda x, n: torch.segment_reduce(x, "mean", lengths=n),
             lambda: [R(3700, 37), torch.full((370,), 10)],
