@@ -20,6 +20,7 @@ from ...ir.index.index import Var, add, mul, quotient
 from ...ir.kernel import Fold, Kernel, Loop, Statement
 from ...ir.value import Result
 from ..flatten import flatten
+from .components import unroll_components
 from .cost import GRAIN, work_of, work_of_all
 from .layout import Layout
 from .moves import move_bits
@@ -45,7 +46,7 @@ def prepared(kernel: Kernel, target: Target) -> Kernel:
     """The kernel with loops and values as they are planned and written."""
     if target.vector_bytes:
         kernel = ranges_apart(kernel, target.vector_bytes // 4)
-    return bring_tiles_together(unroll_short_loops(move_bits(flatten(kernel))), target)
+    return bring_tiles_together(unroll_short_loops(unroll_components(move_bits(flatten(kernel)))), target)
 
 
 class _KernelText:
