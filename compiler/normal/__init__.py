@@ -37,6 +37,7 @@ from . import (
     softmax,
     split_attention,
     statistics,
+    turns,
     view_order,
     views,
     weight_sums,
@@ -140,7 +141,7 @@ PRODUCTS: tuple[Respelling, ...] = (
 
 NORMAL_FORM: tuple[Respelling, ...] = (
     *VIEWS, *composed.COMPOSED, *call_forms.CALL_FORMS, *LOGIC, *split_attention.JOINS, *weight_sums.SUMS_OF_WEIGHTS,
-    *SCORES, *masked_rows.ROWS, *slices.SLICES, *statistics.STATISTICS, *gates.GATES, *PRODUCTS,
+    *SCORES, *masked_rows.ROWS, *slices.SLICES, *turns.TURNS, *statistics.STATISTICS, *gates.GATES, *PRODUCTS,
 )  # fmt: skip
 
 LOWERED_FORM: tuple[Respelling, ...] = (*VIEWS, linear.addmm_as_linear, linear.mm_as_linear, linear.linear_of_rows)

@@ -1,4 +1,4 @@
-"""Rotary embeddings in all their spellings; what turns other pairs, or in another direction, is none."""
+"""Rotary embeddings in all their spellings, in both directions; what turns other pairs is none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,18 @@ def pairs_unbound(x: Any) -> Any:
     return torch.stack((-b, a), dim=-1).flatten(-2)
 
 
-ROTATIONS = {f.__name__: f for f in (halves, chunks, pieces, neighbours, unbound, narrowed, pairs_unbound)}
+def stacked(x: Any) -> Any:
+    y = x.unflatten(-1, (2, 4))
+    return torch.stack((-y[..., 1, :], y[..., 0, :]), dim=-2).flatten(-2)
+
+
+def back(x: Any) -> Any:
+    """Turned by the negative angle."""
+    return torch.cat((x[..., 4:], -x[..., :4]), dim=-1)
+
+
+_OF_HALVES = (halves, chunks, pieces, unbound, narrowed, stacked, back)
+ROTATIONS = {f.__name__: f for f in (*_OF_HALVES, neighbours, pairs_unbound)}
 SIDE_BY_SIDE = ("neighbours", "pairs_unbound")
 
 
@@ -63,7 +74,7 @@ def as_complex(x, turns):
 
 NOT = {
     "thirds": lambda x: torch.cat((-x[..., 3:], x[..., :3]), dim=-1),
-    "other way round": lambda x: torch.cat((x[..., 4:], -x[..., :4]), dim=-1),
+    "both negated": lambda x: torch.cat((-x[..., 4:], -x[..., :4]), dim=-1),
     "not negated": lambda x: torch.cat((x[..., 4:], x[..., :4]), dim=-1),
     "doubled": lambda x: torch.cat((-2 * x[..., 4:], x[..., :4]), dim=-1),
     "another dim": lambda x: torch.cat((-x[:, :, 3:], x[:, :, :3]), dim=2),
@@ -113,6 +124,16 @@ def test_heads_of_one_projection(name: str) -> None:
     found = rewritten(function, given)
     assert found.count("rotary") == 1, found.record.near_misses
     assert_agrees(function, found.run, given)
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_turned_back_by_a_difference(name: str) -> None:
+    def function(x, cos, sin):
+        return x * cos - ROTATIONS[name](x) * sin
+
+    found = rewritten(function, [X, COS, SIN])
+    assert found.count("rotary") == (name not in SIDE_BY_SIDE), found.record.near_misses
+    assert_agrees(function, found.run, [X, COS, SIN])
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
