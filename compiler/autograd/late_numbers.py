@@ -1,6 +1,7 @@
 """Derivatives that ask for numbers which only the data says.
 
     cumsum(x[mask])               torch's derivative asks whether there is more than one element
+    std(x[mask])                  torch's derivative divides by a number, which is 0 for one element
     add(x, y, alpha=t.item())     torch's derivative asks whether `alpha` is 1
 
 Torch raises there. Here these calls have derivatives that ask nothing, or are made of calls that have.
@@ -131,6 +132,43 @@ def _of_product(gradient: torch.Tensor, x: torch.Tensor, _result: torch.Tensor, 
 _PRODUCT = _with_derivative(lambda x, dim: aten.prod.dim_int(x, dim, True), _of_product)
 
 
+def _deviation_over(over: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[list[int], bool, bool]:
+    """The dims (none: all) that three forms of deviations give by position, `unbiased` and `keepdim`."""
+    return ([], over, False) if isinstance(over, bool) else ([*(over or ())], unbiased, keepdim)
+
+
+def _deviation(operator: Any, derivative: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """A variance or standard deviation with a derivative that divides by a tensor: a number may be 0."""
+    along = _with_derivative(lambda x, how: operator(x, how[0], correction=how[1], keepdim=True), derivative)
+
+    def compute(x: torch.Tensor, *over: Any, correction: Any = None, keepdim: bool = False) -> Any:
+        dims, unbiased, kept = _deviation_over(*over)
+        dims = dims or [*range(x.dim())]
+        made = along(x, (dims, int(unbiased) if correction is None else correction))
+        return made if made is NotImplemented or kept or keepdim else made.squeeze(dims)
+
+    return compute
+
+
+def _of_variance(gradient: torch.Tensor, x: torch.Tensor, _result: torch.Tensor, how: Any) -> torch.Tensor:
+    dims, correction = how
+    freedom = torch.ones_like(x).sum(dims, keepdim=True) - correction
+    return 2 / freedom * gradient * (x - x.mean(dims, keepdim=True))
+
+
+def _of_deviation(gradient: torch.Tensor, x: torch.Tensor, result: torch.Tensor, how: Any) -> torch.Tensor:
+    return _of_variance((gradient / (result * 2)).masked_fill(result == 0, 0), x, result, how)
+
+
+def _with_mean(deviation: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(x: torch.Tensor, *over: Any, correction: Any = None, keepdim: bool = False) -> Any:
+        made = deviation(x, *over, correction=correction, keepdim=keepdim)
+        dims, _, kept = _deviation_over(*over)
+        return made if made is NotImplemented else (made, x.mean(dims, keepdim=kept or keepdim))
+
+    return compute
+
+
 def _sized() -> dict[Any, Callable[..., Any]]:
     return {
         aten.cumsum.default: _with_derivative(aten.cumsum.default, _of_sums),
@@ -138,7 +176,22 @@ def _sized() -> dict[Any, Callable[..., Any]]:
         aten.logcumsumexp.default: _with_derivative(aten.logcumsumexp.default, _of_log_sums),
         aten.prod.default: _product,
         aten.prod.dim_int: _product_along,
+        **{
+            overload: by
+            for packet, by in _DEVIATIONS.items()
+            for overload in (packet.default, packet.dim, packet.correction)
+        },
     }
+
+
+_VARIANCE = _deviation(aten.var.correction, _of_variance)
+_DEVIATION = _deviation(aten.std.correction, _of_deviation)
+_DEVIATIONS = {
+    aten.var: _VARIANCE,
+    aten.std: _DEVIATION,
+    aten.var_mean: _with_mean(_VARIANCE),
+    aten.std_mean: _with_mean(_DEVIATION),
+}
 
 
 def _rsub(x: Any, y: Any, *, alpha: Any = 1) -> Any:

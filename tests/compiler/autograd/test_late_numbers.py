@@ -21,6 +21,10 @@ SIZED = {
     "prod": lambda y: y.prod(0),
     "prod of rows": lambda y: y.round().prod(1, keepdim=True),
     "prod of all": lambda y: (y / 2).prod(),
+    "std": lambda y: y.std(0, correction=3) + y.std(0, unbiased=False),
+    "std of all": lambda y: torch.add(*torch.std_mean(y)),
+    "std of rows": lambda y: torch.add(*torch.std_mean(y, -1, True, True)) + y.std(1, keepdim=True, correction=0),
+    "var of all": lambda y: torch.var_mean(y, unbiased=False)[0] + y.var(),
 }
 NUMBERED = {
     "add": lambda x, v: x.add(x.sin(), alpha=v),
@@ -50,7 +54,7 @@ def held(program, given):
                     result = call(x, value)
                     (result * torch.linspace(0.5, 1, result.numel()).view_as(result)).sum().backward()
                     seen.append([result.detach(), x.grad])
-                torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-4, equal_nan=True)
     assert not found.fallbacks and not found.faults
 
 
