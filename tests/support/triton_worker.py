@@ -160,6 +160,54 @@ def _patch() -> None:
     interpreter.interpreter_semantic.binary_op_sanitize_overflow_impl = lambda *args: None
     interpreter.ReduceOps.generic_reduce = _reduced
     interpreter.ScanOps.generic_scan = _scanned
+    _make_types_once()
+
+
+class _Shape(tl.tuple):
+    """The sizes of a block, which the interpreter compares at each operation."""
+
+    def __eq__(self, other):
+        return self.values == (other.values if isinstance(other, tl.tuple) else list(other))
+
+    def __hash__(self):
+        return id(self)
+
+
+def _make_types_once() -> None:
+    """Types and shapes of tensors, which the interpreter makes anew for each value: two fifths of its time."""
+    dtypes, shapes, blocks, made = {}, {}, {}, {}
+    dtype_of, new_tensor, new_block = interpreter._get_np_dtype, tl.tensor.__init__, tl.block_type.__init__
+
+    def np_dtype(kind):
+        name = kind.scalar.name
+        if name not in dtypes:
+            dtypes[name] = dtype_of(kind)
+        return dtypes[name]
+
+    def tensor(self, handle, type):
+        shape = type.shape if type.is_block() else ()
+        if shape not in shapes:
+            new_tensor(self, handle, type)
+            shapes[shape] = {name: value for name, value in vars(self).items() if name in ("shape", "numel")}
+            assert vars(self).keys() - shapes[shape] == {"handle", "type", "dtype"}
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        vars(self).update(shapes[shape])
+
+    def block(self, element_ty, shape):
+        sizes = tuple([size.value if type(size) is tl.constexpr else size for size in shape])
+        if sizes not in made:
+            made[sizes] = _Shape(sizes)
+        if type(element_ty) is not tl.dtype:
+            new_block(self, element_ty, made[sizes])
+            self.shape = made[sizes]
+            return
+        if (element_ty.name, sizes) not in blocks:
+            new_block(self, element_ty, made[sizes])
+            blocks[element_ty.name, sizes] = {**vars(self), "shape": made[sizes]}
+        vars(self).update(blocks[element_ty.name, sizes])
+
+    interpreter._get_np_dtype = np_dtype
+    tl.tensor.__init__, tl.block_type.__init__ = tensor, block
 
 
 def _patched_once(patch):
