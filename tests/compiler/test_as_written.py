@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import takes_turns
 
 import regraft
 
@@ -32,6 +33,7 @@ def enlarged(x):
     return F.interpolate(x[None, None], size=(3, 11), mode="bicubic", antialias=True, align_corners=True)
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("program", [windows, strided_of_a_view, powers, enlarged])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_autograd_ahead_of_time_refuses(program, dynamic):
@@ -81,6 +83,7 @@ def shifted_value(x):
     return y
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("program", [expanded, expanded_value, shifted, shifted_value])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_writes_to_memory_that_overlaps(program, dynamic):
@@ -121,6 +124,7 @@ def test_writes_to_memory_that_does_not_overlap(program):
     assert torch.equal(ours, program(X.clone())) and not found.fallbacks
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     "write",
@@ -251,6 +255,7 @@ def _copied(x):
     return x * 1
 
 
+@takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [_row, _part, _turned, _whole, _of_a_value, _added, _copied])
 def test_writes_to_views_of_repeated_elements(program, dynamic):

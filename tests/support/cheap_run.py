@@ -10,7 +10,7 @@ from pathlib import Path
 from regraft.compiler.aot import build
 from regraft.compiler.tools.check import check
 
-EXAMPLES = 8
+EXAMPLES = 3
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
