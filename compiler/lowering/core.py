@@ -133,7 +133,7 @@ class Lowering:
         self.define(loops, [Store(made.name, at, compute(at))])
         return whole(made)
 
-    def reduce(
+    def reduce(  # noqa: PLR0913
         self,
         reducer: str,
         compute: Callable[[Indices, Indices], Value | tuple[Value, ...]],
@@ -143,6 +143,7 @@ class Lowering:
         dtypes: Sequence[torch.dtype],
         *,
         shapes: Sequence[Sequence[Any]] | None = None,
+        strides: Sequence[Any] | None = None,
         output: int | None = None,
     ) -> tuple[Tensor, ...]:
         """New tensors from one reduction.
@@ -157,6 +158,7 @@ class Lowering:
             shapes: their sizes if they differ from `sizes` (keepdim: with inserted 1s); dims of size 1 get index 0,
                 others
                 the loops in order.
+            strides: those of the new tensors, if they are not those of the node's results.
             output: the index of the first tensor among the node's outputs, if there are several.
         """
         loops, folded = self.loops(sizes), self.loops(reduced, "r")
@@ -175,7 +177,7 @@ class Lowering:
         for k, (value, dtype) in enumerate(zip(values, dtypes, strict=True)):
             shape = shapes[k] if shapes is not None else sizes
             position = k + (output or 0) if len(dtypes) > 1 or output is not None else None
-            buffer = self.buffer(shape, dtype, output=position)
+            buffer = self.buffer(shape, dtype, strides, output=position)
             stores.append(Store(buffer.name, _spread(outer, sizes, shape), value))
             made.append(whole(buffer))
         self.define(loops, stores, folded, (reduction,))

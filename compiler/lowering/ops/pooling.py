@@ -2,7 +2,8 @@
 
     avg_pool2d   ->   for c, i, j: reduce r < 3, s < 3 of x[c, 2*i + r, 2*j + s]: out[c, i, j] = sum / 9
 
-Gradients are gathered, not scattered, wherever an element is seen by few windows.
+Gradients are gathered, not scattered, wherever an element is seen by few windows. On CPUs,
+wide windows are folded along one dim after the other (`dim_by_dim.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ...ir.index.index import add, quotient
 from ...ir.value import Number, Value, compute_dtype
 from ..arithmetic import const, op, over, size_value, times, where
 from ..core import Indices, Lowering, Tensor, Unlowered, cast, lowers
+from ..dim_by_dim import are_separable, folded_dim_by_dim
 from ..positions import filled, guarded, iterations, loaded, lowest, numel, raveled, scalar, unraveled
 from ..windows import UNROLLED, Adaptive, Sliding, Window, places, summed
 from .views import promised_sizes
@@ -145,7 +147,10 @@ def _average(low: Lowering, x: Tensor, windows: Sequence[Window], sizes: Indices
     def mean(at: Indices, total: Value) -> Value:
         return over(total, count(at[-rank:], kind))
 
-    return summed(low, sizes, [w.width for w in windows], _seen(x, windows, scalar(0, x.dtype)), mean, x.dtype)
+    zero = scalar(0, x.dtype)
+    if numel([w.width for w in windows]) != UNROLLED and are_separable(low, windows):
+        return folded_dim_by_dim(low, "sum", x, windows, sizes, zero, kind, mean)
+    return summed(low, sizes, [w.width for w in windows], _seen(x, windows, zero), mean, x.dtype)
 
 
 def _seen(x: Tensor, windows: Sequence[Window], other: Value) -> Callable[[Indices, Indices], Value]:
@@ -252,7 +257,12 @@ def _maxima(low: Lowering, x: Tensor, windows: Sequence[Window], sizes: Indices)
         place_ = guarded(conditions, here, padding)
         return element(at, r), _last_nan(element(at, r), place_), place_
 
-    largest = _largest(low, element, sizes, extents, x.dtype)
+    if are_separable(low, windows):
+        largest = folded_dim_by_dim(
+            low, "max", x, windows, sizes, lowest(x.dtype), x.dtype, lambda _, found: found, output=0
+        )
+    else:
+        largest = _largest(low, element, sizes, extents, x.dtype)
     if _is_unrolled(low, numel(extents)):
         steps, nowhere = list(product(*map(range, extents))), size_value(numel(space), torch.int64)
 

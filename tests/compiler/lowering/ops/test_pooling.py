@@ -64,6 +64,7 @@ def test_max_pool_of_special_values(geometry, seed, special, share):
 def test_max_pool_as_on_gpus(geometry, dtype, monkeypatch):
     """One expression, NaN and infinities as in a reduction."""
     monkeypatch.setattr(pooling, "_is_unrolled", lambda low, count: True)
+    monkeypatch.setattr(pooling, "are_separable", lambda low, windows: False)
     x = (4 * image(0, memory_format=torch.channels_last)).to(dtype)
     if dtype.is_floating_point:
         x[:, :, 2, 3], x[:, 0, 5:], x[:, 1, 6] = NAN, -float("inf"), float("inf")
@@ -79,6 +80,7 @@ def test_max_pool_of_special_values_as_on_gpus(geometry, seed, special, share):
     x[torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < share] = special
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pooling, "_is_unrolled", lambda low, count: count <= 9)
+        patch.setattr(pooling, "are_separable", lambda low, windows: False)
         agree(lambda x: aten.max_pool2d_with_indices(x, *geometry), x, exact=True)
 
 
@@ -89,6 +91,45 @@ def test_gradient_of_max_pool(geometry, seed, memory_format, dynamic):
     out, indices = aten.max_pool2d_with_indices(x, *geometry)
     back = aten.max_pool2d_with_indices_backward
     agree(lambda g, x, i: back(g, x, *geometry, i), torch.randn_like(out), x, indices, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    "geometry, apart",
+    [
+        (([3, 3], [1, 1]), True),
+        (([3, 3], [2, 2], [1, 1]), True),
+        (([5, 4], [1, 2], [2, 1], [1, 2]), True),
+        (([2, 2], [2, 2]), False),
+        (([2, 5], [3, 1]), False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_windows_are_folded_dim_by_dim_where_that_reads_less(geometry, apart, memory_format):
+    x = image(0, memory_format=memory_format)
+    made = agree(lambda x: aten.max_pool2d_with_indices(x, *geometry)[0], x, exact=True)
+    folds = [item for item in made.program.items if item.reductions and item.reductions[0].reducer == "max"]
+    assert [len(item.reduced) for item in folds] == ([1, 1] if apart else [2])
+    if apart:
+        strides = made.program.buffers[folds[0].stores[0].buffer].strides
+        assert strides[1 if memory_format == torch.channels_last else 3] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_means_of_wide_windows_are_folded_dim_by_dim(dtype):
+    near = HALF if dtype == torch.bfloat16 else {}
+    geometry = [4, 5], [2, 1], [1, 0], True, False
+    made = agree(lambda x: aten.avg_pool2d(x, *geometry), image(0, dtype), **near)
+    assert [len(item.reduced) for item in made.program.items] == [1, 1]
+    between = made.program.buffers[made.program.items[0].stores[0].buffer]
+    assert between.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
+
+
+def test_means_in_3_dims_are_folded_dim_by_dim():
+    x = torch.randn(2, 3, 9, 8, 7)
+    for geometry in (([3, 3, 3], [1, 2, 1], [1, 1, 0], False, False), ([4, 3, 3], [2, 1, 1], [0, 0, 0], True)):
+        made = agree(lambda x, g=geometry: aten.avg_pool3d(x, *g), x)
+        assert [len(item.reduced) for item in made.program.items] == [1, 1, 1]
 
 
 def test_max_pool_in_1_and_3_dims():
