@@ -1,5 +1,6 @@
 """Documents say what is so: examples run, and every Python block in a document stands in an example."""
 
+import functools
 import os
 import re
 import runpy
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from support import cheap_run
 from support.fresh import run_fresh
 from support.thorough import THOROUGH, in_thorough_runs
@@ -103,6 +105,30 @@ def test_the_tutorials_package_installs_and_offers_its_rule(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     shown = subprocess.run([sys.executable, "-c", told], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert shown.stdout.strip() == "RuleSet(add_norm)", shown.stderr
+
+
+@functools.cache
+def _plugin():
+    return runpy.run_path(str(ROOT / "docs" / "examples" / "plugin" / "residual_rules.py"))
+
+
+@pytest.mark.parametrize("sizes", [(4,), (0,), (2, 0), (0, 4), (2, 3, 4)], ids=str)
+def test_the_tutorials_operator_has_the_gradients_of_what_it_replaces(sizes):
+    """Of rows and vectors, also without elements: `regraft check residual` draws them all."""
+    operands = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in (sizes, sizes, sizes[-1:])]
+
+    def plain(x, y, weight):
+        total = x + y
+        return total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6) * weight, total
+
+    def fused(x, y, weight):
+        return _plugin()["fused"](x, y, weight, 1e-6)
+
+    wanted, found = (
+        torch.autograd.grad(sum((r * (r + 1)).sum() for r in program(*operands)), operands)
+        for program in (plain, fused)
+    )
+    torch.testing.assert_close(found, wanted)
 
 
 def test_the_site_builds(tmp_path):

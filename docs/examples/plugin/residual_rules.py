@@ -32,7 +32,7 @@ def backward(ctx, gradients):
     root = torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + ctx.eps)
     normed = total * root
     of_sum = of_total + root * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
-    of_weight = (of_norm * normed).reshape(-1, normed.shape[-1]).sum(0) if weight else None
+    of_weight = (of_norm * normed).sum_to_size(weight[0].shape) if weight else None
     return of_sum, of_sum, of_weight, None
 
 
