@@ -217,7 +217,7 @@ _NEAR_MISSES = [
 
 @register_pattern(
     "byte_product",
-    family="linear",
+    family="product",
     stage="lowered",
     replacement=[Candidate("int_mm", in_bytes, applies)],
     samples=[

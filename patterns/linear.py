@@ -182,7 +182,7 @@ _NEAR_MISSES = [
 
 @register_pattern(
     "linear",
-    family="linear",
+    family="product",
     stage="lowered",
     replacement=[
         Candidate("onednn_packed", onednn_packed, onednn_packed_applies),

@@ -187,7 +187,7 @@ def _columns(sample: Sample, **changes: Any) -> Sample:
 
 @register_pattern(
     "merged_linear",
-    family="linear",
+    family="product",
     replacement=[Candidate("merged_frozen", merged_frozen, _frozen), Candidate("merged", merged, _changing)],
     samples=[_sample(biases, frozen=frozen) for frozen in (True, False) for biases in _BIASES]
     + [_columns(_sample(biases, frozen=frozen)) for frozen in (True, False) for biases in (_BIASES[0], _BIASES[3])]

@@ -117,7 +117,7 @@ _BYTES, _NIBBLES = T("16 32", dtype=torch.int8, below="128"), T("128 16", dtype=
 
 @register_pattern(
     "int8_weight",
-    family="linear",
+    family="product",
     stage="lowered",
     replacement=[Candidate("dequantized", with_bytes, on_cpu)],
     samples=[
@@ -139,7 +139,7 @@ def int8_weight(x: Any, weight: Any, scales: Any) -> Any:
 
 @register_pattern(
     "int4_weight",
-    family="linear",
+    family="product",
     stage="lowered",
     replacement=[Candidate("dequantized", with_nibbles, can_unpack)],
     samples=[

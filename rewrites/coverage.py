@@ -6,7 +6,9 @@ not to a thread, because a backward graph may be compiled by autograd's own thre
 
 from __future__ import annotations
 
+import difflib
 import threading
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .report.document import Report
 from .report.entry import Entry
 from .report.summary import RuleRow, rule_rows
+from .rule import declared_rules
 from .words import counted
 
 if TYPE_CHECKING:
@@ -42,6 +45,13 @@ def is_watched() -> bool:
 def coverage(name: str = "") -> Coverage:
     """A new coverage block; `name` heads its reports."""
     return Coverage(name=name)
+
+
+def _warn_of_misspelling(name: str) -> None:
+    known = {known for rule in declared_rules() for known in (rule.name, rule.family)}
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    if close and name not in known:
+        warnings.warn(f"no rule and no family is named {name!r}; did you mean {close[0]!r}?", stacklevel=3)
 
 
 class Coverage:
@@ -105,8 +115,14 @@ class Coverage:
         return Counter(match.rule for match in self.applied)
 
     def count(self, name: str) -> int:
-        """How many matches of the rule or family `name` were applied, summed over all graphs."""
-        return sum(name in (match.rule, match.family) for match in self.applied)
+        """How many matches of the rule or family `name` were applied, summed over all graphs.
+
+        It is 0 for a name that nothing has; a warning says so if the name is nearly that of a rule or family.
+        """
+        found = sum(name in (match.rule, match.family) for match in self.applied)
+        if not found and self.graphs:
+            _warn_of_misspelling(name)
+        return found
 
     def summary(self) -> list[RuleRow]:
         """One row a rule that matched or nearly matched, most applied first."""

@@ -234,6 +234,11 @@ def as_recorded(declaration: Declaration) -> tuple[Any, ...]:
 _declared: dict[str, Rule] = {}
 
 
+def declared_rules() -> tuple[Rule, ...]:
+    """All rules that have been declared in this process."""
+    return tuple(_declared.values())
+
+
 def declared(name: str) -> Rule:
     """The rule of that name.
 

@@ -140,3 +140,15 @@ def test_as_text():
     assert "No graph" in str(regraft.coverage())
     assert "no rule matched" in str(covered(GraphRecord("empty")))
     assert repr(covered(graph(2))) == "<regraft.Coverage: 1 graph, 2 matches applied>"
+
+
+def test_a_misspelt_name_is_counted_with_a_warning(recwarn):
+    """A name that is nearly that of a rule; a pass, another family, and an empty block have none."""
+    assert regraft.default_rules()  # declared
+    cov = Coverage()
+    assert cov.count("sdap") == 0 and not recwarn
+    cov.graphs.append(GraphRecord("one"))
+    for name in ("sdpa", "attention", "attention-template", "channels_last", "my_rule"):
+        assert cov.count(name) == 0 and not recwarn, name
+    with pytest.warns(UserWarning, match="no rule and no family is named 'atention'; did you mean 'attention'"):
+        assert cov.count("atention") == 0

@@ -70,7 +70,12 @@ def explain_all(
         return Compilation(gm, example_inputs, parsed, explained=explained).run()
 
     with coverage() as cov:
-        torch.compile(with_own_code(model), backend=backend, dynamic=dynamic)(*args, **kwargs)
+        try:
+            torch.compile(with_own_code(model), backend=backend, dynamic=dynamic)(*args, **kwargs)
+        except Exception as error:
+            if len(args) == 1 and isinstance(args[0], (tuple, list)) and not kwargs:
+                error.add_note("explain() takes the model's inputs one by one: explain(rule, model, *inputs)")
+            raise
     return [_explanation(rule, cov.graphs) for rule in chosen]
 
 

@@ -259,6 +259,19 @@ def test_a_name_of_a_rule_and_of_its_family_is_the_rule():
     assert len(rules_named([])) == len(regraft.default_rules())
 
 
+def test_a_family_with_the_name_of_a_rule_has_no_other():
+    """So that the name means the same wherever rules and families are named."""
+    rules = regraft.default_rules()
+    named = {rule.name for rule in rules}
+    assert not [rule.name for rule in rules if rule.family in named and rule.name != rule.family]
+
+
+def test_inputs_that_are_given_as_one_tuple():
+    with pytest.raises(Exception) as raised:
+        regraft.explain("sdpa", plain, qkv())
+    assert "explain(rule, model, *inputs)" in "".join(raised.value.__notes__)
+
+
 def test_every_change_makes_programs():
     """No change is one that never finds a place, and what a program does is told."""
     told = [program.change for rule in ("gelu", "sdpa") for program in programs(regraft.default_rules()[rule], 3, 60)]
