@@ -96,7 +96,7 @@ def refused_body(graph: fx.Graph) -> Reason | None:
     for node in graph.nodes:
         if node.op in ("get_attr", "output"):
             continue
-        if "val" not in node.meta:
+        if "val" not in node.meta and not _gives_nothing(node):
             return Reason("body-unknown", f"nothing is known of {node.name} in the body of an operator", (node,))
         if node.op != "placeholder" and _writes(node):
             return Reason("body-writes", f"{node.name} in the body of an operator may write to its inputs", (node,))
@@ -104,6 +104,11 @@ def refused_body(graph: fx.Graph) -> Reason | None:
     if loose is None:
         return None
     return Reason("body-strides", f"{loose.name} of a body is of symbolic size, and not dense", (loose,))
+
+
+def _gives_nothing(node: fx.Node) -> bool:
+    """Whether a call has no result: an assertion about a number."""
+    return isinstance(node.target, compat.OpOverload) and not compat.schema(node.target).returns
 
 
 def _writes(node: fx.Node) -> bool:

@@ -256,3 +256,17 @@ def test_what_a_loop_reads_may_lie_otherwise_in_memory():
     given = torch.randn(5, 3, 3), torch.randn(3, 3)
     for found, expected in zip(torch.compile(program, backend="regraft")(*given), program(*given), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_bodies_that_assert_what_data_dependent_sizes_are():
+    def program(x):
+        kept = x[x > 0]
+        return torch.cond(kept.shape[0] > 2, lambda y: (y * 2).sin().sum(), lambda y: y.exp().sum() + 1, (kept,))
+
+    torch.compiler.reset()
+    compiled = torch.compile(program, backend="regraft")
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), regraft.coverage() as cov:
+        for count in (5, 1, 0):
+            x = torch.where(torch.arange(5) < count, 1.5, -1.0)
+            torch.testing.assert_close(compiled(x), program(x))
+    assert not cov.fallbacks
