@@ -46,6 +46,7 @@ class CppGraph:
         outputs: the kind of each result, ``c`` for one of `fixed`.
         fixed: results that are the same at every call, by position.
         sites: lines of the user's program, as statements number them.
+        alone: whether the only result is given as it is, not in a tuple (the condition of a loop).
     """
 
     body: str
@@ -56,6 +57,7 @@ class CppGraph:
     outputs: str
     fixed: tuple[Any, ...]
     sites: tuple[str, ...]
+    alone: bool
 
     @property
     def text(self) -> str:
@@ -100,6 +102,7 @@ def in_cpp(graph_module: fx.GraphModule, plan: MemoryPlan) -> CppGraph:
         outputs,
         fixed,
         tuple(function.sites),
+        not isinstance(graph.output_node().args[0], (list, tuple)),
     )
 
 

@@ -43,13 +43,22 @@ def load_cpp(graph: CppGraph, python: Callable[[list[Any]], Any]) -> Callable[[l
     (library, _), *loaded = compile_all([Source(graph.text, _FLAGS), *units])
     libraries = {unit: found for unit, (found, _) in zip(units, loaded, strict=True)}
     kernels = tuple(_address(libraries[unit], name) for name, unit in graph.kernels)
-    call = module.make(
+    made = module.make(
         _address(library, "regraft_bind"), _address(library, "regraft_call"), kernels, graph.constants,
-        graph.functions, graph.inputs, graph.outputs, graph.fixed, python,
-        tuple(f"compiled by regraft from {site}" for site in graph.sites),
+        graph.functions, graph.inputs, graph.outputs, graph.fixed,
+        _tupled(python) if graph.alone else python, tuple(f"compiled by regraft from {site}" for site in graph.sites),
     )  # fmt: skip
+    call = _first(made) if graph.alone else made
     compat.mark_boxed(call)
-    return call  # type: ignore[no-any-return]
+    return call
+
+
+def _tupled(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], tuple[Any]]:
+    return lambda args: (function(args),)
+
+
+def _first(function: Callable[[list[Any]], tuple[Any, ...]]) -> Callable[[list[Any]], Any]:
+    return lambda args: function(args)[0]
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from support.random_programs import draw
 from support.thorough import examples, takes_turns, thorough
 from support.two_wrappers import check
+from torch._higher_order_ops import while_loop
 
 aten = torch.ops.aten
 
@@ -57,6 +58,12 @@ def branches(x, w, b):
     return torch.cond(x.sum() > 0, lambda u: (u.sin(), u @ w), lambda u: (u.cos(), u @ w + 1), (x,)), b * 2
 
 
+def loops(x, w, b):
+    return while_loop(
+        lambda i, u: (i < 3) & (u.norm() < 9), lambda i, u: (i + 1, u.sin() @ w @ w.t()), (torch.tensor(0), x)
+    )
+
+
 def norms(x, w, b):
     y = F.layer_norm(F.linear(x, w.t(), b), (b.shape[0],))
     return F.gelu(y), F.softmax(y, -1), torch.linalg.vector_norm(y), y.std(), torch.einsum("ij,kj->ik", y, y)
@@ -68,7 +75,9 @@ def inputs(rows=4, grad=False):
 
 
 @pytest.mark.parametrize(
-    "function", [several, writes, shares, picks, drops, converts, looks, branches, norms], ids=lambda f: f.__name__
+    "function",
+    [several, writes, shares, picks, drops, converts, looks, branches, loops, norms],
+    ids=lambda f: f.__name__,
 )
 def test_inference(function):
     with torch.no_grad():
