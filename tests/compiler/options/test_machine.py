@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.thorough import takes_turns
 
 import regraft
 from regraft.compiler.options import Options, list_templates
@@ -15,6 +16,7 @@ ON_CPU = {
 }  # fmt: skip
 
 
+@takes_turns("training")
 @pytest.mark.parametrize("template", list_templates())
 @pytest.mark.parametrize("training", [False, True])
 def test_every_template_is_accepted_on_a_cpu(template, training):

@@ -81,8 +81,8 @@ def test_logarithms_of_infinities(dim):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_come_in_blocks(dtype, monkeypatch):
     for most in ("_PERSISTENT", "_LOOPED"):  # the interpreter goes through scans one element at a time
-        monkeypatch.setattr(plan, most, 256)
-    x = torch.randn(2, 600, dtype=dtype) * 3
+        monkeypatch.setattr(plan, most, 128)
+    x = torch.randn(2, 300, dtype=dtype) * 3
     (source,) = interpreted_agrees(lambda x: x.logcumsumexp(1), x, rtol=1e-4, atol=1e-4)
     assert "for first" in source.text
     (source,) = interpreted_agrees(lambda x: x.cummax(1), x)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim
-from support.thorough import examples
+from support.thorough import examples, takes_turns
 from support.triton_kernels import compiles, interpreted_agrees, kernel_source
 
 from regraft.compiler.lowering import lower
@@ -68,6 +68,7 @@ def test_the_ends_of_whole_numbers(dtype, descending):
     agree(lambda x: tuple(in_order(x, -1, descending)), x, exact=True)
 
 
+@takes_turns("sizes")
 @pytest.mark.parametrize("function", [torch.sort, torch.argsort, torch.msort], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("sizes", [(3, 64), (2, 100), (5, 257)])
 def test_rows_in_one_kernel(function, sizes):

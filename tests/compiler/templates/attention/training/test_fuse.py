@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import Fastest, with_fake_hopper
+from support.thorough import takes_turns
 from support.training_attention import eager, fused, interpreted, joint_of, kernels, run
 
 from regraft.compiler.autotune.inputs import made_up
@@ -124,6 +125,7 @@ def with_bias(alpha: float, beta: float, f: Callable[..., Any] = lambda s: s) ->
     return attention
 
 
+@takes_turns("sizes")
 @pytest.mark.parametrize(("alpha", "beta"), [(0.25, 1.0), (1.0, 1.0), (0.25, -0.5), (0.25, 0.0)])
 @pytest.mark.parametrize("sizes", [(6, 1, 40), (6, 20, 40), (40,)])
 def test_products_with_a_bias_in_one_call(alpha: float, beta: float, sizes: tuple[int, ...]) -> None:
