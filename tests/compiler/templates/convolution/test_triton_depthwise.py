@@ -62,6 +62,7 @@ def test_sizes(image: tuple[int, ...], dtype: torch.dtype) -> None:
 GROUPS = [(12, 1, 2), (12, 1, 5), (6, 2, 1), (6, 4, 4), (5, 3, 2), (2, 2, 15)]
 
 
+@takes_turns("kernel", "options")
 @pytest.mark.parametrize(("kernel", "options"), GEOMETRIES[1:5], ids=str)
 @pytest.mark.parametrize("groups", GROUPS, ids=str)
 def test_groups_of_few_channels(groups: tuple[int, int, int], kernel: tuple[int, int], options: dict[str, Any]) -> None:
