@@ -7,6 +7,7 @@ import torch
 from support.schedules import Builder, assert_same, number, op
 
 from regraft.compiler.ir.index.index import Loaded, add
+from regraft.compiler.schedule import inlining
 from regraft.compiler.schedule.inlining import NOT_INLINED, inline
 
 
@@ -60,10 +61,11 @@ def test_what_is_cheap_goes_to_all_readers():
 
 
 @pytest.mark.parametrize(
-    ("rows", "name", "reason"), [(600, "div", ""), (100, "div", "recomputed"), (600, "exp", "recomputed")]
+    ("rows", "name", "reason"), [(40, "div", ""), (20, "div", "recomputed"), (40, "exp", "recomputed")]
 )
-def test_large_values_of_pairs_go_to_all_readers(rows, name, reason):
+def test_large_values_of_pairs_go_to_all_readers(rows, name, reason, monkeypatch):
     """Computing them again takes less time than memory, unless they stay in a cache or take long."""
+    monkeypatch.setattr(inlining, "_LARGE", 4 * 30 * 30)
     b = Builder()
     x, y = b.given("x", (rows,)), b.given("y", (rows,))
 
