@@ -22,7 +22,7 @@ from .inlining import cost_of
 from .legality import Fusion, Refusal, fusion_of, makes_serial, maps_in_columns, walks_across
 from .log import FusionLog
 from .loop_tree import Tree, tree_of
-from .pieces import wasted_bytes
+from .pieces import are_apart, wasted_bytes
 from .profit import bytes_of, guess, score_fusion, touched, written
 from .rows import apart_by_rows
 from .target import CPU, Target
@@ -186,7 +186,10 @@ class Fuser:
         found = fusion_of(one, other, telling, self.axes, self._target, in_columns=self._in_columns)
         if isinstance(found, Fusion) and all(_are_pieces(one, other, name) for name in shared):
             return Refusal("no-gain", tuple(telling[:1]))
-        slow = self._slow(found, one, other, score) if isinstance(found, Fusion) else ""
+        slow = ""
+        if isinstance(found, Fusion) and self._target.serial:
+            apart = [name for name in shared if are_apart(one.members, other.members, self._buffers[name])]
+            slow = self._slow(found, one, other, max(0, score - sum(self._weights[name] for name in apart)))
         return Refusal(slow, tuple(telling[:1])) if slow else found
 
     def _allowed(self, a: int, b: int, found: Fusion | Refusal) -> Fusion | Refusal:
@@ -200,8 +203,6 @@ class Fuser:
     def _slow(self, found: Fusion, one: Group, other: Group, score: int) -> str:
         """Why a legal fusion would be slower than two kernels; empty if it would not."""
         traffic = sum(self._weights[name] for name in touched(one) | touched(other))
-        if not self._target.serial:
-            return ""
         if walks_across(found):
             return "across"
         if self._walks_long(found, one, other):

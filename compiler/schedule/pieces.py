@@ -14,7 +14,7 @@ from typing import Any
 
 from ..ir.index.index import Var, mul
 from ..ir.program import Buffer
-from .affine import digits
+from .affine import digits, never_meet
 from .groups import Access, Member, extent_of
 from .profit import bytes_of, guess
 from .target import Target
@@ -44,6 +44,29 @@ def wasted_bytes(members: Iterable[Member], chain: Iterable[Var], buffers: Mappi
             if piece < SECTOR:
                 total += bytes_of(buffers[name]) * (SECTOR // piece - 1)
     return total
+
+
+def are_apart(one: Iterable[Member], other: Iterable[Member], buffer: Buffer) -> bool:
+    """Whether two kernels touch rows of a buffer that are never the same: sharing loops saves no traffic then.
+
+    for i, k: t[i, 0, k] = x[i, 0, k];  for i, j, k: t[i, j + 1, k] = f(x[i, j + 1, k])      of both x and t
+    """
+    sides = [[(a, m) for m in members for a in m.touched.get(buffer.name, ())] for members in (one, other)]
+    if any(access.offset is None for side in sides for access, _ in side):
+        return False
+    rows = (max((_length(access, member.axes) for access, member in side), default=0) for side in sides)
+    if min(rows) * buffer.dtype.itemsize < SECTOR:
+        return False
+    return all(never_meet(a.offset, b.offset) for a, _ in sides[0] for b, _ in sides[1])
+
+
+def _length(access: Access, axes: Iterable[Var]) -> int:
+    """How many numbers side by side the innermost loops touch."""
+    strides = {axis: digits(access.offset).stride(axis) for axis in axes}
+    run: Any = 1
+    while (axis := _next(strides, axes, run)) is not None:
+        run = mul(run, axis.extent)
+    return guess(run)
 
 
 def _run(access: Access, own: Iterable[Var], shared: set[Var]) -> int:

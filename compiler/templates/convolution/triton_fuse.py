@@ -41,6 +41,7 @@ _WORTH = 0.18  # of the library's time at its best: what an epilogue must save t
 _NOTABLE = 85_000  # cycles, 50 microseconds: what all layers of a kind must save
 # What is saved for each element of the result, in passes over it: an epilogue, or what the library loses otherwise.
 _EPILOGUE, _SINGLE, _GROUP, _FEW = 2, 3, 4, 8
+_ALONE = 1 << 24  # elements that are moved while a library computes one group after another: 10 us for each
 
 
 class ConvolutionPass(ProductPass):
@@ -88,9 +89,12 @@ class ConvolutionPass(ProductPass):
     def work(self, product: Product) -> int:
         """Elements that are written or read less, more or less."""
         assert isinstance(product, Convolution)
-        groups = _GROUP if product.batch.extent > 1 else _EPILOGUE
-        passes = _SINGLE if isinstance(product, Depthwise) else _FEW if product.merged else groups
-        return passes * product.batch.extent * product.row.extent * product.column.extent
+        groups = product.batch.extent
+        passes = _FEW if product.merged else _GROUP if groups > 1 else _EPILOGUE
+        elements = groups * product.row.extent * product.column.extent
+        if isinstance(product, Depthwise):
+            return _SINGLE * elements
+        return passes * elements + (groups * _ALONE if groups > 1 else 0)
 
     def is_worth(self, product: Product, work: int) -> bool:
         """Whether all layers of a kind together save so much that it is worth a second of compilation."""

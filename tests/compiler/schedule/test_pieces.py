@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.schedules import SMALL_GPU, Builder, assert_same, op
 
+from regraft.compiler.ir.index.index import add
 from regraft.compiler.schedule import CPU, GPU, schedule
 
 
@@ -40,6 +41,32 @@ def test_stores_in_pieces_are_left_to_kernels_that_fill_sectors(sizes, last, ker
 
 def test_processors_have_caches_for_pieces():
     assert "pieces" not in schedule(of_groups(16, 32, 2, 4096), target=CPU).log.refusals
+
+
+def behind_a_row(samples, rows, columns):
+    """The first row of each sample as it is, twice the others: rows that a call reads, as attention after rotation."""
+    b = Builder()
+    x = b.given("x", (samples, rows + 1, columns))
+    t = b.made("t", (samples, rows + 1, columns))
+    b.write("first", t, (samples, columns), lambda i: (i[0], 0, i[1]), lambda i: op("neg", x.at((i[0], 0, i[1]))))
+    later = lambda i: (i[0], add(i[1], 1), i[2])  # noqa: E731
+    b.write("others", t, (samples, rows, columns), later, lambda i: op("add", x.at(later(i)), x.at(later(i))))
+    return b.program(t)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shared"),
+    [
+        ((96, 196, 64), False),  # one program a sample would go through all rows
+        ((1000, 400, 64), False),
+        ((1000, 400, 4), True),  # half a sector each
+        ((2, 6, 64), True),  # a launch takes longer
+    ],
+)
+def test_rows_that_only_one_kernel_touches_are_no_reason_to_share_loops(sizes, shared):
+    found = schedule(behind_a_row(*sizes), target=GPU)
+    assert ("serial" in found.log.refusals) != shared
+    assert_same(behind_a_row(3, 5, sizes[2]), target=GPU)
 
 
 @pytest.mark.parametrize("target", [GPU, SMALL_GPU])

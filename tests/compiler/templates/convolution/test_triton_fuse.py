@@ -106,6 +106,22 @@ def test_late_layers_are_not_asked_about() -> None:
     assert "would save" in record.declined[0].evidence.note
 
 
+def test_groups_are_asked_about_first() -> None:
+    """A library computes one group after the other, so that they cost most, though they have the fewest elements."""
+    oracle = Fastest()
+
+    def network(x: torch.Tensor, g: torch.Tensor, y: torch.Tensor, *wide: torch.Tensor) -> Any:
+        for w in wide:
+            y = torch.relu(F.conv2d(y, w, padding=1) + 1)
+        return F.conv2d(x, g, groups=24), y
+
+    group, images = empty(384, 16, 1, 1), empty(256, 64, 56, 56)
+    wide = [empty(64 + 8 * (k + 1), 64 + 8 * k, 3, 3) for k in range(8)]
+    fuse(network, empty(32, 384, 14, 14), group, images, *wide, oracle=oracle)
+    assert len(oracle.questions) == 6
+    assert group.shape in [question.inputs[1].shape for question in oracle.questions]
+
+
 def test_what_saves_little_in_all_layers_together_is_not_worth_compiling_for() -> None:
     oracle = Fastest()
     fewer = EARLY[0][:64]
