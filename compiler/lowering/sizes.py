@@ -60,7 +60,8 @@ def equal_sizes_of(values: Sequence[Any]) -> EqualSizes:
     environment = next((n.node.shape_env for n in symbolic), None)
     if environment is None:
         return EqualSizes()
-    symbols = {str(n.node.expr) for n in symbolic if n.node.expr.is_Symbol}
+    known = {n.node.expr for n in symbolic if n.node.expr.is_Symbol and _least(n.node.expr, environment) >= 0}
+    symbols = set(map(str, known))
     return EqualSizes((guard.expr for guard in environment.guards), symbols)
 
 

@@ -72,13 +72,12 @@ def _implied(number: Number, least: int) -> Iterator[tuple[Atom, int]]:
     for atom in monomial:
         if isinstance(atom, Quotient) and not isinstance(atom.divisor, Index):
             yield from _implied(atom.dividend, low * atom.divisor)
-            if not _is_one_size(atom.dividend):  # (s*t)//7 >= 1 says more than s >= 1 and t >= 1
+            if _is_product(atom.dividend):  # (s*t)//7 >= 1 says more than s >= 1 and t >= 1
                 yield atom, low
         else:
             yield atom, low
 
 
-def _is_one_size(number: Number) -> bool:
-    """Whether a number grows with one atom alone, so that a bound of the number is one of the atom."""
+def _is_product(number: Number) -> bool:
     symbolic = [monomial for monomial, _ in terms(number) if monomial]
-    return len(symbolic) == 1 and len(symbolic[0]) == 1
+    return len(symbolic) == 1 and len(symbolic[0]) > 1

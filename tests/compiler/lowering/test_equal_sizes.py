@@ -26,14 +26,13 @@ def known(*guards: Any, symbols: str = "stu") -> EqualSizes:
 @pytest.mark.parametrize(
     ("guards", "expression", "other"),
     [
-        ([sympy.Eq(FloorDiv(S + 3, 4), T)], FloorDiv(S + 3, 4), T),
-        ([sympy.Eq(T, FloorDiv(S + 3, 4))], FloorDiv(S + 3, 4), T),
-        ([sympy.Eq(FloorDiv(S + 3, 4), T), sympy.Eq(S - 3 * FloorDiv(S + 3, 4), T)], S, 4 * T),
+        ([sympy.Eq(FloorDiv(S + 3, 4), T)], T, FloorDiv(S + 3, 4)),
+        ([sympy.Eq(T, FloorDiv(S + 3, 4)), sympy.Eq(T + 1, U)], U, FloorDiv(S + 3, 4) + 1),
         ([sympy.Eq(FloorDiv(S + 2, 3), 192), sympy.Eq(S - 2 * FloorDiv(S + 2, 3), 192)], S, sympy.Integer(576)),
-        ([sympy.Eq(Max(1, S - 1), S - 1)], Max(1, S - 1), S - 1),
+        ([sympy.Eq(Max(1, FloorDiv(S, 2)), FloorDiv(S, 2))], Max(1, FloorDiv(S, 2)), FloorDiv(S, 2)),
         ([sympy.Eq(2 * T * U, S)], S, 2 * T * U),
-        ([sympy.Eq(S - FloorDiv(S + 1, 2), T)], FloorDiv(S + 1, 2), S - T),
-        ([sympy.Eq((FloorDiv(S, 16) + 1) ** 2, T)], (FloorDiv(S, 16) + 1) ** 2, T),
+        ([sympy.Eq(S - FloorDiv(S + 1, 2), T)], T, S - FloorDiv(S + 1, 2)),
+        ([sympy.Eq((FloorDiv(S, 16) + 1) ** 2, T)], T, FloorDiv(S, 16) ** 2 + 2 * FloorDiv(S, 16) + 1),
     ],
 )
 def test_what_guards_equate(guards: list[Any], expression: Any, other: Any) -> None:
@@ -51,6 +50,7 @@ def test_what_guards_equate(guards: list[Any], expression: Any, other: Any) -> N
     [
         [sympy.Ne(S, T), S >= T, sympy.Or(sympy.Eq(S, T), sympy.Eq(S, 1), evaluate=False)],
         [sympy.Eq(2 * S, 3 * T)],
+        [sympy.Eq(Max(1, S - 1), S - 1)],  # a sum is no factor of a stride
         [sympy.Eq(S**2, T**2)],
         [sympy.Eq(FloorDiv(S, T), FloorDiv(T, U))],
     ],
@@ -61,12 +61,28 @@ def test_nothing_is_known(guards: list[Any]) -> None:
 
 
 def test_what_inputs_do_not_tell_is_not_named() -> None:
-    assert not known(sympy.Eq(FloorDiv(S + 3, 4), T), symbols="su").replaced
+    assert not known(sympy.Eq(FloorDiv(S + 3, 4), T), symbols="tu").replaced
     assert not known(sympy.Eq(Mod(S, 7), 0), symbols="tu").divisors
 
 
-def test_divisors() -> None:
-    assert known(sympy.Eq(Mod(S, 6), 0), sympy.Eq(4 * FloorDiv(S, 4), S), sympy.Eq(Mod(T, U), 0)).divisors == {S: 12}
+@pytest.mark.parametrize(
+    ("guards", "divisor"),
+    [
+        ([sympy.Eq(Mod(S, 6), 0), sympy.Eq(4 * FloorDiv(S, 4), S)], 12),
+        ([sympy.Eq(S - 3 * FloorDiv(S + 3, 4), T), sympy.Eq(FloorDiv(S + 3, 4), T)], 4),
+        ([sympy.Eq(FloorDiv(S + 1, 2), T), sympy.Eq(FloorDiv(S, 2), T)], 2),
+        ([sympy.Eq(FloorDiv(S + 3, 4), FloorDiv(S + 1, 4))], 1),
+        ([sympy.Eq(FloorDiv(S + 2, 3), FloorDiv(S + 1, 2))], 1),
+        ([sympy.Eq(3 * FloorDiv(S, 4), S)], 1),
+        ([sympy.Eq(Mod(S, T), 0)], 1),
+    ],
+)
+def test_divisors(guards: list[Any], divisor: int) -> None:
+    found = known(*guards)
+    assert found.divisors.get(S, 1) == divisor
+    for s, t in itertools.product(range(1, 50), repeat=2):
+        if all(guard.subs({S: s, T: t}) == True for guard in guards):  # noqa: E712
+            assert s % divisor == 0
 
 
 def cell(gates, c):
