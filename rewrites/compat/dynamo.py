@@ -138,10 +138,12 @@ _BROADCASTS = frozenset(("infer_size", "_broadcast_shapes", "_broadcast_in_dim_m
 def assumed_equal(shape_env: Any) -> list[Any]:
     """The equations that torch has assumed of data-dependent sizes, since they are no broadcast if not known to be 1.
 
-    Eager broadcasts a size of 1; the compiled program raises an error for it.
+    Eager broadcasts a size of 1; the compiled program raises an error for it. Equations of the inputs' sizes alone are
+    no such assumptions (under `prefer_deferred_runtime_asserts_over_guards` they are asserted, otherwise guards).
     """
     known = getattr(shape_env, "deferred_runtime_asserts", {}).values()
     asserts = [made for several in known for made in several if isinstance(made.expr, sympy.Eq)]
+    asserts = [made for made in asserts if any(map(shape_env.is_unbacked_symint, made.expr.free_symbols))]
     return [made.expr for made in asserts if any(f.name in _BROADCASTS for f in made.stack.summary())]
 
 

@@ -82,6 +82,20 @@ def test_a_whole_graph_is_compiled_with_the_assumption():
         torch.compile(BROADCASTS["sum"], backend="regraft", fullgraph=True)(ONE, Y)
 
 
+def test_asserted_sizes_of_inputs_are_compiled():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, y: x + y.view(x.shape), backend="regraft")
+    with (
+        torch._dynamo.config.patch(prefer_deferred_runtime_asserts_over_guards=True),
+        regraft.coverage() as cov,
+    ):
+        for n in (2, 3, 5):
+            torch.testing.assert_close(compiled(torch.ones(n, 3), torch.ones(3 * n)), torch.full((n, 3), 2.0))
+    assert not cov.fallbacks
+    with pytest.raises(RuntimeError):
+        compiled(torch.ones(4, 3), torch.ones(9))
+
+
 def _written(x, y):
     x += y
     x.t_()
