@@ -37,6 +37,7 @@ def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
 
     einsum("bghqd,bgkd->bghqk", q, k)  ->  matmul(q, reshape(permute(k, [0, 1, 3, 2]), [b, g, 1, d, k]))
     einsum("qd,bkd->bqk", q, k)  ->  matmul(q, permute(k, [0, 2, 1]))
+    einsum("bsd,bsd->bs", x, y)  ->  sum(mul(x, y), [2])
     """
     parsed = _parse(node)
     if parsed is None:
@@ -46,6 +47,8 @@ def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     sizes = _sizes(zip(terms, (a, b), strict=True))
     if roles is None or sizes is None:
         return None
+    if roles.batch and not roles.left and not roles.right:
+        return _summed(node, edit, a, b, terms, out)
     if _is_shared(roles.swapped(), out):
         a, b, terms, roles = b, a, terms[::-1], roles.swapped()
     if _is_shared(roles, out):
@@ -65,6 +68,17 @@ def einsum_as_product(node: fx.Node, edit: Editor) -> fx.Node | None:
     result = edit.call(aten.matmul.default, left, right)
     result = builders.reshape(edit, node, result, [sizes[c] for c in whole])
     return builders.permute(edit, node, result, [whole.index(c) for c in out])
+
+
+def _summed(node: fx.Node, edit: Editor, a: fx.Node, b: fx.Node, terms: list[str], out: str) -> fx.Node | None:
+    """The sum of the products of two tensors with the same letters, over those that the result does not have."""
+    if not dtype(node).is_floating_point:
+        return None
+    first, kept = terms[0], [c for c in terms[0] if c in out]
+    b = builders.permute(edit, node, b, [terms[1].index(c) for c in first])
+    products = edit.call(aten.pow.Tensor_Scalar, a, 2) if a is b else edit.call(aten.mul.Tensor, a, b)
+    total = edit.call(aten.sum.dim_IntList, products, [d for d, c in enumerate(first) if c not in out])
+    return builders.permute(edit, node, total, [kept.index(c) for c in out])
 
 
 def _is_shared(roles: Letters, out: str) -> bool:

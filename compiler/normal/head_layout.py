@@ -107,13 +107,18 @@ def split_above_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 @respelling(*_ELEMENTWISE)
 def merge_below_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """add(reshape(scores, [B*H, S, T]), m)  ->  reshape(add(scores, reshape(m)), [B*H, S, T])."""
+    """add(reshape(scores, [B*H, S, T]), m)  ->  reshape(add(scores, reshape(m)), [B*H, S, T]).
+
+    If both operands contain scores, only the more direct one is moved.
+    """
     if not is_tensor(node) or not _can_move(node):
         return None
+    most = max((_directness(a) for a in node.args if is_tensor(a)), default=0)
     for operand in node.args:
         if (
             not sees(node, operand, "aten.reshape")
             or not _is_scores(operand)
+            or _directness(operand) < most
             or not same_shape(shape(operand), shape(node))
         ):
             continue
@@ -123,6 +128,13 @@ def merge_below_elementwise(node: fx.Node, edit: Editor) -> fx.Node | None:
         inner = _regrouped(node, edit, node, inverted(groups), shape(operand.args[0]))
         return None if inner is None else builders.reshape(edit, node, inner, shape(node))
     return None
+
+
+def _directness(node: fx.Node) -> int:
+    """How directly a value is scores (see `directness`), whatever its dims are grouped to."""
+    while sees(None, node, "aten.reshape"):
+        node = node.args[0]  # type: ignore[assignment]
+    return directness(node)
 
 
 def _splits(inner: fx.Node, node: fx.Node, kept: int) -> list[Group] | None:
@@ -269,7 +281,7 @@ def regrouped_and_back(node: fx.Node, edit: Editor) -> fx.Node | None:
             continue
         if not same_shape(shape(view), shape(inner)):
             continue
-        if _is_scores(other) and same_shape(shape(other), shape(inner)):
+        if _directness(other) >= _directness(view) and _is_scores(other) and same_shape(shape(other), shape(inner)):
             continue  # `merge_below_elementwise` moved these together, and would do so again
         whole = builders.expand(edit, node, other, shape(inner))
         args = [view.args[0], builders.reshape(edit, node, whole, shape(node))]

@@ -58,6 +58,9 @@ RMS_NORMS: dict[str, Callable[..., Any]] = {
     "square of a vector norm": lambda x, w, b: (
         x * torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + EPS) * w
     ),
+    "squares by einsum": lambda x, w, b: (
+        x * torch.rsqrt(torch.einsum("...d,...d->...", x, x)[..., None] / x.shape[-1] + EPS) * w
+    ),
     "square of an amount": lambda x, w, b: x * torch.rsqrt(mean(x.abs() ** 2) + EPS) * w,
     "expanded": lambda x, w, b: x / torch.sqrt(mean(x.pow(2)) + EPS).expand_as(x) * w,
 }

@@ -173,6 +173,13 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ),
         qkv(),
     ),
+    "positions in two dims, added one after the other": (
+        lambda q, k, v, a, b: attend(
+            ((q @ k.mT * SCALE).unflatten(-1, (2, 5)) + (q @ a.mT)[..., None] + (q @ b.mT)[..., None, :]).flatten(-2),
+            v,
+        ),
+        (*qkv(), normal(2, D, seed=3), normal(5, D, seed=4)),
+    ),
     "bias minus scores": (lambda q, k, v, m: attend(m - q @ k.mT * SCALE, v), (*qkv(), BIAS)),
     "all-zero mask": (lambda q, k, v: attend(q @ k.mT * SCALE + torch.zeros(S, T), v), qkv()),
     "scores transposed": (lambda q, k, v: attend((k @ q.mT).mT * SCALE, v), qkv()),
