@@ -15,12 +15,14 @@ from ...ir.accesses import accesses, loop_variables, roots, updated, values
 from ...ir.dependence import Dependence
 from ...ir.kernel import Fold, Loop, Statement
 from ...ir.ops import OPS
+from ...ir.reducers import REDUCERS
 from ...ir.value import Op, Value, walk
 from .turned import ANYWHERE, Turned
 
 _JOINS = 16  # cost of joining the lanes of a fold, in cheap operations
+_ALONE = 10  # the same for the only fold of a row, of one component: joins of several rows overlap
 _WAITS = 52  # the same for a fold of functions, which depend on the previous row
-_TURN = 6  # cost of transposing a row for each of its vectors, in cheap operations
+_TURN = 3  # cost of transposing a row for each of its vectors, in cheap operations
 _COSTLY = 12  # cost of a function, in cheap operations
 _BLOCKS = 4  # number of vectors of rows from which on lanes across rows are worthwhile
 
@@ -38,6 +40,7 @@ def rows_pay(loop: Loop, lanes: int, rows: dict[int, Turned], dependence: Depend
     extent = loop.var.extent
     if not loop.parallel or not isinstance(extent, int) or extent < _BLOCKS * lanes or not updated(loop.body):
         return False
+    joins = _joins(loop)
     gain = float(_COSTLY * sum(map(_is_costly, set(_outside(loop.body)))))
     for inner in _inner(loop.body):
         if not isinstance(inner.var.extent, int) or loop_variables(inner.body):
@@ -50,8 +53,14 @@ def rows_pay(loop: Loop, lanes: int, rows: dict[int, Turned], dependence: Depend
         costly = sum(map(_is_costly, found))
         work = len(found) + (_COSTLY - 1) * costly
         gain += (-(-inner.var.extent // lanes) - whole) * work - whole * _TURN * moved
-        gain += (_WAITS if costly else _JOINS) * len(updated(inner.body))
+        gain += (_WAITS if costly else joins) * len(updated(inner.body))
     return gain > 0
+
+
+def _joins(loop: Loop) -> int:
+    """The cost of joining the lanes of each fold of a row."""
+    found = updated(loop.body).values()
+    return _ALONE if [len(REDUCERS[r.reducer].components) for r in found] == [1] else _JOINS
 
 
 def _inner(body: Iterable[Statement]) -> list[Loop]:

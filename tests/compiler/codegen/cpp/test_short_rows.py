@@ -73,6 +73,21 @@ def test_which_rows_are_transposed():
     assert "load_rows" not in written(lambda x: x.sum(-1), torch.randn(4096, 128))
 
 
+@pytest.mark.parametrize(
+    ("function", "lengths"),
+    [
+        (lambda x: x.log_softmax(-1), {18: True, 64: True, 80: True, 128: False}),
+        (lambda x: x.var(-1), {48: True, 128: False}),
+        (lambda x: x.argmax(-1), {48: True, 128: False}),
+        (lambda x: x.amax(-1), {33: True, 64: False, 128: False}),
+    ],
+    ids=["log softmax", "variance", "place", "maximum"],
+)
+def test_how_long_rows_may_be(function, lengths):
+    """Longer where joins wait for each other or functions follow, shorter where the only fold of a row is cheap."""
+    assert {n: "load_rows" in written(function, torch.randn(4096, n)) for n in lengths} == lengths
+
+
 def test_folds_in_folds_have_lanes_along_memory():
     """What the outer fold adds up is folded further in: lanes go along what lies side by side."""
     squares = lambda x: (x.sum(1).square() - x.square().sum(1)).sum(-1)  # noqa: E731
