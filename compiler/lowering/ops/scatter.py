@@ -51,7 +51,7 @@ MODES: dict[str, tuple[StoreMode, StoreMode]] = {
 _COMBINED: dict[StoreMode, str] = {
     "add": "add", "mul": "mul", "max": "maximum", "min": "minimum", "or": "logical_or", "and": "logical_and",
 }  # fmt: skip
-_MOST_COMPARED = 64  # comparisons for a row, of several elements scattered into it
+_MOST_COMPARED = 16  # comparisons for a row that elements are scattered into; more take longer than to fill it
 
 Place = Callable[[Indices], Indices]
 Source = Callable[[Indices], Value]
@@ -246,9 +246,8 @@ def _are_few(x: Tensor, dim: int, index: Tensor) -> bool:
     count, size = index.sizes[d], x.sizes[d]
     if index.sizes != swapped(x.sizes, d, count):
         return False
-    if not isinstance(count, int) or not isinstance(size, int):
-        return count == 1
-    return count == 1 or (count <= size and count * size <= _MOST_COMPARED)
+    known = isinstance(count, int) and isinstance(size, int)
+    return known and count <= size and count * size <= _MOST_COMPARED
 
 
 def _chosen(

@@ -56,8 +56,8 @@ PROGRAMS = {
     "put back where it was": (
         lambda x, i: torch.zeros_like(x).scatter(1, x.argmax(1, keepdim=True), 2.0)
         + torch.zeros_like(x).scatter_add(1, i, x[:, :2] * 3),
-        R(33, 30),
-        torch.arange(66).view(33, 2) % 30,
+        R(33, 8),
+        torch.arange(66).view(33, 2) % 8,
     ),
     "put back across": (lambda x: torch.zeros_like(x).scatter(0, x.argmin(0, keepdim=True), x[:1]) - x, R(5, 70)),
     "argmax": (lambda x: x.argmax(-1), R(33, 70)),
