@@ -46,7 +46,12 @@ def verify_graph(graph: fx.Graph) -> None:
 
 
 def _checkable(node: fx.Node) -> bool:
-    """Calls without effects on tensors of one known result; re-running others would change fake inputs."""
+    """Calls without effects on tensors of one known result; re-running others would change fake inputs.
+
+    A call that makes a data-dependent size gives another symbol at each run.
+    """
+    if node.meta.get("unbacked_bindings"):
+        return False
     if node.op != "call_function" or not isinstance(node.target, compat.OpOverload) or not is_tensor(node):
         return False
     known = all(n.meta.get("val") is not None for n in node.all_input_nodes)

@@ -30,3 +30,11 @@ def test_metadata(wrong):
     exp.meta["val"] = exp.meta["val"].fake_mode.from_tensor(wrong)
     with pytest.raises(RewriteError, match=r"exp \(aten.exp\) is recorded as .*, but gives"):
         verify_graph(module.graph)
+
+
+def test_sizes_that_depend_on_data_are_no_fault():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x[x > 0][1:] * 2, backend="regraft", options={"verify": "structure"})
+    x = torch.tensor([1.0, -1.0, 2.0, 3.0])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.testing.assert_close(compiled(x), torch.tensor([4.0, 6.0]))
