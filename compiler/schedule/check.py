@@ -195,6 +195,7 @@ class _Versions:
         self._now: dict[str, int] = {}
         self._local: dict[str, frozenset[Version]] = {}  # by scratch buffer or reduction: what it comes from
         # The same by buffer that the program does not have, and the stores that were done in the kernel by then.
+        self._given = frozenset(name for name, b in program.buffers.items() if b.kind != "made")
         self._partial: dict[str, tuple[frozenset[Version], frozenset[int]]] = {}
         self._scratch: frozenset[str] = frozenset()
         self._mine: set[int] = set()  # the program's items whose stores the kernel has done
@@ -224,7 +225,7 @@ class _Versions:
         memory = [n for b in buffers if b is not None for n in (*b.sizes, *b.strides) if isinstance(n, Index)]
         given = [token for size in kernel.sizes if isinstance(size, Late) for token in size.tokens]
         for token in dict.fromkeys((*given, *(token for number in memory for token in _late(number)))):
-            if not self._now.get(token, 0):
+            if not self._now.get(token, 0) and token not in self._given:
                 self._note("unwritten", kernel.name, f"runs before a call makes {token}")
 
     def _call(self, step: Extern) -> None:

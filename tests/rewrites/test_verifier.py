@@ -32,9 +32,14 @@ def test_metadata(wrong):
         verify_graph(module.graph)
 
 
-def test_sizes_that_depend_on_data_are_no_fault():
+@pytest.mark.parametrize("training", [False, True])
+def test_sizes_that_depend_on_data_are_no_fault(training):
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: x[x > 0][1:] * 2, backend="regraft", options={"verify": "structure"})
-    x = torch.tensor([1.0, -1.0, 2.0, 3.0])
+    compiled = torch.compile(lambda x: (x[x > 0][1:] * 2).sum(), backend="regraft", options={"verify": "structure"})
+    x = torch.tensor([1.0, -1.0, 2.0, 3.0], requires_grad=training)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        torch.testing.assert_close(compiled(x), torch.tensor([4.0, 6.0]))
+        result = compiled(x)
+    torch.testing.assert_close(result.detach(), torch.tensor(10.0))
+    if training:
+        result.backward()
+        assert x.grad.tolist() == [0.0, 0.0, 2.0, 2.0]
