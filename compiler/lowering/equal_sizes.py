@@ -41,6 +41,9 @@ class EqualSizes:
         for guard in guards:
             if isinstance(guard, sympy.Eq):
                 self._add(*guard.args)
+        for part, number in list(self.replaced.items()):
+            if type(part).__name__ in _QUOTIENTS and self.divisors.get(part.args[0], 1) % part.args[1] == 0:
+                self.replaced.setdefault(part.args[0], number * part.args[1])
 
     def _add(self, left: Any, right: Any) -> None:
         if type(left).__name__ in _REMAINDERS and right == 0:
@@ -51,7 +54,7 @@ class EqualSizes:
             return
         for one, other in ((left, right), (right, left)):
             # A maximum is one factor of a stride; a sum would be multiplied out, and strides could not be compared.
-            if (other.is_Integer and one.args) or (_is_call(one) and one.has(other) and not other.is_Add):
+            if _is_call(one) and (other.is_Integer or (one.has(other) and not other.is_Add)):
                 self.replaced[one] = other
 
     def _note_divisor(self, symbol: Any, divisor: Any) -> None:

@@ -31,6 +31,7 @@ def known(*guards: Any, symbols: str = "stu") -> EqualSizes:
         ([sympy.Eq(FloorDiv(S + 2, 3), 192), sympy.Eq(S - 2 * FloorDiv(S + 2, 3), 192)], S, sympy.Integer(576)),
         ([sympy.Eq(Max(1, FloorDiv(S, 2)), FloorDiv(S, 2))], Max(1, FloorDiv(S, 2)), FloorDiv(S, 2)),
         ([sympy.Eq(2 * T * U, S)], S, 2 * T * U),
+        ([sympy.Eq(Mod(S, 8), 0), sympy.Eq(FloorDiv(S, 8), 7)], S, sympy.Integer(56)),
         ([sympy.Eq(S - FloorDiv(S + 1, 2), T)], T, S - FloorDiv(S + 1, 2)),
         ([sympy.Eq((FloorDiv(S, 16) + 1) ** 2, T)], T, FloorDiv(S, 16) ** 2 + 2 * FloorDiv(S, 16) + 1),
     ],
@@ -50,6 +51,7 @@ def test_what_guards_equate(guards: list[Any], expression: Any, other: Any) -> N
     [
         [sympy.Ne(S, T), S >= T, sympy.Or(sympy.Eq(S, T), sympy.Eq(S, 1), evaluate=False)],
         [sympy.Eq(2 * S, 3 * T)],
+        [sympy.Eq(S * T, 12), sympy.Eq(FloorDiv(S, 7) ** 2, 4)],  # strides have the factors
         [sympy.Eq(Max(1, S - 1), S - 1)],  # a sum is no factor of a stride
         [sympy.Eq(S**2, T**2)],
         [sympy.Eq(FloorDiv(S, T), FloorDiv(T, U))],
