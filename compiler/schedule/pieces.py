@@ -49,14 +49,17 @@ def wasted_bytes(members: Iterable[Member], chain: Iterable[Var], buffers: Mappi
 def are_apart(one: Iterable[Member], other: Iterable[Member], buffer: Buffer) -> bool:
     """Whether two kernels touch rows of a buffer that are never the same: sharing loops saves no traffic then.
 
+    Rows are as long as what a kernel's innermost loops touch side by side, in any buffer.
+
     for i, k: t[i, 0, k] = x[i, 0, k];  for i, j, k: t[i, j + 1, k] = f(x[i, j + 1, k])      of both x and t
     """
     sides = [[(a, m) for m in members for a in m.touched.get(buffer.name, ())] for members in (one, other)]
-    if any(access.offset is None for side in sides for access, _ in side):
-        return False
-    rows = (max((_length(access, member.axes) for access, member in side), default=0) for side in sides)
-    if min(rows) * buffer.dtype.itemsize < SECTOR:
-        return False
+    for side in sides:
+        if any(access.offset is None for access, _ in side):
+            return False
+        lengths = (_length(a, m.axes) for _, m in side for a in m.accesses if a.offset is not None)
+        if max(lengths, default=0) * buffer.dtype.itemsize < SECTOR:
+            return False
     return all(never_meet(a.offset, b.offset) for a, _ in sides[0] for b, _ in sides[1])
 
 

@@ -88,8 +88,8 @@ def test_weights_that_change_between_calls() -> None:
             w.add_(1 / 64)
             v.mul_(-1)
             eager = F.linear(F.linear(x, w).relu(), v)
-            error = (compiled(x, w, v) - eager).norm() / eager.norm()
-            assert float(error) < 0.02
+            error = (compiled(x, w, v) - eager).norm()
+            assert float(error) <= 0.02 * float(eager.norm())  # all are 0 where x adds up to a negative number
 
 
 def test_tensors_that_are_not_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
