@@ -26,9 +26,7 @@ def value_bounds(value: Value) -> Range:
     if not isinstance(value, Op):
         return _UNKNOWN
     if value.name == "cast":
-        source = value.args[0].dtype
-        widens = not source.is_floating_point and source.itemsize <= value.dtype.itemsize
-        return value_bounds(value.args[0]) if widens else _UNKNOWN
+        return _converted(value)
     if value.name in ("maximum", "minimum"):
         return _clamped(value)
     if value.name in ("add", "sub"):
@@ -40,6 +38,18 @@ def value_bounds(value: Value) -> Range:
         low, high = value_bounds(value.args[1])
         return (0, high - 1) if isinstance(low, int) and low > 0 and high is not None else _UNKNOWN
     return _UNKNOWN
+
+
+def _converted(value: Op) -> Range:
+    """Of an integer in another type that holds it."""
+    source = value.args[0].dtype
+    if source.is_floating_point or value.dtype.is_floating_point or value.dtype == torch.bool:
+        return _UNKNOWN
+    found, limits = value_bounds(value.args[0]), torch.iinfo(value.dtype)
+    own = None if source == torch.bool else torch.iinfo(source)
+    holds = own is None or (limits.min <= own.min and own.max <= limits.max)
+    fits = all(isinstance(end, int) and limits.min <= end <= limits.max for end in found)
+    return found if holds or fits else _UNKNOWN
 
 
 def _added(value: Op) -> Range:

@@ -17,11 +17,23 @@ UNKNOWN = Load("numbers", (Var("i", 8),), torch.int32)
 FUNCTIONS = {"maximum": torch.maximum, "minimum": torch.minimum, "add": torch.add, "sub": torch.sub}
 
 
+KINDS = [torch.int8, torch.uint8, torch.int16, torch.int64, torch.bool]
+
+
+def converted(value: Value, dtype: torch.dtype) -> Value:
+    return Op("cast", (Op("cast", (value,), dtype),), torch.int32)
+
+
 def values(depth: int) -> st.SearchStrategy[Value]:
     leaves = st.one_of(st.just(UNKNOWN), NUMBERS.map(lambda n: Const(n, torch.int32)))
     if not depth:
         return leaves
-    return st.builds(op, st.sampled_from(sorted(FUNCTIONS)), values(depth - 1), values(depth - 1)) | leaves
+    there_and_back = st.builds(converted, values(depth - 1), st.sampled_from(KINDS))
+    return (
+        st.builds(op, st.sampled_from(sorted(FUNCTIONS)), values(depth - 1), values(depth - 1))
+        | there_and_back
+        | leaves
+    )
 
 
 def evaluated(value: Value, numbers: torch.Tensor) -> torch.Tensor:
@@ -29,6 +41,8 @@ def evaluated(value: Value, numbers: torch.Tensor) -> torch.Tensor:
         return torch.full_like(numbers, value.number)
     if not isinstance(value, Op):
         return numbers
+    if value.name == "cast":
+        return evaluated(value.args[0], numbers).to(value.dtype)
     return FUNCTIONS[value.name](*(evaluated(x, numbers) for x in value.args))
 
 
