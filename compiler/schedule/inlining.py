@@ -25,7 +25,7 @@ from ..ir.index.index import Loaded, Var, atoms, terms
 from ..ir.ops import OPS
 from ..ir.program import Buffer, Definition, Extern, Item
 from ..ir.simplify import Simplifier
-from ..ir.value import HALVES, Const, Guarded, Load, Number, Op, Rewriter, Value, substitute, walk
+from ..ir.value import HALVES, Const, Guarded, Load, Op, Rewriter, Value, substitute, walk
 from .affine import variables_of
 from .dependences import effects, loads, order_of, roots, values_in
 from .flat_access import rewritten
@@ -296,8 +296,7 @@ class _Inliner:
         indirect = any(isinstance(a, Loaded) for i in load.indices for a in atoms(i))
         if indirect or name in {v.buffer for v in _inside_indices(reader)}:
             return False
-        once = _chosen_once(reader.stores[0].value, load) if self._target.choices and not reader.reductions else set()
-        loops = [loop for loop in self._around(reader, load) if loop not in once]
+        loops = self._around(reader, load)
         return _steps_all(load, loops) and not self._overlaps(name, loops)
 
     def _overlaps(self, name: str, loops: Sequence[Var]) -> bool:
@@ -325,39 +324,6 @@ class _Inliner:
             values = walk(roots(item)) if isinstance(item, Definition) else ()
             self._sizes[place] = sum(isinstance(v, (Op, Guarded)) for v in values)
         return self._sizes[place]
-
-
-def _chosen_once(value: Value, load: Load) -> set[Var]:
-    """The loops of which choices leave one iteration in which a load is needed.
-
-    for i, k < 2: y[i, k] = a[i] if k < 1 else b[i]      ->      k, for either load
-    """
-    ranges: dict[Var, tuple[int, int]] = {}
-    while value != load:
-        if isinstance(value, Op) and len(value.args) == 1:
-            value = value.args[0]
-            continue
-        if not isinstance(value, Guarded):
-            return set()
-        within = [part for part in (value.condition, value.value, value.other) if load in walk([part])]
-        if len(within) != 1 or within[0] is value.condition:
-            return set()
-        _narrow(ranges, value.condition, within[0] is value.value)
-        value = within[0]
-    return {var for var, (low, high) in ranges.items() if high - low == 1}
-
-
-def _narrow(ranges: dict[Var, tuple[int, int]], condition: Value, holds: bool) -> None:
-    """Bound a loop's variable by a comparison with a number that holds, or does not."""
-    if not isinstance(condition, Op) or condition.name != "lt":
-        return
-    left, right = condition.args
-    var = _variable(left.index) if isinstance(left, Number) else None
-    end = right.number if isinstance(right, Const) else None
-    if var is None or not isinstance(var.extent, int) or not isinstance(end, int):
-        return
-    low, high = ranges.get(var, (0, var.extent))
-    ranges[var] = (low, min(high, end)) if holds else (max(low, end), high)
 
 
 def _variable(index: Any) -> Var | None:

@@ -7,8 +7,7 @@ import torch
 from support.schedules import Builder, assert_same, number, op
 
 from regraft.compiler.ir.index.index import Loaded, add
-from regraft.compiler.ir.value import Const, Guarded, Number
-from regraft.compiler.schedule import GPU, inlining
+from regraft.compiler.schedule import inlining
 from regraft.compiler.schedule.inlining import NOT_INLINED, inline
 
 
@@ -145,28 +144,3 @@ def test_nodes_are_kept_for_provenance(kept):
     u = b.map("u", (4,), lambda i: op("neg", t.at(i)))
     found = assert_same(b.program(t, u) if kept else b.program(u))
     assert [k.nodes for k in found.kernels] == [("t", "u")]
-
-
-def joined(first, last):
-    """Two values that are not cheap, side by side: `first` columns of one, then `last` of the other."""
-    b = Builder()
-    x, w = b.given("x", (8, 6)), b.given("w", (8, 6))
-    even = b.map("even", (8, 6), lambda i: op("sub", op("mul", x.at(i), w.at(i)), op("exp", w.at(i))))
-    odd = b.map("odd", (8, 6), lambda i: op("add", op("mul", x.at(i), w.at(i)), op("exp", x.at(i))))
-
-    def chosen(i):
-        is_first = op("lt", Number(i[2], torch.int64), Const(first, torch.int64))
-        return Guarded(is_first, even.at(i[:2]), odd.at(i[:2]), torch.float32)
-
-    return b.program(b.map("y", (8, 6, first + last), chosen))
-
-
-@pytest.mark.parametrize(("first", "last"), [(1, 1), (2, 1), (1, 3)])
-def test_values_of_which_a_choice_needs_each_once_are_computed_there(first, last):
-    program = joined(first, last)
-    assert_same(program, target=GPU)
-    reasons = dict(inline(program.items, program.buffers, program.outputs, GPU)[1])
-    assert reasons["even"] == ("" if first == 1 else "recomputed")
-    assert reasons["odd"] == ("" if last == 1 else "recomputed")
-    # On a processor a choice computes both.
-    assert dict(inline(program.items, program.buffers, program.outputs)[1])["odd"] == "recomputed"
