@@ -35,6 +35,7 @@ from .result import Schedule
 from .shared_launches import share_launches
 from .split import split_reductions
 from .target import CPU, GPU, Target, gpu
+from .turns import in_turns
 
 
 def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Schedule:
@@ -62,6 +63,7 @@ def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
         items, inlined = inline(items, program.buffers, program.outputs, target)
     buffers = program.buffers
     if fuse and target.choices:
+        items = [in_turns(item) for item in items]
         buffers = in_reading_order(items, buffers, program.outputs)
     program = split_reductions(Program(buffers, items, program.outputs, program.examples), target)
     steps, log = _fused(program, fuse, target)
