@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..ir.index.index import Loaded, Quotient, Remainder, Var, add, atoms, mul
+from ..ir.index.index import Atom, Loaded, Quotient, Remainder, Var, add, atoms, mul
 from ..ir.program import Definition, Item
 from ..ir.value import Const, Guarded, Number, Op, Rewriter, walk
 from .dependences import loads, values_in
@@ -66,7 +66,8 @@ def _numbers(item: Definition) -> list[Any]:
 
 def _split(item: Definition, var: Var, size: int) -> Definition:
     group, turn = Var(f"{var.name}g", var.extent // size), Var(f"{var.name}k", size)
-    rewrite = Rewriter(atom={var: add(mul(group.index(), size), turn.index())}.get)
+    by: dict[Atom, Any] = {var: add(mul(group.index(), size), turn.index())}
+    rewrite = Rewriter(atom=by.get)
     (store,) = item.stores
     store = replace(store, indices=tuple(map(rewrite.index, store.indices)), value=rewrite(store.value))
     loops = [new for loop in item.loops for new in ((group, turn) if loop is var else (loop,))]
