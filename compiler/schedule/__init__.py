@@ -26,6 +26,7 @@ from .fusion import Fuser, local_buffers
 from .groups import Group, Step
 from .inlining import inline
 from .inplace import overwrites
+from .interleaved import by_groups
 from .kernels import kernel_of
 from .legality import Refusal, can_fuse
 from .log import FusionLog
@@ -35,7 +36,6 @@ from .result import Schedule
 from .shared_launches import share_launches
 from .split import split_reductions
 from .target import CPU, GPU, Target, gpu
-from .turns import in_turns
 
 
 def schedule(program: Program, *, fuse: bool = True, target: Target = CPU) -> Schedule:
@@ -63,7 +63,7 @@ def _scheduled(program: Program, fuse: bool, target: Target) -> Schedule:
         items, inlined = inline(items, program.buffers, program.outputs, target)
     buffers = program.buffers
     if fuse and target.choices:
-        items = [in_turns(item) for item in items]
+        items = [by_groups(item) for item in items]
         buffers = in_reading_order(items, buffers, program.outputs)
     program = split_reductions(Program(buffers, items, program.outputs, program.examples), target)
     steps, log = _fused(program, fuse, target)

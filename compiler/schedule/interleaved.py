@@ -1,4 +1,4 @@
-"""Elements that lie in turns: a loop over all of them becomes a loop over groups, and one over the turn within a group.
+"""Interleaved elements: a loop over all of them becomes a loop over groups, and one over the places within a group.
 
 for i < 64: y[i] = a[i//2] if i%2 < 1 else b[i//2]   ->   for g < 32, k < 2: y[2*g + k] = a[g] if k < 1 else b[g]
 
@@ -20,8 +20,8 @@ from .dependences import loads, values_in
 _MOST = 8  # elements of a group
 
 
-def in_turns(item: Item) -> Item:
-    """An item whose loops over groups of elements, of which each is chosen by its turn, are two loops."""
+def by_groups(item: Item) -> Item:
+    """An item whose loops over groups of elements, of which each is chosen by its place in the group, are two loops."""
     if not isinstance(item, Definition) or item.reductions or item.scan or len(item.stores) != 1:
         return item
     for var in item.loops:
@@ -32,7 +32,7 @@ def in_turns(item: Item) -> Item:
 
 
 def _size_of_group(item: Definition, var: Var) -> int:
-    """The number of elements in a group along a loop; 0 where no choice depends on the turn, or anything else on it."""
+    """The number of elements in a group along a loop; 0 where no choice depends on the place, or anything else."""
     sizes = set(_chosen(item, var))
     if len(sizes) != 1 or not isinstance(var.extent, int):
         return 0
@@ -50,9 +50,11 @@ def _chosen(item: Definition, var: Var) -> Iterator[int]:
         test = value.condition if isinstance(value, Guarded) else None
         if not isinstance(test, Op) or test.name != "lt" or not isinstance(test.args[1], Const):
             continue
-        place = test.args[0].index if isinstance(test.args[0], Number) else 0
-        for atom in atoms(place):
-            if isinstance(atom, Remainder) and atom.dividend == var.index() and atom.index() == place:
+        index = test.args[0].index if isinstance(test.args[0], Number) else 0
+        for atom in atoms(index):
+            if not isinstance(atom, Remainder) or not isinstance(atom.divisor, int):
+                continue
+            if atom.dividend == var.index() and atom.index() == index:
                 yield atom.divisor
 
 
@@ -65,10 +67,10 @@ def _numbers(item: Definition) -> list[Any]:
 
 
 def _split(item: Definition, var: Var, size: int) -> Definition:
-    group, turn = Var(f"{var.name}g", var.extent // size), Var(f"{var.name}k", size)
-    by: dict[Atom, Any] = {var: add(mul(group.index(), size), turn.index())}
+    group, place = Var(f"{var.name}g", var.extent // size), Var(f"{var.name}k", size)
+    by: dict[Atom, Any] = {var: add(mul(group.index(), size), place.index())}
     rewrite = Rewriter(atom=by.get)
     (store,) = item.stores
     store = replace(store, indices=tuple(map(rewrite.index, store.indices)), value=rewrite(store.value))
-    loops = [new for loop in item.loops for new in ((group, turn) if loop is var else (loop,))]
+    loops = [new for loop in item.loops for new in ((group, place) if loop is var else (loop,))]
     return replace(item, loops=tuple(loops), stores=(store,))

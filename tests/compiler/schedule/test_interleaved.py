@@ -1,4 +1,4 @@
-"""Loops over elements that lie in turns become a loop over groups, where everything else is the same for a group."""
+"""Loops over interleaved elements become loops over groups, where everything else is the same for a group."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from regraft.compiler.ir.index.index import Loaded, add, quotient, remainder
 from regraft.compiler.ir.value import Const, Guarded, Load, Number
 from regraft.compiler.schedule import CPU, GPU, schedule
 from regraft.compiler.schedule.inlining import inline
-from regraft.compiler.schedule.turns import in_turns
+from regraft.compiler.schedule.interleaved import by_groups
 
 I64 = torch.int64
 
 
-def turned(groups, size=2, ahead=1, place=lambda i: i, divisor=None):
+def interleaved(groups, size=2, ahead=1, place=lambda i: i, divisor=None):
     """Results of which each group has one value after the other, behind some rows that stay."""
     b = Builder()
     x, w = b.given("x", (6, groups)), b.given("w", (6, groups))
@@ -41,13 +41,13 @@ def turned(groups, size=2, ahead=1, place=lambda i: i, divisor=None):
     def element(i):
         return stack.at((i[0], quotient(i[1], size), remainder(place(i[1]), divisor or size)))
 
-    b.write("turns", y, (6, size * groups), lambda i: (add(i[0], ahead), i[1]), element)
+    b.write("all", y, (6, size * groups), lambda i: (add(i[0], ahead), i[1]), element)
     return b, y
 
 
 @pytest.mark.parametrize(("groups", "size", "ahead"), [(32, 2, 1), (5, 2, 0), (16, 3, 2)])
 def test_values_are_computed_where_they_are_chosen(groups, size, ahead):
-    b, y = turned(groups, size, ahead)
+    b, y = interleaved(groups, size, ahead)
     program = b.program(y)
     (kernel,) = assert_same(program, target=GPU).kernels
     assert [buffer.sizes for buffer in kernel.scratch] == [(1,)] * size, body_text(kernel)
@@ -58,15 +58,15 @@ def test_values_are_computed_where_they_are_chosen(groups, size, ahead):
 @pytest.mark.parametrize(
     "more",
     [
-        {"place": lambda i: add(i, 1)},  # a turn that begins elsewhere
+        {"place": lambda i: add(i, 1)},  # groups that begin elsewhere
         {"divisor": 1},
     ],
 )
-def test_other_turns_stay(more):
-    b, y = turned(6, **more)
+def test_other_places_stay(more):
+    b, y = interleaved(6, **more)
     program = b.program(y)
     item = inline(program.items, program.buffers, program.outputs, GPU)[0][-1]
-    assert item.name == "turns" and in_turns(item) is item
+    assert item.name == "all" and by_groups(item) is item
     assert_same(program, target=GPU)
 
 
@@ -82,5 +82,5 @@ def test_groups_that_are_cut_off_or_looked_up_stay():
 
     looked_up = b.map("looked_up", (8,), found)
     program = b.program(cut, looked_up)
-    assert [in_turns(item) for item in program.items] == list(program.items)
+    assert [by_groups(item) for item in program.items] == list(program.items)
     assert schedule(program, target=GPU).kernels and at is not None
