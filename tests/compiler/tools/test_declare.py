@@ -234,3 +234,19 @@ def test_products_under_alternatives_match_in_either_spelling():
 
     rule = declare(pattern, *(Sample(x=X, w=T("M N"), tags={"after": after}) for after in ("relu", "tanh")))
     assert verdict(rule, lambda x, w: torch.tanh(x @ w.T), torch.randn(2, 3), torch.randn(4, 3)) == "matched"
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda f: register_pattern(f), "takes arguments"),
+        (lambda f: register_pattern()(f), "needs a name, not None"),
+        (lambda f: register_pattern(3, replacement=f, samples=[])(f), "needs a name, not 3"),
+        (lambda f: register_pattern("bare")(f), "'bare' has no replacement and no samples"),
+        (lambda f: register_pattern("bare", replacement=f)(f), "'bare' has no samples"),
+    ],
+)
+def test_a_decorator_without_arguments_says_how_to_write_it(declare, message) -> None:
+    with pytest.raises(PatternError, match=message) as raised:
+        declare(lambda x: x)
+    assert "@register_pattern('name', replacement=function" in str(raised.value)
