@@ -32,7 +32,10 @@ def by_groups(item: Item) -> Item:
 
 
 def _size_of_group(item: Definition, var: Var) -> int:
-    """The number of elements in a group along a loop; 0 where no choice depends on the place, or anything else."""
+    """The number of elements in a group along a loop.
+
+    0 where no choice depends on the place in a group, or where something depends on the loop in another way.
+    """
     sizes = set(_chosen(item, var))
     if len(sizes) != 1 or not isinstance(var.extent, int):
         return 0

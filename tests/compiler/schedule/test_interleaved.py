@@ -8,7 +8,7 @@ from support.schedules import Builder, assert_same, body_text, loops_of, op
 
 from regraft.compiler.ir.index.index import Loaded, add, quotient, remainder
 from regraft.compiler.ir.value import Const, Guarded, Load, Number
-from regraft.compiler.schedule import CPU, GPU, schedule
+from regraft.compiler.schedule import CPU, GPU
 from regraft.compiler.schedule.inlining import inline
 from regraft.compiler.schedule.interleaved import by_groups
 
@@ -72,7 +72,8 @@ def test_other_places_stay(more):
 
 def test_groups_that_are_cut_off_or_looked_up_stay():
     b = Builder()
-    x, at = b.given("x", (8,)), b.given("at", (8,), dtype=I64)
+    x = b.given("x", (8,))
+    b.given("at", (8,), dtype=I64)
     is_even = lambda i: op("lt", Number(remainder(i[0], 2), I64), Const(1, I64))  # noqa: E731
     cut = b.map("cut", (7,), lambda i: Guarded(is_even(i), x.at(i), op("neg", x.at(i)), torch.float32))
 
@@ -83,4 +84,3 @@ def test_groups_that_are_cut_off_or_looked_up_stay():
     looked_up = b.map("looked_up", (8,), found)
     program = b.program(cut, looked_up)
     assert [by_groups(item) for item in program.items] == list(program.items)
-    assert schedule(program, target=GPU).kernels and at is not None
