@@ -19,7 +19,7 @@ from ...rewrites.editor import Editor
 from ...rewrites.effects import storages
 from ...rewrites.graph import val
 from ...rewrites.sizes import SizeTable
-from .fold_constant_tables import compute, describe, free_name
+from .fold_constant_tables import compute, describe, free_name, memory_like
 from .foldable import mutable
 from .tables_to_device import brings
 
@@ -77,5 +77,4 @@ def _moved(value: torch.Tensor, node: fx.Node) -> torch.Tensor:
     """What a call of `to_copy` gives of this value, laid out as its readers expect."""
     promised = val(node)
     with compat.plain_eager(), torch.no_grad():
-        made = torch.empty_strided(promised.shape, promised.stride(), dtype=promised.dtype, device=promised.device)
-        return made.copy_(value)
+        return memory_like(promised, list(promised.shape)).copy_(value)

@@ -4,8 +4,9 @@
         ->  bias = constant[:, None, None] * distance
 
 Only tensors are folded that are small, that are no results of the program, and that cost more to compute than to read,
-as integers computed from floats do. The range of a table of indices is recorded (metadata `TABLE_SPAN`), so that
-kernels need not check indices. A table that is only used as an index is stored in 32 bits.
+as integers computed from floats do. A GPU's are folded if they are computed from integers alone, since the last bits of
+floats are its own. The range of a table of indices is recorded (metadata `TABLE_SPAN`), so that kernels need not check
+indices. A table that is only used as an index is stored in 32 bits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import fx
 
 from ...rewrites import compat
 from ...rewrites.effects import storages
-from ...rewrites.facts import MAX_BYTES, Fact, Table, facts_of_graph, is_cheap, literal
+from ...rewrites.facts import MAX_BYTES, Fact, Table, facts_of_graph, is_cheap, is_same_on_cpu, literal, on_cpu
 from ...rewrites.graph import is_tensor, nodes_in, val
 from ..lowering.core import TABLE_SPAN
 from .foldable import is_foldable, mutable
@@ -81,12 +82,17 @@ def _laid_out(node: fx.Node) -> torch.Tensor | None:
         return None
     once = [1 if stride == 0 else size for size, stride in zip(promised.shape, promised.stride(), strict=True)]
     with compat.plain_eager(), torch.no_grad():
-        made = torch.empty_strided(once, promised.stride(), dtype=value.dtype)
+        made = memory_like(promised, once)
         try:
             made.copy_(value[tuple(slice(size) for size in once)])
         except RuntimeError:
             return None
         return made.expand(value.shape)
+
+
+def memory_like(promised: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Memory on the device of a fake tensor, with its strides."""
+    return torch.empty_strided(sizes, promised.stride(), dtype=promised.dtype, device=promised.device)
 
 
 def _frontier(graph: fx.Graph, facts: dict[fx.Node, Fact]) -> list[fx.Node]:
@@ -121,19 +127,20 @@ def compute(node: fx.Node, *, limit: int = MAX_BYTES, on_device: bool = False) -
     Args:
         node: the node that computes the tensor.
         limit: the most bytes of any intermediate tensor.
-        on_device: compute on the program's device; by default only tensors on the CPU are computed.
+        on_device: compute on the program's device; by default on the CPU, only what has the same bits there.
     """
     cone = _cone(node, limit, on_device)
     if cone is None:
         return None
     with compat.plain_eager(), torch.no_grad():
-        values = {n: constant.to(val(n).device) for n in cone if (constant := literal(n)) is not None}
+        constants = {n: constant for n in cone if (constant := literal(n)) is not None}
+        values = {n: constant.to(val(n).device) if on_device else constant for n, constant in constants.items()}
         for n in cone:
             if n in values:
                 continue
             args, kwargs = fx.node.map_arg((n.args, dict(n.kwargs)), values.__getitem__)
             try:
-                values[n] = n.target(*args, **kwargs)  # type: ignore[operator]
+                values[n] = n.target(*args, **(kwargs if on_device else on_cpu(kwargs)))  # type: ignore[operator]
             except (RuntimeError, IndexError, ValueError):
                 return None  # the error belongs to the run
         value = values[node]
@@ -160,7 +167,7 @@ def _is_small(node: fx.Node, limit: int, on_device: bool) -> bool:
     if node.op != "call_function" or not is_tensor(node) or not is_foldable(node):
         return False
     value = val(node)
-    plain = (on_device or value.device.type == "cpu") and value.layout == torch.strided
+    plain = (on_device or is_same_on_cpu(node)) and value.layout == torch.strided
     return plain and value.numel() * value.dtype.itemsize <= limit and all(map(is_tensor, _inputs(node)))
 
 

@@ -27,7 +27,16 @@ from torch import fx
 
 from .. import compat
 from ..graph import is_tensor, op_name, val
-from .evaluate import MAX_BYTES, example, is_known_exactly, plainly, summary, table_of
+from .evaluate import (
+    MAX_BYTES,
+    example,
+    is_known_exactly,
+    is_same_on_cpu,
+    on_cpu,
+    plainly,
+    summary,
+    table_of,
+)  # fmt: skip
 from .fact import REAL, Choice, Fact, Positions, Table, Uniform, ends, nonnegative
 from .joins import CASTS, JOINS
 from .pointwise import ELEMENTWISE, EXACT, is_exact, takes_gradient
@@ -36,7 +45,8 @@ from .views import VIEWS
 
 __all__ = [
     "MAX_BYTES", "Choice", "Fact", "Positions", "Table", "Uniform", "derive", "ends", "example", "fact_of",
-    "facts_of_graph", "gets_gradient", "is_cheap", "is_known_exactly", "literal", "nonnegative", "summary",
+    "facts_of_graph", "gets_gradient", "is_cheap", "is_known_exactly", "is_same_on_cpu", "literal", "nonnegative", "on_cpu",
+    "summary",
 ]  # fmt: skip
 
 _RULES: Mapping[str, Callable[[fx.Node, Callable[[Any], Fact | None]], Fact | None]] = {

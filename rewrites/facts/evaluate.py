@@ -77,7 +77,7 @@ def table_of(node: fx.Node, read: Callable[[Any], Fact | None], exact: bool) -> 
         try:
             given = {n: elements(fact, val(n)) for n, fact in facts.items() if fact is not None}
             args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), given.__getitem__)
-            value = node.target(*args, **kwargs)  # type: ignore[operator]
+            value = node.target(*args, **on_cpu(kwargs))  # type: ignore[operator]
         except (RuntimeError, TypeError, ValueError, IndexError, OverflowError):
             return None
         if not isinstance(value, torch.Tensor) or value.dtype != dtype(node) or value.shape != val(node).shape:
@@ -86,12 +86,26 @@ def table_of(node: fx.Node, read: Callable[[Any], Fact | None], exact: bool) -> 
         return summary(value, kept)
 
 
+def is_same_on_cpu(node: fx.Node) -> bool:
+    """Whether the CPU gives the bits of a tensor: it is computed there, or computes integers from integers.
+
+    The last bits of floats differ between devices.
+    """
+    read = [val(n) for n in (node, *node.all_input_nodes) if is_tensor(n)]
+    return all(v.device.type == "cpu" for v in read) or not any(v.dtype.is_floating_point for v in read)
+
+
+def on_cpu(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of the same call on the CPU."""
+    return {name: torch.device("cpu") if name == "device" else given for name, given in kwargs.items()}
+
+
 def _is_small(node: fx.Node) -> bool:
     """Whether a value is a tensor of static size that may be computed while compiling."""
     if not is_tensor(node):
         return False
     value = val(node)
-    if value.layout != torch.strided or value.device.type != "cpu" or value.dtype not in REAL:
+    if value.layout != torch.strided or value.dtype not in REAL or not is_same_on_cpu(node):
         return False
     if not all(map(concrete, value.shape)) or value.numel() * value.dtype.itemsize > MAX_BYTES:
         return False

@@ -15,7 +15,7 @@ import torch
 
 from ...ir.dependence import Dependence, Sources
 from ...ir.index.index import Atom, Index, Loaded, Size, Var, add, atoms, mul
-from ...ir.index.ranges import in_range
+from ...ir.index.ranges import in_range, wraps
 from ...ir.value import HALVES, Const, Guarded, Load, Number, Op, Result, Value, compute_dtype
 from ...schedule.affine import never_meet
 from .dtypes import bare_literal, literal, type_name
@@ -205,7 +205,7 @@ class Values:
         raw = self.get(atom.value)
         size = self.at(atom.size)
         at = f"{raw}.to({self.index_type})"
-        made = self.writer.define("", f"wrapped({at}, {size})" if atom.wrap else at, key)
+        made = self.writer.define("", f"wrapped({at}, {size})" if wraps(atom) else at, key)
         if not in_range(atom):
             inside = f"(({made} >= 0) & ({made} < {size}))"
             mask = self.mask(of=atom.value)

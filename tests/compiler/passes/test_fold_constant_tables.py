@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.offline_gpu import memory_on_cpu, on_cuda
 from support.rewriting import compiled
 
 from regraft.compiler.lowering.core import TABLE_SPAN
+from regraft.compiler.passes import fold_constant_tables as folding
 from regraft.compiler.passes.fold_constant_tables import fold_constant_tables
 from regraft.rewrites.compat import capture_function
 from regraft.rewrites.functional import functionalize_temporaries
@@ -150,3 +152,32 @@ def test_positions_that_are_rounded_are_tables() -> None:
     assert fold_constant_tables(module) == 2
     assert {node.meta[TABLE_SPAN] for node in module.graph.find_nodes(op="get_attr")} == {(0, 3)}
     torch.testing.assert_close(module(x), nearest(x), rtol=0, atol=0)
+
+
+ON_A_GPU = {
+    "the lower triangle's places": lambda x: torch.tril_indices(4, 4, -1, device=x.device)[0],
+    "counts": lambda x: (torch.arange(6, device=x.device) % 4).cumsum(0) % 4,
+    "looked up": lambda x: torch.bucketize(torch.arange(4, device=x.device), torch.arange(0, 4, 2, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_integers_of_a_gpu_are_computed_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "memory_like", memory_on_cpu)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.index.Tensor(x, [ON_A_GPU[name](x)])
+
+    x = torch.randn(4, 4)
+    module, _ = capture_function(forward, [x], dynamic=False)
+    there = on_cuda(module)
+    assert fold_constant_tables(there) == 1
+    (constant,) = there.graph.find_nodes(op="get_attr")
+    assert constant.meta["val"].device.type == "cuda" and TABLE_SPAN in constant.meta
+    assert torch.equal(there(x), forward(x))
+
+
+def test_floats_of_a_gpu_stay_there() -> None:
+    """The last bits of a sine differ between devices."""
+    module, _ = capture_function(FOLDED["through a cheap call"], [torch.randn(4, 4)], dynamic=False)
+    assert fold_constant_tables(on_cuda(module)) == 0
