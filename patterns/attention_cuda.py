@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from ..rewrites.binding import Binding
-from ..rewrites.graph import dtype, shape
+from ..rewrites.graph import describe, dtype, shape
 from ..rewrites.reason import Reason
 from ..rewrites.rule import Candidate
 from ..rewrites.symbolic import known, known_equal
+from .attention_guards import compute_dtype
 from .attention_kernels import (
     Attention,
     Heads,
@@ -29,7 +30,7 @@ from .attention_kernels import (
     softmax_is_plain,
     wants_mask_gradient,
 )
-from .masks import is_causal_match
+from .masks import is_causal_match, is_kept_by
 
 aten = torch.ops.aten
 
@@ -103,12 +104,20 @@ def _basics(name: str, match: Binding, policy: Mapping[str, str], dtypes: tuple[
         return refused(name, f"the head size is not one multiple of {_ALIGNMENT}", match, "query", "value")
     if "sink" in match.operands:
         return refused(name, "it takes no sink", match, "sink")
-    reason = not_allowed(name, match, policy) or softmax_is_plain(name, match)
+    reason = not_allowed(name, match, policy) or softmax_is_plain(name, match) or _mask_is_kept(name, match, policy)
     if reason is not None:
         return reason
     if "p" in match.operands and policy.get("rng") == "eager":
         return refused(name, "it draws dropout from another random stream than eager (option rng='statistical')", match)
     return None
+
+
+def _mask_is_kept(name: str, match: Binding, policy: Mapping[str, str]) -> Reason | None:
+    """The kernels read the mask in the dtype of query."""
+    bias, kind = match.operands.get("bias"), compute_dtype(match, policy)
+    if bias is None or is_causal_match(match) or is_kept_by(bias, kind):
+        return None
+    return refused(name, f"the mask, {describe(bias)}, would be rounded to {kind}", match, "bias")
 
 
 def cudnn_applies(match: Binding, policy: Mapping[str, str]) -> Reason | None:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..rewrites.binding import Binding
-from ..rewrites.facts import Choice, Positions, ends, fact_of, nonnegative
+from ..rewrites.facts import Choice, Positions, Uniform, ends, fact_of, nonnegative
 from ..rewrites.facts.evaluate import plainly
 from ..rewrites.graph import is_pure, is_random, is_tensor, nodes_in, op_name, rank, shape, val
 from ..rewrites.moves import CUTS, EXPANDS, REORDERS, RESHAPES
@@ -21,6 +21,7 @@ from ..rewrites.symbolic import SYMBOLIC, known_equal
 Answer = TypeVar("Answer")
 
 _MOST_ELEMENTS = 1 << 22
+_HIDES = -1e4  # added to a score, it leaves a weight of 0
 
 
 def evaluate(node: Any) -> torch.Tensor | None:
@@ -96,7 +97,7 @@ def _keeps_lower_triangle(value: torch.Tensor) -> bool:
     if value.dtype == torch.bool:
         return bool((value == lower).all())
     kept, masked = value[lower.expand_as(value)], value[~lower.expand_as(value)]
-    return bool((kept == 0).all()) and bool((masked <= -1e4).all())
+    return bool((kept == 0).all()) and bool((masked <= _HIDES).all())
 
 
 def _is_lower_triangle(fact: Choice, sizes: Sequence[Any]) -> bool:
@@ -110,7 +111,7 @@ def _keeps_and_masks(fact: Choice) -> bool:
     """Whether a selection is between a number that keeps a score (True, or 0 to add) and one that hides it."""
     if isinstance(fact.yes, bool):
         return fact.yes and not fact.no
-    return fact.yes == 0 and fact.no <= -1e4
+    return fact.yes == 0 and fact.no <= _HIDES
 
 
 def is_causal_match(match: Binding) -> bool:
@@ -198,3 +199,63 @@ def _narrows(source: Any, node: Any) -> bool:
     """Whether a cast may overflow."""
     a, b = val(source).dtype, val(node).dtype
     return a.is_floating_point and torch.finfo(b).max < torch.finfo(a).max
+
+
+def is_kept_by(mask: Any, kind: torch.dtype) -> bool:
+    """Whether an additive mask is known to have the same effect in `kind`: its elements fit, or they hide a score.
+
+    where(flags, 0.0, -3.4e38)  yes        -0.7 * distance, in float32 for bfloat16  no: off by 1 at 500
+    """
+    if isinstance(mask, (int, float)):
+        return _is_kept_number(mask, kind)
+    if not is_tensor(mask) or "opaque" in mask.meta:
+        return False
+    own, fact = val(mask).dtype, fact_of(mask)
+    if own == torch.bool or (own.is_floating_point and torch.finfo(own).eps >= torch.finfo(kind).eps):
+        return True
+    if isinstance(fact, Uniform):
+        return _is_kept_number(fact.number, kind)
+    if isinstance(fact, Choice):
+        return _is_kept_number(fact.yes, kind) and _is_kept_number(fact.no, kind)
+    return _is_made_of_kept(mask, kind)
+
+
+def _is_made_of_kept(mask: fx.Node, kind: torch.dtype) -> bool:
+    name, args = op_name(mask), mask.args
+    if name in FROM_CONSTANTS or is_flag(mask):
+        return True
+    if name == "aten.where" and len(args) == 3:
+        return is_kept_by(args[1], kind) and is_kept_by(args[2], kind)
+    if name in MOVES or name == "aten.to":
+        return is_kept_by(args[0], kind)
+    if name == "aten.mul":  # (1 - flags) * -10000, also where flags are integers
+        numbers, others = _parted(args[:2], lambda a: isinstance(a, (int, float)))
+        return len(numbers) == 1 and numbers[0] <= _HIDES and all(map(_is_whole, others))
+    value = evaluate(mask)
+    return value is not None and asked(_is_kept_tensor, value, kind)
+
+
+def _parted(values: Sequence[Any], test: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
+    return [v for v in values if test(v)], [v for v in values if not test(v)]
+
+
+def _is_kept_number(number: Any, kind: torch.dtype) -> bool:
+    return number <= _HIDES or asked(lambda: torch.tensor(number, dtype=kind).item() == number)
+
+
+def _is_kept_tensor(value: torch.Tensor, kind: torch.dtype) -> bool:
+    return bool(((value.to(kind) == value) | (value <= _HIDES)).all())
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether all elements are integers: a cast of some, and sums and products of that."""
+    if isinstance(value, (int, float)):
+        return float(value).is_integer()
+    if not is_tensor(value) or "opaque" in value.meta:
+        return False
+    if not val(value).dtype.is_floating_point:
+        return True
+    name, args = op_name(value), value.args
+    if name == "aten.to" or name in MOVES:
+        return _is_whole(args[0])
+    return name in ("aten.add", "aten.sub", "aten.rsub", "aten.mul") and all(map(_is_whole, args[:2]))

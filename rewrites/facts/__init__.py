@@ -45,8 +45,8 @@ from .views import VIEWS
 
 __all__ = [
     "MAX_BYTES", "Choice", "Fact", "Positions", "Table", "Uniform", "derive", "ends", "example", "fact_of",
-    "facts_of_graph", "gets_gradient", "is_cheap", "is_known_exactly", "is_same_on_cpu", "literal", "nonnegative", "on_cpu",
-    "summary",
+    "facts_of_graph", "gets_gradient", "is_cheap", "is_known_exactly", "is_same_on_cpu", "literal", "nonnegative",
+    "on_cpu", "summary",
 ]  # fmt: skip
 
 _RULES: Mapping[str, Callable[[fx.Node, Callable[[Any], Fact | None]], Fact | None]] = {

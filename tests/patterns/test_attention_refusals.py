@@ -11,7 +11,9 @@ from support.attentions import S, T, additive, attend, keeps, normal, qkv
 from support.rewriting import rewritten, trained
 
 from regraft.compiler.tools.check import refusals
+from regraft.patterns import attention_cuda
 from regraft.patterns.attention import sdpa, sdpa_with_weights
+from regraft.patterns.attention_cuda import CUDA_KERNELS
 
 NEAR_MISSES = [(rule, sample) for rule in (sdpa, sdpa_with_weights) for sample in rule.samples if sample.refused]
 
@@ -81,3 +83,23 @@ def test_inf_in_key_is_nan_in_half_precision() -> None:
     found = rewritten(plain, (q, k, v), rules=[replace(sdpa, candidates=sdpa.candidates[:1])])
     assert found.count() == 1
     assert torch.equal(found.run(q, k, v).isnan(), plain(q, k, v).isnan())
+
+
+@pytest.mark.parametrize("kernel", [c for c in CUDA_KERNELS if c.name != "flash"], ids=lambda c: c.name)
+@pytest.mark.parametrize(("mask", "taken"), [("slopes", False), ("flags", True), ("own dtype", True), ("given", False)])
+def test_a_gpu_rounds_no_mask(kernel: Any, mask: str, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels on GPUs read masks in the 16 bits of query, in which a slope's steps at a distance of 500 are lost."""
+    monkeypatch.setattr(attention_cuda, "device_of", lambda match: "cuda")
+    q, k, v = (normal(2, 3, n, 16, dtype=torch.bfloat16) for n in (8, 600, 600))
+    masks = {
+        "slopes": lambda m: -0.7 * torch.arange(600.0, dtype=torch.float32),
+        "flags": lambda m: torch.where(m > 0, 0.0, torch.finfo(torch.float32).min),
+        "own dtype": lambda m: m.bfloat16().float(),
+        "given": lambda m: m,
+    }
+    math = next(c for c in sdpa.candidates if c.name == "math")  # in place of what needs a GPU
+    rules = [replace(sdpa, candidates=(replace(math, name=kernel.name, applies=kernel.applies),))]
+    function = lambda q, k, v, m: torch.softmax(q @ k.mT + masks[mask](m), -1).to(v.dtype) @ v  # noqa: E731
+    found = rewritten(function, (q, k, v, normal(8, 600)), rules=rules)
+    assert found.count("sdpa") == taken
+    assert taken or "kernel-unavailable" in found.codes

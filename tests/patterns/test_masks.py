@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.normal import normalized, traced
 
-from regraft.patterns.masks import evaluate, is_causal, may_empty_rows
+from regraft.patterns.masks import evaluate, is_causal, is_kept_by, may_empty_rows
 
 INF = float("inf")
 N = 5
@@ -127,3 +127,33 @@ def test_rows_that_the_lowest_number_hides_are_not_empty() -> None:
     strict = output_of(NOT_CAUSAL["strict"])
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         assert not may_empty_rows(None, strict, torch.finfo(dtype).min)
+
+
+def slopes() -> torch.Tensor:
+    return -0.7 * torch.arange(600.0)
+
+
+KEPT = {
+    "flags": (lambda m: torch.where(m, 0.0, torch.finfo(torch.float32).min), FLAGS, True),
+    "flags, -inf": (lambda m: torch.zeros(N, N).masked_fill(~m, -INF), FLAGS, True),
+    "flags in two forms": (lambda m: (1.0 - m.float()) * -1e4, FLAGS, True),
+    "integers": (lambda m: (1.0 - m[:, None].to(torch.float32)) * torch.finfo(torch.float32).min, FLAGS.long(), True),
+    "cast": (lambda m: m.float()[None], FLOATS.bfloat16(), True),
+    "half": (lambda m: torch.where(m, 0.5, -1e30), FLAGS, True),
+    "causal": (lambda m: torch.full((N, N), -INF).triu(1), FLAGS, True),
+    "whole numbers": (lambda m: torch.arange(200.0)[None], FLAGS, True),
+    "given": (lambda m: m, FLOATS, False),
+    "of a table": (lambda m: m[torch.arange(N) // 2], FLOATS, False),
+    "slopes": (lambda m: slopes(), FLAGS, False),
+    "a third": (lambda m: torch.where(m, 1 / 3, -1e30), FLAGS, False),
+    "weak": (lambda m: (1.0 - m.float()) * -9999.0, FLAGS, False),
+    "slopes and flags": (lambda m: torch.where(m[:, :1], slopes(), -1e30), FLAGS, False),
+    "a mask of numbers": (lambda m: (1.0 - m) * -1e4, FLOATS, False),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_masks_that_lose_nothing_in_16_bits(name: str) -> None:
+    function, mask, kept = KEPT[name]
+    assert is_kept_by(output_of(function, mask), torch.bfloat16) == kept
+    assert is_kept_by(output_of(function, mask), torch.float32)
