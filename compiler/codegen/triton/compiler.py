@@ -101,6 +101,12 @@ def triton_version() -> str | None:
     return str(triton.__version__)
 
 
+@functools.cache
+def _worker() -> str:
+    """What compiles, which takes what Triton makes apart."""
+    return _digest(Path(compile_worker.__file__).read_text())
+
+
 def begin_units(units: Sequence[Unit]) -> None:
     """Have units compiled that are not on disk, side by side, for whoever asks for them later."""
     if not can_build():
@@ -147,7 +153,7 @@ class _Entry:
         self.unit = unit
         self.options = _options(unit)
         parts = [unit.text, unit.function, unit.signature, unit.aligned, unit.capability, self.options]
-        self.key = _digest(json.dumps([*parts, triton_version()], sort_keys=True))
+        self.key = _digest(json.dumps([*parts, triton_version(), _worker()], sort_keys=True))
         folder = code_folder(_KIND)
         self.source = _place(folder, _digest(unit.text), ".py")
         self._code, self.facts = (_place(folder, self.key, suffix) for suffix in (".cubin", ".json"))

@@ -1,11 +1,13 @@
 """Machine code of kernels: made by workers, kept on disk, equal kernels once; what fails says why."""
 
 import json
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +109,38 @@ def test_damaged_files_are_made_again(folder):
 def test_vectors_need_alignment(folder):
     aligned, any_pointer = compile_units([UNIT, replace(UNIT, aligned=())])
     assert aligned.code != any_pointer.code
+
+
+PAIRS = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def turned(x_ptr, y_ptr):
+    i = tl.arange(0, 64)[None, :]
+    at = 8 * (i // 21) + ((i % 7 + 3) % 4) + 4 * (((i // 7) % 3) % 2)
+    tl.store(y_ptr + i, tl.load(x_ptr + at, mask=i < 42), mask=i < 42)
+"""
+
+
+def test_no_two_numbers_of_16_bits_are_added_at_once():
+    """ptxas adds 0 instead of a constant where one half of the sum is used."""
+    unit = Unit(PAIRS, "turned", (("x_ptr", "*fp32"), ("y_ptr", "*fp32")), (0, 1), 1, 90)
+    (cubin,) = compile_units([unit])
+    assert isinstance(cubin, Cubin)
+    text = disassembled(cubin.code)
+    assert "STG" in text and "VIADD.16x2" not in text
+
+
+def disassembled(code: bytes) -> str:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
 
 
 def test_a_refusal_names_the_source_and_what_triton_said():
