@@ -45,6 +45,7 @@ def fills_tensor_cores(node: fx.Node) -> bool:
     values = arguments(node)
     channels = val(values["input"]).shape[1], val(values.get("grad_output", node)).shape[1]
     groups = values["groups"]
+    groups = hint(val(groups)) or 1 if isinstance(groups, fx.Node) else groups
     return groups == 1 or (not values["transposed"] and min(hint(n) or 1 for n in channels) >= groups * FEWEST)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch import fx
 
 from ....rewrites.compat.memory import convolutions_allow_tf32
-from ....rewrites.graph import arguments
+from ....rewrites.graph import arguments, nodes_in
 from ....rewrites.reason import Reason
 from ...ir.program import Buffer
 from ...ir.value import Value
@@ -36,6 +36,7 @@ from .description import Convolution, Side
 from .triton_depthwise import MOST_SUMMED, MOST_UNROLLED, Depthwise
 
 CONVOLUTION = "aten.convolution"
+_GEOMETRY = ("stride", "padding", "dilation", "output_padding", "groups")
 _FEW = 16  # channels that are taken together with a line of the window
 
 
@@ -60,6 +61,8 @@ def match_convolution(call: fx.Node) -> FoundProduct | Reason | None:
 def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
     """Why the template does not compute a convolution."""
     x, weight = values["input"], values["weight"]
+    if any(nodes_in([values[name] for name in _GEOMETRY])):
+        return Reason("symbolic", "a geometry of numbers that only a run tells", (call,))
     single = _is_by_lanes(call, values)
     by_lanes = single or convolutions_allow_tf32()  # sums of few channels are no work of tensor cores
     for node in (call, x, weight):

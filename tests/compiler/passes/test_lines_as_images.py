@@ -120,3 +120,15 @@ def test_symbolic_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
             x = torch.randn(2, 3, length)
             torch.testing.assert_close(run(x), layer(x), rtol=1e-4, atol=1e-4)
     assert len(cov.graphs) == 1 and cov.graphs[0].changes("lines_as_images") == {"changes": 1}
+
+
+@pytest.mark.parametrize("channels", [2, 64])
+def test_as_many_groups_as_channels_of_which_only_a_run_tells(channels: int) -> None:
+    def alone(x: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(x, torch.ones(x.shape[1], 1, 3), groups=x.shape[1]).relu()
+
+    x = torch.randn(3, channels, 9)
+    module = make_fx(alone, tracing_mode="symbolic")(x)
+    expected = module(x)
+    assert lines_as_images(module, devices=CPU) == 0
+    torch.testing.assert_close(module(x), expected)

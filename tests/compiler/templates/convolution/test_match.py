@@ -106,6 +106,17 @@ def test_symbolic_sizes() -> None:
     assert reason.code == "symbolic"
 
 
+@pytest.mark.parametrize("position", [3, 4, 5, 7, 8], ids=["stride", "padding", "dilation", "output_padding", "groups"])
+def test_symbolic_geometry(position: int) -> None:
+    module = on_gpu(F.conv2d, IMAGE, WEIGHT)
+    node = next(node for node in module.graph.nodes if packet(node) == CONVOLUTION)
+    number = node.args[0]  # of which only a run tells the value
+    node.update_arg(position, number if position == 8 else [number, number])
+    reason = match_convolution(node)
+    assert isinstance(reason, Reason)
+    assert reason.code == "symbolic"
+
+
 # -- epilogues --------------------------------------------------------------------------------------------------------
 
 
