@@ -110,10 +110,12 @@ def _four_dims(editor: Editor, x: fx.Node, order: list[int]) -> fx.Node:
 
 def _mask(editor: Editor, mask: Any, lead: list[Any], order: list[int]) -> Any:
     """A mask with four dims; one of rows and columns only is broadcast by the kernel."""
-    if not is_tensor(mask) or rank(mask) <= 2:
+    if not is_tensor(mask):
         return mask
-    while rank(mask) < len(order):
+    while rank(mask) < 2 or 2 < rank(mask) < len(order):
         mask = editor.call(aten.unsqueeze.default, mask, 0)
+    if rank(mask) == 2:
+        return mask
     if not all(known_equal(size, 1) for size in shape(mask)[:-2]):
         mask = editor.call(aten.expand.default, mask, [*lead, *shape(mask)[-2:]])
     return _four_dims(editor, mask, order)

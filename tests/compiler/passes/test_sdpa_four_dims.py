@@ -45,6 +45,8 @@ GIVEN: dict[str, Callable[[], Heads]] = {
 MASKS: dict[str, Any] = {
     "none": lambda q, k: None,
     "rows": lambda q, k: torch.randn(q.shape[-2], k.shape[-2]),
+    "keys": lambda q, k: torch.randn(k.shape[-2]),
+    "one number": lambda q, k: torch.randn(()),
     "keep": lambda q, k: torch.rand(q.shape[-2], k.shape[-2]) < 0.8,
     "each": lambda q, k: torch.randn(*q.shape[:-1], k.shape[-2]),
     "of one dim": lambda q, k: torch.randn(q.shape[-3], q.shape[-2], k.shape[-2]),
@@ -71,6 +73,7 @@ def test_results(kind: str, mask: str) -> None:
     assert sdpa_in_four_dims(module, CPU) == 1
     (call,) = calls(module)
     assert all(rank(x) == 4 for x in call.args[:3])
+    assert given is None or rank(call.args[3]) in (2, 4)  # what kernels of GPUs ask for
     torch.testing.assert_close(module(q, k, v, given), function(q, k, v, given), rtol=2e-2, atol=2e-2)
     assert sdpa_in_four_dims(module, CPU) == 0
 
