@@ -26,8 +26,15 @@ def known(condition: Any) -> bool:
 def known_equal(a: Any, b: Any) -> bool:
     """Whether two numbers are equal for every value of their symbols, with no guard added."""
     if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC):
-        return known(a == b)
+        return known(a == b) or _neither_is_less(a, b)
     return bool(a == b)
+
+
+def _neither_is_less(a: Any, b: Any) -> bool:
+    """Whether guards hold two sizes equal by their order: torch does not put one and the other together."""
+    if not isinstance(a, torch.SymInt) or not isinstance(b, torch.SymInt) or not holds_on_example(a, b):
+        return False
+    return known(a <= b) and known(a >= b)
 
 
 def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:

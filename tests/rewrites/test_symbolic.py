@@ -45,6 +45,17 @@ def test_sizes_that_guards_hold_to_one_are_the_same(blocks):
     assert same_shape((first, second), (second, first)) and not same_shape((first,), (a,))
 
 
+def test_sizes_of_which_guards_hold_neither_to_be_less_are_equal(sizes):
+    _, (a, _), (b, _) = sizes
+    assert a <= b and a >= b  # guards
+    assert known_equal(a, b) and same_shape([a], [b])
+
+
+def test_sizes_that_are_in_order_are_not_equal(sizes):
+    _, (a, _), (b, _) = sizes
+    assert a <= b and not known_equal(a, b)
+
+
 def test_what_does_not_hold_is_not_assumed(sizes):
     _, a, _ = sizes
     with pytest.raises(AssertionError, match="does not hold on the example"):
