@@ -38,6 +38,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...rewrites import compat
 from ...rewrites.reason import Reason
 from .block_tables import without_tables
 from .eager_refuses import eager_may_refuse, moved_after_use
@@ -84,6 +85,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         The captured graph, with the inputs, outputs and attributes of `gm` in the same order; or `gm` itself (with
         results as a flat tuple) and the reason.
     """
+    compat.note_sources(gm.graph.find_nodes(op="placeholder"), example_inputs)
     flat, restore = flat_outputs(gm)
     opaque = opaque_memory(flat, example_inputs)
     if opaque is not None:

@@ -160,6 +160,22 @@ def fake_of(tensor: torch.Tensor, fake_mode: Any) -> torch.Tensor | None:
     return fake_mode.from_tensor(tensor, symbolic_context=symbols, source=symbols.tensor_source, trace=False)
 
 
+def note_sources(placeholders: Sequence[fx.Node], inputs: Sequence[Any]) -> None:
+    """Let the tracing context say of each input what Dynamo's graph says: which input it is, whose sizes have symbols.
+
+    Where another input is a view of it, the last word is that it is the base of that one, whose sizes nobody has named:
+    symbols of their own are made for it, and a guard on one of them (of a `chunk`, of a window) makes Dynamo fail.
+    """
+    context = tracing_context()
+    if context is None:
+        return
+    for node, value in zip(placeholders, inputs, strict=True):
+        source = getattr(node, "_dynamo_source", None)
+        known = context.tensor_to_context.get(value) if isinstance(value, torch.Tensor) else None
+        if source is not None and getattr(known, "tensor_source", source) != source:
+            context.tensor_to_context[value] = dataclasses.replace(known, tensor_source=source)
+
+
 def replaced_tensors(
     module: torch.nn.Module, tensors: dict[str, torch.Tensor]
 ) -> contextlib.AbstractContextManager[Any]:

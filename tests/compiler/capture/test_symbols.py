@@ -96,6 +96,27 @@ def test_no_further_recompilations(program, inputs, dynamic):
     assert compilations(True) == compilations(False)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda view, x: (x.chunk(3, 1)[1] * 2, view + 1),
+        lambda view, x: (x.chunk(3, 1)[1] * 2, view),
+        lambda view, x: (view.chunk(3, 0)[1] * 2, x),
+        lambda view, x: (view * 2, x.chunk(3, 1)[1]),
+    ],
+)
+def test_an_input_and_a_view_of_it(program):
+    """torch takes the input for the base of the view, and makes other symbols for it."""
+    torch._dynamo.reset()
+    backend = CaptureBackend()
+    compiled = torch.compile(program, backend=backend, dynamic=True)
+    for rows in (2, 4):
+        x = torch.randn(4, rows, 5)
+        for ours, eagers in zip(compiled(x.ravel(), x), program(x.ravel(), x), strict=True):
+            assert torch.equal(ours, eagers)
+    assert backend.codes == []
+
+
 @pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked])
 def test_marked_dimensions(mark):
     torch._dynamo.reset()
