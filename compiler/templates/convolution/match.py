@@ -45,6 +45,8 @@ def match_convolution(call: fx.Node) -> FoundProduct | Reason | None:
     if packet(call) != CONVOLUTION:
         return None
     values = arguments(call)
+    if any(nodes_in([values[name] for name in _GEOMETRY])):
+        return Reason("symbolic", "a geometry of numbers that only a run tells", (call,))
     reason = _refusal(call, values)
     if reason is not None:
         return reason
@@ -61,8 +63,6 @@ def match_convolution(call: fx.Node) -> FoundProduct | Reason | None:
 def _refusal(call: fx.Node, values: dict[str, Any]) -> Reason | None:
     """Why the template does not compute a convolution."""
     x, weight = values["input"], values["weight"]
-    if any(nodes_in([values[name] for name in _GEOMETRY])):
-        return Reason("symbolic", "a geometry of numbers that only a run tells", (call,))
     single = _is_by_lanes(call, values)
     by_lanes = single or convolutions_allow_tf32()  # sums of few channels are no work of tensor cores
     for node in (call, x, weight):
