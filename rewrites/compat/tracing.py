@@ -171,7 +171,7 @@ def note_sources(placeholders: Sequence[fx.Node], inputs: Sequence[Any]) -> None
         return
     for node, value in zip(placeholders, inputs, strict=True):
         source = getattr(node, "_dynamo_source", None)
-        known = context.tensor_to_context.get(value) if isinstance(value, torch.Tensor) else None
+        known: Any = context.tensor_to_context.get(value) if isinstance(value, torch.Tensor) else None
         if source is not None and getattr(known, "tensor_source", source) != source:
             context.tensor_to_context[value] = dataclasses.replace(known, tensor_source=source)
 
