@@ -282,4 +282,27 @@ PROGRAMS: dict[str, dict[str, Program]] = {
             lambda: [R(16, 197, 768)],
         ),
     },
+    "gradients of lookups": {
+        "2 rows, 4096 times, 768 columns": (
+            lambda w, i: F.embedding(i, w).sin().sum(),
+            lambda: [R(2, 768), I(2, 8, 512)],
+        ),
+        "8 rows, 4096 times, 64 columns": (lambda w, i: F.embedding(i, w).sin().sum(), lambda: [R(8, 64), I(8, 4096)]),
+        "32 rows, 262144 times, 8 columns": (
+            lambda w, i: F.embedding(i, w).sin().sum(),
+            lambda: [R(32, 8), I(32, 512, 512)],
+        ),
+        "32 rows, 2048 times, 64 columns": (
+            lambda w, i: F.embedding(i, w).sin().sum(),
+            lambda: [R(32, 64), I(32, 2048)],
+        ),
+        "64 rows, 65536 times, 64 columns": (
+            lambda w, i: F.embedding(i, w).sin().sum(),
+            lambda: [R(64, 64), I(64, 65536)],
+        ),
+        "64 rows, 4096 times, 768 columns": (
+            lambda w, i: F.embedding(i, w).sin().sum(),
+            lambda: [R(64, 768), I(64, 4096)],
+        ),
+    },
 }

@@ -59,6 +59,7 @@ from .passes.sdpa_backward_layout import lay_out_sdpa_gradients
 from .passes.sdpa_four_dims import sdpa_in_four_dims
 from .passes.split_conv_bias import split_conv_biases, sum_conv_bias_gradients
 from .passes.sum_by_diagonal import sum_by_diagonal
+from .passes.sum_few_rows import sum_few_rows
 from .passes.tables_to_device import make_tables_on_device
 from .templates import (
     direct_rivals,
@@ -260,6 +261,7 @@ JOINT = (
     _simple("scalars_to_device", move_scalars_to_device, TRAINING),
     _simple("pad_counted_scatters", pad_counted_scatters, TRAINING, numerics=_DIFFER),
     _simple("sum_by_diagonal", sum_by_diagonal, TRAINING, ON_CUDA, numerics=_DIFFER),
+    _simple("sum_few_rows", sum_few_rows, TRAINING, ON_CUDA, numerics=_DIFFER),
     _simple("loss_in_blocks", loss_in_blocks, TRAINING, numerics=_DIFFER),
     _simple("recompute_log_softmax", recompute_log_softmax, TRAINING),
     _simple("recompute_norms", recompute_norms, TRAINING),

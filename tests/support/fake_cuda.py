@@ -58,6 +58,7 @@ def with_fake_driver(monkeypatch: Any, slots: int = 1) -> FakeDriver:
     import torch
 
     import regraft.compiler.codegen.triton
+    from regraft.compiler.passes import fold_constant_tables
     from regraft.rewrites.compat import memory
 
     build, driver, launch = (importlib.import_module(f"regraft.compiler.codegen.triton.{n}") for n in _MODULES)
@@ -69,6 +70,14 @@ def with_fake_driver(monkeypatch: Any, slots: int = 1) -> FakeDriver:
     monkeypatch.setattr(build, "capability", lambda device: 90)
     monkeypatch.setattr(regraft.compiler.codegen.triton, "processors", lambda device: 132)
     monkeypatch.setattr(memory, "cuda_stream", lambda: lambda device: STREAM + device)
+    monkeypatch.setattr(fold_constant_tables, "memory_like", memory_on_cpu)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     launch._module.cache_clear()
     return fake
+
+
+def memory_on_cpu(promised: Any, sizes: list[int]) -> Any:
+    """Memory for a constant of a GPU, where there is none."""
+    import torch
+
+    return torch.empty_strided(sizes, promised.stride(), dtype=promised.dtype, device="cpu")

@@ -21,7 +21,6 @@ from regraft.compiler.codegen import triton
 from regraft.compiler.codegen.generate import generate_kernels
 from regraft.compiler.ir.kernel import Kernel
 from regraft.compiler.options import Options
-from regraft.compiler.passes import fold_constant_tables
 from regraft.compiler.templates.common import gpu
 from regraft.rewrites.record import Code
 
@@ -39,7 +38,6 @@ class OfflineGpu:
         self.kernels: list[Kernel] = []
         self._monkeypatch, self._build = monkeypatch, triton.build
         monkeypatch.setattr(triton, "build", self._recorded)
-        monkeypatch.setattr(fold_constant_tables, "memory_like", memory_on_cpu)
         monkeypatch.setattr(gpu, "_gpu", lambda index: gpu.Gpu(0, 0, 0))  # templates have tests of their own
 
     def __call__(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -90,11 +88,6 @@ def on_cuda(module: fx.GraphModule) -> fx.GraphModule:
         new.meta = {**old.meta, "val": tree_map(moved, old.meta["val"])} if "val" in old.meta else dict(old.meta)
         new.args, new.kwargs = (tree_map(elsewhere, given) for given in (new.args, new.kwargs))
     return fx.GraphModule(module, graph)
-
-
-def memory_on_cpu(promised: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """Memory for a constant of a GPU, where there is none."""
-    return torch.empty_strided(sizes, promised.stride(), dtype=promised.dtype, device="cpu")
 
 
 def moved(value: Any) -> Any:

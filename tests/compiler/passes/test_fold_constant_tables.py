@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.offline_gpu import memory_on_cpu, on_cuda
+from support.fake_cuda import memory_on_cpu
+from support.offline_gpu import on_cuda
 from support.rewriting import compiled
 
 from regraft.compiler.lowering.core import TABLE_SPAN
