@@ -67,5 +67,5 @@ def test_an_index_whose_range_nothing_checks() -> None:
     def forward(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return torch.zeros(ROWS, WIDTH).index_put((index,), x.sin(), accumulate=True)
 
-    table, index = given((400,))
+    _, index = given((400,))
     assert sum_few_rows(joint_of(forward, torch.randn(400, WIDTH), index)) == 0
