@@ -40,10 +40,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_runtest_teardown() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    from support.caches import left_behind
     from support.quiet_torch import GARBAGE
 
+    yield
     GARBAGE.collect()
+    assert not left_behind(), f"{item.nodeid} leaves its cache's folder to the tests that follow"
 
 
 def pytest_unconfigure() -> None:

@@ -17,7 +17,7 @@ from regraft.compiler.options.environment import cache_dir
 from regraft.compiler.storage import seal
 
 _SHARED = ("code", "triton", "keys")  # code is loaded where it bears this user's seal
-_FOLDERS: dict[str, dict[str, Path]] = {}  # by a cache's folder: those of its code, by kind
+_FOLDERS: dict[str, dict[str, Path]] = {}  # by a cache's folder: those of its code, by kind; the session's is the first
 
 
 @contextmanager
@@ -35,6 +35,11 @@ def cache_in(folder: Path) -> Iterator[None]:
         for module in (code_cache_dir, seal):
             patch.setattr(module, "own_folder", own_or_shared)
         yield
+
+
+def left_behind() -> bool:
+    """Whether the cache is not the session's though no test runs: it would be another one for all that follow."""
+    return bool(_FOLDERS) and str(cache_dir()) != next(iter(_FOLDERS))
 
 
 def code_of_all_runs(cache: str | None = None) -> dict[str, str]:
