@@ -65,8 +65,9 @@ def few_objects() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from support.caches import cache_in
+    from support.light_code import light
 
-    with cache_in(tmp_path_factory.mktemp("cache")):
+    with cache_in(tmp_path_factory.mktemp("cache")), light():
         yield
 
 

@@ -50,6 +50,8 @@ def run_fresh(
         environment: variables besides this process's.
         code_of_all_runs: the compiled code of all runs is used with a cache that the environment names, too.
     """
+    from regraft.compiler.codegen.cpp import compiler
+
     from . import caches
 
     variables = {**os.environ, **(environment or {})}
@@ -60,6 +62,7 @@ def run_fresh(
             "cwd": str(cwd or Path.cwd()),
             "environment": variables,
             "code": caches.code_of_all_runs(cache),
+            "flags": compiler.FLAGS,
             "folder": folder,
         }
         codes = _server().ask(request)
@@ -113,17 +116,19 @@ def _become(request: dict[str, Any], i: int) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    _take_code(request["code"])
+    _take_code(request["code"], request["flags"])
 
 
-def _take_code(folders: Mapping[str, str]) -> None:
-    """Compiled code lies in these folders, whichever the cache is."""
+def _take_code(folders: Mapping[str, str], flags: Sequence[str]) -> None:
+    """Compiled code lies in these folders, whichever the cache is, and is made with the flags of these tests."""
     from regraft.compiler.codegen import code_cache_dir
+    from regraft.compiler.codegen.cpp import compiler
     from regraft.compiler.storage import seal
 
     own_folder = code_cache_dir.own_folder
     for module in (code_cache_dir, seal):
         module.own_folder = lambda kind: Path(folders[kind]) if kind in folders else own_folder(kind)  # type: ignore[attr-defined]
+    compiler.FLAGS = tuple(flags)
 
 
 def _main() -> None:

@@ -10,9 +10,9 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
-import regraft
 from regraft.compiler.lowering.equal_sizes import EqualSizes
 
+from ...support.equal_sizes import PROGRAMS
 from ...support.lowering import agree
 from ...support.thorough import examples
 
@@ -87,62 +87,9 @@ def test_divisors(guards: list[Any], divisor: int) -> None:
             assert s % divisor == 0
 
 
-def cell(gates, c):
-    i, f, g, o = gates.chunk(4, 1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
-def rotated(x, cos, sin):
-    even, odd = x[..., ::2], x[..., 1::2]
-    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
-
-
-def modulated(x, condition):
-    shift, scale = condition.chunk(2, 1)
-    return x * (1 + scale[:, :, None]) + shift[:, :, None]
-
-
-def windows(x):
-    b, h, w, c = x.shape
-    parts = x.view(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
-    moved = torch.roll(
-        parts.softmax(1).view(b, h // 4, w // 4, 4, 4, c).transpose(2, 3).reshape(b, h, w, c), (1, 2), (1, 2)
-    )
-    return moved + x
-
-
-PROGRAMS = {
-    "cell": (cell, [(6, 3), (8, 5), (4, 1)], lambda n, k: (torch.randn(n, 4 * k), torch.randn(n, k))),
-    "rotated": (
-        rotated, [(6, 3), (8, 5), (4, 2)],
-        lambda n, k: (torch.randn(2, n, 2 * k), torch.randn(n, k), torch.randn(n, k)),
-    ),
-    "modulated": (modulated, [(6, 3), (8, 5), (3, 2)], lambda n, k: (torch.randn(n, k, 7), torch.randn(n, 2 * k))),
-    "windows": (windows, [(2, 3), (3, 2), (4, 5)], lambda n, k: (torch.randn(2, 4 * n, 4 * k, 3),)),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_of_equal_sizes_become_kernels(name: str) -> None:
+def test_programs_of_equal_sizes_become_loops(name: str) -> None:
+    """`tests/compiler/test_equal_sizes.py` compiles them."""
     function, sizes, inputs = PROGRAMS[name]
     torch.manual_seed(0)
     agree(function, *inputs(*sizes[0]), dynamic=True, atol=1e-5, rtol=1e-5)
-    torch._dynamo.reset()
-    with regraft.coverage() as cov:
-        compiled = torch.compile(function, backend="regraft", dynamic=True)
-        for each in sizes:
-            given = inputs(*each)
-            torch.testing.assert_close(compiled(*given), function(*given), atol=1e-5, rtol=1e-5)
-    assert not [f.message for graph in cov.graphs for f in graph.fallbacks]
-
-
-def test_a_gradient_has_its_own_inputs() -> None:
-    """A backward may lack symbols that the forward has."""
-    torch._dynamo.reset()
-    compiled = torch.compile(modulated, backend="regraft", dynamic=True)
-    for n, k in ((6, 3), (8, 5)):
-        given = [torch.randn(n, k, 7, requires_grad=True), torch.randn(n, 2 * k, requires_grad=True)]
-        ours = torch.autograd.grad(compiled(*given).square().sum(), given)
-        theirs = torch.autograd.grad(modulated(*given).square().sum(), given)
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
