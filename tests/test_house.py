@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.constants import DECIDING, bare_numbers, choices, constants, fixed, sources
-from support.thorough import THOROUGH
+from support.thorough import THOROUGH, leave_out_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("rewrites", "patterns", "compiler")
@@ -274,3 +275,40 @@ def test_long_tables_take_turns(request: pytest.FixtureRequest) -> None:
         if len(getattr(item, "callspec", NO_ROW).params) > 1 and not any(item.iter_markers("skip")):
             rows[item.nodeid.partition("[")[0]] += 1
     assert THOROUGH or not {test: count for test, count in rows.items() if count > MAX_ROWS}
+
+
+@pytest.mark.skipif(THOROUGH, reason="thorough runs leave nothing out")
+@pytest.mark.parametrize(
+    ("marks", "kept"),
+    [
+        ([pytest.mark.one_row_in(2)], {("a", 0), ("b", 1), ("c", 1)}),
+        ([pytest.mark.one_row_in(3)], {("a", 0), ("c", 1)}),
+        ([pytest.mark.takes_turns("size")], {("a", 0), ("b", 1), ("c", 1)}),
+        ([pytest.mark.takes_turns("size"), pytest.mark.one_row_in(2)], {("a", 0)}),
+        ([], {(name, size) for name in "abc" for size in (0, 1)}),
+    ],
+)
+def test_short_runs_have_some_rows(marks: list[pytest.MarkDecorator], kept: set[tuple[str, int]]) -> None:
+    """Of several parameters in no step with any: of two sizes a name stays with one or the other."""
+    rows = [Row({"name": name, "size": size}, [mark.mark for mark in marks]) for name in "abc" for size in (0, 1)]
+    leave_out_turns(rows)  # type: ignore[arg-type]
+    left = [row.callspec.params for row in rows if not row.get_closest_marker("skip")]
+    assert {(given["name"], given["size"]) for given in left} == kept
+
+
+class Row:
+    """As much of a test's row as is looked at."""
+
+    nodeid = "test.py::test[row]"
+
+    def __init__(self, params: dict[str, Any], marks: list[pytest.Mark]) -> None:
+        self.callspec, self._marks = SimpleNamespace(params=params), list(marks)
+
+    def add_marker(self, marker: pytest.MarkDecorator) -> None:
+        self._marks.append(marker.mark)
+
+    def iter_markers(self, name: str) -> Iterator[pytest.Mark]:
+        return (mark for mark in self._marks if mark.name == name)
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next(self.iter_markers(name), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -33,6 +33,7 @@ def enlarged(x):
     return F.interpolate(x[None, None], size=(3, 11), mode="bicubic", antialias=True, align_corners=True)
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("program", [windows, strided_of_a_view, powers, enlarged])
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -147,6 +148,7 @@ def test_results_that_a_tensor_cannot_hold(write, dynamic):
         torch.compile(write, backend="regraft", dynamic=dynamic)(x)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "write",
     [
@@ -191,6 +193,7 @@ def test_dropout_between_recurrent_layers(kind, dropout):
     assert [f.code for f in found.fallbacks] == (["dropout-between-layers"] if dropout else [])
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_ranges_of_channels_that_training_for_quantization_observes(per_channel, dynamic):
@@ -255,6 +258,7 @@ def _copied(x):
     return x * 1
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [_row, _part, _turned, _whole, _of_a_value, _added, _copied])
@@ -274,6 +278,7 @@ def test_writes_to_views_of_repeated_elements(program, dynamic):
         assert [f.code for f in found.fallbacks] == ["overlapping-write"]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "nearest-exact"])
 @pytest.mark.parametrize("dynamic", [None, True, False])
 def test_images_of_nothing(mode, dynamic):

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from support.thorough import takes_turns, thorough
+from support.thorough import one_row_in, takes_turns, thorough
 from torch import fx, nn
 
 import regraft
@@ -229,6 +229,7 @@ class PaddedByABuffer(nn.Module):
         return torch.nn.functional.pad(attended.flatten(1, 2), (self.padding, 0), mode=self.mode).relu()
 
 
+@one_row_in(2)
 @takes_turns("keywords")
 @pytest.mark.parametrize("mode", ["constant", "reflect", "circular"])
 @pytest.mark.parametrize("training", [False, True])

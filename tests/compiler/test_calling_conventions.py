@@ -10,7 +10,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import THOROUGH, takes_turns
+from support.thorough import THOROUGH, one_row_in, takes_turns
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
@@ -399,6 +399,7 @@ def _written_where_masked(y, t, scale, places):
     return y.sin(), t * 2
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [_scaled_in_place, _written_where_masked])
 def test_inputs_that_are_written_and_read_by_the_backward(function, dynamic):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import one_row_in
 
 import regraft
 
@@ -23,6 +24,7 @@ def fresh_dynamo():
     torch.compiler.reset()
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "program",
     [

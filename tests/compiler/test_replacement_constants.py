@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 from regraft import Sample, T, register_pattern
@@ -24,6 +24,7 @@ def declared(replacement):
     return register_pattern("doubled", replacement=replacement, samples=[Sample(x=T("B 4"))])(lambda x: x + x)
 
 
+@one_row_in(2)
 @takes_turns("train", "dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("train", [False, True])

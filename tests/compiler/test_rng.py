@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -257,6 +257,7 @@ def steps(run, x):
 FORMS = {name: (lambda x, name=name: ALL[name](x.view(6, 4, 2, 4), P)) for name in ALL}
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("function", [surrounded, attend, broken, reseeded, checkpointed])
 def test_eager_keeps_eagers_stream(function):
     torch.manual_seed(0)
@@ -314,6 +315,7 @@ DRAWS = {
 }
 
 
+@one_row_in(2)
 @takes_turns("rng")
 @pytest.mark.parametrize("rng", ["statistical", "fast", "eager"])
 @pytest.mark.parametrize("name", DRAWS)

@@ -5,6 +5,7 @@ import torch
 from support.lowering import compare, fresh
 from support.scalar_operators import ScalarCall, overloads, samples
 from support.symbols import compiled, traced
+from support.thorough import one_row_in
 
 # Tracing refuses the first; the shapes of the second's operands are not what its kernel takes.
 LEFT_OUT = ("allclose.default", "_pdist_backward.default")
@@ -35,6 +36,7 @@ def is_symbolic(call: ScalarCall, kind: str) -> bool:
     return traced(function, (*tensors, 2), dynamic=False).takes((*tensors, 3))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("dtype", "kind", "part", "device"),
     [

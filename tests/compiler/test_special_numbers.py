@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -107,6 +107,7 @@ def test_kernels_for_gpus() -> None:
     interpreted_agrees(f, x, rtol=1e-5, atol=0)
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("eps", [None, 1e-6, 1e-3, 0.1])
@@ -125,6 +126,7 @@ def test_limits_of_logit(dtype: torch.dtype, eps: float | None) -> None:
     torch.testing.assert_close(*results, equal_nan=True, rtol=near, atol=0)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1.6e-19, 1e-23, 1e-30, 1e20])
 def test_deviations_of_any_scale(dtype: torch.dtype, scale: float) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.symbols import check
+from support.thorough import one_row_in
 
 import regraft
 
@@ -110,6 +111,7 @@ PROGRAMS = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_numbers_are_what_the_shape_environment_says(name):
     function, calls = PROGRAMS[name]
@@ -118,6 +120,7 @@ def test_numbers_are_what_the_shape_environment_says(name):
     assert {code for operator, code in kept if operator != "aten.celu.default"} <= {"data-dependent"}
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", ["arithmetic", "places", "huge", "floats"])
 def test_on_gpus(name):
     pytest.importorskip("triton")
@@ -219,6 +222,7 @@ def test_pieces_of_padded_rows():
     assert not [k for graph in cov.graphs for code in graph.code for k in code.kept if k.code == "symbolic"]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "cut",
     [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.attentions import normal
 from support.rewriting import assert_agrees, compiled, rewritten, trained
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 ROOT = math.sqrt(2.0 / math.pi)
@@ -69,6 +69,7 @@ NOT_GELUS = {
 X = normal(3, 4, 8) * 3
 
 
+@one_row_in(3)
 @takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -81,6 +82,7 @@ def test_gelu(name: str, training: bool, dynamic: bool) -> None:
     assert_agrees(GELUS[name], found.run, given)
 
 
+@one_row_in(3)
 @takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.attentions import SCALE, B, D, H, S, T, additive, attend, keeps, normal, plain, qkv
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
@@ -126,6 +126,7 @@ def scaled_choice(q, k, v, b, keep):
     return ((q @ k.mT + b) * 0.3).masked_fill(~keep, -math.inf).softmax(-1) @ v
 
 
+@one_row_in(2)
 @BOTH
 @pytest.mark.parametrize("attention", [scaled_sum, scaled_choice])
 def test_autocast_of_scores_with_a_float32_bias(attention: Any, training: bool) -> None:
@@ -184,6 +185,7 @@ def test_empty_at_run_time(place: int) -> None:
     assert coverage.count("attention") >= 1
 
 
+@one_row_in(2)
 @BOTH
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, T), (S, 1), (1, 2)])
 def test_small(rows: int, columns: int, training: bool) -> None:
@@ -216,6 +218,7 @@ def test_layouts(name: str, training: bool) -> None:
     assert_agrees(plain, found.run, given)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_result_keeps_its_layout(name: str) -> None:
     """What a user sees has eager's strides."""

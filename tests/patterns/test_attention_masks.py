@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.attentions import INF, LOWEST, SCALE, B, D, H, S, T, additive, attend, keeps, normal, qkv
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 
@@ -72,6 +72,7 @@ def test_known_causal(function: Any, training: bool) -> None:
     assert_agrees(function, found.run, given)
 
 
+@one_row_in(2)
 @takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("function", CAUSAL, ids=lambda f: f.__name__)
@@ -184,6 +185,7 @@ LOW_ROWS = {
 }
 
 
+@one_row_in(3)
 @BOTH
 @pytest.mark.parametrize("name", DEAD_ROWS)
 def test_dead_rows_stay_nan(name: str, training: bool) -> None:
@@ -212,6 +214,7 @@ def test_dead_rows_are_finite_where_asked(name: str) -> None:
     torch.testing.assert_close(ours[sound], eager[sound])
 
 
+@one_row_in(2)
 @BOTH
 @pytest.mark.parametrize("name", LOW_ROWS)
 def test_low_rows_stay_uniform(name: str, training: bool) -> None:
@@ -310,6 +313,7 @@ def test_no_row_guard_where_no_row_can_die() -> None:
     assert "amax" not in rewritten(LOW_ROWS["lowest from flags"][0], (*qkv(), KEEP)).ops
 
 
+@one_row_in(3)
 @takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
@@ -342,6 +346,7 @@ def assert_nan_is_kept(function: Any, run: Any, inputs: list[Any]) -> None:
         torch.testing.assert_close(ours[other], eager[other])
 
 
+@one_row_in(3)
 @pytest.mark.parametrize(
     "shape", [(T,), (S, T), (1, T), (B, 1, 1, T), (1, H, S, T), (B, H, S, T), (1, 1, S, 1), (B, 1, S, 1)]
 )

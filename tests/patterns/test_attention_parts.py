@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.attentions import INF, SCALE, B, D, H, S, T, additive, attend, keeps, normal, qkv
 from support.rewriting import assert_agrees, compiled, rewritten, trained
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 BOTH = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 SIZES = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -139,6 +139,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
 }
 
 
+@one_row_in(3)
 @takes_turns("dynamic")
 @BOTH
 @SIZES
@@ -152,6 +153,7 @@ def test_matches(name: str, training: bool, dynamic: bool) -> None:
     assert_agrees(function, found.run, given)
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled(name: str) -> None:
     function, inputs, _ = PROGRAMS[name]
@@ -273,6 +275,7 @@ def returned_from_einsum(q, k, v, m):
     return torch.einsum("bhij,bhjd->bihd", p, v), p
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @BOTH
 @SIZES

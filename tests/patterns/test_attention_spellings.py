@@ -6,9 +6,10 @@ import pytest
 import torch
 from support.attentions import SPELLINGS
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 
+@one_row_in(3)
 @takes_turns("training")
 @pytest.mark.parametrize(
     ("training", "dynamic"), [(False, False), (True, True)], ids=["inference-static", "training-dynamic"]
@@ -31,6 +32,7 @@ THROUGH_DYNAMO = (
 )  # fmt: skip
 
 
+@one_row_in(3)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", THROUGH_DYNAMO)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.attentions import SCALE, B, D, H, S, T, additive, attend, by_hand, keeps, normal, qkv
 from support.rewriting import assert_agrees, compiled, outcome, rewritten, trained
-from support.thorough import takes_turns, thorough
+from support.thorough import one_row_in, takes_turns, thorough
 from torch import nn
 
 P = 0.25
@@ -51,6 +51,7 @@ DROPPED = {
 }
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("rng", ["statistical", "eager"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -236,6 +237,7 @@ class Attention(nn.Module):
         return x + self.out((weights @ v).transpose(1, 2).reshape(b, s, H * D))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("dropout", "dynamic"), [(0.0, False), (0.3, False), thorough(0.0, True), (0.3, True)], ids=str
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.freezing import disturbed, frozen
 from support.rewriting import compiled, rewritten
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -36,6 +36,7 @@ def error(model: nn.Module, run, x: torch.Tensor) -> tuple[float, float]:
         return tuple(((f(x).double() - exact).norm() / exact.norm()).item() for f in (run, model))
 
 
+@one_row_in(3)
 @takes_turns("freezing")
 @pytest.mark.parametrize("freezing", [True, False], ids=["frozen", "changing"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

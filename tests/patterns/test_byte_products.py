@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.rewriting import compiled, rewritten
+from support.thorough import one_row_in
 
 from regraft.compiler.tools.check import refusals
 from regraft.patterns.byte_products import byte_product
@@ -62,6 +63,7 @@ SPELLINGS = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_spellings_are_found_and_right(name: str) -> None:
     function, inputs = SPELLINGS[name]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.rewriting import rewritten
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -128,6 +128,7 @@ HIDDEN = {
 }
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("fill", FILLS)

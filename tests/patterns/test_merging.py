@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from support.attentions import normal
 from support.freezing import frozen
 from support.rewriting import assert_agrees, compiled, rewritten, trained
+from support.thorough import one_row_in
 from torch import nn
 
 from regraft.compiler.tools.check import refusals
@@ -157,6 +158,7 @@ def test_measured() -> None:
     assert settled and all({"original", "merged_frozen"} <= set(m.evidence.times) for m in settled)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("kernels", ["measured", "library"])
 def test_heads_that_share_a_key_after_a_merged_product(kernels: str, dynamic: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.attentions import normal
 from support.rewriting import assert_agrees, compiled, rewritten, trained
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 from regraft.patterns.normalization import layer_norm, rms_norm
 
@@ -127,6 +127,7 @@ def check(function: Callable[..., Any], rule: str, inputs: list[Any], **options:
     return found
 
 
+@one_row_in(3)
 @takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -137,6 +138,7 @@ def test_rms_norm(name: str, training: bool, dynamic: bool) -> None:
     check(RMS_NORMS[name], "rms_norm", trained([X, W, BIAS]) if training else [X, W, BIAS], dynamic=dynamic)
 
 
+@one_row_in(3)
 @takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -277,6 +279,7 @@ MODELS = {
 }
 
 
+@one_row_in(2)
 @takes_turns("training")
 @BOTH
 @pytest.mark.parametrize("name", MODELS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.attentions import normal
 from support.rewriting import assert_agrees, compiled, rewritten, trained
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 X, COS, SIN = normal(2, 3, 5, 8), normal(5, 8), normal(5, 8, seed=1)
 TURNS = torch.polar(torch.ones(5, 4), normal(5, 4))
@@ -97,6 +97,7 @@ def test_rotary(name: str, training: bool) -> None:
     assert_agrees(turned(ROTATIONS[name]), found.run, given)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_symbolic_rows(name: str) -> None:
     """The number of tokens is a symbol, the size of a head is none."""
@@ -136,6 +137,7 @@ def test_turned_back_by_a_difference(name: str) -> None:
     assert_agrees(function, found.run, [X, COS, SIN])
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_symbolic_head(name: str) -> None:
     found = rewritten(turned(ROTATIONS[name]), [X, COS, SIN], dynamic=True)

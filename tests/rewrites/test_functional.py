@@ -1,6 +1,7 @@
 import pytest
 import torch
 from support.engine import X, capture, ops
+from support.thorough import one_row_in
 
 from regraft.rewrites.effects import mark_gradients
 from regraft.rewrites.functional import functionalize_temporaries, remove_inactive_dropout
@@ -110,6 +111,7 @@ WRITES = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("what", WRITES)
 def test_a_write_keeps_what_autograd_makes_of_it(what):
     results = []

@@ -42,13 +42,17 @@ def takes_turns(*parameters: str) -> Any:
     return pytest.mark.takes_turns(*parameters)
 
 
+def one_row_in(step: int) -> Any:
+    """Short runs have every `step`-th row of a test's table: costly rows that take one path, of which two would do.
+
+    Of a table with `takes_turns` these are some of the rows that are left; of several parameters, in no step with any.
+    """
+    return pytest.mark.one_row_in(step)
+
+
 def leave_out_turns(items: Sequence[pytest.Item]) -> None:
     """Skip the rows whose turn it is not; `items` are all rows of their tests."""
-    rows = defaultdict(list)
-    for item in items:
-        if not THOROUGH and item.get_closest_marker("takes_turns"):
-            rows[item.nodeid.partition("[")[0]].append(item)
-    for same in rows.values():
+    for same in _rows(items, "takes_turns"):
         parameters = same[0].get_closest_marker("takes_turns").args
         numbers: dict[str, int] = defaultdict(int)  # of rows so far, by the parameters' values
         values = list(dict.fromkeys(_values(item, parameters) for item in same))
@@ -57,6 +61,27 @@ def leave_out_turns(items: Sequence[pytest.Item]) -> None:
             if values[_turn(numbers[value], len(values))] != value:
                 item.add_marker(pytest.mark.skip(reason="REGRAFT_TEST_THOROUGH is not set: another row has this turn"))
             numbers[value] += 1
+    for same in _rows(items, "one_row_in"):
+        (step,) = same[0].get_closest_marker("one_row_in").args
+        left = [item for item in same if not _left_out(item)]
+        several = len(same[0].callspec.params) > 1
+        for k, item in enumerate(left):
+            if (_turn(k, step) if several else k % step) != 0:
+                item.add_marker(pytest.mark.skip(reason=f"REGRAFT_TEST_THOROUGH is not set: one row in {step}"))
+
+
+def _rows(items: Sequence[pytest.Item], marker: str) -> list[list[Any]]:
+    """The rows of each test that has a marker; none in thorough runs."""
+    rows = defaultdict(list)
+    for item in items:
+        if not THOROUGH and item.get_closest_marker(marker):
+            rows[item.nodeid.partition("[")[0]].append(item)
+    return list(rows.values())
+
+
+def _left_out(item: Any) -> bool:
+    conditions = (mark.args for mark in item.iter_markers("skipif"))
+    return item.get_closest_marker("skip") is not None or any(given and given[0] is True for given in conditions)
 
 
 def _values(item: Any, parameters: Sequence[str]) -> str:

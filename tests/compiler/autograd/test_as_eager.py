@@ -32,7 +32,7 @@ def test_margins_of_several_labels():
         return [F.multilabel_margin_loss(x, t, reduction=reduction) for reduction in ("none", "mean", "sum")]
 
     hold(reduced, scores, labels)
-    hold(lambda x, t: reduced(x[0], t[0]), scores, labels)
+    hold(lambda x, t: [F.multilabel_margin_loss(x[0], t[0])], scores, labels)
 
 
 def test_labels_out_of_range():

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -50,6 +50,7 @@ def either(condition, first, second, operands):
 PROGRAMS = [summed, counted, turned, turned_operand, nested, counts]
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

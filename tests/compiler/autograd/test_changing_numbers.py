@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.thorough import one_row_in
 from torch._dynamo.testing import CompileCounterWithBackend
 
 CALLS = {
@@ -50,6 +51,7 @@ OPTIMIZERS = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(("kind", "foreach"), [("sgd", True), ("rmsprop", False), ("adamw", True)])
 def test_schedulers_do_not_recompile_a_step(kind, foreach):
     torch._dynamo.reset()

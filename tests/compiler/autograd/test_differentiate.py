@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.wrapping import Doubled, attend, unwrapped
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -99,6 +99,7 @@ MASK[0, ..., 3:] = False
 MODELS = [(MLP, [X]), (Conv, [IMAGE]), (Attention, [TOKENS]), (Attention, [TOKENS, MASK])]
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("make", "inputs"), MODELS)
@@ -199,6 +200,7 @@ def test_writes_to_inputs_are_nodes_at_the_end_of_the_graph():
     assert recorder.wrappers["forward"].source.count("aten.copy_.default(primals_") == 3
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(("make", "inputs"), MODELS)
 def test_nothing_that_costs_time_is_computed_twice(make, inputs):
     recorder = Recorder()

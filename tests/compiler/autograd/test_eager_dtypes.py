@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft  # noqa: F401 (registers the backend)
 from regraft.compiler.autograd.eager_strides import corrected
@@ -49,6 +49,7 @@ def test_metadata_has_eagers_dtype(target):
     assert ran >= len(FLOATS)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.l1_loss, F.soft_margin_loss])
 def test_losses_of_two_dtypes_have_eagers_gradients(loss):
     def trained(function, dtypes):

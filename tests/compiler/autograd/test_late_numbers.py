@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import one_row_in
 
 import regraft
 
@@ -58,11 +59,13 @@ def held(program, given):
     assert not found.fallbacks and not found.faults
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", SIZED)
 def test_sizes(name):
     held(lambda x, mask: SIZED[name](x[mask]), map(torch.tensor, KEPT))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", NUMBERED)
 def test_numbers(name):
     held(lambda x, number: NUMBERED[name](x, number.item()), map(torch.tensor, (2.5, 1.0, 0.3)))

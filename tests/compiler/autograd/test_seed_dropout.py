@@ -18,7 +18,7 @@ from regraft.compiler.codegen.wrapper.wrapper import generate
 
 from ...support.dropouts import ALL, ALPHA, BROADCAST, ELEMENTS
 from ...support.lowering import trace
-from ...support.thorough import takes_turns
+from ...support.thorough import one_row_in, takes_turns
 
 P = 0.25
 aten = torch.ops.aten
@@ -58,6 +58,7 @@ def saved_sizes(result):
     return [tuple(t.shape) for t in result.grad_fn.saved_tensors if t is not None]
 
 
+@one_row_in(3)
 @takes_turns("fast")
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("form", ALL)
@@ -95,6 +96,7 @@ def test_nothing_or_everything_dropped(form):
             assert (torch.autograd.grad(y.sum(), x)[0] == 1 - p).all()
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("form", ["functional", "alpha", "rand_like >", "drop path", "bernoulli_"])
 def test_dtypes(form, dtype):

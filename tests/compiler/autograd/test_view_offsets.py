@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft  # noqa: F401 - the backend
 
@@ -31,6 +31,7 @@ def written_twice(x, w):
     return last, first, x
 
 
+@one_row_in(2)
 @takes_turns("trained")
 @pytest.mark.parametrize("dynamic", [False, True, None])
 @pytest.mark.parametrize("trained", [False, True])

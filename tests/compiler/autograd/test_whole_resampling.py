@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import THOROUGH, takes_turns
+from support.thorough import THOROUGH, one_row_in, takes_turns
 
 import regraft
 
@@ -48,11 +48,13 @@ def sizes_of(mode):
     return SIZES if mode not in ALIKE or THOROUGH else SIZES[1::2]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients(mode):
     hold([lambda x, to=to: F.interpolate(x * 2, mode=mode, **to).sin() for to in sizes_of(mode)], image(MODES[mode]))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("mode", ["linear", "bilinear", "bicubic", "trilinear"])
 def test_gradients_with_corners_aligned(mode):
     def resized(x, to):
@@ -102,6 +104,7 @@ def test_images_without_elements(training):
         assert [g.shape for g in gradients] == [x.shape for x in given.values()]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dtypes(mode, dtype):
@@ -109,12 +112,14 @@ def test_dtypes(mode, dtype):
     hold([lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode)], image(2, dtype), **near)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_channels_last(mode):
     x = image(2).detach().to(memory_format=torch.channels_last).requires_grad_()
     hold([lambda x: F.interpolate(x * 2, scale_factor=2, mode=mode)], x)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_dynamic_sizes(mode):
     def function(x):
@@ -129,6 +134,7 @@ def test_dynamic_sizes(mode):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_symbolic_rows_of_known_images(mode):
     def function(x):
@@ -144,6 +150,7 @@ def test_symbolic_rows_of_known_images(mode):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_is_scattered(mode, monkeypatch):
     from regraft.compiler.autograd import differentiate
@@ -182,6 +189,7 @@ def test_bytes(mode, antialias):
             assert torch.equal(got, want)
 
 
+@one_row_in(2)
 @takes_turns("to", "align_corners")
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -87,6 +87,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
+@one_row_in(2)
 @takes_turns("training")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)

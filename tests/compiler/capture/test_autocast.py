@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import one_row_in
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import regraft  # noqa: F401 - the backend
@@ -43,6 +44,7 @@ def autocast(dtype):
         torch.set_autocast_dtype("cuda", before[1])
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("call", CALLS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -36,6 +36,7 @@ def compiled(function: Any, *inputs: Any, dynamic: bool = False, autocast: bool 
         return function(*inputs), made(*inputs), found
 
 
+@one_row_in(2)
 @takes_turns("norm_first", "activation", "dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
@@ -58,6 +59,7 @@ def test_encoder_layers_under_autocast(norm_first: bool, dtype: torch.dtype) -> 
     assert found.count("attention") == 1
 
 
+@one_row_in(2)
 @takes_turns("choices")
 @pytest.mark.parametrize("choices", [{}, {"need_weights": False}, {"average_attn_weights": False}])
 @pytest.mark.parametrize("mask", [None, padding(), torch.zeros(B, S).masked_fill(padding(), -torch.inf)])

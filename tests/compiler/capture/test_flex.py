@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_module
 from support.capturing import CaptureBackend, same_as_eager
-from support.thorough import thorough
+from support.thorough import one_row_in, thorough
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
@@ -68,6 +68,7 @@ def spelled(program, *args, **how) -> CaptureBackend:
 
 
 # Of those that index nothing, or as others do, longer runs have more.
+@one_row_in(2)
 @pytest.mark.parametrize("name", [thorough(n) if n in ("relative", "bias", "cap") else n for n in SCORES])
 def test_score_functions(name):
     mask = CPU(MASKS["empty rows"])
@@ -233,6 +234,7 @@ def test_blocks_that_are_all_a_mask_says():
     assert not got[:, :, 16:32].any()
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("name", "dynamic"), [("cap", False), ("hides", False), ("cap", True), thorough("hides", True)]
 )

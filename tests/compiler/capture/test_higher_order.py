@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.capturing import CaptureBackend, interpret, same_as_eager, target_name
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -205,6 +205,7 @@ INTO_VIEWS = {
 }
 
 
+@one_row_in(2)
 @takes_turns("sizes")
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (1, 3)])
 @pytest.mark.parametrize("write", INTO_VIEWS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -113,6 +113,7 @@ def _lists(x, y):
     return y + 1
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dynamic", [None, True, False])
 @pytest.mark.parametrize("program", [_written, _multiplied, _lists])
 def test_inputs_that_are_written_to_and_reshaped(program, dynamic):

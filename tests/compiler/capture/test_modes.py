@@ -9,6 +9,7 @@ import torch
 import torch.autograd.forward_ad as fwad
 import torch.nn.functional as F
 from support.capturing import CaptureBackend, same_as_eager
+from support.thorough import one_row_in
 from torch import nn
 
 import regraft
@@ -118,6 +119,7 @@ def test_autocast_switched_off_inside():
     assert [n.meta["val"].dtype for n in (first, second, third)] == [torch.bfloat16, torch.float32, torch.bfloat16]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "program",
     [
@@ -201,6 +203,7 @@ def test_what_fails_within_a_scope_has_left_it(scope, monkeypatch):
     torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 def test_tangents_are_eagers(first, training):

@@ -9,6 +9,7 @@ import torch
 import torch.ao.quantization.fx._decomposed
 import torch.nn.functional as F
 from support.rewriting import compiled
+from support.thorough import one_row_in
 
 Q = torch.ops.quantized_decomposed
 U8 = (0, 255, torch.uint8)
@@ -50,6 +51,7 @@ INPUTS = {
 }  # fmt: skip
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("function", INPUTS, ids=lambda f: f.__name__)
 def test_the_same_bits_without_a_call(function: Any) -> None:
     made, found = compiled(function)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -24,6 +24,7 @@ PROGRAMS = {
 KEPT = {"a dim more", "transposed", "parts of both"}
 
 
+@one_row_in(3)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS)

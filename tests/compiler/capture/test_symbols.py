@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.capturing import CaptureBackend, same_as_eager
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import nn
 
 from regraft.compiler.capture import capture
@@ -53,6 +53,7 @@ def test_numbers_as_inputs(number):
     assert backend.codes == []
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [None, True, False])
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn.attention.flex_attention import create_block_mask
 
@@ -52,6 +52,7 @@ PROGRAMS = [
 ]
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [torch.vmap(written), torch.vmap(lambda row: row.add_(1) * 2), *PROGRAMS])
@@ -66,6 +67,7 @@ def test_writes_and_constants(program, dynamic):
     assert not found.fallbacks
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("program", PROGRAMS[:3] + PROGRAMS[4:])
 def test_gradients(program):
     torch._dynamo.reset()
@@ -170,6 +172,7 @@ DERIVATIVES = {
 }
 
 
+@one_row_in(3)
 @takes_turns("gradients", "dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("gradients", [False, True])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.symbols import compiled
+from support.thorough import one_row_in
 
 FUNCTIONS = {
     "sum": lambda x: x.sum(0),
@@ -18,6 +19,7 @@ FUNCTIONS = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("device", ["cpu", "interpreter"])
 @pytest.mark.parametrize("sizes", [(4, 8), (3, 5), (1, 16), (16, 1)], ids=str)
 def test_sums_of_zeros(sizes: tuple[int, int], device: str) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from support.lowering import trace
 from support.symbols import check
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 from regraft.compiler.ir.accesses import values
 from regraft.compiler.ir.value import Op
@@ -46,6 +46,7 @@ MEETINGS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@one_row_in(2)
 @takes_turns("wide")
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("device", ["cpu", "interpreter"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.freezing import counts, disturbed, frozen
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import nn
 from torch.nn import functional as F
 
@@ -152,6 +152,7 @@ SMALL_WEIGHTS = {
 }
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SMALL_WEIGHTS)

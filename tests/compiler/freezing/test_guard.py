@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.freezing import counts, frozen, normalized, residual_network
+from support.thorough import one_row_in
 from torch import nn
 
 
@@ -36,6 +37,7 @@ def by_buffer(model: nn.Module) -> None:
 CHANGES = [by_in_place, by_state_dict, by_new_parameter, by_data, by_buffer]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_weights_are_followed(change: Callable[[nn.Module], None]) -> None:
     model, x = normalized(), torch.randn(2, 4, 9, 9)

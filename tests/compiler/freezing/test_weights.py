@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.freezing import frozen, normalized
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import nn
 
 import regraft
@@ -119,6 +119,7 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@one_row_in(2)
 @takes_turns("profit")
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize("profit", ["always", "measured"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.lowering import agree, trace
-from support.thorough import THOROUGH, takes_turns
+from support.thorough import THOROUGH, one_row_in, takes_turns
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.agreement import disagreement, hold_sizes
@@ -103,6 +103,7 @@ def stays(function, *given, **how):
     return bool(lower(module).kept)
 
 
+@one_row_in(3)
 @pytest.mark.parametrize(("row", "name"), enumerate(MIXED), ids=MIXED)
 def test_mixtures_of_dtypes(row, name):
     """In short runs every other pair, each dtype with three others on either side."""
@@ -121,6 +122,7 @@ def test_dtypes_of_indices(name):
     assert not stays(INDICES[name], X, ROWS, THREE)
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", SIZES)
@@ -239,6 +241,7 @@ SYMBOLS = {
 WITHOUT_CHECKS = ("slice", "steps", "row", "diagonal", "table")  # where tracing compares nothing
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", SYMBOLS)
 def test_symbols_that_are_equal_once_are_held_to_it_by_a_guard(name):
     function = SYMBOLS[name]

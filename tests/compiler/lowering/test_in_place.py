@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.lowering import compare, fresh, run, trace
 from support.symbols import compiled
+from support.thorough import one_row_in
 from transformers import LlamaConfig
 from transformers.cache_utils import StaticCache
 
@@ -112,6 +113,7 @@ def copies(made: Any, size: int) -> list[str]:
     return [item.name for item in items if torch.Size([v.extent for v in item.loops]).numel() >= size]
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("step", [read_by_a_call, read_by_kernels])
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_no_copy_of_the_cache(write: Callable[..., None], step: Callable[..., Any]) -> None:
@@ -238,6 +240,7 @@ def test_static_caches_of_transformers(monkeypatch: pytest.MonkeyPatch, window: 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("write", [index_copy, by_index, by_a_slice, added_by_index])
 def test_triton_writes_in_place(write: Callable[..., None]) -> None:
     """Interpreted: the graph that is assembled writes to the input that it is given, and calls read that."""

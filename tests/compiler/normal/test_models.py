@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.normal import normalized
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import fx
 
 from regraft.compiler.capture import capture
@@ -77,6 +77,7 @@ def _is_weighted_sum(softmax: fx.Node) -> bool:
     return op_name(user) == "aten.matmul" and user.args[0] is softmax
 
 
+@one_row_in(2)
 @pytest.mark.slow
 @takes_turns("train", "dynamic")
 @pytest.mark.parametrize(("train", "dynamic"), [(True, False), (False, True)])

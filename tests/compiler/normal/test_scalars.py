@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 
@@ -36,6 +36,7 @@ DIVISORS = {
 }
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(), (1,), (2, 3, 4, 4)])

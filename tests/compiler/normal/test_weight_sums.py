@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.rewriting import assert_agrees, rewritten, trained
+from support.thorough import one_row_in
 
 Q, R, K, L, V = (torch.randn(2, 3, n, 8) for n in (5, 5, 7, 7, 7))
 WIDE_Q, WIDE_K = torch.randn(2, 6, 5, 8), torch.randn(2, 6, 7, 8)
@@ -45,6 +46,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_each_attention_is_replaced(name, training):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft
 from regraft.compiler.options import Options, list_templates
@@ -16,6 +16,7 @@ ON_CPU = {
 }  # fmt: skip
 
 
+@one_row_in(2)
 @takes_turns("training")
 @pytest.mark.parametrize("template", list_templates())
 @pytest.mark.parametrize("training", [False, True])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.freezing import counts, disturbed, frozen, residual_network
 from support.rewriting import compiled
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import nn
 
 from regraft.compiler.passes import layout_ends
@@ -36,6 +36,7 @@ def test_not_frozen() -> None:
     assert cov.graphs[0].details["channels_last"]["chosen"] and cov.matches["convolution"] == 6
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("kernel, stride, padding, groups", [(4, 2, 1, 1), (2, 2, 0, 1), (3, 1, 1, 4), (3, 2, 0, 2)])
 def test_transposed(kernel: int, stride: int, padding: int, groups: int) -> None:
     layer = nn.ConvTranspose2d(16, 8, kernel, stride, padding, groups=groups)
@@ -117,6 +118,7 @@ GEOMETRIES = {
 }
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", GEOMETRIES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.pipeline import replace_pass
 from support.rewriting import compiled
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -35,6 +35,7 @@ def traced(function: Any, *inputs: torch.Tensor) -> fx.GraphModule:
     return module
 
 
+@one_row_in(2)
 @takes_turns("turned")
 @pytest.mark.parametrize("turned", [False, True], ids=["channels apart", "channels last"])
 @pytest.mark.parametrize("kind", LAYERS)

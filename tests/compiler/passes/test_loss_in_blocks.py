@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -91,6 +91,7 @@ def compared(model, x, target, autocast=False):
     return found, ours, theirs
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -169,6 +170,7 @@ def two_losses(z, t):
     return F.cross_entropy(flat(z), t.view(-1)) + 1e-4 * z.logsumexp(-1).square().mean()
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(("reason", "loss"), [
     ("logits are a result", lambda z, t: (F.cross_entropy(flat(z), t.view(-1)), z)),
     ("a second loss", two_losses),

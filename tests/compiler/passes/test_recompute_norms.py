@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import nn
 
 import regraft
@@ -38,6 +38,7 @@ NORMS = {
 }
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", NORMS)

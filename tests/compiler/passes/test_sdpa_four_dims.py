@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from support.pipeline import replace_pass
 from support.rewriting import compiled
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -61,6 +61,7 @@ def calls(module: fx.GraphModule) -> list[fx.Node]:
     return [n for n in module.graph.nodes if op_name(n) == "aten.scaled_dot_product_attention"]
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kind", GIVEN)
 def test_results(kind: str, mask: str) -> None:

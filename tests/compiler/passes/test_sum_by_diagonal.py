@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.thorough import one_row_in
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.passes.sum_by_diagonal import diagonals_of, sum_by_diagonal
@@ -65,6 +66,7 @@ def test_zeros_however_they_are_made(make):
     assert sum_by_diagonal(module) == 1
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", INDICES)
 def test_as_eager(name, dtype):

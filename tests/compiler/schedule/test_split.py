@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.lowering import lowered
 from support.schedules import SMALL_GPU, Builder, assert_same, body_text, inputs_of, number, op
+from support.thorough import one_row_in
 
 from regraft.compiler.ir.folds import component_dtypes
 from regraft.compiler.ir.index.index import Index, Loaded, Size, add
@@ -42,6 +43,7 @@ def split(program, target=SMALL_GPU):
     return split_reductions(program, target)
 
 
+@one_row_in(3)
 @EACH
 @pytest.mark.parametrize("across", [False, True], ids=["along", "across"])
 @pytest.mark.parametrize(("sizes", "lengths"), [((), (64,)), ((3,), (67,)), ((2,), (4, 31)), ((), (3, 2, 29))])

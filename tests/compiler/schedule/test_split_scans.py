@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.schedules import SMALL_GPU, Builder, assert_same, op
+from support.thorough import one_row_in
 from support.triton_kernels import compiles, interpreted_agrees
 
 from regraft.compiler.ir.index.index import Size
@@ -49,6 +50,7 @@ def split(program, target=SMALL_GPU):
     return split_reductions(program, target)
 
 
+@one_row_in(3)
 @pytest.mark.parametrize(("reducer", "dtype"), SCANNED, ids=[f"{r}-{d}" for r, d in SCANNED])
 @pytest.mark.parametrize("across", [False, True], ids=["along", "across"])
 @pytest.mark.parametrize(("sizes", "length"), [((), 64), ((), 65), ((3,), 132)])

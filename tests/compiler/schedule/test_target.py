@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.lowering import trace
 from support.schedules import SMALL_GPU, Builder, assert_same, body_text, loops_of, number, op, softmax
+from support.thorough import one_row_in
 
 import regraft.compiler.passes.recompute_softmax  # noqa: F401 (declares an operator)
 from regraft.compiler.ir.accesses import statements
@@ -142,6 +143,7 @@ def masked(maps, rows=False):
     return b.program(*sums, *made)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("maps", [0, 1, 8])
 def test_readers_that_become_one_kernel_are_one(maps, rows):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.thorough import one_row_in
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from regraft.compiler.templates import fuse_attention
@@ -57,6 +58,7 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(("make", "count"), [(bert, 1), (gpt2, 1), (t5, 1), (gemma2, 1), (swin, 2)])
 def test_models(make: Callable[[], Any], count: int) -> None:
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.opinfo import operators
 from support.own_source import NAME, matched_by, outcome, pattern_of, quiet
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch import nn
 
 from regraft import PatternError, Sample, T, choose, register_pattern
@@ -104,6 +104,7 @@ PYTHON = {
 }
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", PYTHON)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.facts import agree, captured, fact, facts
 from support.rewriting import compiled
+from support.thorough import one_row_in
 
 from regraft.rewrites.facts import Choice, Positions, Table, Uniform
 from regraft.rewrites.facts.evaluate import MAX_BYTES
@@ -50,6 +51,7 @@ UNIFORM: dict[str, tuple[Callable[[Tensor], Tensor], Any]] = {
 }
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", UNIFORM)
 def test_one_number(name: str, dynamic: bool) -> None:

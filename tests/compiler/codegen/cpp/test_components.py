@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.kernels import avx512_text, compiled_agrees
+from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp.components import unroll_components
 from regraft.compiler.codegen.cpp.target import host_target
@@ -28,6 +29,7 @@ def turned(x):
     return y, y.roll(1, -1) - x, x / (x.square().sum(-1, keepdim=True) + 1)
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("rows", [1, 15, 16, 33])
 def test_programs_are_eagers(rows, dtype):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.kernels import compiled_agrees, flat_buffer, kernel, run_compiled
+from support.thorough import one_row_in
 
 from regraft.compiler.codegen import cpp
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
@@ -77,6 +78,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_are_eagers(name):
     function, *inputs = PROGRAMS[name]
@@ -86,6 +88,7 @@ def test_programs_are_eagers(name):
 NARROW = ["transposed bool", "layer_norm bfloat16", "softmax across", "causal softmax", "padding", "cross entropy"]
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("target", ["avx2", "generic", "scalar"] if HOST.vector_bytes >= 32 else ["scalar"])
 @pytest.mark.parametrize("name", NARROW)
 def test_other_instruction_sets_agree(name, target):
@@ -93,12 +96,14 @@ def test_other_instruction_sets_agree(name, target):
     compiled_agrees(function, *inputs, target=cpp.target(target))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", ["pointwise with broadcasts", "layer_norm", "softmax across", "transposed"])
 def test_symbolic_sizes_agree(name):
     function, *inputs = PROGRAMS[name]
     compiled_agrees(function, *inputs, dynamic=True)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 65])
 def test_tails_touch_nothing_else(size):
     i = Var("i", size)
@@ -194,6 +199,7 @@ def test_a_loop_that_shifts_memory_keeps_its_order():
     agree_with_interpreter(made, {"x": torch.zeros(41)})
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("mode", ["add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16, I64, torch.bool], ids=str)
 def test_stores_that_combine_meet_in_order(mode, dtype):
@@ -234,6 +240,7 @@ def test_parallel_loops_over_a_product_of_sizes():
     assert torch.equal(out, torch.arange(48 * 35))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("images", [1, 2, 3, 5])
 def test_pads_of_few_images(images):
     """Lanes that a mask leaves alone; GCC 12 vectorized what was left a second time, and stored what it never read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.thorough import one_row_in
 
 functional = torch.nn.functional
 
@@ -67,6 +68,7 @@ def of_images(x):
     }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("channels", "size", "mean", "dynamic"),
     [(8, 192, 0.0, True), (32, 192, 0.0, False), (3, 192, 0.0, False), (1, 1500, 0.5, False)],

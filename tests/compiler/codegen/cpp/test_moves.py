@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from support.kernels import compiled_agrees, run_compiled
 from support.lowering import trace
+from support.thorough import one_row_in
 
 from regraft.compiler.codegen import cpp
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
@@ -37,6 +38,7 @@ def texts(function, x):
     return [kernel_text(kernel, cpp.host_target()) for kernel in kernels]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", MOVES)
 def test_moved_as_bits(name, dtype):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from support.kernels import compiled_agrees
 from support.lowering import trace
+from support.thorough import one_row_in
 
 import regraft
 from regraft.compiler.codegen import cpp
@@ -41,12 +42,14 @@ PROGRAMS = {
 }
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_places_that_follow_from_a_formula(name, target):
     compiled_agrees(PROGRAMS[name], torch.randn(5, 43), target=cpp.target(target))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.bool], ids=str)
 def test_of_every_width(dtype):
     x = (torch.randn(5, 43) * 9).to(dtype)
@@ -101,6 +104,7 @@ def test_a_row_of_a_table_of_unknown_length(program):
     assert not found.fallbacks
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("width", [1, 7, 16, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_nothing_is_read_past_the_end(width, dtype):

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from support.kernels import compiled_agrees, flat_buffer, loop_kernel, run_compiled_all
+from support.thorough import one_row_in
 
 from regraft.compiler.codegen import cpp
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
@@ -101,6 +102,7 @@ def outputs(target, dtype):
     return {name: (made_one["out"], cases[name][1:]) for name, made_one in zip(cases, made, strict=True)}
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_operations_are_eagers(target, dtype):
@@ -125,6 +127,7 @@ def test_signs_of_zero_are_kept(target):
         assert torch.equal(ours.signbit()[keep], expected.signbit()[keep]), name
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_casts_are_eagers(target):
     pairs = [(a, b) for a, b in itertools.product(DTYPES, DTYPES) if a != b]
@@ -145,6 +148,7 @@ def test_casts_are_eagers(target):
         assert torch.equal(made["out"], want), pair
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("step", [1, 5])
 def test_casts_to_integers_and_back_are_no_truncations(step, target):
@@ -296,6 +300,7 @@ def test_remainders_are_exact_at_any_scale(target):
             assert torch.equal(made["out"].double(), exact)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float64, torch.bfloat16], ids=str)
 def test_every_few_elements(dtype):
     size, kernels, inputs = 83, [], []  # whole vectors and a tail; the last element is the buffer's last
@@ -316,6 +321,7 @@ def test_every_few_elements(dtype):
             assert torch.equal(made["out"], given["x"][first::step]), (target, one.name)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("mode", ["add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_rows_are_combined_with_memory(mode, dtype):

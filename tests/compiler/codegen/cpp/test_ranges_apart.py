@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels import avx512_text, compiled_agrees, numbers
 from support.lowering import lowered
-from support.thorough import examples
+from support.thorough import examples, one_row_in
 
 from regraft.compiler.codegen.cpp.ranges_apart import ranges_apart
 from regraft.compiler.ir.interpreter import run_kernel
@@ -40,6 +40,7 @@ def text_of(function, *inputs, lanes=16):
     return "".join(kernel_text(ranges_apart(kernel, lanes)) for kernel in kernels)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", PADDED)
 def test_programs(name):
     for dtype in DTYPES:

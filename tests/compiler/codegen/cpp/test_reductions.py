@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from support.kernels import flat_buffer, kernel, run_compiled_all
+from support.thorough import one_row_in
 
 from regraft.compiler.codegen import cpp
 from regraft.compiler.ir.folds import component_dtypes
@@ -80,6 +81,7 @@ def compiled(target):
     return list(zip(kernels, inputs, run_compiled_all(kernels, inputs, cpp.target(target)), strict=True))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_reducers_are_the_interpreters(target):
     for made, x, ours in compiled(target):
@@ -87,6 +89,7 @@ def test_reducers_are_the_interpreters(target):
         close(ours, run_kernel(made, {"x": x["x"].clone()}), dtype)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "special", [(math.nan,), (-math.inf,), (math.inf,), (math.nan, math.inf, -math.inf), (-0.0, 0.0)]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from support.kernels import compiled_agrees
 from support.lowering import trace
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 from regraft.compiler.codegen import cpp
 from regraft.compiler.codegen.cpp import target
@@ -27,6 +27,7 @@ def numbers(rows, length, dtype=torch.float32):
     return x.to(dtype)
 
 
+@one_row_in(2)
 @takes_turns("rows")
 @pytest.mark.parametrize("rows", [64, 133])
 @pytest.mark.parametrize("length", LENGTHS)
@@ -37,6 +38,7 @@ def test_rows_of_any_length(length, rows):
     compiled_agrees(lambda x: (x.amax(-1), x.sum(-1), x.argmin(-1)), x)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", ["avx2", "generic", "scalar"])
 def test_other_instruction_sets(name):
     if cpp.host_target().vector_bytes < 32:
@@ -45,6 +47,7 @@ def test_other_instruction_sets(name):
         compiled_agrees(lambda x: (x.softmax(-1), x.argmax(-1)), numbers(70, length), target=target(name))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_other_dtypes(dtype):
     for length in (9, 18, 40):
@@ -96,6 +99,7 @@ def test_folds_in_folds_have_lanes_along_memory():
     assert "strided" not in written(squares, torch.randn(1024, 26, 16))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", ["avx512", "avx2", "scalar"])
 def test_places_that_are_read_again(name):
     """They are found in 32 bits, and are 64 bits wide to all that read them."""

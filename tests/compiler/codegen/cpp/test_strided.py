@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.kernels import compiled_agrees
 from support.lowering import trace
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 from regraft.compiler.codegen import cpp
 from regraft.compiler.codegen.cpp.kernel_text import kernel_text
@@ -27,6 +27,7 @@ def columns(x: torch.Tensor) -> torch.Tensor:
     return total
 
 
+@one_row_in(2)
 @takes_turns("target")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", WIDE, ids=str)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernels import avx512_text, compiled_agrees, numbers
 from support.lowering import lowered
-from support.thorough import examples
+from support.thorough import examples, one_row_in
 
 from regraft.compiler.codegen.cpp.kernel_text import prepared
 from regraft.compiler.codegen.cpp.target import target
@@ -49,6 +49,7 @@ def test_what_stays():
     assert extents(padded, R(4, 16, 8, 17, 32))[:4] == [4, 8, 32, 16]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float64], ids=str)
 def test_tiles_of_all_sizes(dtype):
     """Rows and columns that fill a tile, parts of one, and several."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.kernels import avx512_text, compiled_agrees
+from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp.build import source_of
 from regraft.compiler.codegen.cpp.compiler import compile_all
@@ -21,6 +22,7 @@ def numbers(*sizes, dtype=torch.float32):
     return x.to(dtype)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_transpositions(dtype):
     for sizes in SIZES:
@@ -35,6 +37,7 @@ def test_places_of_shuffles_are_constants():
     assert not re.search(rb"\xf6[\xc0-\xc7]\x08|\xa8\x08", Path(library._name).read_bytes())  # test $8, %cl
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_transpositions_that_are_computed_with(sizes):
     x, row, column = numbers(*sizes), torch.randn(sizes[0]), torch.randn(sizes[1], 1)
@@ -42,6 +45,7 @@ def test_transpositions_that_are_computed_with(sizes):
     compiled_agrees(lambda x: x.t().to(torch.bfloat16, copy=True).contiguous(), x, rtol=0, atol=0)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64], ids=str)
 def test_scans_of_rows(dtype):
     for sizes in [(16, 16), (35, 70), (48, 33), (5, 90)]:

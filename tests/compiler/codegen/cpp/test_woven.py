@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.kernels import avx512_text, compiled_agrees, numbers
+from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp.target import host_target
 
@@ -23,6 +24,7 @@ def turned(x):
     return torch.stack(x.unbind(-1)[::-1], -1)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_put_together(dtype):
     compiled_agrees(put_together, *[numbers(2, 53, dtype=dtype) for _ in range(9)], rtol=0, atol=0)

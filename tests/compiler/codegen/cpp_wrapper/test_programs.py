@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.random_programs import draw
-from support.thorough import examples, takes_turns, thorough
+from support.thorough import examples, one_row_in, takes_turns, thorough
 from support.two_wrappers import check
 from torch._higher_order_ops import while_loop
 
@@ -74,6 +74,7 @@ def inputs(rows=4, grad=False):
     return [t.requires_grad_(grad) for t in (x, w, b)]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "function",
     [several, writes, shares, picks, drops, converts, looks, branches, loops, norms],
@@ -84,11 +85,13 @@ def test_inference(function):
         check(function, inputs(), inputs())
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("function", [several, shares, drops, norms], ids=lambda f: f.__name__)
 def test_training(function):
     check(function, inputs(grad=True), inputs(grad=True))
 
 
+@one_row_in(2)
 @takes_turns("grad")
 @pytest.mark.parametrize("function", [several, writes, shares, norms], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("grad", [False, True])

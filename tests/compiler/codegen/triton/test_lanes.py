@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 import torch
 import torch.nn.functional as F
 from support.lowering import trace
+from support.thorough import one_row_in
 from support.triton_kernels import compiled, compiles, interpreted_agrees, spilled
 
 from regraft.compiler.codegen.triton import candidates, kernel_source, launches
@@ -92,6 +93,7 @@ APART = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", APART)
 def test_fewer_elements_compute_the_same(name):
     function, *inputs = APART[name]

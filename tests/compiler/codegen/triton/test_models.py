@@ -13,7 +13,7 @@ import torch
 
 from ....support.caches import cache_in
 from ....support.offline_gpu import OfflineGpu
-from ....support.thorough import takes_turns, thorough
+from ....support.thorough import one_row_in, takes_turns, thorough
 from ...templates.test_models import _IMAGE, _TINY, _TOKENS, bert, gpt2, t5
 
 transformers = pytest.importorskip("transformers")
@@ -46,6 +46,7 @@ def fresh_dynamo(tmp_path_factory: Any) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@one_row_in(2)
 @takes_turns("training")
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("make", MODELS)

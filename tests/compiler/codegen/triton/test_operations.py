@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import one_row_in
 from support.triton_kernels import compile_for, compiles, interpret, run_interpreted
 
 from regraft.compiler.codegen.triton import kernel_source
@@ -14,6 +15,7 @@ from regraft.compiler.ir.value import Const, Load, Op
 from ..cpp.test_operations import DTYPES, case, flat_buffer, loop_kernel, names_for, operands
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_operations_are_eagers(dtype):
     wrong = {}
@@ -32,6 +34,7 @@ def test_operations_are_eagers(dtype):
     assert not wrong, "\n".join(f"{name}: {text[-1500:]}" for name, text in wrong.items())
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool], ids=str)
 def test_operations_compile(dtype):
     """All of a dtype in one module: a kernel each."""

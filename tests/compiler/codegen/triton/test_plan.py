@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from support.lowering import trace
 from support.schedules import SMALL_GPU
+from support.thorough import one_row_in
 from support.triton_kernels import compile_for, compiled, compiles, interpreted_agrees, run_interpreted, spilled
 
 from regraft.compiler.codegen.triton import candidates, kernel_source, launches, plan, source
@@ -156,6 +157,7 @@ NARROW = [
 ]  # fmt: skip
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", NARROW)
 def test_every_candidate_computes_the_same(name, monkeypatch):
     function, *inputs = PROGRAMS[name]

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_kernels import compiles, run_interpreted
 
 from regraft.compiler.codegen.triton import kernel_source, plan
@@ -30,6 +30,7 @@ def blocks(request, monkeypatch):
         monkeypatch.setattr(plan, "_COLUMN", (16, 8))
 
 
+@one_row_in(3)
 @takes_turns("blocks")
 @BOTH
 @ONE
@@ -40,6 +41,7 @@ def test_reducers_are_the_interpreters(blocks, reducer, dtype, along):
         close(run_interpreted(made, {"x": x["x"].clone()}), run_kernel(made, x), dtype)
 
 
+@one_row_in(2)
 @takes_turns("blocks")
 @BOTH
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.thorough import examples, takes_turns
+from support.thorough import examples, one_row_in, takes_turns
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -197,6 +197,7 @@ def test_random_programs_do_reuse():
     assert generate(gm, name="g").stats.reused == 2
 
 
+@one_row_in(3)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [0, 1, 7, 1000, 40000])

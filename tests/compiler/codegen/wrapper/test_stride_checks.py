@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 import regraft  # noqa: F401 (registers the backend)
 from regraft.compiler.codegen.wrapper.stride_checks import laid_out, order_of
@@ -65,6 +65,7 @@ def _(x, kind):
     return x.new_empty(x.shape) if kind == "columns" else x.new_empty(x.shape[::-1]).t()
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("kind", ["columns", "rows", "row", "counted"])

@@ -11,6 +11,7 @@ import weakref
 
 import pytest
 import torch
+from support.thorough import one_row_in
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -408,6 +409,7 @@ def _(x):
     return [x.clone(), x.clone()], [x.clone()], 2
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("read", [
     lambda a, b, n: (a[0] + 1, a[1]),

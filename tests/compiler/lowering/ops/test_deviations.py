@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.kernels import compiled_agrees
 from support.lowering import lowered
+from support.thorough import one_row_in
 
 F32 = torch.float32
 
@@ -21,6 +22,7 @@ def computed_in(function, *inputs):
     }
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("scale", [1.0, 1e-42, 1e-36, 1e-23, 1e-20, 1e20, 1e30, 5e36])
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
 def test_any_scale(dtype, scale):
@@ -50,6 +52,7 @@ def test_infinite_and_no_numbers():
     compiled_agrees(lambda x: x.std(1), x, rtol=3e-7, atol=0)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dims", [(0, 2), (1, 2), (0, 1, 2), (2,)])
 def test_dims_and_layouts(dims):
     x = torch.randn(5, 7, 300).transpose(0, 1)

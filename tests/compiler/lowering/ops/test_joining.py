@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.lowering import HALVES, agree, run, trace
 from support.tensors import FLOATS, WHOLE, tensor_and_dim, tensors
-from support.thorough import examples, takes_turns
+from support.thorough import examples, one_row_in, takes_turns
 from support.triton_kernels import compiles, interpreted_agrees
 
 from regraft.compiler.lowering import lower
@@ -148,6 +148,7 @@ def channels_last(x, rank):
     return x.to(memory_format=formats[rank]) if rank in formats and x.dim() == rank + 2 else x
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("name", PADS)
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from support.lowering import agree
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -56,6 +56,7 @@ UNARY_FLOAT = (
 PREDICATES = ("isposinf", "isneginf", "signbit", "sgn", "nan_to_num", "positive")
 
 
+@one_row_in(3)
 @takes_turns("dtypes")
 @pytest.mark.parametrize("dtypes", TWO, ids=str)
 @pytest.mark.parametrize("name", (*UNARY_ALL, *UNARY_FLOAT, *PREDICATES))

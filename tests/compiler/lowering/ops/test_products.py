@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from support.kernels import compiled_agrees
 from support.lowering import agree, run_program, trace
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_kernels import compiles, interpreted_agrees
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -52,6 +52,7 @@ def test_vectors_of_other_dtypes(name, dtype):
 SMALL_MATRICES = [(2, 3, 5), (3, 4, 2), (7, 11, 13), (16, 16, 16), (1, 5, 8), (12, 16, 32)]  # rows, terms, columns
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("sizes", SMALL_MATRICES, ids=str)
@@ -134,6 +135,7 @@ def test_products_with_results_of_more_bits(monkeypatch):
     torch.testing.assert_close(made, x.float() @ y.float())
 
 
+@one_row_in(3)
 @pytest.mark.parametrize(
     ("function", "shapes", "dtype", "own"),
     [

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree
-from support.thorough import examples, takes_turns
+from support.thorough import examples, one_row_in, takes_turns
 
 X = torch.arange(24.0).reshape(2, 3, 4)
 VIEWS = {
@@ -36,6 +36,7 @@ def test_views_make_nothing(name):
     assert not [item for item in made.program.items if item.name not in made.views]
 
 
+@one_row_in(3)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", VIEWS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.caches import cache_in
+from support.thorough import one_row_in
 
 import regraft
 
@@ -73,6 +74,7 @@ USES = {
 }  # fmt: skip
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(("name", "use"), [
     *((name, "all") for name in PROGRAMS), ("several", "first"), ("loss", "first"), ("transposed", "turned"),
 ])  # fmt: skip
@@ -123,6 +125,7 @@ def test_backward_twice_and_gradients_of_gradients():
         made.sum().backward()
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("function", [PROGRAMS["one"], lambda x, w: (x.exp() * w.exp()).sin()])
 @pytest.mark.parametrize("place", [0, 1])
 def test_gradients_of_gradients_of_chosen_inputs(function, place):

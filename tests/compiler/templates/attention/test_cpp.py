@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp import target
 from regraft.compiler.templates import TemplateKernel
@@ -40,6 +41,7 @@ def qkv(b: int, h: int, m: int, n: int, d: int, e: int, dtype: torch.dtype = F32
     return [random(b, h, m, d, dtype=dtype), random(b, h, n, d, dtype=dtype), random(b, h, n, e, dtype=dtype)]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "sizes",
     [(1, 2, 128, 128, 64, 64), (2, 3, 1, 77, 20, 24), (2, 2, 5, 1, 8, 8), (1, 1, 1, 1, 1, 1), (1, 2, 37, 49, 7, 5),
@@ -66,6 +68,7 @@ def test_bfloat16_result_keeps_nan() -> None:
     assert_as_good_as_eager(attention, [q, k, v])
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("shape", [(1, 1, 20, 30), (2, 1, 1, 30), (2, 3, 20, 1), (3, 1, 30), (30,), ()])
 def test_masks_broadcast(shape: tuple[int, ...]) -> None:
     assert_as_good_as_eager(masked, [*qkv(2, 3, 20, 30, 16, 16), random(*shape)])
@@ -198,6 +201,7 @@ def spelled_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tens
     return torch.softmax(scores, -1) @ v
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("sizes", [(1, 2, 37, 37, 8, 8), (1, 1, 100, 30, 8, 8), (1, 1, 30, 100, 8, 8),
                                    (1, 1, 2200, 2200, 64, 64)])  # fmt: skip
 def test_causal(sizes: tuple[int, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.thorough import one_row_in
 
 from regraft.compiler.templates import TemplateKernel
 from regraft.compiler.templates.common.cpp_call import lanes
@@ -84,6 +85,7 @@ def is_of_few_queries(function: Callable[..., Any], inputs: list[torch.Tensor]) 
     return "attention::weigh" in kernel.source
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("f", "more"),
     [(plain, ()), (filled, (POSITION,)), (window, (POSITION,)), (capped, (POSITION,)),
@@ -96,6 +98,7 @@ def test_scores(f: Callable[..., Any], more: tuple[Any, ...]) -> None:
     assert is_of_few_queries(scored(f), inputs)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("heads", "shared", "keys", "dtype"),
     [(3, 3, 70, BF16), (8, 1, 1100, F32), (12, 1, 600, BF16), (16, 16, 257, F32), (2, 2, 5000, F32)],
@@ -123,6 +126,7 @@ def test_sinks() -> None:
     assert_as_good_as_eager(attention, [*qkv(), sinks])
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(("f", "more"), [(filled, POSITION), (window, POSITION), (kept, PADDED), (added, ADDED)])
 def test_what_the_mask_hides_is_not_read(f: Callable[..., Any], more: torch.Tensor) -> None:
     inputs = [*qkv(), more]
@@ -135,6 +139,7 @@ def test_what_the_mask_hides_is_not_read(f: Callable[..., Any], more: torch.Tens
     torch.testing.assert_close(fused, expected)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("position", [0, KEYS - 1, KEYS + 5, -1])
 @pytest.mark.parametrize("fill", [LOWEST, -math.inf])
 def test_first_and_last_positions(position: int, fill: float) -> None:

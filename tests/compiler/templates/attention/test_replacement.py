@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import one_row_in
 
 import regraft
 from regraft.rewrites.reason import Site
@@ -33,6 +34,7 @@ class Layer(torch.nn.Module):
         return x + attend(q, k, v).transpose(1, 2).flatten(2)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("spelled_out", [False, True])
 @pytest.mark.parametrize("profit", ["always", "never", "measured"])
 def test_each_attention_counts_once(spelled_out, profit):

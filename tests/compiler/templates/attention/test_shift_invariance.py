@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.thorough import one_row_in
 
 from ..fusing import fuse
 from .test_cpp import qkv, random
@@ -33,6 +34,7 @@ def computes_the_same(f: Callable[..., torch.Tensor], inputs: list[Any]) -> int:
     return fused.count
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     "f",
     [

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_attention import SMALL, Dropout, found_in, gradients, run
 from support.triton_kernels import compiled
 
@@ -189,6 +189,7 @@ SINKS = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", SINKS)
 def test_sinks(name: str) -> None:
     f, more = SINKS[name]

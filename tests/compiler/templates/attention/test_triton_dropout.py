@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import one_row_in
 from support.triton_attention import SMALL, Dropout, found_in, gradients, run
 from support.triton_kernels import compiled
 
@@ -64,6 +65,7 @@ def passes(function: Score, inputs: list[torch.Tensor], gradient: torch.Tensor) 
     return out.detach(), *torch.autograd.grad(out, leaves, gradient.to(out.dtype))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_the_mask_is_the_operators(p: float, fast: bool) -> None:

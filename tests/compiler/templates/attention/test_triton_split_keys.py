@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import one_row_in
 from support.triton_attention import as_near_as_eager, found_in, run_split, with_dtype
 from support.triton_kernels import compiled
 
@@ -89,6 +90,7 @@ PADDED = (torch.arange(KEYS) >= torch.tensor([0, 20])[:, None])[:, None, None] &
 SLOPES = torch.linspace(0.1, 0.8, 8)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("f", "more"),
     [(plain, ()), (filled, (POSITION,)), (window, (POSITION,)), (capped, (POSITION,)), (alibi, (POSITION, SLOPES)),
@@ -108,6 +110,7 @@ def test_parts(splits: int) -> None:
     as_near_as_eager(run_split(scored(filled), inputs, splits), scored(filled), inputs)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(("heads", "shared", "rows"), [(4, 4, 1), (8, 1, 8), (6, 3, 2), (96, 1, 48)])
 def test_heads_that_share_keys_are_rows(heads: int, shared: int, rows: int) -> None:
     inputs = [*qkv(heads, shared), POSITION]
@@ -116,6 +119,7 @@ def test_heads_that_share_keys_are_rows(heads: int, shared: int, rows: int) -> N
     assert math.prod(var.extent for var in ran.attention.lead) == 2 * heads // rows
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(("shared", "turned", "rows"), [(1, True, 24), (1, False, 24), (2, False, 12), (2, True, 3)])
 def test_several_queries_of_heads_that_share_keys(shared: int, turned: bool, rows: int) -> None:
     """As rows of one operand where they lie one step apart: by head, or by query."""

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from support.thorough import one_row_in
 from support.triton_attention import found_in
 
 from regraft.compiler.templates.attention.description import Attention
@@ -39,6 +40,7 @@ def test_parts_of_columns(columns: int, expected: list[tuple[int, int]]) -> None
     assert parts(columns) == expected
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("gpu", [HOPPER, AMPERE, SMALLER])
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("depth", [16, 64, 80, 128, 256])

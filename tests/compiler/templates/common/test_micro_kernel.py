@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp.build import source_of
 from regraft.compiler.codegen.cpp.compiler import compile_all
@@ -49,6 +50,7 @@ def library(lanes: int) -> ctypes.CDLL:
     return compile_all([source])[0][0]
 
 
+@one_row_in(3)
 @pytest.mark.parametrize(("width", "depth"), [(32, 64), (5, 3), (17, 33), (1, 1), (32, 15)])
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("lanes", [4, 8, 16])

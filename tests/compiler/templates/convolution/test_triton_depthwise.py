@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_convolution import agrees, found_in, on_gpu, run
 from support.triton_gemm import near
 from support.triton_kernels import compiled
@@ -62,6 +62,7 @@ def test_sizes(image: tuple[int, ...], dtype: torch.dtype) -> None:
 GROUPS = [(12, 1, 2), (12, 1, 5), (6, 2, 1), (6, 4, 4), (5, 3, 2), (2, 2, 15)]
 
 
+@one_row_in(2)
 @takes_turns("kernel", "options")
 @pytest.mark.parametrize(("kernel", "options"), GEOMETRIES[1:5], ids=str)
 @pytest.mark.parametrize("groups", GROUPS, ids=str)

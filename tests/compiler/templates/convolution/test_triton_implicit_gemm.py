@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_convolution import SMALL, agrees, found_in, interpreted, on_gpu, run
 from support.triton_gemm import near
 from support.triton_kernels import compiled
@@ -64,6 +64,7 @@ def test_boxes(name: str) -> None:
     assert "mask" not in source.text.partition("make_tensor_descriptor")[2].partition("tl.dot")[0]
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @BOTH
 @pytest.mark.parametrize("dtype", [BF16, F16])
@@ -162,6 +163,7 @@ EPILOGUES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+@one_row_in(3)
 @BOTH
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_epilogues(name: str, tile: GemmTile) -> None:

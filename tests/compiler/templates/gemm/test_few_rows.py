@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.thorough import examples, takes_turns
+from support.thorough import examples, one_row_in, takes_turns
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -82,6 +82,7 @@ def test_any_sizes(m: int, n: int, k: int, dtype: torch.dtype, deep: bool) -> No
     assert weights_read(layer if deep else turned, inputs) == [dtype] * 3
 
 
+@one_row_in(2)
 @takes_turns("deep")
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 3), (2, 150, 65), (4, 33, 31), (3, 95, 129), (1, 4200, 40)])
@@ -105,6 +106,7 @@ def test_a_thread_takes_neighbouring_columns_at_once() -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("deep", "dtype", "pairs", "requests"),
     [(True, F32, 0, 0), (True, F16, 0, 1), (True, BF16, 1, 1), (False, F32, 0, 0), (False, BF16, 1, 0)],
@@ -181,6 +183,7 @@ SPELLINGS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor]]] = {
 }  # fmt: skip
 
 
+@one_row_in(2)
 @takes_turns("rows")
 @pytest.mark.parametrize(("rows", "dtype"), [(1, BF16), (9, F32)])
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -220,6 +223,7 @@ def test_scales_with_more_elements_than_the_weight() -> None:
     weights_read(lambda x, w, s: x @ ((halves(w).to(x.dtype) - 8) * s[..., None]).mT, given)
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("rows", [1, 4, 6, 16])
 @pytest.mark.parametrize("size", [16, 32, 64, 128])
 def test_groups_of_any_size(rows: int, size: int) -> None:
@@ -228,6 +232,7 @@ def test_groups_of_any_size(rows: int, size: int) -> None:
     weights_read(in_groups(size), given)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("rows", [1, 6])
 @pytest.mark.parametrize("name", ["halves of bytes", "halves in groups", "scaled", "groups"])
 def test_numbers_that_are_not_finite(name: str, rows: int) -> None:
@@ -297,6 +302,7 @@ def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
     return torch.compile(model, backend="regraft", options={"profit": "always", "verify": "structure"} | options)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("model", [Quantized(), Packed()])
 @pytest.mark.parametrize("freezing", [False, True])
 def test_no_wide_copy_in_the_program(freezing: bool, model: nn.Module) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.thorough import one_row_in
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
@@ -90,6 +91,7 @@ SIZES = [(1, 1, 1), (1, 40, 17), (3, 17, 33), (17, 33, 3), (33, 128, 1), (9, 100
          (129, 1, 40)]  # fmt: skip
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("frozen", [(), (1,)])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_sizes(sizes: tuple[int, int, int], frozen: tuple[int, ...]) -> None:
@@ -116,6 +118,7 @@ def test_many_rows_in_several_blocks() -> None:
     assert_as_good_as_eager(layer, [random(150, 2000), random(40, 2000), random(40)])
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("frozen", [(), (1,)])
 @pytest.mark.parametrize(
     "make",
@@ -156,6 +159,7 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_epilogues(name: str) -> None:
     def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -171,6 +175,7 @@ def test_epilogues(name: str) -> None:
     torch.testing.assert_close(fused.graph_module(*inputs), function(*inputs), rtol=rtol, atol=1e-5)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("shape", [(2, 10, 37), (10, 37), (37,), (2, 1, 37), (1, 10, 1), (1,), ()])
 def test_epilogues_broadcast(shape: tuple[int, ...]) -> None:
     def function(x: torch.Tensor, w: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -202,6 +207,7 @@ def test_gated_layer_is_three_kernels() -> None:
     torch.testing.assert_close(fused.graph_module(*inputs), gated(*inputs), rtol=1e-4, atol=1e-4)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("post_op", ["none", "relu", "sigmoid", "tanh", "swish", "gelu"])
 @pytest.mark.parametrize("frozen", [(), (1,)])
 def test_calls_of_onednn(post_op: str, frozen: tuple[int, ...]) -> None:
@@ -226,6 +232,7 @@ def test_unknown_post_op_is_left_alone() -> None:
     assert fuse(function, [random(4, 8), random(8, 8)]).codes == ["epilogue-arguments"]
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("frozen", [(), (1,)])
 @pytest.mark.parametrize("where", [0, 1, 2])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

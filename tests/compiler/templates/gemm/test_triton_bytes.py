@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from support.thorough import one_row_in
 from support.triton_gemm import found_in, interpreted, on_gpu
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
@@ -39,6 +40,7 @@ BYTES: dict[str, tuple[torch.dtype, Callable[[torch.Tensor], torch.Tensor]]] = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", BYTES)
 def test_every_byte_is_exact(name: str) -> None:
     dtype, dequantize = BYTES[name]

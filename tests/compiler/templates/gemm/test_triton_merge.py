@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import run_pass, with_fake_hopper
+from support.thorough import one_row_in
 from support.triton_gemm import Interpreted, on_gpu
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
@@ -100,6 +101,7 @@ def test_what_loses_alone_joins_a_launch(rows: int, lost: float, count: int) -> 
     assert len(record.declined) == count  # nobody computes with the cosine beside the last one
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 7])
 def test_heads_in_one_launch(rows: int, dtype: torch.dtype) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import Fastest, run_pass, with_fake_hopper
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_gemm import SMALL, found_in, interpreted, near, on_gpu, run
 from support.triton_kernels import compiled, spilled
 from torch._subclasses import FakeTensorMode
@@ -136,6 +136,7 @@ WEIGHTS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[s
 }  # fmt: skip
 
 
+@one_row_in(3)
 @TILES
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights(name: str, tile: GemmTile) -> None:
@@ -251,6 +252,7 @@ BEFORE: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[st
 }  # fmt: skip
 
 
+@one_row_in(3)
 @TILES
 @pytest.mark.parametrize("name", BEFORE)
 def test_left_operands(name: str, tile: GemmTile) -> None:
@@ -277,6 +279,7 @@ def test_what_is_read_before_and_after_is_passed_once() -> None:
     agrees(function, random(20, 72), random(72, 72), reads=["x", "w"])
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @TILES
 def test_nan_and_infinities_spread_as_in_eager(number: float, tile: GemmTile) -> None:
@@ -487,6 +490,7 @@ def test_the_whole_backend_compiles_it(driver: Any) -> None:
 LANES = (GemmTile(1, 4, 32, 1, 2), GemmTile(4, 8, 64, 2, 1), GemmTile(1, 4, 16, 1, 4, splits=3))
 
 
+@one_row_in(2)
 @takes_turns("tile")
 @pytest.mark.parametrize("tile", LANES, ids=str)
 @pytest.mark.parametrize("name", WEIGHTS)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.thorough import examples, one_in
+from support.thorough import examples, one_in, one_row_in
 from torch.nn import functional as F
 
 from regraft import EXACT, Numerics, Sample, T, register_pattern
@@ -512,6 +512,7 @@ def found(name: str, entry: Entry, examples: int = EXAMPLES) -> Any:
     return Search(rule(entry.pattern), examples, 0, shrinks=False).run()
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("name", one_in(3, WRONG))
 def test_what_is_wrong_is_found_or_listed(name):
     entry = WRONG[name]
@@ -530,6 +531,7 @@ def test_one_size_of_one_dim_is_found_or_not_listed_as_covered():
     assert "17" not in told.split(" in each dim")[0]
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", one_in(2, RIGHT))
 def test_what_is_right_passes(name):
     result = found(name, RIGHT[name], examples(4, 8))

@@ -12,6 +12,7 @@ import torch
 import torch.nn.attention.flex_attention as flex_module
 from support.capturing import CaptureBackend
 from support.template_oracle import Fastest, with_fake_hopper
+from support.thorough import one_row_in
 from support.training_attention import TrainingBackend, eager, fused, joint_of, kernels, run
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -45,6 +46,7 @@ def half_empty(b, h, i, j):
     return (i >= j) & (i > 10)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("score", "mask", "heads", "dtype"),
     [

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import Fastest, with_fake_hopper
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.training_attention import eager, fused, interpreted, joint_of, kernels, run
 
 from regraft.compiler.autotune.inputs import made_up
@@ -97,6 +97,7 @@ def test_plain_causal_and_softcap_together() -> None:
     agrees(attend(lambda s: causal(capped(s))), qkv(m=40))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("sizes", [(2, 3, 20, 40), (3, 20, 40), (1, 1, 1, 40), (20, 40)])
 def test_biases_get_their_gradients_by_the_graph(sizes: tuple[int, ...]) -> None:
     module, _ = agrees(attend(lambda s, bias: s + bias), [*qkv(), random(*sizes)])
@@ -125,6 +126,7 @@ def with_bias(alpha: float, beta: float, f: Callable[..., Any] = lambda s: s) ->
     return attention
 
 
+@one_row_in(2)
 @takes_turns("sizes")
 @pytest.mark.parametrize(("alpha", "beta"), [(0.25, 1.0), (1.0, 1.0), (0.25, -0.5), (0.25, 0.0)])
 @pytest.mark.parametrize("sizes", [(6, 1, 40), (6, 20, 40), (40,)])
@@ -216,6 +218,7 @@ def test_several_attentions_one_after_the_other() -> None:
     agrees(layers, [random(2, 3, 40, 16), random(2, 3, 40, 16), random(3, 40, 40)], count=2)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)])
 def test_gradients_that_nobody_wants(wanted: tuple[int, ...]) -> None:
     def attention(*inputs: torch.Tensor) -> torch.Tensor:
