@@ -2,6 +2,7 @@
 
     x[:, :1].expand(4, 6).add_(1)       several elements of the written tensor have the same address
     x[:, :1].expand(4, 6)[:, 0].add_(1)     the same of a tensor that it is a view of: AOTAutograd adds what has changed
+    x.unfold(0, 2, 2).add_(1)           of an odd number of elements: AOTAutograd clears the last one
     x[1:].copy_(x[:-1])                 the tensor that is read is the written one, shifted
     interpolate(x, scale_factor=0.1)    the resulting image is empty, or `x` is
     one_hot(x.int(), 4)                 eager takes int64 only
@@ -115,6 +116,8 @@ def _is_empty(node: fx.Node) -> bool:
 def _culprit(node: fx.Node, target: fx.Node) -> str | None:
     if any(map(_repeats, _views(target))):
         return "of which several elements are one in memory"
+    if any(map(_leaves_out, _views(target))):
+        return "windows beside which there are other elements"
     place = _place(target)
     if place is None:
         return None
@@ -139,6 +142,15 @@ def _repeats(node: fx.Node) -> bool:
         return False
     dims = zip(value.stride(), map(hint, value.shape), strict=True)
     return any(known_equal(stride, 0) and (size is None or size > 1) for stride, size in dims)
+
+
+def _leaves_out(node: fx.Node) -> bool:
+    """Whether a call gives windows of a tensor that do not cover it."""
+    if op_name(node) != "aten.unfold":
+        return False
+    x, dim, window, step = node.args
+    size = val(x).shape[dim] if val(x).dim() else 1  # type: ignore[index]
+    return not (known_equal(window, step) and known_equal(size % step, 0))  # type: ignore[operator]
 
 
 def _place(node: fx.Node) -> _Place | None:

@@ -278,6 +278,26 @@ def test_writes_to_views_of_repeated_elements(program, dynamic):
         assert [f.code for f in found.fallbacks] == ["overlapping-write"]
 
 
+@takes_turns("dynamic")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("window", "step", "covers"), [(2, 2, False), (1, 2, False), (3, 3, False), (5, 5, True)])
+def test_writes_to_windows_that_do_not_cover_a_tensor(window, step, covers, dynamic):
+    """AOTAutograd clears the elements beside the windows."""
+
+    def program(x):
+        x.unfold(0, window, step).add_(1)
+        x.t().unfold(-1, window, step)[0].mul_(2)
+        return x * 1
+
+    torch._dynamo.reset()
+    mine, theirs = (torch.arange(50.0).reshape(5, 10) for _ in range(2))
+    with regraft.coverage() as found:
+        ours = torch.compile(program, backend="regraft", dynamic=dynamic)(mine)
+    assert torch.equal(ours, program(theirs)) and torch.equal(mine, theirs)
+    if not dynamic:
+        assert [f.code for f in found.fallbacks] == ([] if covers else ["overlapping-write"])
+
+
 @one_row_in(2)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "nearest-exact"])
 @pytest.mark.parametrize("dynamic", [None, True, False])
