@@ -12,6 +12,7 @@ that follows (derivatives, what is saved for the backward, results) is traced wi
     _DENSE_ROWS    contiguous
     _IMAGES        channels last where the input is
     _LIKE          as an operand lies
+    _indexed       by the same iterator, an indexed tensor standing still along the dims of its indices
     _apart         any other that makes memory, where the metadata says that elements share places in it
 
 The iterator is the same on every device; the others are what kernels for CPUs do. Decisions are made with the example
@@ -84,7 +85,7 @@ def corrected(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     if rule is None:
         return result
     operands = _operands(target, args, kwargs)
-    layouts = [_layout(operand) for operand in operands]
+    layouts = _indexed(*args[:2]) if rule is _as_indexed else [_layout(operand) for operand in operands]
     if None in layouts:
         return result.new_empty(result.shape) if rule is _apart else result
 
@@ -286,6 +287,24 @@ def _compared(operands: Sequence[Numbers], sizes: Numbers, inner: int, outer: in
     return 0
 
 
+def _indexed(x: torch.Tensor, indices: Sequence[Any]) -> list[Layout | None]:
+    """What the iterator has for ``x[indices]``: `x`, which does not move along the dims of the indices, and these."""
+    given = [(d, _layout(index)) for d, index in enumerate(indices) if index is not None]
+    own = _layout(x)
+    masks = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    if own is None or masks or any(layout is None for _, layout in given):
+        return [None]
+    dims, found = [d for d, _ in given], [layout for _, layout in given if layout is not None]
+    sizes = torch.broadcast_shapes(*(layout.sizes for layout in found))
+    before = [d for d in range(dims[0]) if dims[-1] - dims[0] + 1 == len(dims)]  # else those of the indices come first
+    after = [d for d in range(len(own.sizes)) if d not in (*dims, *before)]
+    moves = [(own.sizes[d], own.strides[d]) for d in (*before, *after)]
+    moves[len(before) : len(before)] = [(n, 0) for n in sizes]
+    rest = (1,) * len(after)
+    spread = [(*_spread(layout, sizes), *rest) for layout in found]
+    return [Layout(*zip(*moves, strict=True)), *(Layout((*sizes, *rest), strides) for strides in spread)]
+
+
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
@@ -307,6 +326,14 @@ def _apart(operands: Sequence[Layout], result: Layout) -> Decision:
     if not operands or operands[0].sizes != result.sizes:
         return Order(_rows(len(result.sizes)))
     return iterated(operands[:1], result)
+
+
+def _as_indexed(operands: Sequence[Layout], result: Layout) -> Decision:
+    """As the iterator has what `_indexed` gives."""
+    decision = iterated(operands, result)
+    if not isinstance(decision, Same):
+        return decision
+    return Order(tuple(sorted(range(len(result.sizes)), key=lambda d: -operands[0].strides[d])))
 
 
 def _contiguous(_: Sequence[Layout], result: Layout) -> Decision:
@@ -365,13 +392,14 @@ _NAMES: dict[Rule, str] = {
     **{functools.partial(_iterated_in, order=order): names for order, names in _ITERATED_IN.items()},
     _contiguous: f"{_DENSE_ROWS} {_DENSE_ROWS_ANYWHERE}",
     _scaled_by_powers: "ldexp",
+    _as_indexed: "index.Tensor",
     functools.partial(_image, of=0): _IMAGES,
     functools.partial(_image, of=1): _SECOND_IMAGES,
     **{functools.partial(_like, of=k): names for k, names in _LIKE.items()},
 }
 RULES: dict[str, Rule] = {f"aten.{name}": rule for rule, names in _NAMES.items() for name in names.split()}
 _ON_ALL_DEVICES = frozenset(
-    f"aten.{name}" for names in (_ITERATED, _DENSE_ROWS_ANYWHERE, *_ITERATED_IN.values()) for name in names.split()
+    f"aten.{name}" for names in (_ITERATED, _DENSE_ROWS_ANYWHERE, "index.Tensor", *_ITERATED_IN.values()) for name in names.split()
 )
 
 

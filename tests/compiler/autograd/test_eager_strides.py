@@ -139,6 +139,34 @@ def test_fakes_lie_as_in_eager(name):
     assert not different, different[:3]
 
 
+INDEXED = [  # sizes of a tensor, and of its indices; None for a dim that stays
+    ((5, 4), [(2, 3)]), ((5, 4), [(2, 3), (2, 3)]), ((5, 4), [(2, 3), (3,)]), ((5, 4), [None, (2, 3)]),
+    ((5, 4, 3), [None, (2, 3)]), ((5, 4, 3), [(2, 3), None, (2, 3)]), ((5, 4, 3), [(3,), None, (2, 1)]),
+    ((5, 4, 3), [None, (2, 3), (3,)]), ((5, 1, 3), [(4,), (4,)]), ((1, 4, 3), [(1, 1), None, (2, 1)]),
+    ((5, 4, 3, 2), [None, (2, 4), (2, 4)]), ((5, 4, 3, 2), [(1,), None, (2, 4)]), ((5,), [(2, 3, 4)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", INDEXED, ids=str)
+def test_elements_that_are_picked_lie_as_in_eager(case):
+    sizes, indices = case
+    mode, chosen = new_fake_mode(None), [n for n in indices if n is not None]
+    operands = [torch.rand(sizes), *(torch.zeros(n, dtype=torch.int64) for n in chosen)]
+    every = list(itertools.product(*map(every_layout, operands)))
+    for x, *laid in random.Random(0).sample(every, min(10 * MOST, len(every))):
+        given = iter(laid)
+        picked = [None if n is None else next(given) for n in indices]
+        real = aten.index.Tensor(x, picked)
+        fakes = [mode.from_tensor(a) for a in (x, *laid)]
+        with mode:
+            fake = iter(fakes[1:])
+            args = (fakes[0], [None if n is None else next(fake) for n in indices])
+            told = aten.index.Tensor(*args)
+        ours = corrected(aten.index.Tensor, args, {}, told)
+        same = [a == b for a, b, n in zip(ours.stride(), real.stride(), real.shape, strict=True) if n > 1]
+        assert all(same), (x.stride(), [index.stride() for index in laid], ours.stride(), real.stride())
+
+
 def test_elements_rolled_as_one_row_are_contiguous():
     x = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
     real, _, ours = strides(aten.roll.default, [x, [3]], new_fake_mode(None))
@@ -154,7 +182,7 @@ def test_functions_of_complex_numbers(name):
 
 @pytest.mark.parametrize("name", sorted(name.removeprefix("aten.") for name in RULES))
 def test_every_rule_is_tried(name):
-    assert name in CALLS or any(call.startswith(f"{name}.") for call in CALLS)
+    assert name in (*CALLS, "index.Tensor") or any(call.startswith(f"{name}.") for call in CALLS)
 
 
 PROGRAMS = {
