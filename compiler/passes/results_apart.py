@@ -36,11 +36,16 @@ def keep_results_apart(graph_module: fx.GraphModule) -> int:
         key = (node.target, *args)
         known = first.setdefault(key, node)
         values[node] = known
-        if known is not node and isinstance(node.meta.get("val"), (tuple, list)):
+        if known is not node and isinstance(node.meta.get("val"), (tuple, list)) and not _are_views(node, known):
             copies += sum(_copied(graph, part) for part in node.users if storages(part) & returned)
     if copies:
         graph_module.recompile()
     return copies
+
+
+def _are_views(node: fx.Node, known: Hashable) -> bool:
+    """Whether both calls give parts of one value, which are its memory in eager, too."""
+    return isinstance(known, fx.Node) and bool(storages(node) & storages(known))
 
 
 def _copied(graph: fx.Graph, part: fx.Node) -> bool:

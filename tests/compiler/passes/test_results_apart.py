@@ -32,3 +32,27 @@ def test_equal_calls_give_tensors_of_their_own(dynamic):
         assert len({y.untyped_storage().data_ptr() for y in three}) == 3, name
     losses = (sum(y.square().sum() for three in given for y in three) for given in (results, expected))
     torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in losses))
+
+
+@pytest.mark.parametrize("parts", [lambda x: x.chunk(2, 1), lambda x: x.split([1, 3], 1), lambda x: x.unbind(0)])
+def test_parts_of_one_value_share_its_memory(parts):
+    """The parts are taken of the value anew where it has been written to."""
+
+    def program(x):
+        y = x.nan_to_num(3.0)
+        y.detach().mul_(2)
+        first, second, *_ = parts(y)
+        return second, first
+
+    torch._dynamo.reset()
+    x = torch.randn(3, 4, requires_grad=True)
+    results, expected = torch.compile(program, backend="regraft")(x), program(x)
+    torch.testing.assert_close(results, expected)
+    assert len({y.untyped_storage().data_ptr() for y in results}) == 1
+
+
+def test_parts_of_equal_values_do_not():
+    torch._dynamo.reset()
+    x = torch.randn(3, 4, requires_grad=True)
+    results = torch.compile(lambda x: [x.sin().chunk(2, 1)[0] for _ in range(2)], backend="regraft")(x)
+    assert len({y.untyped_storage().data_ptr() for y in results}) == 2
