@@ -83,8 +83,27 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def mark_returned(graph: fx.Graph, count: int) -> None:
-    """Note that only the first outputs of a graph go to the program; the others are another graph's to read."""
-    graph.output_node().meta["returned"] = count
+    """Note that only the first outputs of a graph go to the program; the others are another graph's to read.
+
+    Those of them that are no views now are none to autograd, whatever they are computed by later.
+    """
+    output = graph.output_node()
+    values = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
+    output.meta["returned"] = count
+    output.meta["apart"] = frozenset(place for place, value in enumerate(values[:count]) if _is_apart(value))
+
+
+def _is_apart(value: Any) -> bool:
+    if not is_tensor(value) or value.op != "call_function":
+        return False
+    return not gives_view(value.args[0] if op_name(value) == "getitem" else value)
+
+
+def apart(output: fx.Node) -> list[fx.Node]:
+    """The outputs that are no views to autograd; each once."""
+    places = output.meta.get("apart", ())
+    values = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
+    return list(dict.fromkeys(values[place] for place in sorted(places) if isinstance(values[place], fx.Node)))
 
 
 def promised(output: fx.Node) -> list[fx.Node]:

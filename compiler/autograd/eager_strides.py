@@ -399,7 +399,9 @@ _NAMES: dict[Rule, str] = {
 }
 RULES: dict[str, Rule] = {f"aten.{name}": rule for rule, names in _NAMES.items() for name in names.split()}
 _ON_ALL_DEVICES = frozenset(
-    f"aten.{name}" for names in (_ITERATED, _DENSE_ROWS_ANYWHERE, "index.Tensor", *_ITERATED_IN.values()) for name in names.split()
+    f"aten.{name}"
+    for names in (_ITERATED, _DENSE_ROWS_ANYWHERE, "index.Tensor", *_ITERATED_IN.values())
+    for name in names.split()
 )
 
 

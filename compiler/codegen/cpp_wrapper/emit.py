@@ -21,6 +21,7 @@ from torch import fx
 
 from ....rewrites import compat
 from ....rewrites.compat import export
+from ....rewrites.graph import apart
 from ....rewrites.reason import site_of
 from ....rewrites.symbolic import SYMBOLIC
 from ..cpp.build import CompiledKernel
@@ -90,6 +91,7 @@ class Function:
         self._site = ""
         nodes = list(graph_module.graph.nodes)
         self._dying = last_uses(nodes)
+        self._apart = frozenset(apart(nodes[-1]))
         for node in nodes:
             if node.op not in ("placeholder", "output"):
                 self._statement(node)
@@ -313,7 +315,7 @@ class Function:
         """Whether somebody else may see that a tensor is a view: the caller, or who writes to what it is a view of."""
         if self._dialect.everywhere:
             return False
-        return not all(map(self._only_reads, node.users))
+        return not all(node in self._apart if user.op == "output" else self._only_reads(user) for user in node.users)
 
     def _only_reads(self, node: fx.Node) -> bool:
         """Whether a call neither writes to its operands nor gives parts of them that somebody else may see."""

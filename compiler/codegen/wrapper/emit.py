@@ -21,6 +21,8 @@ import torch
 from torch import fx
 
 from ....rewrites import compat
+from ....rewrites.graph import apart, gives_view, op_name
+from ....rewrites.moves import VIEWS
 from ....rewrites.reason import Site, site_of
 from ....rewrites.symbolic import SYMBOLIC
 from ..kernel_call import KernelCall, spell
@@ -113,7 +115,7 @@ class _Body:
         for node in calls:
             if node not in hoisted:
                 self._statement(node)
-        self._return(nodes[-1].args[0])
+        self._return(nodes[-1])
 
     def uses(self, prefix: str) -> bool:
         return any(prefix in line for line in self.lines)
@@ -208,7 +210,12 @@ class _Body:
                 self._emit(line)
         return {result for group in groups for result in group}
 
-    def _return(self, value: Any) -> None:
+    def _return(self, output: fx.Node) -> None:
+        value = output.args[0]
+        for node in apart(output):
+            if gives_view(node) or op_name(node) in VIEWS:  # autograd refuses writes to views that it has not seen made
+                name = self.spelling.locals[node]
+                self._emit(f"{name} = {name}.data")
         if type(value) is not tuple or not value:
             self._emit(f"return {self.spelling.value(value)}")
             return

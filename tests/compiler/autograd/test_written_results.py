@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.thorough import takes_turns
+from torch.nn import functional as F
 
 import regraft  # noqa: F401 - the backend
 
@@ -77,3 +78,46 @@ def test_the_program_writes_to_results_before_the_backward(program, dynamic):
     compiled = torch.compile(program, backend="regraft", dynamic=dynamic, options=options)
     ours, eager = trained(program, compiled), trained(program, program)
     torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+
+
+WEIGHT = torch.randn(7, 4, requires_grad=True)
+RESULTS = {
+    "layer": lambda x: F.linear(x, WEIGHT),
+    "product": lambda x: x @ WEIGHT.t(),
+    "beside": lambda x: (x @ WEIGHT.t(), (x * 2).view(-1, 2))[0],
+    "convolution": lambda x: F.conv2d(x[:, :, None], WEIGHT[:3, :3, None, None]),
+    "view": lambda x: (x * 2).view(-1, 2),
+    "turned": lambda x: (x * 2).mT,
+}
+
+
+@takes_turns("options")
+@pytest.mark.parametrize("options", [{}, {"cpp.wrapper": True}], ids=["python", "cpp"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_a_program_writes_to_after_a_graph_break(name, dynamic, options):
+    """Results that eager has computed are no views to autograd, which refuses writes to those of others."""
+
+    def program(x):
+        y, z = RESULTS[name](x), x.exp()
+        torch._dynamo.graph_break()
+        y.add_(1)
+        return y, z
+
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    found = []
+    for call in (program, torch.compile(program, backend="regraft", dynamic=dynamic, options=options)):
+        y, z = call(x)
+        found.append((y, z, torch.autograd.grad(y.sin().sum() + z.sum(), x)[0]))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_what_the_backward_needs_counts_its_writes():
+    """The result is what is saved for the backward, to which nobody may write."""
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    y, z = torch.compile(lambda x: (s := x @ WEIGHT.t(), s.sin()), backend="regraft")(x)
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
