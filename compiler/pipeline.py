@@ -43,6 +43,7 @@ from .passes.fold_uniform import fold_uniform
 from .passes.gathered_products import transpose_gathered_products
 from .passes.grouped_conv_gradients import compute_grouped_conv_gradients
 from .passes.host_scalars import copy_host_scalars
+from .passes.indices_to_device import move_indices_to_device
 from .passes.lines_as_images import lines_as_images
 from .passes.loss_in_blocks import loss_in_blocks
 from .passes.max_pool_offsets import save_max_pool_offsets
@@ -255,6 +256,7 @@ DESUGARED = (
 
 JOINT = (
     _simple("equate_sizes", equate_sizes),
+    _simple("indices_to_device", move_indices_to_device, TRAINING, ON_CUDA),
     _simple("tables_to_device", make_tables_on_device, TRAINING, ON_CUDA),
     # Before the graph is split, so that the backward computes known numbers again instead of saving them.
     _simple("fold_uniform", fold_uniform, TRAINING),
@@ -291,6 +293,7 @@ _SIZES = _simple(
 
 LOWERED = (
     _SIZES,
+    _simple("indices_to_device", move_indices_to_device, INFERENCE, ON_CUDA),
     _simple("tables_to_device", make_tables_on_device, INFERENCE, ON_CUDA),
     _simple("constants_on_device", keep_constants_on_device, ON_CUDA),
     *_CONSTANTS,

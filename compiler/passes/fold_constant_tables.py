@@ -19,7 +19,7 @@ from ...rewrites.effects import storages
 from ...rewrites.facts import MAX_BYTES, Fact, Table, facts_of_graph, is_cheap, is_same_on_cpu, literal, on_cpu
 from ...rewrites.graph import is_tensor, nodes_in, val
 from ..lowering.core import TABLE_SPAN
-from .foldable import is_foldable, mutable
+from .foldable import is_foldable, mutable, tensors_of
 
 _NAME = "_folded"
 _INT32 = torch.iinfo(torch.int32)
@@ -164,15 +164,12 @@ def _cone(node: fx.Node, limit: int, on_device: bool) -> list[fx.Node] | None:
 
 
 def _is_small(node: fx.Node, limit: int, on_device: bool) -> bool:
-    if node.op != "call_function" or not is_tensor(node) or not is_foldable(node):
+    """Whether a call gives small tensors, one or several, that may be computed now."""
+    if node.op != "call_function" or not is_foldable(node):
         return False
-    value = val(node)
-    plain = (on_device or is_same_on_cpu(node)) and value.layout == torch.strided
-    return plain and value.numel() * value.dtype.itemsize <= limit and all(map(is_tensor, _inputs(node)))
-
-
-def _inputs(node: fx.Node) -> list[fx.Node]:
-    return list(nodes_in([node.args, node.kwargs]))
+    plain = (on_device or is_same_on_cpu(node)) and all(value.layout == torch.strided for value in tensors_of(node))
+    small = all(value.numel() * value.dtype.itemsize <= limit for value in tensors_of(node))
+    return plain and small and all(map(tensors_of, nodes_in([node.args, node.kwargs])))
 
 
 def free_name(module: fx.GraphModule) -> str:

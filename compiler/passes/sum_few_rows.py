@@ -6,12 +6,13 @@
     index_put(zeros, [index], g, accumulate=True)          ->   the same, the gradient of table[index]
 
 Thousands of lookups add to each row, such as to a bucket of relative positions, a type of tokens, or a kind of bonds. A
-GPU does such additions one after the other. Sums compare each lookup with each row instead, and their order is the same
-in each run.
+GPU does such additions one after the other, so that their time is that of the lookups in one row. Sums compare each
+lookup with each row instead, rows times as often as there are lookups and columns; their order is the same in each run.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +26,8 @@ from .foldable import is_zeros
 
 aten = torch.ops.aten
 
-_FEW = 64  # most rows that each lookup is compared with
 _MANY = 64  # least lookups a row for which additions wait for each other
+_WORK = 1 << 15  # most rows * rows * columns: what is compared for each addition that waits
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,10 @@ def _looks_up(user: fx.Node, index: fx.Node, table: torch.Tensor) -> bool:
 
 def _pays(found: Lookups) -> bool:
     source, index = val(found.source), val(found.index)
-    if not source.dtype.is_floating_point or not 0 < found.rows <= _FEW:
+    lookups, columns = hint(index.numel()), hint(math.prod(source.shape[index.dim() :]))
+    if not source.dtype.is_floating_point or found.rows < 1 or lookups is None or columns is None:
         return False
-    lookups = hint(index.numel())
-    return lookups is not None and lookups >= _MANY * found.rows
+    return lookups >= _MANY * found.rows and found.rows**2 * columns <= _WORK
 
 
 def _summed(editor: Editor, node: fx.Node, found: Lookups) -> fx.Node:

@@ -91,7 +91,8 @@ def is_same_on_cpu(node: fx.Node) -> bool:
 
     The last bits of floats differ between devices.
     """
-    read = [val(n) for n in (node, *node.all_input_nodes) if is_tensor(n)]
+    known = compat.tree_leaves([val(n) for n in (node, *node.all_input_nodes)])
+    read = [v for v in known if isinstance(v, torch.Tensor)]
     return all(v.device.type == "cpu" for v in read) or not any(v.dtype.is_floating_point for v in read)
 
 
