@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import cheap_run
 from support.fresh import run_fresh
-from support.thorough import THOROUGH, in_thorough_runs, one_row_in
+from support.thorough import THOROUGH, in_thorough_runs
 
 import regraft
 from regraft.compiler.options import list_options, list_templates
@@ -23,7 +23,6 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted({*(ROOT / "docs" / "examples").glob("*.py")} - {ROOT / "docs" / "examples" / "quickstart.py"})
 
 
-@one_row_in(2)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
 def test_example_runs(example, tmp_path):
     run(example, tmp_path)

@@ -33,7 +33,6 @@ def enlarged(x):
     return F.interpolate(x[None, None], size=(3, 11), mode="bicubic", antialias=True, align_corners=True)
 
 
-@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("program", [windows, strided_of_a_view, powers, enlarged])
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -98,6 +97,7 @@ def test_writes_to_memory_that_overlaps(program, dynamic):
     assert [f.code for f in found.fallbacks] == ["overlapping-write"] and not found.fallbacks[0].fault
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "nearest-exact"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_images_of_which_nothing_is_left(mode, dynamic):
@@ -258,7 +258,6 @@ def _copied(x):
     return x * 1
 
 
-@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [_row, _part, _turned, _whole, _of_a_value, _added, _copied])

@@ -111,7 +111,7 @@ PROGRAMS = {
 }
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_numbers_are_what_the_shape_environment_says(name):
     function, calls = PROGRAMS[name]

@@ -69,7 +69,7 @@ NOT_GELUS = {
 X = normal(3, 4, 8) * 3
 
 
-@one_row_in(3)
+@one_row_in(2)
 @takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -82,7 +82,7 @@ def test_gelu(name: str, training: bool, dynamic: bool) -> None:
     assert_agrees(GELUS[name], found.run, given)
 
 
-@one_row_in(3)
+@one_row_in(2)
 @takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

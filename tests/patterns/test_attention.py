@@ -39,6 +39,7 @@ def all_upcast(q, k, v):
 UPCASTS = (plain, softmax_upcast, scores_upcast, operands_upcast, key_upcast_after_transpose, all_upcast)
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @HALF
 @BOTH
@@ -359,6 +360,7 @@ def test_attention_of_attention() -> None:
     assert_agrees(attention, found.run, qkv())
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("profit", ["always", "never", "measured"])
 def test_profit(profit: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGRAFT_CACHE_DIR", str(tmp_path))

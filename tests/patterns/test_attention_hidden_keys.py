@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.attentions import INF, LOWEST, SCALE, attend, normal, qkv
 from support.rewriting import outcome, rewritten, trained
+from support.thorough import one_row_in
 
 from regraft.patterns.attention import sdpa
 
@@ -33,6 +34,7 @@ def mask(rows: int) -> torch.Tensor:
     return kept
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("rows", [1, S])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_hidden_keys_do_not_show(spelling: str, rows: int) -> None:

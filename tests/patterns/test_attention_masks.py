@@ -185,7 +185,7 @@ LOW_ROWS = {
 }
 
 
-@one_row_in(3)
+@one_row_in(2)
 @BOTH
 @pytest.mark.parametrize("name", DEAD_ROWS)
 def test_dead_rows_stay_nan(name: str, training: bool) -> None:

@@ -139,7 +139,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], str]] = {
 }
 
 
-@one_row_in(3)
+@one_row_in(2)
 @takes_turns("dynamic")
 @BOTH
 @SIZES

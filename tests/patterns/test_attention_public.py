@@ -6,10 +6,9 @@ import pytest
 import torch
 from support.public_attentions import PUBLIC
 from support.rewriting import assert_agrees, rewritten, trained
-from support.thorough import one_row_in, takes_turns, thorough
+from support.thorough import takes_turns, thorough
 
 
-@one_row_in(3)
 @takes_turns("training")
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("dynamic", [False, thorough(True)], ids=["static", "dynamic"])

@@ -9,7 +9,6 @@ from support.rewriting import assert_agrees, compiled, outcome, rewritten, train
 from support.thorough import one_row_in, takes_turns
 
 
-@one_row_in(3)
 @takes_turns("training")
 @pytest.mark.parametrize(
     ("training", "dynamic"), [(False, False), (True, True)], ids=["inference-static", "training-dynamic"]
@@ -32,7 +31,7 @@ THROUGH_DYNAMO = (
 )  # fmt: skip
 
 
-@one_row_in(3)
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", THROUGH_DYNAMO)

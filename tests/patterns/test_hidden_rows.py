@@ -128,7 +128,7 @@ HIDDEN = {
 }
 
 
-@one_row_in(2)
+@one_row_in(3)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("fill", FILLS)

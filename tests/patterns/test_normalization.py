@@ -127,7 +127,7 @@ def check(function: Callable[..., Any], rule: str, inputs: list[Any], **options:
     return found
 
 
-@one_row_in(3)
+@one_row_in(2)
 @takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -138,7 +138,7 @@ def test_rms_norm(name: str, training: bool, dynamic: bool) -> None:
     check(RMS_NORMS[name], "rms_norm", trained([X, W, BIAS]) if training else [X, W, BIAS], dynamic=dynamic)
 
 
-@one_row_in(3)
+@one_row_in(2)
 @takes_turns("dynamic")
 @BOTH
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.rewriting import compiled
+from support.thorough import one_row_in
 
 from regraft.compiler.tools.check import refusals
 from regraft.patterns.packed_weights import ENOUGH_ROWS, int4_weight, int8_weight, is_packed_in_blocks
@@ -32,6 +33,7 @@ def far(x: torch.Tensor, y: torch.Tensor) -> float:
     return float((x.double() - y.double()).norm() / y.double().norm())
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(("rows", "dtype", "applied"), [
     (MANY, torch.bfloat16, 1), (FEW, torch.bfloat16, 0), (MANY, torch.float32, 1), (FEW, torch.float32, 1),
 ])  # fmt: skip

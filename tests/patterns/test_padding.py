@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from support.attentions import normal
 from support.freezing import frozen
 from support.rewriting import assert_agrees, compiled, rewritten
+from support.thorough import one_row_in
 from torch import nn
 
 import regraft
@@ -37,6 +38,7 @@ def test_other_spellings(function: Any) -> None:
     assert padded(function, normal(20, 63), normal(63, 61)).count("padded_product") == 1
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("sizes", [(1,), (1, 61), (20, 61), (1, 1), (20, 1)], ids=str)
 def test_biases_that_are_broadcast_are_not_padded(sizes: tuple[int, ...]) -> None:
     """The library says so by their reason, whatever autograd's decomposition made of `linear`."""

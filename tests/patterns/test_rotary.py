@@ -97,7 +97,7 @@ def test_rotary(name: str, training: bool) -> None:
     assert_agrees(turned(ROTATIONS[name]), found.run, given)
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_symbolic_rows(name: str) -> None:
     """The number of tokens is a symbol, the size of a head is none."""
@@ -137,7 +137,7 @@ def test_turned_back_by_a_difference(name: str) -> None:
     assert_agrees(function, found.run, [X, COS, SIN])
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_symbolic_head(name: str) -> None:
     found = rewritten(turned(ROTATIONS[name]), [X, COS, SIN], dynamic=True)

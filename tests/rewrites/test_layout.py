@@ -67,7 +67,7 @@ def test_strides_that_only_pass_through_pointwise_code_are_restored_at_the_outpu
     assert ops(module)[-3:] == ["permute", "contiguous", "permute"]
 
 
-@one_row_in(3)
+@one_row_in(2)
 @pytest.mark.parametrize("view", [
     lambda e: e[..., :2], lambda e: e[:, 0], lambda e: e.split(2, -1)[0], lambda e: e[..., 1:].unsqueeze(-1),
     lambda e: e[:, :, None, ::2], lambda e: e.mT[:, 1:], lambda e: e.chunk(2, 1)[1][0], lambda e: e.diagonal(0, 1, 2),

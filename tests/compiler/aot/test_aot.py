@@ -13,6 +13,7 @@ import sympy
 import torch
 from support.aot_models import Mixed, bert, bert_inputs, convolutional, mixed_inputs
 from support.kept_objects import object_of, objects_kept
+from support.thorough import in_thorough_runs
 from torch.utils._sympy.functions import FloorDiv, Max, Min
 
 import regraft
@@ -176,6 +177,7 @@ def test_a_transformer_with_dynamic_batch_and_tokens(folder):
         equal(loaded(**inputs), dict(expected), atol=1e-4)
 
 
+@in_thorough_runs  # a convolution is in `Patches`, a batch of any size in `Rows`; compiling one artifact takes 8 s
 def test_convolutions_with_any_batch_and_layout(folder):
     model = convolutional()
     path = regraft.aot_compile(

@@ -32,6 +32,7 @@ def test_symbolic_sizes():
         torch.testing.assert_close(compiled(x), F.pad(x, (2, 1, 1, 2), mode="circular"), rtol=0, atol=0)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.bfloat16], ids=str)
 def test_other_dtypes_and_layouts(dtype):
     x = torch.randn(2, 3, 6, 6).to(dtype).to(memory_format=torch.channels_last)

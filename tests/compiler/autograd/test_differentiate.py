@@ -322,6 +322,7 @@ def test_a_memory_budget_trades_memory_for_time(budget):
     assert budget != 0.5 or 0 < kept <= most / 2
 
 
+@one_row_in(2)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from support.layouts import every_layout, in_order
-from support.thorough import examples
+from support.thorough import examples, one_row_in
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regraft.compiler.autograd.eager_strides import RULES, corrected
@@ -234,6 +234,7 @@ def written_once(x):
     return x * 1
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("dims", [(0,), (1,), (0, 2)])
 def test_what_is_made_of_elements_that_share_places_has_places_of_its_own(dims):
     torch._dynamo.reset()

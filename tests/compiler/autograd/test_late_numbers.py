@@ -59,13 +59,13 @@ def held(program, given):
     assert not found.fallbacks and not found.faults
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("name", SIZED)
 def test_sizes(name):
     held(lambda x, mask: SIZED[name](x[mask]), map(torch.tensor, KEPT))
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("name", NUMBERED)
 def test_numbers(name):
     held(lambda x, number: NUMBERED[name](x, number.item()), map(torch.tensor, (2.5, 1.0, 0.3)))

@@ -58,7 +58,6 @@ def saved_sizes(result):
     return [tuple(t.shape) for t in result.grad_fn.saved_tensors if t is not None]
 
 
-@one_row_in(3)
 @takes_turns("fast")
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("form", ALL)

@@ -31,7 +31,7 @@ def written_twice(x, w):
     return last, first, x
 
 
-@one_row_in(2)
+@one_row_in(3)
 @takes_turns("trained")
 @pytest.mark.parametrize("dynamic", [False, True, None])
 @pytest.mark.parametrize("trained", [False, True])

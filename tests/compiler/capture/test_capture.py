@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.capturing import CaptureBackend, same_as_eager
-from support.thorough import one_row_in, takes_turns
+from support.thorough import takes_turns
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -121,7 +121,6 @@ def replace_data(x, w):
     return w.sum()
 
 
-@one_row_in(2)
 @pytest.mark.parametrize(
     ("program", "args"),
     [

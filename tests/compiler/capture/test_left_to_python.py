@@ -113,7 +113,7 @@ def _lists(x, y):
     return y + 1
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("dynamic", [None, True, False])
 @pytest.mark.parametrize("program", [_written, _multiplied, _lists])
 def test_inputs_that_are_written_to_and_reshaped(program, dynamic):

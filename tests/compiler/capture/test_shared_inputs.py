@@ -24,7 +24,7 @@ PROGRAMS = {
 KEPT = {"a dim more", "transposed", "parts of both"}
 
 
-@one_row_in(3)
+@one_row_in(4)
 @takes_turns("dynamic")
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS)

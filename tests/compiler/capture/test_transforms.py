@@ -172,7 +172,7 @@ DERIVATIVES = {
 }
 
 
-@one_row_in(3)
+@one_row_in(2)
 @takes_turns("gradients", "dynamic")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("gradients", [False, True])

@@ -241,7 +241,6 @@ SYMBOLS = {
 WITHOUT_CHECKS = ("slice", "steps", "row", "diagonal", "table")  # where tracing compares nothing
 
 
-@one_row_in(2)
 @pytest.mark.parametrize("name", SYMBOLS)
 def test_symbols_that_are_equal_once_are_held_to_it_by_a_guard(name):
     function = SYMBOLS[name]

@@ -113,7 +113,7 @@ def copies(made: Any, size: int) -> list[str]:
     return [item.name for item in items if torch.Size([v.extent for v in item.loops]).numel() >= size]
 
 
-@one_row_in(3)
+@one_row_in(2)
 @pytest.mark.parametrize("step", [read_by_a_call, read_by_kernels])
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 def test_no_copy_of_the_cache(write: Callable[..., None], step: Callable[..., Any]) -> None:

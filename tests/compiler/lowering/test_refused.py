@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.lowering import trace
-from support.thorough import one_row_in
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.refused import REFUSED
@@ -86,7 +85,6 @@ def test_dims_of_a_number(dim):
     assert torch.compile(lambda x: x.softmax(dim) + 1, backend="regraft")(torch.tensor(3.0)) == 2
 
 
-@one_row_in(2)
 @pytest.mark.parametrize("pad", [(-2, 1), (1, -2), (0, 0, 1, -2), (-1, -1)])
 def test_padding_that_cuts_too_much_is_refused_for_each_size(pad):
     torch._dynamo.reset()
@@ -123,7 +121,6 @@ def raises(function, *inputs):
     return False
 
 
-@one_row_in(3)
 @pytest.mark.parametrize("name", [*OF_TWO, *OF_ONE])
 def test_what_eager_refuses_of_a_mixture_is_a_call(name):
     function, count = (OF_TWO[name], 2) if name in OF_TWO else (OF_ONE[name], 1)

@@ -36,7 +36,7 @@ DIVISORS = {
 }
 
 
-@one_row_in(2)
+@one_row_in(3)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(), (1,), (2, 3, 4, 4)])

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.normal import form
-from support.thorough import one_row_in
 
 B, H, S, T, D = 2, 4, 6, 10, 8
 SCALE = 1 / math.sqrt(D)
@@ -81,7 +80,6 @@ SCALES = {
 }
 
 
-@one_row_in(3)
 @pytest.mark.parametrize("spelling", SCALES)
 def test_scores(spelling: str) -> None:
     assert form(lambda q, k, v: soft(SCALES[spelling](q, k)) @ v, *qkv()) == ATTENTION

@@ -46,7 +46,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@one_row_in(3)
+@one_row_in(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_each_attention_is_replaced(name, training):

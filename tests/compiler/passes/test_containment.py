@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from support.thorough import THOROUGH, one_row_in
+from support.thorough import THOROUGH
 
 import regraft
 from regraft.compiler import backend, pipeline, stages
@@ -113,7 +113,6 @@ def spied(monkeypatch, kind):
     return list(dict.fromkeys(names)), outside
 
 
-@one_row_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_pass_may_fail(monkeypatch, kind):
     names, outside = spied(monkeypatch, kind)

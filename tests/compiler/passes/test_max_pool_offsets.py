@@ -7,7 +7,7 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from torch.utils.checkpoint import checkpoint
 
 from regraft.compiler.passes.max_pool_offsets import save_max_pool_offsets
@@ -31,6 +31,7 @@ def agrees(function, x):
     return kept
 
 
+@one_row_in(2)
 @takes_turns("rectified")
 @pytest.mark.parametrize(
     "geometry",

@@ -42,7 +42,7 @@ PROGRAMS = {
 }
 
 
-@one_row_in(3)
+@one_row_in(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_places_that_follow_from_a_formula(name, target):

@@ -321,7 +321,7 @@ def test_every_few_elements(dtype):
             assert torch.equal(made["out"], given["x"][first::step]), (target, one.name)
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("mode", ["add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_rows_are_combined_with_memory(mode, dtype):

@@ -40,7 +40,7 @@ def text_of(function, *inputs, lanes=16):
     return "".join(kernel_text(ranges_apart(kernel, lanes)) for kernel in kernels)
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("name", PADDED)
 def test_programs(name):
     for dtype in DTYPES:

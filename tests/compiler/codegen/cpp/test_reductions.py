@@ -89,7 +89,7 @@ def test_reducers_are_the_interpreters(target):
         close(ours, run_kernel(made, {"x": x["x"].clone()}), dtype)
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "special", [(math.nan,), (-math.inf,), (math.inf,), (math.nan, math.inf, -math.inf), (-0.0, 0.0)]

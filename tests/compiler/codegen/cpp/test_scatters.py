@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 
 def same(function, *inputs):
@@ -15,6 +15,7 @@ def same(function, *inputs):
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+@one_row_in(2)
 @takes_turns("dtype")
 @pytest.mark.parametrize("sizes", [(2, 3, 8, 8), (1, 2, 10, 70), (3, 1, 2, 2), (2, 5, 14, 36)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -74,7 +74,7 @@ def inputs(rows=4, grad=False):
     return [t.requires_grad_(grad) for t in (x, w, b)]
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize(
     "function",
     [several, writes, shares, picks, drops, converts, looks, branches, loops, norms],

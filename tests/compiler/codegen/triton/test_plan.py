@@ -157,7 +157,7 @@ NARROW = [
 ]  # fmt: skip
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("name", NARROW)
 def test_every_candidate_computes_the_same(name, monkeypatch):
     function, *inputs = PROGRAMS[name]

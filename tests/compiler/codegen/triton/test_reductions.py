@@ -30,7 +30,7 @@ def blocks(request, monkeypatch):
         monkeypatch.setattr(plan, "_COLUMN", (16, 8))
 
 
-@one_row_in(3)
+@one_row_in(2)
 @takes_turns("blocks")
 @BOTH
 @ONE
@@ -55,6 +55,7 @@ def test_special_values_are_the_interpreters(blocks, special, along):
             close(run_interpreted(made, {"x": x.clone()}), run_kernel(made, {"x": x}), F32)
 
 
+@one_row_in(2)
 @takes_turns("blocks")
 @BOTH
 @ONE

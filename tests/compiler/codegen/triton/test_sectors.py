@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from support.lowering import trace
 from support.sectors import share_moved
-from support.thorough import one_row_in
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.schedule import GPU, schedule
@@ -66,7 +65,6 @@ PROGRAMS = {
 LIMIT = 1.5  # times what is asked for: ends of rows, and small tables beside them
 
 
-@one_row_in(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_sectors_are_whole(name):
     function, *inputs = PROGRAMS[name]

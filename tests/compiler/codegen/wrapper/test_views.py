@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support.thorough import one_row_in
 from torch._subclasses import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
@@ -30,6 +31,7 @@ VIEWS = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("source", ["kernel", "product"])
 def test_strides_are_those_that_were_told(name, source):

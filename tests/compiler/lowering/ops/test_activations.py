@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.lowering import agree, run, trace
-from support.thorough import one_row_in, takes_turns
+from support.thorough import takes_turns
 
 from regraft.compiler.lowering import lower
 from regraft.compiler.lowering.ops.activations import BETA, KAPPA
@@ -34,7 +34,6 @@ def close(dtype):
     return {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
 
 
-@one_row_in(3)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -51,7 +50,6 @@ def test_what_is_not_finite(name):
     agree(ACTIVATIONS[name], torch.tensor([math.nan, math.inf, -math.inf, 1e30, -1e30], dtype=dtype))
 
 
-@one_row_in(3)
 @takes_turns("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", [n for n in ACTIVATIONS if n != "prelu"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.lowering import agree, deterministic, lowered, run, trace
+from support.thorough import one_row_in
 
 from regraft.compiler.lowering import lower
 
@@ -78,6 +79,7 @@ def test_eye():
     agree(lambda: (torch.eye(3), torch.eye(2, 4), torch.eye(3, dtype=torch.bool), torch.eye(0)))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("diagonal", [-9, -1, 0, 2, 9])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_triangles(diagonal, dynamic):

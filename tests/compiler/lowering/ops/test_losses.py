@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.lowering import agree, agree_on_call, run, trace
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 
 from regraft.compiler.lowering import lower
 
@@ -130,6 +130,7 @@ def test_nll(case, weighted, reduction):
     agree(lambda x, t, *w: forward(x, t, *(w or [None]), reduction, IGNORED), numbers(*shape), target, *weight)
 
 
+@one_row_in(4)
 @takes_turns("reduction")
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("weighted", [True, False])

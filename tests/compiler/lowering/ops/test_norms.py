@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lowering import agree, agree_on_call, run, trace
-from support.thorough import examples
+from support.thorough import examples, one_row_in
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -259,6 +259,7 @@ def test_batch_norm_backward_of_halves_does_not_go_by_rounded_statistics():
 # -- group norm --------------------------------------------------------------------------------------------------------
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("groups", [1, 2, 6])
 @pytest.mark.parametrize("shape", [(4, 6), (4, 6, 5), SHAPE])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -294,6 +295,7 @@ def test_group_norm_of_channels_last(channels, groups, dtype):
     agree(lambda x: aten.native_group_norm(x, None, None, *args)[0], x, **close(dtype))
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("channels", "groups"), [(12, 4), (12, 1), (6, 6)])

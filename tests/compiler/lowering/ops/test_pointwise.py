@@ -56,7 +56,6 @@ UNARY_FLOAT = (
 PREDICATES = ("isposinf", "isneginf", "signbit", "sgn", "nan_to_num", "positive")
 
 
-@one_row_in(3)
 @takes_turns("dtypes")
 @pytest.mark.parametrize("dtypes", TWO, ids=str)
 @pytest.mark.parametrize("name", (*UNARY_ALL, *UNARY_FLOAT, *PREDICATES))
@@ -70,6 +69,7 @@ def test_functions_of_bools(name):
     agree(getattr(torch, name), values(torch.bool))
 
 
+@one_row_in(4)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @pytest.mark.parametrize(
     "name", ["bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"]
@@ -92,6 +92,7 @@ def test_arithmetic_and_comparisons(name, dtypes):
         agree(getattr(torch, name), x[:, :1], x[2], exact=True)
 
 
+@one_row_in(4)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", FLOATING)
 def test_functions_of_two_floats(name, dtype):
@@ -109,6 +110,7 @@ def test_bools(name):
     agree(getattr(torch, name), values(torch.bool), values(torch.bool).flip(1), exact=True)
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("mode", [None, "floor", "trunc"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8], ids=str)
 def test_division(dtype, mode):

@@ -135,7 +135,6 @@ def test_products_with_results_of_more_bits(monkeypatch):
     torch.testing.assert_close(made, x.float() @ y.float())
 
 
-@one_row_in(3)
 @pytest.mark.parametrize(
     ("function", "shapes", "dtype", "own"),
     [

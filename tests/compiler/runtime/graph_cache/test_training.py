@@ -74,7 +74,7 @@ USES = {
 }  # fmt: skip
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize(("name", "use"), [
     *((name, "all") for name in PROGRAMS), ("several", "first"), ("loss", "first"), ("transposed", "turned"),
 ])  # fmt: skip

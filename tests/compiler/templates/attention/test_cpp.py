@@ -280,6 +280,7 @@ def test_a_kernel_takes_other_strides() -> None:
     torch.testing.assert_close(kernel(*strided).view(1, 2, 20, 16), attention(*inputs))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", ["avx2", "generic", "scalar"])
 def test_narrower_vectors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regraft.compiler.templates.common.cpp_call.host_target", lambda: target(name))

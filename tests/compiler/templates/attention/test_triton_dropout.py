@@ -82,6 +82,7 @@ def test_bfloat16() -> None:
         agrees(f, qkv(1, 2, 40, 33, 16, 16, dtype=BF16))
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("f", [causal, local, softcap])
 def test_score_functions(f: Score) -> None:
     agrees(f, qkv(1, 2, 40, 40, 16, 16), tile=Tile(16, 32, 4, 1))

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_attention import SMALL, agrees, found_in, found_on_gpu, run, run_on_gpu
 from support.triton_kernels import compiled
 from torch._subclasses import FakeTensorMode
@@ -128,6 +128,7 @@ def test_truth_values_as_masks() -> None:
     agrees(scored(lambda s, keep: torch.where(keep, s, -math.inf)), [*qkv(2, 3, 20, 30, 16, 16), keep])
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("f", [causal, local], ids=["causal", "local"])
 @pytest.mark.parametrize("sizes", [(40, 40), (50, 20), (20, 50)])
 def test_hidden_keys_are_left_out(f: Callable[..., Any], sizes: tuple[int, int]) -> None:
@@ -314,6 +315,7 @@ REALISTIC = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("gpu", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
 @pytest.mark.parametrize("name", REALISTIC)
 def test_default_tiles_fit_the_gpu(name: str, gpu: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.thorough import one_row_in
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -74,6 +75,7 @@ def test_geometries(name: str) -> None:
     assert_right(name, torch.bfloat16, False)
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("name", ["avx2", "generic", "scalar"])
 def test_narrower_vectors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regraft.compiler.templates.common.cpp_call.host_target", lambda: target(name))

@@ -163,7 +163,7 @@ EPILOGUES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@one_row_in(3)
+@one_row_in(2)
 @BOTH
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_epilogues(name: str, tile: GemmTile) -> None:

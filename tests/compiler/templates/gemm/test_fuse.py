@@ -91,7 +91,7 @@ SIZES = [(1, 1, 1), (1, 40, 17), (3, 17, 33), (17, 33, 3), (33, 128, 1), (9, 100
          (129, 1, 40)]  # fmt: skip
 
 
-@one_row_in(3)
+@one_row_in(2)
 @pytest.mark.parametrize("frozen", [(), (1,)])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_sizes(sizes: tuple[int, int, int], frozen: tuple[int, ...]) -> None:
@@ -159,7 +159,7 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@one_row_in(2)
+@one_row_in(3)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_epilogues(name: str) -> None:
     def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

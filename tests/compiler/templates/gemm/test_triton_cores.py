@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_gemm import found_in, interpreted, on_gpu
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
@@ -117,6 +117,7 @@ def checked(source: KernelSource, capability: int) -> None:
     assert made.asm["ptx"].count("st.shared") <= 4  # sums of warps
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("kind", ["signed", "halves"])
 @pytest.mark.parametrize(
     ("columns", "depth", "tile", "capability"),

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import with_fake_hopper
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_gemm import agrees, found_in, interpreted, near, on_gpu
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
@@ -83,6 +83,7 @@ EPILOGUES: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("tile", [ONE, SPLIT], ids=str)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_epilogues(name: str, tile: GemmTile) -> None:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_gemm import SMALL, agrees, found_in, interpreted, near, on_gpu, run
 from support.triton_kernels import compiled
 from torch._subclasses import FakeTensorMode
@@ -104,6 +104,7 @@ EPILOGUES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+@one_row_in(2)
 @pytest.mark.parametrize("tile", [SMALL, DESCRIBED], ids=["pointers", "descriptors"])
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_epilogues(name: str, tile: GemmTile) -> None:

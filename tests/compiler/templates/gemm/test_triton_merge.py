@@ -116,6 +116,7 @@ def test_heads_in_one_launch(rows: int, dtype: torch.dtype) -> None:
     assert kernel.source.text.count("def part") == 2  # equal products are written once
 
 
+@one_row_in(3)
 @pytest.mark.parametrize("rows", [1, 4, 7])
 @pytest.mark.parametrize("order", ["gate first", "up first", "GELU, transposed weights"])
 def test_both_halves_in_the_same_programs(order: str, rows: int) -> None:

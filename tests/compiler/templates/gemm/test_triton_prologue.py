@@ -73,6 +73,7 @@ def dequantized(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tens
 # -- weights of fewer bytes -------------------------------------------------------------------------------------------
 
 
+@one_row_in(2)
 @TILES
 @pytest.mark.parametrize("sizes", [(1, 40, 170), (5, 33, 97), (16, 64, 256), (33, 70, 130), (1, 1, 100)])
 def test_dequantized_weights(sizes: tuple[int, int, int], tile: GemmTile) -> None:
@@ -136,7 +137,7 @@ WEIGHTS: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[s
 }  # fmt: skip
 
 
-@one_row_in(3)
+@one_row_in(2)
 @TILES
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights(name: str, tile: GemmTile) -> None:
@@ -144,6 +145,7 @@ def test_weights(name: str, tile: GemmTile) -> None:
     agrees(function, *inputs, reads=reads, tile=tile)
 
 
+@one_row_in(3)
 @TILES
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("half", [BF16, F16])
@@ -252,7 +254,7 @@ BEFORE: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[st
 }  # fmt: skip
 
 
-@one_row_in(3)
+@one_row_in(2)
 @TILES
 @pytest.mark.parametrize("name", BEFORE)
 def test_left_operands(name: str, tile: GemmTile) -> None:
@@ -490,7 +492,6 @@ def test_the_whole_backend_compiles_it(driver: Any) -> None:
 LANES = (GemmTile(1, 4, 32, 1, 2), GemmTile(4, 8, 64, 2, 1), GemmTile(1, 4, 16, 1, 4, splits=3))
 
 
-@one_row_in(2)
 @takes_turns("tile")
 @pytest.mark.parametrize("tile", LANES, ids=str)
 @pytest.mark.parametrize("name", WEIGHTS)

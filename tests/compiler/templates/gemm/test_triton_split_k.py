@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 import torch
 from support.template_oracle import Fastest, run_pass, with_fake_hopper
-from support.thorough import takes_turns
+from support.thorough import one_row_in, takes_turns
 from support.triton_gemm import agrees, found_in, near, on_gpu, run
 from support.triton_kernels import compiled, spilled
 from torch.nn import functional as F
@@ -57,6 +57,7 @@ def test_parts_of_any_number(splits: int) -> None:
     assert source.launches[0].programs == 2 * splits
 
 
+@one_row_in(2)
 @EITHER
 @pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
 def test_turned_operands(turned: tuple[bool, bool], tile: GemmTile) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.thorough import one_row_in
 from torch.nn import functional as F
 
 from regraft import Numerics, Sample, T, register_pattern
@@ -60,6 +61,7 @@ def test_another_stream_fails_where_eagers_own_is_promised():
     assert not result.ok
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("name", "program", "found"),
     [

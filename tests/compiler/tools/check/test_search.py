@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.thorough import one_row_in
 
 from regraft import EXACT, Candidate, Reason, Sample, T, optional, register_pattern
 from regraft.compiler.tools.check import check
@@ -55,6 +56,7 @@ def test_a_wrong_value_is_found_and_made_small():
     assert all(str(look) == "plain" for look in failure.drawn.looks.values()), failure
 
 
+@one_row_in(2)
 @pytest.mark.parametrize(
     ("name", "condition"),
     [

@@ -512,7 +512,7 @@ def found(name: str, entry: Entry, examples: int = EXAMPLES) -> Any:
     return Search(rule(entry.pattern), examples, 0, shrinks=False).run()
 
 
-@one_row_in(3)
+@one_row_in(4)
 @pytest.mark.parametrize("name", one_in(3, WRONG))
 def test_what_is_wrong_is_found_or_listed(name):
     entry = WRONG[name]
