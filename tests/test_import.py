@@ -1,5 +1,6 @@
 """`import regraft` costs next to nothing, and every public name is there."""
 
+import functools
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import regraft
 HEAVY = ("torch._dynamo", "torch._inductor", "transformers", "rich", "jinja2", "typer", "hypothesis")
 
 
+@functools.cache
 def modules_after(statement: str) -> set[str]:
     code = f"import sys; {statement}; print('\\n'.join(sys.modules))"
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
