@@ -18,7 +18,7 @@ from ..ir.program import Buffer, Extern, Item
 from .affine import digits
 from .dependences import Effects, effects, order_of
 from .groups import Axes, Group, Member, Step, extent_of, members_of
-from .inlining import cost_of
+from .inlining import LAUNCH, cost_of
 from .legality import Fusion, Refusal, fusion_of, makes_serial, maps_in_columns, walks_across
 from .log import FusionLog
 from .loop_tree import Tree, tree_of
@@ -33,7 +33,6 @@ _LAUNCH = 1 << 20  # bytes moved in the time of a launch, approximately
 _HELD = 16 << 20  # bytes that may stay allocated for a later kernel in any case
 _WORTH_HOLDING = 64  # bytes that may stay allocated for each byte that fusion saves
 _BY_LOOPS = frozenset({"loop-order", "parallelism", "across", "serial", "walk", "pieces"})  # refusals for shared loops
-_APART = 4 << 20  # bytes moved in the time of another launch that reads from caches
 _FAR = 1024  # elements between pieces of a buffer that share no sectors to speak of
 _NEAREST = 6  # later groups tried with each group, for each buffer
 
@@ -229,7 +228,7 @@ class Fuser:
         if not walks(trees):
             return False
         together, *apart = (time_of(t, self._weights, self._target) for t in (trees, *map(self._trees, (one, other))))
-        return together > sum(apart) + _APART
+        return together > sum(apart) + LAUNCH
 
     def _trees(self, group: Group) -> tuple[Tree, ...]:
         return tree_of(group, self._target)

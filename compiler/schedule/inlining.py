@@ -6,7 +6,8 @@
 A definition is inlined into all of its readers, so that its buffer is removed, or into none. Cheap definitions are
 always inlined. Others are inlined into a single reader that reads each element once, so that they are computed as often
 as before. They are also inlined into several such readers, if computing takes less time than writing and reading: on
-GPUs, and on CPUs where a value is large and what it is computed from is not, as of all pairs of elements.
+GPUs, and on CPUs where a value is large and what it is computed from is not, as of all pairs of elements. On a GPU, a
+value of inputs alone is also computed again and again, if that takes less time than a launch of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from ..ir.value import HALVES, Const, Guarded, Load, Op, Rewriter, Value, substi
 from .affine import variables_of
 from .dependences import effects, loads, order_of, roots, values_in
 from .flat_access import rewritten
+from .groups import extent_of
 from .one_hot import without_one_hot
+from .profit import guess
 from .target import CPU, Target
 
 _CHEAP = 8  # most operations of a value that several readers may compute
@@ -37,6 +40,7 @@ _LARGEST = 128  # most operations of a value after inlining
 _MOST_LOADS = 16
 _LARGE = 1 << 20  # bytes of a value that does not stay in the cache of a core
 _PAIRS_WORTH = 2  # operations on values of pairs in the time of moving one byte of a large buffer
+LAUNCH = 4 << 20  # bytes moved in the time of another launch of a GPU that reads from caches
 _OVERLAP = 4  # most reads per element of a definition that is not cheap: for windows of pooling
 _SLOW = frozenset({"div", "sqrt", "rsqrt", "reciprocal", "floordiv", "truncdiv", "remainder", "fmod", "hypot"})
 
@@ -234,9 +238,26 @@ class _Inliner:
         sites = [(self._items[r], load) for r in readers for load in self._loads_of(r) if load.buffer == name]
         if cost.cheap or isinstance(value, Const):
             return True
+        if len(sites) == 1 and self._saves_a_launch(value, cost, *sites[0]):
+            return True
         if len(sites) != 1 and not self._cheaper_than_memory(name, cost, readers):
             return False
         return all(self._reads_each_once(name, reader, load) for reader, load in sites)
+
+    def _saves_a_launch(self, value: Value, cost: Cost, reader: Item, load: Load) -> bool:
+        """Whether a launch of its own takes longer than computing a value of the program's inputs at each reading.
+
+        What is computed from another kernel's results is part of that kernel, and needs no launch. A reader that
+        chooses would compute all that it chooses from.
+        """
+        assert isinstance(reader, Definition)
+        own = any(isinstance(x, Load) and x.buffer in self._writes for x in walk([value]))
+        indirect = any(isinstance(a, Loaded) for i in load.indices for a in atoms(i))
+        chosen = any(isinstance(x, Guarded) and load in walk([x]) for x in walk(roots(reader)))
+        if not self._target.operations or own or indirect or chosen:
+            return False
+        each = cost.work + self._target.operations * cost.loaded
+        return guess(extent_of(self._around(reader, load))) * each <= self._target.operations * LAUNCH
 
     def _kernels(self, name: str, readers: list[int]) -> int:
         """The number of places in which readers would compute it: similar independent readers become one kernel."""

@@ -23,6 +23,8 @@ from .target import CPU, Target
 MAX_MEMBERS = 48
 _LANES = 16  # fewest contiguous results that justify a kernel of their own
 MAX_BUFFERS = 40
+_FEWER = 4  # programs of short work may be fewer than multiprocessors by this factor
+_SHORT = 1 << 20  # iterations that take no longer than a launch
 _PASSES = 4  # over the longest row of one program: what a row's norm takes
 
 MESSAGES = {
@@ -156,9 +158,12 @@ def _fused(aligned: Aligned, target: Target, in_columns: bool) -> Fusion | Refus
 def _enough(members: Iterable[Member], target: Target) -> int:
     """Columns with which programs that process neighbors together keep a GPU busy: scans have fewer in a program.
 
-    One program for each multiprocessor is enough where the other choice is to read what is folded once more.
+    One program for each multiprocessor is enough where the other choice is to read what is folded once more, and fewer
+    are where all of it takes no longer than a second launch.
     """
-    return target.busy // 2 * (1 if all(m.part != "fold" for m in members) else target.lanes)
+    members = list(members)
+    columns = target.busy // 2 * (1 if all(m.part != "fold" for m in members) else target.lanes)
+    return columns // _FEWER if work_of(members) <= _SHORT else columns
 
 
 def _sharing(

@@ -8,10 +8,16 @@ import pytest
 from support.schedules import Builder, assert_same, op
 
 from regraft.compiler.ir.index.index import add, mul
-from regraft.compiler.schedule import CPU, GPU, schedule
+from regraft.compiler.schedule import CPU, GPU, inlining, schedule
 from regraft.compiler.schedule.buffer_order import in_reading_order
 
 N, HEADS = 12, 32
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch):
+    """The table is kept, though computing such a small one again takes less than a launch."""
+    monkeypatch.setattr(inlining, "LAUNCH", 0)
 
 
 def biased(heads=HEADS, *, swapped=True, more=lambda b, t, y: (y,)):

@@ -15,7 +15,7 @@ from regraft.compiler.ir.accesses import statements
 from regraft.compiler.ir.index.index import Loaded
 from regraft.compiler.ir.kernel import Fold
 from regraft.compiler.lowering import lower
-from regraft.compiler.schedule import CPU, GPU, check_schedule, gpu, schedule
+from regraft.compiler.schedule import CPU, GPU, check_schedule, gpu, legality, schedule
 from regraft.compiler.schedule.inlining import inline
 
 
@@ -240,8 +240,9 @@ def sums_of_columns(batch, costly=0):
     return b.program(y, s)
 
 
-def test_folds_do_not_walk_across_what_lies_side_by_side():
+def test_folds_do_not_walk_across_what_lies_side_by_side(monkeypatch):
     """Lanes would go along the rows, each in a line of its own."""
+    monkeypatch.setattr(legality, "_SHORT", 0)
     found = schedule(sums_of_columns(4), target=GPU)
     assert "across" in str(found.log) and not check_schedule(found.program, found)
     assert len(found.kernels) == 3  # the sum is split in two stages
@@ -356,3 +357,52 @@ def test_a_gpu_does_not_walk_over_computed_places_of_what_a_row_has_just_stored(
     kernels = schedule(program, target=GPU).kernels
     assert [sorted(p.buffer.name for p in k.params if p.buffer.name in "tu") for k in kernels] == [["t"], ["t", "u"]]
     assert not check_schedule(program, schedule(program, target=GPU))
+
+
+def distances(rows, costly=1):
+    """Sums over pairs of what is computed from one point each."""
+    b = Builder()
+    x, z = b.given("x", (rows, 4)), b.given("z", (64, 4))
+
+    def value(i):
+        found = op("mul", x.at((i[0], 0)), x.at((i[0], 1)))
+        for _ in range(costly):
+            found = op("exp", found)
+        return found
+
+    area = b.map("area", (rows,), value)
+    y = b.map("y", (64, rows), lambda i: op("add", area.at(i[1:]), z.at((i[0], 2))))
+    return b.program(y)
+
+
+@pytest.mark.parametrize(("rows", "target", "kernels"), [(400, GPU, 1), (1 << 16, GPU, 2), (400, CPU, 2)])
+def test_a_launch_takes_longer_than_computing_a_little_again(rows, target, kernels):
+    program = distances(rows)
+    found = schedule(program, target=target)
+    assert len(found.kernels) == kernels and not check_schedule(found.program, found)
+
+
+def test_what_another_kernel_has_computed_is_part_of_it():
+    """The root of a norm needs no launch of its own."""
+    b = Builder()
+    x = b.given("x", (128, 64))
+    norm = b.sum("norm", (128,), (64,), lambda o, r: op("mul", x.at((*o, *r)), x.at((*o, *r))))
+    root = b.map("root", (128,), lambda i: op("sqrt", norm.at(i)))
+    y = b.map("y", (128, 64, 3), lambda i: op("div", x.at(i[:2]), root.at(i[:1])))
+    program = b.program(y)
+    assert ("root", "recomputed") in inline(program.items, program.buffers, program.outputs, GPU)[1]
+
+
+def test_short_folds_of_columns_take_what_follows_with_fewer_programs():
+    """Norms of 64 channels of small images: one kernel, where 6272 positions fill half of a GPU."""
+
+    def kernels(positions):
+        b = Builder()
+        x = b.given("x", (8, 64, positions))
+        norm = b.sum("norm", (8, positions), (64,), lambda o, r: op("mul", *[x.at((o[0], r[0], o[1]))] * 2))
+        y = b.map("y", (8, 64, positions), lambda i: op("div", x.at(i), op("sqrt", norm.at((i[0], i[2])))))
+        found = schedule(b.program(y), target=GPU)
+        assert not check_schedule(found.program, found)
+        return len(found.kernels)
+
+    assert (kernels(784), kernels(200)) == (1, 2)
