@@ -17,10 +17,9 @@ import torch
 from ...ir.accesses import accesses, loaded_buffers, statements, values
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var, sub
-from ...ir.index.index import substitute as substitute_index
 from ...ir.kernel import Assign, Fold, Kernel, Loop, Statement, Update
 from ...ir.program import Store
-from ...ir.value import Load, Rewriter, Value, substitute, walk
+from ...ir.value import Load, Number, Rewriter, Value, walk
 from .plan import weight_of
 from .turned import ANYWHERE
 from .woven import MOST, in_turns
@@ -87,13 +86,7 @@ def _flat(body: Iterable[Statement]) -> Iterator[Statement]:
 
 def _at(statement: Statement, by: dict[Any, Any]) -> Statement:
     """A statement of a short loop in one of its iterations."""
-    if isinstance(statement, Update):
-        found = tuple(substitute(v, by) for v in statement.reduction.values)
-        return Update(replace(statement.reduction, values=found))
-    assert isinstance(statement, Assign), statement
-    store = statement.store
-    indices = tuple(substitute_index(at, by) for at in store.indices)
-    return Assign(replace(store, indices=indices, value=substitute(store.value, by)))
+    return _with(statement, Rewriter(atom=by.get))
 
 
 def _forwarded(body: Iterable[Statement], dtypes: dict[str, torch.dtype]) -> Iterator[Statement]:
@@ -127,8 +120,8 @@ def _with(statement: Statement, now: Rewriter) -> Statement:
 
 
 def _overwrites(store: Store, place: tuple[str, Any], value: Value) -> bool:
-    """Whether a store may change what is known: the element at `place`, or memory from which `value` is computed."""
-    if _reads(value, store.buffer):
+    """Whether a store may change what is known: the element at `place`, or memory from which `value` or the place is computed."""
+    if _reads(value, store.buffer) or _reads(Number(place[1], torch.int64), store.buffer):
         return True
     away = sub(place[1], store.indices[0])
     return place[0] == store.buffer and not (isinstance(away, int) and away != 0)

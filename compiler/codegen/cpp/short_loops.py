@@ -16,9 +16,8 @@ from typing import Any
 from ...ir.accesses import accesses, loaded_buffers, stored_buffers, values
 from ...ir.dependence import Dependence
 from ...ir.index.index import Var
-from ...ir.index.index import substitute as substitute_index
 from ...ir.kernel import Assign, Kernel, Loop, Statement
-from ...ir.value import Guarded, substitute
+from ...ir.value import Guarded, Rewriter
 from .plan import weight_of
 from .turned import ANYWHERE
 from .woven import MOST, MOST_STORED
@@ -64,8 +63,8 @@ def parallel_chain(loop: Loop) -> Iterator[Loop]:
 def _copy(assign: Assign, var: Var, place: int) -> Assign:
     store = assign.store
     by: dict[Any, Any] = {var: place}
-    indices = tuple(substitute_index(at, by) for at in store.indices)
-    return Assign(replace(store, indices=indices, value=substitute(store.value, by)))
+    here = Rewriter(atom=by.get)
+    return Assign(replace(store, indices=tuple(map(here.index, store.indices)), value=here(store.value)))
 
 
 def _interleaves(short: Loop, long: Loop, body: Sequence[Statement]) -> bool:

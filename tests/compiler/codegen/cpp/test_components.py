@@ -1,5 +1,7 @@
 """Loops over the components of small vectors are unrolled into the loop over the vectors, and give what eager gives."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.kernels import avx512_text, compiled_agrees
@@ -7,7 +9,7 @@ from support.thorough import one_row_in
 
 from regraft.compiler.codegen.cpp.components import unroll_components
 from regraft.compiler.codegen.cpp.target import host_target
-from regraft.compiler.ir.index.index import Var, remainder
+from regraft.compiler.ir.index.index import Loaded, Var, remainder
 from regraft.compiler.ir.kernel import Assign, Fold, Kernel, Loop, Param, Update
 from regraft.compiler.ir.program import Buffer, Reduction, Store
 from regraft.compiler.ir.value import Const, Load, Op, Result
@@ -107,6 +109,42 @@ def test_what_a_later_store_changes_is_read_again():
     assert stores_of(made)[3:] == [
         ("y", first, load("x", first + 1)), ("y", first + 1, load("x", first + 2)), ("y", first + 2, load("x", first))
     ]  # fmt: skip
+
+
+def test_places_that_are_read_from_memory():
+    """``y[3i + p[c]] = x[3i + c]``; then ``p`` changes, and so do the places of which something is known."""
+    I64 = torch.int64  # noqa: N806
+    first = LONG.index() * 3
+
+    def place(c):
+        return first + Loaded(Load("p", (c,), I64), 3, False).index()
+
+    body = (
+        Loop(C, (store("y", place(C.index()), load("x", first + C.index())),)),
+        store("p", 0, Const(1, I64)),
+        Loop(D, (store("t", first + D.index(), load("y", place(D.index()))),)),
+    )
+    made = kernel(*body, scratch=("y",))
+    table = Buffer("p", I64, (3,), (1,), torch.device("cpu"))
+    stores = stores_of(unroll_components(replace(made, scratch=(*made.scratch, table))))
+    assert stores[:3] == [("y", place(c), load("x", first + c)) for c in range(3)]
+    assert [value.buffer for _, _, value in stores[4:]] == ["y"] * 3
+
+
+def test_derivatives_of_writes_to_columns_that_an_index_names():
+    def program(x, i):
+        x = x * 1
+        x[:, i] = 0.0
+        x[i, None, 1] = x[i, 0][:, None]
+        return x
+
+    torch.compiler.reset()
+    compiled = torch.compile(program, backend="regraft", options={"strict": True})
+    for rows in (4, 40):
+        x, y = (torch.ones(rows, 3, requires_grad=True) for _ in range(2))
+        for run, given in ((compiled, x), (program, y)):
+            (run(given, torch.tensor([0, 2])) * torch.arange(3.0 * rows).view(rows, 3)).sum().backward()
+        assert torch.equal(x.grad, y.grad)
 
 
 def test_folds_of_components():
