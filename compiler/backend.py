@@ -60,7 +60,7 @@ from .options.rules import resolve_rules
 from .passes.align_rows import strides_of_outputs, take_strides
 from .passes.containment import Containment, PassFailedError
 from .pipeline import refuse_unknown
-from .runtime.calls import Boxed, as_calls, of_plain_tensors, restored
+from .runtime.calls import Boxed, as_calls, of_plain_tensors, restored, row_by_row
 from .runtime.cudagraphs.graphs import CudaGraphs, drop_captures
 from .runtime.cudagraphs.host import Split, split_host
 from .runtime.cudagraphs.replay import Replay
@@ -378,7 +378,7 @@ class Compilation:
         if kind == "backward":  # the forward is compiled already: only the backward can start again
             backup = Backup(graph_module)
             backup.take()
-            call = self._contained.run(lambda: self._compiled(graph_module, inputs, kind), backup.restore)
+            call = row_by_row(self._contained.run(lambda: self._compiled(graph_module, inputs, kind), backup.restore))
         else:
             call = at_eagers_place(self._compiled(graph_module, inputs, kind), graph_module)
         self._nested += time.perf_counter() - start

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ...rewrites.compat import is_renamed_tensor, mark_boxed
+from ...rewrites.compat.maps import by_rows, maps_over_gradients
 from ..codegen.wrapper.stride_checks import laid_out, order_of
 
 Boxed = Callable[[list[Any]], Any]
@@ -59,3 +60,21 @@ def as_calls(graph_module: fx.GraphModule) -> Boxed:
 
     mark_boxed(call)
     return call
+
+
+def row_by_row(call: Boxed) -> Boxed:
+    """A backward that a map over several gradients at once runs for one after the other.
+
+        torch.autograd.grad(y, x, gradients, is_grads_batched=True)
+    """
+
+    def run(args: list[Any]) -> Any:
+        level = maps_over_gradients()
+        if not level:
+            return call(args)
+        given = list(args)
+        args.clear()
+        return by_rows(run, given, level)
+
+    mark_boxed(run)
+    return run

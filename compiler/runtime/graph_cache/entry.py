@@ -21,6 +21,7 @@ from ....rewrites import compat
 from ....rewrites.record import GraphRecord
 from ...codegen.wrapper.emit import Source
 from ...codegen.wrapper.wrapper import load
+from ..calls import row_by_row
 from ..cudagraphs.graphs import CudaGraphs
 from . import store
 from .training import Step, runner
@@ -67,7 +68,7 @@ class Entry:
         if graphs is not None and self.static is not None:
             forward = graphs.forward(forward, self.static, step.facts.outputs)
             backward = graphs.backward(backward) if step.captured else backward
-        return runner(step, forward, backward)
+        return runner(step, forward, row_by_row(backward))
 
 
 def save(key: str, entry: Entry) -> bool:

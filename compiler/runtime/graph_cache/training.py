@@ -146,5 +146,4 @@ def _laid_out(gradient: torch.Tensor, sizes: Sequence[int], strides: Sequence[in
     """A gradient with the strides that the backward was compiled for."""
     if gradient.stride() == tuple(strides):
         return gradient
-    made = torch.empty_strided(sizes, strides, dtype=gradient.dtype, device=gradient.device)
-    return made.copy_(gradient)
+    return gradient.new_empty_strided(sizes, strides).copy_(gradient)
