@@ -113,7 +113,7 @@ def test_what_a_later_store_changes_is_read_again():
 
 def test_places_that_are_read_from_memory():
     """``y[3i + p[c]] = x[3i + c]``; then ``p`` changes, and so do the places of which something is known."""
-    I64 = torch.int64  # noqa: N806
+    I64 = torch.int64
     first = LONG.index() * 3
 
     def place(c):
